@@ -11,6 +11,7 @@ from transformer_xl.cli import main
 from transformer_xl.config import Config, DataConfig, ModelConfig
 from transformer_xl.config.music import MARKS
 from transformer_xl.data import Vocab, load_vocab, prepare, train_vocab
+from transformer_xl.data.catalogue import KNOWN_CORPORA
 from transformer_xl.inference.answers import losses
 from transformer_xl.model import build_model
 from transformer_xl.model.lengths import Lengths
@@ -185,3 +186,8 @@ def test_a_line_of_a_log_is_scored_by_the_sum_of_its_tokens(tmp_path, monkeypatc
 def test_a_task_that_makes_its_data_is_given_none(tmp_path, capsys):
     assert main(["task", "logs", str(tmp_path)]) == 2
     assert "task logs makes its data: leave them out: txl task logs" in capsys.readouterr().err
+
+
+def test_the_download_of_the_chorales_is_what_the_task_reads():
+    (file,) = KNOWN_CORPORA["jsb-chorales"].files.values()
+    assert (file.name,) == load_task("music").reads

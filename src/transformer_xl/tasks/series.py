@@ -72,8 +72,9 @@ class Scaled(NamedTuple):
 
     values: Float[np.ndarray, "n length"]
     features: Float[np.ndarray, "n length F"]
-    """At each hour t: y(t); y(t + 1 - 24) and y(t + 1 - 168), as 0 in the first week; the hour of
-    day and of week of t + 1, as points on circles."""
+    """At each hour t: y(t); y(t + 1 - 24) and y(t + 1 - 168), as 0 in the first week; the position
+    of t + 1 in cycles of 24 and of 168 hours from the start of the series, as points on circles.
+    The phase of a series, at which hour of a day and of a week it starts, is unknown."""
 
 
 def scaled(series: Float[np.ndarray, "n length"]) -> Scaled:
