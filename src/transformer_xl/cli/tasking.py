@@ -31,7 +31,8 @@ class Task(LoadsModels):
     source: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")] = None
     """The folder or file with its data, as they are published; some tasks make theirs."""
     models: tuple[str, ...] = ("txl",)
-    """Models: names that the list of tasks shows, or recipe files."""
+    """Models: names that the list of tasks shows, or recipe files. With nothing after it, baselines
+    only."""
     seeds: tuple[int, ...] = (1,)
     """Seeds; each model is trained once with each."""
     out: Path | None = None
