@@ -147,8 +147,8 @@ WRONG = {
     ),
     "Latin-1": (
         "translation-de-en",
-        captions(val_en=packed("Caf\xe9.\n", "latin-1")),
-        r"val.en.gz is not UTF-8 text: byte 3 is 0xe9",
+        captions(val_en=packed("K\xe4se.\n", "latin-1")),
+        r"val.en.gz is not UTF-8 text: byte 1 is 0xe4",
     ),
     "no captions": (
         "translation-de-en",
