@@ -4,11 +4,13 @@ import json
 import os
 
 import pytest
+import torch
 
 from transformer_xl.cli import parse
+from transformer_xl.config.recipes import load_recipe
 from transformer_xl.tasks import load_task, logs_anomalies, run
 from transformer_xl.tasks.run import prepared, run_task
-from transformer_xl.tasks.task import Measured, Task
+from transformer_xl.tasks.task import Measured, Task, Trained
 
 
 class Lengths(Task):
@@ -39,20 +41,16 @@ def source(tmp_path):
 @pytest.fixture
 def untrained(monkeypatch):
     """Runs are empty folders."""
+    model = torch.nn.Module()
+    model.device = torch.device("cpu")
+    config = load_recipe("demo")
 
     def trained(recipes, folder, out, *more):
         out.mkdir(exist_ok=True)
-        return run.Trained(FakeModel(), None, FakeConfig(), None)
-
-    class FakeModel:
-        device = "cpu"
-
-    class FakeConfig:
-        class train:  # noqa: N801
-            precision = "float32"
+        return Trained(model, None, config, None)
 
     monkeypatch.setattr(run, "_trained", trained)
-    monkeypatch.setattr(run, "load_recipe", lambda name: None)
+    monkeypatch.setattr(run, "load_recipe", lambda name: config)
 
 
 def text(source, out, task=None):
