@@ -59,6 +59,7 @@ class BabiAnswers(Task):
         "txl": ("babi-short", "babi"),
         "lstm": ("babi-lstm-short", "babi-lstm"),
     }
+    reads = ("qa*",)
 
     def prepare(self, source: Path, folder: Path) -> None:
         """Write the examples of all tasks; ``source`` is a folder of bAbI, such as ``en``.
