@@ -6,12 +6,14 @@ import json
 import tarfile
 import wave
 from dataclasses import replace
+from itertools import islice, permutations
 
 import numpy as np
 import pytest
 import torch
 
 from transformer_xl.config.recipes import load_recipe
+from transformer_xl.data.vocab_files import load_vocab
 from transformer_xl.model import build_model
 from transformer_xl.tasks import TASKS, load_task, logs_anomalies, run, spoken_digits, time_series
 from transformer_xl.tasks.run import run_task
@@ -48,12 +50,15 @@ def smaller(name):
 
 
 def write_babi(folder):
-    for part, size in (("train", 30), ("test", 4)):
+    names = ("Ann", "Bob", "Eve", "Joe", "Sue", "Tom")
+    # No story of the test is among those of the training, and no word is in the training alone.
+    for part, size, n_names in (("train", 30, 2), ("test", 12, 3)):
         stories = []
-        for n in range(size):
+        for n, people in enumerate(islice(permutations(names, n_names), size)):
             place = ("kitchen", "garden", "office")[n % 3]
-            # No story of the test is among those of the training.
-            stories += [f"1 Mary and Ann{n}{part} are in the {place}."]
+            stories += [f"1 {' and '.join(people)} and Mary are in the {place}."]
+            # Some are too long for the first training.
+            stories[-1] += " They sing there with all of the others until evening." * (n % 2)
             stories += [f"2 Where is Mary?\t{place}\t1"]
         (folder / f"qa1_x_{part}.txt").write_text("\n".join(stories) + "\n")
 
@@ -147,6 +152,18 @@ def test_shipped_recipes_train_on_what_the_task_writes(tmp_path, name, model):
     assert metrics
     runs = sorted(x.parent.name for x in (tmp_path / "out").rglob("model/best"))
     assert len(runs) == len(task.models[model])
+
+
+@pytest.mark.usefixtures("one_thread", "small_tasks")
+def test_the_vocabulary_of_babi_has_the_words_of_long_stories(tmp_path):
+    (tmp_path / "source").mkdir()
+    write_babi(tmp_path / "source")
+    run_task(load_task("babi"), tmp_path / "source", tmp_path / "out", splits=("test",))
+    data = tmp_path / "out" / "data"
+    assert "sing" not in (data / "short_train.txt").read_text()
+    assert "sing" in (data / "train.txt").read_text()
+    vocab = load_vocab(tmp_path / "out" / "txl-1" / "stage_2" / "model" / "best")
+    assert {*["sing", "there", "with", "all", "of", "others", "until", "evening"]} <= {*vocab.symbols}
 
 
 VOCABULARIES = {"babi": 162, "music": 52, "logs": 136}

@@ -247,7 +247,7 @@ def test_a_document_is_a_story_with_some_of_its_questions(tmp_path):
             assert (f"{first.partition(' where ')[0]} {rest[1]}", rest[2]) in examples
     # The first question alone, the second alone, both.
     assert {*asked} == {(False, 1), (True, 1), (False, 3)}
-    short = (tmp_path / "short.txt").read_text().splitlines()
+    short = (tmp_path / "short_train.txt").read_text().splitlines()
     assert len(short) == 16 * n_stories
     assert max(len(x.split(SEPARATOR)[0].split()) for x in short) <= 14
 

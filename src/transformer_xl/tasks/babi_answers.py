@@ -65,7 +65,8 @@ class BabiAnswers(Task):
         """Write the examples of all tasks; ``source`` is a folder of bAbI, such as ``en``.
 
         A document to train on is a story with some of its questions where they are asked. The first
-        training reads the shortest stories only (``short.txt``).
+        training reads the shortest stories only (``short_train.txt``), and keeps the weights
+        that are best on such stories of the validation.
         """
         tasks = [task for task in BABI_TASKS if [*source.glob(f"{task}_*")]]
         if not tasks:
@@ -78,8 +79,10 @@ class BabiAnswers(Task):
                 for x in chain.from_iterable(some)
             ]
             write_examples(folder, split, examples, SEPARATOR)
+            if split != "test":
+                short = [*_documents(_short(stories))]
+                write_documents(folder, f"short_{split}", short, SEPARATOR)
             if split == "train":
-                write_documents(folder, "short", [*_documents(_short(stories))], SEPARATOR)
                 write_documents(folder, split, [*_documents(stories)], SEPARATOR)
 
     def measure(self, trained: Trained, folder: Path, split: str) -> Measured:
