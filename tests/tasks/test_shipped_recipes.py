@@ -163,7 +163,8 @@ def test_the_vocabulary_of_babi_has_the_words_of_long_stories(tmp_path):
     assert "sing" not in (data / "short_train.txt").read_text()
     assert "sing" in (data / "train.txt").read_text()
     vocab = load_vocab(tmp_path / "out" / "txl-1" / "stage_2" / "model" / "best")
-    assert {*["sing", "there", "with", "all", "of", "others", "until", "evening"]} <= {*vocab.symbols}
+    words = {"sing", "there", "with", "all", "of", "others", "until", "evening"}
+    assert words <= {*vocab.symbols}
 
 
 VOCABULARIES = {"babi": 162, "music": 52, "logs": 136}
