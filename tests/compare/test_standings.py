@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 
 from transformer_xl.inference.evaluate.streams import spans
+from transformer_xl.studies import save_figure
 from transformer_xl.studies import standings as module
 from transformer_xl.studies.compare import Run
 from transformer_xl.studies.standings import draw, flops, loss_at, markdown, standings, tokens
@@ -210,3 +211,13 @@ def test_runs_of_the_search_are_hollow(power_law, tmp_path, monkeypatch):
         assert search.get_markerfacecolor() == "none"
         assert final.get_markerfacecolor() == search.get_color()
         assert min(final.get_xdata()) > max(search.get_xdata())
+
+
+def test_the_same_figure_is_the_same_file(tmp_path):
+    plt = pytest.importorskip("matplotlib.pyplot")
+    for name in ("one.svg", "other.svg"):
+        figure, axes = plt.subplots()
+        axes.plot([1, 2], [3, 4], "o")
+        save_figure(figure, tmp_path / name)
+        plt.close(figure)
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "other.svg").read_bytes()

@@ -11,10 +11,14 @@ if TYPE_CHECKING:
 
 def save_figure(figure: "Figure", path: Path) -> None:
     """Save a figure in the format of the suffix, .png or .svg; the same figure, the same bytes."""
+    import matplotlib as mpl
+
     form = path.suffix.removeprefix(".") or "png"
     metadata = {"Date": None} if form == "svg" else {}
 
     def save(temporary: Path) -> None:
-        figure.savefig(temporary, format=form, dpi=150, metadata=metadata)
+        # The names of clip paths and markers are random otherwise.
+        with mpl.rc_context({"svg.hashsalt": "transformer_xl"}):
+            figure.savefig(temporary, format=form, dpi=150, metadata=metadata)
 
     write_atomically(path, save)
