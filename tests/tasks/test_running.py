@@ -14,7 +14,7 @@ from transformer_xl.tasks.task import Measured, Task, Trained
 
 
 class Lengths(Task):
-    """The text is the number in its file."""
+    """The text is the word in its file."""
 
     name = "lengths"
     title = "Lengths"
@@ -71,7 +71,9 @@ def test_changed_data_are_prepared_anew_until_a_run_may_have_read_them(source, t
     (out / "one-1").mkdir()
     assert text(source, out) == "two"
     (source / "train.json").write_text('{"text": "three"}')
-    with pytest.raises(ValueError, match=r"other data \(train.json of .*one-1 may have read: give"):
+    with pytest.raises(
+        ValueError, match=r"otherwise \(train.json of .*one-1 may have read it: give"
+    ):
         text(source, out)
     assert (out / "data" / "train.txt").read_text() == "two"
 
@@ -85,15 +87,21 @@ def test_data_by_another_way_to_their_folder_are_the_same(source, tmp_path, monk
         assert text(other, tmp_path / "out") == "one"
 
 
-def test_texts_of_an_earlier_version_are_taken(source, tmp_path):
+def test_texts_of_an_earlier_version_are_written_anew(source, tmp_path, monkeypatch):
     out = tmp_path / "out"
     text(source, out)
-    (tmp_path / "link").symlink_to(source)
-    for path in (source, tmp_path / "link"):
-        about = {"task": "lengths", "source": str(path)}
-        (out / "data" / "about.json").write_text(json.dumps(about))
-        (source / "train.json").write_text('{"text": "changed"}')
-        assert text(source, out) == "one"
+    about = {"task": "lengths", "source": str(source)}
+    # Versions before had no more in it.
+    (out / "data" / "about.json").write_text(json.dumps(about))
+    (out / "data" / "left.txt").touch()
+    text(source, out)
+    assert not (out / "data" / "left.txt").exists()
+    monkeypatch.setattr(Lengths, "version", 2)
+    (out / "data" / "left.txt").touch()
+    (out / "one-1").mkdir()
+    with pytest.raises(ValueError, match=r"the program changed since.*one-1 may have read it"):
+        text(source, out)
+    assert (out / "data" / "left.txt").exists()
     (out / "data" / "about.json").write_text(json.dumps(about | {"source": None}))
     with pytest.raises(ValueError, match="holds the texts of task lengths from None, not of"):
         text(source, out)
@@ -139,7 +147,7 @@ def test_made_data_are_told_apart_by_their_settings(tmp_path, monkeypatch):
     (out / "txl-1").mkdir()
     prepared(load_task("logs"), None, out, print)
     monkeypatch.setattr(logs_anomalies, "LOGS", {"train": (2, 30, 0.0)})
-    with pytest.raises(ValueError, match=r"other data \(logs of logs changed since\)"):
+    with pytest.raises(ValueError, match=r"otherwise \(logs of logs changed since\)"):
         prepared(load_task("logs"), None, out, print)
 
 

@@ -170,7 +170,7 @@ WRONG = {
         reviews(test=REVIEW + "good"),
         r"test.jsonl.gz: line 2 is no JS",
     ),
-    "no reviews": ("sentiment", reviews(train=""), r"train.jsonl.gz has no text in it"),
+    "no reviews": ("sentiment", reviews(train=""), r"train.jsonl.gz has no review in it"),
     "no fold": ("polarity", polarity(REVIEW), r"line 1 is no review with .*, and a fold, 1 to 10"),
     "fold 11": ("polarity", polarity(fold(11)), r"reviews.jsonl.gz: line 1 is no review with"),
     "no fold 2": ("polarity", polarity(fold(1)), r"reviews.jsonl.gz has no review of fold 2"),

@@ -132,23 +132,33 @@ def _as_lines(text: str) -> str:
     return text if text.endswith("\n") else f"{text}\n"
 
 
-def _json_lines(path: Path, field: str) -> Iterator[str]:
+def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the numbers and values of the lines of a file, compressed or not, but for empty ones.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is damaged, or a line is no JSON.
+    """
     with opened(path) as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
             try:
-                record = json.loads(line)
+                yield number, json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path}: line {number:,} is no JSON: {error}") from None
-            text = record.get(field) if isinstance(record, dict) else None
-            if not isinstance(text, str):
-                known = ", ".join(map(repr, record)) if isinstance(record, dict) else "none"
-                raise ValueError(
-                    f"{path}: line {number:,} has no text in the field {field!r} (its fields are "
-                    f"{known[:_SHOWN]}); name the field with --data.json_field"
-                )
-            yield _as_lines(text)
+
+
+def _json_lines(path: Path, field: str) -> Iterator[str]:
+    for number, record in json_lines(path):
+        text = record.get(field) if isinstance(record, dict) else None
+        if not isinstance(text, str):
+            known = ", ".join(map(repr, record)) if isinstance(record, dict) else "none"
+            raise ValueError(
+                f"{path}: line {number:,} has no text in the field {field!r} (its fields are "
+                f"{known[:_SHOWN]}); name the field with --data.json_field"
+            )
+        yield _as_lines(text)
 
 
 def _parquet(path: Path, field: str) -> Iterator[str]:

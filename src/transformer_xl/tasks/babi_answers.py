@@ -80,10 +80,11 @@ class BabiAnswers(Task):
             ]
             write_examples(folder, split, examples, SEPARATOR)
             if split != "test":
-                short = [*_documents(_short(stories))]
+                n_versions = _VERSIONS if split == "train" else 1
+                short = [*_documents(_short(stories), n_versions)]
                 write_documents(folder, f"short_{split}", short, SEPARATOR)
             if split == "train":
-                write_documents(folder, split, [*_documents(stories)], SEPARATOR)
+                write_documents(folder, split, [*_documents(stories, _VERSIONS)], SEPARATOR)
 
     def measure(self, trained: Trained, folder: Path, split: str) -> Measured:
         """Write the answer to each question and compare it."""
@@ -109,7 +110,7 @@ class BabiAnswers(Task):
         yield "most frequent answer", _measured(examples, answers)
 
 
-def _documents(stories: dict[str, list[list[Question]]]) -> Iterator[list[str]]:
+def _documents(stories: dict[str, list[list[Question]]], n_versions: int) -> Iterator[list[str]]:
     """Yield the stories several times over, with other questions and, but the first time, renamed.
 
     A model that has always read the answers to the questions before relies on them, and they are
@@ -121,7 +122,7 @@ def _documents(stories: dict[str, list[list[Question]]]) -> Iterator[list[str]]:
     # Tasks are mixed, so that every batch has all of them.
     order = [(task, n) for task, some in stories.items() for n in range(len(some))]
     words = {task: _all_words(some) for task, some in stories.items()}
-    for version in range(_VERSIONS):
+    for version in range(n_versions):
         for place in draw.permutation(len(order)):
             task, n = order[place]
             story = stories[task][n]

@@ -118,7 +118,7 @@ def _published(path: Path, content: Any, split: str) -> list[list[tuple[int, ...
 
 
 def _is_pitch(value: Any) -> bool:
-    return type(value) is int and (value == REST or 0 <= value <= HIGHEST)
+    return type(value) is int and REST <= value <= HIGHEST
 
 
 def _pieces(folder: Path, split: str) -> list[list[int]]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
-from tarfile import TarError
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ TABLE_FILE = "results.md"
 _ABOUT_FILE = "about.json"
 """In the folder of the texts: of which task, from which data."""
 _PREPARED, _INCOMPLETE = "data", "data.incomplete"
-_UNREADABLE = (KeyError, TypeError, IndexError, AttributeError, EOFError, TarError, UnicodeError)
+_UNREADABLE = (KeyError, TypeError, IndexError, UnicodeError)
 """Errors of programs that read other data than they expect."""
 _RESAMPLES = 9_999
 
@@ -186,6 +185,7 @@ def prepared(task: Task, source: Path | None, out: Path, say: Callable[[str], No
         "task": task.name,
         "source": None if source is None else str(source),
         "data": task.identity(source),
+        "version": task.version,
     }
     if folder.is_dir() and _is_prepared(folder, json.loads(_json(about))):
         return folder
@@ -211,25 +211,21 @@ def _is_prepared(folder: Path, about: dict[str, Any]) -> bool:
         task, source = known["task"], known["source"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder} is not of txl task: give another --out") from error
-    is_same = source == about["source"]
-    if source is not None and not is_same:
-        # Earlier versions did not follow links.
-        is_same = str(Path(source).resolve()) == about["source"]
-    if task != about["task"] or not is_same:
+    if (task, source) != (about["task"], about["source"]):
         raise ValueError(
             f"{folder} holds the texts of task {task} from {source}, not of {about['task']} from "
             f"{about['source']}: give another --out"
         )
-    # Earlier versions did not write what the data were.
-    if "data" not in known or known["data"] == about["data"]:
+    if known == about:
         return True
     inside = (x for x in folder.parent.iterdir() if x.is_dir())
     if runs := [x for x in inside if x.name not in (_PREPARED, _INCOMPLETE)]:
-        before, now = known["data"], about["data"]
+        before, now = known.get("data", {}), about["data"]
         changed = [x for x in {**before, **now} if before.get(x) != now.get(x)]
+        what = f"{', '.join(changed)} of {source or task}" if changed else "the program"
         raise ValueError(
-            f"{folder} was prepared from other data ({', '.join(changed)} of {source or task} "
-            f"changed since), which {min(runs)} may have read: give another --out"
+            f"{folder} was prepared from other data, or otherwise ({what} changed since), and "
+            f"{min(runs)} may have read it: give another --out"
         )
     return False
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer_xl.data.unpacking import optional_package
+from transformer_xl.data.unpacking import json_lines, optional_package
 from transformer_xl.inference.answers import next_log_probs
 from transformer_xl.tasks.task import (
     SEPARATOR,
@@ -19,7 +19,6 @@ from transformer_xl.tasks.task import (
     Trained,
     encoded_prompts,
     read_examples,
-    read_utf8,
     write_examples,
 )
 
@@ -109,17 +108,14 @@ def _reviews(path: Path, *, has_folds: bool = False) -> list[Example]:
     if has_folds:
         needs += f", and a fold, 1 to {_N_FOLDS}"
     found = []
-    for number, line in enumerate(read_utf8(path).split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}: line {number:,} is no JSON: {error}") from None
+    for number, row in json_lines(path):
         if not _is_review(row, has_folds=has_folds):
-            raise ValueError(f"{path}: line {number:,} is no review with {needs}: {line[:60]}")
+            shown = json.dumps(row, ensure_ascii=False)[:60]
+            raise ValueError(f"{path}: line {number:,} is no review with {needs}: {shown}")
         group = str(row["fold"]) if has_folds else ""
         found.append(Example(words(row["text"]), LABELS[row["label"]], group))
+    if not found:
+        raise ValueError(f"{path} has no review in it")
     # Files may be sorted by label, and batches need both.
     return [found[row] for row in np.random.default_rng(0).permutation(len(found))]
 
