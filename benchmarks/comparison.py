@@ -200,7 +200,9 @@ def section(name: str) -> str:
 
 def _command(name: str, minutes: float, threads: int, known: dict[str, Any]) -> str:
     """Return the command that finds the recorded runs, with as many threads for each."""
-    in_all = max([threads, *(x["threads"] for x in known["circumstances"])])
+    # Calls with other numbers of threads may be recorded, too.
+    counts = [threads, *(x["threads"] for x in known["circumstances"])]
+    in_all = max(x for x in counts if x % threads == 0)
     longer = f" --minutes {minutes:g}" * (minutes != MINUTES)
     words = f"{name}{longer} --jobs {in_all // threads}"
     return f"OMP_NUM_THREADS={in_all} python benchmarks/comparison.py {words}"
