@@ -11,7 +11,8 @@ which is OMP_NUM_THREADS / jobs, belongs to its settings. With --measure, nothin
 time of a token and the size of the state are measured anew for the runs of the first seed whose
 models are still in their folders, and so is what else they lack. With --docs, the tables of
 docs/which-model.md and of its translation are written anew, between two comments. With --larger,
-the networks have about ten times as many weights, for a GPU.
+the networks have about ten times as many weights, for a GPU; with --smaller a quarter, for the text
+that benchmarks/recall.py writes.
 """
 
 import argparse
@@ -51,19 +52,22 @@ CORPORA = {
     "ptb-char": ("ptb-char-cpu", "Penn Treebank, by characters"),
     "wikitext-2": ("wikitext-2-cpu", "WikiText-2, by words"),
     "chorales": ("jsb-chorales-cpu", "Chorales of Bach, as integers"),
+    "recall": (str(ROOT / "benchmarks" / "recall.toml"), "Copy, recall and induction"),
 }
 """By name: a recipe with the text and its vocabulary, and a title."""
 DEFAULTS = {field.name: field.default for field in fields(ModelConfig)}
+SIZES = {"larger": (2, 2.5), "smaller": (0.5, 1)}
+"""By name: factors of the widths and heads, and of the number of layers."""
 MINUTES = 20.0
 MODELS = ("modern-xl", "txl", "txl-paper", "gpt", "gpt-cache", "lstm", "mamba2")
 
 
-def larger(config: Config) -> Config:
-    """Return the recipe of a network with about ten times as many weights inside."""
+def resized(config: Config, width: float, depth: float) -> Config:
+    """Return the recipe of a network of other widths, numbers of heads and numbers of layers."""
     model = config.model
-    wide = {"d_model": 2 * model.d_model, "d_inner": 2 * model.d_inner, "n_head": 2 * model.n_head}
+    wide = {name: round(width * getattr(model, name)) for name in ("d_model", "d_inner", "n_head")}
     used = {name: x for name, x in wide.items() if getattr(model, name) != DEFAULTS[name]}
-    return replace(config, model=replace(model, n_layer=round(2.5 * model.n_layer), **used))
+    return replace(config, model=replace(model, n_layer=round(depth * model.n_layer), **used))
 
 
 def results_file(name: str) -> Path:
@@ -116,8 +120,8 @@ def compare(name: str, arguments: argparse.Namespace) -> None:
     if arguments.path:
         data = replace(data, path=arguments.path)
     models = load_contestants(arguments.models)
-    if arguments.larger:
-        models = {name: larger(config) for name, config in models.items()}
+    if arguments.size:
+        models = {name: resized(config, *SIZES[arguments.size]) for name, config in models.items()}
     plan = Plan(
         data=data,
         models=models,
@@ -126,7 +130,7 @@ def compare(name: str, arguments: argparse.Namespace) -> None:
         factors=tuple(arguments.rates),
         jobs=arguments.jobs,
     )
-    size = "-larger" * arguments.larger
+    size = f"-{arguments.size}" if arguments.size else ""
     path = arguments.json or results_file(name + size)
     folder = arguments.out or ROOT / "runs" / "comparison" / (name + size)
     known = recorded(path)
@@ -235,7 +239,10 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--rates", type=float, nargs="+", default=FACTORS, help="factors to search")
-    parser.add_argument("--larger", action="store_true", help="ten times as many weights")
+    for size, about in (("larger", "ten times as many"), ("smaller", "a quarter of the")):
+        parser.add_argument(
+            f"--{size}", dest="size", action="store_const", const=size, help=f"{about} weights"
+        )
     parser.add_argument("--no-floors", dest="floors", action="store_false")
     parser.add_argument(
         "--measure", action="store_true", help="measure writing anew, train nothing"
