@@ -239,8 +239,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--rates", type=float, nargs="+", default=FACTORS, help="factors to search")
+    sizes = parser.add_mutually_exclusive_group()
     for size, about in (("larger", "ten times as many"), ("smaller", "a quarter of the")):
-        parser.add_argument(
+        sizes.add_argument(
             f"--{size}", dest="size", action="store_const", const=size, help=f"{about} weights"
         )
     parser.add_argument("--no-floors", dest="floors", action="store_false")
