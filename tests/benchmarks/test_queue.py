@@ -92,6 +92,8 @@ def test_the_contestants_of_the_queue_exist_at_ten_times_the_size(
     (arguments,) = asked
     assert {"modern-xl", "txl", "gpt", "lstm"} <= {*arguments.models}
     models = comparison.load_contestants(arguments.models)
-    assert all(comparison.larger(config).model.n_layer == 5 for config in models.values())
+    large = [comparison.resized(x, *comparison.SIZES[arguments.size]) for x in models.values()]
+    assert arguments.size == "larger"
+    assert all(config.model.n_layer == 5 for config in large)
     # Half a minute for each to start and to be measured.
     assert len(models) * (60 * arguments.minutes + 30) < seconds
