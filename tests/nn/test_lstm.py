@@ -111,3 +111,21 @@ def test_what_does_not_fit_is_refused(model: LSTMModel, tiny_config: ModelConfig
         LSTMModel(tiny_config)
     with pytest.raises(ValueError, match="is no Transformer-XL"):
         TransformerXL(CONFIG)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_needs_no_processor_of_its_own(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformer_xl.ops.products.has_bfloat16", lambda: False)
+    model = build_model(CONFIG)
+    tokens = torch.randint(31, (2, 12))
+    exact = model(tokens, targets=tokens)
+    with torch.autocast("cpu", dtype):
+        out = model(tokens, targets=tokens)
+        padded = model(tokens, targets=tokens, lengths=torch.tensor([12, 7]))
+    # The layers are computed in float32, the softmax is not.
+    torch.testing.assert_close(out.mems.state_dict(), exact.mems.state_dict())
+    torch.testing.assert_close(out.nll, exact.nll, atol=0.05, rtol=0.05)
+    torch.testing.assert_close(padded.nll[0], out.nll[0])
+    out.loss.backward()

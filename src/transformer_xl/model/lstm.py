@@ -9,6 +9,7 @@ arXiv 1708.02182); ``embed_dropout``, ``train.activation_reg``,
 ``train.temporal_activation_reg`` and ``train.random_segment_len`` belong to it, too.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from transformer_xl.model.memory import Memory
 from transformer_xl.model.recurrent import RecurrentModel
 from transformer_xl.model.segment import Segment
 from transformer_xl.ops import dropout
+from transformer_xl.ops.products import emulates
 
 
 class LSTMModel(RecurrentModel):
@@ -82,11 +84,11 @@ class LSTMModel(RecurrentModel):
     ) -> tuple[Float[Tensor, "B T D"], Memory]:
         config, (B, _) = self.config, segment.shape
         is_masked = config.variational_dropout and config.dropout and config.n_layer > 1
-        if not (self.training and (config.weight_dropout or is_masked)):
-            return super()._read(segment, mems, lengths)
-        self._drawn = self._draw(B)
+        if self.training and (config.weight_dropout or is_masked):
+            self._drawn = self._draw(B)
         try:
-            return super()._read(segment, mems, lengths)
+            with _without_unsupported_autocast(self.device):
+                return super()._read(segment, mems, lengths)
         finally:
             self._drawn = None
 
@@ -173,6 +175,18 @@ class _Drawn(NamedTuple):
     """The hidden-to-hidden weights of each layer."""
     masks: list[Float[Tensor, "B 1 D"]] | None
     """The factor of the input of each layer but the first. None: drawn for each position."""
+
+
+def _without_unsupported_autocast(device: torch.device) -> AbstractContextManager:
+    """Return a context in float32 if autocast asks for an LSTM that oneDNN does not have.
+
+    With autocast on a CPU, torch computes an LSTM with oneDNN alone, and fails without it.
+    """
+    if device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+        if dtype == torch.float16 or emulates(dtype, "cpu"):
+            return torch.autocast("cpu", enabled=False)
+    return nullcontext()
 
 
 def _packed(x: Float[Tensor, "B T D"], lengths: Int[Tensor, " B"]) -> PackedSequence:
