@@ -8,11 +8,15 @@
 Every run that has ended is in benchmarks/results/comparison_NAME.json at once, and is not made
 again: the runs take hours, and may be made on several days. The number of threads of each run,
 which is OMP_NUM_THREADS / jobs, belongs to its settings. With --measure, nothing is trained: the
-time of a token and the size of the state are measured anew for the runs of the first seed whose
-models are still in their folders, and so is what else they lack. With --docs, the tables of
+time of a token and the size of the state are measured anew for the runs of the first seed, and, if
+their models are still in their folders, what else they lack. With --docs, the tables of
 docs/which-model.md and of its translation are written anew, between two comments. With --larger,
 the networks have about ten times as many weights, for a GPU; with --smaller a quarter, for the text
 that benchmarks/recall.py writes.
+
+To go on with the runs of a machine with another processor, give the --precision of its runs, and
+--paces with a corpus on which the time of all steps was measured there: how many steps take the
+time of the comparison is then that of the other machine.
 """
 
 import argparse
@@ -21,13 +25,14 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from revision import ROOT, commit
 from turns import circumstances
 
 from transformer_xl.config import Config, DataConfig, ModelConfig
+from transformer_xl.config.device import Rounded
 from transformer_xl.config.files import replace_file
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.inference.floors import floors
@@ -120,6 +125,11 @@ def compare(name: str, arguments: argparse.Namespace) -> None:
     if arguments.path:
         data = replace(data, path=arguments.path)
     models = load_contestants(arguments.models)
+    if arguments.precision:
+        models = {
+            name: replace(config, train=replace(config.train, precision=arguments.precision))
+            for name, config in models.items()
+        }
     if arguments.size:
         models = {name: resized(config, *SIZES[arguments.size]) for name, config in models.items()}
     plan = Plan(
@@ -153,6 +163,14 @@ def compare(name: str, arguments: argparse.Namespace) -> None:
 
     comparison = Comparison(plan, folder, record)
     comparison.add(msgspec.convert(known["runs"], list[Run]))
+    if arguments.paces:
+        runs = recorded(results_file(arguments.paces))["runs"]
+        paces = {x["model"]: x["found"] for x in runs if x["phase"] == "pace"}
+        if missing := [x for x in models if x not in paces and not comparison.pace(x)]:
+            raise ValueError(f"paces={arguments.paces}: it has none of {', '.join(missing)}")
+        seconds = {name: x["seconds"] for name, x in paces.items() if name in models}
+        ceilings = [x["ceiling_gflops"] for x in paces.values()]
+        comparison.take_paces(seconds, ceilings[0])
     if arguments.measure:
         comparison.measure()
     else:
@@ -244,6 +262,8 @@ def main(words: Sequence[str] | None = None) -> None:
         sizes.add_argument(
             f"--{size}", dest="size", action="store_const", const=size, help=f"{about} weights"
         )
+    parser.add_argument("--precision", choices=get_args(Rounded), help="of all runs")
+    parser.add_argument("--paces", choices=CORPORA, help="take the time of a step from its runs")
     parser.add_argument("--no-floors", dest="floors", action="store_false")
     parser.add_argument(
         "--measure", action="store_true", help="measure writing anew, train nothing"

@@ -95,6 +95,12 @@ def test_measuring_anew_trains_nothing_and_finds_what_was_found(tmp_path, contes
     for name in ("by_mem_len", "from_start"):
         for before, now in zip(found[name], whole[name], strict=True):
             assert now == pytest.approx(before)
+    # Writing takes as long with other weights.
+    without = contestant.measured_anew(config, tmp_path / "empty", found)
+    assert {**without, "writing": found["writing"]} == found
+    assert [row["tokens"] for row in without["writing"]] == [10, 50, 100]
+    with pytest.raises(ValueError, match="losses can be measured of a trained model only"):
+        contestant.measured_anew(config, tmp_path / "empty", missing)
 
 
 def test_losses_alone_are_quicker(tmp_path, models):

@@ -119,3 +119,32 @@ def test_nothing_to_measure_is_said(program, tmp_path, capsys):
     after = call(program, tmp_path, "--models", "txl", "--minutes", "5", "--measure")
     assert "nothing to measure: no detailed run of this plan has ended" in capsys.readouterr().out
     assert (after["planned"], after["runs"]) == (before["planned"], before["runs"])
+
+
+def test_runs_of_another_processor_are_gone_on_with(program, tmp_path, made, monkeypatch):
+    monkeypatch.setattr(program, "CORPORA", program.CORPORA | {"other": ("toy", "Another text")})
+    first = call(program, tmp_path, "--models", "txl", "gpt", "--precision", "float32")
+    digests = {run["digest"] for run in first["runs"]}
+    n = len(made)
+    with pytest.raises(ValueError, match="paces=other: it has none of lstm"):
+        call(program, tmp_path, "--models", "txl", "lstm", "--paces", "other")
+    seconds = {"txl": 1.0, "lstm": 2.0}
+    paces = [run for run in first["runs"] if run["phase"] == "pace"]
+    given = {"circumstances": [], "planned": [], "floors": []}
+    given["runs"] = [
+        paces[0] | {"model": name, "found": {"seconds": [x], "ceiling_gflops": 7.0}}
+        for name, x in seconds.items()
+    ]
+    (tmp_path / "comparison_other.json").write_text(json.dumps(given))
+    # Where auto is float32, these are the same runs.
+    last = call(program, tmp_path, "--models", "txl", "gpt", "lstm", "--paces", "other")
+    assert {task.model for task in made[n:]} == {"lstm"}
+    assert digests <= {run["digest"] for run in last["runs"]}
+    found = {run["model"]: run["found"] for run in last["runs"] if run["phase"] == "pace"}
+    # That of txl was measured twice: 0.5 s here, 1 s there.
+    assert found["lstm"] == {"seconds": [1.0], "ceiling_gflops": 100.0}
+    assert made[-1].config.train.steps == round(20 * 60 / 1.0)
+    reduced = call(program, tmp_path, "--models", "txl", "--precision", "bfloat16")
+    txl = {run["digest"] for run in first["runs"] if run["model"] == "txl"}
+    assert not txl & {*reduced["planned"]}
+    assert {task.config.train.precision for task in made[-5:]} == {"bfloat16"}

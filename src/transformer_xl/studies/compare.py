@@ -30,7 +30,12 @@ from transformer_xl.config.device import pick_device, pick_precision
 from transformer_xl.config.files import replace_file
 from transformer_xl.config.recipes import load_recipe, recipe_names
 from transformer_xl.data import prepare
-from transformer_xl.studies.contestant import measured, measured_anew
+from transformer_xl.studies.contestant import (
+    has_details,
+    measured,
+    measured_anew,
+    trained_model,
+)
 from transformer_xl.studies.pace import paces, steps_in
 from transformer_xl.train.step import Diverged
 
@@ -169,8 +174,10 @@ class Task:
     @property
     def _trained(self) -> list[Any]:
         config, device = self.config, pick_device()
-        settings = [_changed(config.model), _changed(config.train), dict(self.checksums)]
         precision = pick_precision(config.train.precision, device)
+        # Resolved: `auto` where that is bfloat16 is the same run as bfloat16 elsewhere.
+        trained = _changed(replace(config.train, precision="auto"))
+        settings = [_changed(config.model), trained, dict(self.checksums)]
         return [*settings, self.threads, device.type, precision]
 
 
@@ -272,7 +279,8 @@ class Comparison:
         """Measure writing anew, and what else is missing, of the runs that are measured in detail.
 
         Nothing is trained. Each is measured alone, in a process with as many threads as it was
-        trained with; a run without a model in its folder is named and stays as it is.
+        trained with. Writing takes as long with any weights, so that a run whose folder has no
+        model any more is measured with new ones; if it lacks more than that, it is named and stays.
         """
         detailed = [task for task in self.final() if task.is_detailed]
         ended = [(task, run) for task in detailed if (run := self.done(task))]
@@ -285,7 +293,7 @@ class Comparison:
             name = task.folder.relative_to(self.folder)
             if "failed" in run.found:
                 continue
-            if not (task.folder / "model" / "best").is_dir():
+            if not (has_details(run.found) or trained_model(task.folder).is_dir()):
                 self._say(f"{name}: not measured, as {self.folder} does not have its model")
                 continue
             with _workers(1, task.threads) as workers:
@@ -317,28 +325,40 @@ class Comparison:
     def _measure_paces(self) -> None:
         """Measure the seconds of a step of contestants whose pace is not known.
 
-        All take part in the turns. Those that are known keep their pace, and so their runs; that
-        of the others is scaled by how much faster or slower the known ones are this time.
+        All take part in the turns.
         """
-        known = {model: pace for model in self.plan.models if (pace := self.pace(model))}
-        if len(known) == len(self.plan.models):
+        if all(map(self.pace, self.plan.models)):
             return
         self._say("measuring the pace of each contestant, in turns")
-        tasks = {model: self._pace_task(model) for model in self.plan.models}
+        configs = {model: self._pace_task(model).config for model in self.plan.models}
         threads = threads_of(self.plan.jobs)
         with _workers(1, threads) as workers:
-            configs = {model: task.config for model, task in tasks.items()}
-            measured, peak = workers.submit(_paces, configs, threads).result()
-        before = [x for pace in known.values() for x in pace.found["seconds"]]
-        now = [x for model in known for x in measured[model]]
+            self.take_paces(*workers.submit(_paces, configs, threads).result())
+
+    def take_paces(self, measured: Mapping[str, list[float]], ceiling: float) -> None:
+        """Take the paces of contestants whose pace is not known.
+
+        Those that are known keep their pace, and so their runs; that of the others is scaled by how
+        much faster or slower the known ones were measured.
+
+        Args:
+            measured: Seconds of a step in each stage, by the contestants of the plan that were
+                measured in the same turns.
+            ceiling: GFLOP/s of a large matrix product.
+        """
+        both = [(model, pace) for model in measured if (pace := self.pace(model))]
+        before = [x for _, pace in both for x in pace.found["seconds"]]
+        now = [x for model, _ in both for x in measured[model]]
         ratio = median([x / y for x, y in zip(before, now, strict=True)] or [1.0])
-        for pace in known.values():
-            peak = pace.found["ceiling_gflops"]
-        for model in [model for model in tasks if model not in known]:
+        for _, pace in both:
+            ceiling = pace.found["ceiling_gflops"]
+        for model in measured:
+            if self.pace(model):
+                continue
             # Rounded, so that the file of the runs gives the same steps.
             seconds = [float(f"{ratio * x:.5g}") for x in measured[model]]
-            found = {"seconds": seconds, "ceiling_gflops": float(f"{peak:.5g}")}
-            self.add([_run_of(tasks[model], found)])
+            found = {"seconds": seconds, "ceiling_gflops": float(f"{ceiling:.5g}")}
+            self.add([_run_of(self._pace_task(model), found)])
             self._say(f"{model}: {', '.join(f'{x:.4g}' for x in seconds)} s a step")
 
     def _pace_task(self, model: str) -> Task:

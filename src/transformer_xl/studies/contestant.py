@@ -25,6 +25,7 @@ from transformer_xl.model.reading import read_all
 from transformer_xl.model.stepper import CallingStepper
 from transformer_xl.ops.timing import peak_mb, timed
 from transformer_xl.train import train
+from transformer_xl.train.beginning import fit_to_corpus
 from transformer_xl.train.checkpoint import CHECKPOINTS
 from transformer_xl.train.checkpoint.checkpoints import checkpoints_in, read_about
 from transformer_xl.train.finish import held_out
@@ -73,7 +74,7 @@ def measured(
         # Later, a process that measures only has another peak.
         replace_file(peak_file, f"{peak_mb(device)}\n".encode())
     peak = float(peak_file.read_text())
-    model = load_model(folder / "model" / "best").to(device)
+    model = load_model(trained_model(folder)).to(device)
     settings = config.eval
     found: dict[str, Any] = {"training": _trained(config, model, folder) | {"peak_mb": peak}}
 
@@ -110,21 +111,40 @@ def measured(
     return found
 
 
+def trained_model(folder: Path) -> Path:
+    """Return the folder of the model of a run."""
+    return folder / "model" / "best"
+
+
+def has_details(found: Mapping[str, Any]) -> bool:
+    """Whether the losses by context are in what :func:`measured` returned."""
+    return {"by_mem_len", "from_start"} <= found.keys()
+
+
 def measured_anew(config: Config, folder: Path, found: Mapping[str, Any]) -> dict[str, Any]:
     """Measure a trained contestant again where that has changed: nothing is trained.
 
     Args:
         config: Its recipe.
-        folder: Its run folder, which has its model.
+        folder: Its run folder. Without a model in it, one with initial weights is measured.
         found: What :func:`measured` returned.
 
     Returns:
         ``found`` with ``writing``, measured anew, and with ``by_mem_len`` and ``from_start``,
         measured only if they are missing.
+
+    Raises:
+        ValueError: They are missing, and the folder has no model.
     """
-    model = load_model(folder / "model" / "best").to(pick_device())
-    corpus = prepare(config.data, lambda _: None)
-    return {**found, **_details(config, model, corpus, found)}
+    corpus, path = prepare(config.data, lambda _: None), trained_model(folder)
+    if path.is_dir():
+        model = load_model(path)
+    elif has_details(found):
+        config = replace(config, generate=GenerateConfig(prompt=prompt_for(corpus.vocab)))
+        model = build_model(fit_to_corpus(config, corpus).model)
+    else:
+        raise ValueError(f"{path} is missing: losses can be measured of a trained model only")
+    return {**found, **_details(config, model.to(pick_device()), corpus, found)}
 
 
 def _details(
@@ -136,7 +156,7 @@ def _details(
     if model.remembers_positions and config.model.mem_len:
         lengths = lengths._replace(mem_len=test["mem_len"])
     more = {}
-    if not {"by_mem_len", "from_start"} <= found.keys():
+    if not has_details(found):
         with autocast(config.train.precision, model.device):
             more = _detailed(model, corpus.split(test["split"]), lengths)
     # In the precision of the weights, as `txl generate` does.
