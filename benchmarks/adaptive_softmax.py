@@ -11,13 +11,13 @@ Memory is what a way takes beyond its weights and inputs: gradients are part of 
 """
 
 import argparse
-import json
 import math
 import sys
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from result_file import write_result_file
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -133,7 +133,7 @@ def main() -> None:
             f"{result['mb_taken'][way]:7.0f} MB"
         )
     if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+        write_result_file(arguments.json, result)
 
 
 if __name__ == "__main__":

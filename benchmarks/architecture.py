@@ -19,7 +19,6 @@ It needs what is installed for development. Rules:
 
 import argparse
 import ast
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +27,7 @@ from typing import Any
 import grimp
 import networkx
 import revision
+from result_file import write_result_file
 
 PACKAGE = "transformer_xl"
 MODELS = {"model", "_model", "network", "_network", "exact", "transformer"}
@@ -70,7 +70,7 @@ def main() -> None:
         print(f"{name}: the core")
         print(*(f"  {file} {lines}" for file, lines in each["core"].items()), sep="\n")
     if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+        write_result_file(arguments.json, found)
 
 
 def figures(source: Path) -> dict[str, Any]:

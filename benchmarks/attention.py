@@ -31,6 +31,7 @@ import ceiling
 import revision
 import torch
 import torch.nn.functional as F
+from result_file import write_result_file
 from torch import Tensor
 from turns import circumstances, take_turns, work
 
@@ -347,7 +348,7 @@ def main() -> None:
                 report["rows"].append(row)
                 print_row(row)
                 if arguments.json:
-                    arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+                    write_result_file(arguments.json, report)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
+from result_file import json_text
 from revision import ROOT, commit
 from turns import circumstances
 
@@ -158,7 +159,7 @@ def compare(name: str, arguments: argparse.Namespace) -> None:
         known["runs"] = rounded(msgspec.to_builtins(comparison.runs))
         # A line for each run.
         lines = ",\n".join(json.dumps(run) for run in known["runs"])
-        head = json.dumps({k: x for k, x in known.items() if k != "runs"}, indent=1)
+        head = json_text({k: x for k, x in known.items() if k != "runs"})
         replace_file(path, f'{head[:-2]},\n "runs": [\n{lines}\n]\n}}\n'.encode())
 
     comparison = Comparison(plan, folder, record)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from result_file import write_result_file
 
 from transformer_xl.apps.compress import Settings, compress, decompress
 from transformer_xl.apps.compress.contents import to_tokens
@@ -195,7 +196,7 @@ def main() -> None:
             **{name: version(name) for name in libraries},
         }
         content = {"format_version": 1, "machine": machine, "rows": rows}
-        arguments.out.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_result_file(arguments.out, content)
 
 
 if __name__ == "__main__":

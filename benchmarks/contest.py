@@ -1,7 +1,6 @@
 """Models side by side: what the programs that measure whole steps have in common."""
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ import ceiling
 import revision
 import torch
 from peers import WAYS, Peer, build
+from result_file import write_result_file
 from shapes import SHAPES, Job, read_bytes, step_flops
 from turns import circumstances, take_turns, work
 
@@ -110,7 +110,7 @@ def run(program: str, arguments: argparse.Namespace, jobs: Sequence[Job], repeat
             report["rows"].append(row)
             print_row(row)
             if arguments.json:
-                arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+                write_result_file(arguments.json, report)
 
 
 def measure(

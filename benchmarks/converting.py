@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 import torch
+from result_file import write_result_file
 
 sys.path.insert(0, str(Path(__file__).parent))
 from turns import circumstances
@@ -94,7 +95,7 @@ def main() -> None:
             print(f"{kind:28} {n_bytes / 1e6:6.0f} MB  {seconds:6.1f} s  peak {peak:6.0f} MB")
     result = circumstances() | {"parameters": 285_170_506, "rows": rows}
     if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+        write_result_file(arguments.json, result)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from result_file import write_result_file
 
 sys.path.insert(0, str(Path(__file__).parent))
 from preparing import SAMPLED_SECONDS, make_text, memory
@@ -138,7 +139,7 @@ def main() -> None:
     print(f"the same tokens: {same_tokens}")
     if arguments.json:
         found = {**circumstances(), "megabytes": arguments.megabytes, "same_tokens": same_tokens}
-        arguments.json.write_text(json.dumps({**found, "rows": rows}, indent=2) + "\n")
+        write_result_file(arguments.json, {**found, "rows": rows})
     return None
 
 

@@ -22,6 +22,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from result_file import write_result_file
+
 sys.path.insert(0, str(Path(__file__).parent))
 from preparing import digests, make_text
 from turns import circumstances
@@ -116,7 +118,7 @@ def main() -> None:
     found |= circumstances() | {"datatrove": version("datatrove")}
     print(json.dumps(found, indent=2))
     if given.json:
-        given.json.write_text(json.dumps(found, indent=2) + "\n")
+        write_result_file(given.json, found)
     if found["files that differ"]:
         raise SystemExit("the corpora differ")
 

@@ -10,15 +10,14 @@ models stay as they are.
 """
 
 import argparse
-import json
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from result_file import write_result_file
 from turns import circumstances
 
 from transformer_xl.config.device import keep_freed_memory
-from transformer_xl.config.files import replace_file
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data import prepare
 from transformer_xl.inference.evaluate import Dynamic, evaluate, gradient_squares
@@ -85,7 +84,7 @@ def main() -> None:
         rows.append(measured(run, arguments))
         if arguments.json:
             content = {**circumstances(), "rows": rows}
-            replace_file(arguments.json, (json.dumps(content, indent=1) + "\n").encode())
+            write_result_file(arguments.json, content)
     print("| run | tokens | lr | decay | fixed, nats | dynamic, nats | difference |")
     print("|---|---|---|---|---|---|---|")
     for row in rows:

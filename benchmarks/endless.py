@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from result_file import write_result_file
 from revision import commit
 from turns import circumstances
 
@@ -151,7 +152,7 @@ def main() -> None:
     if arguments.json:
         about = {"program": "endless", "commit": commit(), "command": command[1:]}
         about |= {"circumstances": circumstances(), "bytes_of_text": len(text)}
-        arguments.json.write_text(json.dumps(about | result | {"parts": found}, indent=1) + "\n")
+        write_result_file(arguments.json, about | result | {"parts": found})
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ import greedy
 import revision
 import torch
 from peers import build as build_peer
+from result_file import write_result_file
 from ring_step import RingStep, Scores, example, onnx_scores, ring_scores
 from shapes import SHAPES, Job, Shape
 from turns import circumstances, take_turns, work
@@ -213,7 +214,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> None:
         print("| " + " | ".join(cells) + " |")
     if arguments.json:
         report |= {"engines": engines, **found}
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+        write_result_file(arguments.json, report)
 
 
 def main() -> None:

@@ -11,7 +11,6 @@ and fragmentation. `benchmarks/scale_tables.py` puts the result into docs/scale.
 """
 
 import argparse
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from result_file import write_result_file
 
 sys.path.insert(0, str(Path(__file__).parent))
 from turns import circumstances
@@ -190,7 +190,7 @@ def main() -> None:
         return
     result = measure(arguments.cases)
     if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+        write_result_file(arguments.json, result)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from result_file import write_result_file
 
 sys.path.insert(0, str(Path(__file__).parent))
 from estimating import CASES, CPU, MARK, STEPS
@@ -141,7 +142,7 @@ def main() -> None:
             print(row, flush=True)
     if arguments.json:
         result = circumstances() | {"ranks": RANKS, "steps": STEPS, "rows": rows}
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+        write_result_file(arguments.json, result)
 
 
 if __name__ == "__main__":

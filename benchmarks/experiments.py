@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+from result_file import write_result_file
 from revision import ROOT, commit
 from turns import circumstances
 
@@ -322,7 +323,7 @@ def main() -> None:
             }
             if arguments.note:
                 result["note"] = arguments.note
-            replace_file(path, (json.dumps(result, indent=1) + "\n").encode())
+            write_result_file(path, result)
     print(table(result))
 
 

@@ -8,12 +8,13 @@ The data are those of a recipe; what each row is given is said by
 """
 
 import argparse
-import json
 import platform
 import sys
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
+
+from result_file import write_result_file
 
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data import prepare
@@ -59,7 +60,7 @@ def main() -> None:
             "packages": {name: version(name) for name in ("numpy", "pyppmd", "zstandard")},
             "rows": [asdict(row) for row in rows],
         }
-        given.out.write_text(json.dumps(about, indent=2) + "\n")
+        write_result_file(given.out, about)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from result_file import write_result_file
 from turns import circumstances
 
 from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
@@ -280,7 +281,7 @@ def main() -> None:
         print(json.dumps(rows[-1]), flush=True)
     if arguments.json:
         about = circumstances() | {"minutes": round((time.perf_counter() - began) / 60, 1)}
-        arguments.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+        write_result_file(arguments.json, {**about, "rows": rows})
     raise SystemExit(int(any(row["wrong"] for row in rows)))
 
 

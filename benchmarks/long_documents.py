@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from result_file import write_result_file
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
@@ -207,7 +208,7 @@ def main() -> None:
             },
             "rows": rows,
         }
-        arguments.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_result_file(arguments.out, content)
 
 
 if __name__ == "__main__":

@@ -27,12 +27,12 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from result_file import write_result_file
 from transformers import AutoModelForCausalLM
 from turns import circumstances
 
 import transformer_xl.hf  # noqa: F401
 from transformer_xl.config.device import keep_freed_memory
-from transformer_xl.config.files import replace_file
 from transformer_xl.data import Segments, load_vocab
 from transformer_xl.inference.evaluate import evaluate
 from transformer_xl.model import TransformerXL
@@ -187,7 +187,7 @@ def main() -> None:
         content["rows"].append(row)
         print(json.dumps(row), flush=True)
         if arguments.json:
-            replace_file(arguments.json, (json.dumps(content, indent=1) + "\n").encode())
+            write_result_file(arguments.json, content)
         return row
 
     print(json.dumps({name: content[name] for name in ("tokens", "parameters", "base")}))
@@ -201,7 +201,7 @@ def main() -> None:
     if len(means) == 2:
         content["share"] = (start - means["lora"][1]) / (start - means["full"][1])
     if arguments.json:
-        replace_file(arguments.json, (json.dumps(content, indent=1) + "\n").encode())
+        write_result_file(arguments.json, content)
     print("| way | weights trained | best rate | test, nats a token | lowered by |")
     print("|---|---|---|---|---|")
     print(f"| as it was | | | {start:.4f} | |")

@@ -35,12 +35,12 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from result_file import write_result_file
 from torch import Tensor, nn
 from turns import circumstances
 
 from transformer_xl.config import DataConfig, ModelConfig, TrainConfig
 from transformer_xl.config.device import keep_freed_memory
-from transformer_xl.config.files import replace_file
 from transformer_xl.data import Segments, prepare
 from transformer_xl.model import load_model
 from transformer_xl.model.language_model import Segment
@@ -305,7 +305,7 @@ def main() -> None:
         print(json.dumps(rows[-1]), flush=True)
         if arguments.json:
             content = {**circumstances(), "rows": rows}
-            replace_file(arguments.json, (json.dumps(content, indent=1) + "\n").encode())
+            write_result_file(arguments.json, content)
     print("\n".join(summary(rows)))
 
 

@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from result_file import write_result_file
 from torch import Tensor
 from turns import circumstances
 
 from transformer_xl.config import DataConfig
 from transformer_xl.config.device import keep_freed_memory
-from transformer_xl.config.files import replace_file
 from transformer_xl.config.knn import KnnConfig
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data import load_vocab, prepare
@@ -223,7 +223,7 @@ def main() -> None:
         print(json.dumps(rows[-1], indent=1), flush=True)
         if arguments.json:
             content = {**circumstances(), "rows": rows}
-            replace_file(arguments.json, (json.dumps(content, indent=1) + "\n").encode())
+            write_result_file(arguments.json, content)
 
 
 if __name__ == "__main__":

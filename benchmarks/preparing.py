@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from result_file import write_result_file
 
 sys.path.insert(0, str(Path(__file__).parent))
 from turns import circumstances
@@ -176,7 +177,7 @@ def main() -> None:
             print(json.dumps(rows[-1]), flush=True)
     if arguments.json:
         found = {**circumstances(), "rows": rows}
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+        write_result_file(arguments.json, found)
     if not all(row["same_after_kills"] and row["same_with_one_process"] for row in rows):
         raise SystemExit("the files are not the same")
 

@@ -9,7 +9,6 @@ process of one thread.
 """
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -18,6 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from result_file import write_result_file
 from turns import circumstances
 
 from transformer_xl.train.metrics import read_metrics
@@ -87,7 +87,7 @@ def main() -> None:
         print(f"{name}: {shares[0]:.2f} of one process with threads, {shares[1]:.2f} of {n} alone")
     if arguments.json:
         about = circumstances() | {"rows": {alone: found[alone]} | rows}
-        arguments.json.write_text(json.dumps(about, indent=1) + "\n")
+        write_result_file(arguments.json, about)
 
 
 if __name__ == "__main__":

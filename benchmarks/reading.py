@@ -25,6 +25,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import numpy as np
+from result_file import write_result_file
 
 sys.path.insert(0, str(Path(__file__).parent))
 from turns import circumstances
@@ -194,7 +195,7 @@ def main() -> None:
         print(json.dumps(row))
     if arguments.json:
         found = {**circumstances(), "shape": shape, "rows": rows}
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+        write_result_file(arguments.json, found)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ that of an oracle that knows the rule, which must be the true one.
 """
 
 import argparse
-import json
 import sys
 import time
 from dataclasses import asdict
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from result_file import write_result_file
 
 sys.path.insert(0, str(Path(__file__).parent))
 from dependency_text import dependency_text, oracle_losses
@@ -170,7 +170,7 @@ def main() -> None:
             "threads": torch.get_num_threads(),
             "models": found,
         }
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+        write_result_file(arguments.json, result)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from result_file import write_result_file
 
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.model.pretrained import WEIGHTS_FILE, find_model_folder
@@ -177,7 +178,7 @@ def main() -> None:
         found["note"] = arguments.note
     arguments.results.mkdir(parents=True, exist_ok=True)
     path = arguments.results / f"{arguments.name}.json"
-    path.write_text(json.dumps(found, indent=1) + "\n")
+    write_result_file(path, found)
     print(f"wrote {path}; now run benchmarks/reproduction.py")
 
 

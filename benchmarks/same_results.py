@@ -29,6 +29,7 @@ from typing import Any
 
 import outcomes
 import revision
+from result_file import write_result_file
 
 TOLERANCE = 1e-4
 TIMES = ("seconds", "tokens_per_second")
@@ -111,7 +112,7 @@ def main() -> None:
             "differences": found,
             "compared": {name: _count(value) for name, value in here.items()},
         }
-        arguments.json.write_text(json.dumps(values, indent=1) + "\n")
+        write_result_file(arguments.json, values)
     sys.exit(bool(changed))
 
 

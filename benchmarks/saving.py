@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from result_file import write_result_file
 from torch import Tensor
 from turns import circumstances
 
@@ -111,7 +112,7 @@ def main() -> None:
     }
     print(json.dumps(found["median"] | {"checkpoint_mb": found["checkpoint_mb"]}))
     if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+        write_result_file(arguments.json, found)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ disk) or at the one that was just saved, and go on from there with no wrong toke
 
 import argparse
 import asyncio
-import json
 import random
 import re
 import signal
@@ -32,6 +31,7 @@ from typing import Any
 
 import httpx
 import torch
+from result_file import json_text, write_result_file
 from serving_clients import Asked, Process, Turns, load
 from turns import circumstances
 
@@ -273,10 +273,9 @@ def main() -> None:
             result["kill"] = kill(arguments, alone, folder / "kill")
         if arguments.pile:
             result["pile"] = pile(arguments, folder / "pile")
-    text = json.dumps(result, indent=2)
     if arguments.json:
-        arguments.json.write_text(text + "\n")
-    print(text)
+        write_result_file(arguments.json, result)
+    print(json_text(result))
     if result["compared"]["wrong"] or _is_lost(result.get("kill")):
         raise SystemExit("there are wrong answers")
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from result_file import json_text, write_result_file
 from shared_servers import Redis
 from turns import circumstances
 
@@ -154,10 +155,9 @@ def main() -> None:
         for number, name in enumerate(MODELS):
             found = measure(name, arguments, Path(place) / str(number))
             result[name] = {"measured": found, "computed": compute(name, found, arguments)}
-    text = json.dumps(result, indent=2)
     if arguments.json:
-        arguments.json.write_text(text + "\n")
-    print(text)
+        write_result_file(arguments.json, result)
+    print(json_text(result))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from typing import Any
 
 import httpx
 import torch
+from result_file import json_text, write_result_file
 from serving import Alone, compare
 from serving_clients import Asked, percentiles
 from shared_servers import Member, Proxy, Redis, is_ready, missing
@@ -318,10 +319,9 @@ def main() -> None:
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as place:
         result = {"circumstances": circumstances()} | measure(arguments, Path(place))
-    text = json.dumps(result, indent=2)
     if arguments.json:
-        arguments.json.write_text(text + "\n")
-    print(text)
+        write_result_file(arguments.json, result)
+    print(json_text(result))
     names = ("answers_wrong", "sessions_that_remember_other_tokens", "failures")
     if bad := [name for name in names if result[name]]:
         raise SystemExit(f"there are {', '.join(bad)}")

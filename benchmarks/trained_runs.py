@@ -1,13 +1,13 @@
 """Run folders as the programs that measure trained models load them, and how they write results."""
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from result_file import write_result_file
 from turns import circumstances
 
 from transformer_xl.config.device import pick_device
@@ -147,8 +147,7 @@ def write_result(arguments: argparse.Namespace, result: dict[str, Any], shown: s
     if arguments.markdown:
         replace_file(arguments.markdown, f"{shown}\n".encode())
     if arguments.json:
-        content = json.dumps(circumstances() | result, indent=1)
-        replace_file(arguments.json, f"{content}\n".encode())
+        write_result_file(arguments.json, circumstances() | result)
 
 
 def say(message: str) -> None:

@@ -33,6 +33,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import revision
+from result_file import write_result_file
 
 RECIPE = """\
 # A tiny model of bytes.
@@ -191,7 +192,7 @@ def main() -> None:
                 for file, function in functions:
                     print(f"    {file}: {function}")
     if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        write_result_file(arguments.json, found)
 
 
 if __name__ == "__main__":

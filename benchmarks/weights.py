@@ -11,11 +11,11 @@ precision of the weights; in float32 nothing is rounded to bfloat16 on the way.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 import torch
+from result_file import write_result_file
 
 sys.path.insert(0, str(Path(__file__).parent))
 from turns import circumstances, take_turns, work
@@ -118,7 +118,7 @@ def main() -> None:
             f"{result['ratio'].get(way, 1.0):.2f} x that of float32"
         )
     if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+        write_result_file(arguments.json, result)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ likewise. A text that ends early (on_loop=end) is shorter, and has fewer repetit
 import argparse
 import codeop
 import io
-import json
 import re
 import statistics
 import tokenize
@@ -37,11 +36,11 @@ from typing import Any
 import numpy as np
 import torch
 from experiments import given
+from result_file import write_result_file
 from turns import circumstances
 
 from transformer_xl.cli.loading import load
 from transformer_xl.config import GenerateConfig
-from transformer_xl.config.files import replace_file
 from transformer_xl.config.recipes import generation_of
 from transformer_xl.data import Vocab
 from transformer_xl.inference.generate import Sampling, for_tokens, generate, generate_batch
@@ -286,7 +285,7 @@ def main() -> None:
             "carried": arguments.carried,
             "rows": rows,
         }
-        replace_file(arguments.json, (json.dumps(found, indent=1) + "\n").encode())
+        write_result_file(arguments.json, found)
 
 
 def _shown(row: dict[str, float]) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from result_file import write_result_file
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -88,7 +89,7 @@ def main() -> None:
         print(f"{kernel['ms']:9.3f} ms {kernel['launches']:6.0f} x {kernel['kernel'][:100]}")
     if arguments.json:
         report = circumstances("cuda") | {"job": json.loads(job.to_json()), **found}
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+        write_result_file(arguments.json, report)
 
 
 if __name__ == "__main__":
