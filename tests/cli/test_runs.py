@@ -1,7 +1,7 @@
 """recipes, prepare, train and doctor, as a user types them."""
 
 import json
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import pytest
@@ -9,6 +9,8 @@ import torch
 
 from transformer_xl.cli import runs
 from transformer_xl.config.recipes import load_recipe, recipe_names, recipe_text
+from transformer_xl.studies.compare import contestants
+from transformer_xl.tasks import TASKS, load_task
 from transformer_xl.train import loop
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -29,6 +31,15 @@ def test_recipes_lists_each_with_its_summary(txl):
     assert [
         n for n, line in enumerate(lines) if "CPU cores." in line or "CPU cores for" in line
     ] == [*range(1, titles[1])]
+    by_title = {
+        lines[start]: {line.split()[0] for line in lines[start + 1 : stop]}
+        for start, stop in pairwise([*titles, len(lines)])
+    }
+    tasks = [load_task(name) for name in TASKS]
+    (of_tasks,) = (names for title, names in by_title.items() if "txl task" in title)
+    assert of_tasks == {x for task in tasks for x in chain(*task.models.values())}
+    (compared,) = (names for title, names in by_title.items() if "txl compare" in title)
+    assert compared == {"modern-xl", *(f"compare-{x}" for x in contestants())}
     # Of each part, all summaries stand in one column.
     for start, stop in pairwise([*titles, len(lines)]):
         part = lines[start + 1 : stop]

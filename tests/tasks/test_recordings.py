@@ -11,7 +11,7 @@ import pytest
 
 from transformer_xl.data.recordings import read_recordings
 from transformer_xl.model.lengths import Lengths
-from transformer_xl.tasks import load_task, series, speech, spoken_digits, time_series
+from transformer_xl.tasks import load_task, series_data, speech, spoken_digits, time_series
 from transformer_xl.tasks.run import run_task
 from transformer_xl.tasks.speech import (
     HOP,
@@ -258,46 +258,46 @@ def test_digits_are_prepared_trained_and_measured(archives, tmp_path, monkeypatc
 
 
 def test_series_are_made_from_their_seed_and_features_look_back_only():
-    one, other = series.made_series(2, 7, 500), series.made_series(3, 7, 500)
+    one, other = series_data.made_series(2, 7, 500), series_data.made_series(3, 7, 500)
     np.testing.assert_array_equal(one, other[:2])
-    assert (series.made_series(2, 8, 500) != one).all()
+    assert (series_data.made_series(2, 8, 500) != one).all()
     changed = one.copy()
     changed[:, 400:] = 100.0
-    before, after = (series.scaled(x) for x in (one, changed))
+    before, after = (series_data.scaled(x) for x in (one, changed))
     np.testing.assert_array_equal(before.features[:, :400], after.features[:, :400])
     np.testing.assert_array_equal(before.features[0, 300, :3], before.values[0, [300, 277, 133]])
     # What is known ahead within the horizon does not need what follows the origin.
-    ahead = slice(400, 399 + series.HORIZON)
+    ahead = slice(400, 399 + series_data.HORIZON)
     np.testing.assert_array_equal(before.features[:, ahead, 1:], after.features[:, ahead, 1:])
 
 
 def test_targets_are_seasonal_differences_of_the_next_hour():
-    one = series.made_series(2, 7, 500)
-    found, values = series.recordings(one), series.scaled(one).values
-    length = 500 - series.WEEK + 1
+    one = series_data.made_series(2, 7, 500)
+    found, values = series_data.recordings(one), series_data.scaled(one).values
+    length = 500 - series_data.WEEK + 1
     assert found.starts.nonzero()[0].tolist() == [0, length]
     targets = found.targets.reshape(2, length)
     assert np.isnan(targets[:, -1]).all()
-    t = series.WEEK - 1 + 10
+    t = series_data.WEEK - 1 + 10
     np.testing.assert_allclose(targets[:, 10], values[:, t + 1] - values[:, t - 23], rtol=1e-6)
 
 
 def test_scores_of_forecasts():
     values = np.tile(np.arange(24.0), (1, 20)) + np.repeat(np.arange(20), 24)
-    naive = series.seasonal_naive(values, 100)
+    naive = series_data.seasonal_naive(values, 100)
     # A season later all is larger by 1, as it was before.
-    assert series.mase(values, 100, naive) == pytest.approx([1.0])
-    assert series.mase(values, 100, naive + 1) == pytest.approx([0.0])
+    assert series_data.mase(values, 100, naive) == pytest.approx([1.0])
+    assert series_data.mase(values, 100, naive + 1) == pytest.approx([0.0])
     draw = np.random.default_rng(0)
     paths, truth = draw.normal(size=(1, 4000, 3)), np.zeros((1, 3))
     # The score of a standard normal distribution at its mean.
     expected = 2 / np.sqrt(2 * np.pi) - 1 / np.sqrt(np.pi)
-    assert series.crps(paths, truth) == pytest.approx([expected], abs=0.02)
+    assert series_data.crps(paths, truth) == pytest.approx([expected], abs=0.02)
 
 
 def test_forecasts_are_measured_against_what_followed():
     values = np.sin(np.arange(24 * 60) / 3)[None] + np.arange(24 * 60)[None] / 500
-    truths = [truth for _, truth in series.origins_of(values)]
+    truths = [truth for _, truth in series_data.origins_of(values)]
 
     def measured(low, middle, high):
         spread = zip(time_series.QUANTILES, (low, middle, high), strict=True)
@@ -315,11 +315,11 @@ def test_forecasts_are_measured_against_what_followed():
 
 def test_a_model_that_knows_the_future_has_no_error(monkeypatch):
     monkeypatch.setattr(time_series, "N_SERIES", {"test": 2})
-    values = series.scaled(series.made_series(2, time_series.SEEDS["test"])).values
-    known = dict(series.origins_of(values))
+    values = series_data.scaled(series_data.made_series(2, time_series.SEEDS["test"])).values
+    known = dict(series_data.origins_of(values))
 
     def forecast(model, features, horizon, *, paths, **more):
-        return np.repeat(known[features.shape[1] + series.WEEK - 2][:, None], paths, 1)
+        return np.repeat(known[features.shape[1] + series_data.WEEK - 2][:, None], paths, 1)
 
     monkeypatch.setattr(time_series, "forecast", forecast)
     trained = Trained(None, None, None, Lengths(8, 8, None, None, 0))

@@ -81,6 +81,20 @@ def test_each_task_names_models_with_recipes():
         assert {x for stages in task.models.values() for x in stages} <= {*recipe_names()}
 
 
+@pytest.mark.parametrize(
+    "setting", ["eval.window", "eval.ext_len", "model.ext_len", "eval.dynamic"]
+)
+def test_settings_that_the_measure_would_ignore_are_refused(setting, tmp_path, capsys):
+    section, name = setting.split(".")
+    lines = MODEL if section == "model" else f"{MODEL}\n[eval]\n"
+    value = '"sgd"' if name == "dynamic" else "4"
+    lines = lines.replace("[model]", f"[model]\n{name} = {value}") if section == "model" else lines
+    path = tmp_path / "own.toml"
+    path.write_text(lines if section == "model" else f"{lines}{name} = {value}\n")
+    assert main(["task", "babi", str(tmp_path), "--models", str(path)]) == 2
+    assert f"{setting}={value.strip(chr(34))} of model" in capsys.readouterr().err
+
+
 def test_an_unknown_task_or_model_is_refused(tmp_path, capsys):
     assert main(["task", "nothing", str(tmp_path)]) == 2
     assert "there is no task 'nothing': choose one of" in capsys.readouterr().err

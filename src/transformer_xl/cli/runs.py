@@ -22,7 +22,14 @@ from transformer_xl.config.recipes import (
     recipe_text,
 )
 
-_MACHINES = ("for two CPU cores", "for a GPU", "the paper's")
+_GROUPS = (
+    "for two CPU cores",
+    "of the shipped models",
+    "of tasks, trained by txl task, for one CPU core",
+    "contestants of txl compare, for one CPU core",
+    "for a GPU",
+    "the paper's",
+)
 
 
 @dataclass(kw_only=True)
@@ -82,10 +89,10 @@ class Recipes:
             if self.json:
                 show(summaries, as_json=True)
                 return
-            for machine in _MACHINES:
-                print(machine)
-                group = {f"  {x}": y for x, y in summaries.items() if _machine_of(x) == machine}
-                show(group, as_json=False)
+            for group in _GROUPS:
+                print(group)
+                members = {f"  {x}": y for x, y in summaries.items() if _group_of(x) == group}
+                show(members, as_json=False)
 
     def _translate(self, options: str) -> None:
         """Make a recipe of the options of an older program."""
@@ -134,10 +141,19 @@ def _write_new(path: Path, text: str) -> None:
         raise OSError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _machine_of(recipe: str) -> str:
+def _group_of(recipe: str) -> str:
+    """Return the group of a recipe: by its name, or by what its comments say."""
+    cores, shipped, tasks, contestants, gpu, papers = _GROUPS
+    text = recipe_text(recipe)
     if recipe.startswith("paper-"):
-        return "the paper's"
-    return "for two CPU cores" if recipe == "demo" or recipe.endswith("-cpu") else "for a GPU"
+        return papers
+    if recipe.startswith("compare-") or recipe == "modern-xl":
+        return contestants
+    if "Trained by `txl task" in text or "training of `txl task" in text:
+        return tasks
+    if "shipped model" in text:
+        return shipped
+    return cores if recipe == "demo" or recipe.endswith("-cpu") else gpu
 
 
 @dataclass(kw_only=True)

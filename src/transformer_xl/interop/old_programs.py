@@ -29,7 +29,7 @@ Program = Literal["authors", "tensorflow", "tensorflow-tpu", "nvidia", "nvidia-t
 DeepLearningExamples ``pytorch/train.py`` and ``tf/main.py``."""
 
 
-class Translation(NamedTuple):
+class Translated(NamedTuple):
     """What became of a command line."""
 
     config: Config
@@ -121,7 +121,7 @@ class _Flags:
         return found
 
 
-def translate(text: str, program: Program = "authors") -> Translation:
+def translate(text: str, program: Program = "authors") -> Translated:
     """Return the recipe of a command line of an older program.
 
     Args:
@@ -140,7 +140,7 @@ def translate(text: str, program: Program = "authors") -> Translation:
     notes: list[str] = []
     make = _from_tensorflow if "tensorflow" in program else _from_pytorch
     config = make(flags, notes.append)
-    return Translation(config, flags.notes() + notes)
+    return Translated(config, flags.notes() + notes)
 
 
 def title(program: str) -> str:
@@ -187,6 +187,12 @@ def _parsed(text: str, program: Program) -> dict[str, Any]:
         if about["type"] == "bool":
             parser.add_argument(f"--no{name}", action="store_false", dest=_dest(name))
     words = shlex.split(text.replace("\\\n", " "))
+    for word in words:
+        if word.endswith((".sh", "eval.py")):
+            raise ValueError(
+                f"{word}: give the options of a training, train.py and what follows it; what a "
+                "script adds cannot be seen here, and txl eval --preset evaluates"
+            )
     # A launcher, such as python -m torch.distributed.launch, has options of its own.
     start = max((n for n, word in enumerate(words, 1) if word.endswith(".py")), default=0)
     dashed = (n for n in range(start, len(words)) if words[n].startswith("-"))
@@ -405,6 +411,8 @@ def _schedule(flags: _Flags, note: Callable[[str], None]) -> dict[str, Any]:
             0 < flags["decay_rate"] < 1,
             f"--decay_rate {flags['decay_rate']} must be above 0 and below 1",
         )
+        if warmup:
+            note("evaluations during the warm-up count for --patience there, and not here")
         return {
             "schedule": "plateau",
             "patience": flags["patience"],

@@ -15,10 +15,11 @@ import numpy as np
 
 from transformer_xl.data import train_vocab
 from transformer_xl.data.logs import ANOMALIES, log_lines, template
+from transformer_xl.data.unpacking import optional_package
 from transformer_xl.inference.evaluate.flow import Cutter, Flow, LineSums
 from transformer_xl.inference.floors.kneser_ney import KneserNey
 from transformer_xl.model.reading import Reader
-from transformer_xl.tasks.task import Measured, Task, Trained
+from transformer_xl.tasks.task import TASKS_EXTRA, Measured, Task, Trained
 
 LOGS = {
     "train": (1, 1_200_000, 0.0),
@@ -88,12 +89,8 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 def _measured(folder: Path, split: str, surprise: Sequence[float]) -> Measured:
     """Return the AUC, of all anomalies and of each kind; an anomaly's score is its rank."""
-    try:
-        from sklearn.metrics import roc_auc_score
-    except ImportError:
-        raise RuntimeError(
-            "the task logs needs scikit-learn: pip install 'transformer-xl[tasks]'"
-        ) from None
+    metrics_of = optional_package("sklearn.metrics", "the task logs", TASKS_EXTRA)
+    roc_auc_score = metrics_of.roc_auc_score
     anomalies = json.loads((folder / f"{split}.json").read_bytes())
     values, kinds = np.array(surprise), np.array([kind or "" for kind in anomalies])
     usual = kinds == ""

@@ -61,8 +61,8 @@ def run_task(
     Raises:
         OSError: A file is missing or cannot be written.
         ValueError: The data are not those of the task, have changed, are missing or not needed;
-            there is no such model; two trainings would share a run folder; results would be lost;
-            or a figure is not finite.
+            there is no such model, or its recipe has a setting that the measure does not use; two
+            trainings would share a run folder; results would be lost; or a figure is not finite.
     """
     if (source is None) != task.makes_data:
         has = "makes its data: leave them out" if task.makes_data else "needs its data"
@@ -247,7 +247,16 @@ def _recipes(task: Task, name: str) -> list[Config]:
             f"task {task.name} has no model {name!r}: choose among {', '.join(task.models)}, or "
             "give a recipe file"
         )
-    return [load_recipe(each) for each in names]
+    recipes = [load_recipe(each) for each in names]
+    for last in recipes[-1:]:
+        unused = {f"eval.{x}": getattr(last.eval, x) for x in ("window", "dynamic", "ext_len")}
+        for setting, value in {**unused, "model.ext_len": last.model.ext_len}.items():
+            if value:
+                raise ValueError(
+                    f"{setting}={value} of model {name}: task {task.name} reads its examples "
+                    "through the memory, and would be measured without it: leave it out"
+                )
+    return recipes
 
 
 def _trained(
@@ -275,7 +284,7 @@ def _trained(
     config = recipes[-1]
     model = load_model(run).to(pick_device())
     settings = config.eval.lengths_after(config.train.segment_len)
-    lengths = Lengths.of(model.config, **{**settings, "ext_len": 0})
+    lengths = Lengths.of(model.config, **settings)
     has_text = config.data.vocab != "features"
     vocab = load_vocab(run / "model" / "best") if has_text else None
     return Trained(model, vocab, config, lengths)

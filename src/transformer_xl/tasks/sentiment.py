@@ -13,6 +13,7 @@ from transformer_xl.inference.answers import next_log_probs
 from transformer_xl.tasks.task import (
     SEPARATOR,
     SPLITS,
+    TASKS_EXTRA,
     Example,
     Measured,
     Task,
@@ -134,7 +135,7 @@ def _is_review(row: Any, *, has_folds: bool) -> bool:
 def _methods() -> Iterator[tuple[str, Any]]:
     def sklearn(module: str) -> Any:
         what = "the comparison with naive Bayes"
-        return optional_package(f"sklearn.{module}", what, "transformer-xl[tasks]")
+        return optional_package(f"sklearn.{module}", what, TASKS_EXTRA)
 
     text, pipeline = sklearn("feature_extraction.text"), sklearn("pipeline").make_pipeline
     how: dict[str, Any] = {"tokenizer": str.split, "token_pattern": None, "lowercase": False}

@@ -98,7 +98,7 @@ class SpokenDigits(Task):
                 inputs = self.inputs(recordings, draw if split == "train" else None)
                 order = draw.permutation(len(inputs)) if split == "train" else range(len(inputs))
                 parts += [_labelled(inputs[n], digits[n]) for n in order]
-            write_recordings(folder, split, joined(parts))
+            write_recordings(folder, split, concatenated(parts))
             spectra = np.stack([log_mel(samples).mean(0) for _, samples in recordings])
             about = {"names": [name for name, _ in recordings], "spectra": spectra.tolist()}
             replace_file(folder / f"{split}.json", json.dumps(about).encode())
@@ -201,7 +201,7 @@ def _labelled(inputs: Float[np.ndarray, "n F"], digit: int) -> Recordings:
     return Recordings(inputs.astype(np.float16), targets, starts)
 
 
-def joined(parts: list[Recordings]) -> Recordings:
+def concatenated(parts: list[Recordings]) -> Recordings:
     """Return recordings one after the other."""
     return Recordings(
         np.concatenate([x.inputs for x in parts]),

@@ -23,6 +23,8 @@ from transformer_xl.model import LanguageModel
 from transformer_xl.model.lengths import Lengths
 
 SPLITS = ("train", "valid", "test")
+TASKS_EXTRA = "'transformer-xl[tasks]'"
+"""What to install for metrics and baselines."""
 SEPARATOR = " <sep> "
 """Stands between prompt and completion where the vocabulary has words."""
 

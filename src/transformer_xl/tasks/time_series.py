@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from transformer_xl.data.recordings import write_recordings
 from transformer_xl.inference.forecast import forecast
-from transformer_xl.tasks.series import (
+from transformer_xl.tasks.series_data import (
     DAY,
     HORIZON,
     LENGTH,

@@ -6,15 +6,16 @@ BLEU (Post, A Call for Clarity in Reporting BLEU Scores, 2018: cased, tokenizati
 """
 
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
+from transformer_xl.data.unpacking import optional_package
 from transformer_xl.inference.answers import continuations
 from transformer_xl.tasks.task import (
     SPLITS,
+    TASKS_EXTRA,
     Example,
     Measured,
     Task,
@@ -96,11 +97,8 @@ def _sentences(path: Path) -> list[str]:
 
 def _measured(examples: Sequence[Example], found: Sequence[str]) -> Measured:
     """Return BLEU and chrF of all sentences, and the smoothed BLEU of each."""
-    if find_spec("sacrebleu") is None:
-        raise RuntimeError("translation needs sacrebleu: pip install 'transformer-xl[tasks]'")
-    from sacrebleu.metrics.bleu import BLEU
-    from sacrebleu.metrics.chrf import CHRF
-
+    sacrebleu = optional_package("sacrebleu", "translation", TASKS_EXTRA)
+    BLEU, CHRF = sacrebleu.BLEU, sacrebleu.CHRF
     expected = [x.completion for x in examples]
     metrics = {
         "BLEU": BLEU().corpus_score(found, [expected]).score,

@@ -16,6 +16,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from transformer_xl.data.recordings import Recordings
+from transformer_xl.data.unpacking import optional_package
+from transformer_xl.tasks.task import TASKS_EXTRA
 
 DAY, WEEK = 24, 168
 """Hours of the two seasons."""
@@ -160,12 +162,7 @@ class BoostedLags:
         per_series: int = 12,
         seed: int = 0,
     ) -> None:
-        try:
-            from sklearn.ensemble import HistGradientBoostingRegressor
-        except ImportError as error:
-            raise RuntimeError(
-                "gradient boosting needs scikit-learn: pip install 'transformer-xl[tasks]'"
-            ) from error
+        ensemble = optional_package("sklearn.ensemble", "gradient boosting", TASKS_EXTRA)
         draw = np.random.default_rng(seed)
         inputs, targets = [], []
         for _ in range(per_series):
@@ -176,7 +173,7 @@ class BoostedLags:
             targets.append((values[rows, hours] - values[rows, hours - DAY]).reshape(-1))
         x, y = np.concatenate(inputs), np.concatenate(targets)
         self.models = {
-            q: HistGradientBoostingRegressor(
+            q: ensemble.HistGradientBoostingRegressor(
                 loss="quantile", quantile=q, max_iter=300, learning_rate=0.06, random_state=seed
             ).fit(x, y)
             for q in quantiles
