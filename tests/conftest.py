@@ -54,6 +54,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("torch.compile needs a C++ compiler (CXX, or g++) and the headers of Python")
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> Any:
+    """The CPU, and a GPU where there is one."""
+    import torch
+
+    return torch.device(request.param)
+
+
 @pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
 def kernel_device(request: pytest.FixtureRequest) -> Any:
     """The device of the Triton kernels: a GPU, or the CPU in Triton's interpreter."""

@@ -57,11 +57,6 @@ CALLED = {
 }
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request):
-    return torch.device(request.param)
-
-
 @pytest.fixture(params=VARIANTS)
 def model(request, device):
     return TransformerXL(replace(CONFIG, **VARIANTS[request.param])).double().eval().to(device)

@@ -14,21 +14,22 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 
 
-def begun(config):
+def begun(config, device=CPU):
     corpus = prepare(config.data)
     config = fit_to_corpus(config, corpus)
-    found = new_state(config, corpus, CPU, World())
+    found = new_state(config, corpus, device, World())
     return config, found, Network(found.model, config.train, found.world)
 
 
 @pytest.mark.parametrize("scale", [None, 1.0, 64.0])
-def test_the_gradient_is_that_of_the_loss_whatever_its_scale(toy_recipe, scale):
+def test_the_gradient_is_that_of_the_loss_whatever_its_scale(toy_recipe, device, scale):
     settings = {"optimizer": "sgd", "lr": 1e-3, "accumulate": 2}
     half = {"precision": "float16", "loss_scale": scale}
     exactly = {"dropout": 0.0, "attn_dropout": 0.0}
-    config, found, network = begun(toy_recipe(model=exactly, train=settings | half))
+    config, found, network = begun(toy_recipe(model=exactly, train=settings | half), device)
     assert found.loss_scale == (65_536 if scale is None else scale)
-    exact = begun(toy_recipe(model=exactly, train=settings | {"precision": "float32"}))
+    train = settings | {"precision": "float32"}
+    exact = begun(toy_recipe(model=exactly, train=train), device)
     norms = [step.train_step(*each).norm for each in ((config, found, network), exact)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-2)
     assert {p.dtype for p in found.model.parameters()} == {torch.float32}
@@ -56,11 +57,11 @@ def test_products_are_in_float16(toy_recipe):
 
 
 def test_a_dynamic_scale_is_halved_by_an_overflow_and_doubled_after_a_while(
-    toy_recipe, monkeypatch
+    toy_recipe, device, monkeypatch
 ):
     monkeypatch.setattr(state, "INITIAL_LOSS_SCALE", 8.0)
     monkeypatch.setattr(state, "GROWS_AFTER", 3)
-    config, found, network = begun(toy_recipe(train={"precision": "float16"}))
+    config, found, network = begun(toy_recipe(train={"precision": "float16"}), device)
     found.loss_scale = 2.0**100
     update = step.train_step(config, found, network)
     assert update.is_skipped

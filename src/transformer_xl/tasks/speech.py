@@ -19,6 +19,8 @@ STACKED, STRIDE = 4, 2
 """Frames that are one input, and frames between two inputs (20 ms)."""
 MU = 255
 _LOWEST, _HIGHEST = 60.0, 3_900.0
+_SHRINKAGE = 0.25
+"""Share of the identity in the correlations between bands that :func:`normalized` removes."""
 _FLOOR, _LOUDNESS = 1e-4, 0.1
 
 
@@ -86,14 +88,21 @@ def log_mel(
 def normalized(
     recordings: Sequence[Float[np.ndarray, "_ mels"]],
 ) -> list[Float[np.ndarray, "_ mels"]]:
-    """Return the frames of one speaker's recordings with mean 0 and deviation 1 in each band.
+    """Return the frames of one speaker's recordings with mean 0, deviation 1 and less correlation.
 
     Over several recordings, the means are those of the voice and the channel, and not of the words
-    (cepstral mean and variance normalization by speaker).
+    (mean and variance normalization by speaker), and so are the correlations between bands. A share
+    of these is left (:data:`_SHRINKAGE`), as few recordings do not tell them well; the bands stay
+    what they are (ZCA whitening: the inverse square root of the correlations).
     """
     together = np.concatenate(recordings)
     mean, deviation = together.mean(0), together.std(0) + 1e-3
-    return [(frames - mean) / deviation for frames in recordings]
+    scaled = (together - mean) / deviation
+    correlations = scaled.T @ scaled / len(scaled)
+    shrunk = (1 - _SHRINKAGE) * correlations + _SHRINKAGE * np.eye(len(correlations))
+    values, vectors = np.linalg.eigh(shrunk)
+    whitening = vectors @ np.diag(values**-0.5) @ vectors.T
+    return [(frames - mean) / deviation @ whitening for frames in recordings]
 
 
 def stacked(frames: Float[np.ndarray, "frames mels"]) -> Float[np.ndarray, "inputs features"]:
