@@ -4,6 +4,7 @@ import io
 import json
 import tarfile
 import wave
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -259,6 +260,24 @@ def test_digits_are_prepared_trained_and_measured(archives, tmp_path, monkeypatc
     assert (valid.targets[first:second] == -100).sum() == (second - first) // 2
     with pytest.raises(FileNotFoundError, match=r"train\.tar\.gz is missing"):
         spoken_digits.recordings_of(tmp_path / "out")
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_other_speaker_is_one_of_the_training_archive(archives, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    program = import_module("other_speaker")
+    parts = program.divided(archives, "a")
+    assert {name[2] for name, _ in parts["train"] + parts["valid"]} == {"a"}
+    assert [name[2] for name, _ in parts["test"]] == ["b"] * 9
+    (tmp_path / "mine.toml").write_text(SMALL.format(4 * N_MELS, ""))
+    monkeypatch.setattr(speech, "SHRINKAGE", speech.SHRINKAGE)
+    words = [str(archives), "--copies", "1", "--recipe", str(tmp_path / "mine.toml")]
+    words += ["--shrinkage", "1", "0.5", "--out", str(tmp_path / "out")]
+    program.main([*words, "--json", str(tmp_path / "found.json")])
+    rows = json.loads((tmp_path / "found.json").read_text())["rows"]
+    assert [row["shrinkage"] for row in rows] == [1, 0.5]
+    assert all([*row["trained_on"]] == ["a", "b"] for row in rows)
+    assert spoken_digits.recordings_of is program.recordings_of
 
 
 def test_series_are_made_from_their_seed_and_features_look_back_only():

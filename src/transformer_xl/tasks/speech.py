@@ -19,7 +19,7 @@ STACKED, STRIDE = 4, 2
 """Frames that are one input, and frames between two inputs (20 ms)."""
 MU = 255
 _LOWEST, _HIGHEST = 60.0, 3_900.0
-_SHRINKAGE = 0.25
+SHRINKAGE = 0.25
 """Share of the identity in the correlations between bands that :func:`normalized` removes."""
 _FLOOR, _LOUDNESS = 1e-4, 0.1
 
@@ -92,14 +92,14 @@ def normalized(
 
     Over several recordings, the means are those of the voice and the channel, and not of the words
     (mean and variance normalization by speaker), and so are the correlations between bands. A share
-    of these is left (:data:`_SHRINKAGE`), as few recordings do not tell them well; the bands stay
+    of these is left (:data:`SHRINKAGE`), as few recordings do not tell them well; the bands stay
     what they are (ZCA whitening: the inverse square root of the correlations).
     """
     together = np.concatenate(recordings)
     mean, deviation = together.mean(0), together.std(0) + 1e-3
     scaled = (together - mean) / deviation
     correlations = scaled.T @ scaled / len(scaled)
-    shrunk = (1 - _SHRINKAGE) * correlations + _SHRINKAGE * np.eye(len(correlations))
+    shrunk = (1 - SHRINKAGE) * correlations + SHRINKAGE * np.eye(len(correlations))
     values, vectors = np.linalg.eigh(shrunk)
     whitening = vectors @ np.diag(values**-0.5) @ vectors.T
     return [(frames - mean) / deviation @ whitening for frames in recordings]
