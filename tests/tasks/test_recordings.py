@@ -355,7 +355,6 @@ def test_a_model_that_knows_the_future_has_no_error(monkeypatch):
 def test_series_are_made_trained_and_forecast(tmp_path, monkeypatch):
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     monkeypatch.setattr(time_series, "N_SERIES", {"train": 6, "valid": 2, "test": 2})
-    monkeypatch.setattr(time_series, "_BOOSTED", 6)
     monkeypatch.setattr(time_series, "PATHS", 5)
     (tmp_path / "mine.toml").write_text(SMALL.format(7, "n_mixtures = 2"))
     results = run_task(

@@ -29,8 +29,6 @@ from transformer_xl.tasks.task import Measured, Task, Trained
 SEEDS = {"train": 1, "valid": 2, "test": 3}
 """Seeds of the splits."""
 N_SERIES = {"train": 1_000, "valid": 100, "test": 100}
-_BOOSTED = 400
-"""Training series of gradient boosting, from which it draws as many rows as it can use."""
 PATHS = 100
 QUANTILES = (0.1, 0.5, 0.9)
 
@@ -82,7 +80,7 @@ class TimeSeries(Task):
         for name, season in (("seasonal naive, day", DAY), ("seasonal naive, week", WEEK)):
             origins = [origin for origin, _ in origins_of(values)]
             yield name, _measured(values, [_naive(values, x, season) for x in origins])
-        boosted = _boosted(_BOOSTED)
+        boosted = _boosted(N_SERIES["train"])
         forecasts = [boosted.forecast(values, origin) for origin, _ in origins_of(values)]
         yield "gradient-boosted lags", _measured(values, forecasts)
 
