@@ -334,6 +334,6 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         with onednn(True):
             return F.linear(x, weight, bias)
     # Without AVX-512, torch ignores the setting. This would copy a transposed x.
-    rows = x.flatten(0, -2)
+    rows = x.reshape(-1, x.shape[-1])
     out = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
-    return out.unflatten(0, x.shape[:-1])
+    return out.reshape(*x.shape[:-1], out.shape[-1])
