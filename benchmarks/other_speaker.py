@@ -5,8 +5,7 @@
 
 The settings of docs/tasks/digits.md were chosen so. The measure is the accuracy on all recordings
 of the other speaker in the training archive, in percent, the mean of both directions and of all
-seeds. With
---shrinkage 1, the correlations between bands stay, and the bands have mean 0 and deviation 1.
+seeds. With --shrinkage 1, the correlations between bands stay.
 """
 
 import argparse
