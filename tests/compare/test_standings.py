@@ -49,6 +49,14 @@ def test_models_are_ranked_by_the_mean_over_seeds(run):
     assert best["seeds"] == [1, 2]
 
 
+def test_precisions_of_training_are_named_where_they_differ(run):
+    runs = [run(name, 2.0) for name in ("a", "b", "c")]
+    assert "Precision" not in markdown(standings(runs))
+    runs[1].found["training"]["dtype"] = "bfloat16"
+    text = markdown(standings(runs))
+    assert "Precision of training: bfloat16 (b), float32 (a, c)." in text
+
+
 @pytest.mark.parametrize("n", [1000.0, 1500.0, 4000.0])
 def test_a_power_law_is_met_at_every_cost_between_its_runs(power_law, n):
     curve = power_law("a", 10.0)

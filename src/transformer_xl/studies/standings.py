@@ -202,6 +202,12 @@ def markdown(result: Mapping[str, Any], floors: Sequence[Mapping[str, Any]] = ()
         trained = ", given the training text" * row["trained"]
         lines.append(f"| {row['name']}{trained} | {row['bits']:.4f} |" + " |" * 10)
     parts = ["\n".join(lines)]
+    by_dtype: dict[str, list[str]] = {}
+    for row in result["models"]:
+        by_dtype.setdefault(row["dtype"], []).append(row["model"])
+    if len(by_dtype) > 1:
+        each = (f"{dtype} ({', '.join(names)})" for dtype, names in sorted(by_dtype.items()))
+        parts.append(f"Precision of training: {', '.join(each)}.")
     if any(row["writing"] for row in result["models"]):
         parts += _writing(result["models"])
     shares = {row["model"]: row["share_of_ceiling"] for row in result["models"]}
