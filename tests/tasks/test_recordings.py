@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data.recordings import read_recordings
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.tasks import load_task, series_data, speech, spoken_digits, time_series
@@ -260,6 +261,65 @@ def test_digits_are_prepared_trained_and_measured(archives, tmp_path, monkeypatc
     assert (valid.targets[first:second] == -100).sum() == (second - first) // 2
     with pytest.raises(FileNotFoundError, match=r"train\.tar\.gz is missing"):
         spoken_digits.recordings_of(tmp_path / "out")
+
+
+def test_the_most_confident_rows_are_those_whose_best_class_stands_out():
+    draw = np.random.default_rng(0)
+    log_probs = np.log(draw.dirichlet(np.ones(4), 30))
+    groups = [*("ab" * 10), *("c" * 10)]
+    kept = spoken_digits.most_confident(log_probs, groups, 0.45)
+    assert kept.tolist() == sorted({*kept.tolist()})
+    best = log_probs.max(1)
+    for group in "abc":
+        own = {n for n, x in enumerate(groups) if x == group}
+        inside, outside = own & {*kept.tolist()}, own - {*kept.tolist()}
+        assert len(inside) == 5
+        assert min(best[[*inside]]) > max(best[[*outside]])
+    shifted = log_probs + draw.normal(size=(30, 1))
+    np.testing.assert_array_equal(spoken_digits.most_confident(shifted, groups, 0.45), kept)
+    assert len(spoken_digits.most_confident(log_probs, groups, 1.0)) == 30
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_adapted_digits_read_the_test_with_the_labels_of_a_model(archives, tmp_path, monkeypatch):
+    monkeypatch.setattr(spoken_digits.SpokenDigits, "copies", 1)
+    seen = []
+
+    def log_probs(trained, recordings):
+        # Surer and surer of digit 1.
+        n = recordings.starts.sum()
+        seen.append((trained.model, recordings))
+        found = np.full((n, 3), -9.0)
+        found[:, 1] = np.arange(n)
+        return found
+
+    monkeypatch.setattr(spoken_digits, "class_log_probs", log_probs)
+    mine, out = tmp_path / "mine.toml", tmp_path / "out"
+    mine.write_text(SMALL.format(4 * N_MELS, ""))
+    task = load_task("digits-adapted")
+    given = {"models": [str(mine)], "splits": ("test",)}
+    results = run_task(task, archives, out, **given)
+    stages = [out / "mine-1" / f"stage_{n}" for n in (1, 2, 3)]
+    for n, share in ((2, 0.6), (3, 0.8)):
+        data = out / "mine-1" / f"stage_{n}_data"
+        names = json.loads((data / "train.json").read_text())["names"]
+        known = json.loads((out / "data" / "train.json").read_text())["names"]
+        assert names[: len(known)] == known
+        # Each speaker has three recordings in the test.
+        labelled = [f"1_{who}_0" for who in "abc" for _ in range(int(np.ceil(3 * share)))]
+        assert sorted(names[len(known) :]) == labelled
+        for split in ("valid", "test"):
+            own, before = (read_recordings(x, split) for x in (data, out / "data"))
+            np.testing.assert_array_equal(own.inputs, before.inputs)
+    # Labels of the test do not reach the model that labels.
+    assert all((x.targets <= 0).all() for _, x in seen[:2])
+    recipes = [load_recipe(stage / "recipe.toml") for stage in stages]
+    assert [x.train.init_from for x in recipes] == [None] * 3
+    assert len({x.data.path for x in recipes}) == 3
+    # What is there is neither labelled nor trained again.
+    assert run_task(task, archives, out, **given) == results
+    assert len(seen) == 4
+    assert results["models"][str(mine)]["test"]["seeds"][0]["accuracy"] == pytest.approx(100 / 3)
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -45,7 +45,7 @@ def untrained(monkeypatch):
     model.device = torch.device("cpu")
     config = load_recipe("demo")
 
-    def trained(recipes, folder, out, *more):
+    def trained(task, recipes, source, folder, out, *more):
         out.mkdir(exist_ok=True)
         return Trained(model, None, config, None)
 

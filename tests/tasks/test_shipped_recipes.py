@@ -118,6 +118,7 @@ WRITE = {
     "music": write_music,
     "poems": write_poems,
     "digits": write_digits,
+    "digits-adapted": write_digits,
     "digits-raw": write_digits,
 }
 

@@ -7,6 +7,7 @@ from transformer_xl.tasks.task import Task
 TASKS = {
     "babi": "babi_answers:BabiAnswers",
     "digits": "spoken_digits:SpokenDigits",
+    "digits-adapted": "spoken_digits:AdaptedDigits",
     "digits-raw": "spoken_digits:RawDigits",
     "series": "time_series:TimeSeries",
     "translation-de-en": "translation:GermanEnglish",

@@ -17,7 +17,7 @@ from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data.vocab_files import load_vocab
 from transformer_xl.model import load_model
 from transformer_xl.model.lengths import Lengths
-from transformer_xl.tasks.task import Measured, Task, Trained
+from transformer_xl.tasks.task import Measured, SelfTrainingTask, Task, Trained
 from transformer_xl.train import train
 
 RESULTS_FILE = "results.json"
@@ -91,7 +91,7 @@ def run_task(
             by_split: dict[str, list[Measured]] = {split: [] for split in splits}
             for part in task.parts:
                 run = out / f"{Path(name).stem}-{seed}"
-                trained = _trained(recipes, folder, run, seed, say, part, task.n_shared)
+                trained = _trained(task, recipes, source or folder, folder, run, seed, part, say)
                 for split in splits:
                     with autocast(trained.config.train.precision, trained.model.device):
                         by_split[split].append(task.measure(trained, folder / part, split))
@@ -189,9 +189,7 @@ def prepared(task: Task, source: Path | None, out: Path, say: Callable[[str], No
     }
     if folder.is_dir() and _is_prepared(folder, json.loads(_json(about))):
         return folder
-    if writing.exists():
-        rmtree(writing)
-    writing.mkdir(parents=True)
+    _begin(writing)
     say(f"preparing the data of {task.name}")
     if source is None:
         task.prepare(writing, writing)
@@ -202,6 +200,13 @@ def prepared(task: Task, source: Path | None, out: Path, say: Callable[[str], No
         rmtree(folder)
     writing.rename(folder)
     return folder
+
+
+def _begin(folder: Path) -> None:
+    """Make a new folder, without what an interrupted call may have left."""
+    if folder.exists():
+        rmtree(folder)
+    folder.mkdir(parents=True)
 
 
 def _is_prepared(folder: Path, about: dict[str, Any]) -> bool:
@@ -241,7 +246,11 @@ def _prepare_from(task: Task, source: Path, folder: Path) -> None:
 
 
 def _recipes(task: Task, name: str) -> list[Config]:
-    names = [name] if name.endswith(".toml") else task.models.get(name)
+    names: Sequence[str] | None = task.models.get(name)
+    if name.endswith(".toml"):
+        # It is the recipe of each training.
+        several = max(map(len, task.models.values())) if isinstance(task, SelfTrainingTask) else 1
+        names = [name] * several
     if names is None:
         raise ValueError(
             f"task {task.name} has no model {name!r}: choose among {', '.join(task.models)}, or "
@@ -260,28 +269,44 @@ def _recipes(task: Task, name: str) -> list[Config]:
 
 
 def _trained(
+    task: Task,
     recipes: Sequence[Config],
+    source: Path,
     folder: Path,
     out: Path,
     seed: int,
-    say: Callable[[str], None],
     part: str,
-    n_shared: int,
+    say: Callable[[str], None],
 ) -> Trained:
     """Train by one recipe after the other; return the last model.
 
-    The first ``n_shared`` read the texts of ``folder``, the others, of which the last is always
-    one, those of a part in it.
+    The first ``task.n_shared`` read the texts of ``folder``, the others, of which the last is
+    always one, those of a part in it, or what :meth:`SelfTrainingTask.pseudo_label` writes.
     """
-    run, n_shared = None, min(n_shared, len(recipes) - 1)
+    run, n_shared = None, min(task.n_shared, len(recipes) - 1)
     for n, recipe in enumerate(recipes):
         own = "" if n < n_shared else part
-        config = _fitted(recipe, folder / own, run, seed)
+        data, before = folder / own, run
         run = out / own / f"stage_{n + 1}"
+        if before is not None and isinstance(task, SelfTrainingTask):
+            data = out / own / f"stage_{n + 1}_data"
+            if not data.is_dir():
+                say(f"labelling {data}")
+                writing = data.with_name(f"{data.name}.incomplete")
+                _begin(writing)
+                trained = _loaded(before, recipes[n - 1])
+                with autocast(trained.config.train.precision, trained.model.device):
+                    task.pseudo_label(trained, source, writing, n)
+                writing.rename(data)
+            before = None
+        config = _fitted(recipe, data, before, seed)
         say(f"training {run}")
         train(config, run, quiet=True, reports=False)
     assert run is not None
-    config = recipes[-1]
+    return _loaded(run, recipes[-1])
+
+
+def _loaded(run: Path, config: Config) -> Trained:
     model = load_model(run).to(pick_device())
     settings = config.eval.lengths_after(config.train.segment_len)
     lengths = Lengths.of(model.config, **settings)

@@ -1,8 +1,9 @@
 """Spoken digits: the class of a recording, from log-mel frames (Free Spoken Digit Dataset)."""
 
 import json
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from transformer_xl.tasks.speech import (
     resampled,
     stacked,
 )
-from transformer_xl.tasks.task import SPLITS, Measured, Task, Trained
+from transformer_xl.tasks.task import SPLITS, Measured, SelfTrainingTask, Task, Trained
 
 RAW_STEP = 16
 """Samples of one input of :class:`RawDigits`."""
@@ -89,8 +90,12 @@ class SpokenDigits(Task):
 
     def prepare(self, source: Path, folder: Path) -> None:
         """Write frames and mean spectra; ``source`` holds train.tar.gz and test.tar.gz."""
-        draw = np.random.default_rng(0)
-        for split, recordings in recordings_of(source).items():
+        self.write(recordings_of(source), folder)
+
+    def write(self, by_split: Mapping[str, Sequence[Named]], folder: Path, seed: int = 0) -> None:
+        """Write frames and mean spectra of named recordings; those to train on are augmented."""
+        draw = np.random.default_rng(seed)
+        for split, recordings in by_split.items():
             digits = [int(name[0]) for name, _ in recordings]
             copies = self.copies if split == "train" else 1
             parts = []
@@ -105,7 +110,8 @@ class SpokenDigits(Task):
 
     def measure(self, trained: Trained, folder: Path, split: str) -> Measured:
         """Classify each recording."""
-        return _measured(folder, split, classes(trained, read_recordings(folder, split)))
+        found = class_log_probs(trained, read_recordings(folder, split))
+        return _measured(folder, split, found.argmax(1))
 
     def baselines(self, folder: Path, split: str) -> Iterator[tuple[str, Measured]]:
         """Yield the class of the training recording with the nearest mean spectrum."""
@@ -114,6 +120,33 @@ class SpokenDigits(Task):
         distances = ((queries[:, None] - spectra) ** 2).sum(-1)
         digits = np.array([int(name[0]) for name in known["names"]])
         yield "nearest mean spectrum", _measured(folder, split, digits[distances.argmin(1)])
+
+
+class AdaptedDigits(SelfTrainingTask, SpokenDigits):
+    """The same, adapted to the speakers of the test by their recordings, without labels.
+
+    Two further trainings from new weights also read recordings of the test, with the digits that
+    the model before them gives them: of each speaker a share of the recordings, those in which the
+    likeliest digit has the highest probability.
+    """
+
+    name = "digits-adapted"
+    title = "Spoken digits, adapted to the speakers without labels"
+    models = {"txl": ("digits",) * 3}  # noqa: RUF012
+    shares = (0.6, 0.8)
+    """Shares of the recordings of a speaker that each further training reads."""
+
+    def pseudo_label(self, trained: Trained, source: Path, folder: Path, n: int) -> None:
+        """Add recordings of the test, whose names do not tell their digits, to the training."""
+        by_split = recordings_of(source)
+        asked = by_split["test"]
+        inputs = self.inputs(asked, None)
+        unlabelled = concatenated([_labelled(x, 0) for x in inputs])
+        log_probs = class_log_probs(trained, unlabelled)
+        kept = most_confident(log_probs, [_speaker(name) for name, _ in asked], self.shares[n - 1])
+        found = log_probs.argmax(1)
+        more = [(_renamed(asked[k][0], found[k]), asked[k][1]) for k in kept]
+        self.write(by_split | {"train": by_split["train"] + more}, folder, n)
 
 
 class RawDigits(SpokenDigits):
@@ -193,6 +226,30 @@ def _speaker(name: str) -> str:
     return name.split("_")[1]
 
 
+def _renamed(name: str, digit: int) -> str:
+    return f"{digit}_{name.partition('_')[2]}"
+
+
+def most_confident(
+    log_probs: Float[np.ndarray, "n classes"], groups: Sequence[str], share: float
+) -> Int64[np.ndarray, " m"]:
+    """Return the rows of each group whose largest log-probability is highest, in order.
+
+    Args:
+        log_probs: Log-probabilities, up to a number that a row has in common.
+        groups: The group of each row.
+        share: The share of each group, rounded up.
+    """
+    normalizer = np.logaddexp.reduce(log_probs, axis=1)
+    confidence = log_probs.max(1) - normalizer
+    kept: list[int] = []
+    for group in dict.fromkeys(groups):
+        own = np.flatnonzero(np.array(groups) == group)
+        best = own[np.argsort(-confidence[own], kind="stable")]
+        kept += best[: math.ceil(share * len(own))].tolist()
+    return np.array(sorted(kept))
+
+
 def _labelled(inputs: Float[np.ndarray, "n F"], digit: int) -> Recordings:
     targets = np.full(len(inputs), UNCOUNTED, np.int64)
     targets[len(inputs) // 2 :] = digit
@@ -211,8 +268,8 @@ def concatenated(parts: list[Recordings]) -> Recordings:
 
 
 @torch.no_grad()
-def classes(trained: Trained, recordings: Recordings) -> Int64[np.ndarray, " n"]:
-    """Return the likeliest class of each recording, by the sum over its counted positions."""
+def class_log_probs(trained: Trained, recordings: Recordings) -> Float[np.ndarray, "n classes"]:
+    """Return the mean log-probabilities of the classes of each recording in counted positions."""
     model, found = trained.model, []
     firsts = np.flatnonzero(recordings.starts).tolist()
     with evaluating(model):
@@ -222,8 +279,8 @@ def classes(trained: Trained, recordings: Recordings) -> Int64[np.ndarray, " n"]
             pieces = read(model, inputs[None], trained.lengths, mems)
             hidden = torch.cat([piece.hidden for piece in pieces], 1)[0]
             log_probs = model.head.log_probs(hidden[targets != UNCOUNTED])
-            found.append(int(log_probs.sum(0).argmax()))
-    return np.array(found)
+            found.append(log_probs.mean(0).double().cpu().numpy())
+    return np.stack(found)
 
 
 def _measured(folder: Path, split: str, found: Int64[np.ndarray, " n"]) -> Measured:

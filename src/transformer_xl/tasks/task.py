@@ -115,6 +115,25 @@ class Task(ABC):
         yield from ()
 
 
+class SelfTrainingTask(Task):
+    """A task whose later trainings read examples with the labels of the model before (Lee, 2013).
+
+    Each training begins with new weights. A recipe file is that of each of them.
+    """
+
+    @abstractmethod
+    def pseudo_label(self, trained: Trained, source: Path, folder: Path, n: int) -> None:
+        """Write the data of the next training into a new folder.
+
+        Args:
+            trained: The model of training ``n``, counted from 1.
+            source: The data as they are published; the folder that :meth:`prepare` has written, if
+                the task makes them.
+            folder: The folder.
+            n: How many trainings there have been.
+        """
+
+
 class Example(NamedTuple):
     """A prompt, and how it goes on."""
 
