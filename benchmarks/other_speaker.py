@@ -36,7 +36,7 @@ class OtherSpeaker(SpokenDigits):
 
 
 class AdaptedToOther(AdaptedDigits):
-    """The same, adapted to the other one."""
+    """The same, with the model adapted to the other speaker without labels."""
 
     name = "other-speaker-adapted"
 
@@ -56,7 +56,7 @@ def measured(arguments: argparse.Namespace, shrinkage: float) -> dict[str, float
     """Return the accuracy by the speaker who was trained on."""
     speech.SHRINKAGE = shrinkage
     task = AdaptedToOther() if arguments.adapted else OtherSpeaker()
-    SpokenDigits.copies = arguments.copies
+    task.copies = arguments.copies
     names = {name.split("_")[1] for name, _ in recordings_of(arguments.source)["train"]}
     model = arguments.recipe or "txl"
     found = {}
@@ -84,7 +84,11 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--copies", type=int, default=SpokenDigits.copies)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--recipe", help="a recipe file in the place of digits")
-    parser.add_argument("--adapted", action="store_true", help="to the other speaker")
+    parser.add_argument(
+        "--adapted",
+        action="store_true",
+        help="adapt the model to the other speaker, without labels",
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/other-speaker"))
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args(words)

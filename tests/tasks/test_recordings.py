@@ -5,6 +5,7 @@ import json
 import tarfile
 import wave
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -275,51 +276,98 @@ def test_the_most_confident_rows_are_those_whose_best_class_stands_out():
         inside, outside = own & {*kept.tolist()}, own - {*kept.tolist()}
         assert len(inside) == 5
         assert min(best[[*inside]]) > max(best[[*outside]])
-    shifted = log_probs + draw.normal(size=(30, 1))
-    np.testing.assert_array_equal(spoken_digits.most_confident(shifted, groups, 0.45), kept)
     assert len(spoken_digits.most_confident(log_probs, groups, 1.0)) == 30
+
+
+@pytest.mark.parametrize("sharpness", [1.0, 30.0])
+def test_balanced_classes_are_as_frequent_in_each_group_as_they_should_be(sharpness):
+    draw = np.random.default_rng(0)
+    log_probs = sharpness * (np.log(draw.dirichlet(np.ones(5), 60)) + draw.normal(size=5))
+    groups = [*("ab" * 20), *("c" * 20)]
+    frequencies = np.array([0.4, 0.3, 0.0, 0.2, 0.1])
+    found = spoken_digits.balanced(log_probs, groups, frequencies)
+    np.testing.assert_allclose(np.exp(found).sum(1), 1.0, rtol=1e-12)
+    possible = frequencies > 0
+    for group in "abc":
+        own = np.array(groups) == group
+        np.testing.assert_allclose(np.exp(found[own]).mean(0), frequencies, atol=2e-6)
+        # One number for each class, and one for each recording.
+        change = (found - log_probs)[np.ix_(own, possible)]
+        rest = change - change.mean(0) - change.mean(1, keepdims=True) + change.mean()
+        np.testing.assert_allclose(rest, 0.0, atol=1e-9)
+    shifted = log_probs + draw.normal(size=(60, 1))
+    again = spoken_digits.balanced(shifted, groups, frequencies)
+    np.testing.assert_allclose(again[:, possible], found[:, possible], atol=1e-9)
+    shifted[0, 0] = np.nan
+    with pytest.raises(ValueError, match="not finite: the training has diverged"):
+        spoken_digits.balanced(shifted, groups, frequencies)
+
+
+def by_inputs(trained, recordings):
+    """Probabilities that depend on the inputs only: of each recording of a speaker, another one."""
+    firsts = [*np.flatnonzero(recordings.starts), len(recordings)]
+    spans = [recordings.inputs[i:j, :3] for i, j in pairwise(firsts)]
+    means = np.stack([np.abs(span).mean(0) for span in spans])
+    return 20 * np.asarray(means, float)
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_adapted_digits_read_the_test_with_the_labels_of_a_model(archives, tmp_path, monkeypatch):
     monkeypatch.setattr(spoken_digits.SpokenDigits, "copies", 1)
-    seen = []
-
-    def log_probs(trained, recordings):
-        # Surer and surer of digit 1.
-        n = recordings.starts.sum()
-        seen.append((trained.model, recordings))
-        found = np.full((n, 3), -9.0)
-        found[:, 1] = np.arange(n)
-        return found
-
-    monkeypatch.setattr(spoken_digits, "class_log_probs", log_probs)
+    monkeypatch.setattr(spoken_digits, "class_log_probs", by_inputs)
     mine, out = tmp_path / "mine.toml", tmp_path / "out"
     mine.write_text(SMALL.format(4 * N_MELS, ""))
     task = load_task("digits-adapted")
     given = {"models": [str(mine)], "splits": ("test",)}
     results = run_task(task, archives, out, **given)
-    stages = [out / "mine-1" / f"stage_{n}" for n in (1, 2, 3)]
-    for n, share in ((2, 0.6), (3, 0.8)):
+    known = json.loads((out / "data" / "train.json").read_text())["names"]
+    for n, n_kept in ((2, 2), (3, 3)):
         data = out / "mine-1" / f"stage_{n}_data"
         names = json.loads((data / "train.json").read_text())["names"]
-        known = json.loads((out / "data" / "train.json").read_text())["names"]
         assert names[: len(known)] == known
-        # Each speaker has three recordings in the test.
-        labelled = [f"1_{who}_0" for who in "abc" for _ in range(int(np.ceil(3 * share)))]
-        assert sorted(names[len(known) :]) == labelled
+        # Of the three recordings of each speaker in the test, the most confident ones.
+        speakers = [name.split("_")[1] for name in names[len(known) :]]
+        assert sorted(speakers) == sorted(n_kept * "abc")
         for split in ("valid", "test"):
             own, before = (read_recordings(x, split) for x in (data, out / "data"))
             np.testing.assert_array_equal(own.inputs, before.inputs)
-    # Labels of the test do not reach the model that labels.
-    assert all((x.targets <= 0).all() for _, x in seen[:2])
-    recipes = [load_recipe(stage / "recipe.toml") for stage in stages]
+    recipes = [load_recipe(out / "mine-1" / f"stage_{n}" / "recipe.toml") for n in (1, 2, 3)]
     assert [x.train.init_from for x in recipes] == [None] * 3
     assert len({x.data.path for x in recipes}) == 3
-    # What is there is neither labelled nor trained again.
     assert run_task(task, archives, out, **given) == results
-    assert len(seen) == 4
-    assert results["models"][str(mine)]["test"]["seeds"][0]["accuracy"] == pytest.approx(100 / 3)
+
+
+def test_the_labels_of_the_test_are_not_used(archives, tmp_path, monkeypatch):
+    monkeypatch.setattr(spoken_digits, "class_log_probs", by_inputs)
+    monkeypatch.setattr(spoken_digits.SpokenDigits, "copies", 1)
+    task, original = load_task("digits-adapted"), spoken_digits.recordings_of(archives)
+    found = []
+    for shift in (0, 1):
+        renamed = [(f"{(int(x[0]) + shift) % 3}{x[1:]}", y) for x, y in original["test"]]
+        by_split = original | {"test": sorted(renamed, key=lambda recording: recording[0])}
+        monkeypatch.setattr(spoken_digits, "recordings_of", lambda source, all=by_split: all)
+        folder = tmp_path / f"data-{shift}"
+        folder.mkdir()
+        task.prepare(archives, folder)
+        written = []
+        monkeypatch.setattr(task, "write", lambda splits, *more, seen=written: seen.append(splits))
+        task.pseudo_label(None, archives, folder, tmp_path, 1)
+        monkeypatch.undo()
+        monkeypatch.setattr(spoken_digits, "class_log_probs", by_inputs)
+        monkeypatch.setattr(spoken_digits.SpokenDigits, "copies", 1)
+        more = written[0]["train"][len(original["train"]) :]
+        found.append({samples.tobytes(): name[0] for name, samples in more})
+    assert found[0] == found[1]
+    assert len(found[0]) == 6
+    assert len({*found[0].values()}) > 1
+
+
+def test_a_speaker_with_few_recordings_cannot_be_adapted_to(archives, tmp_path, monkeypatch):
+    by_split = spoken_digits.recordings_of(archives)
+    by_split["test"] = by_split["test"][1:]
+    monkeypatch.setattr(spoken_digits, "recordings_of", lambda source: by_split)
+    with pytest.raises(ValueError, match=r"speaker a has 2 of .* split test: at least 3, one for"):
+        load_task("digits-adapted").prepare(archives, tmp_path)
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -337,6 +385,16 @@ def test_the_other_speaker_is_one_of_the_training_archive(archives, tmp_path, mo
     rows = json.loads((tmp_path / "found.json").read_text())["rows"]
     assert [row["shrinkage"] for row in rows] == [1, 0.5]
     assert all([*row["trained_on"]] == ["a", "b"] for row in rows)
+    copies = spoken_digits.SpokenDigits.copies
+    program.main([*words, "--adapted", "--json", str(tmp_path / "found.json")])
+    assert all(row["adapted"] for row in json.loads((tmp_path / "found.json").read_text())["rows"])
+    for speaker, other in ("ab", "ba"):
+        run = tmp_path / "out" / f"other-speaker-adapted-{speaker}-0.5-1-mine" / "mine-1"
+        names = json.loads((run / "stage_2_data" / "train.json").read_text())["names"]
+        speakers = [name.split("_")[1] for name in names]
+        # Of three recordings of three digits, six are for training; of the others, most.
+        assert speakers == [speaker] * 6 + [other] * 6
+    assert spoken_digits.SpokenDigits.copies == copies
     assert spoken_digits.recordings_of is program.recordings_of
 
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from transformer_xl.cli import parse
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.tasks import load_task, logs_anomalies, run
 from transformer_xl.tasks.run import prepared, run_task
-from transformer_xl.tasks.task import Measured, Task, Trained
+from transformer_xl.tasks.task import Measured, SelfTrainingTask, Task, Trained
 
 
 class Lengths(Task):
@@ -125,6 +127,74 @@ def test_a_preparation_that_failed_is_tried_again(source, tmp_path):
         assert f"{source} is not what task lengths reads (train.json;" in str(found.value)
     (source / "train.json").write_text(good)
     assert text(source, tmp_path / "out") == "one"
+
+
+class SelfTrained(SelfTrainingTask, Lengths):
+    """What the model of a training would label is its run folder."""
+
+    parts = ("a", "b")
+    models = {"one": ("demo", "demo")}  # noqa: RUF012
+    failures = 0
+
+    def prepare(self, source, folder):
+        for part in self.parts:
+            (folder / part).mkdir()
+
+    def pseudo_label(self, trained, source, prepared, folder, n):
+        (folder / f"{prepared.name}{n}.txt").write_text(source.name)
+        if self.failures:
+            self.failures -= 1
+            raise ValueError("cannot label")
+
+
+@pytest.fixture
+def trainings(monkeypatch):
+    """Trainings write a model at once; return the names of what each of them reads."""
+    read = []
+
+    def train(config, out, **how):
+        model = out / "model" / "best"
+        if not model.is_dir():
+            model.mkdir(parents=True)
+            (model / "model.safetensors").write_text(str(out))
+            read.append(sorted(x.name for x in Path(config.data.path).iterdir()))
+        assert config.train.init_from is None
+
+    model = torch.nn.Module()
+    model.device = torch.device("cpu")
+    demo = load_recipe("demo")
+    demo = replace(demo, data=replace(demo.data, path="."))
+    monkeypatch.setattr(run, "load_recipe", lambda name: demo)
+    monkeypatch.setattr(run, "train", train)
+    monkeypatch.setattr(run, "_loaded", lambda run, config: Trained(model, None, config, (8,)))
+    return read
+
+
+def test_a_model_labels_the_part_that_it_was_trained_on(source, tmp_path, trainings):
+    run_task(SelfTrained(), source, tmp_path / "out", models=("one",))
+    assert trainings == [[], ["a1.txt", "about.json"], [], ["about.json", "b1.txt"]]
+
+
+def test_labels_that_were_stopped_are_made_again(source, tmp_path, trainings):
+    task, out = SelfTrained(), tmp_path / "out"
+    task.failures = 1
+    with pytest.raises(ValueError, match="cannot label"):
+        run_task(task, source, out, models=("one",))
+    assert not (out / "one-1" / "a" / "stage_2_data").exists()
+    (out / "one-1" / "a" / "stage_2_data.incomplete" / "left.txt").touch()
+    run_task(task, source, out, models=("one",))
+    assert len(trainings) == 4
+    assert all("left.txt" not in names for names in trainings)
+
+
+def test_labels_of_another_model_are_refused(source, tmp_path, trainings):
+    out = tmp_path / "out"
+    run_task(SelfTrained(), source, out, models=("one",))
+    (out / "one-1" / "a" / "stage_1" / "model" / "best" / "model.safetensors").write_text("new")
+    with pytest.raises(
+        ValueError, match=r"stage_2_data was not labelled by the model in .*stage_1"
+    ):
+        run_task(SelfTrained(), source, out, models=("one",))
 
 
 def test_an_error_of_a_program_that_makes_data_is_not_the_users(tmp_path):

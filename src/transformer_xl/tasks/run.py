@@ -12,7 +12,7 @@ import numpy as np
 
 from transformer_xl.config import Config
 from transformer_xl.config.device import autocast, pick_device
-from transformer_xl.config.files import replace_file
+from transformer_xl.config.files import checksum, replace_file
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data.vocab_files import load_vocab
 from transformer_xl.model import load_model
@@ -50,7 +50,8 @@ def run_task(
         task: The task.
         source: Its data as they are published. None: the task makes them.
         out: The folder of the texts (``data``), the run folders and the results.
-        models: Names among ``task.models``, or recipe files.
+        models: Names among ``task.models``, or recipe files: of one training, or of each of those
+            of a :class:`~transformer_xl.tasks.task.SelfTrainingTask`.
         seeds: Seeds of the trainings.
         splits: The splits to measure; None: those of the task.
         say: Called with lines that tell the progress.
@@ -248,18 +249,17 @@ def _prepare_from(task: Task, source: Path, folder: Path) -> None:
 def _recipes(task: Task, name: str) -> list[Config]:
     names: Sequence[str] | None = task.models.get(name)
     if name.endswith(".toml"):
-        # It is the recipe of each training.
-        several = max(map(len, task.models.values())) if isinstance(task, SelfTrainingTask) else 1
-        names = [name] * several
+        names = [name] * (task.n_trainings if isinstance(task, SelfTrainingTask) else 1)
     if names is None:
         raise ValueError(
             f"task {task.name} has no model {name!r}: choose among {', '.join(task.models)}, or "
             "give a recipe file"
         )
     recipes = [load_recipe(each) for each in names]
-    for last in recipes[-1:]:
-        unused = {f"eval.{x}": getattr(last.eval, x) for x in ("window", "dynamic", "ext_len")}
-        for setting, value in {**unused, "model.ext_len": last.model.ext_len}.items():
+    # A model that labels examples reads them as one that is measured.
+    for recipe in recipes if isinstance(task, SelfTrainingTask) else recipes[-1:]:
+        unused = {f"eval.{x}": getattr(recipe.eval, x) for x in ("window", "dynamic", "ext_len")}
+        for setting, value in {**unused, "model.ext_len": recipe.model.ext_len}.items():
             if value:
                 raise ValueError(
                     f"{setting}={value} of model {name}: task {task.name} reads its examples "
@@ -289,21 +289,50 @@ def _trained(
         data, before = folder / own, run
         run = out / own / f"stage_{n + 1}"
         if before is not None and isinstance(task, SelfTrainingTask):
-            data = out / own / f"stage_{n + 1}_data"
-            if not data.is_dir():
-                say(f"labelling {data}")
-                writing = data.with_name(f"{data.name}.incomplete")
-                _begin(writing)
-                trained = _loaded(before, recipes[n - 1])
-                with autocast(trained.config.train.precision, trained.model.device):
-                    task.pseudo_label(trained, source, writing, n)
-                writing.rename(data)
+            prepared, data = data, out / own / f"stage_{n + 1}_data"
+            _pseudo_label(task, before, recipes[n - 1], source, prepared, data, n, say)
             before = None
         config = _fitted(recipe, data, before, seed)
         say(f"training {run}")
         train(config, run, quiet=True, reports=False)
     assert run is not None
     return _loaded(run, recipes[-1])
+
+
+def _pseudo_label(
+    task: SelfTrainingTask,
+    run: Path,
+    config: Config,
+    source: Path,
+    prepared: Path,
+    folder: Path,
+    n: int,
+    say: Callable[[str], None],
+) -> None:
+    """Write the data of the next training, if the folder does not hold them.
+
+    Raises:
+        ValueError: It holds those of another model.
+    """
+    trained = _loaded(run, config)
+    files = sorted((run / "model" / "best").glob("*.safetensors"))
+    weights = {path.name: checksum(path) for path in files}
+    about = _json({"weights": weights, "lengths": trained.lengths})
+    if folder.is_dir():
+        path = folder / _ABOUT_FILE
+        if not (path.is_file() and path.read_bytes() == about):
+            raise ValueError(
+                f"{folder} was not labelled by the model in {run}, or that read otherwise: give "
+                "another --out"
+            )
+        return
+    say(f"labelling {folder}")
+    writing = folder.with_name(f"{folder.name}.incomplete")
+    _begin(writing)
+    with autocast(config.train.precision, trained.model.device):
+        task.pseudo_label(trained, source, prepared, writing, n)
+    replace_file(writing / _ABOUT_FILE, about)
+    writing.rename(folder)
 
 
 def _loaded(run: Path, config: Config) -> Trained:

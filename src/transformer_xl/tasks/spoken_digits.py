@@ -3,8 +3,10 @@
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,6 +39,8 @@ Named = tuple[str, Float[np.ndarray, " _"]]
 _HELD_OUT = range(20, 25)
 """Recordings of the training archive that are the validation split, by their index."""
 _NAME = re.compile(r"[0-9]_[^_]+_[0-9]+")
+_TURNS, _TOLERANCE = 10_000, 1e-6
+"""Of :func:`balanced`."""
 _SHORTEST = 2 * WINDOW
 """Samples (50 ms) of a recording at least: also the fastest copy of it has an input."""
 
@@ -44,8 +48,8 @@ _SHORTEST = 2 * WINDOW
 class SpokenDigits(Task):
     """A recording is read to its end; its class is predicted in its second half.
 
-    The log-probabilities of these positions are added up. Two speakers are in the training data,
-    and four more in the test.
+    The mean of the log-probabilities of these positions decides. Two speakers are in the training
+    data, and four more in the test.
     """
 
     name = "digits"
@@ -125,28 +129,60 @@ class SpokenDigits(Task):
 class AdaptedDigits(SelfTrainingTask, SpokenDigits):
     """The same, adapted to the speakers of the test by their recordings, without labels.
 
-    Two further trainings from new weights also read recordings of the test, with the digits that
-    the model before them gives them: of each speaker a share of the recordings, those in which the
-    likeliest digit has the highest probability.
+    A speaker is taken to say each digit as often as it is in the training data: probabilities are
+    scaled until that is so (:func:`balanced`). Two further trainings from new weights also read
+    recordings of the test, with the digits that the model before them gives them: of each speaker a
+    share of the recordings, those in which the likeliest digit has the highest probability.
     """
 
     name = "digits-adapted"
     title = "Spoken digits, adapted to the speakers without labels"
-    models = {"txl": ("digits",) * 3}  # noqa: RUF012
     shares = (0.6, 0.8)
     """Shares of the recordings of a speaker that each further training reads."""
+    n_trainings = 1 + len(shares)
+    models = {"txl": ("digits",) * n_trainings}  # noqa: RUF012
 
-    def pseudo_label(self, trained: Trained, source: Path, folder: Path, n: int) -> None:
-        """Add recordings of the test, whose names do not tell their digits, to the training."""
+    def identity(self, source: Path | None) -> dict[str, Any]:
+        """Return the checksums of the archives, and the shares."""
+        return super().identity(source) | {"shares": [*self.shares]}
+
+    def prepare(self, source: Path, folder: Path) -> None:
+        """Write frames and mean spectra.
+
+        Raises:
+            ValueError: A speaker has fewer recordings than there are digits.
+        """
+        by_split = recordings_of(source)
+        n_digits = len({name[0] for name, _ in by_split["train"]})
+        for split in self.splits:
+            counts = Counter(_speaker(name) for name, _ in by_split[split])
+            for speaker, n in counts.items():
+                if n < n_digits:
+                    raise ValueError(
+                        f"{source}: speaker {speaker} has {n} of the recordings for the split "
+                        f"{split}: at least {n_digits}, one for each digit, are needed for "
+                        "frequencies of digits as in the training data; use the task digits"
+                    )
+        self.write(by_split, folder)
+
+    def pseudo_label(
+        self, trained: Trained, source: Path, prepared: Path, folder: Path, n: int
+    ) -> None:
+        """Add recordings of the test to those to train on, with digits that the model gives them.
+
+        The digits in their names are not used.
+        """
         by_split = recordings_of(source)
         asked = by_split["test"]
-        inputs = self.inputs(asked, None)
-        unlabelled = concatenated([_labelled(x, 0) for x in inputs])
-        log_probs = class_log_probs(trained, unlabelled)
-        kept = most_confident(log_probs, [_speaker(name) for name, _ in asked], self.shares[n - 1])
-        found = log_probs.argmax(1)
-        more = [(_renamed(asked[k][0], found[k]), asked[k][1]) for k in kept]
+        log_probs = _balanced_log_probs(trained, prepared, "test")
+        kept = most_confident(log_probs, [_speaker(x) for x, _ in asked], self.shares[n - 1])
+        digits = log_probs.argmax(1)
+        more = [(_renamed(asked[k][0], digits[k]), asked[k][1]) for k in kept]
         self.write(by_split | {"train": by_split["train"] + more}, folder, n)
+
+    def measure(self, trained: Trained, folder: Path, split: str) -> Measured:
+        """Classify the recordings of each speaker together."""
+        return _measured(folder, split, _balanced_log_probs(trained, folder, split).argmax(1))
 
 
 class RawDigits(SpokenDigits):
@@ -230,22 +266,80 @@ def _renamed(name: str, digit: int) -> str:
     return f"{digit}_{name.partition('_')[2]}"
 
 
-def most_confident(
-    log_probs: Float[np.ndarray, "n classes"], groups: Sequence[str], share: float
-) -> Int64[np.ndarray, " m"]:
-    """Return the rows of each group whose largest log-probability is highest, in order.
+def _names(folder: Path, split: str) -> list[str]:
+    return json.loads((folder / f"{split}.json").read_bytes())["names"]
+
+
+def _balanced_log_probs(
+    trained: Trained, folder: Path, split: str
+) -> Float[np.ndarray, "n classes"]:
+    """Return log-probabilities with which each speaker says the digits as often as in training."""
+    found = class_log_probs(trained, read_recordings(folder, split))
+    digits = [int(name[0]) for name in _names(folder, "train")]
+    counts = np.bincount(digits, minlength=found.shape[1])
+    return balanced(found, [*map(_speaker, _names(folder, split))], counts / len(digits))
+
+
+def balanced(
+    log_probs: Float[np.ndarray, "n classes"],
+    groups: Sequence[str],
+    frequencies: Float[np.ndarray, " classes"],
+) -> Float[np.ndarray, "n classes"]:
+    """Return log-probabilities whose mean probabilities in each group are given ones.
+
+    In each group, the probability of a class is multiplied by the same number for all rows, and
+    rows are normalized, by turns (distribution alignment, Berthelot et al. 2020; the iteration is
+    that of Sinkhorn and Knopp). It ends when no mean differs by more than 1e-6, or after 10,000
+    turns.
 
     Args:
         log_probs: Log-probabilities, up to a number that a row has in common.
         groups: The group of each row.
+        frequencies: The mean probability of each class.
+
+    Raises:
+        ValueError: A log-probability is not finite.
+    """
+    if not np.isfinite(log_probs).all():
+        raise ValueError(
+            "a probability is not finite: the training has diverged; change its recipe"
+        )
+    found = np.full_like(log_probs, -np.inf)
+    possible = np.flatnonzero(frequencies)
+    aim = np.log(frequencies[possible])
+    for group in {*groups}:
+        own = np.flatnonzero([x == group for x in groups])
+        rows = log_probs[np.ix_(own, possible)]
+        for _ in range(_TURNS):
+            rows = rows - np.logaddexp.reduce(rows, axis=1, keepdims=True)
+            means = np.logaddexp.reduce(rows, axis=0) - math.log(len(rows))
+            if np.abs(np.exp(means) - np.exp(aim)).max() < _TOLERANCE:
+                break
+            rows = rows + (aim - means)
+        rows = rows - np.logaddexp.reduce(rows, axis=1, keepdims=True)
+        found[np.ix_(own, possible)] = rows
+    return found
+
+
+def most_confident(
+    log_probs: Float[np.ndarray, "n classes"], groups: Sequence[str], share: float
+) -> Int64[np.ndarray, " m"]:
+    """Return the rows of each group whose highest log-probability is highest, in order.
+
+    Among equal ones, it is drawn which are first.
+
+    Args:
+        log_probs: Log-probabilities.
+        groups: The group of each row.
         share: The share of each group, rounded up.
     """
-    normalizer = np.logaddexp.reduce(log_probs, axis=1)
-    confidence = log_probs.max(1) - normalizer
+    confidence = log_probs.max(1)
+    # Not by the order of the rows, which are sorted by the names, and so by the digits.
+    drawn = np.random.default_rng(0).permutation(len(log_probs))
     kept: list[int] = []
     for group in dict.fromkeys(groups):
-        own = np.flatnonzero(np.array(groups) == group)
-        best = own[np.argsort(-confidence[own], kind="stable")]
+        own = np.flatnonzero([x == group for x in groups])
+        best = own[np.lexsort((drawn[own], -confidence[own]))]
         kept += best[: math.ceil(share * len(own))].tolist()
     return np.array(sorted(kept))
 
@@ -279,14 +373,14 @@ def class_log_probs(trained: Trained, recordings: Recordings) -> Float[np.ndarra
             pieces = read(model, inputs[None], trained.lengths, mems)
             hidden = torch.cat([piece.hidden for piece in pieces], 1)[0]
             log_probs = model.head.log_probs(hidden[targets != UNCOUNTED])
-            found.append(log_probs.mean(0).double().cpu().numpy())
+            found.append((log_probs.sum(0).double() / len(log_probs)).cpu().numpy())
     return np.stack(found)
 
 
 def _measured(folder: Path, split: str, found: Int64[np.ndarray, " n"]) -> Measured:
     """Compare with the digits in the names; also by whether a speaker is in the training data."""
-    names = json.loads((folder / f"{split}.json").read_bytes())["names"]
-    known = {_speaker(x) for x in json.loads((folder / "train.json").read_bytes())["names"]}
+    names = _names(folder, split)
+    known = {*map(_speaker, _names(folder, "train"))}
     right = np.array([int(x[0]) == y for x, y in zip(names, found, strict=True)], float)
     is_known = np.array([_speaker(name) in known for name in names])
     metrics = {"accuracy": 100 * right.mean()}

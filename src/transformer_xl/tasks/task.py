@@ -57,7 +57,7 @@ class Task(ABC):
     """What is measured, with its unit."""
     models: ClassVar[Mapping[str, Sequence[str]]]
     """By name of a model, the recipes of its trainings, each of which but the first begins with the
-    weights and the vocabulary of the one before it."""
+    weights and the vocabulary of the one before it, except for a :class:`SelfTrainingTask`."""
     splits: ClassVar[Sequence[str]] = ("valid", "test")
     """What is measured."""
     parts: ClassVar[Sequence[str]] = ("",)
@@ -118,19 +118,32 @@ class Task(ABC):
 class SelfTrainingTask(Task):
     """A task whose later trainings read examples with the labels of the model before (Lee, 2013).
 
-    Each training begins with new weights. A recipe file is that of each of them.
+    None of them begins with the weights of the one before.
     """
 
+    n_trainings: ClassVar[int] = 2
+    """How many trainings there are by a recipe file that the user gives in place of a model."""
+
     @abstractmethod
-    def pseudo_label(self, trained: Trained, source: Path, folder: Path, n: int) -> None:
-        """Write the data of the next training into a new folder.
+    def pseudo_label(
+        self, trained: Trained, source: Path, prepared: Path, folder: Path, n: int
+    ) -> None:
+        """Write all files that the recipe of the next training reads into a new folder.
+
+        What is measured is in ``prepared`` as before.
 
         Args:
             trained: The model of training ``n``, counted from 1.
             source: The data as they are published; the folder that :meth:`prepare` has written, if
                 the task makes them.
+            prepared: The folder that :meth:`prepare` has written, or the part of it that is trained
+                on.
             folder: The folder.
             n: How many trainings there have been.
+
+        Raises:
+            OSError: A file is missing or cannot be written.
+            ValueError: Nothing can be labelled.
         """
 
 
