@@ -174,15 +174,20 @@ class AdaptedDigits(SelfTrainingTask, SpokenDigits):
         """
         by_split = recordings_of(source)
         asked = by_split["test"]
-        log_probs = _balanced_log_probs(trained, prepared, "test")
+        log_probs = _as_in_training(
+            class_log_probs(trained, read_recordings(prepared, "test")), prepared, "test"
+        )
         kept = most_confident(log_probs, [_speaker(x) for x, _ in asked], self.shares[n - 1])
         digits = log_probs.argmax(1)
         more = [(_renamed(asked[k][0], digits[k]), asked[k][1]) for k in kept]
         self.write(by_split | {"train": by_split["train"] + more}, folder, n)
 
     def measure(self, trained: Trained, folder: Path, split: str) -> Measured:
-        """Classify the recordings of each speaker together."""
-        return _measured(folder, split, _balanced_log_probs(trained, folder, split).argmax(1))
+        """Classify the recordings of each speaker together; beside it, each by itself."""
+        log_probs = class_log_probs(trained, read_recordings(folder, split))
+        alone = _measured(folder, split, log_probs.argmax(1)).metrics["accuracy"]
+        found = _measured(folder, split, _as_in_training(log_probs, folder, split).argmax(1))
+        return found._replace(metrics=found.metrics | {"each by itself": alone})
 
 
 class RawDigits(SpokenDigits):
@@ -270,14 +275,13 @@ def _names(folder: Path, split: str) -> list[str]:
     return json.loads((folder / f"{split}.json").read_bytes())["names"]
 
 
-def _balanced_log_probs(
-    trained: Trained, folder: Path, split: str
+def _as_in_training(
+    log_probs: Float[np.ndarray, "n classes"], folder: Path, split: str
 ) -> Float[np.ndarray, "n classes"]:
     """Return log-probabilities with which each speaker says the digits as often as in training."""
-    found = class_log_probs(trained, read_recordings(folder, split))
     digits = [int(name[0]) for name in _names(folder, "train")]
-    counts = np.bincount(digits, minlength=found.shape[1])
-    return balanced(found, [*map(_speaker, _names(folder, split))], counts / len(digits))
+    counts = np.bincount(digits, minlength=log_probs.shape[1])
+    return balanced(log_probs, [*map(_speaker, _names(folder, split))], counts / len(digits))
 
 
 def balanced(
