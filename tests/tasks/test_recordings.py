@@ -351,7 +351,7 @@ def test_the_labels_of_the_test_are_not_used(archives, tmp_path, monkeypatch):
         task.prepare(archives, folder)
         written = []
         monkeypatch.setattr(task, "write", lambda splits, *more, seen=written: seen.append(splits))
-        task.pseudo_label(None, archives, folder, tmp_path, 1)
+        task.pseudo_label(Trained(None, None, None, None), archives, folder, tmp_path, 1)
         monkeypatch.undo()
         monkeypatch.setattr(spoken_digits, "class_log_probs", by_inputs)
         monkeypatch.setattr(spoken_digits.SpokenDigits, "copies", 1)

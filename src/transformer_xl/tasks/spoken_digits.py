@@ -178,7 +178,7 @@ class AdaptedDigits(SelfTrainingTask, SpokenDigits):
             class_log_probs(trained, read_recordings(prepared, "test")), prepared, "test"
         )
         kept = most_confident(log_probs, [_speaker(x) for x, _ in asked], self.shares[n - 1])
-        digits = log_probs.argmax(1)
+        digits = log_probs.argmax(1).tolist()
         more = [(_renamed(asked[k][0], digits[k]), asked[k][1]) for k in kept]
         self.write(by_split | {"train": by_split["train"] + more}, folder, n)
 
