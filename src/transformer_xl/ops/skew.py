@@ -49,14 +49,22 @@ def rel_attention(
 ) -> Float[Tensor, "B T H K"]:
     """Attend from the segment to the memory and to itself; as the reference does."""
     operands: Sequence[Any] = (q, k, v, r, content_bias, position_bias, distance_bias)
-    if emulates(q.dtype, q.device.type):
-        operands = [None if x is None else x.float() for x in operands]
     # The backward pass draws the same numbers again.
     seed = new_seed() if dropout else None
     arguments: Sequence[Any] = [*operands, attn_len, first_key, dropout, seed]
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands):
-        return cast(Tensor, _SkewAttention.apply(*arguments)).to(q.dtype)
-    return _forward(_Attention(*arguments)).to(q.dtype)
+        return cast(Tensor, _SkewAttention.apply(*arguments))
+    return _forward(_widened(arguments)).to(q.dtype)
+
+
+def _widened(arguments: Sequence[Any]) -> "_Attention":
+    """Return the operands in float32 where products in their precision are only emulated."""
+    *operands, attn_len, first_key, dropout, seed = arguments
+    q, *_ = operands
+    if emulates(q.dtype, q.device.type):
+        operands = [None if x is None else x.float() for x in operands]
+    given: Sequence[Any] = [*operands, attn_len, first_key, dropout, seed]
+    return _Attention(*given)
 
 
 class _SkewAttention(torch.autograd.Function):
@@ -65,7 +73,7 @@ class _SkewAttention(torch.autograd.Function):
         *operands, attn_len, first_key, dropout, seed = arguments
         ctx.save_for_backward(*operands, first_key)
         ctx.settings = attn_len, dropout, seed
-        return _forward(_Attention(*arguments))
+        return _forward(_widened(arguments)).to(operands[0].dtype)
 
     @staticmethod
     @once_differentiable
@@ -74,9 +82,11 @@ class _SkewAttention(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         *operands, first_key = ctx.saved_tensors
         attn_len, dropout, seed = ctx.settings
-        arguments: Sequence[Any] = [*operands, attn_len, first_key, dropout, seed]
-        attention = _Attention(*arguments)
-        return *_backward(attention, grad_outputs[0]), None, None, None, None
+        attention = _widened([*operands, attn_len, first_key, dropout, seed])
+        found = _backward(attention, grad_outputs[0].to(attention.q.dtype))
+        each = zip(found, operands, strict=True)
+        gradients = (None if dx is None else dx.to(x.dtype) for dx, x in each)
+        return *gradients, None, None, None, None
 
 
 class _Block(NamedTuple):
