@@ -71,8 +71,8 @@ def measured(arguments: argparse.Namespace, shrinkage: float) -> dict[str, float
         spoken_digits.recordings_of = lambda source, who=speaker: divided(source, who)
         try:
             settings = f"{speaker}-{shrinkage:g}-{arguments.copies}-{Path(model).stem}"
-            adapted = "" if arguments.shares is None else f"-{len(arguments.shares)}"
-            out = arguments.out / f"{task.name}-{settings}{adapted}"
+            shares = "".join(f"-{share:g}" for share in arguments.shares or ())
+            out = arguments.out / f"{task.name}-{settings}{shares}"
             how: Any = {"models": (model,), "seeds": arguments.seeds, "splits": ("test",)}
             result = run_task(task, arguments.source, out, **how)
         finally:
@@ -101,6 +101,8 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/other-speaker"))
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args(words)
+    if any(not 0 < share <= 1 for share in arguments.shares or ()):
+        parser.error(f"--shares {arguments.shares}: give shares above 0, and at most 1")
     rows: list[dict[str, Any]] = []
     for shrinkage in arguments.shrinkage:
         by_speaker = measured(arguments, shrinkage)

@@ -191,6 +191,31 @@ def test_emulated_attention_rounds_its_result_only(emulated):
     assert q.grad.any()
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_emulated_attention_keeps_its_operands_as_they_are(emulated, dropout):
+    shapes = [*3 * [(2, 40, 2, 8)], (40, 2, 8), *2 * [(2, 8)], (40, 2)]
+    own = [torch.randn(shape).bfloat16().requires_grad_() for shape in shapes]
+    kept = []
+
+    def gradients(leaves, dtype):
+        *operands, distance_bias = (leaf.to(dtype) for leaf in leaves)
+        # The same numbers for dropout.
+        torch.manual_seed(0)
+        out = skew.rel_attention(*operands, distance_bias=distance_bias, dropout=dropout)
+        out = out.bfloat16()
+        return torch.autograd.grad(out.float().square().sum(), leaves)
+
+    expected = gradients(own, torch.float32)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        found = gradients(own, torch.bfloat16)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+    places = {x.untyped_storage().data_ptr() for x in kept}
+    assert {x.untyped_storage().data_ptr() for x in own} <= places
+    # That of the square above.
+    assert sum(x.dtype == torch.float32 for x in kept) == 1
+
+
 class Dtypes(TorchDispatchMode):
     """Notes the precisions of products."""
 

@@ -390,7 +390,7 @@ def test_the_other_speaker_is_one_of_the_training_archive(archives, tmp_path, mo
     rows = json.loads((tmp_path / "found.json").read_text())["rows"]
     assert all(row["shares"] == [0.6] for row in rows)
     for speaker, other in ("ab", "ba"):
-        run = tmp_path / "out" / f"other-speaker-adapted-{speaker}-0.5-1-mine-1" / "mine-1"
+        run = tmp_path / "out" / f"other-speaker-adapted-{speaker}-0.5-1-mine-0.6" / "mine-1"
         names = json.loads((run / "stage_2_data" / "train.json").read_text())["names"]
         speakers = [name.split("_")[1] for name in names]
         # Of three recordings of three digits, six are for training; of the others, most.

@@ -58,7 +58,7 @@ def rel_attention(
 
 
 def _widened(arguments: Sequence[Any]) -> "_Attention":
-    """Return the operands in float32 where products in their precision are only emulated."""
+    """Return the attention of operands, in float32 where their precision is only emulated."""
     *operands, attn_len, first_key, dropout, seed = arguments
     q, *_ = operands
     if emulates(q.dtype, q.device.type):
@@ -71,6 +71,7 @@ class _SkewAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         *operands, attn_len, first_key, dropout, seed = arguments
+        # Not widened, which takes half the memory.
         ctx.save_for_backward(*operands, first_key)
         ctx.settings = attn_len, dropout, seed
         return _forward(_widened(arguments)).to(operands[0].dtype)

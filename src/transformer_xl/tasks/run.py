@@ -317,12 +317,12 @@ def _pseudo_label(
     trained = _loaded(run, config)
     files = sorted((run / "model" / "best").glob("*.safetensors"))
     weights = {path.name: checksum(path) for path in files}
-    about = _json({"weights": weights, "lengths": trained.lengths})
+    about = _json({"weights": weights, "lengths": trained.lengths, "version": task.version})
     if folder.is_dir():
         path = folder / _ABOUT_FILE
         if not (path.is_file() and path.read_bytes() == about):
             raise ValueError(
-                f"{folder} was not labelled by the model in {run}, or that read otherwise: give "
+                f"{folder} was not labelled by the model in {run}, or otherwise than now: give "
                 "another --out"
             )
         return

@@ -130,9 +130,10 @@ class AdaptedDigits(SelfTrainingTask, SpokenDigits):
     """The same, adapted to the speakers of the test by their recordings, without labels.
 
     A speaker is taken to say each digit as often as it is in the training data: probabilities are
-    scaled until that is so (:func:`balanced`). Two further trainings from new weights also read
-    recordings of the test, with the digits that the model before them gives them: of each speaker a
-    share of the recordings, those in which the likeliest digit has the highest probability.
+    scaled until that is so (:func:`balanced`). Two further trainings, none of which begins with the
+    weights of another, also read recordings of the test, with the digits that the model before them
+    gives them: of each speaker a share of the recordings, those in which the likeliest digit has
+    the highest probability.
     """
 
     name = "digits-adapted"
@@ -183,11 +184,11 @@ class AdaptedDigits(SelfTrainingTask, SpokenDigits):
         self.write(by_split | {"train": by_split["train"] + more}, folder, n)
 
     def measure(self, trained: Trained, folder: Path, split: str) -> Measured:
-        """Classify the recordings of each speaker together; beside it, each by itself."""
+        """Classify the recordings of each speaker, with the frequencies of digits and without."""
         log_probs = class_log_probs(trained, read_recordings(folder, split))
         alone = _measured(folder, split, log_probs.argmax(1)).metrics["accuracy"]
         found = _measured(folder, split, _as_in_training(log_probs, folder, split).argmax(1))
-        return found._replace(metrics=found.metrics | {"each by itself": alone})
+        return found._replace(metrics=found.metrics | {"without frequencies": alone})
 
 
 class RawDigits(SpokenDigits):
@@ -294,7 +295,7 @@ def balanced(
     In each group, the probability of a class is multiplied by the same number for all rows, and
     rows are normalized, by turns (distribution alignment, Berthelot et al. 2020; the iteration is
     that of Sinkhorn and Knopp). It ends when no mean differs by more than 1e-6, or after 10,000
-    turns.
+    turns, when means may still differ.
 
     Args:
         log_probs: Log-probabilities, up to a number that a row has in common.
@@ -328,9 +329,9 @@ def balanced(
 def most_confident(
     log_probs: Float[np.ndarray, "n classes"], groups: Sequence[str], share: float
 ) -> Int64[np.ndarray, " m"]:
-    """Return the rows of each group whose highest log-probability is highest, in order.
+    """Return the rows of each group with the most probable best class, in ascending order.
 
-    Among equal ones, it is drawn which are first.
+    Ties are broken at random, with a fixed seed.
 
     Args:
         log_probs: Log-probabilities.
@@ -345,7 +346,7 @@ def most_confident(
         own = np.flatnonzero([x == group for x in groups])
         best = own[np.lexsort((drawn[own], -confidence[own]))]
         kept += best[: math.ceil(share * len(own))].tolist()
-    return np.array(sorted(kept))
+    return np.array(sorted(kept), np.int64)
 
 
 def _labelled(inputs: Float[np.ndarray, "n F"], digit: int) -> Recordings:

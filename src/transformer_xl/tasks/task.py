@@ -69,7 +69,8 @@ class Task(ABC):
     makes_data: ClassVar[bool] = False
     """Whether a program of the task makes its data, so that there is no source."""
     version: ClassVar[int] = 1
-    """Raised when :meth:`prepare` writes other texts: those of another version are not used."""
+    """Raised when :meth:`prepare` writes other texts, or :meth:`SelfTrainingTask.pseudo_label`
+    other labels: those of another version are not used."""
     reads: ClassVar[Sequence[str]] = ("*",)
     """Patterns of the files that it reads in the folder of its data."""
 
