@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from transformer_xl.ops import triton
 from transformer_xl.ops.products import add_product, product
 
 CHUNK = 2 << 20
@@ -114,7 +115,7 @@ def _pass(
     scale: Tensor | None,
     needed: tuple[bool, ...],
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Return -log p, and the needed gradients of its sum weighted by ``scale``.
+    """Return -log p, and the needed gradients of its sum weighted by ``scale``; None: by 1.
 
     Products are computed in ``dtype`` and accumulated in the dtype of the operands.
     """
@@ -124,32 +125,59 @@ def _pass(
         for y, is_needed in zip((x, weight, bias), needed, strict=True)
     ]
     dx, dw, db = gradients
-    w, b = weight.to(dtype), bias.to(dtype)
+    V, w, b = len(weight), weight.to(dtype), bias.to(dtype)
     places = _counted(targets, targets)
-    rows = chunk_rows(x.device.type, len(weight))
-    buffer = x.new_empty(min(rows, len(x)), len(weight), dtype=dtype)
+    rows = chunk_rows(x.device.type, V)
+    is_fused, width = has_kernels(x.device, dtype), V
+    if is_fused:
+        # Rows begin at multiples of the vectors in which memory is stored and read.
+        width = -(-V // 16) * 16
+        b = F.pad(bias.float(), (0, width - V))
+        scale = torch.ones_like(nll) if scale is None and any(needed) else scale
+    buffer = x.new_empty(min(rows, len(x)), width, dtype=dtype)[:, :V]
     for start in range(0, len(x), rows):
         part = slice(start, start + rows)
-        x_part, target = x[part].to(dtype), places[part, None]
-        logits = _at_least_float32(product(x_part, w.T, b, buffer[: len(x_part)]))
-        own, largest = logits.gather(1, target)[:, 0], logits.amax(-1)
-        probs = torch.softmax(logits, -1, out=logits)
-        # The largest probability is 1 / sum(exp(logits - largest)).
-        nll[part] = largest - own - probs.amax(-1).log_()
+        x_part, target = x[part].to(dtype), places[part]
+        place, own_scale = buffer[: len(x_part)], None if scale is None else scale[part]
+        if is_fused:
+            from transformer_xl.ops.triton_nll import cross_entropy
+
+            d_logits = product(x_part, w.T, None, place)
+            cross_entropy(d_logits, b, target, nll[part], own_scale)
+        else:
+            logits = _at_least_float32(product(x_part, w.T, b, place))
+            d_logits = _cross_entropy(logits, target, nll[part], own_scale, any(needed))
+        if db is not None:
+            db += d_logits.sum(0, dtype=nll.dtype)
         if not any(needed):
             continue
-        d_logits = probs
-        d_logits.scatter_add_(1, target, d_logits.new_full((), -1).expand_as(target))
-        if scale is not None:
-            d_logits *= scale[part, None]
-        if db is not None:
-            db += d_logits.sum(0)
-        d_logits = d_logits if d_logits.dtype == dtype else buffer[: len(x_part)].copy_(d_logits)
+        d_logits = d_logits if d_logits.dtype == dtype else place.copy_(d_logits)
         if dx is not None:
             add_product(dx[part], d_logits, w)
         if dw is not None:
             add_product(dw, d_logits.T, x_part)
     return _counted(nll, targets), gradients
+
+
+def has_kernels(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the softmax of a chunk is computed by Triton kernels."""
+    return triton.reason_against(device, dtype, K=0) is None
+
+
+def _cross_entropy(
+    logits: Tensor, targets: Tensor, nll: Tensor, scale: Tensor | None, is_needed: bool
+) -> Tensor:
+    """Write -log p of each target; return its gradient, if needed, in place of the logits."""
+    target = targets[:, None]
+    own, largest = logits.gather(1, target)[:, 0], logits.amax(-1)
+    probs = torch.softmax(logits, -1, out=logits)
+    # The largest probability is 1 / sum(exp(logits - largest)).
+    nll.copy_(largest - own - probs.amax(-1).log_())
+    if is_needed:
+        probs.scatter_add_(1, target, probs.new_full((), -1).expand_as(target))
+        if scale is not None:
+            probs *= scale[:, None]
+    return probs
 
 
 def _counted(x: Tensor, targets: Tensor) -> Tensor:

@@ -202,7 +202,8 @@ def loss_temporary(plan: Plan) -> int:
     """Count the temporary tensors of the softmax for a chunk of tokens; the largest cluster counts.
 
     For n logits in a chunk: 4 n. In half precision also the product from which they are made, whose
-    place their gradients take, the rounded weights and a product before it is accumulated.
+    place their gradients take, the rounded weights and a product before it is accumulated. On a GPU
+    the logits are only that product.
     """
     config = plan.config.model
     if config.sample_softmax:
@@ -222,7 +223,7 @@ def _chunk_bytes(plan: Plan, n_outputs: int, width: int, n_rows: int) -> int:
     c = plan.operand
     logits = min(n_rows, chunk_rows(plan.device, n_outputs)) * n_outputs
     if c < FLOAT:
-        return logits * (FLOAT + c) + 2 * c * n_outputs * width
+        return logits * (c + FLOAT * (plan.device == "cpu")) + 2 * c * n_outputs * width
     return FLOAT * logits
 
 
