@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from result_file import write_result_file
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from peers import WAYS, build
+from result_file import write_result_file
 from shapes import SHAPES, Job
 from turns import circumstances
 

@@ -111,15 +111,18 @@ def test_embedding_dropout_drops_whole_words_wherever_they_stand(tiny_config, ma
     torch.nn.init.normal_(module.weight if made is Embedding else module.weights[0])
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)
-    text = torch.arange(31).repeat(2, 2)
+    # After a first word, which is not dropped.
+    text = torch.cat([torch.tensor([[3], [9]]), torch.arange(31).repeat(2, 2)], 1)
     exact, dropped, n = module.eval()(text), 0, 200
     module.train()
     for _ in range(n):
         found = module(text)
+        torch.testing.assert_close(found[:, 0], exact[:, 0])
+        found, expected = found[:, 1:], exact[:, 1:]
         is_zero = (found == 0).all(-1)
         # Both times and in both streams.
         assert torch.equal(is_zero[0, :31], is_zero[1, 31:])
-        rest = (exact / (1 - rounded(p))).masked_fill(is_zero[..., None], 0)
+        rest = (expected / (1 - rounded(p))).masked_fill(is_zero[..., None], 0)
         torch.testing.assert_close(found, rest, rtol=1e-4, atol=1e-4)
         dropped += int(is_zero[0, :31].sum())
     assert abs(dropped / (31 * n) - p) < 5 * (p * (1 - p) / (31 * n)) ** 0.5
@@ -135,12 +138,23 @@ def test_the_separator_of_completions_is_never_dropped(tiny_config, made, settin
     module = made(replace(tiny_config, vocab_size=31, embed_dropout=0.9, **markers, **settings))
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)
-    text = torch.arange(31)[None]
-    exact = module.eval()(text)[0, marker]
+    text = torch.tensor([6, *range(31)])[None]
+    exact = module.eval()(text)[0, 1 + marker]
     module.train()
-    found = torch.cat([module(text) for _ in range(20)])
+    found = torch.cat([module(text) for _ in range(20)])[:, 1:]
     assert torch.equal(found[:, marker], exact.expand(20, -1))
     assert (found == 0).all(-1).any(0).sum() == 30
+
+
+@pytest.mark.parametrize("cutoffs", [(), (8, 20)])
+def test_gradients_stay_small_though_nearly_all_words_are_dropped(tiny_config, cutoffs):
+    settings = {"n_layer": 16, "norm_first": True, "cutoffs": cutoffs, "embed_dropout": 0.99}
+    model = TransformerXL(replace(tiny_config, **settings))
+    tokens = torch.randint(31, (8, 21))
+    model(tokens[:, :-1], None, tokens[:, 1:]).nll.mean().backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+    # Without memory, the states of a first word that was dropped would be zero in all layers.
+    assert norm < 100
 
 
 def test_the_softmax_keeps_the_words_that_the_embedding_drops(tiny_config):

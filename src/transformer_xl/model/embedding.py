@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
@@ -37,7 +37,7 @@ class Embedding(nn.Embedding):
     def forward(self, input: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch E"]:
         """Look up tokens."""
         p = self.word_dropout if self.training else 0.0
-        embedded = _looked_up(input, self.weight, p, self.marker)
+        embedded = _looked_up(input, self.weight, p, self.marker, _is_first(input))
         return embedded if self.proj is not None else embedded * self.embed_scale
 
     def widened(self, embedded: Float[Tensor, "B T E"]) -> Float[Tensor, "B T D"]:
@@ -104,8 +104,8 @@ class AdaptiveEmbedding(nn.Module):
         ):
             own = (clusters == i).nonzero()[:, 0]
             places.append(own)
-            rows = flat[own] - cluster.start
-            embedded = self._looked_up(i, rows, weight)
+            rows, begins = flat[own] - cluster.start, own % tokens.shape[-1] == 0
+            embedded = self._looked_up(i, rows, weight, begins)
             parts.append(proj(embedded).to(weight.dtype))
         # Sorted by cluster; the inverse permutation restores the order.
         back = torch.cat(places).argsort()
@@ -131,19 +131,23 @@ class AdaptiveEmbedding(nn.Module):
                 row = row.clamp(min=0)
             if i < last:
                 row = row.clamp(max=len(weight) - 1)
-            embedded = self._looked_up(i, row, weight)
+            embedded = self._looked_up(i, row, weight, _is_first(tokens))
             embedded = proj(embedded).to(weight.dtype)
             parts.append(embedded.masked_fill((row != own)[..., None], 0.0))
         return torch.stack(parts).sum(0) * self.scale
 
     def _looked_up(
-        self, i: int, rows: Int[Tensor, "*batch"], weight: Float[Tensor, "words E"]
+        self,
+        i: int,
+        rows: Int[Tensor, "*batch"],
+        weight: Float[Tensor, "words E"],
+        is_first: Bool[Tensor, "*places"],
     ) -> Float[Tensor, "*batch E"]:
         cluster, marker = self.clusters[i], self.marker
         if marker is not None:
             marker = marker - cluster.start if cluster.start <= marker < cluster.stop else None
         p = self.word_dropout if self.training else 0.0
-        return _looked_up(rows, weight, p, marker)
+        return _looked_up(rows, weight, p, marker, is_first)
 
 
 class FeatureEmbedding(nn.Linear):
@@ -178,10 +182,24 @@ def embedded(
     return unwrapped(module, "widened").widened(module(tokens))
 
 
+def _is_first(tokens: Int[Tensor, "*batch"]) -> Bool[Tensor, " T"]:
+    """Return which places of a segment are its first."""
+    return torch.arange(tokens.shape[-1], device=tokens.device) == 0
+
+
 def _looked_up(
-    tokens: Int[Tensor, "*batch"], weight: Float[Tensor, "V E"], p: float, marker: int | None
+    tokens: Int[Tensor, "*batch"],
+    weight: Float[Tensor, "V E"],
+    p: float,
+    marker: int | None,
+    is_first: Bool[Tensor, "*places"],
 ) -> Float[Tensor, "*batch E"]:
-    """Look up words; drop each row of the table but that of ``marker`` with probability ``p``."""
+    """Look up words; drop each row of the table but that of ``marker`` with probability ``p``.
+
+    The first words of a segment are kept. Without a memory they see nothing but themselves, and if
+    that is zero, so are their states in all layers: each normalization of zeros multiplies the
+    gradient by 316, and 16 layers make it infinite.
+    """
     embedded = F.embedding(tokens, weight)
     if p == 0:
         return embedded
@@ -190,4 +208,4 @@ def _looked_up(
     if marker is not None:
         # It says where a completion begins, which no other word does.
         kept[marker] = 1
-    return embedded * F.embedding(tokens, kept)
+    return embedded * F.embedding(tokens, kept).masked_fill(is_first[..., None], 1)
