@@ -17,7 +17,8 @@ from marked_tables import main, row, table
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"
 RESULTS = ROOT / "benchmarks" / "results"
-XEON, EPYC, H200 = "cpu_xeon_amx_202611", "cpu_epyc_202611", "gpu_h200_202611"
+XEON, EPYC = "cpu_xeon_amx_202611", "cpu_epyc_202611"
+H200, H100 = "gpu_h200_202611", "gpu_h100_202611"
 H100_BFLOAT16 = 989e3
 """GFLOP/s of the data sheet, of an H100 and an H200 alike."""
 _Case = Mapping[str, Any]
@@ -170,29 +171,38 @@ def _attention_gpu() -> Iterator[str]:
 
 
 def _steps_gpu() -> Iterator[str]:
-    for name in ("training", "training_large"):
-        result = _result(name, H200)
+    trained = ("training", H200), ("training_again", H200), ("training", H100)
+    for name, card in (*trained, ("training_large", H200)):
+        result = _result(name, card)
         for case in result["rows"]:
             way = next(iter(case["seconds"]))
             seconds, tokens = case["seconds"][way], case["tokens_per_second"][way]
             flops = case["gflop"][way] / seconds / H100_BFLOAT16
             yield row(
                 f"training step, `{result['shape']['name']}`, {case['batch']} streams",
+                _card(result),
                 f"{1e3 * seconds:.1f} ms",
                 f"{tokens:,.0f}",
                 f"{flops:.1%} MFU",
                 _spread(case, "gpt"),
             )
-    for name in ("generation", "generation_64"):
-        for case in _result(name, H200)["rows"]:
+    for name, card in (("generation", H200), ("generation_64", H200), ("generation_64", H100)):
+        result = _result(name, card)
+        for case in result["rows"]:
             seconds = case["seconds"]["ours"]
             yield row(
                 f"a token of each stream, B = {case['batch']}, M = {case['mem_len']:,}",
+                _card(result),
                 f"{1e3 * seconds:.2f} ms",
                 f"{case['tokens_per_second']['ours']:,.0f}",
                 f"{seconds / case['reading_seconds']:.2f} x reading",
                 "",
             )
+
+
+def _card(result: _Case) -> str:
+    """Name the GPU of a measurement, without its maker."""
+    return result["processor"].split()[1]
 
 
 def _softmax() -> Iterator[str]:
@@ -299,7 +309,7 @@ def tables() -> dict[str, str]:
             _attention_gpu(),
         ),
         "steps-gpu": _texts(
-            "work|time|tokens a second|share of the GPU|plain GPT with memory", _steps_gpu()
+            "work|GPU|time|tokens a second|share of the GPU|plain GPT with memory", _steps_gpu()
         ),
         "softmax": _texts("softmax|time|against ours, turn by turn|memory", _softmax()),
         "converting": _texts("format|size|time|memory", _formats()),

@@ -1,4 +1,4 @@
-"""The kernels of the cross-entropy give its losses and gradients, on a GPU or in the interpreter."""
+"""The kernels of the cross-entropy give its losses and gradients, on a GPU or interpreted."""
 
 import math
 
@@ -78,9 +78,7 @@ def test_an_ignored_target_has_no_loss_and_no_gradient(device):
 def test_without_gradients_the_losses_are_the_same(device):
     inputs, targets = operands(6, 300), torch.randint(300, (6,))
     found = ours(inputs, targets, torch.ones(6), device)[0]
-    assert torch.equal(
-        linear_nll(*(x.to(device) for x in inputs), targets.to(device)).cpu(), found
-    )
+    assert torch.equal(linear_nll(*(x.to(device) for x in inputs), targets.to(device)).cpu(), found)
 
 
 def test_a_word_that_cannot_be_has_no_part_in_anything(device):
@@ -123,9 +121,7 @@ def test_the_error_is_at_most_twice_that_of_plain_pytorch(V, dtype, device):
     exact = losses_and_gradients(plain, [x.double() for x in inputs], targets, weights)
     # The loss in float32, of the logits that a product in this precision gives.
     theirs = losses_and_gradients(
-        lambda *given: F.cross_entropy(
-            F.linear(*given[:3]).float(), given[3], reduction="none"
-        ),
+        lambda *given: F.cross_entropy(F.linear(*given[:3]).float(), given[3], reduction="none"),
         inputs,
         targets,
         weights,

@@ -84,7 +84,7 @@ def test_stacked_parts_are_updated_as_matrices_of_their_own():
     stacked = nn.Parameter(weight.clone())
     optimizer = Muon([{"params": [stacked], "parts": 3}])
     for gradient in gradients:
-        stacked.grad = gradient
+        stacked.grad = gradient.clone()
         optimizer.step()
     single = [
         step(Muon, part, [gradient.chunk(3)[i] for gradient in gradients])

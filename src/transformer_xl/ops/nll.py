@@ -20,8 +20,8 @@ from transformer_xl.ops.products import add_product, product
 
 CHUNK = 2 << 20
 """Logits of a chunk: 8 MB in float32, which fits in a cache."""
-GPU_CHUNK = 1 << 26
-"""Logits of a chunk on a GPU: 256 MB, enough to hide the launches of a dozen kernels."""
+GPU_CHUNK = 1 << 27
+"""Logits of a chunk on a GPU: 256 MB in bfloat16, enough to hide the launches of its kernels."""
 IGNORED = -100
 """The target that is ignored, as in PyTorch."""
 LEAST_ROWS = 256

@@ -49,7 +49,7 @@ def cross_entropy(
         loss_kernel[n,](*operands, nll, n, V, row, **how)
         if scale is not None:
             grid = (n, -(-V // block))
-            gradient_kernel[grid](*operands, scale.contiguous(), n, V, row, **how)
+            logit_gradient_kernel[grid](*operands, scale.contiguous(), n, V, row, **how)
 
 
 @triton.jit
@@ -97,7 +97,7 @@ def loss_kernel(logits, bias, targets, statistics, nll, n, V, stride, BLOCK: tl.
 
 @triton.jit
 @no_type_check
-def gradient_kernel(
+def logit_gradient_kernel(
     logits, bias, targets, statistics, scale, n, V, stride, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Replace logits of a row by the gradient of its loss: p minus 1 for the target, scaled."""

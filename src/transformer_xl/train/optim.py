@@ -51,7 +51,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Update every matrix that has a gradient."""
+        """Update every matrix that has a gradient, which is overwritten."""
         alike: dict[tuple[torch.Size, float], list[tuple[Tensor, Tensor]]] = defaultdict(list)
         shared: list[tuple[DTensor, Tensor]] = []
         for group in self.param_groups:
@@ -59,8 +59,9 @@ class Muon(torch.optim.Optimizer):
             if parameters:
                 torch._foreach_lerp_(means, grads, 1 - group["momentum"])
                 torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-            for parameter, grad, mean in zip(parameters, grads, means, strict=True):
-                ahead = grad.lerp(mean, group["momentum"])
+                # In their place, as no one reads them after the update.
+                torch._foreach_lerp_(grads, means, group["momentum"])
+            for parameter, ahead in zip(parameters, grads, strict=True):
                 changed: Tensor = parameter
                 if isinstance(parameter, DTensor) and isinstance(ahead, DTensor):
                     # Orthogonalization needs the whole matrix.
@@ -383,16 +384,18 @@ class _Average(AveragedModel):
     def __init__(self, model: nn.Module, decay: float | None) -> None:
         super().__init__(model)
         self._decay = decay
+        self._listed: tuple[list[Tensor], list[Tensor]] | None = None
 
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
-        """Add the current weights to the average."""
+        """Add the current weights to the average, each time of the same model."""
         n = int(self.n_averaged)
         # The first weights are taken as they are.
         share = 1 / (n + 1) if self._decay is None or n == 0 else 1 - self._decay
-        averaged: list[Tensor] = [*self.module.parameters()]
-        present: list[Tensor] = [*model.parameters()]
-        torch._foreach_lerp_(averaged, present, share)
+        if self._listed is None:
+            # Once, after both were sharded: to look for them takes longer than to average them.
+            self._listed = [*self.module.parameters()], [*model.parameters()]
+        torch._foreach_lerp_(*self._listed, share)
         for kept, own in zip(self.module.buffers(), model.buffers(), strict=True):
             kept.copy_(own)
         self.n_averaged += 1
