@@ -69,8 +69,10 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, help="if not that of the shape")
     parser.add_argument("--compile", action="store_true", help="with torch.compile")
     parser.add_argument("--steps", type=int, default=5, help="of which the mean is taken")
-    parser.add_argument("--show", type=int, default=20, help="how many kernels are printed")
-    parser.add_argument("--json", type=Path, help="also write all of them to this file")
+    parser.add_argument(
+        "--show", type=int, default=20, help="how many kernels are printed and written"
+    )
+    parser.add_argument("--json", type=Path, help="also write them to this file")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("this PyTorch finds no GPU")
@@ -88,6 +90,9 @@ def main() -> None:
     for kernel in found["kernels"][: arguments.show]:
         print(f"{kernel['ms']:9.3f} ms {kernel['launches']:6.0f} x {kernel['kernel'][:100]}")
     if arguments.json:
+        shown, rest = found["kernels"][: arguments.show], found["kernels"][arguments.show :]
+        found["kernels"] = [kernel | {"kernel": kernel["kernel"][:60]} for kernel in shown]
+        found["ms_of_others"] = sum(kernel["ms"] for kernel in rest)
         report = circumstances("cuda") | {"job": json.loads(job.to_json()), **found}
         write_result_file(arguments.json, report)
 

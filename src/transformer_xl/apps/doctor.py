@@ -27,7 +27,7 @@ from transformer_xl.model.pretrained import (
     weights_files,
     weights_path,
 )
-from transformer_xl.ops import choose_backend, native
+from transformer_xl.ops import choose_backend, native, triton
 from transformer_xl.train.checkpoint.checkpoints import checkpoints_in, first_damaged
 from transformer_xl.train.checkpoint.run_folder import CHECKPOINTS
 
@@ -68,6 +68,7 @@ def diagnose() -> dict[str, Any]:
         "device": gpu or "cpu",
         "precision": f"{precision}: the {device.type} {has} bfloat16 arithmetic",
         **{f"attention on {each}": _attention(each) for each in devices},
+        **{f"loss on {each}": _loss(each) for each in devices},
         "decoding on cpu": _decoding(),
         "shared processors": openmp.reason_against()
         or "threads spin only briefly while others compute",
@@ -157,6 +158,13 @@ def _attention(device: torch.device) -> str:
     dtype = getattr(torch, pick_precision("auto", device))
     backend, reason = choose_backend(device, dtype, 64)
     return f"{backend}: {reason}"
+
+
+def _loss(device: torch.device) -> str:
+    """Say what computes the softmax of the loss on a device, and why."""
+    dtype = getattr(torch, pick_precision("auto", device))
+    against = triton.reason_against(device, dtype, K=0)
+    return f"operations of torch: {against}" if against else "fused kernels"
 
 
 def _version(name: str) -> str:

@@ -231,7 +231,7 @@ class ModelConfig:
     (DropConnect; AWD-LSTM)."""
     embed_dropout: Fraction = 0.0
     """Embedding dropout: share of the words whose embedding is zero in a step; never that of
-    completion_at, nor of the first word of a segment."""
+    completion_at or reset_at, nor of the first word of a segment."""
     input_dropout: Fraction | None = None
     """Dropout on the embeddings and positions; None: dropout."""
     ff_dropout: Fraction | None = None

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
@@ -32,12 +32,12 @@ class Embedding(nn.Embedding):
             self.proj = nn.Linear(E, D, bias=False)
         self.embed_scale = 1.0 if E != D else D**0.5
         self.scale = D**0.5
-        self.word_dropout, self.marker = config.embed_dropout, config.completion_at
+        self.word_dropout, self.markers = config.embed_dropout, _markers(config)
 
     def forward(self, input: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch E"]:
         """Look up tokens."""
         p = self.word_dropout if self.training else 0.0
-        embedded = _looked_up(input, self.weight, p, self.marker, _is_first(input))
+        embedded = _looked_up(input, self.weight, p, self.markers)
         return embedded if self.proj is not None else embedded * self.embed_scale
 
     def widened(self, embedded: Float[Tensor, "B T E"]) -> Float[Tensor, "B T D"]:
@@ -81,7 +81,7 @@ class AdaptiveEmbedding(nn.Module):
             for cluster in self.clusters
         )
         self.scale = config.d_model**0.5
-        self.word_dropout, self.marker = config.embed_dropout, config.completion_at
+        self.word_dropout, self.markers = config.embed_dropout, _markers(config)
 
     def extra_repr(self) -> str:
         """Say what can be adapted, to whoever refuses to adapt this."""
@@ -104,8 +104,8 @@ class AdaptiveEmbedding(nn.Module):
         ):
             own = (clusters == i).nonzero()[:, 0]
             places.append(own)
-            rows, begins = flat[own] - cluster.start, own % tokens.shape[-1] == 0
-            embedded = self._looked_up(i, rows, weight, begins)
+            rows = flat[own] - cluster.start
+            embedded = self._looked_up(i, rows, weight, own % tokens.shape[-1])
             parts.append(proj(embedded).to(weight.dtype))
         # Sorted by cluster; the inverse permutation restores the order.
         back = torch.cat(places).argsort()
@@ -131,7 +131,7 @@ class AdaptiveEmbedding(nn.Module):
                 row = row.clamp(min=0)
             if i < last:
                 row = row.clamp(max=len(weight) - 1)
-            embedded = self._looked_up(i, row, weight, _is_first(tokens))
+            embedded = self._looked_up(i, row, weight)
             embedded = proj(embedded).to(weight.dtype)
             parts.append(embedded.masked_fill((row != own)[..., None], 0.0))
         return torch.stack(parts).sum(0) * self.scale
@@ -141,13 +141,13 @@ class AdaptiveEmbedding(nn.Module):
         i: int,
         rows: Int[Tensor, "*batch"],
         weight: Float[Tensor, "words E"],
-        is_first: Bool[Tensor, "*places"],
+        places: Int[Tensor, "*batch"] | None = None,
     ) -> Float[Tensor, "*batch E"]:
-        cluster, marker = self.clusters[i], self.marker
-        if marker is not None:
-            marker = marker - cluster.start if cluster.start <= marker < cluster.stop else None
+        cluster = self.clusters[i]
+        own = range(cluster.start, cluster.stop)
+        markers = [symbol - cluster.start for symbol in self.markers if symbol in own]
         p = self.word_dropout if self.training else 0.0
-        return _looked_up(rows, weight, p, marker, is_first)
+        return _looked_up(rows, weight, p, markers, places)
 
 
 class FeatureEmbedding(nn.Linear):
@@ -182,30 +182,38 @@ def embedded(
     return unwrapped(module, "widened").widened(module(tokens))
 
 
-def _is_first(tokens: Int[Tensor, "*batch"]) -> Bool[Tensor, " T"]:
-    """Return which places of a segment are its first."""
-    return torch.arange(tokens.shape[-1], device=tokens.device) == 0
+def _markers(config: ModelConfig) -> list[int]:
+    """Return the symbols that are never dropped: where a completion or a document begins."""
+    return [x for x in (config.completion_at, config.reset_at) if x is not None]
 
 
 def _looked_up(
     tokens: Int[Tensor, "*batch"],
     weight: Float[Tensor, "V E"],
     p: float,
-    marker: int | None,
-    is_first: Bool[Tensor, "*places"],
+    markers: Sequence[int],
+    places: Int[Tensor, "*batch"] | None = None,
 ) -> Float[Tensor, "*batch E"]:
-    """Look up words; drop each row of the table but that of ``marker`` with probability ``p``.
+    """Look up words; drop each row of the table but ``markers`` with probability ``p``.
 
-    The first words of a segment are kept. Without a memory they see nothing but themselves, and if
-    that is zero, so are their states in all layers: each normalization of zeros multiplies the
-    gradient by 316, and 16 layers make it infinite.
+    The first words of a segment are kept, and the symbols at which documents begin. Without a
+    memory they see nothing but themselves, and if that is zero, so are their states in all layers:
+    each normalization of zeros multiplies the gradient by 316, and 16 layers make it infinite.
+
+    Args:
+        tokens: Rows of the table.
+        weight: The table.
+        p: Probability with which a word is dropped.
+        markers: Words that are not dropped.
+        places: The place of each token in its segment. None: the last dimension is the segment.
     """
     embedded = F.embedding(tokens, weight)
     if p == 0:
         return embedded
     # One mask value per word: a dropped word is zero at all of its occurrences.
     kept = dropout(weight.new_ones(len(weight), 1), p, True)
-    if marker is not None:
-        # It says where a completion begins, which no other word does.
+    for marker in markers:
         kept[marker] = 1
-    return embedded * F.embedding(tokens, kept).masked_fill(is_first[..., None], 1)
+    if places is None:
+        places = torch.arange(tokens.shape[-1], device=tokens.device)
+    return embedded * F.embedding(tokens, kept).masked_fill((places == 0)[..., None], 1)

@@ -7,6 +7,7 @@ contributes $(P - Y)_i^T x_i$ to that of $W$. If the upstream gradient is the sa
 with a mean, the backward pass only scales them; otherwise it recomputes the chunks.
 """
 
+from importlib import import_module
 from typing import Any, cast
 
 import torch
@@ -21,7 +22,8 @@ from transformer_xl.ops.products import add_product, product
 CHUNK = 2 << 20
 """Logits of a chunk: 8 MB in float32, which fits in a cache."""
 GPU_CHUNK = 1 << 27
-"""Logits of a chunk on a GPU: 256 MB in bfloat16, enough to hide the launches of its kernels."""
+"""Logits of a chunk on a GPU, many, as each chunk has a dozen launches: 256 MB in bfloat16 with fused
+kernels, 768 MB without them, 512 MB in float32."""
 IGNORED = -100
 """The target that is ignored, as in PyTorch."""
 LEAST_ROWS = 256
@@ -37,7 +39,8 @@ def linear_nll(
     """Return -log p of each target, in nats, where p is the softmax of ``x weight^T + bias``.
 
     For a target of -100 it is 0, and so are its gradients. The softmax is computed in float32 at
-    least, whatever the precision of the product.
+    least, whatever the precision of the product. Another target outside of the vocabulary raises an
+    IndexError or RuntimeError; the kernels of a GPU, which cannot, make its loss and gradients NaN.
 
     Example:
         >>> x, weight, bias = torch.zeros(2, 4), torch.zeros(8, 4), torch.zeros(8)
@@ -128,27 +131,27 @@ def _pass(
     V, w, b = len(weight), weight.to(dtype), bias.to(dtype)
     places = _counted(targets, targets)
     rows = chunk_rows(x.device.type, V)
-    is_fused, width = has_kernels(x.device, dtype), V
-    if is_fused:
+    kernels, width = None, V
+    if has_kernels(x.device, dtype):
+        kernels = import_module("transformer_xl.ops.triton_nll")
         # Rows begin at multiples of the vectors in which memory is stored and read.
         width = -(-V // 16) * 16
         b = F.pad(bias.float(), (0, width - V))
+        # On a GPU it is given whenever gradients are needed; not so in Triton's interpreter.
         scale = torch.ones_like(nll) if scale is None and any(needed) else scale
     buffer = x.new_empty(min(rows, len(x)), width, dtype=dtype)[:, :V]
     for start in range(0, len(x), rows):
         part = slice(start, start + rows)
         x_part, target = x[part].to(dtype), places[part]
         place, own_scale = buffer[: len(x_part)], None if scale is None else scale[part]
-        if is_fused:
-            from transformer_xl.ops.triton_nll import cross_entropy
-
+        if kernels is not None:
             d_logits = product(x_part, w.T, None, place)
-            cross_entropy(d_logits, b, target, nll[part], own_scale)
+            kernels.cross_entropy(d_logits, b, target, nll[part], own_scale)
         else:
             logits = _at_least_float32(product(x_part, w.T, b, place))
             d_logits = _cross_entropy(logits, target, nll[part], own_scale, any(needed))
         if db is not None:
-            db += d_logits.sum(0, dtype=nll.dtype)
+            db += d_logits.sum(0, dtype=None if kernels is None else torch.float32)
         if not any(needed):
             continue
         d_logits = d_logits if d_logits.dtype == dtype else place.copy_(d_logits)
@@ -160,7 +163,7 @@ def _pass(
 
 
 def has_kernels(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the softmax of a chunk is computed by Triton kernels."""
+    """Whether the softmax of a chunk is computed by Triton kernels, whatever attention uses."""
     return triton.reason_against(device, dtype, K=0) is None
 
 

@@ -36,7 +36,7 @@ def cross_entropy(
         logits: Rows of logits without their bias; each row is contiguous, and the end of its
             storage, which may be longer, is overwritten, too.
         bias: Added to the logits, and as long as the storage of a row.
-        targets: Symbols; the loss of what is none is NaN.
+        targets: Symbols; the loss and the gradient of one outside of the vocabulary are NaN.
         nll: Where -log p of each target is written, in nats.
         scale: The gradient of the loss by each -log p. None: the logits are left as they are.
     """
@@ -44,12 +44,12 @@ def cross_entropy(
     block = min(BLOCK, max(128, 1 << (V - 1).bit_length()))
     statistics = torch.empty(2, n, dtype=torch.float32, device=logits.device)
     operands = (logits, bias, targets.contiguous(), statistics)
-    how: dict[str, Any] = {"BLOCK": block, "num_warps": 8 if block > 1024 else 4}
+    options: dict[str, Any] = {"BLOCK": block, "num_warps": 8 if block > 1024 else 4}
     with torch.cuda.device_of(logits):
-        loss_kernel[n,](*operands, nll, n, V, row, **how)
+        loss_kernel[n,](*operands, nll, n, V, row, **options)
         if scale is not None:
             grid = (n, -(-V // block))
-            logit_gradient_kernel[grid](*operands, scale.contiguous(), n, V, row, **how)
+            logit_gradient_kernel[grid](*operands, scale.contiguous(), n, V, row, **options)
 
 
 @triton.jit
@@ -63,7 +63,7 @@ def load_scores(logits, bias, columns, V, stride):
     return tl.where(columns < V, score, float("-inf"))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 @no_type_check
 def loss_kernel(logits, bias, targets, statistics, nll, n, V, stride, BLOCK: tl.constexpr):
     """Compute -log p of the target of a row, its largest logit and 1 / sum(exp(logit - largest)).
@@ -95,7 +95,7 @@ def loss_kernel(logits, bias, targets, statistics, nll, n, V, stride, BLOCK: tl.
     tl.store(statistics + n + row, 1 / total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 @no_type_check
 def logit_gradient_kernel(
     logits, bias, targets, statistics, scale, n, V, stride, BLOCK: tl.constexpr
@@ -107,6 +107,8 @@ def logit_gradient_kernel(
     score = load_scores(logits, bias, columns, V, stride)
     largest, share = tl.load(statistics + row), tl.load(statistics + n + row)
     p = tl.exp2((score - largest) * LOG2_E) * share
-    gradient = tl.where(columns == tl.load(targets + row), p - 1, p)
-    gradient *= tl.load(scale + row).to(tl.float32)
+    target = tl.load(targets + row)
+    is_word = (target >= 0) & (target < V)
+    by_loss = tl.where(is_word, tl.load(scale + row).to(tl.float32), float("nan"))
+    gradient = tl.where(columns == target, p - 1, p) * by_loss
     tl.store(logits + columns, gradient.to(logits.dtype.element_ty), mask=columns < stride)

@@ -384,7 +384,7 @@ class _Average(AveragedModel):
     def __init__(self, model: nn.Module, decay: float | None) -> None:
         super().__init__(model)
         self._decay = decay
-        self._listed: tuple[list[Tensor], list[Tensor]] | None = None
+        self._listed: tuple[nn.Module, list[Tensor], list[Tensor]] | None = None
 
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
@@ -394,8 +394,10 @@ class _Average(AveragedModel):
         share = 1 / (n + 1) if self._decay is None or n == 0 else 1 - self._decay
         if self._listed is None:
             # Once, after both were sharded: to look for them takes longer than to average them.
-            self._listed = [*self.module.parameters()], [*model.parameters()]
-        torch._foreach_lerp_(*self._listed, share)
+            self._listed = model, [*self.module.parameters()], [*model.parameters()]
+        of, averaged, present = self._listed
+        assert of is model
+        torch._foreach_lerp_(averaged, present, share)
         for kept, own in zip(self.module.buffers(), model.buffers(), strict=True):
             kept.copy_(own)
         self.n_averaged += 1

@@ -202,8 +202,8 @@ def loss_temporary(plan: Plan) -> int:
     """Count the temporary tensors of the softmax for a chunk of tokens; the largest cluster counts.
 
     For n logits in a chunk: 4 n. In half precision also the product from which they are made, whose
-    place their gradients take, the rounded weights and a product before it is accumulated. On a GPU
-    the logits are only that product.
+    place their gradients take, the rounded weights and a product before it is accumulated. On
+    a GPU, whose fused kernels are assumed, the logits are only that product.
     """
     config = plan.config.model
     if config.sample_softmax:
@@ -248,9 +248,9 @@ def update_temporary(plan: Plan) -> int:
     """Count temporary tensors of an update.
 
     LAMB: two copies of the weights that are updated at once, all on a GPU, the largest parameter on
-    the CPU. Adagrad: the same, one copy on the CPU. Muon: the Nesterov momentum of all its
-    matrices, and of those of one shape three copies and two squares of the shorter side. With FSDP
-    it updates unsharded matrices, and collects their changes.
+    the CPU. Adagrad: the same, one copy on the CPU. Muon: of the matrices of one shape three copies
+    and two squares of the shorter side. With FSDP it updates unsharded matrices: the Nesterov
+    momentum of all of them, and their changes.
     """
     config = plan.config
     if config.train.optimizer in ("lamb", "adagrad"):
@@ -264,7 +264,7 @@ def update_temporary(plan: Plan) -> int:
         n * (3 * rows * columns + 2 * min(rows, columns) ** 2)
         for (rows, columns), n in Counter(layer_matrices(config.model)).items()
     )
-    return FLOAT * (1 + plan.is_sharded) * muon_weights(config) + plan.operand * stack
+    return 2 * FLOAT * plan.is_sharded * muon_weights(config) + plan.operand * stack
 
 
 def checkpoint_bytes(plan: Plan) -> int:
