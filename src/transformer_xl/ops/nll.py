@@ -22,8 +22,8 @@ from transformer_xl.ops.products import add_product, product
 CHUNK = 2 << 20
 """Logits of a chunk: 8 MB in float32, which fits in a cache."""
 GPU_CHUNK = 1 << 27
-"""Logits of a chunk on a GPU, many, as each chunk has a dozen launches: 256 MB in bfloat16 with fused
-kernels, 768 MB without them, 512 MB in float32."""
+"""Logits of a chunk on a GPU, many, as each chunk has a dozen launches: 256 MB in bfloat16 with the
+fused kernels, 768 MB without them, 512 MB in float32."""
 IGNORED = -100
 """The target that is ignored, as in PyTorch."""
 LEAST_ROWS = 256
