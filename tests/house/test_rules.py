@@ -212,8 +212,8 @@ def test_the_rules_find_what_they_forbid() -> None:
 
 def test_the_results_of_benchmarks_are_small_tables() -> None:
     results = (path for path in (ROOT / "benchmarks" / "results").rglob("*") if path.is_file())
-    # Tables and curves, and no logs: the comparisons of models will have some 50,000 bytes each.
-    assert sum(path.stat().st_size for path in results) <= 420_000
+    # Tables and curves, and no logs: the comparisons of models have up to 75,000 bytes each.
+    assert sum(path.stat().st_size for path in results) <= 450_000
 
 
 def test_actions_of_workflows_are_pinned_to_commits() -> None:
