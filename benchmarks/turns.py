@@ -238,9 +238,11 @@ def circumstances(device: str = "cpu") -> dict[str, Any]:
     processor = names[0] if names else platform.processor()
     if device != "cpu":
         processor = torch.cuda.get_device_name()
+    # Folders of the machine are left out.
+    words = [Path(word).name if word.startswith("/") else word for word in sys.argv]
     return {
         "date": str(date.today()),
-        "command": shlex.join(["python", *sys.argv]),
+        "command": shlex.join(["python", *words]),
         "processor": processor,
         "bfloat16_instructions": "avx512_bf16" in flags or "amx_bf16" in flags,
         "threads": torch.get_num_threads(),

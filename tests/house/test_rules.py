@@ -216,6 +216,14 @@ def test_the_results_of_benchmarks_are_small_tables() -> None:
     assert sum(path.stat().st_size for path in results) <= 450_000
 
 
+def test_the_results_of_benchmarks_name_no_folder_of_a_machine() -> None:
+    folder = re.compile(r"""(?<![\w.~-])/(?:home|opt|root|tmp|usr|Users|work)/""")
+    results = [x for x in (ROOT / "benchmarks" / "results").rglob("*") if x.is_file()]
+    assert results
+    assert not [x.name for x in results if folder.search(x.read_text("utf-8"))]
+    assert folder.search('"command": "python a.py --json /tmp/a.json"')
+
+
 def test_actions_of_workflows_are_pinned_to_commits() -> None:
     texts = [path.read_text("utf-8") for path in (ROOT / ".github" / "workflows").iterdir()]
     used = re.findall(r"uses: (.*)", "\n".join(texts))
