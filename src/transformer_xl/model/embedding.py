@@ -105,7 +105,8 @@ class AdaptiveEmbedding(nn.Module):
             own = (clusters == i).nonzero()[:, 0]
             places.append(own)
             rows = flat[own] - cluster.start
-            embedded = self._looked_up(i, rows, weight, own % tokens.shape[-1])
+            drops = self.training and self.word_dropout > 0
+            embedded = self._looked_up(i, rows, weight, own % tokens.shape[-1] if drops else None)
             parts.append(proj(embedded).to(weight.dtype))
         # Sorted by cluster; the inverse permutation restores the order.
         back = torch.cat(places).argsort()
