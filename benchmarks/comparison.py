@@ -16,7 +16,8 @@ that benchmarks/recall.py writes.
 
 To go on with the runs of a machine with another processor, give the --precision of its runs, and
 --paces with a corpus on which the time of all steps was measured there: how many steps take the
-time of the comparison is then that of the other machine.
+time of the comparison is then that of the other machine. Where bfloat16 is emulated, it is slow:
+--later-precision float32 goes on with the search and the first seed, and trains the others faster.
 """
 
 import argparse
@@ -140,6 +141,7 @@ def compare(name: str, arguments: argparse.Namespace) -> None:
         seeds=tuple(arguments.seeds),
         factors=tuple(arguments.rates),
         jobs=arguments.jobs,
+        later_precision=arguments.later_precision,
     )
     size = f"-{arguments.size}" if arguments.size else ""
     path = arguments.json or results_file(name + size)
@@ -264,6 +266,9 @@ def main(words: Sequence[str] | None = None) -> None:
             f"--{size}", dest="size", action="store_const", const=size, help=f"{about} weights"
         )
     parser.add_argument("--precision", choices=get_args(Rounded), help="of all runs")
+    parser.add_argument(
+        "--later-precision", choices=get_args(Rounded), help="of the seeds but the first"
+    )
     parser.add_argument("--paces", choices=CORPORA, help="take the time of a step from its runs")
     parser.add_argument("--no-floors", dest="floors", action="store_false")
     parser.add_argument(

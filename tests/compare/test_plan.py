@@ -32,6 +32,17 @@ def test_learning_rates_are_searched_in_a_quarter_of_the_time_and_the_best_is_tr
     assert [x.is_detailed for x in final] == [True] * 3 + [False] * 3
 
 
+def test_later_seeds_in_another_precision_leave_the_search_and_the_first_seed(
+    tmp_path, models, made
+):
+    own = plan(models, seeds=(1, 2))
+    Comparison(own, tmp_path).go()
+    n = len(made)
+    Comparison(replace(own, later_precision="bfloat16"), tmp_path).go()
+    again = [(x.phase, x.seed, x.factor, x.config.train.precision) for x in made[n:]]
+    assert again == [("run", 2, 2.0, "bfloat16")] * 3
+
+
 def test_all_read_the_same_text_with_their_own_network(tmp_path, models, made):
     other = replace(models["lstm"].data, vocab="chars")
     models["lstm"] = replace(models["lstm"], data=other)

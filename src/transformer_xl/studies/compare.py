@@ -26,7 +26,7 @@ import msgspec
 import torch
 
 from transformer_xl.config import Config, DataConfig, EvalConfig, ModelConfig, TrainConfig
-from transformer_xl.config.device import pick_device, pick_precision
+from transformer_xl.config.device import Rounded, pick_device, pick_precision
 from transformer_xl.config.files import replace_file
 from transformer_xl.config.recipes import load_recipe, recipe_names
 from transformer_xl.data import prepare
@@ -98,6 +98,8 @@ class Plan:
     """Runs at the same time; each has its share of the threads."""
     eval_tokens: int | None = None
     """Evaluate on this many tokens from the start of each split; None: on all."""
+    later_precision: Rounded | None = None
+    """Precision of the long runs of all seeds but the first; None: as their recipes have it."""
 
     def __post_init__(self) -> None:
         if not self.models:
@@ -372,6 +374,8 @@ class Comparison:
         # Without a pace, there is no run yet.
         steps = steps_in(minutes, recipe, pace.found["seconds"]) if pace else 1
         config = recipe_of(recipe, plan.data, steps=steps, factor=factor, seed=seed)
+        if seed != plan.seeds[0] and plan.later_precision:
+            config = replace(config, train=replace(config.train, precision=plan.later_precision))
         return self._task_of(model, phase, factor, seed, config, minutes)
 
     def _task_of(
