@@ -44,6 +44,16 @@ def test_a_modern_recipe_has_all_rows(row, recipe: Config) -> None:
     build_model(config.model)
 
 
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_what_a_row_has_no_use_for_is_left_out(row, recipe: Config) -> None:
+    model = replace(recipe.model, tie_biases=False)
+    train = replace(recipe.train, reset_memory=0.2)
+    config = recipe_of(row, replace(recipe, model=model, train=train), seed=1)
+    assert config.train.reset_memory == (0.2 if row.recurrence else 0.0)
+    assert config.model.tie_biases == (row.encoding in ("sinusoids", "learned"))
+    build_model(config.model)
+
+
 def test_the_tables_have_the_papers_rows() -> None:
     assert len(rows_of(6)) == 9
     assert [row.paper[7][1] for row in rows_of(7)] == [25.2, 25.7, 27.1]

@@ -55,6 +55,19 @@ def test_a_line_that_a_kill_left_unfinished_is_left_out(plan: Plan, tmp_path: Pa
     assert found["steps"] == 3
 
 
+def test_another_text_is_not_taken_for_the_one_that_was_measured(
+    plan: Plan, tmp_path: Path
+) -> None:
+    plan = replace(plan, rows=plan.rows[:1], seeds=(1,))
+    ablate(plan, tmp_path / "runs", lambda _: None)
+    text = Path(plan.recipe.data.path).read_text()
+    (tmp_path / "other.txt").write_text(text[::-1])
+    other = replace(plan.recipe.data, path=str(tmp_path / "other.txt"))
+    again = replace(plan, recipe=replace(plan.recipe, data=other))
+    with pytest.raises(ValueError, match="the text is not the one that the run began with"):
+        ablate(again, tmp_path / "runs", lambda _: None)
+
+
 def test_a_folder_of_another_recipe_is_named_before_anything_runs(
     plan: Plan, tmp_path: Path
 ) -> None:

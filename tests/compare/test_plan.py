@@ -62,6 +62,31 @@ def test_a_factor_scales_the_rate_of_muon_too(models):
     assert (train.muon_lr, train.lr, train.seed, train.steps) == (0.02, 0.005, 3, 70)
 
 
+def test_settings_of_dynamic_evaluation_are_left_out(models):
+    recipe = models["txl"]
+    dynamic = replace(recipe.eval, dynamic="rms", dynamic_lr=0.1, dynamic_tokens=500)
+    found = compare.recipe_of(
+        replace(recipe, eval=dynamic), recipe.data, steps=70, factor=1.0, seed=1
+    )
+    assert found == compare.recipe_of(recipe, recipe.data, steps=70, factor=1.0, seed=1)
+
+
+def test_a_schedule_that_follows_evaluations_is_refused(models):
+    train = replace(models["gpt"].train, schedule="plateau", eval_every=5)
+    models["gpt"] = replace(models["gpt"], train=train)
+    with pytest.raises(ValueError, match=r"gpt: train\.schedule='plateau' needs evaluations"):
+        plan(models)
+
+
+def test_two_processes_keep_the_runs_of_each_other(tmp_path, models, made):
+    both = [Comparison(plan(models, factors=(1.0,), seeds=(seed,)), tmp_path) for seed in (1, 2)]
+    for comparison in both:
+        comparison.go()
+    assert len(made) == 2 * len(models)
+    known = {run.digest for run in Comparison(both[0].plan, tmp_path).runs}
+    assert {task.digest for task in made} < known
+
+
 def test_runs_that_have_ended_are_not_made_again(tmp_path, models, made):
     Comparison(plan(models), tmp_path).go()
     n = len(made)

@@ -98,6 +98,22 @@ def test_a_resumed_reading_knows_whether_it_is_within_a_completion():
     assert torch.equal(first.completed, second.completed)
 
 
+def test_a_completion_may_be_longer_than_a_stream():
+    # Four documents in streams of a quarter of one: most begin within a completion.
+    tokens = np.tile(np.r_[END, np.full(20, 5), SEPARATOR, np.full(2800, 7)], 4)
+    within = torch.from_numpy(in_completion(tokens, CONFIG))
+    first = Segments(tokens, 16, 8, completions=CONFIG)
+    places = Segments(np.arange(len(tokens)), 16, 8)
+    for _ in range(60):
+        state = first.state_dict()
+        first.next_segment()
+        assert torch.equal(first.completed, within[places.next_segment()[0]])
+    resumed = Segments(tokens, 16, 8, completions=CONFIG)
+    resumed.load_state_dict(state)
+    resumed.next_segment()
+    assert torch.equal(resumed.completed, first.completed)
+
+
 def test_a_completion_may_be_longer_than_a_segment():
     tokens = np.full(9000, 5, dtype=np.uint16)
     tokens[:2] = END, SEPARATOR

@@ -140,6 +140,14 @@ def poems(tmp_path):
     return folder
 
 
+def test_line_ends_are_those_that_are_measured(tmp_path):
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_bytes("春\r\n眠\r\n\r\n".encode() * 3)
+    (folder := tmp_path / "task").mkdir()
+    load_task("poems").prepare(tmp_path, folder)
+    assert (folder / "valid.txt").read_bytes() == "春\n眠\n\n".encode() * 3
+
+
 def test_unknown_characters_are_one_symbol_for_models_and_n_grams(poems):
     task, vocab = load_task("poems"), load_vocab(poems / "vocab")
     assert vocab.symbols[0] == "\n"

@@ -165,11 +165,13 @@ class Segments:
         """
         assert self._completions is not None
         length = _LOOKED_BACK
+        # Rolled, a stream has no text but its own; else that of the streams before it comes first.
+        longest = len(self._tokens) if self._roll_seed is None else self._stream_len
         while True:
             window = self._window(first - length, first)
             # What is the same, whatever came before it, is known.
             either = [in_completion(window, self._completions, x)[:, -1] for x in (False, True)]
-            if (either[0] == either[1]).all() or length > self._stream_len:
+            if (either[0] == either[1]).all() or length > longest:
                 return either[0]
             length *= 4
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformer_xl.config import Config, EvalConfig
 from transformer_xl.config.device import autocast, pick_device
 from transformer_xl.config.files import replace_file
-from transformer_xl.data import prepare
+from transformer_xl.data import Corpus, prepare
 from transformer_xl.inference.evaluate import evaluate
 from transformer_xl.model import LanguageModel, TransformerXL
 from transformer_xl.studies import save_figure
@@ -123,7 +123,7 @@ def recipe_of(
         )
     segment_len = round(recipe.train.segment_len * row.longer)
     mem_len = model.mem_len if row.recurrence else 0
-    has_table = row.encoding in ("shaw", "learned")
+    attn_type = _ATTN_TYPES[row.encoding]
     limits = {} if minutes is None else {"minutes": minutes}
     if steps is not None:
         limits = {"steps": steps, "minutes": minutes}
@@ -131,17 +131,25 @@ def recipe_of(
         recipe,
         model=replace(
             model,
-            attn_type=_ATTN_TYPES[row.encoding],
-            n_positions=segment_len + mem_len if has_table else None,
+            attn_type=attn_type,
+            n_positions=segment_len + mem_len if attn_type in (1, 3) else None,
+            # Absolute encodings have no biases of attention.
+            tie_biases=model.tie_biases or attn_type in (2, 3),
             mem_len=mem_len,
             enhanced_recurrence=model.enhanced_recurrence and row.recurrence,
             ext_len=0,
             attn_len=None,
             clamp_len=None,
         ),
-        # Without a curriculum, as rows differ in their lengths.
         train=replace(
-            recipe.train, segment_len=segment_len, loss=row.loss, seed=seed, stages=(), **limits
+            recipe.train,
+            segment_len=segment_len,
+            loss=row.loss,
+            seed=seed,
+            # Without a curriculum, as rows differ in their lengths.
+            stages=(),
+            reset_memory=recipe.train.reset_memory if row.recurrence else 0.0,
+            **limits,
         ),
         # Attention lengths are searched after training.
         eval=EvalConfig(batch_size=recipe.eval.batch_size),
@@ -184,7 +192,7 @@ def ablate(plan: Plan, folder: Path, say: Callable[[str], None] = print) -> list
         The measurements of each run, as in its ``ablation.json``.
 
     Raises:
-        ValueError: A row does not fit the recipe; a folder holds a run of another recipe.
+        ValueError: A row does not fit the recipe; a folder holds a run of another recipe or text.
         OSError: A folder holds something else, or cannot be written.
     """
     limits = {"steps": plan.steps, "minutes": plan.minutes}
@@ -196,6 +204,7 @@ def ablate(plan: Plan, folder: Path, say: Callable[[str], None] = print) -> list
     for _, _, config, place in runs:
         # Before the first run starts.
         RunFolder(place).check(config)
+    corpus = prepare(plan.recipe.data, lambda _: None)
     found = []
     for n, (row, seed, config, place) in enumerate(runs, 1):
         trained = config.train.segment_len + config.model.mem_len
@@ -205,6 +214,8 @@ def ablate(plan: Plan, folder: Path, say: Callable[[str], None] = print) -> list
             "attn_lens": sorted({*lengths, trained}),
             "split": plan.split,
             "tokens": plan.tokens,
+            # Of another text, training says so.
+            "checksums": dict(corpus.checksums),
         }
         measured = _read_measured(place, settings)
         state = "was measured before" if measured else "begins"
@@ -212,7 +223,7 @@ def ablate(plan: Plan, folder: Path, say: Callable[[str], None] = print) -> list
         if measured is None:
             train(config, place, quiet=True)
             about = {"row": row.name, "seed": seed, "settings": settings}
-            text = json.dumps(about | _measure(place, config, settings), indent=2) + "\n"
+            text = json.dumps(about | _measure(place, config, corpus, settings), indent=2) + "\n"
             replace_file(place / MEASURED_FILE, text.encode())
             # As loaded from the file, with lists instead of tuples.
             measured = json.loads(text)
@@ -229,9 +240,10 @@ def _read_measured(place: Path, settings: dict[str, Any]) -> dict[str, Any] | No
         return None
 
 
-def _measure(place: Path, config: Config, settings: dict[str, Any]) -> dict[str, Any]:
+def _measure(
+    place: Path, config: Config, corpus: Corpus, settings: dict[str, Any]
+) -> dict[str, Any]:
     device = pick_device()
-    corpus = prepare(config.data, lambda _: None)
     ids = corpus.split(settings["split"])[: settings["tokens"]]
     model = TransformerXL.from_pretrained(place).to(device)
     sizes = config.train.segment_len, config.eval.batch_size

@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 import torch
+from filelock import FileLock
 
 from transformer_xl.config import Config, DataConfig, EvalConfig, ModelConfig, TrainConfig
 from transformer_xl.config.device import Rounded, pick_device, pick_precision
@@ -45,6 +46,8 @@ RUNS_FILE = "runs.json"
 """In the folder of a comparison: what was measured of each run."""
 FACTORS = (0.5, 1.0, 2.0, 4.0)
 """Factors of the learning rates of a recipe that are searched."""
+_NOT_DYNAMIC = {x.name: x.default for x in fields(EvalConfig) if x.name.startswith("dynamic")}
+"""Defaults of the settings of dynamic evaluation, by name."""
 
 
 def contestants() -> list[str]:
@@ -110,6 +113,12 @@ class Plan:
             raise ValueError(f"factors={self.factors} must be above 0, and at least one")
         if self.jobs < 1:
             raise ValueError(f"jobs={self.jobs} must be at least 1")
+        for name, recipe in self.models.items():
+            if recipe.train.schedule == "plateau":
+                raise ValueError(
+                    f"{name}: train.schedule='plateau' needs evaluations during the training, "
+                    "whose time a comparison does not count: set another schedule"
+                )
         if min(self.minutes, self.searched_minutes) <= 0:
             raise ValueError(f"minutes={self.minutes} must be above 0")
 
@@ -218,11 +227,7 @@ class Comparison:
         self.corpus = prepare(plan.data, say)
         self.failed: list[Run] = []
         self.runs: list[Run] = []
-        if (path := folder / RUNS_FILE).is_file():
-            try:
-                self.runs = msgspec.json.decode(path.read_bytes(), type=list[Run])
-            except msgspec.DecodeError as error:
-                raise ValueError(f"{path} is damaged, or no file of runs: {error}") from error
+        self.runs = self._read()
 
     def search(self) -> list[Task]:
         """Return the runs of the search."""
@@ -264,11 +269,23 @@ class Comparison:
 
     def add(self, runs: Iterable[Run]) -> None:
         """Add runs that are known from elsewhere, and write them."""
-        known = {(run.model, run.digest) for run in self.runs}
-        self.runs += [run for run in runs if (run.model, run.digest) not in known]
         self.folder.mkdir(parents=True, exist_ok=True)
-        text = msgspec.json.format(msgspec.json.encode(self.runs), indent=1)
-        replace_file(self.folder / RUNS_FILE, text + b"\n")
+        with FileLock(self.folder / f".{RUNS_FILE}.lock"):
+            # Another process may have written runs of its own since.
+            for run in [*runs, *self._read()]:
+                if all((run.model, run.digest) != (x.model, x.digest) for x in self.runs):
+                    self.runs.append(run)
+            text = msgspec.json.format(msgspec.json.encode(self.runs), indent=1)
+            replace_file(self.folder / RUNS_FILE, text + b"\n")
+
+    def _read(self) -> list[Run]:
+        path = self.folder / RUNS_FILE
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=list[Run])
+        except FileNotFoundError:
+            return []
+        except msgspec.DecodeError as error:
+            raise ValueError(f"{path} is damaged, or no file of runs: {error}") from error
 
     def go(self) -> None:
         """Search the learning rates and train, seed by seed."""
@@ -436,7 +453,7 @@ def recipe_of(recipe: Config, data: DataConfig, *, steps: int, factor: float, se
         recipe,
         data=data,
         train=replace(recipe.train, **train),
-        eval=replace(recipe.eval, mem_lens=(), dynamic=None),
+        eval=replace(recipe.eval, mem_lens=(), **_NOT_DYNAMIC),
     )
 
 

@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from shutil import copyfile
 
 import numpy as np
 
@@ -35,15 +34,15 @@ class Poems(Task):
     reads = tuple(f"{split}.txt" for split in SPLITS)
 
     def prepare(self, source: Path, folder: Path) -> None:
-        """Copy the texts, and learn the vocabulary, most frequent characters first."""
+        """Write the texts, and learn the vocabulary, most frequent characters first."""
         text = {}
         for split in SPLITS:
             path = source / f"{split}.txt"
             # One character has none before it from which it could be predicted.
-            if len(read_utf8(path)) < 2:
+            text[split] = read_utf8(path)
+            if len(text[split]) < 2:
                 raise ValueError(f"{path} has one character: give poems")
-            copyfile(path, folder / f"{split}.txt")
-            text[split] = (folder / f"{split}.txt").read_text("utf-8")
+            (folder / f"{split}.txt").write_text(text[split], "utf-8", newline="\n")
         (folder / _VOCAB).mkdir()
         held_out = [text["valid"], text["test"]]
         vocab = train_vocab("chars", [text["train"]], held_out=held_out, by_frequency=True)

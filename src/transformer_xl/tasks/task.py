@@ -198,7 +198,9 @@ def write_documents(
 
 
 def read_utf8(path: Path) -> str:
-    """Return the text of a file of UTF-8, decompressed as the end of its name says.
+    r"""Return the text of a file of UTF-8, decompressed as the end of its name says.
+
+    Lines end with ``\n``, whatever the file has.
 
     Raises:
         OSError: It cannot be read.
@@ -215,7 +217,7 @@ def read_utf8(path: Path) -> str:
         ) from None
     if not text.strip():
         raise ValueError(f"{path} has no text in it")
-    return text
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_examples(folder: Path, split: str) -> list[Example]:
