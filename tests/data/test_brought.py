@@ -5,13 +5,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from transformer_xl.config import DataConfig
 from transformer_xl.data import preparing, text
 from transformer_xl.data.corpus import raw_split
 from transformer_xl.data.imported import Rules
 from transformer_xl.data.preparing import prepare
+from transformer_xl.data.text import Span, find_cut, read_blocks, split_point
 from transformer_xl.data.vocab_files import BroughtVocab, bring, load_vocab
 from transformer_xl.interop.convert.cutting import VocabOptions, imported_vocab
 from transformer_xl.interop.convert.vocabularies import read_vocab
@@ -21,11 +22,31 @@ PIECES = ["<unk>", "<s>", "</s>", "\u2581the", "\u2581", "t", "h", "e", "c", "a"
 NORMAL, UNKNOWN, CONTROL = 1, 2, 3
 
 
+# That of GPT-4, in which a line end belongs to the marks before it.
+MARKS_AND_LINE_ENDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory):
     """A tokenizer as GPT-2's."""
+    whole = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return trained(whole, tmp_path_factory.mktemp("gpt2"))
+
+
+@pytest.fixture(scope="module")
+def gpt4(tmp_path_factory):
+    """A tokenizer as GPT-4's."""
+    split = pre_tokenizers.Split(Regex(MARKS_AND_LINE_ENDS), "isolated")
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return trained(pre_tokenizers.Sequence([split, as_bytes]), tmp_path_factory.mktemp("gpt4"))
+
+
+def trained(pre_tokenizer, folder):
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizer
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
@@ -33,7 +54,7 @@ def gpt2(tmp_path_factory):
         show_progress=False,
     )  # fmt: skip
     tokenizer.train_from_iterator([SAMPLE], trainer)
-    path = tmp_path_factory.mktemp("gpt2") / "tokenizer.json"
+    path = folder / "tokenizer.json"
     tokenizer.save(str(path))
     return path
 
@@ -92,6 +113,53 @@ def test_its_symbols_are_those_of_the_other_program(gpt2, text):
     vocab = bring(gpt2)
     assert vocab.encode(text) == Tokenizer.from_file(str(gpt2)).encode(text).ids
     assert vocab.decode_bytes(vocab.encode(text)) == text.encode()
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    text=st.text(alphabet=st.sampled_from("  \n\n\n\t\u3000\u0301\u093f.。'a1_жश漢"), max_size=40),
+    near=st.integers(0, 60),
+)
+def test_a_text_of_any_script_is_cut_between_their_symbols(
+    gpt2, gpt4, tmp_path_factory, text, near
+):
+    data = text.encode()
+    path = tmp_path_factory.getbasetemp() / "scripts.txt"
+    path.write_bytes(data)
+    cut = find_cut("brought", Span(path, 0, len(data)), min(near, len(data)))
+    split = split_point("brought", text[:near])
+    for vocab in (bring(gpt2), bring(gpt4)):
+        whole = vocab.encode(text)
+        assert vocab.encode(data[:cut].decode()) + vocab.encode(data[cut:].decode()) == whole
+        assert vocab.encode(text[:split]) + vocab.encode(text[split:]) == whole
+
+
+@pytest.mark.parametrize("line", ["Строка текста", "春眠不觉晓", "สวน", "line 1"])
+def test_a_text_of_any_script_is_cut_behind_the_word_at_the_end_of_a_line(tmp_path, line):
+    path, length = tmp_path / "text", len(line.encode()) + 1
+    path.write_text(f"{line}\n" * 9, encoding="utf-8")
+    span = Span(path, 0, 9 * length)
+    for near in range(8 * length):
+        assert find_cut("brought", span, near) % length == length - 1
+        assert near <= find_cut("brought", span, near) < near + 2 * length
+    assert split_point("brought", f"{line}\n" * 2) == len(line) * 2 + 1
+
+
+@pytest.mark.parametrize("kind", [1, 2])
+def test_a_tokenizer_that_reads_by_line_may_be_cut_at_every_line(tmp_path, monkeypatch, kind):
+    (tmp_path / "x.model").write_bytes(sentencepiece(kind))
+    vocab = bring(tmp_path / "x.model")
+    lines = "the cat.\n\n  the 。\nhat;\n" * 40
+    (tmp_path / "text").write_text(lines, encoding="utf-8")
+    share = {"valid_fraction": 0.0, "test_fraction": 0.0}
+    settings = config(tmp_path / "text", tmp_path / "x.model", tmp_path / "c", **share)
+    monkeypatch.setattr(preparing, "PART_BYTES", 100)
+    monkeypatch.setattr(text, "BLOCK_BYTES", 7)
+    monkeypatch.setattr(text, "_LONGEST_UNCUT", 50)
+    span = Span(tmp_path / "text", 0, (tmp_path / "text").stat().st_size)
+    assert max(sum(map(len, part)) for part in preparing._parts(settings, [span])) < 130
+    assert max(map(len, read_blocks("brought", [span]))) < 70
+    assert prepare(settings).split("train").tolist() == vocab.encode(lines)
 
 
 @pytest.mark.parametrize("kind", [1, 2])

@@ -8,11 +8,17 @@ from hypothesis import strategies as st
 from transformer_xl.config import DataConfig
 from transformer_xl.data import text as text_module
 from transformer_xl.data.making_vocab import train_vocab
-from transformer_xl.data.text import Span, TextFiles, divide, read_blocks, read_text
+from transformer_xl.data.text import Span, TextFiles, divide, find_cut, read_blocks, read_text
 from transformer_xl.data.vocab import VocabKind
 
 TEXTS = st.text(
     alphabet=st.sampled_from("  \t\n\n\rab_1é漢\N{GRINNING FACE}.,()="), min_size=1, max_size=300
+)
+# Blanks of several kinds, marks that combine with the character before them, several scripts.
+SCRIPTS = st.text(
+    alphabet=st.sampled_from("  \t\n\n\n\r\x1c\x85\xa0\u2003\u2028\u3000\u0301\u093f—«.a1_жश漢ა"),
+    min_size=1,
+    max_size=40,
 )
 SAMPLE = "def add(self, name):\n    return self.name + name\n\n\nclass Wörter:\n    pass\n" * 9
 BPE = train_vocab("bpe", [SAMPLE], 300)
@@ -72,6 +78,44 @@ def test_a_line_without_end_is_cut_between_words(folder):
         assert max(map(len, read_blocks(kind, [span]))) < 40
 
 
+@pytest.mark.parametrize("blank", ["\t", "\r", "\v", "\x1c", "\x85", "\xa0", "\u2003", "\u3000"])
+def test_words_stay_whole_in_a_long_line_whatever_blanks_divide_them(folder, monkeypatch, blank):
+    monkeypatch.setattr(text_module, "_LONGEST_UNCUT", 50)
+    text = blank.join(map(str, range(500))) + "\n"
+    blocks = list(read_blocks("words", [write(folder, text)]))
+    vocab = train_vocab("words", [text])
+    assert encode_each(vocab, blocks) == vocab.encode(text)
+    assert max(map(len, blocks)) < 60
+
+
+@pytest.mark.parametrize("text", ["слово другое " * 500, "λόγος και " * 500])
+def test_a_line_of_any_script_is_cut_between_words(folder, text):
+    blocks = list(read_blocks("bpe", [write(folder, text)]))
+    assert encode_each(BPE, blocks) == BPE.encode(text)
+    assert max(map(len, blocks)) < 60
+
+
+@given(text=SCRIPTS, near=st.integers(0, 60))
+def test_a_text_of_any_script_is_cut_between_units(folder, text, near):
+    span = write(folder, text)
+    near = min(near, len(span))
+    cut = find_cut("bpe", span, near)
+    assert near <= cut <= len(span)
+    first, second = text.encode()[:cut].decode(), text.encode()[cut:].decode()
+    assert BPE.encode(first) + BPE.encode(second) == BPE.encode(text)
+
+
+@pytest.mark.parametrize(
+    "line", ["Строка текста.", "— Да?", "春眠不觉晓。", "სტრიქონი", "\u3000段落", "\u0301", "  «À»"]
+)
+def test_a_text_of_any_script_is_cut_at_the_next_line(folder, line):
+    span = write(folder, f"{line}\n" * 9)
+    indent = len(line) - len(line.lstrip(" "))
+    length = len(span) // 9
+    for near in range(len(span) - length - indent):
+        assert find_cut("bpe", span, near) == -(-(near + 1) // length) * length + indent
+
+
 def test_a_text_without_any_place_to_cut_is_cut_anyway(folder, monkeypatch):
     monkeypatch.setattr(text_module, "_LONGEST_UNCUT", 50)
     blocks = list(read_blocks("bpe", [write(folder, "x" * 1000)]))
@@ -113,7 +157,6 @@ def test_the_shares_are_cut_off_the_end(folder, texts, shares, kind: VocabKind):
     assert parts == [whole[:first], whole[first:second], whole[second:]]
 
 
-# The second cut is found in another block than the first, at a word instead of a line.
 @example(text="1111😀111漢 \n")
 @given(text=TEXTS)
 def test_words_and_lines_stay_whole(folder, text):
@@ -123,6 +166,29 @@ def test_words_and_lines_stay_whole(folder, text):
     parts = [content(splits[name]).decode() for name in ("train", "valid", "test")]
     assert "".join(parts) == text
     assert [word for part in parts for word in part.split()] == text.split()
+
+
+@given(
+    lines=st.lists(st.text(alphabet="  \tab漢", max_size=40), min_size=1, max_size=20),
+    ends=st.booleans(),
+)
+def test_a_line_stays_whole_unless_it_is_too_long(folder, lines, ends):
+    text = "\n".join(lines) + "\n" * ends
+    span = write(folder, text)
+    config = DataConfig(path="x", vocab="words", valid_fraction=0.3, test_fraction=0.3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_module, "_LONGEST_LINE", 30)
+        splits = divide(config, TextFiles(root=folder, description="", train=(span.path,)))
+
+    def expected(share):
+        start = int(len(text) * round(1 - share, 12))
+        line_end = text.find("\n", start, start + 30) + 1
+        blank = next((i + 1 for i in range(start, len(text)) if text[i].isspace()), len(text))
+        return (line_end or blank) if start else 0
+
+    first, second = expected(0.6), expected(0.3)
+    parts = [content(splits[name]).decode() for name in ("train", "valid", "test")]
+    assert parts == [text[:first], text[first:second], text[second:]]
 
 
 def test_given_files_are_taken_whole_and_the_rest_is_cut_off(folder):

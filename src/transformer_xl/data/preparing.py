@@ -501,10 +501,21 @@ def _require_use(config: DataConfig, files: TextFiles) -> None:
             )
 
 
+def _divided_as(config: DataConfig) -> VocabKind | Literal["authors-bytes"]:
+    """Return the kind by whose rules a text is divided into parts."""
+    if not config.tokenizer:
+        # Features have no text, and are refused before.
+        return cast(VocabKind | Literal["authors-bytes"], config.vocab)
+    kind = divided_as(config.tokenizer)
+    if kind == "brought":
+        vocab = bring(tokenizer_path(config.tokenizer))
+        # Where the end-of-text token ends a line, each line is encoded by itself.
+        kind = "words" if vocab.encode("\n") == [vocab.eos_id] else kind
+    return kind
+
+
 def _parts(config: DataConfig, spans: Sequence[Span]) -> Iterator[list[Span]]:
-    # Features have no text, and are refused before.
-    vocab = cast(VocabKind | Literal["authors-bytes"], config.vocab)
-    kind = divided_as(config.tokenizer) if config.tokenizer else vocab
+    kind = None
     part: list[Span] = []
     left = PART_BYTES
     for span in spans:
@@ -512,6 +523,8 @@ def _parts(config: DataConfig, spans: Sequence[Span]) -> Iterator[list[Span]]:
         while start < span.stop:
             stop = span.stop
             if stop - start > left:
+                # Most texts are short, and loading a tokenizer takes time.
+                kind = kind or _divided_as(config)
                 stop = find_cut(kind, span, start + left)
             part.append(Span(span.path, start, stop))
             left -= stop - start

@@ -28,10 +28,12 @@ SPLITS = ("train", "valid", "test")
 _LONGEST_INDENT = 256
 # A text without any boundary is split anyway at this length.
 _LONGEST_UNCUT = 64 * BLOCK_BYTES
-# How far the end of a line is searched.
-_TAIL = 1 << 16
+# How far the end of a line is searched, in characters.
+_LONGEST_LINE = 1 << 16
 _LINE_STARTS = re.compile(r"\n[ \t]*(?=\S)")
-_WORD_ENDS = re.compile(r"[A-Za-z0-9](?= )")
+_WORD_ENDS = re.compile(r"[^\W_](?= )")
+_LINE_ENDS = re.compile(r"[^\W_](?=\n)")
+_BLANK = re.compile(r"\s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,8 @@ def read_blocks(kind: VocabKind, spans: Iterable[Span]) -> Iterator[str]:
             waiting += text
             cut = split_point(kind, waiting)
             if cut == 0 and len(waiting) > _LONGEST_UNCUT:
-                cut = len(waiting)
+                # External tokenizers that read by line lose nothing there.
+                cut = waiting.rfind("\n") + 1 or len(waiting)
             if cut:
                 yield waiting[:cut]
                 waiting = waiting[cut:]
@@ -139,11 +142,12 @@ def split_point(kind: VocabKind, text: str) -> int:
     if kind in ("bytes", "chars"):
         return len(text)
     if kind in ("words", "integers"):
-        return max(text.rfind("\n"), text.rfind(" ")) + 1
+        # The added mark makes a word of what follows the last blank, even of nothing.
+        return len(text) + 1 - len(f"{text}.".rsplit(maxsplit=1)[-1])
     if kind == "brought":
         # Such tokenizers split after a word; a line end starts the next token or is dropped.
-        found = list(re.finditer(r"(?<=[A-Za-z0-9])\n", text[-_TAIL:]))
-        return max(len(text) - _TAIL, 0) + found[-1].start() if found else 0
+        found = list(_LINE_ENDS.finditer(text[-_LONGEST_LINE:]))
+        return max(len(text) - _LONGEST_LINE, 0) + found[-1].end() if found else 0
     # Without a line, a unit also ends between a word and the space after it.
     for pattern in (_LINE_STARTS, _WORD_ENDS):
         if found := list(pattern.finditer(text)):
@@ -161,9 +165,11 @@ def find_cut(kind: VocabKind | Literal["authors-bytes"], span: Span, near: int) 
         return min(near, span.stop)
     patterns = {
         "chars": rb"[\x00-\x7f\xc0-\xff]",
-        # A unit ends before the first visible character of a line.
-        "bpe": rb"\n[ \t]*(?=[!-~])",
-        "brought": rb"[A-Za-z0-9](?=\n)",
+        # A unit ends before what follows the indentation of a line. Beyond ASCII this may be a
+        # blank, too, which is a unit of its own.
+        "bpe": rb"\n[ \t]*(?=[!-~\xc2-\xf4])",
+        # A letter or digit of any script, as in `split_point`; others are passed over below.
+        "brought": rb"(?:[A-Za-z0-9]|[\xc2-\xf4][\x80-\xbf]+)(?=\n)",
         # Within a word: some tokenizers treat blanks by their context.
         "imported": rb"[!-~](?=[!-~])",
     }
@@ -171,7 +177,10 @@ def find_cut(kind: VocabKind | Literal["authors-bytes"], span: Span, near: int) 
     position, held = near, b""
     for block in read_bytes(Span(span.path, near, span.stop)):
         window = held + block
-        if found := pattern.search(window):
+        matches = pattern.finditer(window)
+        if kind == "brought":
+            matches = (x for x in matches if x[0].decode(errors="ignore").isalnum())
+        if found := next(matches, None):
             return position - len(held) + (found.start() if kind == "chars" else found.end())
         # A match that may start there is found with the next block.
         held = window[-_LONGEST_INDENT:]
@@ -244,8 +253,6 @@ def _cut_off_end(
     # Rounded, as 1 - 0.05 - 0.05 is below 0.9 in binary floating point.
     starts = [int(sum(lengths) * round(1 - share, 12)) for share in (held_out, test_share)]
     cuts = [0, *(_find(kind, spans, lengths, start) for start in starts), sum(map(len, spans))]
-    # A word is looked for within a block, so a later cut may come to lie before an earlier one.
-    cuts = itertools.accumulate(cuts, max)
     return [_between(spans, begin, end) for begin, end in itertools.pairwise(cuts)]
 
 
@@ -270,18 +277,23 @@ def _find(kind: VocabKind, spans: Sequence[Span], lengths: Sequence[int], positi
             break
         position -= in_block
         offset += len(block)
+    word_end, left = 0, _LONGEST_LINE
     for text in read_text(Span(span.path, offset, span.stop)):
         if position < len(text):
             if kind in ("chars", "bpe"):
                 return before + offset + len(text[:position].encode())
-            # Words stay whole, and lines that are not too long.
-            ends = (re.compile(x).search(text, position) for x in (r"\n", r"\s"))
-            if end := next(filter(None, ends), None):
-                return before + offset + len(text[: end.end()].encode())
+            # Lines that are not too long stay whole, and words of others.
+            if line_end := text.find("\n", position, position + left) + 1:
+                return before + offset + len(text[:line_end].encode())
+            if not word_end and (blank := _BLANK.search(text, position)):
+                word_end = before + offset + len(text[: blank.end()].encode())
+            left = max(left - (len(text) - position), 0)
+            if word_end and not left:
+                return word_end
             position = len(text)
         position -= len(text)
         offset += len(text.encode())
-    return before + len(span)
+    return word_end or before + len(span)
 
 
 def _starts_of_characters(block: bytes) -> np.ndarray:
