@@ -106,6 +106,11 @@ SECTIONS = (ModelConfig, DataConfig, TrainConfig, EvalConfig, GenerateConfig)
             "cooldown_fraction above 0",
         ),
         (TrainConfig, {"minutes": 0.0, "schedule": "constant_cooldown"}, "minutes=0.0 must be"),
+        (
+            TrainConfig,
+            {"average": "ema", "average_start": 1.0},
+            "average='ema' has no effect with average_start=1: averaging begins after the last",
+        ),
         (TrainConfig, {"beta2": 1.0}, "beta2=1.0 must be at least 0 and below 1"),
         (TrainConfig, {"min_lr_ratio": 1.5}, "min_lr_ratio=1.5 must be between 0 and 1"),
         (TrainConfig, {"clip_norm": -1.0}, "clip_norm=-1.0 must be at least 0"),

@@ -223,6 +223,45 @@ def test_a_run_that_was_finished_before_a_setting_was_there_is_finished(tmp_path
     assert train(config, tmp_path, quiet=True) == results
 
 
+@pytest.fixture
+def tested(tmp_path, short):
+    """Makes recipes with a test text of its own."""
+
+    def make(name, text):
+        path = tmp_path / f"{name}.txt"
+        path.write_text(text * 20)
+        return short(data={"test_path": str(path)})
+
+    return make
+
+
+def test_another_test_text_is_evaluated_without_training_again(
+    tmp_path, tested, monkeypatch, no_work
+):
+    one, other = tested("one", "the cat ran to sea\n"), tested("other", "sea to ran dog cat the\n")
+    first = train(one, tmp_path / "run", quiet=True)
+    monkeypatch.setattr(loop, "train_step", None)
+    results = train(other, tmp_path / "run", quiet=True)
+    assert results["test"]["tokens"] == prepare(other.data).n_tokens("test") - 1
+    assert results["test"]["nll"] != first["test"]["nll"]
+    no_work()
+    assert train(other, tmp_path / "run", quiet=True) == results
+
+
+def test_results_without_a_checksum_are_those_of_the_text_in_the_recipe(
+    tmp_path, tested, monkeypatch
+):
+    one, other = tested("one", "the cat ran to sea\n"), tested("other", "sea to ran dog cat the\n")
+    results = train(one, tmp_path / "run", quiet=True)
+    # As an earlier version wrote them.
+    del results["checksum"]
+    (tmp_path / "run" / "results.json").write_text(json.dumps(results))
+    with monkeypatch.context() as patch:
+        patch.setattr(finish, "evaluate_by", None)
+        assert train(one, tmp_path / "run", quiet=True) == results
+    assert train(other, tmp_path / "run", quiet=True)["test"]["nll"] != results["test"]["nll"]
+
+
 def test_other_lengths_are_evaluated_without_training_again(tmp_path, short, monkeypatch):
     train(short(), tmp_path, quiet=True)
     monkeypatch.setattr(loop, "train_step", None)

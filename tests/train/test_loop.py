@@ -320,6 +320,9 @@ def test_the_best_model_is_that_of_the_lowest_validation_loss(tmp_path, toy_reci
         ({"data": {"valid_fraction": 0.0002}}, "validation text has one token"),
         ({"generate": {"prompt": "Ω"}}, r"generate\.prompt='Ω': not in the vocabulary"),
         ({"generate": {"prompt": ""}}, r"generate\.prompt is empty"),
+        # The file is not there, so nothing has looked for it.
+        ({"data": {"path": "caf\udce9.txt"}}, r"data\.path='caf\\udce9\.txt' must be UTF-8"),
+        ({"generate": {"stop": ("\udce9",)}}, r"generate\.stop=\('\\udce9',\) must be UTF-8"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_is_written(
@@ -327,6 +330,18 @@ def test_what_cannot_work_is_said_before_anything_is_written(
 ):
     with pytest.raises(ValueError, match=message):
         train(toy_recipe(**sections), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_a_held_out_text_without_a_completion_is_refused_before_anything_is_written(
+    tmp_path, toy_recipe, split
+):
+    path = tmp_path / "prompts.txt"
+    path.write_text("the cat saw a dog\n" * 20)
+    data = {"reset_at": "\n", "completion_at": ".", f"{split}_path": str(path)}
+    with pytest.raises(ValueError, match=f"the {split} text has no completion: the token "):
+        train(toy_recipe(data=data), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
 
 

@@ -100,6 +100,12 @@ VARIANTS = {
         "model": EXACT,
         "train": {**SETTINGS, "minutes": 60.0, "schedule": "constant_cooldown"},
     },
+    # In some steps one process has no completion, in some none has one.
+    "ddp, completions": {
+        "model": EXACT,
+        "data": {"reset_at": "\n", "completion_at": "."},
+        "train": {**SETTINGS, "log_every": 4, "steps": 40, "skip_norm": 5.0},
+    },
     "fsdp, resets, lengths": {
         "model": EXACT,
         "data": {"reset_at": "\n"},

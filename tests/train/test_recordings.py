@@ -105,6 +105,15 @@ def test_other_data_are_refused_on_resuming(config, tmp_path, at_step):
         train(config, tmp_path / "run", quiet=True)
 
 
+def test_a_test_split_without_a_target_is_refused_before_anything_is_written(config, tmp_path):
+    path = tmp_path / "data" / "test_targets.npy"
+    targets = np.load(path)
+    np.save(path, np.full_like(targets, np.nan if targets.dtype.kind == "f" else -100))
+    with pytest.raises(ValueError, match="the test recordings have no target, as all are -100"):
+        train(config, tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
 def test_each_target_counts_once_however_the_recordings_are_divided(config, tmp_path):
     train(config, tmp_path / "run", quiet=True)
     model = load_model(tmp_path / "run").double()

@@ -1,6 +1,7 @@
 """Updates that would do harm are left out, counted and reported; loss spikes are reported."""
 
 import math
+import random
 
 import pytest
 import torch
@@ -110,6 +111,70 @@ def test_a_gradient_that_is_much_longer_than_usual_is_left_out_if_asked(toy_reci
         assert [n for n, each in enumerate(updates, 1) if each.is_skipped] == expected
 
 
+@pytest.fixture
+def prompted(toy_recipe, tmp_path):
+    """A recipe on long prompts with short completions: most segments have nothing to predict."""
+    draw = random.Random(0)
+    lines = ("abc def ghi " * draw.randint(8, 16) + "\tyes no maybe no\n" for _ in range(40))
+    path = tmp_path / "prompts.txt"
+    path.write_text("".join(lines))
+
+    def make(**settings):
+        data = {"path": str(path), "reset_at": "\n", "completion_at": "\t"}
+        one = {"batch_size": 1, "accumulate": 1, "steps": 100, "eval_every": 0, "log_every": 1}
+        return toy_recipe(model={"n_layer": 1}, data=data, train={**one, **settings})
+
+    return make
+
+
+def test_segments_without_a_target_say_nothing_of_the_usual_norm(prompted):
+    config, state, network = begun(prompted(skip_norm=3.0))
+    updates = [step.train_step(config, state, network) for _ in range(100)]
+    counted = [update for update in updates if update.is_counted]
+    assert 0 < len(counted) < step.KNOWN_AFTER < state.uncounted
+    assert all(update.norm == 0 for update in updates if not update.is_counted)
+    assert not state.skipped
+    usual = None
+    for update in counted:
+        usual = step.running_mean(usual, update.norm)
+    assert state.usual_norm == usual > 0
+
+
+def test_a_norm_is_known_after_updates_that_count(prompted, spoiled):
+    config, state, network = begun(prompted(skip_norm=5.0))
+    segments, counted = state.segments, []
+    for n in range(1, 401):
+        segments.next_segment()
+        if segments.completed.any():
+            counted.append(n)
+    early, late = counted[step.KNOWN_AFTER // 2], counted[step.KNOWN_AFTER + 2]
+    assert early > step.KNOWN_AFTER
+    config, state, network = begun(prompted(skip_norm=5.0))
+    spoiled([early, late], 1e3)
+    updates = [step.train_step(config, state, network) for _ in range(late)]
+    assert [n for n, each in enumerate(updates, 1) if each.is_skipped] == [late]
+
+
+def test_a_usual_norm_of_zero_in_an_earlier_checkpoint_is_not_known(toy_recipe):
+    config, state, network = begun(toy_recipe(train={"skip_norm": 5.0, "steps": 40}))
+    state.step, state.usual_norm = 30, 0.0
+    update = step.train_step(config, state, network)
+    assert not update.is_skipped
+    assert state.usual_norm == update.norm
+
+
+@pytest.mark.usefixtures("unfinished")
+def test_segments_without_a_target_have_no_loss_in_the_log_and_are_no_reason_for_spikes(
+    tmp_path, prompted
+):
+    train(prompted(), tmp_path / "run", quiet=True)
+    records = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    logged = [r["bits_per_token"] for r in records if r["kind"] == "train"]
+    assert 50 < sum(map(math.isnan, logged)) < 100
+    assert min(bits for bits in logged if not math.isnan(bits)) > 1
+    assert not [r for r in records if r["kind"] == "spike"]
+
+
 @pytest.mark.usefixtures("unfinished")
 def test_a_loss_far_above_the_usual_one_is_reported(tmp_path, toy_recipe, at_step, capsys):
     # Weights that know nothing any more: the loss of the next step tells.
@@ -130,3 +195,4 @@ def test_a_loss_far_above_the_usual_one_is_reported(tmp_path, toy_recipe, at_ste
 def test_the_usual_is_a_mean_that_forgets():
     assert step.running_mean(None, 3.0) == 3.0
     assert step.running_mean(1.0, 2.0) == pytest.approx(1.02)
+    assert step.running_mean(0.0, 3.0) == 3.0, "as earlier versions wrote what is not known"

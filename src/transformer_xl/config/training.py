@@ -212,6 +212,10 @@ class TrainConfig:
         if self.precision != "float16":
             yield Unused("loss_scale", f"precision={self.precision!r}")
         starts_with_cooldown = self.average == "tail" and self.average_start is None
+        if starts_with_cooldown and not self.cooldown_fraction:
+            yield Unused("average", "cooldown_fraction=0: averaging begins with the cooldown")
+        if self.average_start == 1:
+            yield Unused("average", "average_start=1: averaging begins after the last step")
         if self.schedule != "constant_cooldown" and not starts_with_cooldown:
             yield Unused("cooldown_fraction", f"schedule={self.schedule!r}")
         if self.average == "none":

@@ -1,6 +1,7 @@
 """Initialization of a run: validation of the recipe, initial weights and state."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from transformer_xl.config import Config, ModelConfig, TrainConfig
 from transformer_xl.config.distributed import World
 from transformer_xl.data import Corpus, Segments, Vocab
 from transformer_xl.data.features import FeatureCorpus, FeatureSegments
+from transformer_xl.data.recordings import Recordings
 from transformer_xl.data.vocab_files import is_vocabulary, load_vocab
 from transformer_xl.inference.generate import for_tokens
 from transformer_xl.model import LanguageModel, build_model
@@ -209,6 +211,9 @@ def new_state(
     # Needed only at the end of the run, but validated before it.
     if (n_valid := len(corpus.split("valid"))) < 2:
         raise ValueError("the validation text has one token; to predict one, at least 2 are needed")
+    for name in ("valid", "test"):
+        if corpus.n_tokens(name) > 1:
+            _require_targets(name, corpus.split(name), config.model)
     if corpus.vocab is not None:
         _require_prompt(config.generate.prompt, corpus.vocab)
     torch.manual_seed(settings.seed)
@@ -236,13 +241,64 @@ def new_state(
         has_varying_lengths=bool(settings.stages or settings.random_segment_len),
         # The test text may be another one when a run goes on.
         corpus={name: x for name, x in corpus.checksums.items() if name != "test"},
+        validation=_validation(config),
     )
+
+
+def compare_validations(config: Config, state: TrainState, say: Callable[[str], None]) -> None:
+    """Forget the lowest validation loss of a resumed run where later ones are not comparable.
+
+    Raises:
+        ValueError: The learning rate depends on comparing them.
+    """
+    before, state.validation = state.validation, _validation(config)
+    changed = "; ".join(
+        f"eval.{name}: {before[name]}, {x}"
+        for name, x in state.validation.items()
+        if before.get(name, x) != x
+    )
+    if not changed:
+        return
+    if config.train.schedule == "plateau":
+        raise ValueError(
+            f"the run was validated otherwise (there, here): {changed}. With train.schedule="
+            "'plateau', the learning rate depends on comparing validation losses: give the same "
+            "settings to go on there, or another --out"
+        )
+    state.best = math.inf
+    say(
+        f"validations differ from those so far (there, here): {changed}. Their losses cannot be "
+        "compared, so the next validation replaces model/best, even by a worse model: copy that "
+        "folder to keep it"
+    )
+
+
+def _validation(config: Config) -> dict[str, int | None]:
+    """Return the settings that the validation loss of a model on a text depends on."""
+    settings = config.eval
+    lengths = Lengths.of(config.model, **settings.lengths_after(config.train.segment_len))
+    others = {name: getattr(settings, name) for name in ("batch_size", "max_steps", "window")}
+    return {**lengths._asdict(), **others}
 
 
 def _initial_loss_scale(settings: TrainConfig) -> float:
     if settings.precision != "float16":
         return 1.0
     return INITIAL_LOSS_SCALE if settings.loss_scale is None else settings.loss_scale
+
+
+def _require_targets(name: str, split: Any, config: ModelConfig) -> None:
+    """Require that something counts in an evaluation, the last of which ends the run."""
+    if isinstance(split, Recordings):
+        if not split.counted().any():
+            raise ValueError(
+                f"the {name} recordings have no target, as all are -100 or NaN: give some"
+            )
+    elif config.completion_at is not None and config.completion_at not in split[:-1]:
+        raise ValueError(
+            f"the {name} text has no completion: the token completion_at={config.completion_at} is "
+            "not in it; give prompts and completions as in the training text"
+        )
 
 
 def _require_prompt(text: str, vocab: Vocab) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from transformer_xl.config import Config, EvalConfig, GenerateConfig
 from transformer_xl.config.device import autocast
+from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data import Corpus, raw_split
 from transformer_xl.data.features import FeatureCorpus
 from transformer_xl.inference.evaluate import Dynamic, Result, cost_of, evaluate_by, plan_dynamic
@@ -18,7 +19,7 @@ from transformer_xl.inference.generate import beam_search, for_tokens, generate,
 from transformer_xl.model import LanguageModel, load_model
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.limits import any_size
-from transformer_xl.train.checkpoint import RESULTS_FILE, SAMPLE_FILE, RunFolder
+from transformer_xl.train.checkpoint import RECIPE_FILE, RESULTS_FILE, SAMPLE_FILE, RunFolder
 from transformer_xl.train.metrics import reading
 from transformer_xl.train.seen import MEMORY_FILE, READINGS, TOKENS, see_memory
 
@@ -38,8 +39,8 @@ def finish(
 ) -> dict[str, Any]:
     """Evaluate the best model of a run at every memory length, let it write, draw the report.
 
-    What an earlier call with the same settings has written is returned as it is. How far it is
-    with its texts is shown, unless it is to be ``quiet``.
+    What an earlier call with the same settings and text has written is returned as it is. How far
+    it is with its texts is shown, unless it is to be ``quiet``.
 
     Returns:
         The contents of ``results.json``.
@@ -85,6 +86,7 @@ def finish(
     rows = {mem_len: measure(mem_len) for mem_len in sorted(mem_lens, key=lambda n: n or 0)}
     results = {
         "settings": _settings(config.eval, config.generate),
+        "checksum": corpus.checksums[split],
         "test": rows[chosen],
         "memory_curve": [*rows.values()],
     }
@@ -159,7 +161,7 @@ def _settings(evaluation: EvalConfig, generation: GenerateConfig) -> dict[str, A
 def _read_results(
     config: Config, folder: RunFolder, corpus: Corpus | FeatureCorpus
 ) -> dict[str, Any] | None:
-    """Return the results of a run that was finished before with these settings."""
+    """Return the results of a run that was finished before with these settings and this text."""
     if not (folder.path / REPORT_FILE).is_file():
         return None
     try:
@@ -169,6 +171,14 @@ def _read_results(
         for section, values in results["settings"].items():
             settings[section] |= values
         if settings != _settings(config.eval, config.generate):
+            return None
+        if "checksum" in results:
+            is_same_text = results["checksum"] == corpus.checksums[held_out(corpus)]
+        else:
+            # Of an earlier version: the text is that of the recipe, unless another one is given.
+            recipe = load_recipe(folder.path / RECIPE_FILE, is_stored=True)
+            is_same_text = recipe.data == config.data
+        if not is_same_text:
             return None
         for row in (results["test"], results.get("dynamic", {}), *results["memory_curve"]):
             # What older runs call bpc is bits per token, whatever the tokens are.

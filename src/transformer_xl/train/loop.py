@@ -31,6 +31,7 @@ from transformer_xl.model.pretrained import model_weights
 from transformer_xl.ops import choose_backend
 from transformer_xl.train.beginning import (
     check_machine,
+    compare_validations,
     fit_to_corpus,
     initial_weights,
     new_state,
@@ -159,6 +160,8 @@ def train(
         with checkpoints:
             if newest := checkpoints.newest(progress.say):
                 state.load(newest)
+                if state.step < state.total_steps:
+                    compare_validations(config, state, progress.say)
             progress.expect(state.total_steps, state.step)
             progress.say(_opening(config, corpus, state, n_parameters))
             if cost := cost_of(config.eval, corpus.n_tokens("valid") - 1):
@@ -228,7 +231,7 @@ class _Run:
             update = train_step(config, state, network)
             if update.is_skipped:
                 self._report_skip(update)
-            else:
+            elif update.is_counted:
                 state.losses.append(update.loss)
                 state.offsets.append(update.offset)
             own_seconds += time.perf_counter() - began
@@ -353,7 +356,7 @@ class _Run:
         state.offsets.clear()
         state.tokens, self.logged_at = 0, state.seconds
         self._record("train", state.step, bits_per_token=bits, lr=lr, tokens_per_second=speed)
-        self.progress.update(state.step, bits, speed)
+        self.progress.update(state.step, bits if losses else None, speed)
 
     def _evaluate(self) -> None:
         state, config = self.state, self.config

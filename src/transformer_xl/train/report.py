@@ -3,8 +3,8 @@
 ======================  =======================================================================
 ``metrics.jsonl``       the training: ``bits_per_token``, ``lr`` and ``tokens_per_second``
 ``results.json``        ``{"test": result, "memory_curve": [result, ...], "dynamic": result,
-                        "gzip_bits_per_byte": x, "xz_bits_per_byte": y}``; a result is what
-                        ``txl eval`` prints
+                        "gzip_bits_per_byte": x, "xz_bits_per_byte": y}``, the settings and the
+                        checksum of the text; a result is what ``txl eval`` prints
 ``memory.json``         what the memory does; see :mod:`transformer_xl.train.seen`
 ``sample.json``         ``{"prompt": ..., "text": ..., "settings": {...}}``; the text goes on
                         where the prompt ends

@@ -53,7 +53,7 @@ _NUMBERS = (
     *("usual_loss", "usual_norm"),
 )
 """Attributes of the state that are saved as JSON."""
-_LATER_NUMBERS = ("loss_scale", "n_finite")
+_LATER_NUMBERS = ("loss_scale", "n_finite", "uncounted", "validation")
 """Those that checkpoints of earlier versions lack."""
 INITIAL_LOSS_SCALE = 65_536.0
 """Dynamic loss scale at the start; this and the next one are those of PyTorch's GradScaler."""
@@ -84,6 +84,8 @@ class TrainState:
     """Length of the cooldown, if a time limit determines it."""
     best: float = math.inf
     """Lowest validation loss so far."""
+    validation: dict[str, int | None] = field(default_factory=dict)
+    """The settings that a validation loss depends on; those with others cannot be compared."""
     losses: list[float | Tensor] = field(default_factory=list)
     """Losses since the last log record, on the device until they are read."""
     offsets: list[int] = field(default_factory=list)
@@ -93,6 +95,8 @@ class TrainState:
     """Running means of the loss and of the gradient norm."""
     skipped: int = 0
     skipped_in_a_row: int = 0
+    uncounted: int = 0
+    """Updates on segments without a target that counts, as of prompts alone."""
     plateau: Plateau = field(default_factory=Plateau)
     """What the validation losses have left of the learning rate; with the schedule plateau."""
     loss_scale: float = 1.0

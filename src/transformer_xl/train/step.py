@@ -177,6 +177,8 @@ class Update(NamedTuple):
     norm: float
     """Norm of the gradient before clipping."""
     is_skipped: bool
+    is_counted: bool = True
+    """Whether any target of its segments counts, in any process."""
 
 
 def train_step(config: Config, state: TrainState, network: Network) -> Update:
@@ -198,7 +200,7 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
     tokens, targets = _moved(tokens, device), _moved(targets, device)
     starts = state.segments.starts
     starts = [None] * parts if starts is None else _moved(starts, device).chunk(parts)
-    weights = _loss_weights(state, settings)
+    weights, is_counted = _loss_weights(state, settings)
     if settings.loss == "half":
         targets = targets[:, targets.shape[1] // 2 :]
     if weights is not None:
@@ -239,13 +241,17 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
     # all processes, so all of them decide alike.
     norm, limit = float(length), math.inf
     state.adapt_loss_scale(settings, is_finite=math.isfinite(norm))
-    if settings.skip_norm and state.step - state.skipped >= KNOWN_AFTER:
-        limit = settings.skip_norm * (state.usual_norm or 0.0)
+    if settings.skip_norm and state.step - state.skipped - state.uncounted >= KNOWN_AFTER:
+        limit = settings.skip_norm * (state.usual_norm or math.inf)
     if not math.isfinite(norm) or norm > limit:
         _skip(norm, loss, offset, settings, state)
         return Update(loss, 0.0, offset, norm, is_skipped=True)
     state.skipped_in_a_row = 0
-    state.usual_norm = running_mean(state.usual_norm, norm)
+    if is_counted:
+        state.usual_norm = running_mean(state.usual_norm, norm)
+    else:
+        # Without a loss, the norm is 0, or that of a penalty: neither says what is usual.
+        state.uncounted += 1
     state.mems = mems
     if settings.clip_norm:
         clip_grads_with_norm_(learned, settings.clip_norm, length)
@@ -253,22 +259,23 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
     state.optimizer.step(scale)
     state.step += 1
     state.add_to_average(settings)
-    return Update(loss, settings.lr * scale, offset, norm, is_skipped=False)
+    return Update(loss, settings.lr * scale, offset, norm, is_skipped=False, is_counted=is_counted)
 
 
-def _loss_weights(state: TrainState, settings: TrainConfig) -> Tensor | None:
+def _loss_weights(state: TrainState, settings: TrainConfig) -> tuple[Tensor | None, bool]:
     """Return the weight of the loss of each target, 1 on average over all processes; None: all 1.
 
-    Without a completion in the segments, and without ``prompt_loss_weight``, all are 0.
+    Also whether any is above 0, in any process: without a completion in the segments, and without
+    ``prompt_loss_weight``, all are 0.
     """
     completed = state.segments.completed
     if completed is None:
-        return None
+        return None, True
     if settings.loss == "half":
         completed = completed[:, completed.shape[1] // 2 :]
     weights = completed.float().clamp(min=settings.prompt_loss_weight)
     (mean,) = state.world.mean([float(weights.mean())])
-    return _moved(weights / mean if mean else weights, state.model.device)
+    return _moved(weights / mean if mean else weights, state.model.device), mean > 0
 
 
 def _partly_reset(state: TrainState, settings: TrainConfig) -> list[Memory | None]:
@@ -286,8 +293,11 @@ def _partly_reset(state: TrainState, settings: TrainConfig) -> list[Memory | Non
 
 
 def running_mean(before: float | None, value: float) -> float:
-    """Update an exponential moving average, which is None before the first value."""
-    return value if before is None else _KEPT * before + (1 - _KEPT) * value
+    """Update an exponential moving average, which is None before the first value.
+
+    Earlier versions stored 0 where no target had counted yet, which is no value either.
+    """
+    return _KEPT * before + (1 - _KEPT) * value if before else value
 
 
 def _skip(norm: float, loss: Tensor, offset: int, settings: TrainConfig, state: TrainState) -> None:

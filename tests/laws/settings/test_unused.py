@@ -42,6 +42,11 @@ UNUSED = [
     (TrainConfig, {"average": "tail", "average_start": 0.5}, {"cooldown_fraction": 0.5}),
     (TrainConfig, {}, {"average_start": 0.5}),
     (TrainConfig, {"average": "tail"}, {"average_decay": 0.5}),
+    (
+        TrainConfig,
+        {"schedule": "constant_cooldown", "cooldown_fraction": 0.0},
+        {"average": "tail"},
+    ),
     (DataConfig, {"vocab": "chars"}, {"vocab_size": 50}),
     (DataConfig, {"vocab": "bpe"}, {"vocab_from": "all"}),
     (DataConfig, {"name": "hf:any/thing"}, {"path": "text.txt"}),

@@ -18,7 +18,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -50,9 +50,10 @@ SAMPLE_FILE = "sample.json"
 CHECKPOINTS = "checkpoints"
 _LOCK_FILE = ".lock"
 
-# Settings that may change when a run is resumed, as no weight depends on them. The text, the
-# prepared corpus, the vocabulary and the initial model may be moved; checksums of all but the last
-# are compared.
+# Settings that may change when a run is resumed, as no weight depends on them; with the schedule
+# plateau weights do depend on validations, which are compared with those of the checkpoint. The
+# text, the prepared corpus, the vocabulary and the initial model may be moved; checksums of all but
+# the last are compared.
 _MAY_DIFFER = (
     *("eval.", "generate.", "train.log_every", "train.save_every", "train.keep_checkpoints"),
     # How the work is divided: results are the same up to rounding.
@@ -87,7 +88,7 @@ class RunFolder:
         Raises:
             FileExistsError: The folder holds something else.
             PermissionError: It is that of a shipped model.
-            ValueError: The folder holds the run of another recipe.
+            ValueError: The folder holds the run of another recipe, or cannot hold this one.
         """
         require_not_shipped(self.path)
         if not self.holds_run:
@@ -100,6 +101,7 @@ class RunFolder:
                     f"{self.path} exists and is no run folder: nothing in it was touched; "
                     "give another --out"
                 )
+            _require_utf8(config)
             return
         other = load_recipe(self.path / RECIPE_FILE, is_stored=True)
         if not config.model.vocab_size:
@@ -214,6 +216,19 @@ class RunFolder:
         """Write a JSON file of the folder."""
         content = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
         replace_file(self.path / name, content.encode("utf-8", "surrogateescape"))
+
+
+def _require_utf8(config: Config) -> None:
+    """Require settings that recipe.toml, which is UTF-8, can hold."""
+    for section, settings in asdict(config).items():
+        for name, value in settings.items():
+            try:
+                json.dumps(value, ensure_ascii=False).encode()
+            except UnicodeEncodeError:
+                raise ValueError(
+                    f"{section}.{name}={value!r} must be UTF-8, as {RECIPE_FILE} of the run folder "
+                    "is: rename the file or folder, or change the text"
+                ) from None
 
 
 _MODEL_CARD = """---

@@ -1,0 +1,125 @@
+"""Validations with other settings are not compared with those before, and the user is told."""
+
+import json
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+
+from transformer_xl.config.files import checksum
+from transformer_xl.inference.evaluate import evaluate
+from transformer_xl.model import TransformerXL
+from transformer_xl.train import Interrupted, loop, train
+from transformer_xl.train.checkpoint.checkpoints import read_about
+
+pytestmark = pytest.mark.usefixtures("one_thread", "unfinished")
+
+
+@pytest.fixture
+def validated(monkeypatch):
+    """Set the losses of the validations to come; return the weights that they are of."""
+
+    def set_losses(*losses):
+        weights, left = [], iter(losses)
+
+        def validate(config, corpus, model):
+            weights.append(model.content_bias.detach().clone())
+            return replace(evaluate(model, corpus.split("valid")[:20]), nll=next(left))
+
+        monkeypatch.setattr(loop, "_validate", validate)
+        return weights
+
+    return set_losses
+
+
+@pytest.fixture
+def stopped(tmp_path, toy_recipe, at_step, validated):
+    """A run that was stopped at step 5, after a validation with a loss of 1."""
+
+    def run(**train_settings):
+        validated(1.0)
+        at_step(5, lambda state: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(Interrupted):
+            train(toy_recipe(train=train_settings), tmp_path / "run", quiet=True)
+        at_step(5, lambda state: None)
+        return tmp_path / "run"
+
+    return run
+
+
+def best_of(run):
+    return TransformerXL.from_pretrained(run / "model" / "best").content_bias
+
+
+def newest(run):
+    return max((run / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"max_steps": 1}, "eval.max_steps: None, 1"),
+        ({"mem_len": 3, "batch_size": 2}, "eval.mem_len: 8, 3; eval.batch_size: 1, 2"),
+        ({"window": 4}, "eval.window: None, 4"),
+    ],
+    ids=str,
+)
+def test_a_best_model_by_other_validations_is_replaced_and_the_user_told(
+    stopped, toy_recipe, validated, capsys, settings, said
+):
+    run = stopped()
+    weights = validated(3.0, 2.0)
+    train(toy_recipe(eval=settings), run)
+    output = " ".join(capsys.readouterr().err.split())
+    assert f"validations differ from those so far (there, here): {said}. " in output
+    assert "the next validation replaces model/best, even by a worse model" in output
+    assert torch.equal(best_of(run), weights[1])
+    assert read_about(newest(run))["best"] == 2.0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"mem_len": 8, "ext_len": 0}, {"split": "test", "mem_lens": (0, 3), "dynamic": "sgd"}],
+    ids=["the same", "the defaults in words", "others than of validations"],
+)
+def test_a_best_model_by_the_same_validations_is_kept(
+    stopped, toy_recipe, validated, capsys, settings
+):
+    run = stopped()
+    best = best_of(run)
+    validated(3.0, 2.0)
+    train(toy_recipe(eval=settings), run)
+    assert "validations differ" not in capsys.readouterr().err
+    assert torch.equal(best_of(run), best)
+    assert read_about(newest(run))["best"] == 1.0
+
+
+def test_a_checkpoint_of_an_earlier_version_keeps_its_best_model(stopped, toy_recipe, validated):
+    run = stopped()
+    best = best_of(run)
+    state, sums = newest(run) / "state.json", newest(run) / "checksums.json"
+    about = json.loads(state.read_text())
+    del about["validation"], about["uncounted"]
+    state.write_text(json.dumps(about))
+    sums.write_text(json.dumps(json.loads(sums.read_text()) | {state.name: checksum(state)}))
+    validated(3.0, 2.0)
+    train(toy_recipe(), run, quiet=True)
+    assert torch.equal(best_of(run), best)
+
+
+def test_what_a_learning_rate_depends_on_cannot_change(stopped, toy_recipe, validated):
+    settings = {"schedule": "plateau", "eval_every": 4}
+    run = stopped(**settings)
+    config = toy_recipe(train=settings, eval={"max_steps": 1})
+    message = (
+        r"\(there, here\): eval\.max_steps: None, 1\. With train\.schedule='plateau', .* give the "
+        "same settings to go on there, or another --out"
+    )
+    with pytest.raises(ValueError, match=message):
+        train(config, run, quiet=True)
+    validated(3.0, 2.0)
+    train(toy_recipe(train=settings), run, quiet=True)
+    # Nothing is validated any more.
+    train(config, run, quiet=True)
+    assert read_about(newest(run))["best"] == 1.0
