@@ -88,6 +88,24 @@ def test_what_a_state_dict_does_not_say_is_asked_for(shared, tmp_path):
     assert replace(ours.config, dropout=0.1, attn_dropout=0.05) == theirs.config
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("pt_01_base", {"cutoffs": [11, 31]}, r"cutoffs=\[11, 31\], but the tensors .* say \[\]"),
+        ("pt_04_adaptive_div2", {"cutoffs": [1, 31]}, r"cutoffs=\[1, 31\], but the tensors"),
+        ("pt_01_base", {"tgt_len": -3}, "tgt_len=-3 must be at least 1"),
+        ("pt_01_base", {"tgt_len": "150"}, "tgt_len='150' must be a whole number"),
+    ],
+)
+def test_settings_that_the_checkpoint_contradicts_are_refused(
+    shared, tmp_path, name, settings, message
+):
+    given = {"mem_len": 9, "pre_lnorm": False} | settings
+    with pytest.raises(ValueError, match=message):
+        txl.convert(bare(shared, tmp_path, name), tmp_path / "out", settings=given)
+    assert not (tmp_path / "out").exists()
+
+
 def test_where_clusters_begin_is_asked_for(shared, tmp_path):
     source = bare(shared, tmp_path, "pt_03_adaptive_div1")
     given = {"mem_len": 9, "pre_lnorm": False}

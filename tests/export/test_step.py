@@ -19,6 +19,7 @@ OPTIONS = {
     "zeros, pre-norm, absolute": {"attn_type": 2, "norm_first": True, "start_memory": "zeros"},
     "pre-norm": {"norm_first": True, "final_norm": True, "tie_biases": False},
     "rms": {"norm": "rms", "qk_norm": True, "activation": "swiglu"},
+    "rms, zeros": {"norm": "rms", "norm_first": True, "start_memory": "zeros"},
     "input recurrence": {"input_recurrence": True, "embedding_residual": True},
     "enhanced": {"enhanced_recurrence": True, "norm_first": True},
     "adaptive": {"cutoffs": (8, 20), "div_val": 2, "d_embed": 8},
@@ -79,7 +80,7 @@ def test_the_model_stays_as_it_was(made):
         (
             {"start_memory": "zeros", "norm_first": True},
             {},
-            "start_memory='zeros' with norm_first=True: the keys of zeros are not zeros",
+            "with norm_first=True and norm='layer': the keys of zeros are not zeros",
         ),
     ],
     ids=str,

@@ -42,6 +42,15 @@ for name in sys.argv[1:4]:
     found[name] = tokenizer.batch_decode(written[:, batch["input_ids"].shape[1] :])
 write = pipeline("text-generation", model=sys.argv[1], trust_remote_code=True)
 found["pipeline"] = write("the cat saw", **settings)[0]["generated_text"]
+found["plain"] = []
+for name in sys.argv[1:4]:
+    model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=True)
+    wrapping = sys.modules[type(model).__module__.rpartition("_interop_")[0] + "_model_wrapping"]
+    found["plain"].append(wrapping.first_wrapped(model.transformer) is None)
+    if "cutoffs" not in name:
+        size = model.config.vocab_size + 2
+        found["plain"].append(len(model.resize_token_embeddings(size).weight) == size)
+    model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=True)
 model.save_pretrained(sys.argv[4])
 tokenizer.save_pretrained(sys.argv[4])
 again = AutoModelForCausalLM.from_pretrained(sys.argv[4], trust_remote_code=True)
@@ -96,6 +105,8 @@ def test_a_packaged_folder_works_without_this_package(
         assert found[str(folder)] == expected
         if model is language_model:
             assert found["pipeline"] == "the cat saw" + expected[0]
+    # Nothing counts as wrapped or hooked, which would have to be called for each token.
+    assert all(found["plain"])
     assert found["again"]
     assert found["from"] == "transformers_modules"
 

@@ -3,8 +3,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
-from transformer_xl.model import AdaptiveEmbedding, Embedding, relative_positions
+from transformer_xl.model import (
+    AdaptiveEmbedding,
+    Embedding,
+    build_model,
+    positions,
+    relative_positions,
+)
 
 CPU = torch.device("cpu")
 
@@ -165,6 +172,19 @@ def test_encodings_made_without_gradients_can_be_trained_with():
     weight = torch.randn(10, 3, dtype=torch.float64, requires_grad=True)
     (encodings(41, 10) @ weight).sum().backward()
     assert weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["transformer_xl", "gpt"])
+@pytest.mark.parametrize("mode", [torch.inference_mode, FakeTensorMode])
+def test_a_model_that_was_first_read_in_another_mode_can_be_trained(tiny_config, kind, mode):
+    config = replace(tiny_config, kind=kind)
+    positions._sinusoids.cache_clear()
+    with mode():
+        build_model(config)(torch.zeros(2, 11, dtype=torch.int64))
+    tokens = torch.randint(config.vocab_size, (2, 11))
+    model = build_model(config)
+    model(tokens, targets=tokens).loss.backward()
+    assert all(x.grad is None or x.grad.isfinite().all() for x in model.parameters())
 
 
 def test_what_a_caller_does_to_its_encodings_is_its_own_affair():

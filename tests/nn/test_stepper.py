@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model import Stepper, TransformerXL, build_model
+from transformer_xl.model import Memory, Stepper, TransformerXL, build_model
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.stepper import (
     CallingStepper,
@@ -181,6 +181,26 @@ def test_a_reset_stream_is_one_that_never_read(paper, kind):
     tokens = drawn(paper, 9)
     fresh, _ = one_by_one(paper, paper.keep(paper.start_memory(B)), tokens)
     torch.testing.assert_close(read(stepper, tokens)[:, 1], fresh[:, 1], rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_loaded_keys_and_values_are_read_with_the_positions_of_the_weights(paper, kind):
+    other = build_model(paper.config).to(paper.device).double().eval()
+    tokens = drawn(paper, 4)
+    for model in (paper, other):
+        kept = model.keep(model.start_memory(B))
+        # Projects the positions.
+        state = model(tokens, model(tokens, kept).mems).mems.state_dict()
+    paper.load_state_dict(other.state_dict())
+    found, expected = (
+        (
+            model(tokens, Memory.from_state_dict(state)).log_probs,
+            read(stepper_of(model, Memory.from_state_dict(state), kind), tokens),
+        )
+        for model in (paper, other)
+    )
+    for one, two in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
 
 
 def test_what_a_stepper_was_made_from_stays_as_it_was(paper, kind):

@@ -114,6 +114,20 @@ def test_what_hangs_on_a_linear_map_is_honoured_as_the_same_weights_are(model, w
     assert torch.equal(reading(model), before[1])
 
 
+@pytest.mark.parametrize("activation", ["relu", "relu_squared"])
+@torch.no_grad()
+def test_what_a_hook_has_kept_stays_as_it_was(tiny_config, activation):
+    model = build_model(replace(tiny_config, activation=activation, init_std=0.3)).eval()
+    kept, copies = [], []
+    for layer in model.layers:
+        inner = layer.feed_forward.inner
+        inner.register_forward_hook(lambda module, given, out: kept.append(out))
+        inner.register_forward_hook(lambda module, given, out: copies.append(out.clone()))
+    model(torch.randint(model.config.vocab_size, (2, 5)))
+    assert copies
+    assert all(map(torch.equal, kept, copies))
+
+
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 def test_a_backward_hook_on_a_linear_map_sees_the_gradient(model):
     for name, module in model.named_modules():

@@ -347,8 +347,8 @@ def test_a_second_derivative_is_refused_rather_than_wrong():
     [
         ({0: (1, 6, 1, 2)}, "6 queries and 5 keys: the queries must be the last of the keys"),
         ({0: (1, 0, 1, 2)}, "0 queries and 5 keys"),
-        ({3: (4, 1, 2)}, "5 keys need as many values and positions, not 5 and 4"),
-        ({2: (1, 3, 1, 2)}, "5 keys need as many values and positions, not 3 and 5"),
+        ({3: (4, 1, 2)}, "5 keys need as many positions, not 4"),
+        ({2: (1, 3, 1, 2)}, "5 keys need as many values, not 3"),
     ],
     ids=["more queries than keys", "no query", "positions", "values"],
 )
@@ -358,6 +358,15 @@ def test_a_wrong_shape_is_named(wrong, message):
         inputs[place] = torch.zeros(shape)
     with pytest.raises(ValueError, match=message):
         unwrap(rel_attention)(*inputs)
+    if 3 not in wrong:
+        with pytest.raises(ValueError, match=message):
+            unwrap(attention)(*inputs[:3])
+
+
+@pytest.mark.parametrize("attn_len", [5, 2**63, 2**64])
+def test_an_attention_length_beyond_the_keys_hides_none(attn_len):
+    q, k, v, *_ = operands(1, 2, 3, 1, 2)
+    assert torch.equal(attention(q, k, v, attn_len=attn_len), attention(q, k, v))
 
 
 @pytest.mark.parametrize("attn_len", [0, -1])

@@ -283,6 +283,9 @@ class FeedForward(nn.Module):
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Transform each position."""
         inner = projected(self.inner, x)
+        if not (inner.requires_grad or is_plain(self.inner)):
+            # Activated in place, and whoever hooked the layer may have kept it.
+            inner = inner.clone()
         activate = _ACTIVATIONS[self.activation]
         inner = activate(inner, self.dropout, self.training, self.is_locked)
         return projected(self.outer, inner)

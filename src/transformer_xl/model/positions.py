@@ -1,11 +1,12 @@
 """Position encodings: sinusoidal, or rows of a learned table."""
 
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from transformer_xl.ops.constants import cached
 
 
 class Positions(NamedTuple):
@@ -92,22 +93,15 @@ def _table(
     """Return the sinusoids of at least the distances 0 to S - 1."""
     # The size grows in powers of two while a memory fills up. An export bypasses the cache, as its
     # tensors are fake.
-    sinusoids = _sinusoids.__wrapped__ if torch.compiler.is_exporting() else _kept_sinusoids
+    sinusoids: Any = _sinusoids
+    if torch.compiler.is_exporting():
+        sinusoids = sinusoids.__wrapped__
     # A symbol has no bits to count.
     rows = 1 << (S - 1).bit_length() if isinstance(S, int) else S
     return sinusoids(rows, width, dtype, device, precision)
 
 
-def _kept_sinusoids(*about: Any) -> Tensor:
-    return _sinusoids(*about)
-
-
-# Compiled code uses the cached table as a constant. torch.compiler.assume_constant_result does the
-# same, but imports the compiler.
-setattr(_kept_sinusoids, "_dynamo_marked_constant", True)  # noqa: B010
-
-
-@lru_cache(maxsize=32)
+@cached(32)
 def _sinusoids(
     S: int, d_model: int, dtype: torch.dtype, device: torch.device, precision: torch.dtype
 ) -> Tensor:
@@ -115,6 +109,11 @@ def _sinusoids(
     frequency = frequencies(d_model, precision).double()
     angle = torch.outer(torch.arange(S, dtype=torch.float64), frequency)
     return torch.cat([angle.sin(), angle.cos()], 1).to(device, dtype)
+
+
+# Compiled code uses the cached table as a constant. torch.compiler.assume_constant_result does the
+# same, but imports the compiler.
+setattr(_sinusoids, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 def frequencies(d_model: int, precision: torch.dtype = torch.float32) -> Float[Tensor, " half"]:

@@ -43,7 +43,9 @@ def resize_vocabulary(model: LanguageModel, vocab_size: int, *, draws: bool = Fa
         resized = build_model(config)
     made: dict[int, nn.Parameter] = {}
     for name, shape in resized.named_parameters():
-        made[id(shape)] = _resized(old[name], shape, config.init_std if draws else None)
+        # One vector holds the biases of all clusters.
+        start = model.config.clusters[-1].start if name == "softmax.bias" else 0
+        made[id(shape)] = _resized(old[name], shape, config.init_std if draws else None, start)
     for name in ("embedding", "softmax"):
         before, module = model.get_submodule(name), resized.get_submodule(name)
         for part in module.modules():
@@ -54,15 +56,18 @@ def resize_vocabulary(model: LanguageModel, vocab_size: int, *, draws: bool = Fa
     model.config = config
 
 
-def _resized(old: nn.Parameter, like: Tensor, std: float | None) -> nn.Parameter:
-    """Return a weight with as many rows as another one; its own where nothing changes."""
+def _resized(old: nn.Parameter, like: Tensor, std: float | None, start: int) -> nn.Parameter:
+    """Return a weight with as many rows as another one; its own where nothing changes.
+
+    New rows are the mean of those from ``start`` on.
+    """
     if old.shape == like.shape:
         return old
     n = min(len(old), len(like))
     assert old.shape[1:] == like.shape[1:]
     new: Any = old.new_empty(like.shape)
     new[:n] = old[:n]
-    new[n:] = old.mean(0)
+    new[n:] = old[start:].mean(0)
     if std is not None and new.ndim > 1:
         new[n:].normal_(0.0, std)
     return nn.Parameter(new, requires_grad=old.requires_grad)

@@ -23,7 +23,7 @@ from transformer_xl.model.memory import KeysAndValues, Memory, join
 from transformer_xl.model.reading import read
 from transformer_xl.model.ring import View, attend
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model.wrapping import adapted, adapters, first_wrapped
+from transformer_xl.model.wrapping import adapted, first_wrapped
 from transformer_xl.ops import choose_backend, native, triton
 
 _LEAST_CAPACITY = 64
@@ -209,7 +209,7 @@ class RingStepper(Stepper):
         memory = memory.last(self._mem_len)
         store = memory.store
         assert isinstance(store, KeysAndValues)
-        store.require(adapters(model))
+        model.require_own(store)
         # Index of the first position that each stream sees.
         self._first = torch.zeros(memory.batch_size, dtype=torch.int64, device=model.device)
         if memory.forgotten is not None:

@@ -253,7 +253,19 @@ class TransformerXL(LanguageModel):
                     "a memory of keys and values needs fixed weights: use it under torch.no_grad()"
                 )
             if not torch.compiler.is_compiling():
-                mems.store.require(adapters(self))
+                self.require_own(mems.store)
+
+    @torch.no_grad()
+    def require_own(self, store: KeysAndValues) -> None:
+        """Require keys and values that were projected with this model's adapters.
+
+        Raises:
+            ValueError: The adapters differ.
+        """
+        if store.adapters is None and self.config.attn_type == 0:
+            # Of unknown origin, such as a file: not of a call of :meth:`keep`, which did this.
+            self._renew_projected()
+        store.require(adapters(self))
 
     @torch.no_grad()
     def keep(self, memory: Memory) -> Memory:

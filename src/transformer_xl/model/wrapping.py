@@ -52,7 +52,8 @@ def _parts(module: nn.Module) -> list[nn.Module]:
 _FORWARD, _FORWARD_PRE = _torch._global_forward_hooks, _torch._global_forward_pre_hooks
 _BACKWARD, _BACKWARD_PRE = _torch._global_backward_hooks, _torch._global_backward_pre_hooks
 
-_BUILT_IN = ("transformer_xl.", "torch.nn.modules.")
+# Not the name of the package: in a folder that has the code beside the weights, it is another one.
+_BUILT_IN = (__name__[: -len("model.wrapping")], "torch.nn.modules.")
 
 Adapters = tuple[tuple[Any, ...], ...]
 """A fingerprint of the adapters of a model."""

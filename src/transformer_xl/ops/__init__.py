@@ -98,13 +98,9 @@ def rel_attention(
         >>> rel_attention(q, k, k, r, bias, bias).shape
         torch.Size([2, 3, 2, 8])
     """
-    T, S = q.shape[1], k.shape[1]
-    if not 0 < T <= S:
-        raise ValueError(f"{T} queries and {S} keys: the queries must be the last of the keys")
-    if r.shape[0] != S or v.shape[1] != S:
-        raise ValueError(
-            f"{S} keys need as many values and positions, not {v.shape[1]} and {r.shape[0]}"
-        )
+    T, S = _sizes(q, k, v)
+    if r.shape[0] != S:
+        raise ValueError(f"{S} keys need as many positions, not {r.shape[0]}")
     if attn_len is not None:
         _check_attn_len(attn_len)
         # Keys beyond the reach of the first query are not used.
@@ -145,27 +141,39 @@ def attention(
     For absolute positions, which are part of the input, and rotary ones.
 
     Raises:
-        ValueError: ``attn_len`` is below 1.
+        ValueError: There are no queries, more queries than keys, or another number of values; or
+            ``attn_len`` is below 1.
 
     Example:
         >>> q, v = torch.ones(1, 2, 1, 4), torch.tensor([1.0, 3.0]).view(1, 2, 1, 1)
         >>> attention(q, q, v.expand(q.shape))[0, :, 0, 0]  # itself; the mean of both
         tensor([1., 2.])
     """
+    T, S = _sizes(q, k, v)
     if attn_len is not None:
         _check_attn_len(attn_len)
-    if attn_len is None and first_key is None and q.shape[1] == k.shape[1]:
+    if attn_len is None and first_key is None and T == S:
         # Without a mask, the hidden half is not computed.
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
         return out.transpose(1, 2)
-    hidden_BHTS = reference.hidden_keys(q.shape[1], k.shape[1], attn_len, q.device)[None, None]
+    hidden_BHTS = reference.hidden_keys(T, S, attn_len, q.device)[None, None]
     if first_key is not None:
-        hidden_BTS = reference.before_first(first_key, 0, k.shape[1])
+        hidden_BTS = reference.before_first(first_key, 0, S)
         hidden_BHTS = hidden_BHTS | hidden_BTS[:, None]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=~hidden_BHTS, dropout_p=dropout)
     return out.transpose(1, 2)
+
+
+def _sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int]:
+    """Return the numbers of queries and of keys, T and S, of operands that fit."""
+    T, S = q.shape[1], k.shape[1]
+    if not 0 < T <= S:
+        raise ValueError(f"{T} queries and {S} keys: the queries must be the last of the keys")
+    if v.shape[1] != S:
+        raise ValueError(f"{S} keys need as many values, not {v.shape[1]}")
+    return T, S
 
 
 def _check_attn_len(attn_len: int) -> None:

@@ -12,7 +12,6 @@ them.
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -21,6 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from transformer_xl.ops.constants import cached
 from transformer_xl.ops.dropout import draw_kept, new_seed, rounded
 from transformer_xl.ops.products import batches_take_onednn, emulates, onednn
 from transformer_xl.ops.reference import before_first
@@ -363,7 +363,7 @@ def _unskew(d_score: Tensor, buffer: Tensor, heads: int) -> Tensor:
     return d_position.view(heads, -1, S + 1)
 
 
-@lru_cache(maxsize=64)
+@cached(64)
 def _future(T: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the additive causal mask of T queries for the keys of the segment."""
     return torch.full((T, T), -torch.inf, dtype=dtype, device=device).triu(1)

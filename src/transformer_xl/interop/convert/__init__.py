@@ -143,6 +143,8 @@ def _open_theirs(source: Path, settings: dict[str, Any], vocab: Path | None, say
     if unknown := sorted(settings.keys() - set(SETTABLE)):
         raise ValueError(f"settings has {unknown[0]!r}; there are {', '.join(SETTABLE)}")
     checkpoint = open_checkpoint(source)
+    if isinstance(tgt_len := settings.get("tgt_len", 1), int) and tgt_len < 1:
+        raise ValueError(f"tgt_len={tgt_len} must be at least 1: it is a number of tokens")
     checkpoint.settings |= settings
     config = model_config(checkpoint.origin, checkpoint.tensors, checkpoint.settings)
     weights = _weights(checkpoint, config)

@@ -162,10 +162,12 @@ def make_step(
     if model.dtype != torch.float32:
         raise ValueError(f"weights in {model.dtype} are for reading here: export those in float32")
     has_keys = config.attn_type in (0, 1) and not config.input_recurrence
-    if config.start_memory == "zeros" and config.norm_first and has_keys:
+    # Normalization without a bias leaves zeros as they are.
+    has_bias = config.norm_first and config.norm == "layer"
+    if config.start_memory == "zeros" and has_bias and has_keys:
         raise ValueError(
-            "start_memory='zeros' with norm_first=True: the keys of zeros are not zeros, and a "
-            "step begins with zeros"
+            "start_memory='zeros' with norm_first=True and norm='layer': the keys of zeros are not "
+            "zeros, and a step begins with zeros"
         )
     return (KeptStep if has_keys else StateStep)(model, mem_len, n_tokens)
 
