@@ -149,3 +149,20 @@ def test_documents_with_the_label_minus_100_teach_nothing():
     torch.testing.assert_close(found[0], found[1])
     with pytest.raises(ValueError, match="all labels are -100"):
         fit(_classifier(), documents, [-100] * 6)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([-100] * 6, "all labels are -100: one at least must be a class"),
+        ([], "6 documents and 0 labels: one for each"),
+        ([1] * 7, "6 documents and 7 labels: one for each"),
+    ],
+    ids=["none", "missing", "more"],
+)
+@pytest.mark.parametrize("measured", [fit, accuracy])
+def test_documents_of_which_none_has_a_class_are_refused(measured, labels, message):
+    with pytest.raises(ValueError, match=message):
+        measured(_classifier(), _documents(), labels)
+    with pytest.raises(ValueError, match="0 documents and 0 labels"):
+        measured(_classifier(), [], [])

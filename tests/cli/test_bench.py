@@ -5,6 +5,7 @@ import json
 import pytest
 
 from transformer_xl.apps.bench import speed as measuring
+from transformer_xl.cli import benching
 from transformer_xl.ops import timing
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -47,6 +48,20 @@ def test_bench_profiles_and_writes_what_it_found(txl, toy_toml, tmp_path):
     for row in ended.json["parts"]:
         assert row["part"] in ended.err
     assert ended.json["operators"][0]["operator"] in ended.err
+
+
+@pytest.mark.parametrize(
+    "words", [["{toy}", "--steps", 1, "--profile"], ["evaluation-speed", "--out"]], ids=str
+)
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
+    txl, toy_toml, tmp_path, monkeypatch, words
+):
+    for name in ("_measure", "_measure_windows"):
+        monkeypatch.setattr(benching.Bench, name, None)
+    words = [toy_toml if word == "{toy}" else word for word in words]
+    ended = txl("bench", *words, tmp_path, "--json")
+    assert (ended.code, ended.out) == (1, "")
+    assert f"{tmp_path} is a folder: give a file in it" in ended.err
 
 
 def test_bench_profiles_without_a_file(txl, toy_toml):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from transformer_xl.cli import loading
 from transformer_xl.config import ModelConfig
 from transformer_xl.config.knn import KnnConfig
 from transformer_xl.data import load_vocab, train_vocab
@@ -269,6 +270,44 @@ def test_generate_goes_on_without_the_prompt_of_the_recipe(txl, trained, tmp_pat
     assert txl(*words, "--prompt", "the ", "--json").json["prompt"] == "the "
     state.write_bytes(saved)
     assert txl(*words, "--prompt=a", "--json").json["prompt"] == "a"
+
+
+@pytest.mark.parametrize("search", [[], ["--beam_size", 2]], ids=str)
+def test_a_character_is_whole_though_a_state_was_saved_within_it(txl, of_bytes, tmp_path, search):
+    model = TransformerXL.from_pretrained(of_bytes)
+    with torch.no_grad():
+        # The second and the third byte of the character.
+        model.softmax.bias[0x94] = 100.0
+    model.save_pretrained(of_bytes)
+    words = ["generate", of_bytes, "--state", tmp_path / "state", "--length", 1, "--json", *search]
+    begun = "└".encode()[:1].decode("utf-8", "surrogateescape")
+    assert txl(*words, "--prompt", begun).json["text"] == "\N{REPLACEMENT CHARACTER}"
+    assert txl(*words).json["text"] == "└"
+
+
+@pytest.mark.parametrize("verb", ["score", "generate"])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: path.mkdir(), "is a folder: give a file in it"),
+        (lambda path: path.symlink_to("missing"), "is a symbolic link to nothing"),
+        (lambda path: path.symlink_to("kept"), "is a symbolic link, which a file would replace"),
+        (os.mkfifo, "is a device, a pipe or a socket, and no file"),
+    ],
+)
+def test_a_state_that_cannot_be_written_is_refused_before_the_model_is_loaded(
+    txl, trained, text, tmp_path, monkeypatch, verb, make, message
+):
+    words = [verb, trained, *([text] if verb == "score" else ["--length", 2]), "--state"]
+    assert txl(*words, tmp_path / "kept").code == 0
+    kept = (tmp_path / "kept").read_bytes()
+    monkeypatch.setattr(loading, "load", None)
+    make(tmp_path / "state")
+    for state, said in ((tmp_path / "state", message), (text / "state", "is a file, not a folder")):
+        code, out, err = txl(*words, state)
+        assert (code, out) == (1, "")
+        assert said in err
+    assert (tmp_path / "kept").read_bytes() == kept
 
 
 @pytest.mark.parametrize("weights", ["bfloat16", "int8"])

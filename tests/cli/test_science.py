@@ -68,6 +68,26 @@ def test_recl_compares_models_of_all_kinds(
     assert [line.split(" | ")[0] for line in table.splitlines()[2:]] == ["| toy", "| lstm"]
 
 
+def test_a_plot_that_cannot_be_written_is_refused_before_anything_is_measured(
+    trained: Path, txl: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(Recl, "_losses", None)
+    (tmp_path / "folder.svg").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "link.svg").symlink_to("file")
+    for plot, message in (
+        ("folder.svg", "is a folder: give a file in it"),
+        ("file/recl.svg", "is a file, not a folder"),
+        ("link.svg", "is a symbolic link, which a file would replace"),
+    ):
+        ended = txl("recl", trained, *SMALL, "--plot", tmp_path / plot, "--json")
+        assert (ended.code, ended.out) == (1, "")
+        assert message in ended.err
+    ended = txl("recl", trained, *SMALL, "--plot", tmp_path / "recl.pdf")
+    assert "must end in .png or .svg" in ended.err
+
+
 def test_recl_reads_any_text(
     trained: Path, toy_text: Path, txl: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:

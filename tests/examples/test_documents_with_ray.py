@@ -69,6 +69,27 @@ def test_each_document_has_the_score_that_it_has_alone(model, source, tmp_path):
         assert each["nll"] == (pytest.approx(alone / (len(ids) - 1)) if len(ids) > 1 else None)
 
 
+@pytest.mark.parametrize("kind", ["score", "generate"])
+def test_as_many_documents_are_read_together_as_was_asked(model, tmp_path, monkeypatch, kind):
+    source, sizes = tmp_path / "documents.jsonl", []
+    source.write_text('{"text": "abcdefgh"}\n{"text": "bcdefgha"}\n' * 20)
+    original = documents.from_pretrained
+
+    def spied(*given):
+        net, vocab = original(*given)
+        net.register_forward_pre_hook(lambda module, words: sizes.append(len(words[0])))
+        return net, vocab
+
+    monkeypatch.setattr(documents, "from_pretrained", spied)
+    drawing = GenerateConfig(length=1) if kind == "generate" else GenerateConfig()
+    for batch_size in (3, 30):
+        work = Work(model=str(model), kind=kind, batch_size=batch_size, generation=drawing)
+        process(work, source, tmp_path / f"out-{batch_size}")
+        # Of generated texts, only different ones are read.
+        assert max(sizes) == (batch_size if kind == "score" else 2)
+        sizes.clear()
+
+
 def test_each_document_is_continued_as_alone(model, source, tmp_path):
     drawing = GenerateConfig(length=9, seed=5)
     work = Work(model=str(model), kind="generate", per_task=7, batch_size=3, generation=drawing)
@@ -165,6 +186,11 @@ def test_settings_without_effect_are_refused():
         Work(model="m", kind="generate", generation=GenerateConfig(beam_size=2))
     with pytest.raises(ValueError, match="batch_size=0"):
         Work(model="m", batch_size=0)
+
+
+def test_texts_without_end_are_refused():
+    with pytest.raises(ValueError, match="length=0 generates without end: documents need a"):
+        Work(model="m", kind="generate", generation=GenerateConfig(length=0))
 
 
 def _workers(parent):

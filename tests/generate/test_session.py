@@ -222,6 +222,35 @@ def test_the_state_of_txl_generate_is_one_of_a_session(session, folder, tmp_path
     assert "".join(pieces) == written(session, 20) != first
 
 
+def completing(tiny_config, folder):
+    """Return a folder with a model that writes the second byte of └, which is the third, too."""
+    model = made(tiny_config)
+    with torch.no_grad():
+        model.softmax.bias[0x94] = 100.0
+    folder.mkdir()
+    model.save_pretrained(folder, BYTES)
+    return folder
+
+
+def test_a_character_is_whole_wherever_a_call_ends_within_it(tiny_config, tmp_path):
+    session = Session.open(completing(tiny_config, tmp_path / "└"), seed=1)
+    begun = "└".encode()[:1]
+    for read in (list(begun), [*TEXT.encode(), *begun]):
+        session.write(read)
+        # What is left at the end of a text is no character.
+        assert written(session, 1) == "\N{REPLACEMENT CHARACTER}"
+        fork = session.fork()
+        session.save(tmp_path / "state")
+        again = Session.load(tmp_path / "└", tmp_path / "state")
+        assert written(session, 1) == written(fork, 1) == written(again, 1) == "└"
+        session.write(begun)
+        assert session.search(1) == "\N{REPLACEMENT CHARACTER}"
+        assert session.search(1) == "└"
+        drawn = generate(session.model, list(begun), length=2)
+        next(drawn)
+        assert drawn.decode(BYTES) == "└"
+
+
 def test_it_stops_before_a_stop_string_and_has_read_it(session):
     session.write(TEXT)
     text = written(session.fork(), 60)

@@ -8,9 +8,12 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
+from transformer_xl.data import train_vocab
+from transformer_xl.inference.answers import continuations, losses, next_log_probs
 from transformer_xl.inference.evaluate import evaluate, score
 from transformer_xl.inference.generate import generate
 from transformer_xl.model import TransformerXL
+from transformer_xl.model.lengths import Lengths
 
 EXACT = {"rtol": 0, "atol": 1e-11}
 V = 23
@@ -180,6 +183,46 @@ def test_writing_and_scoring_read_nothing_again(model, text):
     one, two = (list(generate(m, prompt, length=9, temperature=0)) for m in (model, other))
     assert one == two
     assert list(score(model, prompt, segment_len=2)) == list(score(other, prompt, segment_len=2))
+
+
+VOCAB = train_vocab("chars", ["abcdefghijklmnopqrstuv\n"])
+
+
+def texts_of(*sizes):
+    draw = np.random.default_rng(1)
+    return [draw.integers(0, V, n).tolist() for n in sizes]
+
+
+@pytest.mark.parametrize("beam_size", [None, 3])
+@pytest.mark.parametrize("sizes", [(11, 11), (9, 14, 1)], ids=str)
+def test_what_follows_a_text_is_said_without_reading_anything_again(model, sizes, beam_size):
+    texts = texts_of(*sizes)
+    found = []
+    for ext_len in (0, 4):
+        lengths = Lengths.of(model.config, segment_len=4, mem_len=20, ext_len=ext_len)
+        how = {"length": 7, "stop": "\n", "beam_size": beam_size}
+        written = continuations(model, VOCAB, texts, lengths, **how)
+        found.append((next_log_probs(model, texts, lengths), written))
+    (expected, text), (log_probs, other) = found
+    assert torch.equal(log_probs, expected)
+    assert other == text
+    assert any(text)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_the_losses_of_texts_are_those_that_an_evaluation_counts(model, batch_size):
+    texts = texts_of(9, 14, 14, 2)
+    for mem_len, ext_len in ((20, 4), (3, 2), (3, 0)):
+        how = {"segment_len": 4, "mem_len": mem_len, "ext_len": ext_len}
+        lengths = Lengths.of(model.config, **how)
+        for text, own in zip(
+            texts, losses(model, texts, lengths, batch_size=batch_size), strict=True
+        ):
+            expected = evaluate(model, np.array(text), **how).nll
+            assert len(own) == len(text) - 1
+            assert own.mean() == pytest.approx(expected, rel=1e-6)
+    with pytest.raises(ValueError, match="batch_size=0 must be at least 1"):
+        losses(model, texts, lengths._replace(ext_len=2), batch_size=0)
 
 
 @torch.no_grad()

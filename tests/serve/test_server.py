@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -449,6 +450,77 @@ def test_the_key_comes_from_the_environment(made, monkeypatch):
     parse(["serve", str(made.folder), "--api_key", "given"]).run()
     assert [words[3].api_key for words in given] == ["from-outside", "given"]
     assert [words[4] for words in given] == ["mine", made.folder.name]
+
+
+@pytest.mark.parametrize(
+    ("variable", "option"), [("TXL_API_KEY", "--api_key"), ("TXL_SESSIONS", "--sessions")]
+)
+def test_an_empty_variable_of_the_environment_starts_no_server(
+    made, monkeypatch, capsys, variable, option
+):
+    from transformer_xl.cli import main
+
+    given = []
+    monkeypatch.setattr(serving, "serve", lambda *words: given.append(words))
+    monkeypatch.setenv(variable, "")
+    assert main(["serve", str(made.folder)]) == 2
+    assert f"{variable} is set and empty: give it a value, or unset it" in capsys.readouterr().err
+    assert not given
+    # What the command line says is used in its place.
+    assert main(["serve", str(made.folder), option, "given"]) == 0
+    assert len(given) == 1
+
+
+def test_an_empty_folder_of_sessions_is_refused_and_the_current_one_is_a_folder(
+    made, monkeypatch, tmp_path, capsys, run_server
+):
+    from transformer_xl.cli import main, parse
+
+    monkeypatch.chdir(tmp_path)
+    assert main(["serve", str(made.folder), "--sessions", ""]) == 2
+    assert "sessions='' is no folder" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(ValueError, match="sessions='' is no folder and no address"):
+        ServeSettings(sessions="")
+    assert not [*tmp_path.iterdir()]
+    settings = parse(["serve", str(made.folder), "--sessions", "."]).serving
+    assert settings.folder == Path()
+    with run_server(made, sessions=settings.sessions) as server:
+        assert post(server, max_tokens=3, session="here").status_code == 200
+    assert [*tmp_path.rglob("*.safetensors")]
+
+
+def test_the_folder_that_is_locked_is_the_one_that_is_written_to(made, monkeypatch, tmp_path):
+    locked = []
+
+    class LockedError(Exception):
+        pass
+
+    def alone_in(folder):
+        locked.append(folder)
+        raise LockedError
+
+    monkeypatch.setattr(serving, "alone_in", alone_in)
+    for sessions in (None, ".", str(tmp_path), tmp_path, "redis://127.0.0.1:1/0"):
+        settings = ServeSettings(port=0, sessions=sessions)
+        with pytest.raises(LockedError):
+            serving.serve(made.model, made.vocab, made.weights, settings, "it")
+        assert locked.pop() == settings.folder
+    assert settings.folder is None
+
+
+def test_a_model_whose_name_has_a_slash_is_described_at_its_address(made, run_server):
+    with run_server(made, name="group/tiny") as server:
+        (listed,) = httpx.get(f"{server.address}/v1/models").json()["data"]
+        assert listed["id"] == "group/tiny"
+        assert httpx.get(f"{server.address}/v1/models/").json()["data"] == [listed]
+        for name in ("group/tiny", "group%2Ftiny"):
+            answer = httpx.get(f"{server.address}/v1/models/{name}")
+            assert (answer.status_code, answer.json()) == (200, listed)
+        for name in ("tiny", "group", "group/tiny/more"):
+            answer = httpx.get(f"{server.address}/v1/models/{name}")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+        page = httpx.get(f"{server.address}/metrics").text
+    assert 'path="/v1/models/{name}"' in page
 
 
 def test_two_servers_do_not_share_the_folder_of_their_sessions(tmp_path):

@@ -22,6 +22,7 @@ from transformer_xl.cli.loading import is_model, recipe_or_model, require_model
 from transformer_xl.cli.printing import say, say_if_slow, show
 from transformer_xl.config import Config, EvalConfig, GenerateConfig, ModelConfig
 from transformer_xl.config.checks import Count, no_type_check, require
+from transformer_xl.config.files import replace_file, require_new_file
 
 _ENWIK8 = ModelConfig(vocab_size=204, clamp_len=820)
 """The paper's model of 12 layers for enwik8."""
@@ -99,16 +100,15 @@ class Bench(RecipeCommand, LoadsModels):
     def run(self) -> None:
         """Measure and print."""
         from transformer_xl.config.device import prepare_process
-        from transformer_xl.config.files import replace_file
 
         self._check()
+        file: Path | None = self.windows.get("out") or next(iter(self.profile or ()), None)
+        if file:
+            require_new_file(file, force=True)
         if is_model(self.recipe):
             require_model(self.recipe)
         prepare_process()
-        if self.recipe == _TABLE_9:
-            result, file = self._measure_windows(), self.windows.get("out")
-        else:
-            result, file = self._measure(), next(iter(self.profile or ()), None)
+        result = self._measure_windows() if self.recipe == _TABLE_9 else self._measure()
         if file:
             replace_file(file, (dumps(result, indent=2) + "\n").encode())
             say(f"wrote {file}")

@@ -126,7 +126,7 @@ class Generate(LoadsModels):
                 say(f"saved the memory to {self.state}; the same command resumes from it")
 
         with saved_at_end(save):
-            pieces = text_pieces(drawn, vocab, self._stops, prompt)
+            pieces = text_pieces(drawn, vocab, self._stops, prompt, history)
             if self.json or self.out:
                 found = {"prompt": text, "text": "".join(pieces), "settings": settings}
                 self._say_looping([0] if drawn.is_looping else [])
@@ -224,7 +224,7 @@ class Generate(LoadsModels):
             # The prompt of the recipe is for the start of a text, not for one that resumes.
             text = text if "prompt" in self.given else ""
             last_token = [state.last_token]
-            history = () if state.read is None else state.read
+            history = () if state.read is None else state.read.numpy()
         return text, [*last_token, *self._encoded(text, vocab)] or start_of(vocab), history
 
     def _several(self, vocab: "Vocab") -> tuple[Sequence[str], list[list[int]]]:
@@ -258,6 +258,7 @@ class Generate(LoadsModels):
             stop=self._stops,
             mems=None if state is None else state.mems,
             mem_len=self.mem_len,
+            history=history,
         )
         found = [
             {"prompt": text, "text": each.text, "score": each.score}

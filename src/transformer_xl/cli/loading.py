@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from transformer_xl.cli.printing import say
 from transformer_xl.config import Config, DataConfig, EvalConfig, GenerateConfig
+from transformer_xl.config.files import require_new_file
 from transformer_xl.config.locating import locate, locate_here, may_be_on_hub
 from transformer_xl.config.recipes import load_recipe, recipe_names, recipe_of
 from transformer_xl.config.shipped import shipped_model
@@ -118,7 +119,16 @@ def load(folder: Path | str, weights: Weights = "float32") -> tuple["LanguageMod
 def load_with_state(
     folder: Path | str, weights: Weights, path: Path | None
 ) -> tuple["LanguageModel", "Vocab", "State | None", str]:
-    """Load a model, the state of a text if its file exists, and the checksum of the weights."""
+    """Load a model, the state of a text if its file exists, and the checksum of the weights.
+
+    Raises:
+        OSError: The state could not be written at the end: it is a folder, a link or a device, or
+            its folder cannot be written to.
+        RuntimeError: A file is damaged.
+        ValueError: The state belongs to another model.
+    """
+    if path:
+        require_new_file(path, force=True)
     from transformer_xl.inference.generate import load_state
     from transformer_xl.model.pretrained import find_model_folder, weights_checksum, weights_path
 

@@ -14,6 +14,7 @@ from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.cli.given import Folder, LoadsModels
 from transformer_xl.cli.loading import Weights, load, require_model
 from transformer_xl.cli.printing import say, show
+from transformer_xl.config.checks import require
 from transformer_xl.config.files import require_new
 from transformer_xl.config.locating import locate_here, may_be_on_hub
 
@@ -170,10 +171,13 @@ class Serve(LoadsModels):
                 f"txl serve needs {', '.join(missing)}: pip install 'transformer-xl[serve]'"
             )
         settings = self.serving
-        if settings.api_key is None and (key := os.environ.get("TXL_API_KEY")):
-            settings = replace(settings, api_key=key)
-        if settings.sessions is None and (url := os.environ.get("TXL_SESSIONS")):
-            settings = replace(settings, sessions=url)
+        for name, variable in (("api_key", "TXL_API_KEY"), ("sessions", "TXL_SESSIONS")):
+            value = os.environ.get(variable)
+            if value is None or getattr(settings, name) is not None:
+                continue
+            # A secret that was not filled in would leave the server open to everyone.
+            require(bool(value), f"{variable} is set and empty: give it a value, or unset it")
+            settings = replace(settings, **{name: value})
         from transformer_xl.apps.serve.server import serve
         from transformer_xl.config.recipes import generation_of
         from transformer_xl.model.pretrained import find_model_folder, weights_path

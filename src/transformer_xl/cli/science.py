@@ -21,6 +21,7 @@ from transformer_xl.cli.loading import corpus_of, evaluation_of, read_text, requ
 from transformer_xl.cli.printing import say, say_if_slow, show
 from transformer_xl.config import Config, EvalConfig, GenerateConfig
 from transformer_xl.config.checks import Count, Positive, Range, check, no_type_check, require
+from transformer_xl.config.files import require_new_file
 from transformer_xl.config.recipes import load_recipe, recipe_of
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ class Recl(LoadsModels):
             require(
                 self.plot.suffix in (".png", ".svg"), f"--plot {self.plot} must end in .png or .svg"
             )
+            require_new_file(self.plot, force=True)
         import numpy as np
 
         from transformer_xl.studies import recl

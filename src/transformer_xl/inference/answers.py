@@ -60,8 +60,10 @@ def states_at(
 ) -> Float[Tensor, "N n D"]:
     """Read texts as one batch; return the hidden states at places of each text.
 
-    From the state at a place, the token after it is predicted. The caller sets the evaluation mode.
+    From the state at a place, the token after it is predicted. Nothing is read again, whatever
+    ``ext_len`` is. The caller sets the evaluation mode.
     """
+    lengths = lengths._replace(ext_len=0)
     tokens, sizes = padded(texts)
     mems = model.keep(model.start_memory(len(texts), lengths.mem_len))
     rows = torch.arange(len(texts))[:, None].expand_as(places)
@@ -81,11 +83,17 @@ def losses(
 ) -> list[Float[np.ndarray, " predicted"]]:
     """Return -log p, in nats, of every token but the first of each text, each read by itself.
 
+    With ``ext_len``, a token is predicted from what its segment reads again, too, as in
+    :func:`~transformer_xl.evaluate`; texts are then read one at a time.
+
     Raises:
         ValueError: There is no text, one has fewer than two tokens, or the model keeps nothing
             between segments.
     """
     require_remembering(model, lengths)
+    if lengths.ext_len:
+        # Rows that end at different places cannot be read again from one place on.
+        batch_size = min(batch_size, 1)
     found: dict[int, np.ndarray] = {}
     with evaluating(model):
         for rows in by_length([text[1:] for text in texts], batch_size):
@@ -104,6 +112,8 @@ def next_log_probs(
     model: LanguageModel, texts: Texts, lengths: Lengths, *, batch_size: int = 32
 ) -> Float[Tensor, "N V"]:
     """Return the log-probabilities of the token after each text, as of a label after a document.
+
+    The ``ext_len`` of ``lengths`` is not used.
 
     Raises:
         ValueError: There is no text, one is empty, or the model keeps nothing between segments.
@@ -148,7 +158,7 @@ def continuations(
         model: The model; its mode is restored afterwards.
         vocab: Its vocabulary.
         texts: The texts.
-        lengths: How they are read.
+        lengths: How they are read; ``ext_len`` is not used.
         length: Tokens of a continuation at most.
         stop: The text at which one ends, which is not part of it.
         batch_size: Texts in a batch, those of similar length together.
@@ -160,6 +170,8 @@ def continuations(
     """
     require_at_least(1, length=length)
     require_remembering(model, lengths)
+    # What is read again would be missing in the memory from which the writing begins.
+    lengths = lengths._replace(ext_len=0)
     outputs = [""] * len(texts)
     with evaluating(model):
         for rows in by_length(texts, batch_size):

@@ -156,12 +156,8 @@ def fit(
         ValueError: The number of labels is wrong, all are -100, or one is no class.
     """
     settings = Fit() if settings is None else settings
-    if not 0 < len(documents) == len(labels):
-        raise ValueError(f"{len(documents)} documents and {len(labels)} labels: one for each")
-    labels, n_classes = torch.as_tensor(labels), classifier.head.out_features
-    known = labels[labels != IGNORED]
-    if not len(known):
-        raise ValueError(f"all labels are {IGNORED}: one at least must be a class")
+    labels, known = _labelled(documents, labels)
+    n_classes = classifier.head.out_features
     least, most = int(known.min()), int(known.max())
     if least < 0 or most >= n_classes:
         wrong = least if least < 0 else most
@@ -203,8 +199,12 @@ def accuracy(
     labels: Labels,
     batch_size: int = 64,
 ) -> float:
-    """Return the share of correctly classified documents; labels of -100 are ignored."""
-    labels = torch.as_tensor(labels)
+    """Return the share of correctly classified documents; labels of -100 are ignored.
+
+    Raises:
+        ValueError: The number of labels is wrong, or all are -100.
+    """
+    labels, known = _labelled(documents, labels)
     # Batched by length.
     order = torch.tensor([len(document) for document in documents]).argsort()
     right = 0
@@ -212,7 +212,18 @@ def accuracy(
         for rows in order.split(batch_size):
             found = classifier([documents[row] for row in rows.tolist()]).argmax(1)
             right += int((found.cpu() == labels[rows]).sum())
-    return right / int((labels != IGNORED).sum())
+    return right / len(known)
+
+
+def _labelled(documents: Documents, labels: Labels) -> tuple[Tensor, Tensor]:
+    """Return the labels of documents, and those that are not ignored: one at least."""
+    if not 0 < len(documents) == len(labels):
+        raise ValueError(f"{len(documents)} documents and {len(labels)} labels: one for each")
+    labels = torch.as_tensor(labels)
+    known = labels[labels != IGNORED]
+    if not len(known):
+        raise ValueError(f"all labels are {IGNORED}: one at least must be a class")
+    return labels, known
 
 
 def _learn(

@@ -77,6 +77,11 @@ class Work:
             "it out",
         )
         require(
+            self.kind == "score" or self.generation.length > 0,
+            f"length={self.generation.length} generates without end: documents need a length "
+            "above 0",
+        )
+        require(
             self.kind == "generate" or self.generation == GenerateConfig(),
             "settings of sampling have no effect on scores: leave them out, or kind='generate'",
         )
@@ -151,7 +156,8 @@ class Performer:
 
     def _scores(self, texts: list[list[int]]) -> list[dict[str, Any]]:
         scored = [text for text in texts if len(text) > 1]
-        found = iter(losses(self._model, scored, self._lengths) if scored else ())
+        size = self._work.batch_size
+        found = iter(losses(self._model, scored, self._lengths, batch_size=size) if scored else ())
         results = []
         for text in texts:
             nll = float(next(found).sum()) if len(text) > 1 else 0.0

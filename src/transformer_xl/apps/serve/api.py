@@ -124,11 +124,13 @@ def _add_chats(app: FastAPI, service: Service) -> None:
 
 def _add_models(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models")
+    # Else an empty name of a model.
+    @app.get("/v1/models/", include_in_schema=False)
     async def models() -> schemas.ModelList:
         """List the models, of which there is one."""
         return schemas.ModelList(data=[await one_model(service.name)])
 
-    @app.get("/v1/models/{name}", responses=errors(404))
+    @app.get("/v1/models/{name:path}", responses=errors(404))
     async def one_model(name: str) -> schemas.Model:
         """Describe a model."""
         if name != service.name:

@@ -112,7 +112,7 @@ class Guard:
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         # The route instead of the path: each invented path would become a metric of its own.
-        route = getattr(scope.get("route"), "path", "other")
+        route = getattr(scope.get("route"), "path_format", "other")
         metrics, method = self._service.metrics, scope["method"]
         method = method if method in ("GET", "POST", "DELETE") else "other"
         metrics.requests.labels(method, route, str(status)).inc()

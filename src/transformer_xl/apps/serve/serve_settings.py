@@ -96,6 +96,12 @@ class ServeSettings:
     def __post_init__(self) -> None:
         check(self)
         self.keys_in(self.api_key, "api_key")
+        # Only a text can be empty: Path("") is Path("."), which is a folder.
+        require(
+            self.sessions != "",
+            "sessions='' is no folder and no address: give one, or leave it out to keep sessions "
+            "in memory only",
+        )
         require(
             not (self.is_shared and self.save == "later"),
             "save='later' is for sessions in a folder: servers that share a store save each answer",
@@ -113,6 +119,11 @@ class ServeSettings:
     def is_shared(self) -> bool:
         """Whether other servers have the same sessions."""
         return str(self.sessions).startswith(SHARED)
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder in which sessions are saved; None: a store that servers share, or none."""
+        return None if self.sessions is None or self.is_shared else Path(self.sessions)
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -207,7 +207,7 @@ def serve(
     Raises:
         OSError: It cannot listen on the address, or cannot use the folder of the sessions.
     """
-    folder = Path(settings.sessions) if settings.sessions and not settings.is_shared else None
+    folder = settings.folder
     with listen(settings.host, settings.port) as listening, alone_in(folder):
         server = Server(Service(model, vocab, weights, settings, name, generation))
         if settings.is_shared:

@@ -92,8 +92,8 @@ class Sessions:
 
             assert model is not None
             self._store = RedisStore(settings, checksum, model, largest, run)
-        elif settings.sessions is not None:
-            self._store = FolderStore(Path(settings.sessions), checksum, model)
+        elif settings.folder is not None:
+            self._store = FolderStore(settings.folder, checksum, model)
         self._lock = threading.Condition()
         # Both in the order of last use; the second has those in memory.
         self._all: dict[str, Session] = {}

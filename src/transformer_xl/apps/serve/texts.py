@@ -14,10 +14,8 @@ from transformer_xl.inference.generate import History, Sampler, State, TextWrite
 from transformer_xl.inference.generate.history import Tokens, joined
 from transformer_xl.model import Memory
 
-_CONTEXT = 16
-"""Tokens of the context that decide the whitespace before the first word of a text."""
 _PROMPT_CONTEXT = 1024
-"""The same of a prompt, where more is available: it may have an open quotation."""
+"""Tokens of a prompt that decide how what follows it is decoded: it may have an open quotation."""
 
 Shares = tuple[tuple[int, float], ...]
 """Distances in tokens, 0 the token before, and shares of attention."""
@@ -148,5 +146,4 @@ def make_writer(
 ) -> TextWriter:
     """Return the decoder of the tokens after a prompt."""
     # Not the whole prompt: to decode a long one takes as long as to tokenize it.
-    context = map(int, before[-_CONTEXT:])
-    return TextWriter(vocab, stop, (*context, *prompt[-_PROMPT_CONTEXT:]))
+    return TextWriter(vocab, stop, prompt[-_PROMPT_CONTEXT:], before)

@@ -104,7 +104,8 @@ def generate(
         seed: Random seed, or the ``random_state`` of a generation to continue. None: a different
             one each time.
         mem_len: Memory length. None: as configured.
-        history: The last tokens in ``mems``, which penalties see, too.
+        history: The last tokens in ``mems``, which penalties see, too, and which complete a
+            character that they begin.
         knn: Mix the distribution with that of the nearest past positions (kNN-LM), before anything
             else is applied to it. The past begins with the prompt; with ``mems`` too, which do not
             hold it. None: do not.

@@ -74,7 +74,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
         sampler: The sampler.
         generators: The random number generator of each text.
         mem_len: Memory length. None: as configured.
-        before: The last tokens in the memory, for penalties.
+        before: The last tokens in the memory, for penalties and for decoding.
         knn: Settings of kNN-LM. None: the distribution of the model alone.
     """
 
@@ -159,7 +159,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
             ValueError: A ``stop`` string is empty, or neither ``length`` nor ``stop`` is set.
         """
         writers = {
-            text: TextWriter(vocab, stop, unread)
+            text: TextWriter(vocab, stop, unread, self._histories[text].kept[: -len(unread)])
             for text, unread in zip(self.texts, self._unread, strict=True)
             if self._remaining(text) != 0
         }

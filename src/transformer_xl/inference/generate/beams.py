@@ -12,8 +12,9 @@ from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple, SupportsIndex
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from transformer_xl.config.checks import require
@@ -103,6 +104,7 @@ def beam_search(
     stop: str | Sequence[str] = (),
     mems: Memory | None = None,
     mem_len: int | None = None,
+    history: Sequence[int] | Int[np.ndarray, " n"] | Int[Tensor, " n"] = (),
 ) -> list[list[Hypothesis]]:
     """Find likely continuations of several prompts; deterministic.
 
@@ -127,6 +129,7 @@ def beam_search(
         mems: The memory to start with: of one stream, for all, or of one stream for each prompt.
             None: start of a text.
         mem_len: Memory length. None: as configured.
+        history: The last tokens in ``mems``, which complete a character that they begin.
 
     Returns:
         For each prompt its best hypotheses, the best one first. There are fewer than ``n_best``
@@ -144,7 +147,7 @@ def beam_search(
         >>> len(others), best.score >= others[0].score
         (1, True)
     """
-    search = _Search(model, length, beam_size, length_penalty, stop_tokens, vocab, stop)
+    search = _Search(model, length, beam_size, length_penalty, stop_tokens, vocab, stop, history)
     require(
         1 <= (n_best := whole("n_best", n_best)) <= search.beam_size,
         f"n_best={n_best} must be from 1 to beam_size={search.beam_size}",
@@ -168,9 +171,11 @@ class _Search:
         stop_tokens: Any,
         vocab: Vocab | None,
         stop: Any,
+        history: Any,
     ) -> None:
         config = require_model(model).config
         self._model, self._vocab, self._stop = model, vocab, stop
+        self._history = as_tokens(history, config, "the history").tolist()
         require(length is not None, "length=None: beam search needs the maximum number of tokens")
         self._length, self.beam_size = whole("length", length, 1), whole("beam_size", beam_size, 1)
         require(
@@ -215,7 +220,9 @@ class _Search:
         return [sorted(each, key=lambda x: -x.score)[: self.beam_size] for each in found]
 
     def _writer(self, prompt: Sequence[int]) -> TextWriter | None:
-        return None if self._vocab is None else TextWriter(self._vocab, self._stop, prompt)
+        if self._vocab is None:
+            return None
+        return TextWriter(self._vocab, self._stop, prompt, self._history)
 
     def _extended(
         self, hidden: Float[Tensor, "B D"], live: Sequence[_Beam]

@@ -100,7 +100,7 @@ class Mark(NamedTuple):
     random: Tensor
     """The state of the random number generator."""
     history: Int32[np.ndarray, " n"]
-    """The last tokens, for penalties."""
+    """The last tokens, for penalties and for decoding."""
 
 
 class Session:
@@ -289,7 +289,8 @@ class Session:
         # Raises now, and not with the first piece.
         random_numbers(seed)
         last_token = self._last_token("continued")
-        return text_pieces(self._drawn(length, sampler, seed), self.vocab, stop, [last_token])
+        tokens = self._drawn(length, sampler, seed)
+        return text_pieces(tokens, self.vocab, stop, [last_token], self._before())
 
     def search(
         self,
@@ -323,15 +324,16 @@ class Session:
             stop=stop,
             mems=mems,
             mem_len=self._chosen,
+            history=self._before(),
         )
         self.write(best.tokens)
         return best.text
 
     def _drawn(self, length: int | None, sampler: Sampler, seed: int | None) -> Iterator[int]:
         prompts = [[self._last_token("continued")]]
-        mems, before = self._reader.state.mems, self._history.kept[:-1]
+        mems, before = self._reader.state.mems, self._before()
         if self._writing is not None and self._is_ahead:
-            mems, before = self._writing.stepper(), self._writing.history(0)
+            mems = self._writing.stepper()
         generators = [random_numbers(self._random if seed is None else seed)]
         batch = self._writing = GenerationBatch(
             self.model, prompts, length, mems, sampler, generators, self._chosen, before
@@ -375,11 +377,17 @@ class Session:
     def _reader_state(self) -> ReaderState:
         """Return the state of the reader, after copying generated positions from the stepper."""
         if self._writing is not None and self._is_ahead:
-            last_token, before = self._writing.last_tokens[0], self._writing.history(0)
+            last_token, before = self._writing.last_tokens[0], self._before()
             self._reader.state = ReaderState(self._writing.mems, last_token)
             self._history = History(before, [last_token])
             self._is_ahead = False
         return self._reader.state
+
+    def _before(self) -> Int32[np.ndarray, " n"]:
+        """Return the tokens before the last one, as many as are kept."""
+        if self._writing is not None and self._is_ahead:
+            return self._writing.history(0)
+        return self._history.kept[:-1]
 
     def _last_token(self, what: str) -> int:
         if self._writing is not None and self._is_ahead:

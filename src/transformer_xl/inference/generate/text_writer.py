@@ -4,13 +4,19 @@ import copy
 from collections.abc import Iterable, Iterator, Sequence
 
 from transformer_xl.data import Vocab
+from transformer_xl.inference.generate.history import Tokens
+
+_CONTEXT = 16
+"""Tokens before a prompt that decide how what follows it is decoded: the whitespace before the
+first word of a text, and the character of which a part was written before."""
 
 
 class TextWriter:
     """Decodes tokens incrementally, up to the first of the ``stop`` strings.
 
     Text that may be the beginning of a stop string is held back. The ``prompt`` is not returned; it
-    determines the whitespace before the first word.
+    determines the whitespace before the first word. ``before`` has the tokens before the prompt, of
+    which the last ones complete a character that they begin.
 
     Attributes:
         has_stopped: Whether a stop string was found.
@@ -20,7 +26,11 @@ class TextWriter:
     """
 
     def __init__(
-        self, vocab: Vocab, stop: str | Sequence[str] = (), prompt: Iterable[int] = ()
+        self,
+        vocab: Vocab,
+        stop: str | Sequence[str] = (),
+        prompt: Iterable[int] = (),
+        before: Tokens = (),
     ) -> None:
         # A str is a sequence of str, too.
         stop = (stop,) if isinstance(stop, str) else stop
@@ -31,7 +41,7 @@ class TextWriter:
         self.has_stopped = False
         self._stop, self._waiting = stop, ""
         self._decoder = vocab.stream_decoder()
-        for token in prompt:
+        for token in (*map(int, before[-_CONTEXT:]), *prompt):
             self._decoder.push(token)
 
     def push(self, token: int) -> str:
@@ -68,9 +78,10 @@ def text_pieces(
     vocab: Vocab,
     stop: str | Sequence[str] = (),
     prompt: Iterable[int] = (),
+    before: Tokens = (),
 ) -> Iterator[str]:
     """Stream tokens as pieces of text, as :class:`TextWriter` decodes them, until it stops."""
-    return (piece for piece in TextWriter(vocab, stop, prompt).pieces(tokens) if piece)
+    return (piece for piece in TextWriter(vocab, stop, prompt, before).pieces(tokens) if piece)
 
 
 def _overlap(text: str, stop: str) -> int:
