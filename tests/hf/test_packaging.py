@@ -45,12 +45,13 @@ found["pipeline"] = write("the cat saw", **settings)[0]["generated_text"]
 found["plain"] = []
 for name in sys.argv[1:4]:
     model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=True)
-    wrapping = sys.modules[type(model).__module__.rpartition("_interop_")[0] + "_model_wrapping"]
+    package = type(model.transformer).__module__.rpartition(".")[0]
+    wrapping = sys.modules[f"{package}.transformer_xl_model_wrapping"]
     found["plain"].append(wrapping.first_wrapped(model.transformer) is None)
-    if "cutoffs" not in name:
-        size = model.config.vocab_size + 2
-        found["plain"].append(len(model.resize_token_embeddings(size).weight) == size)
-    model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=True)
+    size = model.config.vocab_size + 2
+    model.resize_token_embeddings(size)
+    found["plain"].append(model(**batch).logits.shape[-1] == size)
+model = AutoModelForCausalLM.from_pretrained(sys.argv[3], trust_remote_code=True)
 model.save_pretrained(sys.argv[4])
 tokenizer.save_pretrained(sys.argv[4])
 again = AutoModelForCausalLM.from_pretrained(sys.argv[4], trust_remote_code=True)
