@@ -321,7 +321,7 @@ def test_the_best_model_is_that_of_the_lowest_validation_loss(tmp_path, toy_reci
         ({"generate": {"prompt": "Ω"}}, r"generate\.prompt='Ω': not in the vocabulary"),
         ({"generate": {"prompt": ""}}, r"generate\.prompt is empty"),
         # The file is not there, so nothing has looked for it.
-        ({"data": {"path": "caf\udce9.txt"}}, r"data\.path='caf\\udce9\.txt' must be UTF-8"),
+        ({"data": {"path": "tex\udce9.txt"}}, r"data\.path='tex\\udce9\.txt' must be UTF-8"),
         ({"generate": {"stop": ("\udce9",)}}, r"generate\.stop=\('\\udce9',\) must be UTF-8"),
     ],
 )
