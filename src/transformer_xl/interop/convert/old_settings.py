@@ -208,7 +208,7 @@ def _cutoffs(given: Sequence[Any] | None, n_tails: int, sizes: list[int]) -> tup
             )
         return tuple(stated)
     cutoffs = [*accumulate(sizes[:-1])]
-    if given is not None and stated != cutoffs:
+    if given and stated and stated != cutoffs:
         raise ValueError(
             f"cutoffs={list(given)}, but the tensors of the checkpoint say {cutoffs}: the settings "
             "belong to another model"
