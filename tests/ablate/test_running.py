@@ -68,6 +68,19 @@ def test_another_text_is_not_taken_for_the_one_that_was_measured(
         ablate(again, tmp_path / "runs", lambda _: None)
 
 
+def test_what_an_earlier_version_has_measured_is_not_measured_again(
+    plan: Plan, tmp_path: Path
+) -> None:
+    plan = replace(plan, rows=plan.rows[:1], seeds=(1,))
+    (found,) = ablate(plan, tmp_path, lambda _: None)
+    path = tmp_path / "recurrence-ours-full" / "seed_1" / "ablation.json"
+    before = json.loads(path.read_text())
+    del before["settings"]["checksums"]
+    path.write_text(json.dumps(before))
+    assert ablate(plan, tmp_path, lambda _: None) == [found]
+    assert json.loads(path.read_text()) == before
+
+
 def test_a_folder_of_another_recipe_is_named_before_anything_runs(
     plan: Plan, tmp_path: Path
 ) -> None:

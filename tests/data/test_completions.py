@@ -114,6 +114,20 @@ def test_a_completion_may_be_longer_than_a_stream():
     assert torch.equal(resumed.completed, first.completed)
 
 
+def test_little_is_read_at_a_time_to_find_a_completion(monkeypatch):
+    tokens = np.full(400_000, 5, dtype=np.uint16)
+    tokens[:2] = END, SEPARATOR
+    segments, sizes = Segments(tokens, 8, 4, completions=CONFIG), []
+    window = segments._window
+    monkeypatch.setattr(
+        segments, "_window", lambda *about: sizes.append(found := window(*about)) or found
+    )
+    segments.next_segment()
+    segments.next_segment()
+    assert segments.completed.all()
+    assert max(x.size for x in sizes) <= 8 << 16
+
+
 def test_a_completion_may_be_longer_than_a_segment():
     tokens = np.full(9000, 5, dtype=np.uint16)
     tokens[:2] = END, SEPARATOR

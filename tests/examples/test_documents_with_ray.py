@@ -189,7 +189,7 @@ def test_settings_without_effect_are_refused():
 
 
 def test_texts_without_end_are_refused():
-    with pytest.raises(ValueError, match="length=0 generates without end: documents need a"):
+    with pytest.raises(ValueError, match="length=0 leaves nothing to generate: documents need a"):
         Work(model="m", kind="generate", generation=GenerateConfig(length=0))
 
 

@@ -78,8 +78,13 @@ def test_a_new_token_is_as_likely_as_an_average_one_of_its_cluster(
     model, _ = any_folder(cutoffs=(5,), div_val=div_val)
     assert model.softmax.bias is not None
     model.softmax.bias[:5], model.softmax.bias[5:] = 6.0, -1.0
+    before = model(IDS).log_probs[..., 5:]
     resize_vocabulary(model, V + 1)
     assert model.softmax.bias[V] == -1.0
+    # The logit of the new token is the mean of its cluster, which its share of the cluster shows.
+    after = model(IDS).log_probs[..., 5:]
+    torch.testing.assert_close(after[..., -1], after[..., :-1].mean(-1))
+    torch.testing.assert_close(after.logsumexp(-1), before.logsumexp(-1))
 
 
 def test_sizes_are_rounded_up_or_refused(

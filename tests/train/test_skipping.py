@@ -176,6 +176,18 @@ def test_segments_without_a_target_have_no_loss_in_the_log_and_are_no_reason_for
 
 
 @pytest.mark.usefixtures("unfinished")
+def test_the_step_of_a_spike_does_not_depend_on_how_often_losses_are_logged(tmp_path, prompted):
+    found = []
+    for log_every in (1, 25):
+        folder = tmp_path / str(log_every)
+        train(prompted(log_every=log_every, spike=0.0), folder, quiet=True)
+        records = read_metrics(folder / "metrics.jsonl")
+        found.append([(r["step"], r["offset"]) for r in records if r["kind"] == "spike"])
+    assert found[0]
+    assert found[0] == found[1]
+
+
+@pytest.mark.usefixtures("unfinished")
 def test_a_loss_far_above_the_usual_one_is_reported(tmp_path, toy_recipe, at_step, capsys):
     # Weights that know nothing any more: the loss of the next step tells.
     def spoil(state):

@@ -72,7 +72,7 @@ def test_a_best_model_by_other_validations_is_replaced_and_the_user_told(
     weights = validated(3.0, 2.0)
     train(toy_recipe(eval=settings), run)
     output = " ".join(capsys.readouterr().err.split())
-    assert f"validations differ from those so far (there, here): {said}. " in output
+    assert f"validation settings differ from the checkpoint's (there, here): {said}. " in output
     assert "the next validation replaces model/best, even by a worse model" in output
     assert torch.equal(best_of(run), weights[1])
     assert read_about(newest(run))["best"] == 2.0
@@ -90,7 +90,7 @@ def test_a_best_model_by_the_same_validations_is_kept(
     best = best_of(run)
     validated(3.0, 2.0)
     train(toy_recipe(eval=settings), run)
-    assert "validations differ" not in capsys.readouterr().err
+    assert "validation settings differ" not in capsys.readouterr().err
     assert torch.equal(best_of(run), best)
     assert read_about(newest(run))["best"] == 1.0
 

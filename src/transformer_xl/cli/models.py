@@ -175,7 +175,7 @@ class Serve(LoadsModels):
             value = os.environ.get(variable)
             if value is None or getattr(settings, name) is not None:
                 continue
-            # A secret that was not filled in would leave the server open to everyone.
+            # Unset secrets often arrive empty: the server would be open, or forget its sessions.
             require(bool(value), f"{variable} is set and empty: give it a value, or unset it")
             settings = replace(settings, **{name: value})
         from transformer_xl.apps.serve.server import serve

@@ -54,6 +54,7 @@ from transformer_xl.data.text import SPLITS, Span, TextFiles, divide, find_cut, 
 from transformer_xl.data.unpacking import unpack, unpacking_of
 from transformer_xl.data.vocab import VOCAB_FILE, Vocab, VocabKind, describe_unknown
 from transformer_xl.data.vocab_files import (
+    BroughtVocab,
     bring,
     divided_as,
     is_vocabulary,
@@ -509,8 +510,7 @@ def _divided_as(config: DataConfig) -> VocabKind | Literal["authors-bytes"]:
     kind = divided_as(config.tokenizer)
     if kind == "brought":
         vocab = bring(tokenizer_path(config.tokenizer))
-        # Where the end-of-text token ends a line, each line is encoded by itself.
-        kind = "words" if vocab.encode("\n") == [vocab.eos_id] else kind
+        kind = "words" if isinstance(vocab, BroughtVocab) and vocab.encodes_lines else kind
     return kind
 
 

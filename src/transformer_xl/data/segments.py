@@ -27,6 +27,8 @@ from transformer_xl.data.tokens import Tokens
 
 _LOOKED_BACK = 1024
 """Tokens read at first to find out whether a segment begins within a completion."""
+_MOST_LOOKED_BACK = 1 << 16
+"""Tokens read at a time where more are needed."""
 
 
 class SegmentsState(TypedDict):
@@ -139,13 +141,18 @@ class Segments:
         self.tokens_read += self.length
         return window[:, :-1].contiguous(), window[:, self.ext_len + 1 :].contiguous()
 
-    def _window(self, first: int, stop: int) -> Int64[np.ndarray, "B length"]:
-        """Return tokens of each stream, which may begin before its first segment."""
+    def _window(
+        self, first: int, stop: int, rows: Int64[np.ndarray, " N"] | None = None
+    ) -> Int64[np.ndarray, "N length"]:
+        """Return tokens of streams, all by default, which may begin before the first segment."""
         tokens: Any = self._tokens
-        return tokens[self._places(first, stop)].astype(np.int64)
+        return tokens[self._places(first, stop, rows)].astype(np.int64)
 
-    def _places(self, first: int, stop: int) -> Int64[np.ndarray, "B length"]:
-        """Return where in the text a span of each stream is; it may begin before its start."""
+    def _places(
+        self, first: int, stop: int, rows: Int64[np.ndarray, " N"] | None = None
+    ) -> Int64[np.ndarray, "N length"]:
+        """Return where in the text a span of streams is; it may begin before their start."""
+        rows = self._rows if rows is None else rows
         times = np.arange(first, stop)
         places = times[None]
         if self._roll_seed is not None:
@@ -155,8 +162,8 @@ class Segments:
             # Drawn for all streams, also for those of other processes.
             generators = [np.random.default_rng([self._roll_seed, int(n)]) for n in epochs]
             rolls = [x.integers(self._stream_len, size=self.batch_size) for x in generators]
-            places = (times + np.stack(rolls, axis=1)[self._rows][:, where]) % self._stream_len
-        return (self._rows[:, None] * self._stream_len + places) % len(self._tokens)
+            places = (times + np.stack(rolls, axis=1)[rows][:, where]) % self._stream_len
+        return (rows[:, None] * self._stream_len + places) % len(self._tokens)
 
     def _is_within(self, first: int) -> Bool[np.ndarray, " B"]:
         """Return whether each stream is within a completion before a position of it.
@@ -164,16 +171,21 @@ class Segments:
         Found by reading backwards, so that the position in the text remains the whole state.
         """
         assert self._completions is not None
-        length = _LOOKED_BACK
+        n_streams, length, stop = len(self._rows), _LOOKED_BACK, first
+        within, left = np.zeros(n_streams, dtype=bool), np.arange(n_streams)
         # Rolled, a stream has no text but its own; else that of the streams before it comes first.
         longest = len(self._tokens) if self._roll_seed is None else self._stream_len
-        while True:
-            window = self._window(first - length, first)
-            # What is the same, whatever came before it, is known.
-            either = [in_completion(window, self._completions, x)[:, -1] for x in (False, True)]
-            if (either[0] == either[1]).all() or length > longest:
-                return either[0]
-            length *= 4
+        while len(left) and first - stop < longest:
+            window = self._window(stop - length, stop, self._rows[left])
+            # Known is what is the same, whatever came before it.
+            outside, inside = (
+                in_completion(window, self._completions, x)[:, -1] for x in (False, True)
+            )
+            is_known = outside == inside
+            within[left[is_known]] = outside[is_known]
+            left, stop = left[~is_known], stop - length
+            length = min(2 * length, _MOST_LOOKED_BACK)
+        return within
 
     def state_dict(self) -> SegmentsState:
         """Return the position and the sizes it refers to; the same for all rows."""

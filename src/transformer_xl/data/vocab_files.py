@@ -142,6 +142,9 @@ class BroughtVocab(Vocab):
 
     If it treats the beginning of a text specially or a line end as a blank, as SentencePiece does,
     each line is encoded as a text, and its end-of-text token ends the line.
+
+    Attributes:
+        encodes_lines: Whether it does so.
     """
 
     def __init__(self, definition: str) -> None:
@@ -151,8 +154,8 @@ class BroughtVocab(Vocab):
         # Whether beginnings are treated specially, or a line end like a blank.
         two_lines = self._cut("a\na")
         starts_anew = two_lines != [*self._cut("a"), *self._cut("\na")]
-        self._by_line = starts_anew or two_lines == self._cut("a a")
-        if self._by_line and self.eos_id is None:
+        self.encodes_lines = starts_anew or two_lines == self._cut("a a")
+        if self.encodes_lines and self.eos_id is None:
             raise ValueError(
                 "the tokenizer treats line ends as blanks and has no end-of-text token (one of "
                 f"{', '.join(_ENDS)}): lines could not be told apart"
@@ -171,7 +174,7 @@ class BroughtVocab(Vocab):
 
     def _lookup(self, text: str) -> np.ndarray:
         ids = list[int]()
-        if self._by_line:
+        if self.encodes_lines:
             # After the last line end, a line is incomplete.
             *lines, text = text.split("\n")
             ids = [token for line in lines for token in (*self._cut(line), self.eos_id)]
@@ -181,7 +184,7 @@ class BroughtVocab(Vocab):
         """Return a decoder that takes one token at a time, starting at the beginning of a line."""
         if self._bytes is not None:
             return super().stream_decoder()
-        return _Decoder(self._tokenizer, self.symbols, self.eos_id if self._by_line else None)
+        return _Decoder(self._tokenizer, self.symbols, self.eos_id if self.encodes_lines else None)
 
 
 class _Decoder(StreamDecoder):

@@ -92,8 +92,9 @@ def losses(
     """
     require_remembering(model, lengths)
     if lengths.ext_len:
-        # Rows that end at different places cannot be read again from one place on.
-        batch_size = min(batch_size, 1)
+        # Texts of different lengths cannot share the positions that are read again.
+        require_at_least(1, batch_size=batch_size)
+        batch_size = 1
     found: dict[int, np.ndarray] = {}
     with evaluating(model):
         for rows in by_length([text[1:] for text in texts], batch_size):

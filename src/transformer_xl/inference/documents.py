@@ -78,7 +78,7 @@ class Work:
         )
         require(
             self.kind == "score" or self.generation.length > 0,
-            f"length={self.generation.length} generates without end: documents need a length "
+            f"length={self.generation.length} leaves nothing to generate: documents need a length "
             "above 0",
         )
         require(

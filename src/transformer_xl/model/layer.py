@@ -283,9 +283,9 @@ class FeedForward(nn.Module):
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Transform each position."""
         inner = projected(self.inner, x)
-        if not (inner.requires_grad or is_plain(self.inner)):
-            # Activated in place, and whoever hooked the layer may have kept it.
-            inner = inner.clone()
+        if self.activation in ("relu", "relu_squared") and not is_plain(self.inner):
+            # These work in place without gradients, and a forward hook may hold this tensor.
+            inner = inner if inner.requires_grad else inner.clone()
         activate = _ACTIVATIONS[self.activation]
         inner = activate(inner, self.dropout, self.training, self.is_locked)
         return projected(self.outer, inner)

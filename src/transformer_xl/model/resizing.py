@@ -22,8 +22,8 @@ def resize_vocabulary(model: LanguageModel, vocab_size: int, *, draws: bool = Fa
         model: The model. It is changed.
         vocab_size: The new size.
         draws: Draw the weights of new tokens from a normal distribution of standard deviation
-            ``init_std``. False: the mean of the other tokens, of its cluster if there are several
-            tables, so that a new token is as likely as an average one.
+            ``init_std``. False: the mean of the other tokens of its cluster, so that a new token is
+            about as likely as an average one.
 
     Raises:
         ValueError: The size is no positive integer, or does not fit another setting (the last of
@@ -43,8 +43,9 @@ def resize_vocabulary(model: LanguageModel, vocab_size: int, *, draws: bool = Fa
         resized = build_model(config)
     made: dict[int, nn.Parameter] = {}
     for name, shape in resized.named_parameters():
-        # One vector holds the biases of all clusters.
-        start = model.config.clusters[-1].start if name == "softmax.bias" else 0
+        # One table, or the vector of biases, may hold all clusters.
+        has_all = len(old[name]) == model.config.vocab_size
+        start = model.config.clusters[-1].start if has_all else 0
         made[id(shape)] = _resized(old[name], shape, config.init_std if draws else None, start)
     for name in ("embedding", "softmax"):
         before, module = model.get_submodule(name), resized.get_submodule(name)

@@ -52,7 +52,7 @@ def _parts(module: nn.Module) -> list[nn.Module]:
 _FORWARD, _FORWARD_PRE = _torch._global_forward_hooks, _torch._global_forward_pre_hooks
 _BACKWARD, _BACKWARD_PRE = _torch._global_backward_hooks, _torch._global_backward_pre_hooks
 
-# Not the name of the package: in a folder that has the code beside the weights, it is another one.
+# The prefix of this module's own package, which differs in folders written by `save_with_code`.
 _BUILT_IN = (__name__[: -len("model.wrapping")], "torch.nn.modules.")
 
 Adapters = tuple[tuple[Any, ...], ...]

@@ -1,4 +1,4 @@
-"""Tensors that depend on sizes alone: computed once, and right in every mode of torch."""
+"""Cached tensors that depend on sizes alone, such as masks and sinusoids."""
 
 from collections.abc import Callable
 from functools import lru_cache, wraps
@@ -16,18 +16,19 @@ def cached(maxsize: int) -> Callable[[Callable[..., Tensor]], Callable[..., Tens
     ``FakeTensorMode``, they are computed, and not kept for the calls after it.
     """
 
-    def decorate(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def made(*about: Any) -> Tensor:
+    def decorate(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def outside_inference_mode(*sizes: Any) -> Tensor:
             with torch.inference_mode(False):
-                return make(*about)
+                return compute(*sizes)
 
-        kept = lru_cache(maxsize)(made)
+        memoized = lru_cache(maxsize)(outside_inference_mode)
 
-        @wraps(make)
-        def constant(*about: Any) -> Tensor:
-            return (made if torch._C._len_torch_dispatch_stack() > 0 else kept)(*about)
+        @wraps(compute)
+        def constant(*sizes: Any) -> Tensor:
+            is_replaced = torch._C._len_torch_dispatch_stack() > 0
+            return (outside_inference_mode if is_replaced else memoized)(*sizes)
 
-        setattr(constant, "cache_clear", kept.cache_clear)  # noqa: B010
+        setattr(constant, "cache_clear", memoized.cache_clear)  # noqa: B010
         return constant
 
     return decorate

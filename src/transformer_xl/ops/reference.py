@@ -94,9 +94,9 @@ def hidden_keys(T: int, S: int, attn_len: int | None, device: torch.device) -> T
     query = torch.arange(S - T, S, device=device)
     distance_TS = query[:, None] - torch.arange(S, device=device)
     hidden_TS = distance_TS < 0
-    # As a tensor of whole numbers, a larger one may not exist.
-    if attn_len is not None and attn_len < S:
-        hidden_TS |= distance_TS >= attn_len
+    if attn_len is not None:
+        # Larger values do not fit into a tensor.
+        hidden_TS |= distance_TS >= min(attn_len, torch.iinfo(torch.int64).max)
     return hidden_TS
 
 

@@ -17,12 +17,18 @@ from torch import Tensor
 from transformer_xl.config import Config, EvalConfig
 from transformer_xl.config.device import autocast, pick_device
 from transformer_xl.config.files import replace_file
+from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data import Corpus, prepare
 from transformer_xl.inference.evaluate import evaluate
 from transformer_xl.model import LanguageModel, TransformerXL
 from transformer_xl.studies import save_figure
 from transformer_xl.train import train
-from transformer_xl.train.checkpoint import ENVIRONMENT_FILE, METRICS_FILE, RunFolder
+from transformer_xl.train.checkpoint import (
+    ENVIRONMENT_FILE,
+    METRICS_FILE,
+    RECIPE_FILE,
+    RunFolder,
+)
 from transformer_xl.train.metrics import read_metrics
 
 TABLES = (6, 7, 10)
@@ -217,7 +223,7 @@ def ablate(plan: Plan, folder: Path, say: Callable[[str], None] = print) -> list
             # Of another text, training says so.
             "checksums": dict(corpus.checksums),
         }
-        measured = _read_measured(place, settings)
+        measured = _read_measured(place, config, settings)
         state = "was measured before" if measured else "begins"
         say(f"run {n} of {len(runs)}: {row.name}, seed {seed} {state}")
         if measured is None:
@@ -232,10 +238,14 @@ def ablate(plan: Plan, folder: Path, say: Callable[[str], None] = print) -> list
     return found
 
 
-def _read_measured(place: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+def _read_measured(place: Path, config: Config, settings: dict[str, Any]) -> dict[str, Any] | None:
     try:
         measured = json.loads((place / MEASURED_FILE).read_text(encoding="utf-8"))
-        return measured if measured["settings"] == settings else None
+        known, recipe = measured["settings"], load_recipe(place / RECIPE_FILE, is_stored=True)
+        # Earlier versions did not store which text it was: that of the recipe.
+        if "checksums" not in known and recipe.data == config.data:
+            known["checksums"] = settings["checksums"]
+        return measured if known == settings else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

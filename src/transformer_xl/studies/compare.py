@@ -226,8 +226,7 @@ class Comparison:
         self.plan, self.folder, self._say = plan, folder, say
         self.corpus = prepare(plan.data, say)
         self.failed: list[Run] = []
-        self.runs: list[Run] = []
-        self.runs = self._read()
+        self.runs: list[Run] = self._read()
 
     def search(self) -> list[Task]:
         """Return the runs of the search."""

@@ -38,8 +38,8 @@ class Poems(Task):
         text = {}
         for split in SPLITS:
             path = source / f"{split}.txt"
-            # One character has none before it from which it could be predicted.
             text[split] = read_utf8(path)
+            # One character has none before it from which it could be predicted.
             if len(text[split]) < 2:
                 raise ValueError(f"{path} has one character: give poems")
             (folder / f"{split}.txt").write_text(text[split], "utf-8", newline="\n")

@@ -259,17 +259,16 @@ def compare_validations(config: Config, state: TrainState, say: Callable[[str], 
     )
     if not changed:
         return
+    differing = f"validation settings differ from the checkpoint's (there, here): {changed}"
     if config.train.schedule == "plateau":
         raise ValueError(
-            f"the run was validated otherwise (there, here): {changed}. With train.schedule="
-            "'plateau', the learning rate depends on comparing validation losses: give the same "
-            "settings to go on there, or another --out"
+            f"{differing}. With train.schedule='plateau', the learning rate depends on comparing "
+            "validation losses: give the same settings to go on there, or another --out"
         )
     state.best = math.inf
     say(
-        f"validations differ from those so far (there, here): {changed}. Their losses cannot be "
-        "compared, so the next validation replaces model/best, even by a worse model: copy that "
-        "folder to keep it"
+        f"{differing}. Their losses cannot be compared, so the next validation replaces "
+        "model/best, even by a worse model: copy that folder to keep it"
     )
 
 

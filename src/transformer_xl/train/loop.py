@@ -231,8 +231,9 @@ class _Run:
             update = train_step(config, state, network)
             if update.is_skipped:
                 self._report_skip(update)
-            elif update.is_counted:
-                state.losses.append(update.loss)
+            else:
+                # One for each step, as spikes are reported by their steps.
+                state.losses.append(update.loss if update.is_counted else math.nan)
                 state.offsets.append(update.offset)
             own_seconds += time.perf_counter() - began
             # Read once: a later signal is handled after the next step.
@@ -340,6 +341,8 @@ class _Run:
         losses = state.read_losses()
         first = state.step - len(losses) + 1
         for step, (loss, offset) in enumerate(zip(losses, state.offsets, strict=True), first):
+            if math.isnan(loss):
+                continue
             usual = state.usual_loss
             if usual is not None and loss > usual + self.config.train.spike:
                 self._record("spike", step, nll=loss, usual=usual, offset=offset)
@@ -348,7 +351,8 @@ class _Run:
                     f"segments begin {offset:,} tokens into each stream"
                 )
             state.usual_loss = running_mean(usual, loss)
-        bits = sum(losses) / len(losses) / math.log(2) if losses else math.nan
+        counted = [x for x in losses if not math.isnan(x)]
+        bits = sum(counted) / len(counted) / math.log(2) if counted else math.nan
         # With several processes, the time of the last step is known after the next one.
         seconds = state.seconds - self.logged_at
         speed = state.tokens / seconds if seconds > 0 else 0.0
@@ -356,7 +360,7 @@ class _Run:
         state.offsets.clear()
         state.tokens, self.logged_at = 0, state.seconds
         self._record("train", state.step, bits_per_token=bits, lr=lr, tokens_per_second=speed)
-        self.progress.update(state.step, bits if losses else None, speed)
+        self.progress.update(state.step, bits if counted else None, speed)
 
     def _evaluate(self) -> None:
         state, config = self.state, self.config

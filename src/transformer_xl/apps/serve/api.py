@@ -124,7 +124,7 @@ def _add_chats(app: FastAPI, service: Service) -> None:
 
 def _add_models(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models")
-    # Else an empty name of a model.
+    # Otherwise the route below would match, with an empty name.
     @app.get("/v1/models/", include_in_schema=False)
     async def models() -> schemas.ModelList:
         """List the models, of which there is one."""

@@ -20,7 +20,12 @@ from transformer_xl.interop.convert.export import write_authors, write_huggingfa
 from transformer_xl.interop.convert.layouts import entries, read_weights
 from transformer_xl.interop.convert.mapped_files import UnreadableFile, read_json
 from transformer_xl.interop.convert.old_checkpoints import Checkpoint, open_checkpoint
-from transformer_xl.interop.convert.old_settings import DEFAULTS, SETTABLE, model_config
+from transformer_xl.interop.convert.old_settings import (
+    DEFAULTS,
+    SETTABLE,
+    model_config,
+    without_ends,
+)
 from transformer_xl.interop.convert.pickles import attributes
 from transformer_xl.interop.convert.vocabularies import find_vocab, read_vocab, vocab_from_object
 from transformer_xl.model.arguments import require_token_inputs
@@ -143,10 +148,9 @@ def _open_theirs(source: Path, settings: dict[str, Any], vocab: Path | None, say
     if unknown := sorted(settings.keys() - set(SETTABLE)):
         raise ValueError(f"settings has {unknown[0]!r}; there are {', '.join(SETTABLE)}")
     checkpoint = open_checkpoint(source)
-    if isinstance(tgt_len := settings.get("tgt_len", 1), int) and tgt_len < 1:
-        raise ValueError(f"tgt_len={tgt_len} must be at least 1: it is a number of tokens")
     checkpoint.settings |= settings
     config = model_config(checkpoint.origin, checkpoint.tensors, checkpoint.settings)
+    _require_used(settings, config)
     weights = _weights(checkpoint, config)
     n_bytes = sum(x.nbytes for x in weights.values())
     n_parameters = sum(x.numel() for x in weights.values())
@@ -173,6 +177,18 @@ def _open_theirs(source: Path, settings: dict[str, Any], vocab: Path | None, say
         own = _fitting(own, path or source, size, None if vocab else say)
     template = stored_template(checkpoint.path.parent)
     return _Model(config, weights, own, about, template)
+
+
+def _require_used(settings: dict[str, Any], config: ModelConfig) -> None:
+    """Require that settings which were given are not ignored."""
+    if (tgt_len := settings.get("tgt_len")) is not None and tgt_len < 1:
+        raise ValueError(f"tgt_len={tgt_len} must be at least 1: it is a number of tokens")
+    cutoffs = settings.get("cutoffs") or ()
+    if cutoffs and without_ends(cutoffs, config.vocab_size) != config.cutoffs:
+        raise ValueError(
+            f"cutoffs={list(cutoffs)}, but the tensors of the checkpoint say "
+            f"{list(config.cutoffs)}: leave them out"
+        )
 
 
 def _fitting(vocab: Vocab, path: Path, size: int, say: _Say | None = None) -> Vocab | None:

@@ -26,7 +26,7 @@ SETTABLE = (
 """Settings that a checkpoint can lack, by the authors' names."""
 
 _AUTHORS: dict[str, int] = {"clamp_len": -1, "same_length": False}
-DEFAULTS: dict[Origin, dict[str, Any]] = {
+DEFAULTS: dict[Origin, dict[str, int]] = {
     **dict.fromkeys(("authors", "nvidia", "tensorflow"), _AUTHORS),
     "huggingface": {"clamp_len": 1000, "same_length": True},
 }
@@ -63,9 +63,12 @@ def model_config(
             "n_head": ("--n_head NUMBER", attn_type == 2),
         },
     )
-    given: Mapping[str, Any] = DEFAULTS[origin] | given
+    given = DEFAULTS[origin] | given
     n_head, d_head = _heads(tensors, attn_type, given)
-    cutoffs = _cutoffs(given.get("cutoffs"), n_tails, [len(table) for table in tables])
+    if len(tables) > 1:
+        cutoffs = tuple(accumulate(len(table) for table in tables[:-1]))
+    else:
+        cutoffs = _cutoffs(given.get("cutoffs", ()), n_tails, len(tables[0]))
     d_model = len(_tensor(tensors, "layers.0.dec_attn.layer_norm.weight", 1))
     div_val = _div_val(tensors, widths, d_model, given.get("div_val"))
     mem_len, ext_len = given["mem_len"], given.get("ext_len", 0)
@@ -196,24 +199,21 @@ def _heads(
     return n_head, d_head
 
 
-def _cutoffs(given: Sequence[Any] | None, n_tails: int, sizes: list[int]) -> tuple[int, ...]:
-    """Return the cutoffs; of a single table, the tensors only determine their number."""
-    # Some lists include 0 and the vocabulary size.
-    stated = [x for x in given or () if x not in (0, sum(sizes))]
-    if n_tails and len(sizes) == 1:
-        if len(stated) != n_tails or not all(isinstance(x, int) for x in stated):
-            raise ValueError(
-                f"cutoffs={list(given or ())} do not define the {n_tails + 1} clusters of the "
-                "checkpoint"
-            )
-        return tuple(stated)
-    cutoffs = [*accumulate(sizes[:-1])]
-    if given and stated and stated != cutoffs:
+def _cutoffs(given: Sequence[Any], n_tails: int, vocab_size: int) -> tuple[int, ...]:
+    """Return the cutoffs of a single table, of which the tensors only determine the number."""
+    if not n_tails:
+        return ()
+    cutoffs = without_ends(given, vocab_size)
+    if len(cutoffs) != n_tails or not all(isinstance(x, int) for x in cutoffs):
         raise ValueError(
-            f"cutoffs={list(given)}, but the tensors of the checkpoint say {cutoffs}: the settings "
-            "belong to another model"
+            f"cutoffs={list(given)} do not define the {n_tails + 1} clusters of the checkpoint"
         )
-    return tuple(cutoffs)
+    return cutoffs
+
+
+def without_ends(cutoffs: Sequence[Any], vocab_size: int) -> tuple[Any, ...]:
+    """Return cutoffs without 0 and the vocabulary size, which some lists include."""
+    return tuple(x for x in cutoffs if x not in (0, vocab_size))
 
 
 def _div_val(
