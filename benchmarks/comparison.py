@@ -17,7 +17,7 @@ that benchmarks/recall.py writes.
 To go on with the runs of a machine with another processor, give the --precision of its runs, and
 --paces with a corpus on which the time of all steps was measured there: how many steps take the
 time of the comparison is then that of the other machine. Where bfloat16 is emulated, it is slow:
---later-precision float32 goes on with the search and the first seed, and trains the others faster.
+--later-precision float32 goes on with the search and the first seed, and trains the others in that.
 """
 
 import argparse

@@ -186,10 +186,10 @@ def test_a_reset_stream_is_one_that_never_read(paper, kind):
 @torch.no_grad()
 def test_loaded_keys_and_values_are_read_with_the_positions_of_the_weights(paper, kind):
     other = build_model(paper.config).to(paper.device).double().eval()
-    tokens = drawn(paper, 4)
+    tokens = drawn(paper, 6)
     for model in (paper, other):
         kept = model.keep(model.start_memory(B))
-        # Projects the positions.
+        # Projects the positions of as many keys as are read below.
         state = model(tokens, model(tokens, kept).mems).mems.state_dict()
     paper.load_state_dict(other.state_dict())
     found, expected = (

@@ -263,7 +263,7 @@ class TransformerXL(LanguageModel):
             ValueError: The adapters differ.
         """
         if store.adapters is None and self.config.attn_type == 0:
-            # Of unknown origin, such as a file: not of a call of :meth:`keep`, which did this.
+            # Keys and values from a file, for example; `keep` has done this for its own.
             self._renew_projected()
         store.require(adapters(self))
 
