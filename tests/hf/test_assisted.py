@@ -69,6 +69,54 @@ def test_assisted_generation_writes_what_greedy_generation_writes(
     torch.testing.assert_close(*logits)
 
 
+@pytest.mark.parametrize("way", ["assistant", "prompt lookup"])
+def test_tokens_that_begin_documents_are_taken_back(
+    pair: Callable[..., tuple[Any, Any]], way: str
+) -> None:
+    # Some of the tokens that are tried and taken back begin a document.
+    model, assistant = pair(reset_at=3, mem_len=24)
+    how = {"assistant_model": assistant} if way == "assistant" else {"prompt_lookup_num_tokens": 4}
+    torch.manual_seed(5)
+    for ids in torch.randint(6, (12, 1, 12)):
+        greedy = model.generate(ids, **SETTINGS)
+        found = model.generate(ids, **SETTINGS, **how)
+        assert torch.equal(found.sequences, greedy.sequences)
+
+
+@pytest.mark.parametrize("by", ["tokens", "positions"])
+def test_a_document_whose_start_is_taken_back_has_not_begun(
+    pair: Callable[..., tuple[Any, Any]], by: str
+) -> None:
+    model, _ = pair(reset_at=3 if by == "tokens" else None, mem_len=64)
+    ids = torch.full((2, 12), 5)
+    ids[0, 4], ids[1, 9], ids[1, 10] = 3, 3, 3
+    # Zeros where documents begin.
+    position_ids = (torch.arange(1, 13).expand(2, -1) * (ids != 3)) if by == "positions" else None
+    with torch.no_grad():
+        cache = model(ids, position_ids=position_ids).past_key_values
+        for left in (11, 10, 9, 6, 4, 1):
+            cache.crop(left - cache.get_seq_length())
+            places = None if position_ids is None else position_ids[:, :left]
+            expected = model(ids[:, :left], position_ids=places).past_key_values
+            torch.testing.assert_close(
+                model(ids[:, :2], past_key_values=cache).logits,
+                model(ids[:, :2], past_key_values=expected).logits,
+            )
+
+
+def test_assisted_generation_does_not_change_the_memory_that_it_continues(
+    pair: Callable[..., tuple[Any, Any]], ids: Tensor
+) -> None:
+    model, _ = pair(mem_len=9)
+    with torch.no_grad():
+        cache = model(ids).past_key_values
+        before = model(ids, past_key_values=cache).logits
+        whole = torch.cat([ids, ids], 1)
+        model.generate(whole, past_key_values=cache, prompt_lookup_num_tokens=2, **SETTINGS)
+        assert cache.get_seq_length() == ids.shape[1]
+        assert torch.equal(model(ids, past_key_values=cache).logits, before)
+
+
 def test_an_assistant_that_agrees_saves_calls(
     pair: Callable[..., tuple[Any, Any]], ids: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

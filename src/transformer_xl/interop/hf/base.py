@@ -306,7 +306,10 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         if isinstance(mems, Memory) and isinstance(mems.store, KeysAndValues):
             # Those of a later step would be other ones.
             mems.store.is_prefix = False
-        return cache.after(mems, inputs.segment, is_padded=inputs.is_real is not None)
+        segment = inputs.segment
+        if (reset_at := self.transformer.config.reset_at) is not None:
+            segment = segment.with_starts(segment.starts, reset_at)
+        return cache.after(mems, segment, is_padded=inputs.is_real is not None)
 
     @property
     def gradient_checkpointing(self) -> bool:

@@ -54,6 +54,9 @@ class TransformerXLCache(Cache):
         # How many of the newest columns hold no padding, so that rows can be cropped alike.
         self._whole = 0
         self._starts_empty = True
+        # For the newest columns, oldest first, how many positions of its document each text had
+        # read. None: no document has begun within the texts.
+        self._visible: Tensor | None = None
 
     @classmethod
     def start(cls, model: LanguageModel, batch_size: int) -> "TransformerXLCache":
@@ -101,13 +104,36 @@ class TransformerXLCache(Cache):
         T = segment.shape[1]
         cache = self._with(mems, self._seen + T, tail)
         cache._whole = 0 if is_padded else self._whole + T
+        is_tracked = self._visible is not None or segment.starts is not None
+        # Padded columns cannot be cropped, nor can any in traced programs.
+        is_whole = not is_padded and not torch.compiler.is_compiling()
+        cache._visible = self._visible_after(segment) if is_tracked and is_whole else None
         return cache
+
+    def _visible_after(self, segment: Segment) -> Tensor:
+        """Return ``_visible`` after a segment."""
+        B, T = segment.shape
+        visible = self._visible
+        if visible is None:
+            mems = self.mems
+            # Without a masked position, a document is as long as the text.
+            whole = self.seen if self._starts_empty else self.seen + mems.length
+            masked = torch.zeros(B, dtype=torch.int64) if mems.forgotten is None else mems.forgotten
+            visible = torch.where(masked == 0, whole, mems.length - masked)[:, None]
+        visible = visible.to(segment.device)
+        place = torch.arange(1, T + 1, device=segment.device).expand(B, T)
+        new = visible[:, -1:] + place
+        if segment.starts is not None:
+            start = torch.where(segment.starts, place, 0).cummax(1).values
+            new = torch.where(start > 0, place - start + 1, new)
+        return torch.cat([visible, new], 1)[:, -((self.mem_len or 0) + REWIND + 1) :]
 
     def _with(
         self, mems: Memory | Stepper, seen: int | Tensor, tail: Tensor | None
     ) -> "TransformerXLCache":
         cache = TransformerXLCache(mems, seen, tail, mem_len=self.mem_len)
         cache.is_recording, cache._starts_empty = self.is_recording, self._starts_empty
+        cache._visible = self._visible
         return cache
 
     def is_beginning_of(self, tokens: Tensor) -> bool:
@@ -149,6 +175,8 @@ class TransformerXLCache(Cache):
         self._at = at.take(indices) if isinstance(at, Stepper) else at.select(indices)
         if self.tail is not None:
             self.tail = self.tail[indices.to(self.tail.device)]
+        if self._visible is not None:
+            self._visible = self._visible[indices.to(self._visible.device)]
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Reorder the texts for beam search."""
@@ -168,7 +196,7 @@ class TransformerXLCache(Cache):
     def reset(self) -> None:
         """Forget everything."""
         self._at = self.mems.reset(torch.arange(self.batch_size))
-        self._seen, self.tail, self._whole = 0, None, 0
+        self._seen, self.tail, self._whole, self._visible = 0, None, 0, None
 
     @property
     def is_croppable(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -216,14 +244,23 @@ class TransformerXLCache(Cache):
                 "are known to be without padding; keep the cache of that time instead"
             )
         # With a memory that starts with zeros, all positions were needed from the start.
-        needed = min(self.seen - n, self.mem_len) if self._starts_empty else self.mem_len
-        if len(mems) - n < needed:
+        needed = self.seen - n if self._starts_empty else self.mem_len
+        visible = None
+        if self._visible is not None:
+            known = self._visible[:, : max(self._visible.shape[1] - n, 1)]
+            visible = known[:, -1] - max(n - self._visible.shape[1] + 1, 0)
+            needed = int(visible.max())
+        if len(mems) - n < min(needed, self.mem_len):
             raise ValueError(
                 f"tokens_to_remove={tokens_to_remove}: the positions before them have left the "
                 f"memory (mem_len={self.mem_len}); keep the cache of that time, or call "
                 f"activate_past_recording() before reading, which keeps {REWIND} more"
             )
-        self._at, self._seen = mems.crop(n), self.seen - n
+        mems = mems.crop(n)
+        if visible is not None:
+            # A document that began within the columns has not begun any more.
+            mems, self._visible = mems.forgetting(len(mems) - visible), known
+        self._at, self._seen = mems, self.seen - n
         self._whole -= n
         if self.tail is not None:
             self.tail = self.tail[:, : max(self.tail.shape[1] - n, 0)]

@@ -103,6 +103,9 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             last = logits_to_keep
         tokens = inputs.segment.tokens
         is_step = inputs.is_token and not self.training and not any(wanted)
+        if cache.is_recording and self.transformer.config.reset_at is not None:
+            # A stepper drops what the document does not see; crop() may return to before it.
+            is_step = False
         layers = attentions = None
         if cache.is_stepped and tokens is not None and is_step:
             mems = cache.stepper(self.transformer)
@@ -221,6 +224,8 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             )
             cache = model_kwargs["past_key_values"] = TransformerXLCache.start(model, rows)
         if is_recording:
+            # Not that of the caller, who may use it again.
+            cache = model_kwargs["past_key_values"] = cache.repeated(1)
             cache.activate_past_recording()
 
     def _expand_inputs_for_generation(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
