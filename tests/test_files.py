@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from transformer_xl.config.files import (
     new_folder,
     remove_temporary,
     replace_file,
+    require_new,
     require_new_file,
     require_space,
     sync,
@@ -162,6 +164,24 @@ def test_a_folder_appears_as_a_whole_and_nothing_else(tmp_path):
         assert not folder.exists()
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["folder"]
     assert (folder / "sub" / "a").read_text() == "x"
+
+
+def test_a_link_to_an_empty_folder_is_kept_and_what_cannot_be_replaced_is_refused(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "empty").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "empty")
+    with new_folder(link) as unfinished:
+        (unfinished / "a").write_text("x")
+    assert link.is_symlink()
+    assert (tmp_path / "empty" / "a").read_text() == "x"
+    (tmp_path / "nothing").symlink_to(tmp_path / "missing")
+    with pytest.raises(OSError, match="nothing is a symbolic link to nothing: delete it"):
+        require_new(tmp_path / "nothing")
+    monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "volume")
+    with pytest.raises(OSError, match=r"volume is a mount point, .* give a folder in it"):
+        require_new(tmp_path / "volume")
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

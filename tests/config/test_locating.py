@@ -103,6 +103,8 @@ def test_the_path_of_a_missing_run_is_not_looked_up_on_the_hub(shipped):
     assert not may_be_on_hub("runs/demo")
     with pytest.raises(FileNotFoundError, match=r"^runs/demo does not exist: give"):
         locate("runs/demo")
+    for path in ("./x/y", "x/y/", "x//y"):
+        assert not may_be_on_hub(path)
     for path in ("../x", "./x", "/x/y", "a/b/c", "a", "-a/b", "a/.b", "a/" + 97 * "b"):
         assert not may_be_on_hub(path)
     # What the hub would refuse, with a message about names and not about the path.

@@ -93,6 +93,7 @@ def test_what_a_state_dict_does_not_say_is_asked_for(shared, tmp_path):
     [
         ("pt_01_base", {"cutoffs": [11, 31]}, r"cutoffs=\[11, 31\], but the tensors .* say \[\]"),
         ("pt_04_adaptive_div2", {"cutoffs": [1, 31]}, r"cutoffs=\[1, 31\], but the tensors"),
+        ("pt_13_attn3", {"clamp_len": 2}, "clamp_len=2 has no effect with attn_type=3"),
         ("pt_01_base", {"tgt_len": -3}, "tgt_len=-3 must be at least 1"),
         ("pt_01_base", {"tgt_len": "150"}, "tgt_len='150' must be a whole number"),
     ],

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 import transformer_xl as txl
 from transformer_xl.data.chat_templates import stored_template
+from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.interop.convert.export import write_authors, write_huggingface
 
 VARIANTS = {
@@ -166,3 +167,14 @@ def test_without_a_chat_template_none_is_written(save_model, tiny_config, tmp_pa
     save_model(tiny_config, tmp_path / "ours")
     txl.convert(tmp_path / "ours", tmp_path / "again")
     assert {x.name for x in (tmp_path / "again").iterdir()} == {"config.json", "model.safetensors"}
+
+
+def test_a_vocabulary_that_their_tokenizer_splits_differently_is_named(
+    save_model, tiny_config, tmp_path
+):
+    vocab = train_vocab("words", ["I don't like well-known cats\n"], None, ["unknown"])
+    save_model(replace(tiny_config, vocab_size=len(vocab)), tmp_path / "ours")
+    vocab.save(tmp_path / "ours")
+    said = []
+    txl.convert(tmp_path / "ours", tmp_path / "theirs", to="huggingface", say=said.append)
+    assert any("TransfoXLTokenizer splits by the Moses rules" in x for x in said)

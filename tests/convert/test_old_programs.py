@@ -297,6 +297,8 @@ def test_an_option_of_the_authors_is_parsed_as_their_parser_does(program, dash):
         ("authors", "--eval_tgt_len 90", "--eval_tgt_len 90 must be at most --tgt_len 70 with"),
         ("authors", "--init xavier", "--init xavier: .* normal and uniform"),
         ("authors", "--eta_min 1", "--eta_min 1.0 must be between 0 and --lr 0.00025"),
+        ("authors", "--lr 0", "--lr 0.0 must be above 0"),
+        ("nvidia", "--save_all --eval_interval 0", "--eval_interval 0 must be above 0"),
         ("authors", "--batch_chunk 7", "accumulate=7 must divide batch_size=60"),
         ("nvidia", "--config_file base.yaml", "--config_file base.yaml: give the options"),
         ("nvidia", "--optim adam --weight_decay 0.1", "is added to the gradient"),
@@ -368,6 +370,12 @@ def test_no_options_are_those_of_a_program_that_has_none(tmp_path, capsys):
         file.unlink()
     for wrong in (["demo", "--from_authors="], ["--program", "nvidia"]):
         assert cli.main(["recipes", *wrong]) == 2
+
+
+def test_a_value_that_names_a_program_does_not_end_the_options():
+    for before in ("", "python train.py "):
+        text = f"{before}--adaptive --dataset lm1b --data lm1b/one.py"
+        assert translate(text, "authors").config.model.cutoffs
 
 
 def test_the_options_of_a_launcher_are_not_those_of_the_program(capsys):

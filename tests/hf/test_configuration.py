@@ -1,5 +1,7 @@
 """Settings made by the class of transformers are those of the model, or are refused."""
 
+import json
+
 import pytest
 
 from transformer_xl.interop.hf.configuration import TransformerXLConfig
@@ -27,6 +29,13 @@ def test_what_only_transformers_knows_is_kept():
     config = TransformerXLConfig(num_labels=3, problem_type="regression", my_note="x", cutoffs=[5])
     assert (config.num_labels, config.problem_type, config.my_note) == (3, "regression", "x")
     assert config.cutoffs == (5,)
+
+
+def test_a_note_of_a_file_is_read_again_even_if_it_resembles_a_setting():
+    config = TransformerXLConfig()
+    config.max_position_embeddings = 512
+    again = TransformerXLConfig.from_dict(json.loads(config.to_json_string()))
+    assert again.max_position_embeddings == 512
 
 
 def test_what_is_set_later_is_checked_when_a_model_is_made():

@@ -68,13 +68,20 @@ def test_what_else_the_settings_file_says_is_kept(
     assert all(written[name] == content[name] for name in content)
 
 
-def test_settings_may_be_changed_while_loading(transformers: Any, folder: Path) -> None:
+def test_settings_may_be_changed_while_loading(
+    transformers: Any, folder: Path, tmp_path: Path
+) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, mem_len=9, attn_len=4)
     assert (model.transformer.config.mem_len, model.transformer.config.attn_len) == (9, 4)
     with pytest.raises(ValueError, match="mem_len=-1"):
         transformers.AutoModelForCausalLM.from_pretrained(folder, mem_len=-1)
     with pytest.raises(ValueError, match="n_head=3 must divide d_model=16"):
         transformers.AutoConfig.for_model("transformer-xl", n_head=3, hidden_size=16)
+    # One that is changed later changes no result, and is not written either.
+    model.config.mem_len = 2
+    with pytest.raises(ValueError, match=r"config\.mem_len was changed to 2, .* with 9: change"):
+        model.save_pretrained(tmp_path / "changed")
+    assert not (tmp_path / "changed").exists()
     half = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="bfloat16")
     assert half.transformer.dtype == torch.bfloat16
     assert half.generate(torch.tensor([[1, 2]]), max_new_tokens=3, pad_token_id=0).shape == (1, 5)

@@ -26,6 +26,24 @@ def test_logits_are_our_log_probabilities(
     torch.testing.assert_close(language_model(ids).logits, model(ids).log_probs)
 
 
+def test_inputs_that_cannot_be_are_refused(language_model: Any, ids: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"input_ids of shape \(100,\) must be \(texts, length\)"):
+        language_model(ids[0])
+    with pytest.raises(ValueError, match=r"inputs_embeds of shape \(2, 16\) must be .* width\)"):
+        language_model(inputs_embeds=torch.zeros(2, 16))
+    with pytest.raises(ValueError, match="logits_to_keep=-2 must be 0"):
+        language_model(ids, logits_to_keep=-2)
+
+
+def test_a_tuple_is_returned_where_it_is_configured(
+    transformers: Any, folder: Path, ids: torch.Tensor
+) -> None:
+    for name in ("AutoModel", "AutoModelForCausalLM", "AutoModelForTokenClassification"):
+        model = getattr(transformers, name).from_pretrained(folder, return_dict=False)
+        assert type(model(ids)) is tuple
+        assert type(model(ids, return_dict=True)) is not tuple
+
+
 @pytest.mark.parametrize("segment_len", [7, 64])
 def test_a_long_input_is_read_in_pieces_with_memory(
     transformers: Any, folder: Path, model: TransformerXL, ids: torch.Tensor, segment_len: int

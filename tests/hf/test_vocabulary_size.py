@@ -138,6 +138,16 @@ def test_added_tokens_are_symbols_of_the_folder(
         assert each.convert_tokens_to_ids("<|sep|>") == n
         if each.pad_token == "<pad>":
             assert each.pad_token_id == n + 2
+    # One that is no special token is text.
+    again.add_tokens(["covid"])
+    again.save_pretrained(tmp_path / "plain")
+    marked = f"{text[:-1]} covid <|sep|>2 {text[:-1]}"
+    for each in (again, transformers.AutoTokenizer.from_pretrained(tmp_path / "plain")):
+        found = each.decode(each(marked)["input_ids"], skip_special_tokens=True)
+        assert "covid" in found
+        assert "<|sep|>" not in found
+        if kind in ("words", "integers"):
+            assert found.split() == marked.replace("<|sep|>2", "").split()
     # Our own programs read them, and write them as nothing.
     own = load_vocab(tmp_path)
     assert len(own) == n + 2

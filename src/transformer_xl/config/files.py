@@ -189,7 +189,11 @@ def require_not_shipped(path: Path) -> None:
 
 
 def require_new(folder: Path) -> None:
-    """Require that a folder does not exist, or is empty."""
+    """Require that a folder does not exist, or is empty and can be replaced."""
+    if folder.is_symlink() and not folder.exists():
+        raise OSError(f"{folder} is a symbolic link to nothing: delete it, or give another folder")
+    if folder.is_mount():
+        raise OSError(f"{folder} is a mount point, which cannot be replaced: give a folder in it")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} exists and is not empty: choose another folder")
 
@@ -222,14 +226,16 @@ def require_new_file(file: Path, *, force: bool = False) -> None:
 def new_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder that is renamed to ``folder`` if the block succeeds.
 
-    ``folder`` is an absolute path, so that it has a name. Several processes may do this for the
-    same path; the first one wins. Temporary folders of killed processes are removed after a day.
+    A symbolic link to an empty folder stays, and that folder is replaced. Several processes may do
+    this for the same path; the first one wins. Temporary folders of killed processes are removed
+    after a day.
 
     Raises:
         FileExistsError: At the end, ``folder`` exists and is not empty.
         OSError: It cannot be written, or belongs to the shipped models.
     """
     require_not_shipped(folder)
+    folder = folder.resolve()
     with _temporary_folder(folder) as temporary:
         yield temporary
         for path in (*temporary.rglob("*"), temporary):

@@ -73,7 +73,8 @@ def locate_here(name: Path | str) -> Located | None:
 
 def may_be_on_hub(name: Path | str) -> bool:
     """Whether a name is to be looked up on the hub if there is no such path."""
-    text = Path(name).as_posix()
+    # The text as it was given: ./OWNER/NAME is a path.
+    text = name if isinstance(name, str) else name.as_posix()
     return bool(_HUB_NAME.fullmatch(text)) and not Path(name).parent.exists()
 
 

@@ -194,7 +194,10 @@ def _parsed(text: str, program: Program) -> dict[str, Any]:
                 "script adds cannot be seen here, and txl eval --preset evaluates"
             )
     # A launcher, such as python -m torch.distributed.launch, has options of its own.
-    start = max((n for n, word in enumerate(words, 1) if word.endswith(".py")), default=0)
+    # The first program, as a later word may be a value of its options.
+    is_program = bool(words) and not words[0].startswith("-")
+    programs = (n for n, word in enumerate(words, 1) if is_program and word.endswith(".py"))
+    start = next(programs, 0)
     dashed = (n for n in range(start, len(words)) if words[n].startswith("-"))
     found, unknown = parser.parse_known_args(words[next(dashed, len(words)) :])
     if unknown:
@@ -314,6 +317,8 @@ def _from_pytorch(flags: _Flags, note: Callable[[str], None]) -> Config:
         "eval_every": flags["eval_interval"],
         "save_every": flags["eval_interval"],
     }
+    interval = flags["eval_interval"]
+    require(interval > 0, f"--eval_interval {interval} must be above 0")
     require(
         flags["clip"] > 0,
         f"--clip {flags['clip']}: with it their program multiplies every gradient by 0; for no "
@@ -423,6 +428,7 @@ def _schedule(flags: _Flags, note: Callable[[str], None]) -> dict[str, Any]:
 
 
 def _ratio(name: str, least: float, lr: float) -> float:
+    require(lr > 0, f"--lr {lr} must be above 0")
     require(0 <= least <= lr, f"--{name} {least} must be between 0 and --lr {lr}")
     return least / lr
 

@@ -183,6 +183,11 @@ def _require_used(settings: dict[str, Any], config: ModelConfig) -> None:
     """Require that settings which were given are not ignored."""
     if (tgt_len := settings.get("tgt_len")) is not None and tgt_len < 1:
         raise ValueError(f"tgt_len={tgt_len} must be at least 1: it is a number of tokens")
+    if (clamp_len := settings.get("clamp_len") or 0) > 0 and config.attn_type == 3:
+        raise ValueError(
+            f"clamp_len={clamp_len} has no effect with attn_type=3, whose distances end with its "
+            "table: leave it out"
+        )
     cutoffs = settings.get("cutoffs") or ()
     if cutoffs and without_ends(cutoffs, config.vocab_size) != config.cutoffs:
         raise ValueError(

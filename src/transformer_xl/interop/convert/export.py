@@ -12,7 +12,7 @@ from torch import Tensor
 from transformer_xl.config import ModelConfig
 from transformer_xl.data import Vocab
 from transformer_xl.interop.convert.layouts import entries, write_weights
-from transformer_xl.interop.convert.vocabularies import write_hf_vocab
+from transformer_xl.interop.convert.vocabularies import is_moses, write_hf_vocab
 
 _Say = Callable[[str], None]
 
@@ -126,6 +126,13 @@ def write_huggingface(
             write_hf_vocab(vocab, folder)
         except ValueError as error:
             say(f"the vocabulary is left out: {error}")
+        else:
+            if not is_moses(vocab):
+                say(
+                    "the vocabulary splits text at spaces and has a symbol for the end of a line; "
+                    "TransfoXLTokenizer splits by the Moses rules and reads a line end as a space, "
+                    "so it makes other tokens of the same text: give the model token IDs"
+                )
 
 
 def _report_dropped(config: ModelConfig, say: _Say) -> None:

@@ -51,7 +51,7 @@ def find_vocab(folder: Path) -> Path | None:
 
 
 def read_vocab(
-    path: Path,
+    path: Path | str,
     *,
     size: int | None = None,
     dataset: str | None = None,
@@ -79,6 +79,7 @@ def read_vocab(
         UnreadableFile: The file is damaged. A RuntimeError.
         ValueError: The file has no vocabulary, or one that cannot be represented.
     """
+    path = Path(path)
     if path.is_dir():
         found = find_vocab(path)
         if found is None:
@@ -375,6 +376,11 @@ def _flag(value: object, name: str, path: Path) -> bool:
     if value is not None and not isinstance(value, bool):
         raise ValueError(f"{path}: {name} must be true or false")
     return bool(value)
+
+
+def is_moses(vocab: Vocab) -> bool:
+    """Whether a vocabulary splits text by the Moses rules, as ``TransfoXLTokenizer`` does."""
+    return isinstance(vocab, ImportedVocab) and vocab.rules.join == "moses"
 
 
 def write_hf_vocab(vocab: Vocab, folder: Path) -> None:

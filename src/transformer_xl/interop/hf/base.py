@@ -5,7 +5,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -183,6 +183,17 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
             name if config is None else config, return_unused_kwargs=True, **others
         )[0]
 
+    def _require_unchanged(self) -> None:
+        """Require that the settings to be written are those with which the model computes."""
+        model, config = self.transformer.config, self.config.to_model_config()
+        for name in (field.name for field in fields(config)):
+            if (value := getattr(config, name)) != (own := getattr(model, name)):
+                raise ValueError(
+                    f"config.{name} was changed to {value!r}, and the model was built with "
+                    f"{own!r}: change it back, or load with from_pretrained(folder, "
+                    f"{name}={value!r})"
+                )
+
     def save_pretrained(
         self,
         save_directory: str | os.PathLike,
@@ -196,13 +207,14 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         these are written, as transformers documents it.
 
         Raises:
-            ValueError: The weights could not be loaded again, or modules are wrapped in another
-                way; nothing is written.
+            ValueError: The weights could not be loaded again, modules are wrapped in another
+                way, or settings of the model were changed; nothing is written.
         """
         if getattr(self, "_hf_peft_config_loaded", False):
             given = None if state_dict is None else dict(state_dict)
             super().save_pretrained(save_directory, is_main_process, given, **kwargs)
             return
+        self._require_unchanged()
         own_names = (name for name, _ in self.transformer.named_parameters())
         require_own_weights(own_names, self.config.to_model_config())
         given = self.state_dict() if state_dict is None else state_dict
@@ -310,6 +322,11 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         if (reset_at := self.transformer.config.reset_at) is not None:
             segment = segment.with_starts(segment.starts, reset_at)
         return cache.after(mems, segment, is_padded=inputs.is_real is not None)
+
+    def _returned(self, out: Any, return_dict: bool | None) -> Any:
+        """Return an output, or the tuple that is asked for; None: as configured."""
+        return_dict = self.config.return_dict if return_dict is None else return_dict
+        return out if return_dict else out.to_tuple()
 
     @property
     def gradient_checkpointing(self) -> bool:

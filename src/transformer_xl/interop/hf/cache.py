@@ -245,7 +245,7 @@ class TransformerXLCache(Cache):
             )
         # With a memory that starts with zeros, all positions were needed from the start.
         needed = self.seen - n if self._starts_empty else self.mem_len
-        visible = None
+        visible = known = None
         if self._visible is not None:
             known = self._visible[:, : max(self._visible.shape[1] - n, 1)]
             visible = known[:, -1] - max(n - self._visible.shape[1] + 1, 0)

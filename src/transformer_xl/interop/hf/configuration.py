@@ -94,8 +94,8 @@ class TransformerXLConfig(PreTrainedConfig):
         for name, value in (calls | dataclasses.asdict(model)).items():
             setattr(self, name, value)
         settings.pop("model_type", None)
-        # Other unknown names are left to transformers, which keeps them.
-        for name in settings.keys() - _names_of_transformers():
+        # Other unknown names are left to transformers, which keeps them, as are those of a file.
+        for name in settings.keys() - section.keys() - _names_of_transformers():
             if not name.startswith("_") and (nearest := near(name, (*_SETTINGS, *_CALLS))):
                 raise ValueError(f"{name}: no such setting; did you mean {nearest}?")
         super().__init__(**settings)

@@ -55,7 +55,7 @@ class TransformerXLModel(TransformerXLPreTrainedModel):
             hidden_states=reading.layers,
             attentions=reading.attentions,
         )
-        return out if return_dict is not False else out.to_tuple()
+        return self._returned(out, return_dict)
 
 
 class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
@@ -95,7 +95,7 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
             inputs_embeds: Vectors in place of tokens, read without embedding.
             labels: The classes; numbers if there is one label; a 0 or 1 for each of several.
             use_cache: Whether to return the memory. None: as configured.
-            return_dict: False: return a tuple.
+            return_dict: False: return a tuple. None: as configured.
             kwargs: ``num_items_in_batch``, the number of labels in all batches of a step, by which
                 the sum of losses is divided; and ``position_ids``, in which a 0 starts a document.
 
@@ -127,7 +127,7 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
                 loss = loss * ((labels != IGNORED).sum().to(loss.device) / count)
         after = self._cache_after(cache, mems, inputs, use_cache)
         out = SequenceClassifierOutputWithPast(loss=loss, logits=logits, past_key_values=after)
-        return out if return_dict is not False else out.to_tuple()
+        return self._returned(out, return_dict)
 
 
 class TransformerXLForTokenClassification(TransformerXLPreTrainedModel):
@@ -163,7 +163,7 @@ class TransformerXLForTokenClassification(TransformerXLPreTrainedModel):
             inputs_embeds: Vectors in place of tokens, read without embedding.
             labels: The class of each token; -100 at tokens that do not count, as at padding.
             use_cache: Must not be true: the memory is not returned.
-            return_dict: False: return a tuple.
+            return_dict: False: return a tuple. None: as configured.
             kwargs: ``num_items_in_batch``, the number of labels in all batches of a step, by which
                 the sum of losses is divided; ``position_ids``, in which a 0 starts a document;
                 ``output_hidden_states`` and ``output_attentions``.
@@ -195,4 +195,4 @@ class TransformerXLForTokenClassification(TransformerXLPreTrainedModel):
             hidden_states=reading.layers,
             attentions=reading.attentions,
         )
-        return out if return_dict is not False else out.to_tuple()
+        return self._returned(out, return_dict)

@@ -55,6 +55,12 @@ class Inputs(NamedTuple):
         given = tokens if vectors is None else vectors
         if given is None or (tokens is not None and vectors is not None):
             raise ValueError("give either input_ids or inputs_embeds")
+        name, ndim = ("input_ids", 2) if vectors is None else ("inputs_embeds", 3)
+        if given.ndim != ndim:
+            raise ValueError(
+                f"{name} of shape {tuple(given.shape)} must be (texts, length"
+                f"{', width' * (ndim == 3)}): a row for each text"
+            )
         B, T = given.shape[:2]
         if not T:
             raise ValueError(

@@ -72,7 +72,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
                 all.
             skip_logits: Return only the loss. None: while training with labels, because logits
                 over a large vocabulary would dominate the memory.
-            return_dict: False: return a tuple.
+            return_dict: False: return a tuple. None: as configured.
             kwargs: ``shift_labels``, targets that are aligned with the predictions already, in
                 place of ``labels``; ``num_items_in_batch``, the number of targets in all batches of
                 a step, by which the sum of losses is divided; ``position_ids``, in which a 0 starts
@@ -99,8 +99,12 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         if targets is None and count is not None and inputs.has_padding_before():
             _LOGGER.warning_once(_PADDED_BEFORE)
         last = None
-        if targets is None and isinstance(logits_to_keep, int) and logits_to_keep:
-            last = logits_to_keep
+        if isinstance(logits_to_keep, int):
+            if logits_to_keep < 0:
+                raise ValueError(
+                    f"logits_to_keep={logits_to_keep} must be 0, for all, or a number of tokens"
+                )
+            last = None if targets is not None else logits_to_keep or None
         tokens = inputs.segment.tokens
         is_step = inputs.is_token and not self.training and not any(wanted)
         if cache.is_recording and self.transformer.config.reset_at is not None:
@@ -135,7 +139,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             hidden_states=layers,
             attentions=attentions,
         )
-        return out if return_dict is not False else out.to_tuple()
+        return self._returned(out, return_dict)
 
     def _loss(
         self,

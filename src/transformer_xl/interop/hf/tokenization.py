@@ -37,6 +37,7 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         definition_file: The ``tokenizer.json`` in the same folder.
         vocab: A vocabulary, instead of these.
         added_symbols: Symbols that were added to it, as ``add_tokens`` does.
+        plain_symbols: Those of them that are no special tokens: ``skip_special_tokens`` keeps them.
         kwargs: Settings of transformers.
 
     Raises:
@@ -57,6 +58,7 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         *,
         vocab: Vocab | None = None,
         added_symbols: Sequence[str] = (),
+        plain_symbols: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
         if vocab is None:
@@ -66,7 +68,7 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
                     "does; `txl convert OLD NEW --vocab FILE` writes a converted model with its own"
                 )
             vocab = load_vocab(Path(vocab_file).parent)
-        self._added = list(added_symbols)
+        self._added, self._plain = list(added_symbols), list(plain_symbols)
         missing = [x for x in self._added if x not in vocab.symbols]
         self._take(vocab.extended(missing) if missing else vocab)
         vocab = self._vocab
@@ -88,6 +90,8 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
                 )
         if self._added:
             kwargs["added_symbols"] = list(self._added)
+        if self._plain:
+            kwargs["plain_symbols"] = list(self._plain)
         super().__init__(**kwargs)
 
     @classmethod
@@ -120,22 +124,20 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
 
         The model needs a row for each: ``model.resize_token_embeddings(len(tokenizer))``.
         """
-        names = dict.fromkeys(map(str, new_tokens or ()))
-        new = [name for name in names if name not in self._ids and name != _PAD]
+        given = {str(x): special_tokens or getattr(x, "special", False) for x in new_tokens or ()}
+        new = [name for name in given if name not in self._ids and name != _PAD]
         if new:
             self._added += new
+            self._plain += [name for name in new if not given[name]]
             self._take(self._vocab.extended(new))
             self.init_kwargs["added_symbols"] = list(self._added)
+            self.init_kwargs["plain_symbols"] = list(self._plain)
         return len(new)
 
     def _take(self, vocab: Vocab) -> None:
         self._vocab = vocab
         self._ids = {symbol: number for number, symbol in enumerate(vocab.symbols)}
         self._beyond = None if _PAD in self._ids else len(vocab)
-
-    @property
-    def _added_ids(self) -> set[int]:
-        return {self._ids[name] for name in self._added}
 
     def tokenize(self, text: str, **kwargs: Any) -> list[str]:
         """Split a text into symbols.
@@ -176,16 +178,19 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
                 "from_pretrained(folder, eos_token='\\n').save_pretrained(folder)"
             )
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
-        added = self._added_ids
         if skip_special_tokens:
             # Line ends are text. Padding is not; it is only at the start and at the end.
             real = [place for place, number in enumerate(ids) if number != self.pad_token_id]
             ids = ids[real[0] : real[-1] + 1] if real else []
-            ids = [number for number in ids if number != self._beyond and number not in added]
-        parts = groupby(ids, lambda number: number == self._beyond or number in added)
+            special = {self._beyond, *(self._ids[name] for name in {*self._added} - {*self._plain})}
+            ids = [number for number in ids if number not in special]
+        # A vocabulary of bytes writes added symbols as nothing; of words, with spaces around them.
+        added = [self._ids[name] for name in self._added]
+        unwritten = {self._beyond, *(n for n in added if not self._vocab.decode([n]))}
+        parts = groupby(ids, unwritten.__contains__)
         return "".join(
-            "".join(map(self._convert_id_to_token, x)) if is_added else self._vocab.decode(x)
-            for is_added, x in parts
+            "".join(map(self._convert_id_to_token, x)) if is_symbol else self._vocab.decode(x)
+            for is_symbol, x in parts
         )
 
     def save_vocabulary(
