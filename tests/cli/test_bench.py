@@ -115,6 +115,10 @@ def test_evaluation_speed_is_a_part_of_bench(txl, tmp_path):
         ),
         ("evaluation-speed", ["--steps", 3], "--steps 3 has no effect here"),
         ("evaluation-speed", ["--train.steps", 3], "--train.steps 3 has no effect here"),
+        ("evaluation-speed", ["--model.mem_len", 3], "--model.mem_len 3 has no effect here"),
+        ("evaluation-speed", ["--model.attn_len", 3], "--model.attn_len 3 has no effect here"),
+        ("evaluation-speed", ["--model.attn_type", 1], "--model.attn_type 1 has no effect here"),
+        ("evaluation-speed", ["--model.n_positions", 9], "--model.n_positions 9 has no effect"),
     ],
 )
 def test_an_option_of_the_other_measurement_is_refused(txl, recipe, words, message):

@@ -368,3 +368,10 @@ def test_an_archive_of_an_unknown_model_is_named(txl, small, shipped, tmp_path):
     assert f"{small}: it was compressed with the model of checksum " in ended.err
     assert "notes-2, notes-1, toy-1): give that model with --model DIR" in ended.err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("folder", [".", "/"])
+def test_a_folder_is_said_to_be_no_file(txl, folder):
+    ended = txl("compress", folder)
+    assert (ended.code, ended.out) == (1, "")
+    assert f"cannot read {folder}: Is a directory" in ended.err

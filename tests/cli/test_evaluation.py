@@ -159,6 +159,8 @@ def test_eval_by_position_adds_the_losses_by_place(txl, trained, text):
         (["--eval.dynamic", "adam"], "invalid choice 'adam' for argument '--eval.dynamic'"),
         (["--eval.dynamic", "sgd", "--eval.dynamic_lr", -1], "dynamic_lr=-1.0 must be at least 0"),
         (["--eval.dynamic", "sgd", "--weights", "int8"], "quantized weights cannot be trained"),
+        (["--data.path", "x"], "--data.path x has no effect here: --file is the text, and"),
+        (["--eval.dynamic", "sgd", "--data.path", "x"], "--data.path x has no effect here"),
         (["--eval.split", "test"], "and --file another text: leave out one"),
         (["--knn.k", 4, "--eval.window", 3], "leave out --eval.window 3, or the options of --knn"),
         (["--knn.k", 4, "--eval.dynamic", "sgd"], "leave out --eval.dynamic sgd"),
@@ -221,3 +223,10 @@ def test_report_asks_for_a_run_folder(txl, tmp_path):
     ended = txl("report", tmp_path)
     assert (ended.code, ended.out) == (2, "")
     assert "is not a run folder: it has no recipe.toml" in ended.err
+
+
+@pytest.mark.parametrize("words", [["--data.path", "x"], ["--eval.mem_len", 3]], ids=str)
+def test_report_refuses_settings_of_a_measurement_that_it_does_not_make(txl, run, words):
+    ended = txl("report", run, *words)
+    assert (ended.code, ended.out) == (2, "")
+    assert f"{words[0]} {words[1]} has no effect here: the memory has been measured" in ended.err

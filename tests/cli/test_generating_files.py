@@ -121,6 +121,7 @@ def test_an_empty_prompt_begins_no_text_where_no_token_does(txl, tmp_path):
         (["--out", "folder"], "folder is a folder"),
         (["--out", "mine.mid"], "mine.mid exists; --force overwrites it"),
         (["--out", "mine.mid/b.mid"], "mine.mid is a file, not a folder"),
+        (["--out", "b", "--state", "sub/../b"], "--out b is the file of --state: give"),
         (["--out", "a.mid", "--state", "s"], "--state s may resume within a step"),
         (["--force"], "--force overwrites the files of --out"),
         (["--music.tempo", 90], "--music.tempo 90.0 has no effect here"),

@@ -108,6 +108,9 @@ def test_recl_explains_a_text_that_it_cannot_read(
     assert ended.code == 2
     assert f"{file} is not UTF-8 text: character 8 is the byte 0xe9" in ended.err
     assert "cannot read" in txl("recl", trained, *SMALL, "--file", tmp_path / "none.txt").err
+    ended = txl("recl", trained, *SMALL, "--file", file, "--recl.split", "train")
+    assert (ended.code, ended.out) == (2, "")
+    assert "--recl.split train names a part of the corpus of the first run, and --file" in ended.err
 
 
 def test_models_that_cannot_be_compared_are_named(

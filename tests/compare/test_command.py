@@ -72,6 +72,9 @@ def test_the_same_command_goes_on(tmp_path, text, made):
         (("--models", "gpr"), "contestants are"),
         (("--seeds", "1", "1"), "must be different"),
         (("--minutes", "0"), "minutes=0"),
+        (("--search_minutes", "-1"), "search_minutes=-1.0 must be above 0"),
+        (("--tokens", "0"), "tokens=0 must be at least 2"),
+        (("--tokens", "-5"), "tokens=-5 must be at least 2"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_made(

@@ -59,6 +59,33 @@ def test_what_no_model_can_represent_is_explained(shipped, tmp_path, monkeypatch
         choose(NOTES)
 
 
+def test_a_model_that_takes_too_much_ram_is_left_out(shipped, tmp_path, monkeypatch, tiny_config):
+    root, vocab = tmp_path / "root", train_vocab("bytes", [])
+    shutil.copytree(shipped / "toy-1", root / "toy-1")
+    wide = build_model(replace(tiny_config, vocab_size=len(vocab), d_inner=4096))
+    wide.save_pretrained(root / "wide-1", vocab)
+    (root / "wide-1" / "model.toml").write_text("")
+    monkeypatch.setattr(files, "SHIPPED", root)
+    assert {*choose(TOY).bits_per_byte} == {"toy", "wide"}
+    small = Settings(ram=0.002)
+    said: list[str] = []
+    assert [*choose(TOY, small, say=said.append).bits_per_byte] == ["toy"]
+    assert len(said) == 1
+    assert said[0].startswith("wide-1 is left out: streams=1, segment_len=64 and mem_len=")
+    # Only the other one can represent these, and nothing is stored for lack of RAM.
+    with pytest.raises(ValueError, match=r"take about 0\.00\d+ GB of RAM, and ram=0\.002") as found:
+        choose(b"\xff\xfe", small)
+    assert not isinstance(found.value, UnrestorableError)
+
+
+def test_a_model_that_fits_for_the_sample_alone_is_left_out(shipped):
+    data = NOTES * 400
+    settings = Settings(streams=256, segment_len=1, mem_len=700, ram=0.1)
+    compress(sample_of(data), *from_pretrained("notes"), settings)
+    with pytest.raises(ValueError, match=r"mem_len=700 take about"):
+        choose(data, settings)
+
+
 def test_a_model_of_integers_is_not_asked(shipped, tmp_path, monkeypatch, tiny_config):
     vocab = train_vocab("integers", ["1 2 3\n"])
     folder = tmp_path / "root" / "tunes-1"

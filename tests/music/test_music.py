@@ -278,3 +278,15 @@ def test_each_voice_has_a_color_of_its_own(n_voices):
     picture = piano_roll([tuple(range(50, 50 + n_voices))], "svg").decode()
     colors = {x.lower() for x in re.findall(r"fill: (#[0-9a-fA-F]{6}); opacity: 0.85", picture)}
     assert len(colors) == n_voices
+
+
+def test_a_note_that_is_not_ended_lasts_as_long_as_its_track(tmp_path):
+    file = mido.MidiFile(type=1, ticks_per_beat=480)
+    track = mido.MidiTrack()
+    file.tracks.append(track)
+    track.append(mido.Message("note_on", note=60, velocity=80, time=0))
+    track.append(mido.Message("note_off", note=60, velocity=0, time=480))
+    track.append(mido.Message("note_on", note=64, velocity=80, time=0))
+    track.append(mido.MetaMessage("end_of_track", time=480))
+    file.save(tmp_path / "a.mid")
+    assert read_midi(tmp_path / "a.mid", MusicConfig(voices=1)) == [(60,)] * 4 + [(64,)] * 4

@@ -264,6 +264,17 @@ def test_where_a_body_stops_to_be_json_is_told(http):
         ({"prompt": "a", "logit_bias": {"1": 5}}, "logit_bias is not supported by this server"),
         ({"prompt": "a", "suffix": "b"}, "suffix is not supported by this server: leave it out"),
         ({"prompt": "a", "session": ".."}, "must be a name of 1 to 64 letters"),
+        ({"prompt": "a", "session": "s", "session_turn": True}, "=True must be an integer"),
+        (
+            {"prompt": "a", "max_completion_tokens": 5},
+            "'max_completion_tokens' is no field; only /v1/chat/completions has it: leave it out",
+        ),
+        ({"prompt": "a", "modalities": ["text"]}, "modalities is not supported by this server"),
+        ({"prompt": "a", "tools": []}, "tools is not supported by this server"),
+        (
+            {"prompt": "a", "stream": True, "stream_options": {"x": 1}},
+            "'stream_options.x' is no field; GET /openapi.json lists them",
+        ),
     ],
     ids=str,
 )
@@ -334,3 +345,41 @@ def test_the_description_is_one(http):
         for operation in operations.values()
     )
     assert "HTTPValidationError" not in json.dumps(description)
+
+
+def drawn(server):
+    page = httpx.get(f"{server.address}/metrics").text
+    return int(float(page.partition("\ntxl_drawn_tokens_total ")[2].partition("\n")[0]))
+
+
+def test_at_the_time_limit_what_was_drawn_is_returned(made, run_server, ask):
+    with run_server(made, max_batch=1, max_seconds=0.5, max_tokens=10**6) as server:
+        url, body = server.address + COMPLETIONS, {"prompt": "abc", "max_tokens": 10**6, "seed": 1}
+        answer = httpx.post(url, json=body | {"n": 2}, timeout=60)
+        assert answer.status_code == 200
+        first, late = answer.json()["choices"]
+        n = len(first["token_ids"])
+        assert n > 0
+        assert first["text"] == made.alone("abc", n, seed=1)
+        assert (late["text"], late["token_ids"]) == ("", [])
+        assert first["finish_reason"] == late["finish_reason"] == "length"
+        assert answer.json()["usage"]["completion_tokens"] == drawn(server) == n
+        # Another text has the only row until then.
+        other = ask(made, [1], 10**6)
+        server.service.engine.submit([other.text])
+        answer = httpx.post(url, json=body | {"n": 2}, timeout=60)
+        other.text.is_cancelled = True
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "late")
+        assert drawn(server) == n
+
+
+def test_a_request_fits_the_limits_of_the_server_or_is_told_them(made, run_server):
+    with run_server(made, max_tokens=8, max_queue=4) as server:
+        url = server.address + COMPLETIONS
+        answer = httpx.post(url, json={"prompt": "abc"}, timeout=60).json()
+        assert answer["usage"]["completion_tokens"] == answer["settings"]["max_tokens"] == 8
+        assert httpx.post(url, json={"prompt": "a", "n": 4}, timeout=60).status_code == 200
+        for body in ({"prompt": "a", "n": 5}, {"prompt": ["a"] * 5}):
+            answer = httpx.post(url, json=body, timeout=60)
+            assert answer.status_code == 400
+            assert "must be at most 4" in answer.json()["error"]["message"]

@@ -85,7 +85,16 @@ def test_scores_have_the_bytes_of_tokens(client):
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content=5 must be a text"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "half of a surrogate pair"),
         ({"messages": USER, "tools": [{}]}, "tools is not supported"),
-        ({"messages": USER, "session": "a"}, "'session' is no field"),
+        ({"messages": USER, "functions": []}, "functions is not supported"),
+        (
+            {"messages": USER, "session": "a"},
+            "'session' is no field; only /v1/completions has it: leave it out",
+        ),
+        ({"messages": USER, "top_logprob": 2}, "is no field; did you mean top_logprobs?"),
+        (
+            {"messages": USER, "response_format": {"type": "text", "x": 1}},
+            "response_format is not supported",
+        ),
         ({"messages": USER, "max_tokens": 1, "max_completion_tokens": 2}, "give one"),
         ({"messages": USER, "top_logprobs": 2}, "no effect without logprobs"),
         ({"messages": USER, "stream_options": {}}, "no effect without stream"),
@@ -101,13 +110,24 @@ def test_what_is_wrong_with_a_chat_is_said(server, body, message):
     assert message in answer.json()["error"]["message"]
 
 
-def test_a_chat_takes_no_session(server):
+@pytest.mark.parametrize(
+    ("header", "param"), [("X-Session", "session"), ("Idempotency-Key", "Idempotency-Key")]
+)
+def test_a_chat_takes_no_header_of_a_session(server, header, param):
     answer = httpx.post(
         f"{server.address}/v1/chat/completions",
         json={"messages": USER},
-        headers={"X-Session": "tale"},
+        headers={header: "tale"},
     )
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "session")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert f"leave {header} out" in answer.json()["error"]["message"]
+
+
+def test_options_of_openai_that_ask_for_nothing_are_accepted(client):
+    options = {"include_usage": True, "include_obfuscation": False}
+    *_, last = chat(client, max_tokens=2, stream=True, stream_options=options)
+    assert last.usage.completion_tokens == 2
+    assert chat(client, max_tokens=2, response_format={"type": "text"}).usage.completion_tokens == 2
 
 
 # Templates.

@@ -87,3 +87,13 @@ def test_only_the_own_origin_may_change_something(method):
     ]:
         assert status(hosts, host, method, origin) == expected, (host, origin)
     assert status(hosts, "localhost:8000", "GET", "http://evil.example") == 200
+
+
+def test_a_name_that_is_an_address_is_one_in_any_spelling():
+    hosts = Hosts("127.0.0.1", ("[2001:DB8:0::1]", "10.0.0.1"))
+    for host in ("[2001:db8::1]", "[2001:0db8:0:0::1]:8000", "10.0.0.1", "10.1:8000"):
+        assert status(hosts, host) == 200, host
+    for host in ("[2001:db8::2]", "10.0.0.2"):
+        assert status(hosts, host) == 421, host
+    assert status(hosts, "localhost", "POST", "http://[2001:db8::1]") == 200
+    assert status(hosts, "localhost", "POST", "http://[2001:db8::2]") == 403

@@ -68,6 +68,17 @@ def test_the_page_needs_nothing_from_elsewhere(server):
         assert word not in found, word
 
 
+def test_every_reason_for_which_a_text_ends_has_its_words(server):
+    schema = httpx.get(server.address + "/openapi.json").json()["components"]["schemas"]
+    kinds = schema["Choice"]["properties"]["stop_reason"]["anyOf"]
+    reasons = [kind["const"] for kind in kinds if "const" in kind]
+    assert reasons
+    page = httpx.get(server.address + "/").text
+    words = page.partition("const ENDINGS = {")[2].partition("}")[0]
+    for reason in ("stop", *reasons):
+        assert f" {reason}: " in words
+
+
 def test_it_writes_what_the_model_writes_and_shows_the_memory(page, made, server):
     whole = made.alone("once upon a time", 30, seed=5)
     write(page, "once upon a time")

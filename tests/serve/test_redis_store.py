@@ -570,7 +570,7 @@ def test_what_cannot_be_is_refused(made, redis, caplog):
     with pytest.raises(ValueError, match="save='later' is for sessions in a folder"):
         ServeSettings(sessions=redis.url, save="later")
     with pytest.raises(ValueError, match="session_snapshot=5 has no effect"):
-        ServeSettings(session_snapshot=5)
+        ServeSettings(session_snapshot=5).check_store()
     weights = weights_checksum(made.weights)
     with pytest.raises(ValueError, match="Redis takes 536,870,912 in one value"):
         RedisStore(ServeSettings(sessions=redis.url), weights, made.model, 10**9)

@@ -452,6 +452,22 @@ def test_the_key_comes_from_the_environment(made, monkeypatch):
     assert [words[4] for words in given] == ["mine", made.folder.name]
 
 
+def test_the_address_of_a_shared_store_may_come_from_the_environment(made, monkeypatch, capsys):
+    from transformer_xl.cli import main
+
+    given, serve = [], serving.serve
+    monkeypatch.setattr(serving, "serve", lambda *words: given.append(words[3]))
+    words = ["serve", str(made.folder), "--session_lease", "2", "--session_snapshot", "40"]
+    assert main(words) == 2
+    assert "session_lease=2.0 has no effect with sessions that no server" in capsys.readouterr().err
+    monkeypatch.setenv("TXL_SESSIONS", "redis://127.0.0.1:1/0")
+    assert main(words) == 0
+    assert [(x.is_shared, x.session_lease, x.session_snapshot) for x in given] == [(True, 2.0, 40)]
+    settings = ServeSettings(session_lease=2.0)
+    with pytest.raises(ValueError, match=r"session_lease=2\.0 has no effect"):
+        serve(made.model, made.vocab, made.weights, settings, "it")
+
+
 @pytest.mark.parametrize(
     ("variable", "option"), [("TXL_API_KEY", "--api_key"), ("TXL_SESSIONS", "--sessions")]
 )

@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -354,3 +355,17 @@ def test_whether_the_disk_is_needed_is_known_before(made, state, tmp_path):
     put(kept, "b", state)
     assert not kept.is_at_hand("a")
     assert kept.is_at_hand("b")
+
+
+def test_a_session_is_found_while_another_thread_moves_it_in_the_order_of_use(made, state):
+    kept = sessions_in(made.weights)
+    put(kept, "a", state)
+    with ThreadPoolExecutor(1) as pool:
+        with kept._lock:
+            # As `open` and `close` do: taken out, and put in again.
+            session = kept._all.pop("a")
+            found = pool.submit(kept.find, "a")
+            with pytest.raises(TimeoutError):
+                found.result(0.1)
+            kept._all["a"] = session
+        assert found.result(60) is session

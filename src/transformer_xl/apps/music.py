@@ -274,8 +274,9 @@ def read_midi(path: Path | str, settings: MusicConfig | None = None) -> list[tup
     """Read a piece from a MIDI file that has a part for each voice, highest voice first.
 
     A part is what one track plays on one channel. Notes begin and end at the nearest step; a note
-    has at least one. Where notes of a part overlap, the later one is heard. A file of `midi` gives
-    the steps that it was made of, unless a voice rests throughout.
+    has at least one; one that is not ended lasts as long as its track. Where notes of a part
+    overlap, the later one is heard. A file of `midi` gives the steps that it was made of, unless a
+    voice rests throughout.
 
     Args:
         path: The file.
@@ -301,19 +302,22 @@ def read_midi(path: Path | str, settings: MusicConfig | None = None) -> list[tup
     n_steps = 0
     for n, track in enumerate(file.tracks):
         at, begun = 0, dict[tuple[int, int], int]()
+        ended: list[tuple[tuple[int, int], int, int]] = []
         for message in track:
             at += message.time
             if message.type not in ("note_on", "note_off"):
                 continue
             key = message.channel, message.note
             if key in begun:
-                start = begun.pop(key)
-                length = max(1, round(at * per_tick) - start)
-                part = parts.setdefault((n, message.channel), [])
-                part.append(Note(0, message.note, start, length))
+                ended.append((key, begun.pop(key), round(at * per_tick)))
             if message.type == "note_on" and message.velocity:
                 begun[key] = round(at * per_tick)
-        n_steps = max(n_steps, round(at * per_tick))
+        last = round(at * per_tick)
+        ended += [(key, start, last) for key, start in begun.items()]
+        for (channel, pitch), start, end in ended:
+            part = parts.setdefault((n, channel), [])
+            part.append(Note(0, pitch, start, max(1, end - start)))
+        n_steps = max(n_steps, last)
     require(
         len(parts) == settings.voices,
         f"{path} has {len(parts)} parts (a part is a track on a channel) and a step has "

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,6 +27,8 @@ from transformer_xl.config.files import replace_file, require_new_file
 _ENWIK8 = ModelConfig(vocab_size=204, clamp_len=820)
 """The paper's model of 12 layers for enwik8."""
 _TABLE_9 = "evaluation-speed"
+_SET_BY_TABLE_9 = ("attn_type", "n_positions", "mem_len", "attn_len")
+"""Settings of the model that differ between the two methods, and between the rows."""
 _TOP, _WHERE = 20, 4
 """Operators shown, and parts of the model for each."""
 _TEXTS = ("", "shape", "dtype", "part", "operator", "mostly in")
@@ -66,7 +68,8 @@ class Bench(RecipeCommand, LoadsModels):
     sliding window evaluates than a memory. A model without memory reads a window again for every
     token (Al-Rfou et al., 2018); Transformer-XL reads each token once. Both attend to the same
     number of keys, have the same shape and random weights, and are timed alternately. The shape is
-    the paper's 12-layer enwik8 model; --model changes it.
+    the paper's 12-layer enwik8 model; --model changes it, but for positions, memory and attention
+    length, which --attn_lens sets.
 
     Examples:
       txl bench demo
@@ -127,6 +130,9 @@ class Bench(RecipeCommand, LoadsModels):
         options = {"steps": self.steps, "profile": self.profile}
         for section in ("data", "train", "eval"):
             refuse_others(getattr(self, section), f"{section}.", (), f"{_TABLE_9} takes no recipe")
+        names = tuple(x.name for x in fields(ModelConfig) if x.name not in _SET_BY_TABLE_9)
+        why = f"{_TABLE_9} sets positions and memory for each of --attn_lens"
+        refuse_others(self.model, "model.", names, why)
         given = {name: value for name, value in options.items() if value is not None}
         refuse_others(given, "", (), f"{_TABLE_9} takes no recipe")
 

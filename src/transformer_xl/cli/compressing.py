@@ -77,7 +77,7 @@ class Compress(LoadsModels):
 
     def run(self) -> None:
         """Compress."""
-        out = _checked_out(self, self.file.with_name(self.file.name + _SUFFIX))
+        out = _checked_out(self, Path(f"{self.file}{_SUFFIX}"))
         # Slow imports come after all checks of the arguments.
         from transformer_xl.apps import compress as compression
 

@@ -174,6 +174,9 @@ class Eval(LoadsModels):
             "--eval.split names a part of the corpus of the run, and --file another text: "
             "leave out one of them",
         )
+        if self.file and dynamic != "rms":
+            why = "--file is the text, and --eval.dynamic rms alone reads the training text, too"
+            refuse_others(self.data, "data.", (), why)
         require(
             not (window and settings.segment_len),
             f"--eval.segment_len {settings.segment_len} with --eval.window {window}: "
@@ -319,6 +322,7 @@ class Report(LoadsModels):
         if is_there:
             why = "the memory has been measured already; add --measure"
             refuse_others(self.eval, "eval.", (), why)
+            refuse_others(self.data, "data.", (), why)
         else:
             why = "the memory is measured segment by segment on the held-out text"
             refuse_others(self.eval, "eval.", READ_BY_SEGMENTS, why)

@@ -178,6 +178,7 @@ class Serve(LoadsModels):
             # Unset secrets often arrive empty: the server would be open, or forget its sessions.
             require(bool(value), f"{variable} is set and empty: give it a value, or unset it")
             settings = replace(settings, **{name: value})
+        settings.check_store()
         from transformer_xl.apps.serve.server import serve
         from transformer_xl.config.recipes import generation_of
         from transformer_xl.model.pretrained import find_model_folder, weights_path

@@ -85,6 +85,10 @@ class OutFiles:
             require(len(same) == 1, f"--out {' '.join(same)} is given twice: give it once")
         for n in range(self.n_texts):
             for path in self.of_text(n):
+                require(
+                    state is None or path.resolve() != state.resolve(),
+                    f"--out {path} is the file of --state: give the memory another file",
+                )
                 require_new_file(path, force=self.force)
         if self.has_music:
             from transformer_xl.apps import music

@@ -97,6 +97,11 @@ class Recl(LoadsModels):
         require(
             bool(self.dirs), "give at least one run folder or model folder: txl recl DIR [DIR ...]"
         )
+        require(
+            self.file is None or self.recl.split == ReclConfig().split,
+            f"--recl.split {self.recl.split} names a part of the corpus of the first run, and "
+            "--file another text: leave out one of them",
+        )
         for name in self.dirs:
             require_model(name)
         if self.plot:

@@ -3,10 +3,20 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from transformer_xl.config.checks import require
 from transformer_xl.config.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+def require_predicted(tokens: int | None) -> None:
+    """Require that of so many tokens at least one is predicted; None: of all there are.
+
+    Raises:
+        ValueError: None is.
+    """
+    require(tokens is None or tokens >= 2, f"tokens={tokens} must be at least 2")
 
 
 def save_figure(figure: "Figure", path: Path) -> None:

@@ -21,7 +21,7 @@ from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data import Corpus, prepare
 from transformer_xl.inference.evaluate import evaluate
 from transformer_xl.model import LanguageModel, TransformerXL
-from transformer_xl.studies import save_figure
+from transformer_xl.studies import require_predicted, save_figure
 from transformer_xl.train import train
 from transformer_xl.train.checkpoint import (
     ENVIRONMENT_FILE,
@@ -185,8 +185,7 @@ class Plan:
             raise ValueError(f"seeds={self.seeds} must be different, and at least one")
         if any(length < 1 for length in self.attn_lens):
             raise ValueError(f"attn_lens={self.attn_lens} must be at least 1")
-        if self.tokens is not None and self.tokens < 2:
-            raise ValueError(f"tokens={self.tokens} must be at least 2")
+        require_predicted(self.tokens)
 
 
 def ablate(plan: Plan, folder: Path, say: Callable[[str], None] = print) -> list[dict[str, Any]]:

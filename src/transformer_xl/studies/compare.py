@@ -31,6 +31,7 @@ from transformer_xl.config.device import Rounded, pick_device, pick_precision
 from transformer_xl.config.files import replace_file
 from transformer_xl.config.recipes import load_recipe, recipe_names
 from transformer_xl.data import prepare
+from transformer_xl.studies import require_predicted
 from transformer_xl.studies.contestant import (
     has_details,
     measured,
@@ -119,8 +120,10 @@ class Plan:
                     f"{name}: train.schedule='plateau' needs evaluations during the training, "
                     "whose time a comparison does not count: set another schedule"
                 )
-        if min(self.minutes, self.searched_minutes) <= 0:
-            raise ValueError(f"minutes={self.minutes} must be above 0")
+        for name, minutes in (("minutes", self.minutes), ("search_minutes", self.searched_minutes)):
+            if minutes <= 0:
+                raise ValueError(f"{name}={minutes} must be above 0")
+        require_predicted(self.eval_tokens)
 
     @property
     def searched_minutes(self) -> float:

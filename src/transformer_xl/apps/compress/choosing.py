@@ -5,9 +5,14 @@ from typing import NamedTuple
 
 import torch
 
-from transformer_xl.apps.compress.contents import UnrestorableError, compress, to_tokens
+from transformer_xl.apps.compress.contents import (
+    UnrestorableError,
+    compress,
+    learning_of,
+    to_tokens,
+)
 from transformer_xl.apps.compress.header import unpack
-from transformer_xl.apps.compress.planning import Settings
+from transformer_xl.apps.compress.planning import Settings, TooLargeError, plan
 from transformer_xl.apps.compress.predicting import fingerprint
 from transformer_xl.config.checks import require
 from transformer_xl.config.shipped import ShippedModel, newest_models, shipped_models
@@ -45,13 +50,16 @@ def choose(
         data: The data.
         settings: Settings of the compression.
         device: Device of the models. None: the CPU.
-        say: Called with a message about each model that cannot be read, and is left out.
+        say: Called with a message about each model that cannot be read or takes too much RAM, and
+            is left out.
 
     Raises:
         RuntimeError: None of the models can be read.
+        TooLargeError: None that can represent the data fits into the RAM of the settings.
         UnrestorableError: None can represent the data exactly.
         ValueError: No model is shipped.
     """
+    settings = Settings() if settings is None else settings
     models = newest_models()
     require(
         bool(models),
@@ -62,6 +70,7 @@ def choose(
     sizes: dict[ShippedModel, float] = {}
     loaded: dict[ShippedModel, tuple[LanguageModel, Vocab]] = {}
     problems = []
+    too_large: TooLargeError | None = None
     for shipped, model, vocab in _readable(models, device, say):
         # Numbers written as text are no text that such a model was trained on.
         if vocab.kind == "integers":
@@ -70,6 +79,8 @@ def choose(
             sizes[shipped] = compress(sample, model, vocab, settings).coded_bits
         except UnrestorableError as error:
             problems.append(f"{shipped.name}: {error.reason}")
+        except TooLargeError as error:
+            too_large = _left_out(shipped, error, say)
         else:
             loaded[shipped] = model, vocab
     order = sorted(sizes, key=lambda shipped: sizes[shipped])
@@ -77,11 +88,18 @@ def choose(
     for shipped in order:
         model, vocab = loaded[shipped]
         try:
-            to_tokens(data, vocab)
+            n_tokens = len(to_tokens(data, vocab))
+            if n_tokens:
+                # The sample may fit where all of it does not.
+                plan(model, vocab.hash, n_tokens, settings, learning_of(settings, model))
         except UnrestorableError as error:
             problems.append(f"{shipped.name}: {error.reason}")
+        except TooLargeError as error:
+            too_large = _left_out(shipped, error, say)
         else:
             return Choice(shipped, model, vocab, bits)
+    if too_large is not None:
+        raise too_large
     raise UnrestorableError(
         f"no shipped model can represent it exactly ({'; '.join(problems) or 'none is for text'})",
         "give another model with --model DIR, or train one of bytes while coding with --learn",
@@ -114,6 +132,13 @@ def find(content: bytes, device: torch.device | None = None, *, say: Say | None 
         f"shipped ones ({names}): give that model with --model DIR, or install the version of "
         "transformer-xl that has it"
     )
+
+
+def _left_out(shipped: ShippedModel, error: TooLargeError, say: Say | None) -> TooLargeError:
+    """Say that a model takes too much RAM; return the error."""
+    if say is not None:
+        say(f"{shipped.full_name} is left out: {error}")
+    return error
 
 
 def _readable(

@@ -114,7 +114,7 @@ def compress(
     tokens = to_tokens(data, vocab)
     payload, coding, bits = data, None, Bits(coded=8.0 * len(data))
     if len(tokens):
-        learning = _learning(settings, model) if settings.learn else None
+        learning = learning_of(settings, model)
         model = fresh_model(settings.seed) if model is None else model
         planned = plan(model, _hash(vocab), len(tokens), settings, learning)
         with _rounds(model, planned, progress) as rounds:
@@ -235,7 +235,10 @@ def made_here() -> str:
     return f"{version('transformer-xl')}, torch {torch.__version__}, {processor}"
 
 
-def _learning(settings: Settings, model: LanguageModel | None) -> Learning:
+def learning_of(settings: Settings, model: LanguageModel | None) -> Learning | None:
+    """Return how a model learns, or an untrained one; None: it does not."""
+    if not settings.learn:
+        return None
     default = FRESH_LR if model is None else TRAINED_LR
     return Learning(
         fresh=model is None,

@@ -31,6 +31,10 @@ _SYMBOLS_PER_STREAM = 1 << 14
 _MAX_LOGITS = 1 << 22
 
 
+class TooLargeError(ValueError):
+    """Coding takes more RAM than the settings allow."""
+
+
 def least_bits(coding: Coding, vocab_size: int) -> float:
     """Return the smallest possible size of a coded text in bits, whatever the model predicts.
 
@@ -62,9 +66,10 @@ def too_much(config: ModelConfig, coding: Coding, gigabytes: float) -> str | Non
         needed += _SINGLE * (states + 4 * N * B * H * T * S + 3 * B * T * V)
     if needed <= gigabytes * GIGABYTE:
         return None
+    taken = needed / GIGABYTE
     return (
-        f"streams={B}, segment_len={T} and mem_len={M} take about {needed / GIGABYTE:,.1f} GB of "
-        f"RAM, and ram={gigabytes:g} GB are allowed"
+        f"streams={B}, segment_len={T} and mem_len={M} take about "
+        f"{taken:{',.1f' if taken >= 1 else '.2g'}} GB of RAM, and ram={gigabytes:g} GB are allowed"
     )
 
 
@@ -144,7 +149,8 @@ def plan(
     """Choose how a text is coded, with as many streams as fit into the RAM.
 
     Raises:
-        ValueError: The settings take more RAM than they allow.
+        TooLargeError: The settings take more RAM than they allow.
+        ValueError: The vocabulary has one symbol.
     """
     V = model.config.vocab_size
     require(V > 1, f"a vocabulary of {V} symbols leaves nothing to code")
@@ -170,5 +176,5 @@ def plan(
         if not problem:
             return coding
         if settings.streams is not None or streams == 1:
-            raise ValueError(f"{problem}; choose a smaller one of them, or allow more ram")
+            raise TooLargeError(f"{problem}; choose a smaller one of them, or allow more ram")
         streams //= 2

@@ -48,9 +48,10 @@ async def chat(service: Service, body: ChatRequest, request: Request) -> Respons
     Raises:
         ApiError: It is refused.
     """
-    if "x-session" in request.headers:
-        message = "a chat has no session, as each request has all its messages: leave X-Session out"
-        raise ApiError(400, message, "unsupported_parameter", "session")
+    for header, param in (("X-Session", "session"), ("Idempotency-Key", "Idempotency-Key")):
+        if header in request.headers:
+            message = f"a chat has no session, as each request has all its messages: leave {header}"
+            raise ApiError(400, f"{message} out", "unsupported_parameter", param)
     limits = {body.max_tokens, body.max_completion_tokens} - {None}
     if len(limits) > 1:
         message = (

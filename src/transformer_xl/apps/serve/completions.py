@@ -209,6 +209,7 @@ class Answer:
         self._woken = asyncio.Event()
         self._gone.add_done_callback(lambda _: self._woken.set())
         self._error: ApiError | None = None
+        self._is_late = False
         self._due = 0.0
         """When the next event may be sent."""
 
@@ -250,7 +251,7 @@ class Answer:
         if body.model not in (None, self._service.name):
             message = f"there is no model {body.model!r}: this server has {self._service.name!r}"
             raise ApiError(404, message, "model_not_found", "model")
-        max_tokens = 16 if body.max_tokens is None else body.max_tokens
+        max_tokens = min(16, most) if body.max_tokens is None else body.max_tokens
         if max_tokens > most:
             message = f"max_tokens={max_tokens} must be at most {most}"
             raise ApiError(400, message, "too_long", "max_tokens")
@@ -294,7 +295,8 @@ class Answer:
             raise ApiError(400, message, "missing_required_parameter", "prompt")
         if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
             prompts = [prompts]
-        most = service.settings.max_texts
+        # More than the queue holds would be refused for ever.
+        most = min(service.settings.max_texts, service.settings.max_queue)
         if not prompts:
             raise ApiError(400, "the list of prompts is empty: give one", "empty_prompt", "prompt")
         if n * len(prompts) > most:
@@ -410,7 +412,10 @@ class Answer:
             self._n_going -= 1
             if event.reason == "failed" and self._error is None:
                 self._error = ApiError(500, event.error, "failed")
-            elif event.reason == "late":
+            self._is_late |= event.reason == "late"
+            # Texts that were drawn are returned, and late ones beside them are empty.
+            drew = any(text.written for text in self._texts)
+            if self._is_late and not (self._n_going or drew or self._error):
                 message = "the request waited longer than its time limit: try again later"
                 self._error = ApiError(503, message, "late")
         elif isinstance(event, PromptRead) or time.monotonic() < self._due:
@@ -518,8 +523,10 @@ class Answer:
 
     def _record_usage(self) -> dict[str, int]:
         usage, metrics = self._usage(), self._service.metrics
-        metrics.prompt_tokens.inc(usage["prompt_tokens"])
-        metrics.completion_tokens.inc(usage["completion_tokens"])
+        # An answer that is told again was counted when it was drawn.
+        if self._told is None:
+            metrics.prompt_tokens.inc(usage["prompt_tokens"])
+            metrics.completion_tokens.inc(usage["completion_tokens"])
         note = f"{usage['prompt_tokens']}+{usage['completion_tokens']} tokens"
         session = f", session {self._session.name}" if self._session else ""
         self._request.scope["note"] = note + session

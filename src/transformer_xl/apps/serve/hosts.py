@@ -28,7 +28,7 @@ class Hosts:
     """
 
     def __init__(self, host: str, names: tuple[str, ...]) -> None:
-        self._names = [name.lower().rstrip(".") for name in names]
+        self._names = [_plain(name.lower().rstrip(".")) for name in names]
         self._is_local = is_loopback(host)
         self._trusts_all = not (names or self._is_local)
 
@@ -56,6 +56,7 @@ class Hosts:
 
     def _has(self, name: str) -> bool:
         """Whether a host is one of ``names``; ``*.example`` are all below ``example``."""
+        name = _plain(name)
         return any(
             name.endswith(own[1:]) if own.startswith("*.") else name == own for own in self._names
         )
@@ -79,6 +80,12 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     with suppress(OSError, ValueError):
         return None if name.split() != [name] else ipaddress.IPv4Address(socket.inet_aton(name))
     return None
+
+
+def _plain(name: str) -> str:
+    """Return one spelling of a host that is an address, without brackets; a name as it is."""
+    address = _address(name)
+    return name if address is None else str(address)
 
 
 def _parts(url: str) -> tuple[str, int | None]:

@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformer_xl.apps.serve.errors import ApiError
+from transformer_xl.apps.serve.repeats import KEY
 from transformer_xl.apps.serve.schemas import ChatRequest, CompletionRequest
+from transformer_xl.apps.serve.session_store import NAME
 from transformer_xl.config.checks import near
 from transformer_xl.model.arguments import shown
 
@@ -35,10 +37,15 @@ _RULES = {
     "string_unicode": "has half of a surrogate pair, which is no text: remove it",
     "half_of_a_pair": "has {half} at character {place}, half of a surrogate pair and no text: "
     "remove it, or send the whole character",
-    "string_pattern_mismatch": "must be a name of 1 to 64 letters, digits, dots, dashes and "
-    "underscores that begins with a letter or digit",
+    "string_pattern_mismatch": "must be {pattern}",
 }
 """What a value must be, by the validator's name of the rule and with its limits."""
+_PATTERNS = {
+    NAME: "a name of 1 to 64 letters, digits, dots, dashes and underscores that begins with a "
+    "letter or digit",
+    KEY: "1 to 255 printable ASCII characters without spaces",
+}
+"""Patterns in words."""
 _CHOICES = {
     "prompt": "a text, a list of texts, a list of tokens, or a list of such lists",
     "stop": "a text or a list of texts, each of 1 to 256 characters",
@@ -46,14 +53,19 @@ _CHOICES = {
 }
 """What a field of several types must be."""
 _UNSUPPORTED = ("suffix", "logit_bias", "tools", "functions", "response_format", "modalities")
-_FIELDS = {*CompletionRequest.model_fields, *ChatRequest.model_fields}
+_FIELDS = {
+    "/v1/completions": {*CompletionRequest.model_fields},
+    "/v1/chat/completions": {*ChatRequest.model_fields},
+}
+"""The fields of a request by its address."""
 
 
-def invalid(found: Sequence[Mapping[str, Any]]) -> ApiError:
+def invalid(found: Sequence[Mapping[str, Any]], address: str) -> ApiError:
     """Return the error response to a request that does not fit its description.
 
     Args:
         found: What the validator found, with its ``type``, ``loc``, ``input`` and ``ctx``.
+        address: The address of the request, such as ``/v1/completions``.
     """
     first = found[0]
     where, *path = first["loc"]
@@ -70,13 +82,13 @@ def invalid(found: Sequence[Mapping[str, Any]]) -> ApiError:
     if first["type"] == "missing":
         message = f"{place} is missing: a request needs it"
         return ApiError(400, message, "missing_required_parameter", place)
-    if first["type"] == "extra_forbidden":
-        nearest = near(str(path[-1]), _FIELDS)
-        hint = f"did you mean {nearest}?" if nearest else "GET /openapi.json lists them"
-        return ApiError(400, f"{place!r} is no field; {hint}", "unknown_parameter", place)
+    # Before unknown fields: those of both kinds of request are named here.
     if path[0] in _UNSUPPORTED:
         message = f"{path[0]} is not supported by this server: leave it out"
         return ApiError(400, message, "unsupported_parameter", path[0])
+    if first["type"] == "extra_forbidden":
+        hint = _hint(path, address)
+        return ApiError(400, f"{place!r} is no field; {hint}", "unknown_parameter", place)
     # A field of several types has the errors of each.
     beside = [each for each in found if each["loc"][0] == where]
     same = [each for each in beside if f"{_place(each)}.".startswith(f"{place}.")]
@@ -84,7 +96,8 @@ def invalid(found: Sequence[Mapping[str, Any]]) -> ApiError:
     if specific is not None:
         place, rule = _place(specific), _RULES[specific["type"]]
         limits = specific.get("ctx", {}).items()
-        rule = rule.format(**{k: f"{x:g}" if isinstance(x, float) else x for k, x in limits})
+        words = {k: f"{x:g}" if isinstance(x, float) else _PATTERNS.get(x, x) for k, x in limits}
+        rule = rule.format(**words)
         return ApiError(400, f"{place}={shown(specific['input'])} {rule}", "invalid_value", place)
     field = place.rpartition(".")[2]
     if len(same) > 1 and field in _CHOICES:
@@ -96,9 +109,23 @@ def invalid(found: Sequence[Mapping[str, Any]]) -> ApiError:
     return ApiError(400, message, "invalid_type", place)
 
 
+def _hint(path: Sequence[Any], address: str) -> str:
+    """Return what to do about a field that a request to this address does not have."""
+    if len(path) == 1:
+        for other, fields in _FIELDS.items():
+            if path[0] in fields:
+                return f"only {other} has it: leave it out"
+        if nearest := near(str(path[0]), _FIELDS.get(address, ())):
+            return f"did you mean {nearest}?"
+    return "GET /openapi.json lists them"
+
+
 def _place(error: Mapping[str, Any]) -> str:
     """Return the place of a value, without the validator's names of types."""
-    path = error["loc"][1:]
+    where, *path = error["loc"]
+    if where == "header":
+        # The validator has it in lower case.
+        return str(path[0]).title()
     names = [x for x in path if isinstance(x, int) or _is_field(x)]
     # A field that does not exist may have any name.
     if error["type"] == "extra_forbidden":

@@ -36,7 +36,11 @@ _Breaker = Annotated[str, Field(min_length=1, max_length=64)]
 class StreamOptions(BaseModel):
     """Options of a streamed response."""
 
+    model_config = ConfigDict(extra="forbid")
+
     include_usage: StrictBool = False
+    # Accepted if without effect: no event is padded here.
+    include_obfuscation: Literal[False] | None = None
 
 
 class _Request(BaseModel):
@@ -102,7 +106,7 @@ class CompletionRequest(_Request):
     session: SessionName | None = Field(
         None, description="Name of a session: its text is continued, and its memory is kept."
     )
-    session_turn: Annotated[int, Field(ge=0, lt=2**53)] | None = Field(
+    session_turn: Annotated[StrictInt, Field(ge=0, lt=2**53)] | None = Field(
         None,
         description="How many answers the session has given before this request. If it has given "
         "another number, the request is refused, and appends nothing.",
@@ -137,6 +141,8 @@ class Message(BaseModel):
 
 class ResponseFormat(BaseModel):
     """The format of the message of a response."""
+
+    model_config = ConfigDict(extra="forbid")
 
     type: Literal["text"]
 

@@ -80,7 +80,7 @@ class ServeSettings:
     max_tokens: Count = 4_096
     """Largest number of tokens of a response."""
     max_texts: Count = 64
-    """Largest number of texts of a request: its prompts times n."""
+    """Largest number of texts of a request, its prompts times n; not more than max_queue."""
     max_queue: Count = 256
     """Largest number of waiting texts, and of chats that wait for their template; beyond, a request
     is refused with 429."""
@@ -106,14 +106,23 @@ class ServeSettings:
             not (self.is_shared and self.save == "later"),
             "save='later' is for sessions in a folder: servers that share a store save each answer",
         )
-        found = [] if self.is_shared else ["session_lease", "session_snapshot"]
-        refuse_unused(
-            self, [Unused(name, "sessions that no server shares", None) for name in found]
-        )
         for name in self.names:
             is_name = bool(re.fullmatch(r"(\*\.)?[^\s/*:]+|\[[0-9A-Fa-f:.]+\]", name))
             rule = "must be a host name without a port, or *. and a domain"
             require(is_name, f"names={name!r} {rule}, such as models.example")
+
+    def check_store(self) -> None:
+        """Refuse settings of a store that servers share where there is none.
+
+        Not when they are created: the address may come from the environment, after the others.
+
+        Raises:
+            UnusedError: There is one.
+        """
+        found = [] if self.is_shared else ["session_lease", "session_snapshot"]
+        refuse_unused(
+            self, [Unused(name, "sessions that no server shares", None) for name in found]
+        )
 
     @property
     def is_shared(self) -> bool:

@@ -206,7 +206,9 @@ def serve(
 
     Raises:
         OSError: It cannot listen on the address, or cannot use the folder of the sessions.
+        ValueError: A setting has no effect.
     """
+    settings.check_store()
     folder = settings.folder
     with listen(settings.host, settings.port) as listening, alone_in(folder):
         server = Server(Service(model, vocab, weights, settings, name, generation))

@@ -229,9 +229,11 @@ class Sessions:
         """
         if self._store and self._is_shared:
             return self._seen(*self._store.find(name))
-        if name not in self._all:
-            raise SessionMissingError(f"there is no session {name!r}")
-        return self._all[name]
+        # The lock: a session that is acquired or released is taken out and put in again.
+        with self._lock:
+            if name not in self._all:
+                raise SessionMissingError(f"there is no session {name!r}")
+            return self._all[name]
 
     def save(self, name: str) -> None:
         """Save a session now.
