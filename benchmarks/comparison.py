@@ -257,7 +257,8 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--path", help="a local copy of the text")
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--minutes", type=float, default=MINUTES)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    about = "seeds of the trainings; learning rates are searched with the first"
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help=about)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--rates", type=float, nargs="+", default=FACTORS, help="factors to search")
     sizes = parser.add_mutually_exclusive_group()

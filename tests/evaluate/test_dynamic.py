@@ -207,6 +207,81 @@ def test_settings_become_a_plan(model, text):
     assert all(torch.equal(plan.squares[name], x) for name, x in expected.items())
 
 
+@pytest.fixture
+def completing(tiny_config):
+    """A model that counts what follows token 1, in documents that begin with token 0."""
+    config = replace(tiny_config, init_std=0.3, reset_at=0, completion_at=1)
+    return TransformerXL(config).eval()
+
+
+# A completion at the end of the second of three segments, which goes on in the third.
+TABLE = np.array([0, 5, 6, 7, 8, 9, 5, 6, 7, 8, 5, 1, 9, 8, 7, 0, 5, 6, 7, 8, 9, 5])
+
+
+def completion_loss(model, mems, start):
+    """Return the mean loss of the completions in a segment of TABLE, and the memory after it."""
+    tokens = torch.from_numpy(TABLE[None, start : start + 8])
+    out = model(tokens[:, :-1], mems, tokens[:, 1:], mem_len=9)
+    places = [x - start - 1 for x in range(12, 16) if start < x <= start + 7]
+    return out.nll[0, places].mean(), out.mems
+
+
+@pytest.mark.parametrize("cuts", [[], [13], [*range(22)]], ids=str)
+def test_only_completions_are_learned_from(completing, cuts):
+    settings = Dynamic(rule="sgd", lr=0.1, decay=0.1)
+    scores, reading = in_pieces(completing, TABLE, settings, cuts)
+    assert len(scores) == len(TABLE) - 1
+    trained = copy.deepcopy(dict(completing.named_parameters()))
+    learner, mems = copy.deepcopy(completing), None
+    for start in (0, 7, 14):
+        loss, mems = completion_loss(learner, mems, start)
+        if not start:
+            # A segment of a prompt makes no step, nor one towards the trained weights.
+            continue
+        loss.backward()
+        with torch.no_grad():
+            for name, x in learner.named_parameters():
+                x += -0.1 * x.grad + 0.1 * (trained[name] - x)
+        learner.zero_grad()
+    for mine, expected in zip(reading.model.parameters(), learner.parameters(), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_prompts_alone_change_no_weight(completing):
+    prompts = np.tile(TABLE[:11], 5)
+    settings = Dynamic(rule="sgd", lr=0.1, decay=0.5)
+    _, reading = in_pieces(completing, prompts, settings, [])
+    for mine, trained in zip(reading.model.parameters(), completing.parameters(), strict=True):
+        assert torch.equal(mine, trained)
+
+
+def test_a_new_text_does_not_begin_in_a_completion(completing):
+    prompts = np.tile(TABLE[1:11], 3)
+    reading = DynamicEvaluation(completing, Dynamic(rule="sgd", lr=0.1), **LENGTHS)
+    # Two whole segments, which end within a completion.
+    reading.read(TABLE[:15])
+    reading.finish()
+    learned = copy.deepcopy(reading.model)
+    reading.read(prompts)
+    for mine, before in zip(reading.model.parameters(), learned.parameters(), strict=True):
+        assert torch.equal(mine, before)
+
+
+def test_squares_are_means_over_segments_with_completions(completing):
+    found = gradient_squares(completing, TABLE, **LENGTHS)
+    weights, mems = dict(completing.named_parameters()), None
+    sums = dict.fromkeys(weights, 0.0)
+    for start in (0, 7, 14):
+        loss, mems = completion_loss(completing, mems, start)
+        if start:
+            gradients = torch.autograd.grad(loss, [*weights.values()])
+            sums = {name: sums[name] + g**2 / 2 for name, g in zip(weights, gradients, strict=True)}
+    for name, mean in sums.items():
+        torch.testing.assert_close(found[name], mean)
+    with pytest.raises(ValueError, match="the text has no completion: the token completion_at=1"):
+        gradient_squares(completing, TABLE[:11], **LENGTHS)
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

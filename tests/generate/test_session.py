@@ -163,6 +163,20 @@ def test_the_bytes_of_a_state_are_those_of_the_formula(folder):
     assert Session.open(folder, weights="bfloat16").nbytes == 2 * 3 * 5 * 16 * 2 + 4 * 4096 + 5056
 
 
+@pytest.mark.parametrize(
+    ("options", "n_bytes"),
+    [
+        ({"attn_type": 2}, 3 * 5 * 16 * 4),
+        ({"input_recurrence": True}, 2 * 3 * 5 * 16 * 4 + 5 * 16 * 4),
+        ({"input_recurrence": True, "mem_len": 0}, 0),
+        (KINDS["lstm"], 3 * 2 * 16 * 4),
+    ],
+    ids=str,
+)
+def test_the_bytes_of_other_states_are_those_of_the_page(tiny_config, options, n_bytes):
+    assert Session(made(tiny_config, **options), BYTES).nbytes == n_bytes + 4 * 4096 + 5056
+
+
 @pytest.mark.slow
 def test_another_process_goes_on_with_the_same_text(session, folder, tmp_path):
     session.write(TEXT)
@@ -286,6 +300,29 @@ def test_a_text_begun_can_be_left_and_no_other_goes_on_in_between(session):
     # Left in the middle it is where it was left.
     assert session.mark() is not point
     assert session.mark().state is point.state
+
+
+@pytest.mark.parametrize(
+    "go_on",
+    [
+        lambda session, mark: session.write("abc"),
+        lambda session, mark: session.rewind(mark),
+        lambda session, mark: session.search(2),
+        lambda session, mark: session.generate(2),
+    ],
+    ids=["write", "rewind", "search", "generate"],
+)
+def test_a_text_that_was_asked_for_does_not_begin_after_the_session_went_on(session, go_on):
+    session.write(TEXT)
+    pieces = session.generate(20)
+    go_on(session, session.mark())
+    with pytest.raises(RuntimeError, match=r"went on in another way: call generate\(\) again"):
+        next(pieces)
+    # A call that is refused ends nothing.
+    pieces = session.generate(20)
+    with pytest.raises(ValueError, match="a stop string is empty"):
+        session.generate(stop=[""])
+    assert len("".join(pieces)) > 0
 
 
 def test_what_cannot_be_is_named(session, folder, tiny_config, tmp_path):

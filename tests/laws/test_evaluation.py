@@ -1,6 +1,7 @@
 """What an evaluation measures does not depend on how it is carried out."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ import torch
 
 from transformer_xl.inference.evaluate import evaluate, score
 from transformer_xl.model import build_model
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.reading import read, read_all
 
 
 @pytest.fixture
@@ -75,6 +78,30 @@ def test_streams_warmed_by_all_that_matters_say_what_one_stream_says(
     one = evaluate(model, text, **lengths).nll
     several = evaluate(model, text, **lengths, batch_size=batch_size).nll
     assert several == pytest.approx(one, rel=1e-12)
+
+
+@torch.no_grad()
+def nll_of_parts(model, text, batch_size, lengths):
+    """Read each part alone, after as many tokens before it as the memory holds."""
+    tokens, n = torch.from_numpy(text.astype(np.int64))[None], len(text) - 1
+    starts = [-(-b * n // batch_size) for b in range(batch_size + 1)]
+    found = []
+    for start, stop in pairwise(starts):
+        first, mems = stop - starts[1], model.start_memory(1, lengths.mem_len)
+        mems = read_all(model, tokens[:, max(first - lengths.mem_len, 0) : first], lengths, mems)
+        given, targets = tokens[:, first:stop], tokens[:, first + 1 : stop + 1]
+        part = torch.cat([x.nll[0] for x in read(model, given, lengths, mems, targets=targets)])
+        found.append(part[start - first :])
+    return torch.cat(found).mean().item()
+
+
+@pytest.mark.parametrize("batch_size", [3, 4, 7])
+@pytest.mark.parametrize("mem_len", [4, 18, 40])
+def test_each_stream_is_warmed_by_a_memory_of_the_text_before_it(model, text, batch_size, mem_len):
+    lengths = Lengths.of(model.config, segment_len=5, mem_len=mem_len)
+    found = evaluate(model, text, segment_len=5, mem_len=mem_len, batch_size=batch_size)
+    expected = nll_of_parts(model, text, batch_size, lengths)
+    assert found.nll == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_second_stream_warmed_by_all_before_it_says_what_one_stream_says(model, text):

@@ -320,6 +320,14 @@ def test_the_best_model_is_that_of_the_lowest_validation_loss(tmp_path, toy_reci
         ({"data": {"valid_fraction": 0.0002}}, "validation text has one token"),
         ({"generate": {"prompt": "Ω"}}, r"generate\.prompt='Ω': not in the vocabulary"),
         ({"generate": {"prompt": ""}}, r"generate\.prompt is empty"),
+        (
+            {"eval": {"dynamic": "rms", "dynamic_tokens": 64}},
+            r"eval\.dynamic_tokens=64: 64 tokens of training text are less than a segment of 64 ",
+        ),
+        (
+            {"eval": {"dynamic": "rms", "segment_len": 9000}},
+            r"eval\.dynamic_tokens=50000: \d+ tokens of training text are less than a segment of",
+        ),
         # The file is not there, so nothing has looked for it.
         ({"data": {"path": "tex\udce9.txt"}}, r"data\.path='tex\\udce9\.txt' must be UTF-8"),
         ({"generate": {"stop": ("\udce9",)}}, r"generate\.stop=\('\\udce9',\) must be UTF-8"),
@@ -343,6 +351,53 @@ def test_a_held_out_text_without_a_completion_is_refused_before_anything_is_writ
     with pytest.raises(ValueError, match=f"the {split} text has no completion: the token "):
         train(toy_recipe(data=data), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def long_prompt(tmp_path):
+    """The data of a table whose first prompt is long, with the same text for all splits."""
+    data = {"reset_at": "\n", "completion_at": "\t"}
+    for name in ("path", "valid_path", "test_path"):
+        path = tmp_path / f"{name}.txt"
+        path.write_text("the cat " * 50 + "\tyes\n" + "a dog\tno\n" * 50)
+        data[name] = str(path)
+    return data
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_steps_that_reach_no_completion_are_refused_before_anything_is_written(
+    tmp_path, toy_recipe, long_prompt, split
+):
+    other = {"valid": "test", "test": "valid"}[split]
+    short = tmp_path / "short.txt"
+    short.write_text("a dog\tno\n" * 50)
+    data = {**long_prompt, f"{other}_path": str(short)}
+
+    def recipe(**settings):
+        return toy_recipe(data=data, eval={"segment_len": 16, **settings})
+
+    message = f"eval.max_steps=25 reads no completion of the {split} text: give a larger one"
+    with pytest.raises(ValueError, match=message):
+        train(recipe(max_steps=25), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+    # One more segment, or the beginnings of more parts, have completions.
+    begun(recipe(max_steps=26))
+    begun(recipe(max_steps=25, batch_size=2))
+
+
+def test_dynamic_evaluation_without_a_completion_is_refused_before_training(
+    toy_recipe, long_prompt
+):
+    """It reads one part, learns from the beginning of the training text, and comes last."""
+
+    def recipe(**settings):
+        return toy_recipe(data=long_prompt, eval={"segment_len": 16, **settings})
+
+    with pytest.raises(ValueError, match="max_steps=25 reads no completion of the test text"):
+        begun(recipe(max_steps=25, batch_size=2, dynamic="sgd"))
+    with pytest.raises(ValueError, match=r"eval\.dynamic_tokens=400: the text has no completion"):
+        begun(recipe(dynamic="rms", dynamic_tokens=400))
+    begun(recipe(dynamic="rms", dynamic_tokens=417))
 
 
 @pytest.mark.usefixtures("unfinished")

@@ -97,6 +97,30 @@ def test_resuming_at_any_step_gives_the_file_of_a_run_that_never_stopped(tmp_pat
         assert path.read_bytes() == expected
 
 
+def write_spikes(folder, first, stop):
+    """Write what a run logs whose losses since the last line of the training are not lost."""
+    with MetricsLog(folder, first) as log:
+        losses = [*range(first // 5 * 5 + 1, first + 1)]
+        for step in range(first + 1, stop):
+            losses.append(step)
+            if step % 5 == 0:
+                for each in losses:
+                    log.log("spike", each, nll=each)
+                losses.clear()
+                log.log("train", step, bits_per_token=1 / step)
+            if step % 4 == 0:
+                log.log("valid", step, nll=1 / step)
+    return folder / "metrics.jsonl"
+
+
+def test_spikes_since_the_last_line_of_the_training_are_written_once(tmp_path):
+    expected = write_spikes(tmp_path / "whole", 0, 20).read_bytes()
+    for resumed_at in range(18):
+        path = write_spikes(tmp_path / str(resumed_at), 0, 18)
+        write_spikes(path.parent, resumed_at, 20)
+        assert path.read_bytes() == expected
+
+
 def test_a_last_record_without_its_line_end_is_kept(tmp_path):
     path = write_run(tmp_path, [1, 2])
     path.write_bytes(path.read_bytes()[:-1])

@@ -1,6 +1,7 @@
 """Training on recordings: the trainer, its checkpoints and its evaluation as for texts."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -114,6 +115,19 @@ def test_a_test_split_without_a_target_is_refused_before_anything_is_written(con
     assert not (tmp_path / "run").exists()
 
 
+def test_steps_that_reach_no_target_are_refused_before_anything_is_written(config, tmp_path):
+    path = tmp_path / "data" / "test_targets.npy"
+    targets = np.load(path)
+    targets[:15] = np.nan if targets.dtype.kind == "f" else -100
+    np.save(path, targets)
+    config = replace(config, eval=EvalConfig(max_steps=3))
+    with pytest.raises(ValueError, match=r"max_steps=3 reads no target of the test recordings: "):
+        train(config, tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+    train(replace(config, eval=EvalConfig(max_steps=4)), tmp_path / "run", quiet=True)
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
 def test_each_target_counts_once_however_the_recordings_are_divided(config, tmp_path):
     train(config, tmp_path / "run", quiet=True)
     model = load_model(tmp_path / "run").double()
@@ -121,9 +135,9 @@ def test_each_target_counts_once_however_the_recordings_are_divided(config, tmp_
     whole = evaluate(model, recordings, segment_len=60, mem_len=60)
     assert whole.tokens == recordings.counted().sum() < len(recordings)
     # No recording is longer than the memory, so that neither parts nor segments show.
-    for batch_size, segment_len in ((1, 7), (4, 11), (7, 3)):
+    for batch_size, segment_len, mem_len in ((1, 7, 9), (4, 11, 9), (7, 3, 9), (5, 8, 40)):
         result = evaluate(
-            model, recordings, segment_len=segment_len, mem_len=9, batch_size=batch_size
+            model, recordings, segment_len=segment_len, mem_len=mem_len, batch_size=batch_size
         )
         assert result.tokens == whole.tokens
         assert result.nll == pytest.approx(whole.nll, abs=1e-9)

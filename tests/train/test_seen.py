@@ -84,6 +84,31 @@ def test_only_the_beginning_of_a_long_text_is_read(chars, monkeypatch):
     assert found == seen.see_memory(model, ids[:51], chars, EvalConfig(), 8)
 
 
+def test_a_text_that_begins_with_a_long_prompt_is_read_where_its_completions_are(
+    tmp_path, chars, monkeypatch
+):
+    monkeypatch.setattr(seen, "TOKENS", 50)
+    monkeypatch.setattr(seen, "ATTENDED", 20)
+    ends = dict(zip(("reset_at", "completion_at"), chars.encode("\n."), strict=True))
+    model = model_of(chars, **ends)
+
+    def look(text):
+        return seen.see_memory(model, np.array(chars.encode(text)), chars, EvalConfig(), 8)
+
+    # The second document is the first with a completion.
+    rest = "\n" + "a cat.ran\n" * 9
+    found = look("the dog " * 20 + rest)
+    assert found == look(rest)
+    assert found["tokens"] == 50
+    # Nothing is left out before a completion among the first tokens.
+    assert look("the dog " * 5 + rest) != found
+    # A prompt longer than what is read; the completion is in the rest that is shorter than a piece.
+    found = look("a dog " * 20 + ".ran")
+    assert (found["tokens"], found["from_start"]["spans"]) == (28, [])
+    RunFolder(tmp_path).write_json("memory.json", {"split": "test", **found})
+    assert "What the memory does" in write_report(tmp_path).read_text("utf-8")
+
+
 def test_the_text_before_the_prediction_is_the_text(vocab):
     model = model_of(vocab)
     ids, found = look(model, vocab)

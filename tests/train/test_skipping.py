@@ -204,6 +204,27 @@ def test_a_loss_far_above_the_usual_one_is_reported(tmp_path, toy_recipe, at_ste
     assert "Its segments begin 56 tokens into each stream" in said
 
 
+@pytest.mark.usefixtures("unfinished")
+def test_a_killed_run_reports_each_spike_once(tmp_path, toy_recipe, at_step):
+    recipe = toy_recipe(train={"spike": 0.0, "lr": 1.0, "log_every": 5, "save_every": 4})
+
+    def die(state):
+        raise MemoryError
+
+    def spikes(folder):
+        records = read_metrics(folder / "metrics.jsonl")
+        return [(r["step"], r["nll"], r["usual"]) for r in records if r["kind"] == "spike"]
+
+    train(recipe, tmp_path / "whole", quiet=True)
+    at_step(6, die)
+    with pytest.raises(MemoryError):
+        train(recipe, tmp_path / "killed", quiet=True)
+    assert any(step <= 4 for step, *_ in spikes(tmp_path / "killed"))
+    at_step(0, die)
+    train(recipe, tmp_path / "killed", quiet=True)
+    assert spikes(tmp_path / "killed") == spikes(tmp_path / "whole")
+
+
 def test_the_usual_is_a_mean_that_forgets():
     assert step.running_mean(None, 3.0) == 3.0
     assert step.running_mean(1.0, 2.0) == pytest.approx(1.02)

@@ -39,7 +39,8 @@ class Compare(LoadsModels):
     minutes: float = 20.0
     """Training time of each run: as many steps as take so long, by their pace measured in turns."""
     seeds: tuple[int, ...] = (1,)
-    """Seeds; each contestant is trained once with each."""
+    """Seeds; each contestant is trained once with each, and learning rates are searched with the
+    first."""
     rates: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
     """Factors of the recipes' learning rates to search; a single one is taken without a search."""
     search_minutes: float | None = None

@@ -11,9 +11,12 @@ from torch import Tensor
 from transformer_xl.config import Config, ModelConfig, TrainConfig
 from transformer_xl.config.distributed import World
 from transformer_xl.data import Corpus, Segments, Vocab
+from transformer_xl.data.completions import in_completion
 from transformer_xl.data.features import FeatureCorpus, FeatureSegments
 from transformer_xl.data.recordings import Recordings
 from transformer_xl.data.vocab_files import is_vocabulary, load_vocab
+from transformer_xl.inference.evaluate.dynamic import segments_to_learn
+from transformer_xl.inference.evaluate.streams import places_read
 from transformer_xl.inference.generate import for_tokens
 from transformer_xl.model import LanguageModel, build_model
 from transformer_xl.model.language_model import read_model_weights
@@ -25,6 +28,7 @@ from transformer_xl.model.pretrained import (
     find_model_folder,
     load_config,
 )
+from transformer_xl.train.finish import held_out
 from transformer_xl.train.optim import Optimizer, new_average
 from transformer_xl.train.state import INITIAL_LOSS_SCALE, TrainState, longest_segment
 from transformer_xl.train.step import shard
@@ -213,9 +217,11 @@ def new_state(
         raise ValueError("the validation text has one token; to predict one, at least 2 are needed")
     for name in ("valid", "test"):
         if corpus.n_tokens(name) > 1:
-            _require_targets(name, corpus.split(name), config.model)
+            _require_targets(name, corpus, config)
     if corpus.vocab is not None:
         _require_prompt(config.generate.prompt, corpus.vocab)
+    if config.eval.dynamic == "rms" and isinstance(corpus, Corpus):
+        _require_gradients(corpus, config)
     torch.manual_seed(settings.seed)
     model = build_model(config.model)
     if weights is not None:
@@ -286,18 +292,54 @@ def _initial_loss_scale(settings: TrainConfig) -> float:
     return INITIAL_LOSS_SCALE if settings.loss_scale is None else settings.loss_scale
 
 
-def _require_targets(name: str, split: Any, config: ModelConfig) -> None:
+def _require_targets(name: str, corpus: Corpus | FeatureCorpus, config: Config) -> None:
     """Require that something counts in an evaluation, the last of which ends the run."""
+    split: Any = corpus.split(name)
+    settings, completion_at = config.eval, config.model.completion_at
     if isinstance(split, Recordings):
-        if not split.counted().any():
+        counted, what = split.counted(), f"target of the {name} recordings"
+        if not counted.any():
             raise ValueError(
                 f"the {name} recordings have no target, as all are -100 or NaN: give some"
             )
-    elif config.completion_at is not None and config.completion_at not in split[:-1]:
-        raise ValueError(
-            f"the {name} text has no completion: the token completion_at={config.completion_at} is "
-            "not in it; give prompts and completions as in the training text"
+    elif completion_at is None:
+        return
+    else:
+        counted, what = in_completion(split[:-1], config.model), f"completion of the {name} text"
+        if not counted.any():
+            raise ValueError(
+                f"the {name} text has no completion: the token completion_at={completion_at} is "
+                "not in it; give prompts and completions as in the training text"
+            )
+    if settings.max_steps is None:
+        return
+    # Dynamic evaluation reads the text in one part.
+    learns = settings.dynamic and isinstance(corpus, Corpus) and name == held_out(corpus)
+    for batch_size in {settings.batch_size, 1} if learns else {settings.batch_size}:
+        places = places_read(
+            len(counted),
+            batch_size=min(batch_size, len(counted)),
+            segment_len=settings.lengths_after(config.train.segment_len)["segment_len"],
+            max_steps=settings.max_steps,
         )
+        if not counted[places].any():
+            raise ValueError(
+                f"eval.max_steps={settings.max_steps} reads no {what}: give a larger one"
+            )
+
+
+def _require_gradients(corpus: Corpus, config: Config) -> None:
+    """Require a training text that dynamic evaluation, at the end of the run, can prepare with."""
+    settings = config.eval
+    segment_len = settings.lengths_after(config.train.segment_len)["segment_len"]
+    try:
+        segments_to_learn(
+            corpus.tokens("train")[: settings.dynamic_tokens], config.model, segment_len
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"eval.dynamic='rms' with eval.dynamic_tokens={settings.dynamic_tokens}: {error}"
+        ) from error
 
 
 def _require_prompt(text: str, vocab: Vocab) -> None:

@@ -43,6 +43,8 @@ class InSegment(msgspec.Struct):
 class FromStart(InSegment):
     """The loss by how many tokens a text has already."""
 
+    # None if all completions are in the rest that is shorter than a piece.
+    spans: list[Span]
     pieces: _Count
 
 

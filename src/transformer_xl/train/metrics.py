@@ -43,8 +43,9 @@ _BAR_WIDTH = 72
 class MetricsLog:
     """Appends records to ``metrics.jsonl`` and mirrors their numbers to TensorBoard, if installed.
 
-    Records after ``step``, from which the run goes on, are cut off, and so is a line that a killed
-    process left unfinished. A line before the last one that is damaged is a ValueError.
+    Records after ``step``, from which the run goes on, are cut off, and so are those that are
+    written again with the next line of the training, and a line that a killed process left
+    unfinished. A line before the last one that is damaged is a ValueError.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
@@ -53,9 +54,17 @@ class MetricsLog:
         purge_step = None
         if path.exists():
             purge_step = step + 1
-            kept = [line + b"\n" for line, record in _lines(path) if record["step"] <= step]
-            if b"".join(kept) != path.read_bytes():
-                replace_file(path, b"".join(kept))
+            lines = [(line, record) for line, record in _lines(path) if record["step"] <= step]
+            trained = [record["step"] for _, record in lines if record.get("kind") == "train"]
+            # Found in all losses since the last line of the training, when the next one is due.
+            seen = max(trained, default=0)
+            kept = b"".join(
+                line + b"\n"
+                for line, record in lines
+                if record.get("kind") != "spike" or record["step"] <= seen
+            )
+            if kept != path.read_bytes():
+                replace_file(path, kept)
         self._file = path.open("ab")
         self._tensorboard: Any = None
         if find_spec("tensorboard") is None:

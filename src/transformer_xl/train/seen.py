@@ -1,6 +1,7 @@
 """What the memory of a model does, measured for its report.
 
-``memory.json`` of a run folder holds, of the first tokens of the text on which it was evaluated:
+``memory.json`` of a run folder holds, of the first tokens of the text on which it was evaluated, or
+where these have no completion, of those from the first document with one:
 
 ==============  ===========================================================================
 ``in_segment``  for no memory and for the model's: the loss by place in the segment
@@ -18,8 +19,9 @@ Losses are means in nats over spans of places, which grow: ``{"first", "last", "
 from typing import Any
 
 import numpy as np
+from jaxtyping import Integer
 
-from transformer_xl.config import EvalConfig
+from transformer_xl.config import EvalConfig, ModelConfig
 from transformer_xl.data import Vocab
 from transformer_xl.inference.evaluate import loss_from_start, loss_in_segment, spans
 from transformer_xl.inference.evaluate.rollout import attended
@@ -50,7 +52,7 @@ def see_memory(
         settings: Of the evaluation: its lengths, and how many parts are read side by side.
         segment_len: Tokens read at once, where the settings do not say.
     """
-    ids = ids[: TOKENS + 1]
+    ids = _excerpt(ids, model.config)
     lengths = Lengths.of(model.config, **settings.lengths_after(segment_len))
     return {
         "tokens": len(ids) - 1,
@@ -59,6 +61,17 @@ def see_memory(
         **loss_by_position(model, ids, settings, segment_len),
         "attention": _attention(model, ids, vocab, lengths) if model.has_attention else None,
     }
+
+
+def _excerpt(ids: Text, config: ModelConfig) -> Integer[np.ndarray, " read"]:
+    """Return the tokens that are read, among which, if the text has any, are completions."""
+    tokens, begin, separator = np.asarray(ids), 0, config.completion_at
+    if separator is not None and separator not in tokens[:TOKENS]:
+        first = int((tokens[:-1] == separator).argmax())
+        resets = np.flatnonzero(tokens[: first + 1] == config.reset_at)
+        # Of a long prompt the end alone, so that the completion is read.
+        begin = max(int(resets.max(initial=0)), first - TOKENS // 2)
+    return tokens[begin : begin + TOKENS + 1]
 
 
 def loss_by_position(

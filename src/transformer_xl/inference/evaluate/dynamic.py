@@ -13,6 +13,9 @@ clipped so that $\lambda R \le 1$: weights with large gradients decay faster (Kr
 section 4). Two differences from the authors' code for Transformer-XL: $\epsilon$ is in units of
 $m$, so that it does not depend on the model size; and they sum over segments instead of taking the
 mean, and do not clip $R$, so their hyperparameters do not carry over.
+
+If the model has a ``completion_at``, the mean loss is that of completions, and segments without any
+make no step.
 """
 
 import copy
@@ -21,12 +24,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from transformer_xl.config import EvalConfig
+from transformer_xl.config import EvalConfig, ModelConfig
 from transformer_xl.config.checks import NotNegative, Positive, Share, check, no_type_check
-from transformer_xl.inference.evaluate.streams import as_text
+from transformer_xl.data.completions import in_completion
+from transformer_xl.inference.evaluate.streams import as_text, completed_targets
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.arguments import Text, as_tokens
 from transformer_xl.model.compact import CompactTransformerXL
@@ -130,6 +134,7 @@ class DynamicEvaluation:
         self._updates = _updates(self.model, settings)
         self._mems = self.model.start_memory(1, self._lengths.mem_len)
         self._waiting = torch.empty(0, dtype=torch.int64)
+        self._is_completing = False
 
     def read(self, ids: Text) -> Float[Tensor, " scored"]:
         """Read another piece of the text; return -log p, in nats, of the completed segments.
@@ -154,16 +159,20 @@ class DynamicEvaluation:
         found = torch.empty(0, device=self.model.device)
         if len(rest) > 1:
             found = self._segment(rest, learn=False)
-        self._mems = self.model.start_memory(1, self._lengths.mem_len)
+        self._mems, self._is_completing = self.model.start_memory(1, self._lengths.mem_len), False
         return found
 
     def _segment(self, tokens: Tensor, *, learn: bool) -> Tensor:
-        given, targets = tokens[None, :-1], tokens[None, 1:]
+        given, targets, counted = tokens[None, :-1], tokens[None, 1:], None
+        if self.model.config.completion_at is not None:
+            found = in_completion(tokens[:-1].numpy(), self.model.config, self._is_completing)
+            counted, self._is_completing = torch.from_numpy(found), bool(found[-1])
+            learn = learn and bool(counted.any())
         with torch.set_grad_enabled(learn):
             (piece,) = read(self.model, given, self._lengths, self._mems, targets=targets)
             assert piece.nll is not None
             if learn:
-                piece.nll.mean().backward()
+                _mean_loss(piece.nll, counted).backward()
                 self._learn()
         self._mems = piece.mems
         return piece.nll.detach()[0]
@@ -187,28 +196,50 @@ def gradient_squares(model: LanguageModel, ids: Text, **lengths: Any) -> Squares
     :class:`DynamicEvaluation` takes.
 
     Raises:
-        ValueError: The text is shorter than a segment, or has a token outside the vocabulary.
+        ValueError: The text is shorter than a segment, has a token outside the vocabulary, or no
+            completion where the model has a ``completion_at``.
     """
     read_with = Lengths.of(model.config, **lengths, ext_len=0)
-    text, segment_len = as_text(ids, model.config), read_with.segment_len
-    n_segments = (len(text) - 1) // segment_len
-    if not n_segments:
-        raise ValueError(
-            f"{len(text)} tokens of training text are less than a segment of {segment_len} tokens "
-            "and the one after it"
-        )
+    text, counted = segments_to_learn(ids, model.config, read_with.segment_len)
     model = _learning_copy(model)
     sums = {name: torch.zeros_like(weight) for name, weight in model.named_parameters()}
-    whole = text[None, : n_segments * segment_len + 1]
+    n_segments = 0
     with torch.enable_grad():
-        for piece in read(model, whole[:, :-1], read_with, targets=whole[:, 1:]):
+        for piece in read(model, text[None, :-1], read_with, targets=text[None, 1:]):
             assert piece.nll is not None
-            piece.nll.mean().backward()
+            own = None if counted is None else counted[piece.start :][: read_with.segment_len]
+            if own is not None and not own.any():
+                continue
+            n_segments += 1
+            _mean_loss(piece.nll, own).backward()
             for name, weight in model.named_parameters():
                 if weight.grad is not None:
                     sums[name] += weight.grad.detach() ** 2
                     weight.grad = None
     return {name: total / n_segments for name, total in sums.items()}
+
+
+def segments_to_learn(
+    ids: Text, config: ModelConfig, segment_len: int
+) -> tuple[Int[Tensor, " read"], Bool[Tensor, " predicted"] | None]:
+    """Return the whole segments of a training text, and which targets are completions.
+
+    Raises:
+        ValueError: As in :func:`gradient_squares`.
+    """
+    text = as_text(ids, config)
+    n_segments = (len(text) - 1) // segment_len
+    if not n_segments:
+        raise ValueError(
+            f"{len(text)} tokens of training text are less than a segment of {segment_len} tokens "
+            "and the one after it: give more (dynamic_tokens), or shorten the segments"
+        )
+    text = text[: n_segments * segment_len + 1]
+    return text, completed_targets(text, config)
+
+
+def _mean_loss(nll: Float[Tensor, "1 T"], counted: Bool[Tensor, " T"] | None) -> Tensor:
+    return (nll if counted is None else nll[:, counted.to(nll.device)]).mean()
 
 
 def _learning_copy(model: LanguageModel) -> LanguageModel:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.data.completions import in_completion
@@ -171,15 +172,21 @@ def _warm_memory(
     first = model.keep(model.start_memory(1, mem_len))
     if len(firsts) == 1:
         return first
-    # If the first part is shorter than the memory, all parts warm up on as many tokens.
-    W, others = min(mem_len, firsts[1]), firsts[1:]
+    others = firsts[1:]
     mems = model.keep(model.start_memory(len(others), mem_len))
+    # Parts near the beginning may have less than a memory before them, and are padded.
+    sizes = torch.tensor(others).clamp(max=mem_len)
+    before, begins = (
+        None
+        if x is None
+        else pad_sequence([x[max(p - mem_len, 0) : p] for p in others], batch_first=True)
+        for x in (passage.inputs, passage.starts)
+    )
+    assert before is not None
+    padded = None if bool((sizes == sizes[0]).all()) else sizes
     # ext_len=0, so that all of it is kept in the memory.
-    before, begins = [passage.inputs[place - W : place] for place in others], None
-    if passage.starts is not None:
-        begins = torch.stack([passage.starts[place - W : place] for place in others])
     whole = lengths._replace(ext_len=0)
-    return join([first, read_all(model, before, whole, mems, starts=begins)])
+    return join([first, read_all(model, before, whole, mems, sizes=padded, starts=begins)])
 
 
 def score(

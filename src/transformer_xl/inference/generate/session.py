@@ -26,7 +26,7 @@ from transformer_xl.inference.generate.state import (
     load_state,
     write_state,
 )
-from transformer_xl.inference.generate.text_writer import text_pieces
+from transformer_xl.inference.generate.text_writer import TextWriter
 from transformer_xl.model import LanguageModel, load_model
 from transformer_xl.model.arguments import Text as Tokens
 from transformer_xl.model.arguments import (
@@ -220,9 +220,11 @@ class Session:
         """Maximum size of the state in bytes, whatever the length of the text.
 
         That is a full memory, of 2 x n_layer x mem_len x n_head x d_head values in the precision of
-        the weights (with absolute positions: n_layer x mem_len x d_model), the last 4,096 tokens,
-        16,384 bytes, and the state of the random number generator, 5,056 bytes. A file also has a
-        header of less than 1,000 bytes.
+        the weights (with absolute positions: n_layer x mem_len x d_model; with
+        ``input_recurrence``, mem_len x d_model more, in float32), the last 4,096 tokens, 16,384
+        bytes, and the state of the random number generator, 5,056 bytes. A recurrent model has one
+        state of each layer in place of the memory, whatever ``mem_len`` (an LSTM: n_layer x 2 x
+        d_model values). A file also has a header of less than 1,000 bytes.
         """
         return largest_state(self.model, self.mem_len)
 
@@ -281,16 +283,15 @@ class Session:
 
         Raises:
             ValueError: Nothing was read yet, or a setting is out of range.
-            RuntimeError: The session was used otherwise while the iterator was active.
+            RuntimeError: From the iterator: the session went on in another way after this call.
         """
         length = whole("length", length)
         vocab_size = self.model.config.vocab_size
         sampler = Sampler(temperature, top_k, top_p, vocab_size, self.vocab, **more)
-        # Raises now, and not with the first piece.
-        random_numbers(seed)
         last_token = self._last_token("continued")
-        tokens = self._drawn(length, sampler, seed)
-        return text_pieces(tokens, self.vocab, stop, [last_token], self._before())
+        # Refuses a wrong stop before an earlier call is ended.
+        writer = TextWriter(self.vocab, stop, [last_token], self._before())
+        return (piece for piece in writer.pieces(self._drawn(length, sampler, seed)) if piece)
 
     def search(
         self,
@@ -330,6 +331,7 @@ class Session:
         return best.text
 
     def _drawn(self, length: int | None, sampler: Sampler, seed: int | None) -> Iterator[int]:
+        """Begin a generation, which ends an earlier one; return its tokens."""
         prompts = [[self._last_token("continued")]]
         mems, before = self._reader.state.mems, self._before()
         if self._writing is not None and self._is_ahead:
@@ -338,10 +340,13 @@ class Session:
         batch = self._writing = GenerationBatch(
             self.model, prompts, length, mems, sampler, generators, self._chosen, before
         )
+        return self._tokens_of(batch)
+
+    def _tokens_of(self, batch: GenerationBatch) -> Iterator[int]:
         while self._writing is batch:
             if not (tokens := next(batch, None)):
                 return
-            self._random, self._is_ahead = generators[0].get_state(), True
+            self._random, self._is_ahead = batch.generators[0].get_state(), True
             yield tokens[0]
         raise RuntimeError("the session went on in another way: call generate() again")
 
