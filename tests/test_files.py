@@ -182,6 +182,16 @@ def test_a_link_to_an_empty_folder_is_kept_and_what_cannot_be_replaced_is_refuse
     monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "volume")
     with pytest.raises(OSError, match=r"volume is a mount point, .* give a folder in it"):
         require_new(tmp_path / "volume")
+    (tmp_path / "to_volume").symlink_to(tmp_path / "volume")
+    (tmp_path / "volume").mkdir()
+    with pytest.raises(OSError, match=r"to_volume is a mount point"):
+        require_new(tmp_path / "to_volume")
+    # Not a link on one disk to a folder on another one.
+    monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "link")
+    (tmp_path / "elsewhere").mkdir()
+    link.unlink()
+    link.symlink_to(tmp_path / "elsewhere")
+    require_new(link)
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

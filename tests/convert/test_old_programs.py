@@ -373,7 +373,8 @@ def test_no_options_are_those_of_a_program_that_has_none(tmp_path, capsys):
 
 
 def test_a_value_that_names_a_program_does_not_end_the_options():
-    for before in ("", "python train.py "):
+    launcher = "python torch/distributed/launch.py --nproc_per_node=8 train.py "
+    for before in ("", "python train.py ", launcher):
         text = f"{before}--adaptive --dataset lm1b --data lm1b/one.py"
         assert translate(text, "authors").config.model.cutoffs
 

@@ -148,6 +148,11 @@ def test_added_tokens_are_symbols_of_the_folder(
         assert "<|sep|>" not in found
         if kind in ("words", "integers"):
             assert found.split() == marked.replace("<|sep|>2", "").split()
+    # It is one as soon as it is given a role.
+    for role in ({"extra_special_tokens": ["covid"]}, {"sep_token": "covid"}):
+        each = transformers.AutoTokenizer.from_pretrained(tmp_path / "plain")
+        each.add_special_tokens(role)
+        assert "covid" not in each.decode(each(marked)["input_ids"], skip_special_tokens=True)
     # Our own programs read them, and write them as nothing.
     own = load_vocab(tmp_path)
     assert len(own) == n + 2

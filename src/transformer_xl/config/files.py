@@ -192,7 +192,7 @@ def require_new(folder: Path) -> None:
     """Require that a folder does not exist, or is empty and can be replaced."""
     if folder.is_symlink() and not folder.exists():
         raise OSError(f"{folder} is a symbolic link to nothing: delete it, or give another folder")
-    if folder.is_mount():
+    if folder.resolve().is_mount():
         raise OSError(f"{folder} is a mount point, which cannot be replaced: give a folder in it")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} exists and is not empty: choose another folder")

@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, get_args
 
 from transformer_xl.config import (
@@ -194,10 +195,11 @@ def _parsed(text: str, program: Program) -> dict[str, Any]:
                 "script adds cannot be seen here, and txl eval --preset evaluates"
             )
     # A launcher, such as python -m torch.distributed.launch, has options of its own.
-    # The first program, as a later word may be a value of its options.
+    # The first such program, as a later word may be a value of its options.
     is_program = bool(words) and not words[0].startswith("-")
-    programs = (n for n, word in enumerate(words, 1) if is_program and word.endswith(".py"))
-    start = next(programs, 0)
+    programs = [n for n, word in enumerate(words, 1) if is_program and word.endswith(".py")]
+    trainings = [n for n in programs if Path(words[n - 1]).name.startswith("train")]
+    start = next(iter(trainings or programs), 0)
     dashed = (n for n in range(start, len(words)) if words[n].startswith("-"))
     found, unknown = parser.parse_known_args(words[next(dashed, len(words)) :])
     if unknown:

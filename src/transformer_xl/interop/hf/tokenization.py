@@ -131,7 +131,9 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
             self._plain += [name for name in new if not given[name]]
             self._take(self._vocab.extended(new))
             self.init_kwargs["added_symbols"] = list(self._added)
-            self.init_kwargs["plain_symbols"] = list(self._plain)
+        # One that is added again as a special token is one.
+        self._plain = [name for name in self._plain if not given.get(name)]
+        self.init_kwargs["plain_symbols"] = list(self._plain)
         return len(new)
 
     def _take(self, vocab: Vocab) -> None:
@@ -182,7 +184,8 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
             # Line ends are text. Padding is not; it is only at the start and at the end.
             real = [place for place, number in enumerate(ids) if number != self.pad_token_id]
             ids = ids[real[0] : real[-1] + 1] if real else []
-            special = {self._beyond, *(self._ids[name] for name in {*self._added} - {*self._plain})}
+            plain = {*self._plain} - {*self.all_special_tokens}
+            special = {self._beyond, *(self._ids[name] for name in {*self._added} - plain)}
             ids = [number for number in ids if number not in special]
         # A vocabulary of bytes writes added symbols as nothing; of words, with spaces around them.
         added = [self._ids[name] for name in self._added]
