@@ -83,17 +83,25 @@ def test_tokens_that_begin_documents_are_taken_back(
         assert torch.equal(found.sequences, greedy.sequences)
 
 
+@pytest.mark.parametrize("size", [1, 5, 12])
 @pytest.mark.parametrize("by", ["tokens", "positions"])
 def test_a_document_whose_start_is_taken_back_has_not_begun(
-    pair: Callable[..., tuple[Any, Any]], by: str
+    pair: Callable[..., tuple[Any, Any]], monkeypatch: pytest.MonkeyPatch, by: str, size: int
 ) -> None:
+    monkeypatch.setattr("transformer_xl.interop.hf.cache._UNCOUNTED", 4)
     model, _ = pair(reset_at=3 if by == "tokens" else None, mem_len=64)
     ids = torch.full((2, 12), 5)
     ids[0, 4], ids[1, 9], ids[1, 10] = 3, 3, 3
     # Zeros where documents begin.
     position_ids = (torch.arange(1, 13).expand(2, -1) * (ids != 3)) if by == "positions" else None
     with torch.no_grad():
-        cache = model(ids, position_ids=position_ids).past_key_values
+        cache: Any = None
+        for start in range(0, 12, size):
+            piece, places = ids[:, start : start + size], None
+            if position_ids is not None:
+                places = position_ids[:, start : start + size]
+            out = model(piece, position_ids=places, past_key_values=cache)
+            cache = out.past_key_values
         for left in (11, 10, 9, 6, 4, 1):
             cache.crop(left - cache.get_seq_length())
             places = None if position_ids is None else position_ids[:, :left]

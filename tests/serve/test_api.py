@@ -353,7 +353,7 @@ def drawn(server):
 
 
 def test_at_the_time_limit_what_was_drawn_is_returned(made, run_server, ask):
-    with run_server(made, max_batch=1, max_seconds=0.5, max_tokens=10**6) as server:
+    with run_server(made, max_batch=1, max_seconds=2, max_tokens=10**6) as server:
         url, body = server.address + COMPLETIONS, {"prompt": "abc", "max_tokens": 10**6, "seed": 1}
         answer = httpx.post(url, json=body | {"n": 2}, timeout=60)
         assert answer.status_code == 200

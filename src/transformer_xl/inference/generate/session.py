@@ -291,7 +291,7 @@ class Session:
         last_token = self._last_token("continued")
         # Refuses a wrong stop before an earlier call is ended.
         writer = TextWriter(self.vocab, stop, [last_token], self._before())
-        return (piece for piece in writer.pieces(self._drawn(length, sampler, seed)) if piece)
+        return writer.pieces(self._drawn(length, sampler, seed))
 
     def search(
         self,

@@ -55,12 +55,14 @@ class TextWriter:
         return text
 
     def pieces(self, tokens: Iterable[int]) -> Iterator[str]:
-        """Add tokens until a stop string is found; yield the text that each completes, or none."""
+        """Add tokens until a stop string is found; yield what they complete, where they do."""
         for token in tokens:
-            yield self.push(token)
+            if text := self.push(token):
+                yield text
             if self.has_stopped:
                 return
-        yield self.flush()
+        if text := self.flush():
+            yield text
 
     def flush(self) -> str:
         """Return the text that was held back, at the end."""
@@ -81,7 +83,7 @@ def text_pieces(
     before: Tokens = (),
 ) -> Iterator[str]:
     """Stream tokens as pieces of text, as :class:`TextWriter` decodes them, until it stops."""
-    return (piece for piece in TextWriter(vocab, stop, prompt, before).pieces(tokens) if piece)
+    return TextWriter(vocab, stop, prompt, before).pieces(tokens)
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -18,6 +18,8 @@ from transformer_xl.model.segment import Segment
 
 # Enough tokens to distinguish the whole text from its continuation.
 _TAIL = 16
+# Calls after which it is counted how many positions are visible: rarely, as few caches are cropped.
+_UNCOUNTED = 64
 REWIND = 128
 """Positions beyond ``mem_len`` that a recording cache keeps, to be cropped by as many tokens."""
 
@@ -57,6 +59,8 @@ class TransformerXLCache(Cache):
         # For the newest columns, oldest first, how many positions of its document each text had
         # read. None: no document has begun within the texts.
         self._visible: Tensor | None = None
+        # Where documents begin in the columns after these.
+        self._starts: tuple[Tensor, ...] = ()
 
     @classmethod
     def start(cls, model: LanguageModel, batch_size: int) -> "TransformerXLCache":
@@ -107,33 +111,46 @@ class TransformerXLCache(Cache):
         is_tracked = self._visible is not None or segment.starts is not None
         # Padded columns cannot be cropped, nor can any in traced programs.
         is_whole = not is_padded and not torch.compiler.is_compiling()
-        cache._visible = self._visible_after(segment) if is_tracked and is_whole else None
+        if not (is_tracked and is_whole):
+            cache._visible, cache._starts = None, ()
+            return cache
+        starts = segment.starts
+        if starts is None:
+            starts = torch.zeros(segment.shape, dtype=torch.bool, device=segment.device)
+        if self._visible is None:
+            cache._visible = self._visible_now().to(segment.device)
+        cache._starts = (*self._starts, starts)
+        if len(cache._starts) == _UNCOUNTED:
+            cache._count_visible()
         return cache
 
-    def _visible_after(self, segment: Segment) -> Tensor:
-        """Return ``_visible`` after a segment."""
-        B, T = segment.shape
-        visible = self._visible
-        if visible is None:
-            mems = self.mems
-            # Without a masked position, a document is as long as the text.
-            whole = self.seen if self._starts_empty else self.seen + mems.length
-            masked = torch.zeros(B, dtype=torch.int64) if mems.forgotten is None else mems.forgotten
-            visible = torch.where(masked == 0, whole, mems.length - masked)[:, None]
-        visible = visible.to(segment.device)
-        place = torch.arange(1, T + 1, device=segment.device).expand(B, T)
-        new = visible[:, -1:] + place
-        if segment.starts is not None:
-            start = torch.where(segment.starts, place, 0).cummax(1).values
-            new = torch.where(start > 0, place - start + 1, new)
-        return torch.cat([visible, new], 1)[:, -((self.mem_len or 0) + REWIND + 1) :]
+    def _visible_now(self) -> Tensor:
+        """Return ``_visible`` of the newest column, of which only the memory is known."""
+        mems = self.mems
+        # Without a masked position, a document is as long as the text.
+        whole = self.seen if self._starts_empty else self.seen + mems.length
+        if (masked := mems.forgotten) is None:
+            return torch.full((mems.batch_size, 1), whole)
+        return torch.where(masked == 0, whole, mems.length - masked)[:, None]
+
+    def _count_visible(self) -> Tensor:
+        """Return ``_visible`` of all columns, those of ``_starts`` included."""
+        assert self._visible is not None
+        if self._starts:
+            starts = torch.cat(self._starts, 1)
+            place = torch.arange(1, starts.shape[1] + 1, device=starts.device).expand_as(starts)
+            start = torch.where(starts, place, 0).cummax(1).values
+            new = torch.where(start > 0, place - start + 1, self._visible[:, -1:] + place)
+            kept = (self.mem_len or 0) + REWIND + 1
+            self._visible, self._starts = torch.cat([self._visible, new], 1)[:, -kept:], ()
+        return self._visible
 
     def _with(
         self, mems: Memory | Stepper, seen: int | Tensor, tail: Tensor | None
     ) -> "TransformerXLCache":
         cache = TransformerXLCache(mems, seen, tail, mem_len=self.mem_len)
         cache.is_recording, cache._starts_empty = self.is_recording, self._starts_empty
-        cache._visible = self._visible
+        cache._visible, cache._starts = self._visible, self._starts
         return cache
 
     def is_beginning_of(self, tokens: Tensor) -> bool:
@@ -176,7 +193,8 @@ class TransformerXLCache(Cache):
         if self.tail is not None:
             self.tail = self.tail[indices.to(self.tail.device)]
         if self._visible is not None:
-            self._visible = self._visible[indices.to(self._visible.device)]
+            visible = self._count_visible()
+            self._visible = visible[indices.to(visible.device)]
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Reorder the texts for beam search."""
@@ -196,7 +214,7 @@ class TransformerXLCache(Cache):
     def reset(self) -> None:
         """Forget everything."""
         self._at = self.mems.reset(torch.arange(self.batch_size))
-        self._seen, self.tail, self._whole, self._visible = 0, None, 0, None
+        self._seen, self.tail, self._whole, self._visible, self._starts = 0, None, 0, None, ()
 
     @property
     def is_croppable(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -247,8 +265,9 @@ class TransformerXLCache(Cache):
         needed = self.seen - n if self._starts_empty else self.mem_len
         visible = known = None
         if self._visible is not None:
-            known = self._visible[:, : max(self._visible.shape[1] - n, 1)]
-            visible = known[:, -1] - max(n - self._visible.shape[1] + 1, 0)
+            counted = self._count_visible()
+            known = counted[:, : max(counted.shape[1] - n, 1)]
+            visible = known[:, -1] - max(n - counted.shape[1] + 1, 0)
             needed = int(visible.max())
         if len(mems) - n < min(needed, self.mem_len):
             raise ValueError(

@@ -140,6 +140,9 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         self._vocab = vocab
         self._ids = {symbol: number for number, symbol in enumerate(vocab.symbols)}
         self._beyond = None if _PAD in self._ids else len(vocab)
+        # A vocabulary of bytes writes added symbols as nothing; of words, with spaces around them.
+        added = (self._ids[name] for name in self._added)
+        self._unwritten = {self._beyond, *(n for n in added if not vocab.decode([n]))}
 
     def tokenize(self, text: str, **kwargs: Any) -> list[str]:
         """Split a text into symbols.
@@ -187,10 +190,7 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
             plain = {*self._plain} - {*self.all_special_tokens}
             special = {self._beyond, *(self._ids[name] for name in {*self._added} - plain)}
             ids = [number for number in ids if number not in special]
-        # A vocabulary of bytes writes added symbols as nothing; of words, with spaces around them.
-        added = [self._ids[name] for name in self._added]
-        unwritten = {self._beyond, *(n for n in added if not self._vocab.decode([n]))}
-        parts = groupby(ids, unwritten.__contains__)
+        parts = groupby(ids, self._unwritten.__contains__)
         return "".join(
             "".join(map(self._convert_id_to_token, x)) if is_symbol else self._vocab.decode(x)
             for is_symbol, x in parts
