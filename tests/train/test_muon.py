@@ -119,3 +119,18 @@ def test_the_scale_of_the_gradient_does_not_matter():
     weight, gradient = torch.randn(6, 6), torch.randn(6, 6)
     small, large = (step(Muon, weight, [gradient * scale]) for scale in (1e-3, 1e3))
     torch.testing.assert_close(small, large)
+
+
+def test_captured_iterations_are_the_same():
+    weights = torch.randn(2, 6, 4), torch.randn(4, 4)
+    found = []
+    for is_captured in (False, True):
+        parameters = [nn.Parameter(x.clone()) for x in (*weights[0], weights[1])]
+        optimizer = Muon(parameters, is_captured=is_captured)
+        for seed in range(3):
+            generator = torch.Generator().manual_seed(seed)
+            for parameter in parameters:
+                parameter.grad = torch.randn(parameter.shape, generator=generator)
+            optimizer.step()
+        found.append(parameters)
+    assert all(map(torch.equal, *found))

@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from transformer_xl.config.distributed import World
 from transformer_xl.data import prepare
@@ -15,6 +16,8 @@ from transformer_xl.train.beginning import fit_to_corpus, new_state
 from transformer_xl.train.checkpoint.checkpoints import read_about
 
 pytestmark = pytest.mark.usefixtures("one_thread", "unfinished")
+# Torch hides it, but for those who make errors of warnings.
+hides_grad = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 
 
 @pytest.fixture
@@ -118,21 +121,80 @@ def test_only_steps_with_a_full_memory_are_compiled(tmp_path, toy_recipe, change
     assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
 
 
+@hides_grad
+@pytest.mark.compile
+@pytest.mark.slow
+def test_layers_that_are_alike_are_compiled_once_and_evaluated_as_they_are(
+    tmp_path, toy_recipe, monkeypatch
+):
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    counter = CompileCounterWithBackend("aot_eager")
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
+    settings = {"steps": 6, "eval_every": 2, "save_every": 0}
+    for compiled in ("layers", False):
+        model = {"mem_len": 16, "n_layer": 3, "dropout": 0.0, "attn_dropout": 0.0}
+        config = toy_recipe(model=model, train=settings | {"compile": compiled})
+        train(config, tmp_path / str(compiled), quiet=True)
+    assert counter.frame_count == 1
+    weights = [
+        load_file(tmp_path / name / "model/last/model.safetensors") for name in ("layers", "False")
+    ]
+    torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
+
+
+@hides_grad
+@pytest.mark.compile
+@pytest.mark.slow
+def test_recomputed_activations_are_those_of_the_compiled_layers(toy_recipe):
+    gradients = []
+    for recompute in (False, True):
+        torch.manual_seed(3)
+        recipe = toy_recipe(
+            model={"n_layer": 1},
+            train={"compile": "layers", "recompute": recompute, "accumulate": 1, "clip_norm": 0.0},
+        )
+        config, state, network = begun(recipe, torch.device("cpu"))
+        norms = [loop.train_step(config, state, network).norm for _ in range(4)]
+        gradients.append(torch.tensor(norms))
+    # Other masks of dropout in the second computation would change them by much more.
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+
+
+def begun(recipe, device):
+    """A run before its first step."""
+    corpus = prepare(recipe.data)
+    config = fit_to_corpus(recipe, corpus)
+    state = new_state(config, corpus, device, World())
+    return config, state, Network(state.model, config.train, state.world)
+
+
+REPLAYED = {
+    "whole": {"compile": True},
+    "layers": {"compile": "layers"},
+    "layers, penalties and Muon": {
+        "compile": "layers",
+        "optimizer": "muon",
+        "activation_reg": 0.2,
+        "temporal_activation_reg": 0.1,
+    },
+}
+
+
+@hides_grad
 @pytest.mark.gpu
 @pytest.mark.compile
-def test_steps_replayed_by_a_gpu_are_those_of_the_plain_model(toy_recipe):
+@pytest.mark.parametrize("settings", REPLAYED.values(), ids=REPLAYED)
+def test_steps_replayed_by_a_gpu_are_those_of_the_plain_model(toy_recipe, settings):
     losses = []
-    for compiled in (False, True):
+    for compiled in (False, settings["compile"]):
         # A compiled model draws other random numbers.
         recipe = toy_recipe(
             model={"dropout": 0.0, "attn_dropout": 0.0},
-            train={"compile": compiled, "accumulate": 1},
+            train=settings | {"compile": compiled, "accumulate": 1},
         )
-        corpus = prepare(recipe.data)
-        config = fit_to_corpus(recipe, corpus)
-        state = new_state(config, corpus, torch.device("cuda"), World())
-        network = Network(state.model, config.train, state.world)
-        assert network._is_captured == compiled
+        config, state, network = begun(recipe, torch.device("cuda"))
+        assert network.is_captured == bool(compiled)
         updates = [loop.train_step(config, state, network) for _ in range(8)]
         # A skipped update leaves the memory as it was.
         weight = next(state.model.parameters())
@@ -147,3 +209,26 @@ def test_steps_replayed_by_a_gpu_are_those_of_the_plain_model(toy_recipe):
     # The memory is full, and its steps are replayed, after a few segments.
     assert len(state.mems[0]) == config.model.mem_len
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-3, atol=1e-3)
+
+
+@hides_grad
+@pytest.mark.gpu
+@pytest.mark.compile
+def test_a_capture_draws_no_masks_and_a_replay_draws_others(toy_recipe):
+    found = []
+    recipe = toy_recipe(train={"compile": "layers", "accumulate": 1})
+    for renewed_at in (None, 6):
+        config, state, network = begun(recipe, torch.device("cuda"))
+        losses = []
+        for step in range(10):
+            if step == renewed_at:
+                # As a resumed run does, which captures its passes at this step.
+                network = Network(state.model, config.train, state.world)
+            losses.append(loop.train_step(config, state, network).loss)
+        found.append(torch.stack(losses))
+    assert torch.equal(*found)
+    tokens, targets = torch.randint(5, (2, 4, 8), device="cuda")
+    options = {"starts": None, "mem_len": 8, "context": 0, "is_compiled": True}
+    with torch.no_grad():
+        first, second = (network(tokens, state.mems[0], targets, **options).nll for _ in range(2))
+    assert not torch.equal(first, second)

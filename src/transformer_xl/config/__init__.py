@@ -60,6 +60,17 @@ class Config:
         elif not self.model.mem_len:
             refuse_unused(self.train, (Unused("reset_memory", "model.mem_len=0: no memory"),))
         require(
+            self.train.compile != "layers"
+            or (
+                self.model.kind == "transformer_xl"
+                and not (self.model.value_residual or self.model.layer_attn_lens)
+            ),
+            "train.compile='layers' needs layers that are alike: those of kind='transformer_xl' "
+            f"with value_residual=false and layer_attn_lens=[]. model.kind={self.model.kind!r}, "
+            f"model.value_residual={self.model.value_residual}, model.layer_attn_lens="
+            f"{list(self.model.layer_attn_lens)}: set train.compile=true",
+        )
+        require(
             not self.train.reset_memory
             or (self.model.start_memory == "empty" and not self.model.ext_len),
             f"train.reset_memory={self.train.reset_memory} needs model.start_memory='empty' and "

@@ -142,9 +142,10 @@ class TrainConfig:
     init_from: str | None = None
     """Fine-tuning: the model with the initial weights, by its folder or name, of the same
     architecture and vocabulary. None: random initialization."""
-    compile: bool = False
-    """Compile the model with torch.compile: slow to start, meant for long runs on a GPU. One GPU
-    replays a step as CUDA graphs, with ``accumulate`` 1."""
+    compile: bool | Literal["layers"] = False
+    """Compile the model with torch.compile: slow to start, meant for long runs on a GPU; layers:
+    one layer, whose code all others share, which starts sooner for a deep model. One GPU replays a
+    step as CUDA graphs, with ``accumulate`` 1."""
     seed: int = 1
     """Random seed of the initial weights, of dropout, of random lengths and of resets."""
     max_skips: Length = 10
@@ -185,8 +186,8 @@ class TrainConfig:
         )
         require(
             not (self.random_segment_len and self.compile),
-            "random_segment_len=true with compile=true would compile the model for each length: "
-            "choose one",
+            f"random_segment_len=true with compile={str(self.compile).lower()} would compile the "
+            "model for each length: choose one",
         )
         require(
             self.schedule != "plateau" or self.eval_every > 0,

@@ -16,6 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from transformer_xl.config import TrainConfig
 from transformer_xl.config.device import pick_precision
+from transformer_xl.model.capture import captured
 from transformer_xl.ops.products import batches_take_onednn, emulates, onednn
 
 # The quintic polynomial of the reference implementation, with the fastest growth of small singular
@@ -33,7 +34,8 @@ class Muon(torch.optim.Optimizer):
 
     ``parts`` of a parameter group is the number of matrices that are stacked in each parameter
     along its rows (3 for queries, keys and values); ``lr`` the largest singular value of an update,
-    for a square matrix; ``dtype`` the precision of the iterations.
+    for a square matrix; ``dtype`` the precision of the iterations, which
+    a GPU replays as a CUDA graph for each shape with ``is_captured``.
     """
 
     def __init__(
@@ -44,10 +46,13 @@ class Muon(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         iterations: int = 5,
         dtype: torch.dtype = torch.float32,
+        is_captured: bool = False,
     ) -> None:
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "parts": 1}
         super().__init__(params, defaults)
         self._iterations, self._dtype = iterations, dtype
+        self._is_captured = is_captured
+        self._captures: dict[torch.Size, _Iterations] = {}
 
     @torch.no_grad()
     def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -72,7 +77,7 @@ class Muon(torch.optim.Optimizer):
                 alike[matrices[0].shape, group["lr"]].extend(zip(matrices, updates, strict=True))
         for ((rows, columns), lr), entries in alike.items():
             matrices, ahead = (list(each) for each in zip(*entries, strict=True))
-            updates = orthogonalize(torch.stack(ahead).to(self._dtype), self._iterations)
+            updates = self._orthogonal(torch.stack(ahead).to(self._dtype))
             # Scaled by the aspect ratio, as in the reference implementation.
             scale = max(1.0, rows / columns) ** 0.5
             changes = updates.to(matrices[0].dtype).unbind()
@@ -80,6 +85,31 @@ class Muon(torch.optim.Optimizer):
         for parameter, change in shared:
             mesh, placements = parameter.device_mesh, parameter.placements
             parameter.add_(distribute_tensor(change, mesh, placements, src_data_rank=None))
+
+    def _orthogonal(self, x: Float[Tensor, "matrices rows columns"]) -> Tensor:
+        if not self._is_captured:
+            return orthogonalize(x, self._iterations)
+        if x.shape not in self._captures:
+            self._captures[x.shape] = _Iterations(x, self._iterations)
+        return self._captures[x.shape](x)
+
+
+class _Iterations:
+    """The iterations for matrices of one shape, captured as a CUDA graph."""
+
+    def __init__(self, like: Float[Tensor, "matrices rows columns"], iterations: int) -> None:
+        self._x, self._iterations = like.clone(), iterations
+        self._orthogonal = like
+        self._replay = captured(self._iterate, self._x)
+
+    def _iterate(self) -> None:
+        self._orthogonal = orthogonalize(self._x, self._iterations)
+
+    def __call__(self, x: Float[Tensor, "matrices rows columns"]) -> Tensor:
+        """Return orthogonal matrices, which the next call overwrites."""
+        self._x.copy_(x)
+        self._replay()
+        return self._orthogonal
 
 
 def _with_gradients(
@@ -302,7 +332,9 @@ class Optimizer:
             # Its iterations were made for the range of bfloat16.
             if precision == "float16" or emulates(dtype, device.type):
                 dtype = torch.float32
-            self.parts.append(Muon(groups, weight_decay=decay, dtype=dtype))
+            # Matrices that are gathered from several processes are new tensors each time.
+            how = {"dtype": dtype, "is_captured": bool(config.compile) and device.type == "cuda"}
+            self.parts.append(Muon(groups, weight_decay=decay, **how))
 
     def skip(self) -> None:
         """Clear the gradients without an update."""

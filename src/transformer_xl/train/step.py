@@ -5,7 +5,8 @@ Also the wrapper of the model for training: DDP, FSDP, autocast and ``torch.comp
 
 import math
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -44,17 +45,24 @@ class Network:
 
     def __init__(self, model: LanguageModel, settings: TrainConfig, world: World) -> None:
         self._module: Any = model
-        self._has_compiler = settings.compile
         precision = pick_precision(settings.precision, model.device)
         self._device, self._is_rounded = model.device.type, precision != "float32"
         self._dtype = getattr(torch, precision)
         # Gradients that are summed over parts, or processes, would lie in the memory of a graph.
         is_alone = world.size == 1 and settings.accumulate == 1
-        self._is_captured = settings.compile and is_alone and model.device.type == "cuda"
-        if settings.compile and isinstance(model, FSDPModule):
-            # Gathering and resharding stay outside of the compiled code.
-            for layer in _layers(model):
-                layer.forward = torch.compile(layer.forward, dynamic=False)
+        is_on_gpu = is_alone and model.device.type == "cuda"
+        # With FSDP, gathering and resharding stay outside of the compiled code.
+        by_layers = settings.compile == "layers" or isinstance(model, FSDPModule)
+        self._is_whole = bool(settings.compile) and not by_layers
+        self._is_captured = self._is_whole and is_on_gpu
+        self._layers: list[tuple[Any, Any]] = []
+        self._captures: _Captures | None = None
+        if settings.compile and by_layers:
+            # Alike, so that the compiler translates one of them and finds the others in its cache.
+            self._layers = [(x, torch.compile(x.forward, dynamic=False)) for x in _layers(model)]
+            # The sizes of clusters are not known beforehand, and recomputation restores generators.
+            if is_on_gpu and not (model.config.cutoffs or settings.recompute):
+                self._captures = _Captures(model, settings)
         elif settings.compile:
             # With static shapes, a resumed run compiles the same code and gives the same bits. Only
             # full memories are passed to it, so there is one shape.
@@ -63,12 +71,22 @@ class Network:
         if world.size > 1 and not isinstance(model, FSDPModule):
             self._module = DistributedDataParallel(self._module, gradient_as_bucket_view=True)
 
+    @property
+    def is_captured(self) -> bool:
+        """Whether a GPU replays steps with a full memory as CUDA graphs."""
+        return self._is_captured or self._captures is not None
+
     def __call__(self, *arguments: Any, is_compiled: bool, **options: Any) -> Output:
         """Call the model; with ``is_compiled`` False, eagerly even if it is compiled."""
-        with torch.autocast(self._device, self._dtype, enabled=self._is_rounded):
+        # Weights that were rounded outside of a graph would stay as they are within it.
+        keeps_rounded = not is_compiled or self._captures is None
+        rounded = {"enabled": self._is_rounded, "cache_enabled": keeps_rounded}
+        with torch.autocast(self._device, self._dtype, **rounded):
             if is_compiled and self._is_captured:
                 return self._replayed(*arguments, **options)
-            if is_compiled or not self._has_compiler:
+            if is_compiled and self._captures is not None:
+                return self._captures(*arguments, **options)
+            if is_compiled or not self._is_whole:
                 return self._module(*arguments, **options)
             # Only here, as it imports the compiler, which takes seconds.
             with torch.compiler.set_stance("force_eager"):
@@ -81,6 +99,22 @@ class Network:
         # The next replay overwrites its results.
         return replace(out, mems=out.mems.clone())
 
+    @contextmanager
+    def compiles_layers(self, is_compiled: bool) -> Iterator[None]:
+        """Compile the layers, if they are compiled one by one, inside a ``with`` block.
+
+        It is for a forward and backward pass, as the latter may recompute activations; evaluation
+        calls the layers as they are.
+        """
+        layers = self._layers if is_compiled else []
+        for layer, forward in layers:
+            layer.forward = forward
+        try:
+            yield
+        finally:
+            for layer, _ in layers:
+                del layer.forward
+
     def shares_gradients(self, is_last: bool) -> AbstractContextManager:
         """Return a context for a forward and backward pass; the last of a step syncs gradients."""
         if isinstance(self._module, FSDPModule):
@@ -88,6 +122,68 @@ class Network:
         elif isinstance(self._module, DistributedDataParallel) and not is_last:
             return self._module.no_sync()
         return nullcontext()
+
+
+class _Pass(nn.Module):
+    """A pass through a model whose arguments and results are tensors, as captures need them."""
+
+    def __init__(self, model: LanguageModel, has_penalty: bool, lengths: dict[str, int]) -> None:
+        super().__init__()
+        self._model, self._has_penalty, self._lengths = model, has_penalty, lengths
+
+    def forward(self, tokens: Tensor, targets: Tensor, states: Tensor) -> tuple[Tensor, ...]:
+        """Return the loss of each target, the memory, and for penalties the hidden states."""
+        out = self._model(tokens, Memory(states.unbind()), targets, **self._lengths)
+        hidden = (out.hidden, out.raw_hidden) if self._has_penalty else ()
+        return (out.nll, torch.stack(out.mems.states), *hidden)
+
+
+class _Captures:
+    """The two passes of a step on a GPU, captured as CUDA graphs when they are first called.
+
+    Segments with documents, and memories of streams that were reset, are passed to the model.
+    """
+
+    def __init__(self, model: LanguageModel, settings: TrainConfig) -> None:
+        self._model = model
+        self._has_penalty = bool(settings.activation_reg or settings.temporal_activation_reg)
+        self._key: Any = None
+        self._replay: Callable[..., tuple[Tensor, ...]] | None = None
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        mems: Memory,
+        targets: Tensor,
+        *,
+        starts: Tensor | None,
+        **lengths: int,
+    ) -> Output:
+        """Return the loss and the memory, which is a copy; for penalties also hidden states."""
+        if starts is not None or mems.forgotten is not None:
+            return self._model(tokens, mems, targets, starts=starts, **lengths)
+        given = tokens, targets, torch.stack(mems.states)
+        key = [x.shape for x in given], lengths
+        if self._replay is None or key != self._key:
+            # First, to release the memory of another shape.
+            self._replay, self._key = None, key
+            self._replay = self._captured(given, lengths)
+        nll, states, *hidden = self._replay(*given)
+        # The next replay overwrites its results.
+        mems = Memory(states.detach().clone().unbind())
+        hidden, raw_hidden = hidden or (nll, nll)
+        return Output(hidden=hidden, raw_hidden=raw_hidden, mems=mems, nll=nll, targets=targets)
+
+    def _captured(
+        self, given: tuple[Tensor, ...], lengths: dict[str, int]
+    ) -> Callable[..., tuple[Tensor, ...]]:
+        network = _Pass(self._model, self._has_penalty, lengths)
+        # Warm-up calls draw masks of dropout; a resumed run makes them at another step.
+        drawn = torch.cuda.get_rng_state(given[0].device)
+        capture: Any = torch.cuda.make_graphed_callables
+        captured = capture(network, given, allow_unused_input=True)
+        torch.cuda.set_rng_state(drawn, given[0].device)
+        return captured
 
 
 def shard(model: nn.Module, settings: TrainConfig, world: World, device: torch.device) -> None:
@@ -216,7 +312,7 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
         # Each length of a memory that is filling up would be compiled separately.
         memory = remembered[i]
         is_full = memory is not None and len(memory) == mem_len
-        with network.shares_gradients(i == parts - 1):
+        with network.compiles_layers(is_full), network.shares_gradients(i == parts - 1):
             options = lengths | {"starts": starts[i]}
             out = network(part, memory, part_targets, is_compiled=is_full, **options)
             assert out.nll is not None
