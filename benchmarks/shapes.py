@@ -44,6 +44,8 @@ SHAPES = {
     "enwik8": Shape(12, 512, 8, 2048, 512, 512, 22, 204),
     "nvidia-base": Shape(16, 512, 8, 2048, 192, 192, 256, *_WORDS),
     "nvidia-large": Shape(18, 1024, 16, 4096, 384, 384, 48, *_WORDS, 4),
+    # The recipe ptb-word: heads of width 38.
+    "ptb-word": Shape(16, 380, 10, 900, 70, 70, 128, 10_000),
     "tiny": Shape(2, 32, 2, 64, 8, 8, 2, 50),
     "tiny-words": Shape(2, 32, 2, 64, 8, 8, 2, 50, (10, 30), 2),
 }

@@ -180,6 +180,8 @@ class _Captures:
         network = _Pass(self._model, self._has_penalty, lengths)
         # Warm-up calls draw masks of dropout; a resumed run makes them at another step.
         drawn = torch.cuda.get_rng_state(given[0].device)
+        # Graphs are captured on a stream of their own, and replayed on that of the training.
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         capture: Any = torch.cuda.make_graphed_callables
         captured = capture(network, given, allow_unused_input=True)
         torch.cuda.set_rng_state(drawn, given[0].device)

@@ -99,6 +99,22 @@ def test_what_an_lstm_has_no_use_for_is_refused_with_the_recipe(tmp_path, name):
     assert load_recipe(tmp_path / "recipe.toml", is_stored=True) == config
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"kind": "gpt"},
+        {"value_residual": True},
+        {"layer_attn_lens": (4, 8), "n_layer": 2},
+    ],
+    ids=lambda model: next(iter(model)),
+)
+def test_layers_that_differ_are_not_compiled_as_one(model):
+    train = TrainConfig(compile="layers")
+    with pytest.raises(ValueError, match="compile='layers' needs layers that are alike"):
+        Config(model=ModelConfig(**model), data=DataConfig(), train=train)
+    Config(model=ModelConfig(**model), data=DataConfig(), train=replace(train, compile=True))
+
+
 def test_a_run_on_a_prepared_corpus_goes_on_without_what_the_corpus_was_not_made_with(
     recipe, tmp_path, monkeypatch
 ):
