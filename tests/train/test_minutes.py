@@ -5,6 +5,7 @@ import signal
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from transformer_xl.train import Interrupted, loop, metrics, train
 from transformer_xl.train.metrics import read_metrics
@@ -41,6 +42,17 @@ def test_the_end_is_fixed_when_the_cooldown_begins_and_stays(tmp_path, toy_recip
     train(config, tmp_path, quiet=True)
     rates = [r["lr"] for r in measured(tmp_path) if r["kind"] == "train"]
     assert rates == pytest.approx([0.01] * 10 + [0.001 * left for left in range(10, 0, -1)])
+
+
+def test_the_time_to_compile_does_not_count_as_that_of_later_steps(
+    tmp_path, toy_recipe, seconds_at, monkeypatch
+):
+    monkeypatch.setattr(torch, "compile", lambda model, **options: model)
+    settings = {"steps": 1000, "minutes": 1.0, "schedule": "constant_cooldown", "compile": True}
+    settings |= {"cooldown_fraction": 0.5, "eval_every": 0, "save_every": 0}
+    now = seconds_at(lambda time: 1 if time else 20)
+    train(toy_recipe(train=settings), tmp_path, quiet=True)
+    assert now[0] == pytest.approx(60, abs=1)
 
 
 def test_a_time_limit_that_is_not_reached_changes_nothing(tmp_path, toy_recipe, clock):

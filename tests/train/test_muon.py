@@ -121,16 +121,18 @@ def test_the_scale_of_the_gradient_does_not_matter():
     torch.testing.assert_close(small, large)
 
 
-def test_captured_iterations_are_the_same():
-    weights = torch.randn(2, 6, 4), torch.randn(4, 4)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_captured_iterations_are_the_same(device, dtype):
+    shapes = [(6, 4), (6, 4), (4, 4), (3, 8)]
+    weights = [torch.randn(shape, device=device) for shape in shapes]
     found = []
     for is_captured in (False, True):
-        parameters = [nn.Parameter(x.clone()) for x in (*weights[0], weights[1])]
-        optimizer = Muon(parameters, is_captured=is_captured)
+        parameters = [nn.Parameter(x.clone()) for x in weights]
+        optimizer = Muon(parameters, dtype=dtype, is_captured=is_captured)
         for seed in range(3):
             generator = torch.Generator().manual_seed(seed)
             for parameter in parameters:
-                parameter.grad = torch.randn(parameter.shape, generator=generator)
+                parameter.grad = torch.randn(parameter.shape, generator=generator).to(device)
             optimizer.step()
         found.append(parameters)
     assert all(map(torch.equal, *found))

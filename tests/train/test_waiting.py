@@ -4,6 +4,7 @@ import functools
 import math
 import signal
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,9 +15,10 @@ from transformer_xl.data import prepare
 from transformer_xl.train import Interrupted, Network, loop, train
 from transformer_xl.train.beginning import fit_to_corpus, new_state
 from transformer_xl.train.checkpoint.checkpoints import read_about
+from transformer_xl.train.step import replays_steps
 
 pytestmark = pytest.mark.usefixtures("one_thread", "unfinished")
-# Torch hides it, but for those who make errors of warnings.
+# Torch hides this warning, unless warnings are errors.
 hides_grad = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 
 
@@ -136,7 +138,13 @@ def test_layers_that_are_alike_are_compiled_once_and_evaluated_as_they_are(
         model = {"mem_len": 16, "n_layer": 3, "dropout": 0.0, "attn_dropout": 0.0}
         config = toy_recipe(model=model, train=settings | {"compile": compiled})
         train(config, tmp_path / str(compiled), quiet=True)
+    # All three, as the compiler has code for them: within a pass of training, not in evaluation.
     assert counter.frame_count == 1
+    _, state, network = begun(config, torch.device("cpu"))
+    network = Network(state.model, replace(config.train, compile="layers"), state.world)
+    for is_compiled in (False, True, False):
+        with network.compiles_layers(is_compiled):
+            assert ["forward" in vars(x) for x in state.model.layers] == [is_compiled] * 3
     weights = [
         load_file(tmp_path / name / "model/last/model.safetensors") for name in ("layers", "False")
     ]
@@ -172,6 +180,9 @@ def begun(recipe, device):
 REPLAYED = {
     "whole": {"compile": True},
     "layers": {"compile": "layers"},
+    "layers, bfloat16": {"compile": "layers", "precision": "bfloat16"},
+    "layers, half of the loss": {"compile": "layers", "loss": "half"},
+    "layers, stages": {"compile": "layers", "steps": 12, "stages": ((0, 4, 4), (0.5, 8, 8))},
     "layers, penalties and Muon": {
         "compile": "layers",
         "optimizer": "muon",
@@ -194,7 +205,7 @@ def test_steps_replayed_by_a_gpu_are_those_of_the_plain_model(toy_recipe, settin
             train=settings | {"compile": compiled, "accumulate": 1},
         )
         config, state, network = begun(recipe, torch.device("cuda"))
-        assert network.is_captured == bool(compiled)
+        assert replays_steps(state.model, config.train, state.world) == bool(compiled)
         updates = [loop.train_step(config, state, network) for _ in range(8)]
         # A skipped update leaves the memory as it was.
         weight = next(state.model.parameters())
@@ -208,7 +219,8 @@ def test_steps_replayed_by_a_gpu_are_those_of_the_plain_model(toy_recipe, settin
         losses.append(torch.stack([update.loss for update in updates]))
     # The memory is full, and its steps are replayed, after a few segments.
     assert len(state.mems[0]) == config.model.mem_len
-    torch.testing.assert_close(losses[1], losses[0], rtol=1e-3, atol=1e-3)
+    tolerance = 0.03 if "precision" in settings else 1e-3
+    torch.testing.assert_close(losses[1], losses[0], rtol=tolerance, atol=tolerance)
 
 
 @hides_grad

@@ -143,9 +143,11 @@ class TrainConfig:
     """Fine-tuning: the model with the initial weights, by its folder or name, of the same
     architecture and vocabulary. None: random initialization."""
     compile: bool | Literal["layers"] = False
-    """Compile the model with torch.compile: slow to start, meant for long runs on a GPU; layers:
-    one layer, whose code all others share, which starts sooner for a deep model. One GPU replays a
-    step as CUDA graphs, with ``accumulate`` 1."""
+    """Compile the model with torch.compile: slow to start, meant for long runs on a GPU. ``layers``
+    compiles one layer and uses its code for all, which takes a fraction of the time if the model is
+    deep. One GPU replays steps as CUDA graphs, with ``accumulate`` 1; with ``layers`` neither those
+    of an adaptive softmax, nor of documents, real-valued inputs, ``reset_memory`` or
+    ``recompute``."""
     seed: int = 1
     """Random seed of the initial weights, of dropout, of random lengths and of resets."""
     max_skips: Length = 10

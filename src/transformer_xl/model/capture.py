@@ -1,13 +1,18 @@
 """Capture of a function as a CUDA graph, which a GPU replays with a single launch."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def captured(step: Callable[[], None], first: Tensor) -> Callable[[], None]:
-    """Capture a step as a CUDA graph, on a GPU; ``first`` is restored after the warm-up calls."""
+def captured(step: Callable[[], None], first: Tensor, pool: Any = None) -> Callable[[], None]:
+    """Capture a step as a CUDA graph, on a GPU; ``first`` is restored after the warm-up calls.
+
+    Steps that are replayed one after the other may share the memory ``pool`` of their graphs, a
+    ``torch.cuda.graph_pool_handle()``.
+    """
     if first.device.type != "cuda":
         return step
     before = first.clone()
@@ -19,7 +24,7 @@ def captured(step: Callable[[], None], first: Tensor) -> Callable[[], None]:
             step()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=pool):
         step()
     first.copy_(before)
     return graph.replay

@@ -46,6 +46,7 @@ from transformer_xl.train.step import (
     Network,
     Update,
     diverged,
+    replays_steps,
     running_mean,
     train_step,
     whole_model,
@@ -189,10 +190,13 @@ def _opening(
     device, size = state.model.device, state.world.size
     precision = pick_precision(config.train.precision, device)
     attention = choose_backend(device, getattr(torch, precision), config.model.head_width).backend
+    how = ", compiled" if config.train.compile else ""
+    if replays_steps(state.model, config.train, state.world):
+        how += " and replayed as CUDA graphs"
     return (
         f"{n_parameters:,} parameters on "
         f"{device.type if size == 1 else f'{size} x {device.type}'} in {precision}, "
-        f"{attention} attention{', compiled' if config.train.compile else ''}; "
+        f"{attention} attention{how}; "
         f"{corpus.n_tokens('train'):,} tokens to train on"
     )
 
@@ -274,12 +278,12 @@ class _Run:
     def _keep_time(self, limit: float) -> None:
         """Update the last step of a run with a time limit, in seconds."""
         state, settings = self.state, self.config.train
-        if not state.end_is_fixed:
-            self._fix_end(limit)
-        left = state.total_steps - state.step
         # The median, as single steps may wait or compile.
         taken = [end - begin for begin, end in pairwise(self.ends)]
         step_seconds = median(taken) if taken else 0.0
+        if not state.end_is_fixed:
+            self._fix_end(limit, step_seconds)
+        left = state.total_steps - state.step
         if not state.end_is_fixed:
             if step_seconds:
                 left = min(left, max(1, round((limit - state.seconds) / step_seconds)))
@@ -298,7 +302,7 @@ class _Run:
                 state.total_steps, left = state.step + possible, possible
         self.progress.expect(state.step + left, seconds=limit - state.seconds)
 
-    def _fix_end(self, limit: float) -> None:
+    def _fix_end(self, limit: float, step_seconds: float) -> None:
         """Fix the last step of a run with a time limit when its cooldown has to start."""
         state, settings = self.state, self.config.train
         before_cooldown = 1 - settings.cooldown_fraction
@@ -309,6 +313,9 @@ class _Run:
             # Extrapolates the speed of the current stage.
             seconds = max(state.seconds - state.stage_seconds, 1e-9)
             pace = (state.step - state.stage_step) / seconds
+            if settings.compile and step_seconds:
+                # Compiling will not be repeated.
+                pace = max(pace, 1 / step_seconds)
             left = max(1, round((limit - state.seconds) * pace))
             state.cooldown_steps = min(left, settings.steps - state.step)
             state.total_steps = state.step + state.cooldown_steps

@@ -34,8 +34,8 @@ class Muon(torch.optim.Optimizer):
 
     ``parts`` of a parameter group is the number of matrices that are stacked in each parameter
     along its rows (3 for queries, keys and values); ``lr`` the largest singular value of an update,
-    for a square matrix; ``dtype`` the precision of the iterations, which
-    a GPU replays as a CUDA graph for each shape with ``is_captured``.
+    for a square matrix; ``dtype`` the precision of the iterations. With ``is_captured`` a GPU
+    replays them as a CUDA graph for each shape.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Muon(torch.optim.Optimizer):
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "parts": 1}
         super().__init__(params, defaults)
         self._iterations, self._dtype = iterations, dtype
-        self._is_captured = is_captured
+        self._is_captured, self._pool = is_captured, None
         self._captures: dict[torch.Size, _Iterations] = {}
 
     @torch.no_grad()
@@ -90,17 +90,21 @@ class Muon(torch.optim.Optimizer):
         if not self._is_captured:
             return orthogonalize(x, self._iterations)
         if x.shape not in self._captures:
-            self._captures[x.shape] = _Iterations(x, self._iterations)
+            if self._pool is None and x.device.type == "cuda":
+                self._pool = torch.cuda.graph_pool_handle()
+            self._captures[x.shape] = _Iterations(x, self._iterations, self._pool)
         return self._captures[x.shape](x)
 
 
 class _Iterations:
     """The iterations for matrices of one shape, captured as a CUDA graph."""
 
-    def __init__(self, like: Float[Tensor, "matrices rows columns"], iterations: int) -> None:
+    def __init__(
+        self, like: Float[Tensor, "matrices rows columns"], iterations: int, pool: Any
+    ) -> None:
         self._x, self._iterations = like.clone(), iterations
         self._orthogonal = like
-        self._replay = captured(self._iterate, self._x)
+        self._replay = captured(self._iterate, self._x, pool)
 
     def _iterate(self) -> None:
         self._orthogonal = orthogonalize(self._x, self._iterations)
@@ -332,8 +336,10 @@ class Optimizer:
             # Its iterations were made for the range of bfloat16.
             if precision == "float16" or emulates(dtype, device.type):
                 dtype = torch.float32
-            # Matrices that are gathered from several processes are new tensors each time.
-            how = {"dtype": dtype, "is_captured": bool(config.compile) and device.type == "cuda"}
+            # Not with FSDP: a graph would keep whole matrices in each process.
+            is_whole = not any(isinstance(x, DTensor) for x in parameters.values())
+            is_captured = bool(config.compile) and is_whole and device.type == "cuda"
+            how = {"dtype": dtype, "is_captured": is_captured}
             self.parts.append(Muon(groups, weight_decay=decay, **how))
 
     def skip(self) -> None:

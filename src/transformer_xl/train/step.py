@@ -3,6 +3,7 @@
 Also the wrapper of the model for training: DDP, FSDP, autocast and ``torch.compile``.
 """
 
+import gc
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -48,41 +49,33 @@ class Network:
         precision = pick_precision(settings.precision, model.device)
         self._device, self._is_rounded = model.device.type, precision != "float32"
         self._dtype = getattr(torch, precision)
-        # Gradients that are summed over parts, or processes, would lie in the memory of a graph.
-        is_alone = world.size == 1 and settings.accumulate == 1
-        is_on_gpu = is_alone and model.device.type == "cuda"
         # With FSDP, gathering and resharding stay outside of the compiled code.
         by_layers = settings.compile == "layers" or isinstance(model, FSDPModule)
+        is_replayed = replays_steps(model, settings, world)
         self._is_whole = bool(settings.compile) and not by_layers
-        self._is_captured = self._is_whole and is_on_gpu
+        self._replays_whole = self._is_whole and is_replayed
         self._layers: list[tuple[Any, Any]] = []
         self._captures: _Captures | None = None
         if settings.compile and by_layers:
-            # Alike, so that the compiler translates one of them and finds the others in its cache.
+            # Alike, so that the compiler has the code of the others when it has that of one.
             self._layers = [(x, torch.compile(x.forward, dynamic=False)) for x in _layers(model)]
-            # The sizes of clusters are not known beforehand, and recomputation restores generators.
-            if is_on_gpu and not (model.config.cutoffs or settings.recompute):
+            if is_replayed:
                 self._captures = _Captures(model, settings)
         elif settings.compile:
             # With static shapes, a resumed run compiles the same code and gives the same bits. Only
             # full memories are passed to it, so there is one shape.
-            options = CAPTURED if self._is_captured else None
+            options = CAPTURED if is_replayed else None
             self._module = torch.compile(model, dynamic=False, options=options)
         if world.size > 1 and not isinstance(model, FSDPModule):
             self._module = DistributedDataParallel(self._module, gradient_as_bucket_view=True)
 
-    @property
-    def is_captured(self) -> bool:
-        """Whether a GPU replays steps with a full memory as CUDA graphs."""
-        return self._is_captured or self._captures is not None
-
     def __call__(self, *arguments: Any, is_compiled: bool, **options: Any) -> Output:
         """Call the model; with ``is_compiled`` False, eagerly even if it is compiled."""
-        # Weights that were rounded outside of a graph would stay as they are within it.
-        keeps_rounded = not is_compiled or self._captures is None
-        rounded = {"enabled": self._is_rounded, "cache_enabled": keeps_rounded}
+        # A replay would read the weights that autocast had rounded and cached at the capture.
+        caches = not is_compiled or self._captures is None
+        rounded = {"enabled": self._is_rounded, "cache_enabled": caches}
         with torch.autocast(self._device, self._dtype, **rounded):
-            if is_compiled and self._is_captured:
+            if is_compiled and self._replays_whole:
                 return self._replayed(*arguments, **options)
             if is_compiled and self._captures is not None:
                 return self._captures(*arguments, **options)
@@ -124,6 +117,20 @@ class Network:
         return nullcontext()
 
 
+def replays_steps(model: LanguageModel, settings: TrainConfig, world: World) -> bool:
+    """Whether a GPU replays the passes of steps with a full memory as CUDA graphs."""
+    # Gradients that are summed over parts, or processes, would lie in the memory of a graph.
+    is_alone = world.size == 1 and settings.accumulate == 1
+    if not settings.compile or not is_alone or model.device.type != "cuda":
+        return False
+    config = model.config
+    varies = settings.recompute or settings.reset_memory or config.n_features
+    has_documents, has_clusters = config.reset_at is not None, config.cutoffs or config.div_val > 1
+    # The compiler replays the graphs between what cannot be captured; captured as a whole, a pass
+    # must not wait for the device, nor depend on where documents begin.
+    return settings.compile is True or not (varies or has_documents or has_clusters)
+
+
 class _Pass(nn.Module):
     """A pass through a model whose arguments and results are tensors, as captures need them."""
 
@@ -132,17 +139,18 @@ class _Pass(nn.Module):
         self._model, self._has_penalty, self._lengths = model, has_penalty, lengths
 
     def forward(self, tokens: Tensor, targets: Tensor, states: Tensor) -> tuple[Tensor, ...]:
-        """Return the loss of each target, the memory, and for penalties the hidden states."""
+        """Return the loss of each target, the memory, and the hidden states twice."""
         out = self._model(tokens, Memory(states.unbind()), targets, **self._lengths)
-        hidden = (out.hidden, out.raw_hidden) if self._has_penalty else ()
-        return (out.nll, torch.stack(out.mems.states), *hidden)
+        assert out.mems.forgotten is None
+        hidden = out.hidden, out.raw_hidden
+        if not self._has_penalty:
+            # Without a penalty they have no gradient.
+            hidden = [x.detach() for x in hidden]
+        return out.nll, torch.stack(out.mems.states), *hidden
 
 
 class _Captures:
-    """The two passes of a step on a GPU, captured as CUDA graphs when they are first called.
-
-    Segments with documents, and memories of streams that were reset, are passed to the model.
-    """
+    """The two passes of a step on a GPU, captured as CUDA graphs when they are first called."""
 
     def __init__(self, model: LanguageModel, settings: TrainConfig) -> None:
         self._model = model
@@ -159,19 +167,18 @@ class _Captures:
         starts: Tensor | None,
         **lengths: int,
     ) -> Output:
-        """Return the loss and the memory, which is a copy; for penalties also hidden states."""
+        """Return what the model does; the next call overwrites all of it but the memory."""
         if starts is not None or mems.forgotten is not None:
             return self._model(tokens, mems, targets, starts=starts, **lengths)
         given = tokens, targets, torch.stack(mems.states)
         key = [x.shape for x in given], lengths
         if self._replay is None or key != self._key:
-            # First, to release the memory of another shape.
             self._replay, self._key = None, key
+            # The graphs of another shape refer to themselves, and would keep their memory.
+            gc.collect()
             self._replay = self._captured(given, lengths)
-        nll, states, *hidden = self._replay(*given)
-        # The next replay overwrites its results.
+        nll, states, hidden, raw_hidden = self._replay(*given)
         mems = Memory(states.detach().clone().unbind())
-        hidden, raw_hidden = hidden or (nll, nll)
         return Output(hidden=hidden, raw_hidden=raw_hidden, mems=mems, nll=nll, targets=targets)
 
     def _captured(

@@ -93,7 +93,7 @@ def profile(config: Config, steps: int) -> dict[str, Any]:
     require(steps >= 1, f"steps={steps} must be at least 1")
     require(
         not config.train.compile,
-        "train.compile=True fuses the parts that a profile tells apart; "
+        f"train.compile={config.train.compile} fuses the parts that a profile tells apart; "
         "profile with --train.compile False",
     )
     device = pick_device()
