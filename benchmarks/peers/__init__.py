@@ -36,6 +36,16 @@ class Peer(ABC):
         """Hold the weights in fewer bits, for evaluation and generation."""
         self.model.bfloat16()
 
+    def compile(self, job: Job) -> None:
+        """Compile the model; on a GPU the steps of a training are replayed as CUDA graphs."""
+        options = None
+        if job.device == "cuda" and job.work == "training" and self.can_be_captured:
+            # As training compiles a model of ours.
+            from transformer_xl.train.step import CAPTURED
+
+            options, self.is_captured = CAPTURED, True
+        self.model.compile(options=options)
+
     @abstractmethod
     def remember(self) -> None:
         """Fill the memory with as many random states as it holds."""
@@ -86,6 +96,7 @@ WAYS = {
     "ours_skew": Way("ours", "skew"),
     "ours_triton": Way("ours", "triton"),
     "ours_called": Way("ours", "called"),
+    "ours_layers": Way("ours", "layers"),
     "huggingface": Way("huggingface", environment="huggingface"),
     "x_transformers_t5": Way("x_transformers", "t5", "x_transformers", has_positions=False),
     "x_transformers_rotary": Way("x_transformers", "rotary", "x_transformers", has_positions=False),
@@ -105,13 +116,7 @@ def build(way: str, job: Job) -> Peer:
     if job.precision.endswith("_weights"):
         peer.reduce_weights(job)
     if job.compiled:
-        options = None
-        if job.device == "cuda" and job.work == "training" and peer.can_be_captured:
-            # As training compiles a model of ours.
-            from transformer_xl.train.step import CAPTURED
-
-            options, peer.is_captured = CAPTURED, True
-        peer.model.compile(options=options)
+        peer.compile(job)
     with torch.no_grad():
         peer.remember()
     return peer

@@ -16,6 +16,7 @@ class Peer(peers.Peer):
 
     Single tokens are read by the stepper, which a GPU replays as a graph. The variant is a backend
     of the attention, or ``called``: with these, the model is called for single tokens, too. With
+    ``layers`` one layer is compiled for all, as ``train.compile="layers"`` does in training. With
     ``no_positions`` the compiled step of single tokens has no position term: what a GPT costs in
     it, but for the rotation of one query and one key.
     """
@@ -28,7 +29,10 @@ class Peer(peers.Peer):
         is_single = job.work == "generation" and not job.compiled
         self.is_stepped = variant in ("auto", "no_positions") and is_single
         self.has_positions = variant != "no_positions"
-        self.backend: Any = "auto" if variant in ("called", "no_positions") else variant
+        self.has_layers = variant == "layers"
+        is_backend = variant not in ("called", "layers", "no_positions")
+        self.backend: Any = variant if is_backend else "auto"
+        self.network: Any = None
         self.mems: Any = None
 
     def reduce_weights(self, job: Job) -> None:
@@ -37,6 +41,19 @@ class Peer(peers.Peer):
 
         weights: Any = job.precision.removesuffix("_weights")
         self.model = compact(self.model, weights)
+
+    def compile(self, job: Job) -> None:
+        """Compile the model, or one layer for all."""
+        if not self.has_layers or job.work != "training":
+            super().compile(job)
+            return
+        from transformer_xl.config import TrainConfig
+        from transformer_xl.config.distributed import World
+        from transformer_xl.train import Network
+
+        precision: Any = job.precision
+        settings = TrainConfig(compile="layers", precision=precision)
+        self.network = Network(self.model, settings, World())
 
     def remember(self) -> None:
         """Fill the memory."""
@@ -61,7 +78,13 @@ class Peer(peers.Peer):
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Read a segment and predict its targets."""
         with use_backend(self.backend):
-            out = self.model(tokens, self.mems, targets)
+            if self.network is None:
+                out = self.model(tokens, self.mems, targets)
+            else:
+                lengths = {"mem_len": self.model.config.mem_len, "context": 0}
+                options = {"starts": None, "is_compiled": True, **lengths}
+                with self.network.compiles_layers(True):
+                    out = self.network(tokens, self.mems, targets, **options)
         self.mems = out.mems.clone() if self.is_captured else out.mems
         return out.loss
 

@@ -37,6 +37,9 @@ def _run(program: str, *words: str) -> subprocess.CompletedProcess[str]:
         ("generation", ["--mem_lens", "16", "--ways", "ours_called", "ours"]),
         ("training", ["--ways", "ours", "gpt", "--shape", "tiny-words"]),
         ("attention", ["--ways", "ours", "--forward"]),
+        pytest.param(
+            *("training", ["--ways", "ours", "ours_layers", "--compile"]), marks=pytest.mark.compile
+        ),
     ],
 )
 def test_a_program_writes_a_table_and_its_numbers(
