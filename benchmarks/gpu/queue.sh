@@ -101,7 +101,10 @@ decoding)
     measure 90 evaluation evaluation_base --shape nvidia-base $half --lengths 64 --mem_lens 640 \
         --batches 1 32 --ways ours ours_skew
     ;;
-blocks) run 330 "$python" benchmarks/gpu/tune.py --minutes 5 --json "$OUT/blocks.json" ;;
+blocks)
+    run 90 "$python" benchmarks/gpu/tune_step.py --json "$OUT/step_blocks.json"
+    run 330 "$python" benchmarks/gpu/tune.py --minutes 5 --json "$OUT/blocks.json"
+    ;;
 shakespeare-char) train shakespeare-char .data/tinyshakespeare/input.txt ;;
 ptb-word)
     # What validations and the report take comes on top of the minutes.

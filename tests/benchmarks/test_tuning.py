@@ -48,3 +48,22 @@ def test_what_was_compiled_beforehand_is_what_is_launched(
                 launch()
     assert set(made["beforehand"]) == set(made["launched"])
     assert len(set(made["beforehand"])) > 4
+
+
+def test_every_division_of_a_step_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = pytest.importorskip("triton")
+    if not triton.knobs.runtime.interpret:
+        pytest.skip("runs in Triton's interpreter with TRITON_INTERPRET=1")
+    monkeypatch.syspath_prepend(str(PROGRAMS))
+    tune_step = import_module("tune_step")
+    monkeypatch.setattr(tune_step.triton.testing, "do_bench_cudagraph", lambda step, **how: 1.0)
+    step = tune_step.Step(tune_step.Shape(2, 70, 2), 16, "cpu", 20_000)
+    assert len(step.rings) == 2
+    expected = step()
+    for slots, warps in tune_step.SLOTS:
+        for is_ahead in (False, True):
+            blocks = tune_step.kernels.StepBlocks(slots, warps, is_ahead)
+            monkeypatch.setitem(tune_step.kernels.STEP_BLOCKS, "few", blocks)
+            assert tune_step.measured(step, expected) == 1e-3
+    expected[1] += 1
+    assert tune_step.measured(step, expected) is None

@@ -12,6 +12,7 @@ def device(kernel_device):
     return kernel_device
 
 
+@pytest.mark.parametrize("is_ahead", [False, True])
 @pytest.mark.parametrize("shared_from", [1, 9])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(
@@ -26,8 +27,10 @@ def device(kernel_device):
     ],
 )
 def test_a_step_reads_its_ring_in_order(
-    capacity, newest, seen, K, has_bias, shared_from, device, monkeypatch
+    capacity, newest, seen, K, has_bias, shared_from, is_ahead, device, monkeypatch
 ):
+    for which, blocks in kernels.STEP_BLOCKS.items():
+        monkeypatch.setitem(kernels.STEP_BLOCKS, which, blocks._replace(is_ahead=is_ahead))
     monkeypatch.setattr(kernels, "SHARED_FROM", shared_from)
     B, H = len(seen), 3
     draw = lambda *shape: torch.randn(shape, device=device)  # noqa: E731

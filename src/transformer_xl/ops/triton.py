@@ -36,6 +36,21 @@ class Blocks(NamedTuple):
     stages: int
 
 
+class StepBlocks(NamedTuple):
+    """Launch parameters of the kernel of a decoding step."""
+
+    slots: int
+    """Slots of the ring in a block, a power of two."""
+    warps: int
+    is_ahead: bool
+    """Whether a block is loaded before the one before it is read, which takes more registers."""
+
+
+STEP_BLOCKS = {"few": StepBlocks(256, 8, False), "many": StepBlocks(64, 2, False)}
+"""Launch parameters of a decoding step of few or many streams and heads.
+
+Of ``many``, 64 slots were the fastest of three; ``benchmarks/gpu/tune_step.py`` tries others."""
+
 BLOCKS = {
     ("forward", 2, 64): Blocks(64, 64, 4, 3),
     ("forward", 2, 128): Blocks(64, 64, 4, 1),
@@ -155,7 +170,7 @@ def attend_step(
 
     H, B, capacity, K = keys.shape
     # With few programs each takes more threads.
-    block, warps = (256, 8) if B * H <= 128 else (64, 2)
+    blocks = STEP_BLOCKS["few" if B * H <= 128 else "many"]
     q, k, v, r = (_dense_rows(x) for x in (q, k, v, r))
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     if has_scores := B >= SHARED_FROM:
@@ -170,10 +185,11 @@ def attend_step(
             *(H, B, capacity, r.stride(0), r.stride(1), K**-0.5),
             K=K,
             WIDTH=max(16, 1 << (K - 1).bit_length()),
-            BLOCK=block,
+            BLOCK=blocks.slots,
             HAS_BIAS=distance_bias is not None,
             HAS_SCORES=has_scores,
-            num_warps=warps,
+            IS_AHEAD=blocks.is_ahead,
+            num_warps=blocks.warps,
         )
     return out
 

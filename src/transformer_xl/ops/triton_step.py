@@ -15,18 +15,35 @@ tl: Any = import_module("triton.language")
 
 @triton.jit
 @no_type_check
+def load_slots(
+    keys, values, slot, start, seen, capacity, columns, is_column,
+    K: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Load a block of keys and values, the nearest first; zeros where none is seen."""
+    distance = start + tl.arange(0, BLOCK)
+    place = slot - distance
+    place = tl.where(place < 0, place + capacity, place)
+    is_there = (distance < seen)[:, None] & is_column[None, :]
+    row = place[:, None] * K + columns[None, :]
+    key = tl.load(keys + row, mask=is_there, other=0.0, eviction_policy="evict_first")
+    value = tl.load(values + row, mask=is_there, other=0.0, eviction_policy="evict_first")
+    return key, value
+
+
+@triton.jit
+@no_type_check
 def step_kernel(
     q, k, v, keys, values, r, content_bias, position_bias, distance_bias, newest, n_seen, out,
     q_stream, q_head, k_stream, k_head, v_stream, v_head, H, B, capacity, r_row, r_head, scale,
     K: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_SCORES: tl.constexpr,
+    HAS_SCORES: tl.constexpr, IS_AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Write the key and value of one head of one stream into its ring, and attend to it.
 
     The slots are read from the newest to the farthest that the stream sees, a block at a time. Each
     place of a block has a softmax of its own, so that threads do not wait for each other; they are
     combined at the end. With ``HAS_SCORES``, ``r`` is the position term itself, (H, B, capacity),
-    before it is scaled.
+    before it is scaled. With ``IS_AHEAD`` each block is loaded before the one before it is read.
     """
     stream, head = tl.program_id(0) % B, tl.program_id(0) // B
     columns = tl.arange(0, WIDTH)
@@ -51,18 +68,26 @@ def step_kernel(
     highest = tl.full((BLOCK,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
     attended = tl.zeros((BLOCK, WIDTH), tl.float32)
+    if IS_AHEAD:
+        next_key, next_value = load_slots(
+            keys, values, slot, 0, seen, capacity, columns, is_column, K, BLOCK
+        )
     for start in range(0, seen, BLOCK):
+        if IS_AHEAD:
+            key, value = next_key, next_value
+            next_key, next_value = load_slots(
+                keys, values, slot, start + BLOCK, seen, capacity, columns, is_column, K, BLOCK
+            )
+        else:
+            key, value = load_slots(
+                keys, values, slot, start, seen, capacity, columns, is_column, K, BLOCK
+            )
         distance = start + tl.arange(0, BLOCK)
         is_seen = distance < seen
-        place = slot - distance
-        place = tl.where(place < 0, place + capacity, place)
-        is_there = is_seen[:, None] & is_column[None, :]
-        row = place[:, None] * K + columns[None, :]
-        key = tl.load(keys + row, mask=is_there, other=0.0, eviction_policy="evict_first")
-        value = tl.load(values + row, mask=is_there, other=0.0, eviction_policy="evict_first")
         terms = key.to(tl.float32) * by_content[None, :]
         nearness = capacity - 1 - distance
         if not HAS_SCORES:
+            is_there = is_seen[:, None] & is_column[None, :]
             of_r = nearness[:, None] * r_row + head * r_head + columns[None, :]
             position = tl.load(r + of_r, mask=is_there, other=0.0)
             terms += position.to(tl.float32) * by_position[None, :]
