@@ -29,6 +29,7 @@ from turns import circumstances
 from transformer_xl.ops import triton as kernels
 
 SLOTS = ((32, 1), (32, 2), (64, 2), (64, 4), (128, 4), (256, 8))
+BOTH = False, True
 CACHE = 1 << 28
 """Bytes of all rings, several times what a cache holds."""
 
@@ -102,7 +103,7 @@ def main() -> None:
         which = "few" if shape.streams * shape.heads <= 128 else "many"
         print(f"{shape}: {which}, {len(step.rings)} layers of {step.bytes / 1e6:.0f} MB")
         standard = kernels.STEP_BLOCKS[which]
-        for (slots, warps), is_ahead, product in itertools.product(SLOTS, *[(False, True)] * 2):
+        for (slots, warps), is_ahead, product in itertools.product(SLOTS, BOTH, BOTH):
             kernels.STEP_BLOCKS[which] = kernels.StepBlocks(slots, warps, is_ahead)
             kernels.SHARED_FROM = 1 if product else shape.streams + 1
             if (seconds := measured(step, expected)) is None:
