@@ -1,6 +1,5 @@
 """A comparison of toy models whose runs cost nothing."""
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -66,5 +65,5 @@ def made(monkeypatch):
 
     monkeypatch.setattr(compare, "_carry_out", carry_out)
     monkeypatch.setattr(compare, "_paces", paces)
-    monkeypatch.setattr(compare, "_workers", lambda jobs, threads: ThreadPoolExecutor(1))
+    monkeypatch.setattr(compare, "_in_process", lambda threads, work, *given: work(*given))
     return tasks

@@ -1,5 +1,6 @@
 """Which runs a comparison makes, with which settings, and that none is made twice."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -30,6 +31,54 @@ def test_learning_rates_are_searched_in_a_quarter_of_the_time_and_the_best_is_tr
     assert {(x.minutes, x.config.train.steps) for x in final} == {(8.0, 960)}
     # Only the first seed is measured in every way.
     assert [x.is_detailed for x in final] == [True] * 3 + [False] * 3
+
+
+@pytest.mark.parametrize(
+    ("best", "beyond"),
+    [(2.0, []), (8.0, [8.0, 16.0]), (64.0, [8.0, 16.0, 32.0]), (0.25, [0.125, 0.25])],
+)
+def test_the_search_goes_on_while_the_best_rate_is_at_its_edge(
+    tmp_path, models, made, monkeypatch, best, beyond
+):
+    carry_out = compare._carry_out
+
+    def with_best(task):
+        # gpt has its best rate at 2, as in the fixture.
+        factor = task.factor * 2 / best if task.model == "txl" else task.factor
+        return carry_out(replace(task, factor=factor))
+
+    monkeypatch.setattr(compare, "_carry_out", with_best)
+    comparison = Comparison(plan({name: models[name] for name in ("txl", "gpt")}), tmp_path)
+    comparison.go()
+    found = {name: [x.factor for x in comparison.search_of(name)] for name in ("txl", "gpt")}
+    assert found == {"txl": sorted([*compare.FACTORS, *beyond]), "gpt": [*compare.FACTORS]}
+    assert comparison.factor("txl") == min(best, 32.0)
+    assert {x.factor for x in comparison.planned() if x.phase == "run" and x.model == "txl"} == {
+        min(best, 32.0)
+    }
+
+
+def test_nothing_is_trained_after_a_search_that_lacks_a_run(tmp_path, models, made, monkeypatch):
+    carry_out = compare._carry_out
+
+    def failing(task):
+        if task.factor == 2.0:
+            raise OSError("the disk is full")
+        return carry_out(task)
+
+    monkeypatch.setattr(compare, "_carry_out", failing)
+    comparison = Comparison(plan(models), tmp_path)
+    comparison.go()
+    assert not [task for task in made if task.phase == "run"]
+    monkeypatch.setattr(compare, "_carry_out", carry_out)
+    Comparison(plan(models), tmp_path).go()
+    assert {task.factor for task in made if task.phase == "run"} == {2.0}
+
+
+def test_a_process_that_is_killed_fails_its_own_run_alone():
+    with pytest.raises(RuntimeError, match="its process was killed"):
+        compare._in_process(1, os._exit, 3)
+    assert compare._in_process(1, len, "abc") == 3
 
 
 def test_later_seeds_in_another_precision_leave_the_search_and_the_first_seed(

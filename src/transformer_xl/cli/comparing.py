@@ -42,7 +42,8 @@ class Compare(LoadsModels):
     """Seeds; each contestant is trained once with each, and learning rates are searched with the
     first."""
     rates: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
-    """Factors of the recipes' learning rates to search; a single one is taken without a search."""
+    """Factors of the recipes' learning rates to search, and up to three beyond them while the
+    lowest or highest is the best; a single one is taken without a search."""
     search_minutes: float | None = None
     """Training time of a run of the search; None: a quarter of the minutes."""
     jobs: int = 1

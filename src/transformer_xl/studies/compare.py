@@ -10,12 +10,14 @@ both after a cooldown, between which losses at equal tokens and equal FLOPs are 
 
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, fields, replace
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -47,6 +49,8 @@ RUNS_FILE = "runs.json"
 """In the folder of a comparison: what was measured of each run."""
 FACTORS = (0.5, 1.0, 2.0, 4.0)
 """Factors of the learning rates of a recipe that are searched."""
+MOST_BEYOND = 3
+"""How often the search goes on beyond them, while the lowest or highest rate is the best one."""
 _NOT_DYNAMIC = {x.name: x.default for x in fields(EvalConfig) if x.name.startswith("dynamic")}
 """Defaults of the settings of dynamic evaluation, by name."""
 
@@ -95,7 +99,8 @@ class Plan:
     """Training time of each run."""
     seeds: tuple[int, ...] = (1,)
     factors: tuple[float, ...] = FACTORS
-    """Factors of the learning rates to search; one factor alone is not searched."""
+    """Factors of the learning rates to search, and beyond them while the lowest or highest is the
+    best; one factor alone is not searched."""
     search_minutes: float | None = None
     """Training time of a run of the search; None: a quarter of ``minutes``."""
     jobs: int = 1
@@ -232,15 +237,33 @@ class Comparison:
         self.runs: list[Run] = self._read()
 
     def search(self) -> list[Task]:
-        """Return the runs of the search."""
-        if len(self.plan.factors) == 1:
+        """Return the runs of the search, as far as they are known: :meth:`search_of`."""
+        found = {model: self.search_of(model) for model in self.plan.models}
+        # The rates of the recipes first.
+        tasks = [task for own in found.values() for task in own]
+        return sorted(tasks, key=lambda task: abs(math.log(task.factor)))
+
+    def search_of(self, model: str) -> list[Task]:
+        """Return the runs of the search of a contestant, by factor.
+
+        Once those of the plan have ended, and the best of them has the lowest or the highest rate,
+        a further one, with the next rate beyond it, belongs to them, and so on up to
+        :data:`MOST_BEYOND`. One that diverged is worse than all others.
+        """
+        factors, seed = sorted(self.plan.factors), self.plan.seeds[0]
+        if len(factors) == 1:
             return []
-        seed = self.plan.seeds[0]
-        return [
-            self._task(model, "search", factor, seed)
-            for factor in sorted(self.plan.factors, key=lambda x: abs(x - 1))
-            for model in self.plan.models
-        ]
+        most = len(factors) + MOST_BEYOND
+        while True:
+            tasks = [self._task(model, "search", factor, seed) for factor in factors]
+            runs = [self.done(task) for task in tasks]
+            best = min(range(len(runs)), key=lambda n: _valid_nll(runs[n]))
+            if not all(runs) or len(runs) == most or 0 < best < len(runs) - 1:
+                return tasks
+            if best:
+                factors.append(factors[-1] ** 2 / factors[-2])
+            else:
+                factors.insert(0, factors[0] ** 2 / factors[1])
 
     def final(self) -> Iterator[Task]:
         """Yield the runs with the chosen learning rates; a search must have ended."""
@@ -250,13 +273,15 @@ class Comparison:
                     yield self._task(model, "run", factor, seed)
 
     def factor(self, model: str) -> float | None:
-        """Return the factor of the best run of the search; None if all of them failed."""
+        """Return the factor of the best run of the search.
+
+        None while a run is missing, as one that could not be made, or if all diverged.
+        """
         if len(self.plan.factors) == 1:
             return self.plan.factors[0]
-        tasks = [task for task in self.search() if task.model == model]
-        found = [run for task in tasks if (run := self.done(task)) and "valid" in run.found]
-        best = min(found, key=lambda run: run.found["valid"]["nll"], default=None)
-        return None if best is None else best.factor
+        runs = [self.done(task) for task in self.search_of(model)]
+        best = min(runs, key=_valid_nll)
+        return best.factor if all(runs) and best and "valid" in best.found else None
 
     def done(self, task: Task) -> Run | None:
         """Return what was measured of a run, if it has ended."""
@@ -293,7 +318,12 @@ class Comparison:
         """Search the learning rates and train, seed by seed."""
         self._say_other_threads()
         self._measure_paces()
-        self._make(self.search())
+        # More of them may belong to the search after those that are known.
+        # What belongs to the search depends on what it has found.
+        tasks: list[Task] = []
+        while new := [task for task in self.search() if task not in tasks]:
+            self._make(new)
+            tasks += new
         self._make([*self.final()])
 
     def measure(self) -> None:
@@ -317,8 +347,7 @@ class Comparison:
             if not (has_details(run.found) or trained_model(task.folder).is_dir()):
                 self._say(f"{name}: not measured, as {self.folder} does not have its model")
                 continue
-            with _workers(1, task.threads) as workers:
-                run.found = workers.submit(_measure, task, run.found).result()
+            run.found = _in_process(task.threads, _measure, task, run.found)
             self.add([])
             self._say(f"{name}: measured")
 
@@ -353,8 +382,7 @@ class Comparison:
         self._say("measuring the pace of each contestant, in turns")
         configs = {model: self._pace_task(model).config for model in self.plan.models}
         threads = threads_of(self.plan.jobs)
-        with _workers(1, threads) as workers:
-            self.take_paces(*workers.submit(_paces, configs, threads).result())
+        self.take_paces(*_in_process(threads, _paces, configs, threads))
 
     def take_paces(self, measured: Mapping[str, list[float]], ceiling: float) -> None:
         """Take the paces of contestants whose pace is not known.
@@ -418,16 +446,17 @@ class Comparison:
         left = [task for task in tasks if self.done(task) is None]
         if len(left) < len(tasks):
             self._say(f"{len(tasks) - len(left)} of {len(tasks)} runs have been made before")
-        if not left:
-            return
-        with _workers(self.plan.jobs, left[0].threads) as workers:
-            waiting = {workers.submit(_carry_out, task): task for task in left}
+        # A process pool of its own for each run: a process that is killed breaks its pool.
+        with ThreadPoolExecutor(self.plan.jobs) as threads:
+            waiting = {
+                threads.submit(_in_process, task.threads, _carry_out, task): task for task in left
+            }
             try:
                 for future in as_completed(waiting):
                     self._end(waiting[future], future)
             finally:
                 # After an interrupt, no further run begins.
-                workers.shutdown(cancel_futures=True)
+                threads.shutdown(cancel_futures=True)
 
     def _end(self, task: Task, future: Future[dict[str, Any]]) -> None:
         """Take what was measured of a run, or why it failed."""
@@ -441,6 +470,10 @@ class Comparison:
         else:
             self.add([run])
         self._say(f"{task.folder.relative_to(self.folder)}: {_line(found)}")
+
+
+def _valid_nll(run: Run | None) -> float:
+    return run.found["valid"]["nll"] if run and "valid" in run.found else math.inf
 
 
 def recipe_of(recipe: Config, data: DataConfig, *, steps: int, factor: float, seed: int) -> Config:
@@ -494,13 +527,19 @@ def _measure(task: Task, found: dict[str, Any]) -> dict[str, Any]:
     return measured_anew(task.config, task.folder, found)
 
 
-def _workers(jobs: int, threads: int) -> ProcessPoolExecutor:
-    """Start processes, a new one for each run, so that its peak memory is its own."""
+def _in_process(threads: int, work: Callable[..., Any], *given: Any) -> Any:
+    """Call a function in a new process with so many threads, so that its peak memory is its own.
+
+    Raises:
+        RuntimeError: The process was killed.
+    """
     os.environ["OMP_NUM_THREADS"] = str(threads)
     context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(
-        jobs, mp_context=context, max_tasks_per_child=1, initializer=_end_with_parent
-    )
+    try:
+        with ProcessPoolExecutor(1, mp_context=context, initializer=_end_with_parent) as worker:
+            return worker.submit(work, *given).result()
+    except BrokenProcessPool as error:
+        raise RuntimeError("its process was killed, as is done where memory runs out") from error
 
 
 def _end_with_parent() -> None:
