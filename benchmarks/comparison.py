@@ -197,7 +197,7 @@ def section(name: str) -> str:
         return "\n\n".join(parts)
     # Of a contestant whose long runs are missing, nothing is said.
     own = [run for run in runs if run.model in final]
-    result = standings(own, reference="txl" if "txl" in final else None)
+    result = standings(own)
     key = result["unit"].replace(" ", "_")
     rows = [{**x, "bits": x[key]} for x in known["floors"] if x[key] is not None]
     where = result["machine"]

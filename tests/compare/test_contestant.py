@@ -123,16 +123,43 @@ def test_flops_of_an_lstm_are_those_of_its_matrices(models):
     assert (of_token, of_update) == (pytest.approx(expected, rel=0.05), 0)
 
 
-def test_flops_of_a_gpt_include_the_scores_of_its_context(models):
-    model = build_model(replace(models["gpt"].model, vocab_size=20))
-    config = model.config
-    D, F, T, M = config.d_model, config.d_inner, models["gpt"].train.segment_len, config.mem_len
-    inside = 4 * D * D + 2 * D * F
+@pytest.fixture
+def sized(models):
+    """Return a function that makes a recipe wide enough for the kernels of a real training."""
+
+    def recipe(kind, **settings):
+        own = models["txl" if kind == "transformer_xl" else kind]
+        settings = {"d_model": 128, "n_head": 4, "d_inner": 512, "mem_len": 64} | settings
+        model = replace(own.model, n_layer=2, vocab_size=64, **settings)
+        train = replace(own.train, segment_len=64, batch_size=8)
+        return replace(own, model=model, train=train)
+
+    return recipe
+
+
+def test_flops_of_a_gpt_include_the_scores_of_its_context(sized):
+    config = sized("gpt")
+    D, F, T, M = 128, 512, 64, 64
+    inside = 2 * (4 * D * D + 2 * D * F)
     # As computed: all keys of memory and segment, hidden ones too.
-    scores = 2 * (M + T) * D
-    expected = 6 * (inside + scores + config.vocab_size * D)
-    of_token, _ = contestant.training_flops(models["gpt"], model)
-    assert of_token == pytest.approx(expected, rel=0.05)
+    scores = 2 * 2 * (M + T) * D
+    expected = 6 * (inside + scores + 64 * D)
+    of_token, _ = contestant.training_flops(config, build_model(config.model))
+    assert of_token == expected
+
+
+def test_flops_of_a_transformer_xl_include_its_memory_and_the_positions(sized):
+    config = sized("transformer_xl", norm_first=True)
+    D, F, T, M, B, n = 128, 512, 64, 64, 8, 2
+    inside = n * (4 * D * D + 2 * D * F) + 64 * D
+    # Contents, positions and values; the first two are computed again in the backward pass.
+    scores = n * (M + T) * D * (3 * 6 + 2 * 2)
+    # Keys and values; its gradient is that of the normalization before them.
+    memory = n * 6 * 2 * D * D * M / T
+    # They have no gradient.
+    positions = n * 4 * (M + T) * D * D / (B * T)
+    of_token, _ = contestant.training_flops(config, build_model(config.model))
+    assert of_token == pytest.approx(6 * inside + scores + memory + positions, rel=0.001)
 
 
 def test_flops_of_muon_count_for_each_update(models):

@@ -57,6 +57,42 @@ def test_precisions_of_training_are_named_where_they_differ(run):
     assert "Precision of training: bfloat16 (b), float32 (a, c)." in text
 
 
+def test_precisions_of_all_seeds_are_named(run):
+    runs = [run("a", 2.0), run("a", 2.0, seed=2), run("b", 2.5)]
+    runs[1].found["training"]["dtype"] = "bfloat16"
+    text = markdown(standings(runs))
+    assert "Precision of training: bfloat16 and float32 (a), float32 (b)." in text
+
+
+def test_what_was_measured_of_one_seed_is_found_wherever_that_stands(run):
+    lengths = [{"context": 0, "nll": 2 * math.log(2)}, {"context": 1024, "nll": math.log(2)}]
+    writing = [{"tokens": 10, "ms_per_token": 0.5, "state_bytes": 2048, "stepper": "A"}]
+    detailed = run("a", 2.0, by_mem_len=lengths, writing=writing)
+    result = standings([run("a", 2.0, seed=2), detailed, run("b", 2.5)])
+    assert result["models"][0]["writing"] == writing
+    text = markdown(result)
+    assert "| a | A | 0.50 | - |" in text
+    assert "| model | bits per token with a memory, or a context, of 0 | 1,024 |" in text
+    assert "| a | 2.000 | **1.000** |" in text
+
+
+def test_a_rate_beyond_which_the_training_diverged_is_not_at_the_edge(run):
+    runs = [run("a", 2.0, factor=2.0)]
+    runs += [run("a", 3.0, phase="search", factor=factor) for factor in (1.0, 2.0)]
+    assert standings(runs)["models"][0]["at_edge"]
+    runs.append(run("a", None, phase="search", factor=4.0))
+    assert not standings(runs)["models"][0]["at_edge"]
+
+
+def test_the_others_are_compared_at_the_cost_of_the_cheapest_that_is_not_slow(run):
+    trained = {"gpt": 4000.0, "big": 9000.0, "slow": 1000.0}
+    runs = [run(name, 1.0, phase="pace") for name in trained]
+    for pace in runs:
+        pace.found = {"seconds": [0.5], "ceiling_gflops": 1.0}
+    runs += [run(name, 2.0, tokens=n) for name, n in trained.items()]
+    assert standings(runs)["reference"] == "gpt"
+
+
 @pytest.mark.parametrize("n", [1000.0, 1500.0, 4000.0])
 def test_a_power_law_is_met_at_every_cost_between_its_runs(power_law, n):
     curve = power_law("a", 10.0)

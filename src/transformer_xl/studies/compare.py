@@ -327,29 +327,35 @@ class Comparison:
         self._make([*self.final()])
 
     def measure(self) -> None:
-        """Measure writing anew, and what else is missing, of the runs that are measured in detail.
+        """Count the FLOPs of all runs anew, and measure again those that are measured in detail.
 
-        Nothing is trained. Each is measured alone, in a process with as many threads as it was
-        trained with. Writing takes as long with any weights, so that a run whose folder has no
-        model any more is measured with new ones; if it lacks more than that, it is named and stays.
+        Nothing is trained. Measured are writing, and what else is missing; each run alone, in a
+        process with as many threads as it was trained with. Writing takes as long with any weights,
+        so that a run whose folder has no model any more is measured with new ones; if it lacks more
+        than that, it is named and stays.
         """
-        detailed = [task for task in self.final() if task.is_detailed]
-        ended = [(task, run) for task in detailed if (run := self.done(task))]
-        if not ended:
+        ended = [
+            (task, run) for task in [*self.search(), *self.final()] if (run := self.done(task))
+        ]
+        if not any(task.is_detailed for task, _ in ended):
             self._say(
                 "nothing to measure: no detailed run of this plan has ended; its settings include "
                 f"the threads of a run, here {threads_of(self.plan.jobs)}"
             )
         for task, run in ended:
-            name = task.folder.relative_to(self.folder)
             if "failed" in run.found:
                 continue
+            if not task.is_detailed:
+                run.found = measured_anew(task.config, task.folder, run.found, is_detailed=False)
+                continue
+            name = task.folder.relative_to(self.folder)
             if not (has_details(run.found) or trained_model(task.folder).is_dir()):
                 self._say(f"{name}: not measured, as {self.folder} does not have its model")
                 continue
             run.found = _in_process(task.threads, _measure, task, run.found)
             self.add([])
             self._say(f"{name}: measured")
+        self.add([])
 
     def pace(self, model: str) -> Run | None:
         """Return the measured pace of a contestant."""

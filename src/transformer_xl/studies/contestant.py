@@ -1,11 +1,12 @@
 """One contestant of a comparison: trained, then measured in every way that it is compared."""
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -121,17 +122,20 @@ def has_details(found: Mapping[str, Any]) -> bool:
     return {"by_mem_len", "from_start"} <= found.keys()
 
 
-def measured_anew(config: Config, folder: Path, found: Mapping[str, Any]) -> dict[str, Any]:
+def measured_anew(
+    config: Config, folder: Path, found: Mapping[str, Any], *, is_detailed: bool = True
+) -> dict[str, Any]:
     """Measure a trained contestant again where that has changed: nothing is trained.
 
     Args:
         config: Its recipe.
         folder: Its run folder. Without a model in it, one with initial weights is measured.
         found: What :func:`measured` returned.
+        is_detailed: As there. If not, FLOPs are counted anew, and nothing is measured.
 
     Returns:
-        ``found`` with ``writing``, measured anew, and with ``by_mem_len`` and ``from_start``,
-        measured only if they are missing.
+        ``found`` with FLOPs counted anew and ``writing`` measured anew, and with ``by_mem_len`` and
+        ``from_start``, measured only if they are missing.
 
     Raises:
         ValueError: They are missing, and the folder has no model.
@@ -139,12 +143,17 @@ def measured_anew(config: Config, folder: Path, found: Mapping[str, Any]) -> dic
     corpus, path = prepare(config.data, lambda _: None), trained_model(folder)
     if path.is_dir():
         model = load_model(path)
-    elif has_details(found):
+    elif has_details(found) or not is_detailed:
         config = replace(config, generate=GenerateConfig(prompt=prompt_for(corpus.vocab)))
         model = build_model(fit_to_corpus(config, corpus).model)
     else:
         raise ValueError(f"{path} is missing: losses can be measured of a trained model only")
-    return {**found, **_details(config, model.to(pick_device()), corpus, found)}
+    trained = found["training"]
+    mflop = _mflop_per_token(config, model, trained["tokens"], trained["steps"])
+    more = {"training": {**trained, "mflop_per_token": mflop}}
+    if is_detailed:
+        more |= _details(config, model.to(pick_device()), corpus, found)
+    return {**found, **more}
 
 
 def _details(
@@ -170,8 +179,6 @@ def _trained(config: Config, model: LanguageModel, folder: Path) -> dict[str, An
     # Where all segments have one length, the position is not stored.
     position = read.get("position", read["segments_read"] * read["segment_len"])
     tokens = position * read["batch_size"]
-    of_model, of_update = training_flops(config, model)
-    flops = of_model * tokens + of_update * state["step"]
     dtype = pick_precision(config.train.precision, model.device)
     parameters = sum(p.numel() for p in model.parameters())
     # A table that embedding and softmax share counts once.
@@ -183,8 +190,13 @@ def _trained(config: Config, model: LanguageModel, folder: Path) -> dict[str, An
         "parameters": parameters,
         "inside": parameters - sum(p.numel() for p in outside),
         "dtype": dtype,
-        "mflop_per_token": flops / tokens / 1e6,
+        "mflop_per_token": _mflop_per_token(config, model, tokens, state["step"]),
     }
+
+
+def _mflop_per_token(config: Config, model: LanguageModel, tokens: int, steps: int) -> float:
+    of_model, of_update = training_flops(config, model)
+    return (of_model + of_update * steps / tokens) / 1e6
 
 
 def training_flops(config: Config, model: LanguageModel) -> tuple[float, float]:
@@ -204,26 +216,61 @@ def training_flops(config: Config, model: LanguageModel) -> tuple[float, float]:
         for _ in range(1 + -(-model.config.mem_len // T)):
             mems = counted(tokens[:, :-1], mems).mems
     optimizer = Optimizer(counted, config.train)
-    # Depthwise convolutions: PyTorch counts their backward pass as if they were dense.
-    mapping = {torch.ops.aten.convolution_backward: _convolution_backward}
     with warnings.catch_warnings():
         # oneDNN's switch warns of GPUs that are not there.
         warnings.simplefilter("ignore", UserWarning)
         # On the CPU, fused attention and LSTM kernels are not counted; the same products without
         # them are.
         with sdpa_kernel(SDPBackend.MATH), torch.backends.mkldnn.flags(enabled=False):
-            with FlopCounterMode(display=False, custom_mapping=mapping) as counter:
+            with _flop_counter() as counter:
                 loss = counted(tokens[:, :-1], mems, tokens[:, 1:]).loss
                 assert loss is not None
                 loss.backward()
             of_model = counter.get_total_flops() / (B * T)
-            with FlopCounterMode(display=False) as counter:
+            with _flop_counter() as counter:
                 optimizer.step(1.0)
     return of_model, float(counter.get_total_flops())
 
 
+def _flop_counter() -> FlopCounterMode:
+    """Count operations that PyTorch leaves out, or counts wrongly, too."""
+    aten, mapping = torch.ops.aten, {}
+    mapping[aten.addmm_] = mapping[aten.baddbmm_] = _product_flop
+    mapping[aten.convolution_backward] = _convolution_backward
+    if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        mapping[torch.ops.mkldnn._linear_pointwise] = _linear_flop
+    counter = FlopCounterMode(display=False, custom_mapping=mapping)
+    # Its own hangs hooks on all modules, which are called otherwise then, with other products.
+    counter.mod_tracker = _Untracked()  # pyright: ignore[reportAttributeAccessIssue]
+    return counter
+
+
+class _Untracked:
+    """All that is counted belongs to the whole."""
+
+    parents = ("Global",)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _product_flop(total_shape: Any, a_shape: Any, b_shape: Any, *_: Any, **__: Any) -> int:
+    del total_shape
+    return 2 * math.prod(a_shape) * b_shape[-1]
+
+
+def _linear_flop(x_shape: Any, w_shape: Any, *_: Any, **__: Any) -> int:
+    return 2 * math.prod(x_shape) * w_shape[0]
+
+
 def _convolution_backward(grad_shape: Any, x_shape: Any, w_shape: Any, *_: Any, **__: Any) -> int:
-    """Count both gradients of a convolution: each has the products of the forward pass."""
+    """Count both gradients of a convolution: each has the products of the forward pass.
+
+    PyTorch counts those of a depthwise convolution as if it were dense.
+    """
     del x_shape
     return 2 * conv_flop_count(grad_shape, w_shape, grad_shape)
 
@@ -280,15 +327,17 @@ def _written(
             return
         memory = read_all(model, text[:, done:n], lengths, memory)
         done, last = n, text[:, n - 1]
+        # What the steps read: keys and values, where the model can keep them.
+        held = model.keep(memory)
         stepper = Stepper.of(model, lengths, memory)
         ms = 1e3 * timed(partial(stepper, last), _STEPS, model.device)["seconds"]
         called = ms
         if not isinstance(stepper, CallingStepper):
-            plain = CallingStepper(model, lengths, model.keep(memory))
+            plain = CallingStepper(model, lengths, held)
             called = 1e3 * timed(partial(plain, last), _STEPS, model.device)["seconds"]
         yield {
             "tokens": n,
-            "state_bytes": memory.nbytes,
+            "state_bytes": held.nbytes,
             "ms_per_token": ms,
             "stepper": type(stepper).__name__,
             "ms_called": called,

@@ -44,16 +44,18 @@ def standings(runs: Runs, reference: str | None = None) -> dict[str, Any]:
 
     Args:
         runs: All runs, those of the search included.
-        reference: The contestant whose tokens and FLOPs the others are given. None: the first.
+        reference: The contestant whose tokens and FLOPs the others are given. None: that with the
+            fewest FLOPs among those that are not slow, which most of the others were trained for.
 
     Returns:
         ``unit``, and ``models``: for each contestant, best first, its losses at equal time, mean
         and standard deviation over the seeds; the loss at the tokens, and at the FLOPs, of the
-        reference (:func:`loss_at`); what it cost; ``slow``: of each contestant that uses less than
-        half as much of the machine as ``than``, the losses of all at its tokens and its FLOPs; and
-        the ``failed`` runs.
+        ``reference`` (:func:`loss_at`); what it cost; ``slow``: of each contestant that uses less
+        than half as much of the machine as ``than``, the losses of all at its tokens and its FLOPs;
+        and the ``failed`` runs.
     """
     failed = [run for run in runs if "failed" in run.found]
+    searched = [run for run in runs if run.phase == "search"]
     done = [run for run in runs if "failed" not in run.found and run.phase != "pace"]
     final = [run for run in done if run.phase == "run"]
     found: list[dict[str, Any]] = []
@@ -62,7 +64,6 @@ def standings(runs: Runs, reference: str | None = None) -> dict[str, Any]:
     for run in final:
         by_name.setdefault(run.model, []).append(run)
     curves = {name: [*_chosen_search(done, own), *own] for name, own in by_name.items()}
-    reference = reference or next(iter(by_name), None)
     for name, own in by_name.items():
         losses = [bits(run, unit) for run in own]
         first = own[0].found
@@ -71,22 +72,28 @@ def standings(runs: Runs, reference: str | None = None) -> dict[str, Any]:
             "seeds": [run.seed for run in own],
             "factor": own[0].factor,
             # A rate beyond those that were searched may be better.
-            "at_edge": own[0].factor in _edges(done, name),
+            "at_edge": own[0].factor in _edges(searched, name),
             "mean": statistics.fmean(losses),
             "std": statistics.stdev(losses) if len(losses) > 1 else None,
             "valid": statistics.fmean(bits(run, unit, "valid") for run in own),
             "mem_len": first["test"]["mem_len"],
             **{x: first["training"][x] for x in ("parameters", "inside", "mflop_per_token")},
-            "dtype": first["training"]["dtype"],
+            "dtype": " and ".join(sorted({run.found["training"]["dtype"] for run in own})),
             "tokens": statistics.fmean(map(tokens, own)),
             # Not by the seconds that it took: the machine may have been busy.
             "tokens_per_second": statistics.fmean(tokens(run) / (60 * run.minutes) for run in own),
             "seconds": statistics.fmean(run.found["training"]["seconds"] for run in own),
             "peak_mb": statistics.fmean(run.found["training"]["peak_mb"] for run in own),
             "share_of_ceiling": _share(runs, own),
-            "writing": first.get("writing"),
+            **{x: _first(own, x) for x in ("writing", "by_mem_len")},
         }
         found.append(row)
+    slow = _slow(found)
+    costs = {name: statistics.fmean(map(flops, own)) for name, own in by_name.items()}
+    for name, _ in slow:
+        # At its cost, there is a table of its own.
+        del costs[name]
+    reference = reference or min(costs, key=costs.__getitem__, default=None)
     at_reference = _at_costs(by_name[reference], curves, unit) if reference else {}
     for row in found:
         row |= at_reference[row["model"]]
@@ -98,7 +105,7 @@ def standings(runs: Runs, reference: str | None = None) -> dict[str, Any]:
         "models": found,
         "slow": [
             {"model": name, "than": than, "models": _best_first(by_name[name], curves, unit)}
-            for name, than in _slow(found)
+            for name, than in slow
         ],
         "failed": lost,
         "machine": final[0].found["machine"] if final else None,
@@ -133,9 +140,14 @@ def _share(runs: Runs, own: Runs) -> float | None:
     return statistics.fmean(map(flops, own)) / seconds / 1e9 / pace.found["ceiling_gflops"]
 
 
-def _edges(done: Runs, model: str) -> tuple[float, ...]:
+def _first(own: Runs, what: str) -> Any:
+    """Return what was measured of one run of a contestant only: of the first seed."""
+    return next((run.found[what] for run in own if what in run.found), None)
+
+
+def _edges(searched: Runs, model: str) -> tuple[float, ...]:
     """Return the least and the greatest factor of a search; none without a search."""
-    factors = [run.factor for run in done if run.phase == "search" and run.model == model]
+    factors = [run.factor for run in searched if run.model == model]
     return (min(factors), max(factors)) if len({*factors}) > 1 else ()
 
 
@@ -205,9 +217,11 @@ def markdown(result: Mapping[str, Any], floors: Sequence[Mapping[str, Any]] = ()
     by_dtype: dict[str, list[str]] = {}
     for row in result["models"]:
         by_dtype.setdefault(row["dtype"], []).append(row["model"])
-    if len(by_dtype) > 1:
+    if len(by_dtype) > 1 or any(" and " in dtype for dtype in by_dtype):
         each = (f"{dtype} ({', '.join(names)})" for dtype, names in sorted(by_dtype.items()))
         parts.append(f"Precision of training: {', '.join(each)}.")
+    if any(row["by_mem_len"] for row in result["models"]):
+        parts.append(_by_mem_len(result["models"]))
     if any(row["writing"] for row in result["models"]):
         parts += _writing(result["models"])
     shares = {row["model"]: row["share_of_ceiling"] for row in result["models"]}
@@ -231,6 +245,30 @@ def markdown(result: Mapping[str, Any], floors: Sequence[Mapping[str, Any]] = ()
     for row in result["failed"]:
         parts.append(f"{row['model']}, seed {row['seed']}, failed: {row['why']}")
     return "\n\n".join(parts) + "\n"
+
+
+def _by_mem_len(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Format the loss by memory length at evaluation, or by the context of a model without one."""
+    by_name = {
+        row["model"]: {x["context"]: x["nll"] / math.log(2) for x in row["by_mem_len"] or ()}
+        for row in rows
+    }
+    lengths = sorted({n for found in by_name.values() for n in found})
+    heads = " | ".join(f"{n:,}" for n in lengths)
+    lines = [
+        f"| model | bits per token with a memory, or a context, of {heads} |",
+        "|---|" + "--:|" * len(lengths),
+    ]
+    for name, found in by_name.items():
+        best = min(found.values(), default=None)
+        cells = [_number(found.get(n), ".3f") for n in lengths]
+        bold = [
+            f"**{cell}**" if found.get(n) == best else cell
+            for n, cell in zip(lengths, cells, strict=True)
+        ]
+        if found:
+            lines.append(f"| {' | '.join([name, *bold])} |")
+    return "\n".join(lines)
 
 
 def _writing(rows: Sequence[Mapping[str, Any]]) -> list[str]:
