@@ -3,16 +3,19 @@
     python benchmarks/comparison.py python-stdlib --jobs 2
     python benchmarks/comparison.py ptb-char --path ../shared/data/ptb --jobs 2
     python benchmarks/comparison.py python-stdlib --jobs 2 --measure
+    python benchmarks/comparison.py ptb-char --merge elsewhere/comparison_ptb-char.json
     python benchmarks/comparison.py --docs
 
 Every run that has ended is in benchmarks/results/comparison_NAME.json at once, and is not made
 again: the runs take hours, and may be made on several days. The number of threads of each run,
-which is OMP_NUM_THREADS / jobs, belongs to its settings. With --measure, nothing is trained: the
-time of a token and the size of the state are measured anew for the runs of the first seed, and, if
-their models are still in their folders, what else they lack. With --docs, the tables of
-docs/which-model.md and of its translation are written anew, between two comments. With --larger,
-the networks have about ten times as many weights, for a GPU; with --smaller a quarter, for the text
-that benchmarks/recall.py writes.
+which is OMP_NUM_THREADS / jobs, belongs to its settings. A call with other seeds adds
+to those of earlier calls with the same learning rate; the first is always that of the search. With
+--merge, the runs of files that were made elsewhere are added. With --measure, nothing is trained:
+FLOPs are counted anew, the time of a token and the size of the state are measured anew for the runs
+of the first seed, and, if their models are still in their folders, what else they lack. With
+--docs, the tables of docs/which-model.md and of its translation are written anew, between two
+comments. With --larger, the networks have about ten times as many weights, for a GPU; with
+--smaller a quarter, for the text that benchmarks/recall.py writes.
 
 To go on with the runs of a machine with another processor, give the --precision of its runs, and
 --paces with a corpus on which the time of all steps was measured there: how many steps take the
@@ -98,27 +101,87 @@ def rounded(x: Any) -> Any:
     return {name: rounded(each) for name, each in x.items()} if isinstance(x, dict) else x
 
 
-def planned_of_others(path: Path, plan: Plan) -> list[str]:
-    """Return the digests that were planned of the contestants that a plan does not name.
+def write(path: Path, known: dict[str, Any]) -> None:
+    """Write a file of results, with a line for each run."""
+    lines = ",\n".join(json.dumps(run) for run in known["runs"])
+    head = json_text({k: x for k, x in known.items() if k != "runs"})
+    replace_file(path, f'{head[:-2]},\n "runs": [\n{lines}\n]\n}}\n'.encode())
+
+
+def planned_before(path: Path, plan: Plan) -> tuple[list[str], list[Run]]:
+    """Return what earlier calls planned: digests of other contestants, and runs of other seeds.
+
+    The latter are long runs of the plan's contestants.
 
     Raises:
         ValueError: Their runs had another time, or other threads, and stand in the same tables.
     """
     known = recorded(path)
-    runs = [x for x in known["runs"] if x["model"] not in plan.models]
-    runs = [x for x in runs if x["digest"] in known["planned"]]
+    planned = [x for x in known["runs"] if x["digest"] in known["planned"]]
+    others = [x for x in planned if x["model"] not in plan.models]
     cost = plan.minutes, threads_of(plan.jobs)
-    for run in runs:
-        if run["phase"] != "run" or "machine" not in run["found"]:
-            continue
-        other = run["minutes"], run["found"]["machine"]["threads"]
-        if other != cost:
+    for run in others:
+        if run["phase"] == "run" and (other := _cost(run)) and other != cost:
             raise ValueError(
                 f"{run['model']} in {path} was trained for {other[0]:g} minutes with {other[1]} "
                 f"threads, and cannot stand beside runs of {cost[0]:g} minutes with {cost[1]}: set "
                 "--minutes, --jobs or OMP_NUM_THREADS, or give --json another file"
             )
-    return [x["digest"] for x in runs]
+    seeds = [
+        x
+        for x in planned
+        if x["model"] in plan.models
+        and x["phase"] == "run"
+        and x["seed"] not in plan.seeds
+        and _cost(x) == cost
+    ]
+    return [x["digest"] for x in others], msgspec.convert(seeds, list[Run])
+
+
+def _cost(run: dict[str, Any]) -> tuple[float, int] | None:
+    """Return minutes and threads of a run; None if it failed."""
+    machine = run["found"].get("machine")
+    return machine and (run["minutes"], machine["threads"])
+
+
+def merge(path: Path, files: Sequence[Path]) -> None:
+    """Add the runs of other files of results.
+
+    Of the long runs of a contestant, those with the best learning rate of all searches are planned.
+
+    Raises:
+        ValueError: A file does not exist.
+    """
+    known = recorded(path)
+    for file in files:
+        if not file.is_file():
+            raise ValueError(f"--merge {file}: there is no such file")
+        other = recorded(file)
+        have = {(run["model"], run["digest"]) for run in known["runs"]}
+        new = [run for run in other["runs"] if (run["model"], run["digest"]) not in have]
+        known["runs"] += new
+        known["floors"] = known["floors"] or other["floors"]
+        for what in ("planned", "circumstances"):
+            known[what] += [x for x in other[what] if x not in known[what]]
+        print(f"{file}: {len(new)} runs were added")
+    searched: dict[str, dict[str, Any]] = {}
+    for run in known["runs"]:
+        if run["phase"] == "search" and run["digest"] in known["planned"] and _nll(run):
+            searched[run["model"]] = min(searched.get(run["model"], run), run, key=_nll)
+    left = {
+        run["digest"]
+        for run in known["runs"]
+        if run["phase"] == "run"
+        and run["model"] in searched
+        and run["factor"] != searched[run["model"]]["factor"]
+    }
+    known["planned"] = [x for x in known["planned"] if x not in left]
+    write(path, known)
+
+
+def _nll(run: dict[str, Any]) -> float:
+    """Return the loss on the validation text; 0 if the run diverged."""
+    return run["found"].get("valid", {}).get("nll", 0)
 
 
 def compare(name: str, arguments: argparse.Namespace) -> None:
@@ -143,12 +206,11 @@ def compare(name: str, arguments: argparse.Namespace) -> None:
         jobs=arguments.jobs,
         later_precision=arguments.later_precision,
     )
-    size = f"-{arguments.size}" if arguments.size else ""
-    path = arguments.json or results_file(name + size)
-    folder = arguments.out or ROOT / "runs" / "comparison" / (name + size)
+    path = arguments.json or results_file(name + _size(arguments))
+    folder = arguments.out or ROOT / "runs" / "comparison" / (name + _size(arguments))
     known = recorded(path)
     about = {**circumstances(), "revision": commit()}
-    others = planned_of_others(path, plan)
+    others, seeds = planned_before(path, plan)
     known["circumstances"] = [x for x in known["circumstances"] if x != about] + [about]
     comparison: Comparison | None = None
 
@@ -157,12 +219,11 @@ def compare(name: str, arguments: argparse.Namespace) -> None:
         if comparison is None:
             return
         if not arguments.measure:
-            known["planned"] = others + [run.digest for run in comparison.planned()]
+            now = comparison.planned()
+            now += [run for run in seeds if run.factor == comparison.factor(run.model)]
+            known["planned"] = others + [run.digest for run in now]
         known["runs"] = rounded(msgspec.to_builtins(comparison.runs))
-        # A line for each run.
-        lines = ",\n".join(json.dumps(run) for run in known["runs"])
-        head = json_text({k: x for k, x in known.items() if k != "runs"})
-        replace_file(path, f'{head[:-2]},\n "runs": [\n{lines}\n]\n}}\n'.encode())
+        write(path, known)
 
     comparison = Comparison(plan, folder, record)
     comparison.add(msgspec.convert(known["runs"], list[Run]))
@@ -182,6 +243,10 @@ def compare(name: str, arguments: argparse.Namespace) -> None:
             known["floors"] = rounded([asdict(row) for row in rows])
         comparison.go()
     record("done")
+
+
+def _size(arguments: argparse.Namespace) -> str:
+    return f"-{arguments.size}" if arguments.size else ""
 
 
 def section(name: str) -> str:
@@ -275,6 +340,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--measure", action="store_true", help="measure writing anew, train nothing"
     )
+    parser.add_argument(
+        "--merge", type=Path, nargs="+", metavar="FILE", help="add the runs of these, train nothing"
+    )
     parser.add_argument("--json", type=Path, help="default benchmarks/results/comparison_NAME.json")
     parser.add_argument("--out", type=Path, help="run folders; default runs/comparison/NAME")
     parser.add_argument("--docs", action="store_true", help="write docs/which-model.md and end")
@@ -283,6 +351,8 @@ def main(words: Sequence[str] | None = None) -> None:
         write_page()
     elif arguments.corpus is None:
         parser.error("name a corpus, or --docs")
+    elif arguments.merge:
+        merge(arguments.json or results_file(arguments.corpus + _size(arguments)), arguments.merge)
     else:
         compare(arguments.corpus, arguments)
 

@@ -334,7 +334,7 @@ def test_contestants_are_found_by_their_names_or_files(tmp_path):
     own = tmp_path / "mine.toml"
     own.write_text(recipe_text("compare-gpt"))
     assert [*load_contestants(["gpt", str(own)])] == ["gpt", "mine"]
-    with pytest.raises(ValueError, match=r"'gpr'.*contestants are gpt, gpt-cache"):
+    with pytest.raises(ValueError, match=r"'gpr'.*contestants are modern-xl, gpt, gpt-cache"):
         load_contestants(["gpr"])
     with pytest.raises(ValueError, match="gpt is given twice"):
         load_contestants(["gpt", "gpt"])

@@ -72,6 +72,40 @@ def test_the_plan_of_a_contestant_is_that_of_the_last_call_that_names_it(program
     assert len(last["runs"]) == len(first["runs"]) + 1
 
 
+def test_seeds_of_earlier_calls_stay_beside_those_of_a_later_one(program, tmp_path, made):
+    call(program, tmp_path, "--models", "txl", "--seeds", "1", "2")
+    n = len(made)
+    last = call(program, tmp_path, "--models", "txl", "--seeds", "1", "3")
+    assert [(x.phase, x.seed) for x in made[n:]] == [("run", 3)]
+    long = [x for x in last["runs"] if x["phase"] == "run" and x["digest"] in last["planned"]]
+    assert sorted(x["seed"] for x in long) == [1, 2, 3]
+    # Not with another learning rate.
+    other = call(program, tmp_path, "--models", "txl", "--rates", "1")
+    long = [x for x in other["runs"] if x["phase"] == "run" and x["digest"] in other["planned"]]
+    assert [(x["seed"], x["factor"]) for x in long] == [(1, 1.0)]
+
+
+def test_runs_made_elsewhere_are_merged(program, tmp_path, made):
+    call(program, tmp_path, "--models", "txl", "--rates", "1")
+    elsewhere = tmp_path / "elsewhere.json"
+    words = ["--out", str(tmp_path / "other"), "--json", str(elsewhere)]
+    call(program, tmp_path, "--models", "txl", "gpt", *words)
+    n = len(made)
+    program.main(["toy", "--merge", str(elsewhere)])
+    merged = json.loads((tmp_path / "comparison_toy.json").read_text())
+    other = json.loads(elsewhere.read_text())
+    assert {x["digest"] for x in other["runs"]} < {x["digest"] for x in merged["runs"]}
+    assert {*other["planned"]} <= {*merged["planned"]}
+    long = [x for x in merged["runs"] if x["phase"] == "run" and x["digest"] in merged["planned"]]
+    # What was trained here without a search had another rate than the best.
+    assert sorted((x["model"], x["factor"]) for x in long) == [("gpt", 2.0), ("txl", 2.0)]
+    program.main(["toy", "--merge", str(elsewhere)])
+    assert json.loads((tmp_path / "comparison_toy.json").read_text()) == merged
+    assert len(made) == n
+    with pytest.raises(ValueError, match=r"--merge .*nowhere\.json: there is no such file"):
+        program.main(["toy", "--merge", str(tmp_path / "nowhere.json")])
+
+
 def test_runs_of_another_time_do_not_stand_in_the_same_tables(program, tmp_path, made):
     first = call(program, tmp_path, "--models", "txl", "gpt")
     n = len(made)

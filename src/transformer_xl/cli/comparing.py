@@ -33,9 +33,10 @@ class Compare(LoadsModels):
 
     corpus: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CORPUS")]
     """A file or folder of text, or a recipe, whose text and vocabulary are taken."""
-    models: tuple[str, ...] = ("txl", "gpt", "gpt-cache", "lstm")
-    """Contestants, separated by spaces or commas: those that `txl recipes` lists as compare-NAME,
-    other recipes, or recipe files. mamba2, rwkv, xlnet and xlstm require the extra hf."""
+    models: tuple[str, ...] = ("modern-xl", "txl", "gpt", "gpt-cache", "lstm")
+    """Contestants, separated by spaces or commas: modern-xl, those that `txl recipes` lists as
+    compare-NAME, other recipes, or recipe files. mamba2, rwkv, xlnet and xlstm require the extra
+    hf."""
     minutes: float = 20.0
     """Training time of each run: as many steps as take so long, by their pace measured in turns."""
     seeds: tuple[int, ...] = (1,)

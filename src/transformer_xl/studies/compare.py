@@ -45,6 +45,8 @@ from transformer_xl.train.step import Diverged
 
 PREFIX = "compare-"
 """Names of the recipes of contestants begin with it."""
+_OTHERS = ("modern-xl",)
+"""Recipes of contestants whose names do not."""
 RUNS_FILE = "runs.json"
 """In the folder of a comparison: what was measured of each run."""
 FACTORS = (0.5, 1.0, 2.0, 4.0)
@@ -57,7 +59,7 @@ _NOT_DYNAMIC = {x.name: x.default for x in fields(EvalConfig) if x.name.startswi
 
 def contestants() -> list[str]:
     """Return the names of the contestants that have a recipe in the package."""
-    return [x.removeprefix(PREFIX) for x in recipe_names() if x.startswith(PREFIX)]
+    return [*_OTHERS, *(x.removeprefix(PREFIX) for x in recipe_names() if x.startswith(PREFIX))]
 
 
 def load_contestants(names: Sequence[str]) -> dict[str, Config]:
@@ -72,7 +74,7 @@ def load_contestants(names: Sequence[str]) -> dict[str, Config]:
     """
     found: dict[str, Config] = {}
     for name in names:
-        recipe = f"{PREFIX}{name}" if name in contestants() else name
+        recipe = f"{PREFIX}{name}" if f"{PREFIX}{name}" in recipe_names() else name
         stem = Path(name).stem
         if stem in found:
             raise ValueError(f"models={' '.join(names)}: {stem} is given twice")

@@ -22,7 +22,7 @@ from transformer_xl.ops.timing import ceiling
 from transformer_xl.train.beginning import fit_to_corpus, new_state
 from transformer_xl.train.step import Network, train_step
 
-ROUNDS = 5
+ROUNDS = 10
 """Turns of each model."""
 _STEPS = 2
 """Steps in a turn."""
