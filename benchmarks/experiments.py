@@ -9,7 +9,8 @@ The first variant is what the others are compared with. How many steps of each t
 measured first, in turns (transformer_xl.studies.pace), so that no run depends on how busy the
 machine is. Runs follow one another, seed 1 of all, seed 2 of all and so on. A run that was finished
 is not made again, and one that was stopped goes on; so the same command goes on with a stopped
-experiment, and one with more seeds adds to it.
+experiment, and one with more seeds adds to it. A call with --only leaves what the file has of the
+other variants.
 
 The result, written anew after each run, is one JSON file in benchmarks/results, from which --docs
 makes docs/experiments.md.
@@ -32,10 +33,10 @@ from result_file import write_result_file
 from revision import ROOT, commit
 from turns import circumstances
 
-from transformer_xl.config import Config
+from transformer_xl.config import Config, EvalConfig
 from transformer_xl.config.files import replace_file
 from transformer_xl.config.recipes import dump_recipe, load_recipe, parse_recipe
-from transformer_xl.studies.pace import paces, steps_in
+from transformer_xl.studies.pace import paces, steps_in, with_others
 from transformer_xl.train.checkpoint.checkpoints import read_about
 from transformer_xl.train.metrics import read_metrics
 
@@ -144,13 +145,26 @@ class Experiment:
         return replace(config, train=replace(config.train, steps=steps, warmup_steps=warmup))
 
     def _paces(self) -> dict[str, list[float]]:
-        """Return the seconds of a step of each variant; measured once."""
+        """Return the seconds of a step of each variant; measured once with its settings."""
         file = self.out / PACES_FILE
-        known: dict[str, list[float]] = json.loads(file.read_text()) if file.is_file() else {}
-        if not self.configs.keys() <= known.keys():
-            # All in the same turns.
-            known, _ = paces(self.configs)
-            replace_file(file, (json.dumps(known) + "\n").encode())
+        stored: Settings = json.loads(file.read_text()) if file.is_file() else {}
+        settings = {
+            # What has no part in a step does not count.
+            name: dump_recipe(replace(config, eval=EvalConfig()))
+            for name, config in self.configs.items()
+        }
+        known: dict[str, list[float]] = {
+            name: stored[name]["seconds"]
+            for name, text in settings.items()
+            if stored.get(name, {}).get("settings") == text
+        }
+        if known.keys() == settings.keys():
+            return known
+        measured, _ = paces(self.configs)
+        known = with_others(known, measured)
+        for name, text in settings.items():
+            stored[name] = {"settings": text, "seconds": known[name]}
+        replace_file(file, (json.dumps(stored, indent=1) + "\n").encode())
         return known
 
 
@@ -267,6 +281,14 @@ def recorded() -> dict[str, Settings]:
     return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in files}
 
 
+def _not_called(path: Path, minutes: float, configs: Mapping[str, Config]) -> list[Settings]:
+    """Return what the file has of variants that a call with ``--only`` leaves out."""
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if known.get("minutes") != minutes:
+        return []
+    return [x for x in known["variants"] if x["name"] not in configs]
+
+
 def main() -> None:
     """Run an experiment, or write the page."""
     parser = argparse.ArgumentParser(
@@ -303,6 +325,7 @@ def main() -> None:
     out = arguments.out or ROOT / "runs" / "experiments" / name
     plan = Experiment(experiment, configs, arguments.minutes, out)
     runs: dict[str, list[Settings]] = {variant: [] for variant in configs}
+    others = _not_called(path, arguments.minutes, configs)
     result: Settings = {}
     for seed in arguments.seeds:
         for variant in configs:
@@ -319,7 +342,8 @@ def main() -> None:
                     summary(v["name"], runs[v["name"]], runs[variants[0]["name"]])
                     | {"about": v.get("about", "")}
                     for v in variants
-                ],
+                ]
+                + others,
             }
             if arguments.note:
                 result["note"] = arguments.note

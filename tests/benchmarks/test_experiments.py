@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
 
@@ -164,6 +164,39 @@ def test_a_table_shows_the_best_in_bold_and_what_failed(experiments):
 
 def test_the_page_is_what_the_program_makes_of_the_recorded_results(experiments):
     assert experiments.PAGE.read_text("utf-8") == experiments.page(experiments.recorded())
+
+
+def test_a_pace_holds_for_its_settings_alone(experiments, tmp_path, monkeypatch):
+    measured = []
+
+    def paces(configs):
+        measured.append([*configs])
+        # The machine is slower each time.
+        return {name: [float(len(measured))] for name in configs}, 100.0
+
+    monkeypatch.setattr(experiments, "paces", paces)
+    demo = load_recipe("demo")
+    deeper = replace(demo, model=replace(demo.model, n_layer=demo.model.n_layer + 1))
+    read = replace(demo, eval=replace(demo.eval, max_steps=3))
+
+    def known(**configs):
+        return experiments.Experiment({}, configs, 1.0, tmp_path)._paces()
+
+    assert known(a=demo, b=demo) == known(a=read, b=demo) == {"a": [1.0], "b": [1.0]}
+    assert measured == [["a", "b"]]
+    # What is known stays, and what is new is measured beside it.
+    assert known(a=demo, b=deeper, c=demo) == {"a": [1.0], "b": [1.0], "c": [1.0]}
+    assert measured[1:] == [["a", "b", "c"]]
+
+
+def test_a_call_for_some_variants_keeps_the_others(experiments, tmp_path):
+    path = tmp_path / "found.json"
+    assert experiments._not_called(path, 2.0, {}) == []
+    variants = [{"name": "a"}, {"name": "b"}, {"name": "c"}]
+    path.write_text(json.dumps({"minutes": 2.0, "variants": variants}))
+    assert experiments._not_called(path, 2.0, {"a": None, "c": None}) == [{"name": "b"}]
+    # What was trained for another time cannot stand beside them.
+    assert experiments._not_called(path, 3.0, {"a": None}) == []
 
 
 @pytest.mark.slow

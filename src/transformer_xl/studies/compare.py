@@ -21,7 +21,6 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, fields, replace
 from multiprocessing.connection import wait
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import msgspec
@@ -40,7 +39,7 @@ from transformer_xl.studies.contestant import (
     measured_anew,
     trained_model,
 )
-from transformer_xl.studies.pace import paces, steps_in
+from transformer_xl.studies.pace import paces, steps_in, with_others
 from transformer_xl.train.step import Diverged
 
 PREFIX = "compare-"
@@ -403,20 +402,14 @@ class Comparison:
                 measured in the same turns.
             ceiling: GFLOP/s of a large matrix product.
         """
-        both = [(model, pace) for model in measured if (pace := self.pace(model))]
-        before = [x for _, pace in both for x in pace.found["seconds"]]
-        now = [x for model, _ in both for x in measured[model]]
-        ratio = median([x / y for x, y in zip(before, now, strict=True)] or [1.0])
-        for _, pace in both:
-            ceiling = pace.found["ceiling_gflops"]
-        for model in measured:
-            if self.pace(model):
-                continue
-            # Rounded, so that the file of the runs gives the same steps.
-            seconds = [float(f"{ratio * x:.5g}") for x in measured[model]]
-            found = {"seconds": seconds, "ceiling_gflops": float(f"{ceiling:.5g}")}
+        known = {model: pace.found for model in measured if (pace := self.pace(model))}
+        for found in known.values():
+            ceiling = found["ceiling_gflops"]
+        paces = with_others({model: x["seconds"] for model, x in known.items()}, measured)
+        for model in [x for x in measured if x not in known]:
+            found = {"seconds": paces[model], "ceiling_gflops": float(f"{ceiling:.5g}")}
             self.add([_run_of(self._pace_task(model), found)])
-            self._say(f"{model}: {', '.join(f'{x:.4g}' for x in seconds)} s a step")
+            self._say(f"{model}: {', '.join(f'{x:.4g}' for x in paces[model])} s a step")
 
     def _pace_task(self, model: str) -> Task:
         config = recipe_of(self.plan.models[model], self.plan.data, steps=1, factor=1.0, seed=1)
