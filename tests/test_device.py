@@ -33,6 +33,7 @@ def test_whoever_describes_the_machine_says_the_same(monkeypatch, gpu):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: gpu)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     machine = describe_machine()
+    assert machine["instructions"] == torch.backends.cpu.get_cpu_capability()
     assert (machine["processor"], machine["gpu"]) == ("A processor", gpu)
     threads = machine["threads"]
     told = diagnose()

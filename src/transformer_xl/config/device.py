@@ -45,6 +45,8 @@ def describe_machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": torch.cpu.get_capabilities().get("cpu_name", platform.processor()),
+        # "AVX2", "AVX512" and the like: what the kernels of torch use.
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,

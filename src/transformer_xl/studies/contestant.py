@@ -46,6 +46,8 @@ _FROM_START = 8_192
 """Tokens of each piece of text that is read from an empty memory."""
 WRITTEN = (1_000, 10_000, 100_000, 1_000_000)
 """Tokens of a stream after which the size of the state and the time of a token are measured."""
+_OF_MACHINE = ("processor", "instructions", "gpu", "threads")
+"""What is recorded of the machine of a run."""
 _STEPS = 256
 """Tokens of which the time is the median."""
 
@@ -107,7 +109,7 @@ def measured(
     if is_detailed:
         found |= _details(config, model, corpus, found)
     machine = describe_machine()
-    found["machine"] = {name: machine[name] for name in ("processor", "gpu", "threads")}
+    found["machine"] = {name: machine[name] for name in _OF_MACHINE}
     found["machine"] |= {"torch": str(torch.__version__)}
     return found
 
