@@ -48,6 +48,7 @@ from transformer_xl.studies.compare import (
     Run,
     load_contestants,
     threads_of,
+    valid_nll,
 )
 from transformer_xl.studies.standings import draw, markdown, standings
 
@@ -164,24 +165,18 @@ def merge(path: Path, files: Sequence[Path]) -> None:
         for what in ("planned", "circumstances"):
             known[what] += [x for x in other[what] if x not in known[what]]
         print(f"{file}: {len(new)} runs were added")
-    searched: dict[str, dict[str, Any]] = {}
-    for run in known["runs"]:
-        if run["phase"] == "search" and run["digest"] in known["planned"] and _nll(run):
-            searched[run["model"]] = min(searched.get(run["model"], run), run, key=_nll)
-    left = {
-        run["digest"]
-        for run in known["runs"]
-        if run["phase"] == "run"
-        and run["model"] in searched
-        and run["factor"] != searched[run["model"]]["factor"]
+    runs = msgspec.convert(known["runs"], list[Run])
+    best: dict[str, Run] = {}
+    for run in runs:
+        if run.phase == "search" and run.digest in known["planned"]:
+            best[run.model] = min(best.get(run.model, run), run, key=valid_nll)
+    worse = {
+        run.digest
+        for run in runs
+        if run.phase == "run" and run.factor != best.get(run.model, run).factor
     }
-    known["planned"] = [x for x in known["planned"] if x not in left]
+    known["planned"] = [x for x in known["planned"] if x not in worse]
     write(path, known)
-
-
-def _nll(run: dict[str, Any]) -> float:
-    """Return the loss on the validation text; 0 if the run diverged."""
-    return run["found"].get("valid", {}).get("nll", 0)
 
 
 def compare(name: str, arguments: argparse.Namespace) -> None:

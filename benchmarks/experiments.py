@@ -325,7 +325,7 @@ def main() -> None:
     out = arguments.out or ROOT / "runs" / "experiments" / name
     plan = Experiment(experiment, configs, arguments.minutes, out)
     runs: dict[str, list[Settings]] = {variant: [] for variant in configs}
-    others = _not_called(path, arguments.minutes, configs)
+    others = _not_called(path, arguments.minutes, configs) if arguments.only else []
     result: Settings = {}
     for seed in arguments.seeds:
         for variant in configs:

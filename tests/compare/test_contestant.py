@@ -154,7 +154,7 @@ def test_flops_of_a_transformer_xl_include_its_memory_and_the_positions(sized):
     inside = n * (4 * D * D + 2 * D * F) + 64 * D
     # Contents, positions and values; the first two are computed again in the backward pass.
     scores = n * (M + T) * D * (3 * 6 + 2 * 2)
-    # Keys and values; its gradient is that of the normalization before them.
+    # Keys and values; the weights of the normalization before them need the gradient of both.
     memory = n * 6 * 2 * D * D * M / T
     # They have no gradient.
     positions = n * 4 * (M + T) * D * D / (B * T)

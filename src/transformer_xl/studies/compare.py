@@ -258,7 +258,7 @@ class Comparison:
         while True:
             tasks = [self._task(model, "search", factor, seed) for factor in factors]
             runs = [self.done(task) for task in tasks]
-            best = min(range(len(runs)), key=lambda n: _valid_nll(runs[n]))
+            best = min(range(len(runs)), key=lambda n: valid_nll(runs[n]))
             if not all(runs) or len(runs) == most or 0 < best < len(runs) - 1:
                 return tasks
             if best:
@@ -281,7 +281,7 @@ class Comparison:
         if len(self.plan.factors) == 1:
             return self.plan.factors[0]
         runs = [self.done(task) for task in self.search_of(model)]
-        best = min(runs, key=_valid_nll)
+        best = min(runs, key=valid_nll)
         return best.factor if all(runs) and best and "valid" in best.found else None
 
     def done(self, task: Task) -> Run | None:
@@ -333,7 +333,7 @@ class Comparison:
         Nothing is trained. Measured are writing, and what else is missing; each run alone, in a
         process with as many threads as it was trained with. Writing takes as long with any weights,
         so that a run whose folder has no model any more is measured with new ones; if it lacks more
-        than that, it is named and stays.
+        than that, it is named, and its FLOPs alone are counted.
         """
         ended = [
             (task, run) for task in [*self.search(), *self.final()] if (run := self.done(task))
@@ -346,12 +346,12 @@ class Comparison:
         for task, run in ended:
             if "failed" in run.found:
                 continue
-            if not task.is_detailed:
-                run.found = measured_anew(task.config, task.folder, run.found, is_detailed=False)
-                continue
             name = task.folder.relative_to(self.folder)
-            if not (has_details(run.found) or trained_model(task.folder).is_dir()):
+            is_measurable = has_details(run.found) or trained_model(task.folder).is_dir()
+            if task.is_detailed and not is_measurable:
                 self._say(f"{name}: not measured, as {self.folder} does not have its model")
+            if not (task.is_detailed and is_measurable):
+                run.found = measured_anew(task.config, task.folder, run.found, is_detailed=False)
                 continue
             run.found = _in_process(task.threads, _measure, task, run.found)
             self.add([])
@@ -473,7 +473,8 @@ class Comparison:
         self._say(f"{task.folder.relative_to(self.folder)}: {_line(found)}")
 
 
-def _valid_nll(run: Run | None) -> float:
+def valid_nll(run: Run | None) -> float:
+    """Return the loss on the validation text; infinite without a run, or if it failed."""
     return run.found["valid"]["nll"] if run and "valid" in run.found else math.inf
 
 

@@ -19,8 +19,7 @@ TRAINING_BYTES = 64 << 20
 """Bytes of the training text that compressors are given at most, about: its end."""
 TRAINING_TOKENS = 8_000_000
 """Tokens of the training text that n-grams are counted in at most: its end. In the worst case,
-where hardly a sequence occurs twice, they take 2 GB at order 5; 7 million characters of source
-code took 1.4 GB at order 12."""
+where hardly a sequence occurs twice, they take 2 GB at order 5."""
 _SMALL_VOCAB = 1000
 
 
