@@ -207,7 +207,7 @@ def test_a_run_begins_where_the_package_is_on_the_path_and_not_installed(
     about = json.loads((run.path / "environment.json").read_text())
     assert about["packages"]["transformer-xl"] == transformer_xl.__version__
     begun = ["date", "revision"]
-    machine = ["python", "platform", "processor", "cores", "threads", "gpu"]
+    machine = ["python", "platform", "processor", "instructions", "cores", "threads", "gpu"]
     assert [*about] == ["format_version", *machine, "command", *begun, "packages"]
 
 

@@ -39,7 +39,7 @@ def test_recipes_lists_each_with_its_summary(txl):
     (of_tasks,) = (names for title, names in by_title.items() if "txl task" in title)
     assert of_tasks == {x for task in tasks for x in chain(*task.models.values())}
     (compared,) = (names for title, names in by_title.items() if "txl compare" in title)
-    assert compared == {"modern-xl", *(f"compare-{x}" for x in contestants())}
+    assert compared == {x if x == "modern-xl" else f"compare-{x}" for x in contestants()}
     # Of each part, all summaries stand in one column.
     for start, stop in pairwise([*titles, len(lines)]):
         part = lines[start + 1 : stop]
