@@ -60,10 +60,10 @@ def made(monkeypatch):
         loss = LOSSES[task.model] + abs(task.factor - 2) / 10 + task.seed / 100 + 1 / minutes
         return found(loss, tokens=1000 * minutes)
 
-    def paces(configs, threads):
+    def paces(configs):
         return {name: [0.5] * len(stages_of(config)) for name, config in configs.items()}, 100.0
 
     monkeypatch.setattr(compare, "_carry_out", carry_out)
-    monkeypatch.setattr(compare, "_paces", paces)
+    monkeypatch.setattr(compare, "paces", paces)
     monkeypatch.setattr(compare, "_in_process", lambda threads, work, *given: work(*given))
     return tasks

@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 
 import pytest
+import torch
 
 from transformer_xl.config.recipes import differences, recipe_text
 from transformer_xl.model.limits import least_weights, table_numbers
@@ -79,6 +80,10 @@ def test_a_process_that_is_killed_fails_its_own_run_alone():
     with pytest.raises(RuntimeError, match="its process was killed"):
         compare._in_process(1, os._exit, 3)
     assert compare._in_process(1, len, "abc") == 3
+
+
+def test_a_process_has_the_threads_that_it_was_given():
+    assert compare._in_process(2, torch.get_num_threads) == 2
 
 
 def test_later_seeds_in_another_precision_leave_the_search_and_the_first_seed(
@@ -232,15 +237,15 @@ def test_runs_with_other_settings_have_folders_of_their_own(tmp_path, models, ma
 def test_a_contestant_that_comes_later_is_measured_in_turns_with_the_others(
     tmp_path, models, made, monkeypatch
 ):
-    measured, paces = [], compare._paces
+    measured, paces = [], compare.paces
 
-    def noted(configs, threads):
+    def noted(configs):
         measured.append([*configs])
-        seconds, peak = paces(configs, threads)
+        seconds, peak = paces(configs)
         # The machine is slower each time.
         return {name: [len(measured) * x for x in each] for name, each in seconds.items()}, peak
 
-    monkeypatch.setattr(compare, "_paces", noted)
+    monkeypatch.setattr(compare, "paces", noted)
     two = {name: models[name] for name in ("txl", "lstm")}
     Comparison(plan(two, factors=(1.0,)), tmp_path).go()
     Comparison(plan(two, factors=(1.0,), seeds=(1, 2)), tmp_path).go()

@@ -389,7 +389,7 @@ class Comparison:
         self._say("measuring the pace of each contestant, in turns")
         configs = {model: self._pace_task(model).config for model in self.plan.models}
         threads = threads_of(self.plan.jobs)
-        self.take_paces(*_in_process(threads, _paces, configs, threads))
+        self.take_paces(*_in_process(threads, paces, configs))
 
     def take_paces(self, measured: Mapping[str, list[float]], ceiling: float) -> None:
         """Take the paces of contestants whose pace is not known.
@@ -506,15 +506,8 @@ def _run_of(task: Task, found: dict[str, Any]) -> Run:
     )
 
 
-def _paces(configs: dict[str, Config], threads: int) -> tuple[dict[str, list[float]], float]:
-    """Measure paces in a process of its own, with as many threads as a run has."""
-    torch.set_num_threads(threads)
-    return paces(configs)
-
-
 def _carry_out(task: Task) -> dict[str, Any]:
     """Train and measure, in a process of its own."""
-    torch.set_num_threads(task.threads)
     try:
         return measured(
             task.config, task.folder, n_tokens=task.eval_tokens, is_detailed=task.is_detailed
@@ -525,7 +518,6 @@ def _carry_out(task: Task) -> dict[str, Any]:
 
 def _measure(task: Task, found: dict[str, Any]) -> dict[str, Any]:
     """Measure a run that has been trained, in a process of its own."""
-    torch.set_num_threads(task.threads)
     return measured_anew(task.config, task.folder, found)
 
 
@@ -538,14 +530,17 @@ def _in_process(threads: int, work: Callable[..., Any], *given: Any) -> Any:
     os.environ["OMP_NUM_THREADS"] = str(threads)
     context = multiprocessing.get_context("spawn")
     try:
-        with ProcessPoolExecutor(1, mp_context=context, initializer=_end_with_parent) as worker:
+        with ProcessPoolExecutor(
+            1, mp_context=context, initializer=_begin, initargs=(threads,)
+        ) as worker:
             return worker.submit(work, *given).result()
     except BrokenProcessPool as error:
         raise RuntimeError("its process was killed, as is done where memory runs out") from error
 
 
-def _end_with_parent() -> None:
-    """Let this process save its run and end when the one that started it is no longer there."""
+def _begin(threads: int) -> None:
+    """Set the threads of a new process, and let it save its run and end with its parent."""
+    torch.set_num_threads(threads)
     parent = multiprocessing.parent_process()
     assert parent is not None
 
