@@ -198,8 +198,8 @@ def _trained(config: Config, folder: Path) -> Settings:
 def summary(name: str, runs: Sequence[Settings], first: Sequence[Settings]) -> Settings:
     """Sum up the runs of a variant, and compare them with those of the first.
 
-    The spread is the standard deviation over the seeds; a difference in spreads is divided by
-    the root of the mean of both variances.
+    The spread is the standard deviation over the seeds, and the effect size Cohen's d: the
+    difference, divided by the root of the mean of both variances.
     """
     found = [run["valid_nll"] for run in runs if "failed" not in run]
     base = [run["valid_nll"] for run in first if "failed" not in run]
@@ -212,14 +212,15 @@ def summary(name: str, runs: Sequence[Settings], first: Sequence[Settings]) -> S
         values["difference"] = values["mean"] - statistics.fmean(base)
     if len(found) > 1 and len(base) > 1:
         pooled = math.sqrt((statistics.variance(found) + statistics.variance(base)) / 2)
-        values["in_spreads"] = values["difference"] / pooled if pooled else None
+        values["effect_size"] = values["difference"] / pooled if pooled else None
     return values
 
 
 def table(result: Settings) -> str:
     """Return the result as a Markdown table, the best variant in bold."""
     lines = [
-        "| variant | what it changes | runs | steps | validation, nats | difference | in spreads |",
+        "| variant | what it changes | runs | steps | validation, nats | difference "
+        "| effect size |",
         "|---|---|---|---|---|---|---|",
     ]
     best = min((v["mean"] for v in result["variants"] if "mean" in v), default=None)
@@ -235,11 +236,11 @@ def table(result: Settings) -> str:
             mean += f" ± {variant['spread']:.4f}"
         compared = place > 0 and "difference" in variant
         difference = f"{variant['difference']:+.4f}" if compared else "-"
-        spreads = variant.get("in_spreads") if place else None
+        effect = variant.get("effect_size") if place else None
         count = f"{len(done)}" + f" ({failed} failed)" * bool(failed)
         lines.append(
             f"| {variant['name']} | {variant['about']} | {count} | {steps} | {mean} | "
-            f"{difference} | {'-' if spreads is None else f'{spreads:+.1f}'} |"
+            f"{difference} | {'-' if effect is None else f'{effect:+.1f}'} |"
         )
     return "\n".join(lines)
 
@@ -249,9 +250,11 @@ def page(results: Mapping[str, Settings]) -> str:
     parts = [
         "# Experiments",
         "What was tried, each at the same training time on the same machine: what helped, what did "
-        "not, and by how much. Newer runs end with the steps that take the time, older ones with "
-        "the time itself. Losses are in nats per token on the validation text; lower is better. "
-        "± is the standard deviation over the seeds, and a difference in spreads below 2 says "
+        "not, and by how much. Newer runs make as many steps as take this time at the measured "
+        "pace; older ones stop when the time is up. Losses are in nats per token on the validation "
+        "text; lower is better. "
+        "± is the standard deviation over the seeds. The effect size is the difference divided by "
+        "the pooled standard deviation (Cohen's d); with two or three seeds, less than 2 says "
         "little. This page is made by "
         "`python benchmarks/experiments.py --docs` from the files that it names.",
     ]
@@ -265,14 +268,18 @@ def page(results: Mapping[str, Settings]) -> str:
             result["about"],
             table(result),
             *noted,
-            f"{result['minutes']:g} minutes of training for each run of `{result['recipe']}`, "
-            f"seeds {', '.join(map(str, result['seeds']))}; {where['processor']}, "
-            f"{where['threads']} thread{'s' * (where['threads'] != 1)}, torch {where['torch']}, "
-            f"{where['date']}. "
+            f"{_counted(result['minutes'], 'minute')} of training for each run of "
+            f"`{result['recipe']}`, seeds {', '.join(map(str, result['seeds']))}; "
+            f"{where['processor']}, {_counted(where['threads'], 'thread')}, "
+            f"torch {where['torch']}, {where['date']}. "
             f"Command: `{where['command']}`. "
             f"Runs: [{name}](../benchmarks/results/{name}).",
         ]
     return "\n\n".join(parts) + "\n"
+
+
+def _counted(n: float, unit: str) -> str:
+    return f"{n:g} {unit}{'s' * (n != 1)}"
 
 
 def recorded() -> dict[str, Settings]:

@@ -1,4 +1,4 @@
-"""What weights in fewer bits cost in accuracy, and what they save in memory and time.
+"""What quantized weights cost in accuracy, and what they save in memory and time.
 
     python benchmarks/weights.py runs/demo program.py
     python benchmarks/weights.py models/wt103 wiki.test.tokens --prepared --mem_len 1600

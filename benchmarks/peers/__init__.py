@@ -33,7 +33,7 @@ class Peer(ABC):
         """Build the model with random weights."""
 
     def reduce_weights(self, job: Job) -> None:
-        """Hold the weights in fewer bits, for evaluation and generation."""
+        """Quantize the weights, for evaluation and generation."""
         self.model.bfloat16()
 
     def compile(self, job: Job) -> None:

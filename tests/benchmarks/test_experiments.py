@@ -140,10 +140,10 @@ def test_means_spreads_and_differences(experiments):
     assert found["spread"] == pytest.approx(3**0.5)
     assert found["difference"] == 3
     # Variances 1 and 3.
-    assert found["in_spreads"] == pytest.approx(3 / 2**0.5)
+    assert found["effect_size"] == pytest.approx(3 / 2**0.5)
     single = experiments.summary("b", other[:1], first[:1])
     assert single["difference"] == 3
-    assert not {"spread", "in_spreads"} & single.keys()
+    assert not {"spread", "effect_size"} & single.keys()
     assert "mean" not in experiments.summary("b", [{"seed": 1, "failed": "the loss is nan"}], first)
 
 

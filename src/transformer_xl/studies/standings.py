@@ -190,8 +190,8 @@ def markdown(result: Mapping[str, Any], floors: Sequence[Mapping[str, Any]] = ()
     unit, reference = result["unit"], result["reference"] or "the first"
     lines = [
         f"| model | {unit} at equal time | seeds | at the tokens of {reference} | at its FLOPs "
-        "| rates x | weights inside | tokens | tokens per second of training | MFLOP per token "
-        "| share of the ceiling | peak memory |",
+        "| learning rate x | non-embedding parameters | tokens | tokens per second of training "
+        "| MFLOP per token | share of the ceiling | peak memory |",
         "|---|" + "--:|" * 11,
     ]
     for row in result["models"]:
@@ -268,7 +268,11 @@ def _by_mem_len(rows: Sequence[Mapping[str, Any]]) -> str:
         ]
         if found:
             lines.append(f"| {' | '.join([name, *bold])} |")
-    return "\n".join(lines)
+    note = (
+        "Of one seed, on a part of the test text: the columns of a row can be compared with each "
+        "other, not with the table above."
+    )
+    return "\n".join(lines) + f"\n\n{note}"
 
 
 def _writing(rows: Sequence[Mapping[str, Any]]) -> list[str]:

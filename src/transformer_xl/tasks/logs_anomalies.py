@@ -1,7 +1,7 @@
-"""Anomalies in logs: how surprised a model is by each line, as the log arrives.
+"""Anomalies in logs: the surprisal of each line, as the log arrives.
 
 The logs are made by :mod:`transformer_xl.data.logs`. A model is trained on lines without anomalies
-and reads the others as `txl score --by line` does; the surprise of a line is the sum of -log p of
+and reads the others as `txl score --by line` does; the surprisal of a line is the sum of -log p of
 its tokens.
 """
 
@@ -58,14 +58,14 @@ class Logs(Task):
         """Score the lines of a log as they arrive."""
         flow = Flow(Reader(trained.model, trained.lengths))
         lines = LineSums(trained.vocab)
-        surprise = [
+        surprisal = [
             record["nll_sum"]
             for scored in flow.scores(
                 _blocks(folder / f"{split}.txt"), Cutter(trained.vocab, "line"), lines.push
             )
             for record in lines.add(scored)
         ]
-        return _measured(folder, split, surprise)
+        return _measured(folder, split, surprisal)
 
     def baselines(self, folder: Path, split: str) -> Iterator[tuple[str, Measured]]:
         """Yield how rare the template of a line is, and n-grams of its words and those before."""
@@ -87,12 +87,12 @@ def _blocks(path: Path) -> Iterator[bytes]:
             yield block
 
 
-def _measured(folder: Path, split: str, surprise: Sequence[float]) -> Measured:
+def _measured(folder: Path, split: str, surprisal: Sequence[float]) -> Measured:
     """Return the AUC, of all anomalies and of each kind; an anomaly's score is its rank."""
     metrics_of = optional_package("sklearn.metrics", "the task logs", TASKS_EXTRA)
     roc_auc_score = metrics_of.roc_auc_score
     anomalies = json.loads((folder / f"{split}.json").read_bytes())
-    values, kinds = np.array(surprise), np.array([kind or "" for kind in anomalies])
+    values, kinds = np.array(surprisal), np.array([kind or "" for kind in anomalies])
     usual = kinds == ""
     metrics = {"auc": float(roc_auc_score(~usual, values))}
     for kind in ANOMALIES:
@@ -100,5 +100,5 @@ def _measured(folder: Path, split: str, surprise: Sequence[float]) -> Measured:
         metrics[kind] = float(roc_auc_score(kinds[some] == kind, values[some]))
     ordered = np.sort(values[usual])
     below = [np.searchsorted(ordered, values[~usual], side=side) for side in ("left", "right")]
-    # The share of the usual lines that surprise less: the mean of these is the AUC.
+    # The share of the usual lines that surprisal less: the mean of these is the AUC.
     return Measured(metrics, np.mean(below, axis=0) / len(ordered))
