@@ -40,7 +40,7 @@ from transformer_xl.config import Config, DataConfig, ModelConfig
 from transformer_xl.config.device import Rounded
 from transformer_xl.config.files import replace_file
 from transformer_xl.config.recipes import load_recipe
-from transformer_xl.inference.floors import floors
+from transformer_xl.inference.baselines import baselines
 from transformer_xl.studies.compare import (
     FACTORS,
     Comparison,
@@ -89,7 +89,7 @@ def results_file(name: str) -> Path:
 def recorded(path: Path) -> dict[str, Any]:
     """Return what a file holds of a comparison; nothing if it does not exist."""
     if not path.is_file():
-        return {"circumstances": [], "planned": [], "floors": [], "runs": []}
+        return {"circumstances": [], "planned": [], "baselines": [], "runs": []}
     return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -161,7 +161,7 @@ def merge(path: Path, files: Sequence[Path]) -> None:
         have = {(run["model"], run["digest"]) for run in known["runs"]}
         new = [run for run in other["runs"] if (run["model"], run["digest"]) not in have]
         known["runs"] += new
-        known["floors"] = known["floors"] or other["floors"]
+        known["baselines"] = known["baselines"] or other["baselines"]
         for what in ("planned", "circumstances"):
             known[what] += [x for x in other[what] if x not in known[what]]
         print(f"{file}: {len(new)} runs were added")
@@ -233,9 +233,9 @@ def compare(name: str, arguments: argparse.Namespace) -> None:
     if arguments.measure:
         comparison.measure()
     else:
-        if not known["floors"] and arguments.floors:
-            rows = floors(comparison.corpus)
-            known["floors"] = rounded([asdict(row) for row in rows])
+        if not known["baselines"] and arguments.baselines:
+            rows = baselines(comparison.corpus)
+            known["baselines"] = rounded([asdict(row) for row in rows])
         comparison.go()
     record("done")
 
@@ -259,7 +259,7 @@ def section(name: str) -> str:
     own = [run for run in runs if run.model in final]
     result = standings(own)
     key = result["unit"].replace(" ", "_")
-    rows = [{**x, "bits": x[key]} for x in known["floors"] if x[key] is not None]
+    rows = [{**x, "bits": x[key]} for x in known["baselines"] if x[key] is not None]
     where = result["machine"]
     minutes = next(run.minutes for run in own if run.phase == "run")
     searched = next((run.minutes for run in own if run.phase == "search"), None)
@@ -331,7 +331,7 @@ def main(words: Sequence[str] | None = None) -> None:
         "--later-precision", choices=get_args(Rounded), help="of the seeds but the first"
     )
     parser.add_argument("--paces", choices=CORPORA, help="take the time of a step from its runs")
-    parser.add_argument("--no-floors", dest="floors", action="store_false")
+    parser.add_argument("--no-baselines", dest="baselines", action="store_false")
     parser.add_argument(
         "--measure", action="store_true", help="measure writing anew, train nothing"
     )

@@ -117,7 +117,7 @@ comparison)
     # Each learning rate as in the recipe; what it takes to search them is left to a longer run.
     set -- --larger --minutes 1 --models modern-xl txl txl-paper gpt gpt-cache lstm
     [ "$TRY" ] && set -- --minutes 0.05 --models lstm
-    run 560 "$python" benchmarks/comparison.py python-stdlib --rates 1 --seeds 1 --no-floors \
+    run 560 "$python" benchmarks/comparison.py python-stdlib --rates 1 --seeds 1 --no-baselines \
         --out /tmp/txl_runs/comparison --json "$OUT/comparison.json" "$@"
     ;;
 *)

@@ -32,7 +32,7 @@ def _others_losses(monkeypatch, made, found):
 
 def test_a_text_of_ones_own_is_read_by_bytes(tmp_path, text, made, capsys):
     out = tmp_path / "out"
-    assert call(text, out, "--models", "txl,gpt", "lstm", "--no_floors", "--json") == 0
+    assert call(text, out, "--models", "txl,gpt", "lstm", "--no_baselines", "--json") == 0
     data = {(x.config.data.path, x.config.data.vocab) for x in made}
     assert data == {(str(text), "bytes")}
     assert {task.model for task in made} == {"txl", "gpt", "lstm"}
@@ -44,13 +44,13 @@ def test_a_text_of_ones_own_is_read_by_bytes(tmp_path, text, made, capsys):
 
 
 def test_settings_of_the_text_can_be_given(tmp_path, text, made):
-    words = ("--models", "lstm", "--rates", "1", "--no_floors", "--data.vocab", "chars")
+    words = ("--models", "lstm", "--rates", "1", "--no_baselines", "--data.vocab", "chars")
     assert call(text, tmp_path / "out", *words) == 0
     assert {task.config.data.vocab for task in made} == {"chars"}
     assert [(task.phase, task.factor) for task in made] == [("run", 1.0)]
 
 
-def test_floors_stand_beside_the_models(tmp_path, text):
+def test_baselines_stand_beside_the_models(tmp_path, text):
     pytest.importorskip("pyppmd")
     assert call(text, tmp_path / "out", "--models", "lstm", "--rates", "1") == 0
     table = (tmp_path / "out" / "comparison.md").read_text()
@@ -59,7 +59,7 @@ def test_floors_stand_beside_the_models(tmp_path, text):
 
 
 def test_the_same_command_goes_on(tmp_path, text, made):
-    words = ("--models", "lstm", "--no_floors")
+    words = ("--models", "lstm", "--no_baselines")
     call(text, tmp_path / "out", *words)
     n = len(made)
     assert call(text, tmp_path / "out", *words) == 0
@@ -92,6 +92,6 @@ def test_a_text_that_is_not_there_is_named(tmp_path, capsys):
 
 def test_without_any_model_that_could_be_trained_it_fails(tmp_path, text, monkeypatch, capsys):
     monkeypatch.setattr(compare, "_carry_out", lambda task: {"failed": "RuntimeError: diverged"})
-    words = ("--models", "lstm", "--rates", "1", "--no_floors")
+    words = ("--models", "lstm", "--rates", "1", "--no_baselines")
     assert call(text, tmp_path / "out", *words) == 1
     assert "no contestant could be trained" in capsys.readouterr().err

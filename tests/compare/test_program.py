@@ -38,7 +38,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, models: Any, made: 
 
 def call(program: ModuleType, tmp_path: Path, *words: str) -> dict[str, Any]:
     """Make a call; return what the file of the runs has then."""
-    words = ("toy", "--out", str(tmp_path / "runs"), "--no-floors", "--seeds", "1", *words)
+    words = ("toy", "--out", str(tmp_path / "runs"), "--no-baselines", "--seeds", "1", *words)
     program.main([*words])
     return json.loads((tmp_path / "comparison_toy.json").read_text())
 
@@ -174,7 +174,7 @@ def test_runs_of_another_processor_are_gone_on_with(program, tmp_path, made, mon
         call(program, tmp_path, "--models", "txl", "lstm", "--paces", "other")
     seconds = {"txl": 1.0, "lstm": 2.0}
     paces = [run for run in first["runs"] if run["phase"] == "pace"]
-    given = {"circumstances": [], "planned": [], "floors": []}
+    given = {"circumstances": [], "planned": [], "baselines": []}
     given["runs"] = [
         paces[0] | {"model": name, "found": {"seconds": [x], "ceiling_gflops": 7.0}}
         for name, x in seconds.items()

@@ -178,7 +178,7 @@ def test_a_failed_run_is_named_and_not_counted(run):
     assert "b, seed 1, failed: ValueError: it diverged" in markdown(result)
 
 
-def test_floors_stand_below_with_what_they_were_given(run):
+def test_baselines_stand_below_with_what_they_were_given(run):
     rows = [
         {"name": "gzip -9", "trained": False, "bits": 2.04},
         {"name": "PPMd", "trained": True, "bits": 1.26},

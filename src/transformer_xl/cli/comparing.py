@@ -51,7 +51,7 @@ class Compare(LoadsModels):
     """Runs at the same time, each with its share of the threads."""
     tokens: int | None = None
     """Evaluate on this many tokens from the start of each split; None: on all."""
-    floors: bool = True
+    baselines: bool = True
     """Also measure compressors and n-grams; PPMd and zstd require the extra compare."""
     out: Path = Path("runs/compare")
     """Folder of the runs and of comparison.json, comparison.md and comparison.svg."""
@@ -90,9 +90,9 @@ class Compare(LoadsModels):
         comparison.go()
         runs = comparison.planned()
         result = standings.standings(runs)
-        result["floors"] = self._floors(comparison.corpus, result["unit"])
+        result["baselines"] = self._baselines(comparison.corpus, result["unit"])
         replace_file(self.out / "comparison.json", (dumps(result, indent=2) + "\n").encode())
-        table = standings.markdown(result, result["floors"])
+        table = standings.markdown(result, result["baselines"])
         replace_file(self.out / "comparison.md", table.encode())
         (say if self.json else print)(table)
         if not result["models"]:
@@ -112,11 +112,11 @@ class Compare(LoadsModels):
         data = load_recipe(self.corpus).data if is_recipe else DataConfig(path=self.corpus)
         return replace(data, **self.data)
 
-    def _floors(self, corpus: "Corpus", unit: str) -> list[dict[str, Any]]:
+    def _baselines(self, corpus: "Corpus", unit: str) -> list[dict[str, Any]]:
         """Return the rows of compressors and n-grams, for which their packages are there."""
-        if not self.floors:
+        if not self.baselines:
             return []
-        from transformer_xl.inference.floors import FLOORS, floors
+        from transformer_xl.inference.baselines import BASELINES, baselines
         from transformer_xl.train.finish import held_out
 
         needed = {"PPMd": "pyppmd", "zstd -19": "zstandard"}
@@ -126,7 +126,7 @@ class Compare(LoadsModels):
                 f"without {' and '.join(lacking)}: they require "
                 "pip install 'transformer-xl[compare]'"
             )
-        names = tuple(name for name in FLOORS if name not in lacking)
-        found = floors(corpus, held_out(corpus), names=names)
+        names = tuple(name for name in BASELINES if name not in lacking)
+        found = baselines(corpus, held_out(corpus), names=names)
         rows = [asdict(row) | {"bits": getattr(row, unit.replace(" ", "_"))} for row in found]
         return [row for row in rows if row["bits"] is not None]

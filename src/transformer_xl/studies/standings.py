@@ -180,12 +180,12 @@ def _chosen_search(done: Runs, own: Runs) -> list["Run"]:
     ]
 
 
-def markdown(result: Mapping[str, Any], floors: Sequence[Mapping[str, Any]] = ()) -> str:
+def markdown(result: Mapping[str, Any], baselines: Sequence[Mapping[str, Any]] = ()) -> str:
     """Format the standings as Markdown tables.
 
     Args:
         result: What :func:`standings` returned.
-        floors: Rows with ``name``, ``trained`` and ``bits``, of what needs no gradient.
+        baselines: Rows with ``name``, ``trained`` and ``bits``, of what needs no gradient.
     """
     unit, reference = result["unit"], result["reference"] or "the first"
     lines = [
@@ -210,7 +210,7 @@ def markdown(result: Mapping[str, Any], floors: Sequence[Mapping[str, Any]] = ()
             f"{row['peak_mb']:.0f} MB",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    for row in sorted(floors, key=lambda row: row["bits"]):
+    for row in sorted(baselines, key=lambda row: row["bits"]):
         trained = ", given the training text" * row["trained"]
         lines.append(f"| {row['name']}{trained} | {row['bits']:.4f} |" + " |" * 10)
     parts = ["\n".join(lines)]

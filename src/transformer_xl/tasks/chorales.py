@@ -21,8 +21,8 @@ from transformer_xl.data import train_vocab
 from transformer_xl.data.transposing import rounds_of
 from transformer_xl.data.unpacking import read_json
 from transformer_xl.inference.answers import losses
-from transformer_xl.inference.floors.kneser_ney import KneserNey
-from transformer_xl.inference.floors.measuring_floors import unigram_nll
+from transformer_xl.inference.baselines.kneser_ney import KneserNey
+from transformer_xl.inference.baselines.measuring import unigram_nll
 from transformer_xl.inference.generate.prompts import selected
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.lengths import Lengths

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from transformer_xl.data import Vocab, load_vocab, train_vocab
+from transformer_xl.inference.baselines.kneser_ney import KneserNey
+from transformer_xl.inference.baselines.measuring import unigram_nll
 from transformer_xl.inference.evaluate import score
-from transformer_xl.inference.floors.kneser_ney import KneserNey
-from transformer_xl.inference.floors.measuring_floors import unigram_nll
 from transformer_xl.tasks.task import SPLITS, Measured, Task, Trained, read_utf8
 
 ORDER = 5

@@ -13,8 +13,8 @@ from transformer_xl.config.device import autocast
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data import Corpus, raw_split
 from transformer_xl.data.features import FeatureCorpus
+from transformer_xl.inference.baselines import compressed_bytes
 from transformer_xl.inference.evaluate import Dynamic, Result, cost_of, evaluate_by, plan_dynamic
-from transformer_xl.inference.floors import compressed_bytes
 from transformer_xl.inference.generate import beam_search, for_tokens, generate, text_pieces
 from transformer_xl.model import LanguageModel, load_model
 from transformer_xl.model.lengths import Lengths

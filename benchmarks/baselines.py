@@ -1,10 +1,10 @@
-"""Floors of a corpus: bits per byte of compressors, n-grams and frequencies, as a table.
+"""Baselines of a corpus: bits per byte of compressors, n-grams and frequencies, as a table.
 
-    python benchmarks/floors.py demo --vocab bytes
-    python benchmarks/floors.py ptb-char-cpu --path ../shared/data/ptb --out floors.json
+    python benchmarks/baselines.py demo --vocab bytes
+    python benchmarks/baselines.py ptb-char-cpu --path ../shared/data/ptb --out baselines.json
 
 The data are those of a recipe; what each row is given is said by
-`transformer_xl.inference.floors.floors`. It needs `pip install 'transformer-xl[compare]'`.
+`transformer_xl.inference.baselines.baselines`. It needs `pip install 'transformer-xl[compare]'`.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from result_file import write_result_file
 
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data import prepare
-from transformer_xl.inference.floors import FLOORS, floors, floors_table
+from transformer_xl.inference.baselines import BASELINES, baselines, baselines_table
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--path", help="instead of its data.path")
     parser.add_argument("--vocab", help="instead of its data.vocab and data.vocab_size")
     parser.add_argument("--split", default="test", choices=("test", "valid"))
-    parser.add_argument("--names", nargs="+", default=FLOORS, choices=FLOORS)
+    parser.add_argument("--names", nargs="+", default=BASELINES, choices=BASELINES)
     parser.add_argument("--order", type=int, help="highest order of n-grams")
     parser.add_argument("--out", type=Path, help="write the rows to this file as JSON")
     given = parser.parse_args()
@@ -40,7 +40,7 @@ def main() -> None:
     if given.vocab is not None:
         data = replace(data, vocab=given.vocab, vocab_size=None)
     corpus = prepare(data)
-    rows = floors(
+    rows = baselines(
         corpus,
         given.split,
         names=given.names,
@@ -51,10 +51,10 @@ def main() -> None:
         f"{given.recipe}, {data.vocab}: {corpus.n_tokens('train'):,} tokens of training text, "
         f"{corpus.n_tokens(given.split):,} of {given.split} text\n"
     )
-    print(floors_table(rows))
+    print(baselines_table(rows))
     if given.out is not None:
         about = {
-            "command": " ".join(["python benchmarks/floors.py", *sys.argv[1:]]),
+            "command": " ".join(["python benchmarks/baselines.py", *sys.argv[1:]]),
             "machine": platform.processor() or platform.machine(),
             "python": platform.python_version(),
             "packages": {name: version(name) for name in ("numpy", "pyppmd", "zstandard")},

@@ -9,14 +9,14 @@ import pytest
 
 from transformer_xl.config import DataConfig
 from transformer_xl.data import Corpus, prepare
-from transformer_xl.inference.floors import (
+from transformer_xl.inference.baselines import (
+    BASELINES,
     COMPRESSORS,
-    FLOORS,
     KneserNey,
+    baselines,
+    baselines_table,
     compressed_bytes,
-    floors,
-    floors_table,
-    measuring_floors,
+    measuring,
     unigram_nll,
 )
 
@@ -32,7 +32,7 @@ def test_random_bytes_take_eight_bits_each(tmp_path):
     pytest.importorskip("pyppmd"), pytest.importorskip("zstandard")
     path = tmp_path / "noise"
     path.write_bytes(np.random.default_rng(0).bytes(60_000))
-    rows = floors(_corpus(path, vocab="bytes", test_fraction=0.5))
+    rows = baselines(_corpus(path, vocab="bytes", test_fraction=0.5))
     assert [(row.name.split("-gram")[0], row.trained) for row in rows] == [
         ("uniform", False), ("unigram", True), ("1", True),
         *((name, trained) for name in COMPRESSORS for trained in (False, True)),
@@ -48,7 +48,7 @@ def test_random_bytes_take_eight_bits_each(tmp_path):
 def test_rows_count_the_bytes_of_the_text(toy_text, vocab):
     size = {"vocab_size": 280} if vocab == "bpe" else {}
     corpus = _corpus(toy_text, vocab=vocab, **size)
-    rows = {(row.name, row.trained): row for row in floors(corpus, names=OURS, order=3)}
+    rows = {(row.name, row.trained): row for row in baselines(corpus, names=OURS, order=3)}
     text, n = corpus.split("test"), corpus.n_tokens("test")
     raw = corpus.vocab.decode_bytes(text)
     assert rows["xz -9e", False].bits_per_byte == 8 * compressed_bytes("xz -9e", raw) / len(raw)
@@ -71,7 +71,7 @@ def test_rows_count_the_bytes_of_the_text(toy_text, vocab):
 
 def test_words_have_no_bytes_and_compressors_are_given_a_byte_for_each(toy_text):
     corpus = _corpus(toy_text, vocab="words")
-    rows = {(row.name, row.trained): row for row in floors(corpus, names=OURS)}
+    rows = {(row.name, row.trained): row for row in baselines(corpus, names=OURS)}
     assert {row.bits_per_byte for row in rows.values()} == {None}
     ids = bytes(corpus.split("test").tolist())
     bits = 8 * compressed_bytes("gzip -9", ids)
@@ -84,7 +84,7 @@ def test_more_than_256_words_are_compressed_as_their_text(tmp_path):
     corpus = _corpus(path, vocab="words")
     text = corpus.vocab.decode(corpus.split("test")).encode()
     assert text in path.read_bytes()
-    (row, _) = floors(corpus, names=("bzip2 -9",))
+    (row, _) = baselines(corpus, names=("bzip2 -9",))
     assert row.bits_per_token * row.tokens == pytest.approx(8 * compressed_bytes("bzip2 -9", text))
 
 
@@ -93,7 +93,7 @@ def test_unknown_characters_are_counted_as_those_of_models_are(toy_text, tmp_pat
     path.write_text(toy_text.read_text() + "Ω")
     corpus = _corpus(path, vocab="chars")
     assert corpus.vocab.unk_id in corpus.split("test")
-    rows = floors(corpus, names=("unigram", "xz -9e"))
+    rows = baselines(corpus, names=("unigram", "xz -9e"))
     text, before = (bytes(corpus.split(name).tolist()) for name in ("test", "train"))
     assert rows[1].bits_per_byte == 8 * compressed_bytes("xz -9e", text) / corpus.n_bytes("test")
     bits = 8 * compressed_bytes("xz -9e", text, before)
@@ -105,19 +105,19 @@ def test_unknown_characters_are_counted_as_those_of_models_are(toy_text, tmp_pat
 
 def test_rows_are_reported_as_they_come_and_written_as_a_table(toy_text):
     seen = []
-    rows = floors(_corpus(toy_text), "valid", names=("uniform", "gzip -9"), each=seen.append)
+    rows = baselines(_corpus(toy_text), "valid", names=("uniform", "gzip -9"), each=seen.append)
     assert rows == seen
-    table = floors_table(rows).splitlines()
+    table = baselines_table(rows).splitlines()
     assert table[2].startswith(f"| uniform | no | {rows[0].bits_per_byte:.4f} | ")
     assert table[4].startswith("| gzip -9 | yes | ")
     assert set(asdict(rows[0])) >= {"name", "trained", "bits_per_byte", "bits_per_token", "seconds"}
 
 
 def test_of_a_long_training_text_the_end_is_used(toy_text, monkeypatch):
-    monkeypatch.setattr(measuring_floors, "TRAINING_BYTES", 500)
-    monkeypatch.setattr(measuring_floors, "TRAINING_TOKENS", 400)
+    monkeypatch.setattr(measuring, "TRAINING_BYTES", 500)
+    monkeypatch.setattr(measuring, "TRAINING_TOKENS", 400)
     corpus = _corpus(toy_text)
-    rows = floors(corpus, names=("n-gram", "xz -9e"), order=2)
+    rows = baselines(corpus, names=("n-gram", "xz -9e"), order=2)
     text, training = (corpus.vocab.decode_bytes(corpus.split(x)) for x in ("test", "train"))
     bits = 8 * compressed_bytes("xz -9e", text, training[-500:])
     assert rows[-1].bits_per_byte == bits / len(text)
@@ -129,10 +129,10 @@ def test_of_a_long_training_text_the_end_is_used(toy_text, monkeypatch):
 
 def test_what_cannot_be_measured_is_refused(toy_text):
     corpus = _corpus(toy_text)
-    with pytest.raises(ValueError, match=r"floor 'zip' is none of uniform, unigram"):
-        floors(corpus, names=("zip",))
+    with pytest.raises(ValueError, match=r"baseline 'zip' is none of uniform, unigram"):
+        baselines(corpus, names=("zip",))
     with pytest.raises(ValueError, match="give 'test' or 'valid'"):
-        floors(corpus, "train")
+        baselines(corpus, "train")
     with pytest.raises(ValueError, match="no test split"):
-        floors(_corpus(toy_text, test_fraction=0.0))
-    assert FLOORS[:3] == ("uniform", "unigram", "n-gram")
+        baselines(_corpus(toy_text, test_fraction=0.0))
+    assert BASELINES[:3] == ("uniform", "unigram", "n-gram")

@@ -1,4 +1,4 @@
-"""Floors of a corpus: one row for each way to predict its text without training by gradient."""
+"""Baselines of a corpus: one row for each way to predict its text without training by gradient."""
 
 import math
 import time
@@ -9,12 +9,12 @@ import numpy as np
 from jaxtyping import Float, Integer
 
 from transformer_xl.data import Corpus, raw_split
+from transformer_xl.inference.baselines.compressors import COMPRESSORS, compressed_bytes
+from transformer_xl.inference.baselines.kneser_ney import KneserNey
 from transformer_xl.inference.evaluate import predicted_bytes, token_bytes_in
-from transformer_xl.inference.floors.compressors import COMPRESSORS, compressed_bytes
-from transformer_xl.inference.floors.kneser_ney import KneserNey
 
-FLOORS = ("uniform", "unigram", "n-gram", *COMPRESSORS)
-"""Names of all floors."""
+BASELINES = ("uniform", "unigram", "n-gram", *COMPRESSORS)
+"""Names of all baselines."""
 TRAINING_BYTES = 64 << 20
 """Bytes of the training text that compressors are given at most, about: its end."""
 TRAINING_TOKENS = 8_000_000
@@ -24,11 +24,11 @@ _SMALL_VOCAB = 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Floor:
+class Baseline:
     """A row: what a text takes."""
 
     name: str
-    """One of `FLOORS`; of n-grams with the order, as "6-gram"."""
+    """One of `BASELINES`; of n-grams with the order, as "6-gram"."""
     trained: bool
     """Whether it was given the training text."""
     bits_per_token: float
@@ -39,15 +39,15 @@ class Floor:
     seconds: float
 
 
-def floors(
+def baselines(
     corpus: Corpus,
     split: str = "test",
     *,
-    names: Sequence[str] = FLOORS,
+    names: Sequence[str] = BASELINES,
     order: int | None = None,
-    each: Callable[[Floor], None] | None = None,
-) -> list[Floor]:
-    """Measure floors of a text, each one once without the training text and once with it.
+    each: Callable[[Baseline], None] | None = None,
+) -> list[Baseline]:
+    """Measure baselines of a text, each one once without the training text and once with it.
 
     * uniform: log2 V bits for each token.
     * unigram: the frequency of each token in the training text, with one added to each count.
@@ -65,7 +65,7 @@ def floors(
     Args:
         corpus: The corpus, of any vocabulary.
         split: The text to predict: ``test`` or ``valid``.
-        names: Which floors, in this order.
+        names: Which baselines, in this order.
         order: The highest order of n-grams. None: 12 for vocabularies of up to 1,000, else 5.
         each: Called with each row as soon as it is measured.
 
@@ -76,16 +76,16 @@ def floors(
         ValueError: A name is unknown, its package is missing, the split is empty, the text has
             fewer than two tokens, or there is no training text.
     """
-    if unknown := [name for name in names if name not in FLOORS]:
-        raise ValueError(f"floor {unknown[0]!r} is none of {', '.join(FLOORS)}")
+    if unknown := [name for name in names if name not in BASELINES]:
+        raise ValueError(f"baseline {unknown[0]!r} is none of {', '.join(BASELINES)}")
     if split == "train":
-        raise ValueError("split='train' is what floors are trained on: give 'test' or 'valid'")
+        raise ValueError("split='train' is what baselines are trained on: give 'test' or 'valid'")
     text, training = np.asarray(corpus.split(split)), corpus.split("train")
     if len(text) < 2:
         raise ValueError(f"the {split} text has {len(text)} token, and 2 are needed to predict one")
-    rows: list[Floor] = []
+    rows: list[Baseline] = []
 
-    def add(row: Floor) -> None:
+    def add(row: Baseline) -> None:
         rows.append(row)
         if each is not None:
             each(row)
@@ -98,7 +98,7 @@ def floors(
                 began = time.perf_counter()
                 bits = 8 * compressed_bytes(name, data, before if trained else b"")
                 add(
-                    Floor(
+                    Baseline(
                         name=name,
                         trained=trained,
                         bits_per_token=bits / len(text),
@@ -117,7 +117,7 @@ def floors(
         sizes = token_bytes_in(corpus.vocab, text, corpus.n_bytes(split))
         n_bytes = predicted_bytes(sizes, text)
         add(
-            Floor(
+            Baseline(
                 name=name,
                 trained=name != "uniform",
                 bits_per_token=float(bits) / (len(text) - 1),
@@ -137,10 +137,10 @@ def unigram_nll(
     return -np.log(counts / counts.sum())[text]
 
 
-def floors_table(rows: Sequence[Floor]) -> str:
+def baselines_table(rows: Sequence[Baseline]) -> str:
     """Write rows as a table in Markdown."""
     lines = [
-        "| floor | training text | bits per byte | bits per token | seconds |",
+        "| baseline | training text | bits per byte | bits per token | seconds |",
         "|---|---|---|---|---|",
     ]
     for row in rows:

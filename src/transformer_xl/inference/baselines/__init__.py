@@ -1,0 +1,23 @@
+"""Baselines without training by gradient: what a text takes by compressors and by counting."""
+
+from transformer_xl.inference.baselines.compressors import COMPRESSORS, compress, compressed_bytes
+from transformer_xl.inference.baselines.kneser_ney import KneserNey
+from transformer_xl.inference.baselines.measuring import (
+    BASELINES,
+    Baseline,
+    baselines,
+    baselines_table,
+    unigram_nll,
+)
+
+__all__ = [
+    "BASELINES",
+    "COMPRESSORS",
+    "Baseline",
+    "KneserNey",
+    "baselines",
+    "baselines_table",
+    "compress",
+    "compressed_bytes",
+    "unigram_nll",
+]
