@@ -23,6 +23,8 @@ KINDS = {
     "adaptive": {"cutoffs": (20, 90), "div_val": 2},
     "no-memory": {"mem_len": 0},
     "value-residual": {"norm_first": True, "value_residual": True},
+    "recurrence": {"input_recurrence": True},
+    "recurrence-without-memory": {"input_recurrence": True, "mem_len": 0},
     "gpt": {"kind": "gpt"},
     "lstm": {"kind": "lstm", "n_head": 8, "d_inner": 2048, "mem_len": 0, "n_layer": 2},
 }

@@ -160,7 +160,8 @@ def lengths(model: LanguageModel, mem_len: int) -> Lengths:
     """Return lengths with which each symbol attends to the same number of symbols before it.
 
     Where results depend on the bounds of segments (absolute positions count from the start of a
-    segment, an enhanced memory holds other states), symbols are read one by one.
+    segment, an enhanced memory holds other states, a recurrence of the inputs without memory ends
+    with its segment), symbols are read one by one.
 
     Raises:
         ValueError: The model does not reproduce its probabilities.
@@ -171,7 +172,8 @@ def lengths(model: LanguageModel, mem_len: int) -> Lengths:
         "differ from those of a text that is read at once by more than decompression can bear; use "
         "a model of kind 'transformer_xl', 'gpt' or 'lstm'",
     )
-    at_once = 1 if model.depends_on_segments else AT_ONCE
+    ends_with_segment = model.config.input_recurrence and not mem_len
+    at_once = 1 if model.depends_on_segments or ends_with_segment else AT_ONCE
     return Lengths.of(model.config, segment_len=at_once, mem_len=mem_len, ext_len=0).windowed()
 
 
