@@ -40,6 +40,22 @@ def test_every_stage_has_a_pace_and_text_and_memory_of_its_lengths(monkeypatch, 
     assert read[-12:] == turn * 2
 
 
+def test_learning_rates_do_not_fall_below_zero_while_the_pace_is_measured(monkeypatch, models):
+    monkeypatch.setattr(timing, "CEILING_WIDTH", {"cpu": 64})
+    scales, train_step = [], pace.train_step
+
+    def noted(config, state, network):
+        scales.append(state.lr_scale(config.train))
+        train_step(config, state, network)
+
+    monkeypatch.setattr(pace, "train_step", noted)
+    settings = {"steps": 1, "warmup_steps": 0, "schedule": "constant_cooldown"}
+    train = replace(models["lstm"].train, **settings, cooldown_fraction=0.5)
+    pace.paces({"lstm": replace(models["lstm"], train=train)}, rounds=2)
+    assert len(scales) > 2
+    assert min(scales) > 0
+
+
 def test_the_steps_of_all_stages_take_the_time(staged):
     assert pace.steps_in(1.0, staged, [0.1, 0.3]) == round(60 / (0.25 * 0.1 + 0.75 * 0.3))
     plain = replace(staged, train=replace(staged.train, stages=()))

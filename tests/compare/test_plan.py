@@ -1,6 +1,7 @@
 """Which runs a comparison makes, with which settings, and that none is made twice."""
 
 import os
+import signal
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from transformer_xl.config.recipes import differences, recipe_text
 from transformer_xl.model.limits import least_weights, table_numbers
 from transformer_xl.studies import compare
 from transformer_xl.studies.compare import Comparison, Plan, load_contestants
+from transformer_xl.train.loop import Interrupted
 
 
 def plan(models, **settings):
@@ -83,7 +85,19 @@ def test_a_process_that_is_killed_fails_its_own_run_alone():
 
 
 def test_a_process_has_the_threads_that_it_was_given():
+    before = dict(os.environ)
     assert compare._in_process(2, torch.get_num_threads) == 2
+    assert os.environ == before
+
+
+def test_a_process_says_by_which_signal_it_was_stopped():
+    with pytest.raises(Interrupted, match="stopped at step 3 and saved") as caught:
+        compare._in_process(1, _stopped)
+    assert caught.value.signal_number == signal.SIGTERM
+
+
+def _stopped():
+    raise Interrupted(signal.SIGTERM, "at step 3")
 
 
 def test_later_seeds_in_another_precision_leave_the_search_and_the_first_seed(
@@ -132,6 +146,27 @@ def test_a_schedule_that_follows_evaluations_is_refused(models):
         plan(models)
 
 
+@pytest.mark.parametrize("changed", [{"max_steps": 3}, {"window": 8}])
+def test_a_measurement_that_others_do_not_have_is_refused(models, changed):
+    ((name, x),) = changed.items()
+    models["gpt"] = replace(models["gpt"], eval=replace(models["gpt"].eval, **changed))
+    with pytest.raises(ValueError, match=rf"gpt: eval\.{name}={x} would measure it otherwise"):
+        plan(models)
+
+
+def test_factors_are_different(models):
+    with pytest.raises(ValueError, match=r"factors=\(1\.0, 1\.0\) must be above 0, different"):
+        plan(models, factors=(1.0, 1.0))
+
+
+def test_a_run_of_a_single_step_is_not_taken_for_the_pace(tmp_path, models, made):
+    own = {"txl": models["txl"]}
+    short = replace(plan(own), minutes=0.5 / 60, search_minutes=0.5 / 60)
+    Comparison(short, tmp_path).go()
+    assert {task.config.train.steps for task in made} == {1}
+    assert {task.factor for task in made if task.phase == "search"} >= {*compare.FACTORS}
+
+
 def test_two_processes_keep_the_runs_of_each_other(tmp_path, models, made):
     both = [Comparison(plan(models, factors=(1.0,), seeds=(seed,)), tmp_path) for seed in (1, 2)]
     for comparison in both:
@@ -153,18 +188,20 @@ def test_runs_that_have_ended_are_not_made_again(tmp_path, models, made):
     assert [(task.phase, task.seed) for task in made[n:]] == [("run", 2)] * 3
 
 
-@pytest.mark.parametrize("changed", ["model", "minutes"])
+@pytest.mark.parametrize("changed", ["model", "eval_tokens", "reset_at", "completion_at"])
 def test_runs_with_other_settings_are_made(tmp_path, models, made, changed):
-    Comparison(plan(models, factors=(1.0,)), tmp_path).go()
-    settings = {"factors": (1.0,)}
-    if changed == "model":
-        deeper = replace(models["txl"].model, n_layer=models["txl"].model.n_layer + 1)
-        models["txl"] = replace(models["txl"], model=deeper)
-    else:
-        settings["eval_tokens"] = 100
-    n = len(made)
-    Comparison(plan(models, **settings), tmp_path).go()
+    before = plan(models, factors=(1.0,))
+    Comparison(before, tmp_path).go()
+    n, deeper = len(made), replace(models["txl"].model, n_layer=models["txl"].model.n_layer + 1)
+    other = {
+        "model": {"models": models | {"txl": replace(models["txl"], model=deeper)}},
+        "eval_tokens": {"eval_tokens": 100},
+        "reset_at": {"data": replace(before.data, reset_at="e")},
+        "completion_at": {"data": replace(before.data, reset_at="e", completion_at="t")},
+    }
+    Comparison(replace(before, **other[changed]), tmp_path).go()
     assert len(made) - n == (1 if changed == "model" else 3)
+    assert len({task.folder for task in made}) == (3 if changed == "eval_tokens" else len(made))
 
 
 def test_an_interrupt_keeps_the_runs_that_have_ended(tmp_path, models, made, monkeypatch):

@@ -154,12 +154,12 @@ def test_without_a_gpt_the_bar_is_half_of_the_best_share(run):
 
 
 def test_a_search_counts_with_the_chosen_learning_rate_only(run, power_law):
-    runs = [*power_law("a", 10.0), run("a", 99.0, phase="search", factor=4.0, tokens=1000.0)]
-    (row,) = standings(runs)["models"]
-    # The other one would have bent the curve.
-    middle = loss_at(2000.0, power_law("a", 10.0), tokens, "bits per byte")
-    assert loss_at(2000.0, runs[:2], tokens, "bits per byte") == middle
-    assert row["at_tokens"] == pytest.approx(10.0 * 4000.0**-0.2 / math.log(2))
+    own, other = power_law("a", 10.0), run("b", 3.0, tokens=2000.0)
+    bent = run("a", 99.0, phase="search", factor=4.0, tokens=1000.0)
+    found = {row["model"]: row for row in standings([*own, bent, other], reference="b")["models"]}
+    expected = loss_at(2000.0, own, tokens, "bits per byte")
+    assert found["a"]["at_tokens"] == expected
+    assert loss_at(2000.0, [*own, bent], tokens, "bits per byte") != expected
 
 
 def test_words_are_compared_by_token(run):
@@ -176,6 +176,11 @@ def test_a_failed_run_is_named_and_not_counted(run):
     assert [row["model"] for row in result["models"]] == ["a"]
     assert result["models"][0]["seeds"] == [1]
     assert "b, seed 1, failed: ValueError: it diverged" in markdown(result)
+
+
+def test_a_failed_run_of_the_search_is_no_failed_seed(run):
+    result = standings([run("a", 2.0), run("a", None, phase="search", factor=8.0)])
+    assert "a, learning rate x 8 of the search, failed: " in markdown(result)
 
 
 def test_baselines_stand_below_with_what_they_were_given(run):

@@ -12,7 +12,6 @@ import hashlib
 import json
 import math
 import multiprocessing
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ import torch
 from filelock import FileLock
 
 from transformer_xl.config import Config, DataConfig, EvalConfig, ModelConfig, TrainConfig
-from transformer_xl.config.device import Rounded, pick_device, pick_precision
+from transformer_xl.config.device import Rounded, pick_device, pick_precision, prepare_process
 from transformer_xl.config.files import replace_file
 from transformer_xl.config.recipes import load_recipe, recipe_names
 from transformer_xl.data import prepare
@@ -116,8 +115,8 @@ class Plan:
             raise ValueError("models: give at least one contestant")
         if not self.seeds or len({*self.seeds}) < len(self.seeds):
             raise ValueError(f"seeds={self.seeds} must be different, and at least one")
-        if not self.factors or min(self.factors) <= 0:
-            raise ValueError(f"factors={self.factors} must be above 0, and at least one")
+        if not self.factors or min(self.factors) <= 0 or len({*self.factors}) < len(self.factors):
+            raise ValueError(f"factors={self.factors} must be above 0, different, and at least one")
         if self.jobs < 1:
             raise ValueError(f"jobs={self.jobs} must be at least 1")
         for name, recipe in self.models.items():
@@ -126,6 +125,12 @@ class Plan:
                     f"{name}: train.schedule='plateau' needs evaluations during the training, "
                     "whose time a comparison does not count: set another schedule"
                 )
+            for setting in ("window", "max_steps"):
+                if (x := getattr(recipe.eval, setting)) is not None:
+                    raise ValueError(
+                        f"{name}: eval.{setting}={x} would measure it otherwise than the others: "
+                        "leave it out"
+                    )
         for name, minutes in (("minutes", self.minutes), ("search_minutes", self.searched_minutes)):
             if minutes <= 0:
                 raise ValueError(f"{name}={minutes} must be above 0")
@@ -198,7 +203,10 @@ class Task:
         # Resolved: `auto` where that is bfloat16 is the same run as bfloat16 elsewhere.
         trained = _changed(replace(config.train, precision="auto"))
         settings = [_changed(config.model), trained, dict(self.checksums)]
-        return [*settings, self.threads, device.type, precision]
+        # Not part of the stored text. Left out where unset, for the digests of earlier versions.
+        of_text = {"reset_at": config.data.reset_at, "completion_at": config.data.completion_at}
+        used = {name: x for name, x in of_text.items() if x}
+        return [*settings, self.threads, device.type, precision, *([used] if used else [])]
 
 
 def _changed(section: ModelConfig | TrainConfig | EvalConfig) -> dict[str, Any]:
@@ -286,9 +294,7 @@ class Comparison:
 
     def done(self, task: Task) -> Run | None:
         """Return what was measured of a run, if it has ended."""
-        # A copy of a recipe has the same digest, and is a contestant of its own.
-        key = (task.model, task.digest)
-        return next((run for run in self.runs if (run.model, run.digest) == key), None)
+        return next((run for run in self.runs if _key(run) == _key(task)), None)
 
     def planned(self) -> list[Run]:
         """Return the runs of the plan that have ended, in its order."""
@@ -301,7 +307,7 @@ class Comparison:
         with FileLock(self.folder / f".{RUNS_FILE}.lock"):
             # Another process may have written runs of its own since.
             for run in [*runs, *self._read()]:
-                if all((run.model, run.digest) != (x.model, x.digest) for x in self.runs):
+                if all(_key(run) != _key(x) for x in self.runs):
                     self.runs.append(run)
             text = msgspec.json.format(msgspec.json.encode(self.runs), indent=1)
             replace_file(self.folder / RUNS_FILE, text + b"\n")
@@ -319,7 +325,6 @@ class Comparison:
         """Search the learning rates and train, seed by seed."""
         self._say_other_threads()
         self._measure_paces()
-        # More of them may belong to the search after those that are known.
         # What belongs to the search depends on what it has found.
         tasks: list[Task] = []
         while new := [task for task in self.search() if task not in tasks]:
@@ -473,6 +478,15 @@ class Comparison:
         self._say(f"{task.folder.relative_to(self.folder)}: {_line(found)}")
 
 
+def _key(run: Run | Task) -> tuple[str, str, str]:
+    """Identify a run.
+
+    A copy of a recipe has the same digest, and is a contestant of its own; so has a pace, if a run
+    has a single step.
+    """
+    return run.model, run.phase, run.digest
+
+
 def valid_nll(run: Run | None) -> float:
     """Return the loss on the validation text; infinite without a run, or if it failed."""
     return run.found["valid"]["nll"] if run and "valid" in run.found else math.inf
@@ -527,7 +541,6 @@ def _in_process(threads: int, work: Callable[..., Any], *given: Any) -> Any:
     Raises:
         RuntimeError: The process was killed.
     """
-    os.environ["OMP_NUM_THREADS"] = str(threads)
     context = multiprocessing.get_context("spawn")
     try:
         with ProcessPoolExecutor(
@@ -539,7 +552,8 @@ def _in_process(threads: int, work: Callable[..., Any], *given: Any) -> Any:
 
 
 def _begin(threads: int) -> None:
-    """Set the threads of a new process, and let it save its run and end with its parent."""
+    """Prepare a new process as `txl train` does, and let it save and end with its parent."""
+    prepare_process()
     torch.set_num_threads(threads)
     parent = multiprocessing.parent_process()
     assert parent is not None

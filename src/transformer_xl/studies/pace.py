@@ -113,6 +113,8 @@ def _stepping(config: Config, corpus: Corpus, device: torch.device) -> Callable[
     config = replace(config, generate=GenerateConfig(prompt=prompt_for(corpus.vocab)))
     config = fit_to_corpus(config, corpus)
     state = new_state(config, corpus, device, World())
+    # No step is beyond the end, where the learning rate would be negative.
+    state.total_steps = 1_000_000
     state.model.train()
     network = Network(state.model, config.train, state.world)
 

@@ -57,8 +57,12 @@ class Interrupted(Exception):  # noqa: N818  (it is no error)
     """The run was interrupted by a signal, and a checkpoint was saved."""
 
     def __init__(self, signal_number: int, where: str) -> None:
-        super().__init__(f"stopped {where} and saved; the same command resumes from there")
-        self.signal_number = signal_number
+        # With its own arguments, so that a process can pass it to the one that started it.
+        super().__init__(signal_number, where)
+        self.signal_number, self._where = signal_number, where
+
+    def __str__(self) -> str:
+        return f"stopped {self._where} and saved; the same command resumes from there"
 
 
 @contextmanager
