@@ -51,6 +51,8 @@ print(torch.backends.cpu.get_cpu_capability())
 """
 _PLAIN = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "OMP_NUM_THREADS": "2"}
 
+_SONG = b"so it goes, "
+
 
 def _run_with_plain_instructions(program, folder):
     words = [sys.executable, "-c", program, str(folder)]
@@ -77,36 +79,68 @@ def elsewhere(monkeypatch):
     positions._sinusoids.cache_clear()
 
 
+@pytest.fixture
+def gpt(changed):
+    """A model with rotary positions, which expects what `_SONG` is made of."""
+    model = changed(kind="gpt")
+    with torch.no_grad():
+        model.softmax.bias[[*_SONG]] += 4.0
+    return model
+
+
 def test_an_archive_restores_where_powers_are_rounded_otherwise(
-    model, vocab, surprising, elsewhere
+    model, gpt, vocab, surprising, elsewhere
 ):
-    data = surprising[:600]
-    content = compress(data, model, vocab, Settings(streams=20)).content
+    texts = {model: surprising[:600], gpt: _SONG * 50}
+    contents = {by: compress(x, by, vocab, Settings(streams=20)).content for by, x in texts.items()}
     elsewhere()
-    assert decompress(content, model, vocab) == data
+    for by, data in texts.items():
+        assert unpack(contents[by])[0].coding is not None
+        assert decompress(contents[by], by, vocab) == data
 
 
 def test_an_archive_that_depends_on_it_is_refused_there(model, vocab, surprising, elsewhere):
     # As format 1 was: it has no word of frequencies, which were rounded to single precision.
     data = surprising[:600]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("transformer_xl.apps.compress.planning.EXACT_FREQUENCIES", False)
+        for name in ("EXACT_FREQUENCIES", "EXACT_ROTARY"):
+            patch.setattr(f"transformer_xl.apps.compress.planning.{name}", False)
         content = compress(data, model, vocab, Settings(streams=20)).content
     header, payload = unpack(content)
     assert not header.coding.exact_frequencies
-    old = _as_format_1(header, payload)
+    old = _as_format(1, header, payload)
     assert decompress(old, model, vocab) == data
     elsewhere()
     with pytest.raises(ArchiveError, match="cannot be decompressed here, and nothing was written"):
         decompress(old, model, vocab)
 
 
-def _as_format_1(header, payload):
-    """The same file as it was before there was a word of frequencies in it."""
+def test_an_archive_of_format_2_has_the_frequencies_of_rotary_positions_in_single_precision(
+    gpt, vocab, elsewhere
+):
+    data = _SONG * 50
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transformer_xl.apps.compress.planning.EXACT_ROTARY", False)
+        content = compress(data, gpt, vocab, Settings(streams=20)).content
+    header, payload = unpack(content)
+    assert header.coding.exact_frequencies
+    assert not header.coding.exact_rotary
+    old = _as_format(2, header, payload)
+    assert decompress(old, gpt, vocab) == data
+    elsewhere()
+    with pytest.raises(ArchiveError, match="cannot be decompressed here, and nothing was written"):
+        decompress(old, gpt, vocab)
+
+
+def _as_format(version, header, payload):
+    """The same file in an older format, whose header ends before the newer words."""
     fields = msgspec.msgpack.decode(msgspec.msgpack.encode(header))
-    assert fields[-1].pop() is False
+    for _ in range(3 - version):
+        assert fields[-1].pop() is False
     packed = msgspec.msgpack.encode(fields)
-    return struct.pack("<4sBHI", b"TXLZ", 1, len(packed), zlib.crc32(packed)) + packed + payload
+    return (
+        struct.pack("<4sBHI", b"TXLZ", version, len(packed), zlib.crc32(packed)) + packed + payload
+    )
 
 
 @pytest.mark.slow
@@ -131,7 +165,7 @@ def test_numbers_of_other_instructions_are_far_within_the_margin(changed, tmp_pa
 def test_an_archive_of_other_instructions_and_threads_restores(changed, vocab, tmp_path):
     # Wide, as above; and it expects what the text is made of.
     model = changed(d_model=410, n_layer=1, mem_len=32)
-    data = b"so it goes, " * 50
+    data = _SONG * 50
     with torch.no_grad():
         model.embedding.weight *= 0.1
         model.softmax.bias[[*data]] += 6.0

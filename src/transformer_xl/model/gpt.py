@@ -35,10 +35,14 @@ class GPT(LanguageModel):
     Args:
         config: Widths, lengths and options. Its ``vocab_size`` must be set.
 
+    Attributes:
+        frequency_precision: To which the frequencies of the positions are rounded.
+
     Raises:
         ValueError: The size of the vocabulary is not set, or ``kind`` is that of another class.
     """
 
+    frequency_precision: torch.dtype = torch.float32
     kind = "gpt"
     _title = "GPT"
     recomputes = True
@@ -72,7 +76,8 @@ class GPT(LanguageModel):
         self.require_continued(segment, mems, lengths.ext_len)
         mems = mems.with_capacity(T, lengths.mem_len)
         M, first_key = mems.length, segment.first_keys(mems.length, mems.forgotten)
-        sin, cos = rotary(M + T, self.config.head_width, self.dtype, self.device)
+        width, precision = self.config.head_width, self.frequency_precision
+        sin, cos = rotary(M + T, width, self.dtype, self.device, precision)
         dropped = self.config.attn_dropout if self.training else 0.0
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

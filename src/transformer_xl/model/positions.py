@@ -58,12 +58,19 @@ def relative_positions(
 
 
 def rotary(
-    S: int, d_head: int, dtype: torch.dtype, device: torch.device
+    S: int,
+    d_head: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    precision: torch.dtype = torch.float32,
 ) -> tuple[Float[Tensor, "S half"], Float[Tensor, "S half"]]:
-    """Return sine and cosine of the angles of the positions 0 to S - 1, for :func:`rotated`."""
+    """Return sine and cosine of the angles of the positions 0 to S - 1, for :func:`rotated`.
+
+    Frequencies are rounded to ``precision``.
+    """
     # Not in half precision, in which angles of long contexts would be far off.
     dtype = torch.promote_types(dtype, torch.float32)
-    table = _table(S, d_head, dtype, device, torch.float32)[:S]
+    table = _table(S, d_head, dtype, device, precision)[:S]
     sin, cos = table.chunk(2, -1)
     return sin, cos
 

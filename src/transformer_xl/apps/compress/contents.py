@@ -255,7 +255,8 @@ def _rounds(model: LanguageModel, coding: Coding, progress: Progress | None) -> 
     learning = coding.learning
     with reproducible(learning.threads) if learning else nullcontext():
         learner = Learner(model, coding, learning.lr) if learning else None
-        exact = coding.exact_frequencies
+        is_rotary = model.config.kind == "gpt"
+        exact = coding.exact_rotary if is_rotary else coding.exact_frequencies
         predictor = Predictor(model, coding.streams, coding.mem_len, exact_frequencies=exact)
         yield Rounds(coding, predictor, learner, progress)
 

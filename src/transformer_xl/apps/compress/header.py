@@ -16,9 +16,9 @@ import numpy as np
 from jaxtyping import Bool, Int32
 
 MAGIC = b"TXLZ"
-VERSION = 2
+VERSION = 3
 """Incremented whenever the coding changes."""
-READABLE = (1, 2)
+READABLE = (1, 2, 3)
 """Versions that can be read."""
 
 _PREFIX = struct.Struct("<4sBHI")
@@ -61,6 +61,8 @@ class Coding(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
     exact_frequencies: bool = False
     """Whether the frequencies of the sinusoids are in double precision. In single precision, as in
     version 1, their last digit depends on the processor."""
+    exact_rotary: bool = False
+    """The same for rotary positions (kind gpt), whose frequencies versions 1 and 2 round."""
 
     @property
     def length(self) -> int:

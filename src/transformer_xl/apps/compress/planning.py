@@ -22,8 +22,8 @@ from transformer_xl.model.lengths import Lengths
 GIGABYTE = 1 << 30
 RAM = 4.0
 """Default limit of RAM in gigabytes."""
-EXACT_FREQUENCIES = True
-"""Needed for portable archives; those of version 1 lack it."""
+EXACT_FREQUENCIES = EXACT_ROTARY = True
+"""Needed for portable archives; those of version 1 lack both, those of version 2 the second one."""
 
 _DOUBLE = 8
 _SINGLE = 4
@@ -169,6 +169,7 @@ def plan(
             mem_len=mem_len,
             learning=learning,
             exact_frequencies=EXACT_FREQUENCIES,
+            exact_rotary=EXACT_ROTARY,
         )
         # The memory is never longer than a stream.
         coding = msgspec.structs.replace(coding, mem_len=min(mem_len, coding.length))

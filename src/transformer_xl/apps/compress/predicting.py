@@ -22,7 +22,7 @@ from torch import Tensor
 from transformer_xl.apps.compress.header import Coding
 from transformer_xl.config import ModelConfig, TrainConfig
 from transformer_xl.config.checks import require
-from transformer_xl.model import LanguageModel, Memory, Stepper, build_model
+from transformer_xl.model import GPT, LanguageModel, Memory, Stepper, build_model
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.pretrained import model_weights
 from transformer_xl.model.reading import read
@@ -118,7 +118,8 @@ class Predictor:
 
     A prediction uses the last symbol and the ``mem_len`` before it, however the stream is split
     into chunks, up to rounding. A copy of the model computes in double precision, whose rounding is
-    far below the tolerance of the coder; with ``exact_frequencies`` those of the sinusoids, too.
+    far below the tolerance of the coder; with ``exact_frequencies`` that of the frequencies of its
+    positions, too.
     """
 
     def __init__(
@@ -129,6 +130,8 @@ class Predictor:
         has_sinusoids = config.kind == "transformer_xl" and config.attn_type in (0, 2)
         if exact_frequencies and has_sinusoids and _EXACT not in config.quirks:
             self.model.config = dataclasses.replace(config, quirks=(*config.quirks, _EXACT))
+        if exact_frequencies and isinstance(self.model, GPT):
+            self.model.frequency_precision = torch.float64
         self.lengths = lengths(model, mem_len)
         self._at: Memory | Stepper
         self._at = self.model.keep(self.model.start_memory(streams, mem_len))
