@@ -193,6 +193,46 @@ def test_a_fork_of_a_decoder_goes_its_own_way(tmp_path):
     assert begin + "".join(map(decoder.push, the)) == vocab.decode(the + the)
 
 
+HAN = "<0xE4> <0xB8> <0xAD>"
+
+
+@pytest.mark.parametrize(
+    ("names", "pieces"),
+    [
+        (f"{HAN} a \u2581the", ["", "", "中", "a", " the", ""]),
+        (f"{HAN} <0x80> a", ["", "", "中", "", "\ufffda", ""]),
+        (f"{HAN} <0x80> \u2581the a", ["", "", "中", "", "\ufffd the", "a", ""]),
+        (f"{HAN} <0x80> <s> a {HAN}", ["", "", "中", "", "", "\ufffda", "", "", "中", ""]),
+        ("\u2581the <0xE4> </s> \u2581the <0xE4>", ["the", "", "\ufffd\n", "the", "", "\ufffd"]),
+    ],
+)
+def test_bytes_that_are_no_character_are_written_as_u_fffd(tmp_path, names, pieces):
+    save_byte_fallback(tmp_path / "tokenizer.json")
+    vocab = bring(tmp_path)
+    ids = [vocab.symbols.index(name) for name in names.split()]
+    decoder = vocab.stream_decoder()
+    assert [*map(decoder.push, ids), decoder.flush()] == pieces
+    assert vocab.decode(ids) == "".join(pieces)
+
+
+def save_byte_fallback(path):
+    """Save a tokenizer that writes unknown characters as bytes, as Llama's does."""
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    ids = {name: n for n, name in enumerate([*names, "\u2581the", "a"])}
+    tokenizer = Tokenizer(models.BPE(ids, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.save(str(path))
+
+
 @pytest.mark.parametrize("part_bytes", [100, 1 << 20])
 @pytest.mark.parametrize("kind", ["bytes", "chars", "words", "bpe", "authors-bytes"])
 def test_a_vocabulary_of_ours_cuts_another_text_as_it_cut_its_own(

@@ -51,6 +51,20 @@ def test_a_token_that_cannot_be_drawn_ends_its_own_text_alone(
     assert "the model's probabilities are not finite" in caplog.text
 
 
+def test_a_token_that_cannot_be_decoded_ends_its_own_text_alone(
+    made, start, ask, monkeypatch, caplog
+):
+    def breaks(token):
+        raise Exception("Invalid prefix")
+
+    one, failing = ask(made, [1, 2], 6), ask(made, [1, 2], 6, seed=13)
+    monkeypatch.setattr(failing.text.writer, "push", breaks)
+    start().submit([one.text, failing.text])
+    assert one.tokens == list(generate(made.model, [1, 2], length=6, seed=1))
+    assert (failing.end().reason, failing.tokens) == ("failed", [])
+    assert "Invalid prefix" in caplog.text
+
+
 @pytest.mark.parametrize("drawing", [{"temperature": 1e-40}, {"top_p": 1e-46}], ids=str)
 def test_extreme_settings_write_what_is_likeliest_and_disturb_nobody(made, start, ask, drawing):
     asked = [ask(made, [1, 2], 6), ask(made, [1, 2], 6, drawing=drawing)]

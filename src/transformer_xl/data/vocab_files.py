@@ -193,14 +193,34 @@ class _Decoder(StreamDecoder):
     def __init__(self, tokenizer: Tokenizer, symbols: list[str], line_end: int | None) -> None:
         super().__init__(symbols, None)
         self._tokenizer, self._line_end = tokenizer, line_end
+        self._begin()
+
+    def _begin(self) -> None:
         self._stream = decoders.DecodeStream(skip_special_tokens=True)
+        # Tokens after those whose text was returned.
+        self._pending: list[int] = []
 
     def push(self, token: int) -> str:
         """Decode one token; return the text that it completes."""
         if token == self._line_end:
-            self._stream = decoders.DecodeStream(skip_special_tokens=True)
-            return "\n"
-        return self._stream.step(self._tokenizer, token) or ""
+            return self.flush() + "\n"
+        try:
+            text = self._stream.step(self._tokenizer, token)
+        except Exception as error:  # tokenizers has no class of its own.
+            if not str(error).startswith("Invalid prefix"):
+                raise
+            # Bytes that are no character made the character before them invalid, too, but that one
+            # was returned.
+            self._stream = decoders.DecodeStream(self._pending, skip_special_tokens=True)
+            text = self._stream.step(self._tokenizer, token)
+        self._pending = [] if text else [*self._pending, token]
+        return text or ""
+
+    def flush(self) -> str:
+        """End the text; the bytes of an incomplete character become U+FFFD."""
+        text = self._tokenizer.decode(self._pending, skip_special_tokens=True)
+        self._begin()
+        return text
 
     def fork(self) -> "_Decoder":
         """See :meth:`StreamDecoder.fork`."""

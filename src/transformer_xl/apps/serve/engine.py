@@ -333,7 +333,12 @@ class Engine:
                 reasons.append("failed")
                 continue
             text.add(token)
-            piece = text.writer.push(token)
+            try:
+                piece = text.writer.push(token)
+            except Exception:
+                log.exception("a token cannot be decoded; its text is given up")
+                reasons.append("failed")
+                continue
             self._events.append((text, Drawn(token, piece, scores.get(row), seen[row])))
             reasons.append(text.reason_to_end)
         return reasons
