@@ -99,3 +99,21 @@ def test_what_cannot_be_is_refused(transformers: Any, tokenizer: Any, tmp_path: 
     transformers.AutoConfig.for_model("transformer-xl", vocab_size=3).save_pretrained(tmp_path)
     with pytest.raises((ValueError, OSError), match=r"vocab|tokenizer"):
         transformers.AutoTokenizer.from_pretrained(tmp_path)
+
+
+def test_tokens_that_cannot_be_added_leave_the_tokenizer_as_it_was(
+    transformers: Any, tmp_path: Path
+) -> None:
+    del transformers
+    from transformer_xl.hf import TransformerXLTokenizer
+
+    vocab = train_vocab("chars", [LINES])
+    tokenizer = TransformerXLTokenizer(vocab=vocab)
+    for names in (["New York"], ["<one>", "New York"]):
+        with pytest.raises(ValueError, match="'New York': a symbol that is added has a name"):
+            tokenizer.add_tokens(names)
+    assert tokenizer(LINES)["input_ids"] == vocab.encode(LINES)
+    assert tokenizer.add_tokens(["<one>"]) == 1
+    assert tokenizer.decode([len(vocab)]) == "<one>"
+    tokenizer.save_pretrained(tmp_path)
+    assert len(TransformerXLTokenizer.from_pretrained(tmp_path)) == len(vocab) + 1

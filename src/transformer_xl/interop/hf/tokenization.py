@@ -127,9 +127,11 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         given = {str(x): special_tokens or getattr(x, "special", False) for x in new_tokens or ()}
         new = [name for name in given if name not in self._ids and name != _PAD]
         if new:
+            # Before anything is changed, as a name may be refused.
+            vocab = self._vocab.extended(new)
             self._added += new
             self._plain += [name for name in new if not given[name]]
-            self._take(self._vocab.extended(new))
+            self._take(vocab)
             self.init_kwargs["added_symbols"] = list(self._added)
         # One that is added again as a special token is one.
         self._plain = [name for name in self._plain if not given.get(name)]
