@@ -113,6 +113,24 @@ def test_a_stopped_import_goes_on_and_ends_with_the_same_text(datasets, tmp_path
     assert texts(corpus)[0] == "".join(f"row {n}\n" for n in range(10))
 
 
+def test_a_folder_is_read_again_where_its_files_or_its_place_differ(
+    datasets, tmp_path, monkeypatch
+):
+    found = []
+    for place in ("one", "other"):
+        folder = tmp_path / place / "texts"
+        folder.mkdir(parents=True)
+        (folder / "train.jsonl").write_text("{}")
+        monkeypatch.chdir(tmp_path / place)
+        for name in ("hf:texts", "hf:texts", f"hf:{folder}"):
+            found.append(hub.find_hub_text(config(tmp_path, name), tmp_path / "cache", print)[0])
+    (folder / "train.jsonl").write_text("{ }")
+    found.append(hub.find_hub_text(config(tmp_path, "hf:texts"), tmp_path / "cache", print)[0])
+    assert found[0] == found[1] == found[2]
+    assert found[3] == found[4] == found[5]
+    assert len({*found}) == len(datasets.asked) == 3
+
+
 def test_a_wrong_column_names_the_others(datasets, tmp_path):
     with pytest.raises(ValueError, match=r"no text in the column 'body' \(its columns are text\)"):
         prepare(config(tmp_path, json_field="body"))

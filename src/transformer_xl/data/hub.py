@@ -31,7 +31,8 @@ def find_hub_text(
     If another process reads the same data set, this one waits.
     """
     name = config.name.removeprefix(HUB_PREFIX)
-    key = hashlib.sha256(json.dumps([name, config.json_field]).encode()).hexdigest()[:12]
+    definition = json.dumps([*_identity(name), config.json_field])
+    key = hashlib.sha256(definition.encode()).hexdigest()[:12]
     folder = downloads / "hf" / f"{Path(name.replace(':', '-')).name}-{key}"
     listing = folder / "parts.json"
     once(
@@ -45,6 +46,20 @@ def find_hub_text(
     if not parts.get("train"):
         raise ValueError(f"data.name={config.name!r}: the data set has no split named train")
     return folder, {part: tuple(folder / x for x in names) for part, names in parts.items()}
+
+
+def _identity(name: str) -> list[Any]:
+    """Return what determines the text of a data set: of a folder, its place and its files."""
+    path, _, configuration = name.partition(":")
+    folder = Path(path)
+    if not folder.is_dir():
+        return [name]
+    files = [
+        [file.relative_to(folder).as_posix(), about.st_size, about.st_mtime_ns]
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and (about := file.stat())
+    ]
+    return [str(folder.resolve()), configuration, files]
 
 
 def _import(name: str, field: str, listing: Path, say: Say) -> None:
