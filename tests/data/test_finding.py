@@ -135,6 +135,21 @@ def test_several_paths_keep_their_order_and_count_once(folder, tmp_path):
     assert names(files) == ["sub/d.txt", "c.md", "a.txt", "b.txt"]
 
 
+@pytest.mark.parametrize("given", ["a.txt:", ":a.txt", "a.txt::b.txt"])
+def test_an_empty_path_among_several_is_refused(folder, tmp_path, monkeypatch, given):
+    monkeypatch.chdir(folder)
+    given = given.replace(":", os.pathsep)
+    with pytest.raises(ValueError, match=f"'{given}' has an empty path"):
+        find(tmp_path, path=given)
+
+
+@pytest.mark.parametrize("key", ["path", "valid_path", "test_path"])
+def test_an_empty_path_is_not_the_current_folder(folder, tmp_path, monkeypatch, key):
+    monkeypatch.chdir(folder)
+    with pytest.raises(ValueError, match=rf"data\.{key}='' is no file or folder.*None"):
+        find(tmp_path, **{"name": "python-stdlib", key: ""})
+
+
 def test_a_name_with_a_star_in_it_is_a_name_first(tmp_path):
     (tmp_path / "a*.txt").write_text("star")
     (tmp_path / "ab.txt").write_text("other")

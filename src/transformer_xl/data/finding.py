@@ -38,6 +38,11 @@ def find_text(config: DataConfig, downloads: Path, say: Say) -> TextFiles:
             "data.name and data.path are both empty: give a file or folder with --data.path, or "
             f"name one of the known corpora: {', '.join(KNOWN_CORPORA)}"
         )
+    keys = ("path", "valid_path", "test_path")
+    if empty := [key for key in keys if getattr(config, key) == ""]:
+        raise ValueError(
+            f"data.{empty[0]}='' is no file or folder: give one (. is the current folder), or None"
+        )
     is_hub = name.startswith(HUB_PREFIX)
     known = KNOWN_CORPORA.get(name)
     if name and not is_hub and known is None:
@@ -128,7 +133,12 @@ def list_texts(given: str, config: DataConfig, downloads: Path, say: Say) -> Tex
 
 def _list_local(given: str, config: DataConfig, say: Say) -> tuple[Path, tuple[Path, ...]]:
     # A name with a colon or a star in it is a name first.
-    items = [given] if Path(given).exists() else given.split(os.pathsep)
+    items = [given] if given and Path(given).exists() else given.split(os.pathsep)
+    if not all(items):
+        raise ValueError(
+            f"{given!r} has an empty path: delete the {os.pathsep!r} beside it, or give . for the "
+            "current folder"
+        )
     places: list[Path] = []
     for item in items:
         if Path(item).exists() or not glob.has_magic(item):
