@@ -27,16 +27,17 @@ import argparse
 import json
 import tomllib
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
+from filelock import FileLock
 from result_file import json_text
 from revision import ROOT, commit
 from turns import circumstances
 
-from transformer_xl.config import Config, DataConfig, ModelConfig
+from transformer_xl.config import Config, DataConfig
 from transformer_xl.config.device import Rounded
 from transformer_xl.config.files import replace_file
 from transformer_xl.config.recipes import load_recipe
@@ -66,7 +67,6 @@ CORPORA = {
     "recall": (str(ROOT / "benchmarks" / "recall.toml"), "Copy, recall and induction"),
 }
 """By name: a recipe with the text and its vocabulary, and a title."""
-DEFAULTS = {field.name: field.default for field in fields(ModelConfig)}
 SIZES = {"larger": (2, 2.5), "smaller": (0.5, 1)}
 """By name: factors of the widths and heads, and of the number of layers."""
 MINUTES = 20.0
@@ -76,9 +76,10 @@ MODELS = ("modern-xl", "txl", "txl-paper", "gpt", "gpt-cache", "lstm", "mamba2")
 def resized(config: Config, width: float, depth: float) -> Config:
     """Return the recipe of a network of other widths, numbers of heads and numbers of layers."""
     model = config.model
-    wide = {name: round(width * getattr(model, name)) for name in ("d_model", "d_inner", "n_head")}
-    used = {name: x for name, x in wide.items() if getattr(model, name) != DEFAULTS[name]}
-    return replace(config, model=replace(model, n_layer=round(depth * model.n_layer), **used))
+    unused = {x.name for x in model.unused()}
+    names = [name for name in ("d_model", "d_inner", "n_head") if name not in unused]
+    wide = {name: round(width * getattr(model, name)) for name in names}
+    return replace(config, model=replace(model, n_layer=round(depth * model.n_layer), **wide))
 
 
 def results_file(name: str) -> Path:
@@ -148,10 +149,11 @@ def _cost(run: dict[str, Any]) -> tuple[float, int] | None:
 def merge(path: Path, files: Sequence[Path]) -> None:
     """Add the runs of other files of results.
 
-    Of the long runs of a contestant, those with the best learning rate of all searches are planned.
+    Of the long runs of a contestant, those with the best learning rate of all searches are planned,
+    and of each seed one.
 
     Raises:
-        ValueError: A file does not exist.
+        ValueError: A file does not exist, or the planned runs had different times or threads.
     """
     known = recorded(path)
     for file in files:
@@ -176,6 +178,19 @@ def merge(path: Path, files: Sequence[Path]) -> None:
         if run.phase == "run" and run.factor != best.get(run.model, run).factor
     }
     known["planned"] = [x for x in known["planned"] if x not in worse]
+    seeds: dict[tuple[str, int], str] = {}
+    costs: dict[tuple[float, int], str] = {}
+    for run in known["runs"]:
+        if run["phase"] != "run" or run["digest"] not in known["planned"]:
+            continue
+        if seeds.setdefault((run["model"], run["seed"]), run["digest"]) != run["digest"]:
+            print(f"{run['model']}, seed {run['seed']}: there is another run, which stays")
+            known["planned"].remove(run["digest"])
+        elif cost := _cost(run):
+            costs.setdefault(cost, run["model"])
+    if len(costs) > 1:
+        each = ", ".join(f"{x} {m:g} minutes with {n} threads" for (m, n), x in costs.items())
+        raise ValueError(f"--merge: runs of one table have the same time and threads, not {each}")
     write(path, known)
 
 
@@ -203,28 +218,36 @@ def compare(name: str, arguments: argparse.Namespace) -> None:
     )
     path = arguments.json or results_file(name + _size(arguments))
     folder = arguments.out or ROOT / "runs" / "comparison" / (name + _size(arguments))
-    known = recorded(path)
     about = {**circumstances(), "revision": commit()}
-    others, seeds = planned_before(path, plan)
-    known["circumstances"] = [x for x in known["circumstances"] if x != about] + [about]
+    planned_before(path, plan)
     comparison: Comparison | None = None
+    rows: list[dict[str, Any]] = []
 
     def record(text: str) -> None:
         print(text, flush=True)
         if comparison is None:
             return
-        if not arguments.measure:
-            now = comparison.planned()
-            now += [run for run in seeds if run.factor == comparison.factor(run.model)]
-            known["planned"] = others + [run.digest for run in now]
-        known["runs"] = rounded(msgspec.to_builtins(comparison.runs))
-        write(path, known)
+        with FileLock(path.with_name(f".{path.name}.lock")):
+            # Another call may have written since.
+            known = recorded(path)
+            known["circumstances"] = [x for x in known["circumstances"] if x != about] + [about]
+            known["baselines"] = known["baselines"] or rows
+            comparison.add(msgspec.convert(known["runs"], list[Run]))
+            if not arguments.measure:
+                others, seeds = planned_before(path, plan)
+                now = comparison.planned()
+                now += _alike(seeds, now, comparison)
+                known["planned"] = others + [run.digest for run in now]
+            known["runs"] = rounded(msgspec.to_builtins(comparison.runs))
+            write(path, known)
 
     comparison = Comparison(plan, folder, record)
-    comparison.add(msgspec.convert(known["runs"], list[Run]))
+    comparison.add(msgspec.convert(recorded(path)["runs"], list[Run]))
     if arguments.paces:
-        runs = recorded(results_file(arguments.paces))["runs"]
-        paces = {x["model"]: x["found"] for x in runs if x["phase"] == "pace"}
+        found = recorded(results_file(arguments.paces))
+        # Those of calls with other settings are in the file, too.
+        planned = [x for x in found["runs"] if x["digest"] in found["planned"]]
+        paces = {x["model"]: x["found"] for x in planned if x["phase"] == "pace"}
         if missing := [x for x in models if x not in paces and not comparison.pace(x)]:
             raise ValueError(f"paces={arguments.paces}: it has none of {', '.join(missing)}")
         seconds = {name: x["seconds"] for name, x in paces.items() if name in models}
@@ -233,11 +256,29 @@ def compare(name: str, arguments: argparse.Namespace) -> None:
     if arguments.measure:
         comparison.measure()
     else:
-        if not known["baselines"] and arguments.baselines:
-            rows = baselines(comparison.corpus)
-            known["baselines"] = rounded([asdict(row) for row in rows])
+        if not recorded(path)["baselines"] and arguments.baselines:
+            rows += rounded([asdict(row) for row in baselines(comparison.corpus)])
         comparison.go()
     record("done")
+
+
+def _alike(seeds: list[Run], now: list[Run], comparison: Comparison) -> list[Run]:
+    """Return the runs of other seeds that belong to the runs of this call.
+
+    They have the learning rate that is chosen and the same network and steps, as far as that is
+    known: a search may not have ended.
+    """
+    made = {run.model: run for run in now if run.phase == "run" and "training" in run.found}
+
+    def belongs(run: Run) -> bool:
+        same, factor = made.get(run.model, run), comparison.factor(run.model)
+        return factor in (None, run.factor) and _network(run) == _network(same)
+
+    return [run for run in seeds if belongs(run)]
+
+
+def _network(run: Run) -> tuple[int, int]:
+    return run.found["training"]["steps"], run.found["training"]["parameters"]
 
 
 def _size(arguments: argparse.Namespace) -> str:

@@ -1,6 +1,7 @@
 """The program of the comparison: what its file of runs and its page keep of earlier calls."""
 
 import json
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from transformer_xl.studies import compare
+from transformer_xl.studies.compare import contestants, load_contestants
 
 PROGRAMS = Path(__file__).parents[2] / "benchmarks"
 
@@ -106,6 +108,87 @@ def test_runs_made_elsewhere_are_merged(program, tmp_path, made):
         program.main(["toy", "--merge", str(tmp_path / "nowhere.json")])
 
 
+def test_seeds_of_another_network_do_not_stand_beside_those_of_a_later_call(
+    program, tmp_path, made, monkeypatch
+):
+    call(program, tmp_path, "--models", "txl", "--seeds", "1", "2")
+    deeper = program.load_contestants(["txl"])["txl"]
+    deeper = replace(deeper, model=replace(deeper.model, n_layer=deeper.model.n_layer + 1))
+    monkeypatch.setattr(program, "load_contestants", lambda names: {"txl": deeper})
+    carry_out = compare._carry_out
+
+    def larger(task):
+        found = carry_out(task)
+        return found | {"training": found["training"] | {"parameters": 20_000}}
+
+    monkeypatch.setattr(compare, "_carry_out", larger)
+    last = call(program, tmp_path, "--models", "txl")
+    long = [x for x in last["runs"] if x["phase"] == "run" and x["digest"] in last["planned"]]
+    assert [x["seed"] for x in long] == [1]
+
+
+def test_seeds_stay_while_a_longer_search_has_not_ended(program, tmp_path, made, monkeypatch):
+    call(program, tmp_path, "--models", "txl", "--seeds", "1", "2")
+    carry_out = compare._carry_out
+
+    def killed(task):
+        if task.factor == 8.0:
+            raise OSError("the disk is full")
+        return carry_out(task)
+
+    monkeypatch.setattr(compare, "_carry_out", killed)
+    last = call(program, tmp_path, "--models", "txl", "--rates", "0.5", "1", "2", "4", "8")
+    long = [x for x in last["runs"] if x["phase"] == "run" and x["digest"] in last["planned"]]
+    assert [x["seed"] for x in long] == [2]
+
+
+def test_two_calls_keep_the_runs_of_each_other(program, tmp_path, made, monkeypatch):
+    carry_out, calls = compare._carry_out, []
+
+    def also(task):
+        if not calls:
+            calls.append(task)
+            call(program, tmp_path, "--models", "lstm", "--out", str(tmp_path / "elsewhere"))
+        return carry_out(task)
+
+    monkeypatch.setattr(compare, "_carry_out", also)
+    both = call(program, tmp_path, "--models", "txl")
+    planned = {x["model"] for x in both["runs"] if x["digest"] in both["planned"]}
+    assert planned == {"txl", "lstm"}
+
+
+@pytest.mark.parametrize("changed", ["minutes", "precision"])
+def test_merged_runs_have_one_time_and_a_seed_one_run(program, tmp_path, made, changed, capsys):
+    here = call(program, tmp_path, "--models", "txl", "--rates", "1")
+    elsewhere = tmp_path / "elsewhere.json"
+    words = {"minutes": ["--minutes", "5"], "precision": ["--precision", "bfloat16"]}[changed]
+    words += ["--out", str(tmp_path / "other"), "--json", str(elsewhere)]
+    call(program, tmp_path, "--models", "txl", "--rates", "1", *words)
+    if changed == "minutes":
+        other = json.loads(elsewhere.read_text())
+        for run in other["runs"]:
+            run["model"] = "gpt"
+        elsewhere.write_text(json.dumps(other))
+        with pytest.raises(ValueError, match=r"the same time and threads, not txl 20 minutes"):
+            program.main(["toy", "--merge", str(elsewhere)])
+        assert json.loads((tmp_path / "comparison_toy.json").read_text()) == here
+        return
+    program.main(["toy", "--merge", str(elsewhere)])
+    merged = json.loads((tmp_path / "comparison_toy.json").read_text())
+    long = [x for x in merged["runs"] if x["phase"] == "run" and x["digest"] in merged["planned"]]
+    assert long == [x for x in here["runs"] if x["phase"] == "run"]
+    assert "txl, seed 1: there is another run, which stays" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", contestants())
+def test_a_larger_network_has_heads_of_the_same_width_where_it_has_heads(program, kind):
+    (recipe,) = load_contestants([kind]).values()
+    model, larger = recipe.model, program.resized(recipe, *program.SIZES["larger"]).model
+    assert larger.d_model == 2 * model.d_model
+    if "n_head" not in {x.name for x in model.unused()}:
+        assert larger.n_head == 2 * model.n_head
+
+
 def test_runs_of_another_time_do_not_stand_in_the_same_tables(program, tmp_path, made):
     first = call(program, tmp_path, "--models", "txl", "gpt")
     n = len(made)
@@ -174,10 +257,11 @@ def test_runs_of_another_processor_are_gone_on_with(program, tmp_path, made, mon
         call(program, tmp_path, "--models", "txl", "lstm", "--paces", "other")
     seconds = {"txl": 1.0, "lstm": 2.0}
     paces = [run for run in first["runs"] if run["phase"] == "pace"]
-    given = {"circumstances": [], "planned": [], "baselines": []}
+    given = {"circumstances": [], "planned": ["planned"], "baselines": []}
     given["runs"] = [
-        paces[0] | {"model": name, "found": {"seconds": [x], "ceiling_gflops": 7.0}}
-        for name, x in seconds.items()
+        paces[0] | {"model": name, "digest": digest, "found": {"seconds": [x], "ceiling_gflops": 7}}
+        for digest, each in (("planned", seconds), ("of another plan", {"lstm": 9.0}))
+        for name, x in each.items()
     ]
     (tmp_path / "comparison_other.json").write_text(json.dumps(given))
     # Where auto is float32, these are the same runs.
