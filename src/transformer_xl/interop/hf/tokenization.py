@@ -168,7 +168,12 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         return self._beyond if is_beyond else self._ids.get(token, self._vocab.unk_id)
 
     def _convert_id_to_token(self, index: int) -> str:
-        return _PAD if index == self._beyond else self._vocab.symbols[index]
+        if index == self._beyond:
+            return _PAD
+        if not 0 <= index < len(self._vocab):
+            # Which is refused in words; a list would count from its end.
+            self._vocab.decode([index])
+        return self._vocab.symbols[index]
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
         """Join symbols to text."""
