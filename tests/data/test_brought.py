@@ -11,6 +11,7 @@ from transformer_xl.config import DataConfig
 from transformer_xl.data import preparing, text
 from transformer_xl.data.corpus import raw_split
 from transformer_xl.data.imported import Rules
+from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.data.preparing import prepare
 from transformer_xl.data.text import Span, find_cut, read_blocks, split_point
 from transformer_xl.data.vocab_files import BroughtVocab, bring, load_vocab
@@ -279,6 +280,14 @@ def cut_by(vocab, tmp_path, **settings):
     where = settings.pop("path", tmp_path / "text")
     corpus = prepare(config(where, tmp_path / "model", tmp_path / "cache", **share, **settings))
     return corpus.split("train").tolist()
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_symbols_that_are_added_to_bytes_are_in_no_text(tmp_path, is_ours):
+    vocab = train_vocab("bytes", []) if is_ours else old_vocab([*"\u0120abc"], join="bytes")
+    vocab = vocab.extended(["<pad>"])
+    (tmp_path / "text").write_bytes(b"ab c")
+    assert cut_by(vocab, tmp_path) == vocab.encode("ab c")
 
 
 def test_each_file_ends_its_last_line(tmp_path):

@@ -121,8 +121,9 @@ def _encode_bytes(vocab: Vocab, spans: Sequence[Span]) -> Iterator[np.ndarray]:
     id_of = np.full(256, _MISSING, dtype=np.int64)
     id_of[ord("\n")] = _LEFT_OUT
     for number in range(len(vocab)):
-        (byte,) = vocab.decode_bytes([number])
-        id_of[byte] = number
+        # Symbols that were added to the bytes are in no text.
+        if len(written := vocab.decode_bytes([number])) == 1:
+            id_of[written[0]] = number
     for span in spans:
         for block in read_bytes(span):
             tokens = id_of[np.frombuffer(block, dtype=np.uint8)]
