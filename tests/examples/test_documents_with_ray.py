@@ -188,6 +188,15 @@ def test_settings_without_effect_are_refused():
         Work(model="m", batch_size=0)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("kind", "scores"), ("weights", "int4"), ("threads", 1.5), ("generation", {"length": 3})],
+)
+def test_a_value_that_is_none_of_the_choices_is_refused_by_name(name, value):
+    with pytest.raises(ValueError, match=f"^{name}="):
+        Work(model="m", **{name: value})
+
+
 def test_texts_without_end_are_refused():
     with pytest.raises(ValueError, match="length=0 leaves nothing to generate: documents need a"):
         Work(model="m", kind="generate", generation=GenerateConfig(length=0))

@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from transformer_xl.config import GenerateConfig
-from transformer_xl.config.checks import require
+from transformer_xl.config.checks import Count, check, no_type_check, require
 from transformer_xl.config.device import pick_device
 from transformer_xl.config.files import open_regular, read_small_file, replace_file
 from transformer_xl.data import load_vocab
@@ -30,7 +30,6 @@ from transformer_xl.inference.generate import (
     random_numbers,
     seed_of,
 )
-from transformer_xl.model.arguments import require_at_least
 from transformer_xl.model.compact import Weights
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.pretrained import find_model_folder, weights_checksum, weights_path
@@ -48,6 +47,7 @@ class Document(msgspec.Struct):
     """A name; None: its number in the file, from 0."""
 
 
+@no_type_check
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """What is done with the documents, and with which model."""
@@ -56,21 +56,19 @@ class Work:
     """A model folder, a run folder, or the name of a model."""
     kind: Literal["score", "generate"] = "score"
     """Whether documents are scored, or continued."""
-    batch_size: int = 16
+    batch_size: Count = 16
     """Documents that are read together."""
-    per_task: int = 256
+    per_task: Count = 256
     """Documents of a task."""
     weights: Weights = "float32"
     """Precision of the weights."""
-    threads: int = 1
+    threads: Count = 1
     """Threads of the model in each process: sums depend on their number, in their last bits."""
     generation: GenerateConfig = field(default_factory=GenerateConfig)
     """Settings of sampling; document n is continued with the seed plus n."""
 
     def __post_init__(self) -> None:
-        require_at_least(
-            1, batch_size=self.batch_size, per_task=self.per_task, threads=self.threads
-        )
+        check(self)
         require(
             self.generation.beam_size is None,
             f"beam_size={self.generation.beam_size}: documents are continued by sampling; leave "
