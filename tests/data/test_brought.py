@@ -335,6 +335,17 @@ def test_symbols_that_are_no_text_are_not_found_in_a_text(tmp_path):
     assert text == "the cat\n" * 50 + "at the"
 
 
+def test_a_word_without_a_token_is_an_error_of_ours(tmp_path):
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "</s>": 1}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ValueError, match=r"the tokenizer failed on this text: .*\[UNK\]"):
+        bring(tmp_path).encode("a b")
+    (tmp_path / "text").write_text("a b\n" * 9)
+    with pytest.raises(ValueError, match=r"the tokenizer failed on this text: .*\[UNK\]"):
+        prepare(config(tmp_path / "text", tmp_path / "tokenizer.json", tmp_path, workers=2))
+
+
 @pytest.mark.parametrize(
     ("name", "data"),
     [

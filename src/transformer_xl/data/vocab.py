@@ -234,8 +234,9 @@ class Vocab:
                     f"character {half.start():,} is {half[0]!r}, half of a surrogate pair and no "
                     "text: remove it, or decode the text again"
                 ) from error
-            # A panic of the Rust library, for example if a pattern exceeds its backtracking limit.
-            if type(error).__name__ != "PanicException":
+            # tokenizers has no class of its own, for example for a word without a token; and a panic
+            # of the Rust library, as if a pattern exceeds its backtracking limit, is no Exception.
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             raise ValueError(f"the tokenizer failed on this text: {error}") from error
 
