@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,44 @@ def test_as_many_documents_are_read_together_as_was_asked(model, tmp_path, monke
         # Of generated texts, only different ones are read.
         assert max(sizes) == (batch_size if kind == "score" else 2)
         sizes.clear()
+
+
+@pytest.mark.parametrize("kind", ["score", "generate"])
+def test_the_memory_is_as_long_as_was_asked(model, source, tmp_path, kind):
+    net, vocab = from_pretrained(model)
+    build_model(replace(net.config, mem_len=0)).save_pretrained(tmp_path / "plain", vocab)
+    source.write_text(json.dumps({"text": LETTERS * 20}))
+    drawing = GenerateConfig(length=9) if kind == "generate" else GenerateConfig()
+    work = Work(model=str(tmp_path / "plain"), kind=kind, mem_len=5, generation=drawing)
+    (found,) = rows(process(work, source, tmp_path / "out"))
+    plain, ids = from_pretrained(work.model)[0], vocab.encode(LETTERS * 20)
+    if kind == "generate":
+        written = generate(plain, ids, length=9, seed=1, mem_len=5)
+        assert found["text"] == vocab.decode(list(written))
+    else:
+        alone = losses(plain, [ids], Lengths.of(plain.config, mem_len=5))[0].sum()
+        assert found["nll_sum"] == pytest.approx(alone, rel=1e-5)
+        with pytest.raises(ValueError, match=r"mem_len=0: .* give a mem_len"):
+            process(Work(model=work.model), source, tmp_path / "none")
+
+
+def test_a_call_that_failed_before_any_result_does_not_keep_others_out(model, source, tmp_path):
+    def fails(given, tasks, n):
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        process(Work(model=str(model), batch_size=9999), source, tmp_path / "out", executor=fails)
+    work = Work(model=str(model), per_task=30)
+    assert len(process(work, source, tmp_path / "out")) == 2
+    with pytest.raises(ValueError, match="results of another model, source or settings"):
+        process(Work(model=str(model), per_task=31), source, tmp_path / "out")
+
+
+def test_a_folder_of_an_earlier_version_goes_on(model, source, tmp_path):
+    work, out = Work(model=str(model), per_task=30), tmp_path / "out"
+    process(work, source, out)
+    # A setting that it did not have.
+    assert "mem_len" not in json.loads((out / "about.json").read_text())["work"]
 
 
 def test_each_document_is_continued_as_alone(model, source, tmp_path):
@@ -184,6 +223,8 @@ def test_settings_without_effect_are_refused():
         Work(model="m", generation=GenerateConfig(length=3))
     with pytest.raises(ValueError, match="beam_size=2"):
         Work(model="m", kind="generate", generation=GenerateConfig(beam_size=2))
+    with pytest.raises(ValueError, match="prompt='Once' has no effect: documents are"):
+        Work(model="m", kind="generate", generation=GenerateConfig(prompt="Once"))
     with pytest.raises(ValueError, match="batch_size=0"):
         Work(model="m", batch_size=0)
 

@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from transformer_xl.config import GenerateConfig
-from transformer_xl.config.checks import Count, check, no_type_check, require
+from transformer_xl.config.checks import Count, Length, check, no_type_check, require
 from transformer_xl.config.device import pick_device
 from transformer_xl.config.files import open_regular, read_small_file, replace_file
 from transformer_xl.data import load_vocab
@@ -32,6 +32,7 @@ from transformer_xl.inference.generate import (
 )
 from transformer_xl.model.compact import Weights
 from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.limits import require_mem_len, require_remembering
 from transformer_xl.model.pretrained import find_model_folder, weights_checksum, weights_path
 
 _ABOUT = "about.json"
@@ -62,6 +63,8 @@ class Work:
     """Documents of a task."""
     weights: Weights = "float32"
     """Precision of the weights."""
+    mem_len: Length | None = None
+    """Memory length. None: as the model was trained."""
     threads: Count = 1
     """Threads of the model in each process: sums depend on their number, in their last bits."""
     generation: GenerateConfig = field(default_factory=GenerateConfig)
@@ -82,6 +85,11 @@ class Work:
         require(
             self.kind == "generate" or self.generation == GenerateConfig(),
             "settings of sampling have no effect on scores: leave them out, or kind='generate'",
+        )
+        require(
+            self.generation.prompt == GenerateConfig().prompt,
+            f"prompt={self.generation.prompt!r} has no effect: documents are continued themselves; "
+            "leave it out, or write it into the documents",
         )
 
 
@@ -114,7 +122,10 @@ class Performer:
         self._work = work
         self._model, self._vocab = from_pretrained(work.model, pick_device(), work.weights)
         self._model.eval()
-        self._lengths = Lengths.of(self._model.config, ext_len=0)
+        require_mem_len(self._model, work.mem_len)
+        self._lengths = Lengths.of(self._model.config, mem_len=work.mem_len, ext_len=0)
+        if work.kind == "score":
+            require_remembering(self._model, self._lengths)
 
     def __call__(self, task: Task) -> None:
         """Perform a task: write its file, a line for each document, in their order.
@@ -180,7 +191,7 @@ class Performer:
             None,
             sampler,
             [random_numbers(seed) for seed in seeds],
-            None,
+            self._work.mem_len,
         )
         written = batch.decode(self._vocab, settings.stop)
         for n, text, seed in zip(begun, written, seeds, strict=True):
@@ -203,20 +214,22 @@ def tasks_of(work: Work, source: Path, out: Path) -> list[Task]:
     """
     folder = find_model_folder(work.model)
     tasks, digest = _divided(source, out, work.per_task)
+    # A setting of which earlier versions knew nothing is noted where it is set.
+    settings = {name: x for name, x in asdict(work).items() if name != "mem_len" or x is not None}
     about = {
-        "work": asdict(work),
+        "work": settings,
         "weights": weights_checksum(weights_path(folder)),
         "vocab": load_vocab(folder).hash,
         "source": digest,
     }
     content = json.dumps(about, indent=2, default=list).encode()
     path = out / _ABOUT
-    if path.exists():
+    if not path.exists() or read_small_file(path) != content:
+        # A call that has left nothing, as one that could not begin, keeps no other out.
         require(
-            read_small_file(path) == content,
+            not path.exists() or not any(out.glob("part-*.jsonl")),
             f"{out} has results of another model, source or settings: give another folder",
         )
-    else:
         out.mkdir(parents=True, exist_ok=True)
         replace_file(path, content)
     return tasks
