@@ -51,6 +51,14 @@ def test_another_model_is_none_of_them(name, changes):
     assert recognize(config(name, **changes)) is None
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"attn_type": 1, "n_positions": 9}, {"attn_type": 2}, {"attn_type": 3, "n_positions": 9}],
+)
+def test_a_model_with_other_positions_is_none_of_them(changes):
+    assert recognize(config("enwik8-base", **changes)) is None
+
+
 def test_the_vocabulary_tells_models_of_the_same_widths_apart():
     large = {"vocab_size": 793_471}
     assert recognize(config("wt103-large", **large)) == "lm1b-base"

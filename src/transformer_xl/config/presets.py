@@ -39,7 +39,9 @@ PRESETS = {
 
 
 def recognize(config: ModelConfig) -> str | None:
-    """Return the name of the published model of these sizes, if any."""
+    """Return the name of the published model of these sizes and positions, if any."""
+    if config.attn_type != 0:
+        return None
     widths = (config.n_layer, config.d_model, config.d_inner)
     for name, preset in PRESETS.items():
         is_it = widths == (preset.n_layer, preset.d_model, preset.d_inner)
