@@ -103,6 +103,21 @@ def test_measuring_anew_trains_nothing_and_finds_what_was_found(tmp_path, contes
         contestant.measured_anew(config, tmp_path / "empty", missing)
 
 
+def test_details_are_of_as_many_tokens_as_the_losses(tmp_path, models, monkeypatch):
+    config, read = short(models["txl"], models["txl"].data), []
+    loss_from_start = contestant.loss_from_start
+
+    def noted(model, ids, **lengths):
+        read.append(len(ids))
+        return loss_from_start(model, ids, **lengths)
+
+    monkeypatch.setattr(contestant, "loss_from_start", noted)
+    found = contestant.measured(config, tmp_path, n_tokens=20)
+    missing = {name: x for name, x in found.items() if name not in ("by_mem_len", "from_start")}
+    contestant.measured_anew(config, tmp_path, missing, n_tokens=20)
+    assert {*read} == {21}
+
+
 def test_losses_alone_are_quicker(tmp_path, models):
     config = short(models["lstm"], models["txl"].data)
     found = contestant.measured(config, tmp_path, n_tokens=20, is_detailed=False)

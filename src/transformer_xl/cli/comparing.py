@@ -70,7 +70,6 @@ class Compare(LoadsModels):
     def run(self) -> None:
         """Search, train, measure, print."""
         from transformer_xl.config.device import prepare_process
-        from transformer_xl.config.files import replace_file
         from transformer_xl.studies import compare as study
         from transformer_xl.studies import standings
 
@@ -90,10 +89,10 @@ class Compare(LoadsModels):
         comparison.go()
         runs = comparison.planned()
         result = standings.standings(runs)
+        # Written before the baselines, too, which take their time.
+        self._write(result | {"baselines": []})
         result["baselines"] = self._baselines(comparison.corpus, result["unit"])
-        replace_file(self.out / "comparison.json", (dumps(result, indent=2) + "\n").encode())
-        table = standings.markdown(result, result["baselines"])
-        replace_file(self.out / "comparison.md", table.encode())
+        table = self._write(result)
         (say if self.json else print)(table)
         if not result["models"]:
             raise RuntimeError("no contestant could be trained: see above why")
@@ -104,6 +103,16 @@ class Compare(LoadsModels):
             say("no plot: it requires pip install 'transformer-xl[plot]'")
         if self.json:
             show(result, as_json=True)
+
+    def _write(self, result: dict[str, Any]) -> str:
+        """Write the result and its tables, which are returned."""
+        from transformer_xl.config.files import replace_file
+        from transformer_xl.studies import standings
+
+        table = standings.markdown(result, result["baselines"])
+        replace_file(self.out / "comparison.json", (dumps(result, indent=2) + "\n").encode())
+        replace_file(self.out / "comparison.md", table.encode())
+        return table
 
     def _data(self) -> DataConfig:
         """Return the text and the vocabulary."""

@@ -37,7 +37,7 @@ class BorrowedModel(LanguageModel):
         body: The library's model without its embedding.
 
     Raises:
-        ModuleNotFoundError: ``transformers`` is not installed.
+        RuntimeError: ``transformers`` is not installed.
         ValueError: The size of the vocabulary is not set, or ``kind`` is that of another class.
     """
 
@@ -385,7 +385,7 @@ def _library(kind: str) -> Any:
     try:
         import transformers
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
+        raise RuntimeError(
             f"kind={kind!r} has the layers of transformers 5: pip install 'transformer-xl[hf]'"
         ) from error
     return transformers

@@ -532,7 +532,7 @@ def _carry_out(task: Task) -> dict[str, Any]:
 
 def _measure(task: Task, found: dict[str, Any]) -> dict[str, Any]:
     """Measure a run that has been trained, in a process of its own."""
-    return measured_anew(task.config, task.folder, found)
+    return measured_anew(task.config, task.folder, found, n_tokens=task.eval_tokens)
 
 
 def _in_process(threads: int, work: Callable[..., Any], *given: Any) -> Any:

@@ -41,7 +41,7 @@ _CHOOSING = 50_000
 CONTEXTS = (0, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Memory lengths up to far beyond that of training, at which a model is evaluated."""
 _READ = 8_192
-"""Tokens predicted with each of them, which all have that context."""
+"""Tokens of each piece of the test text that are predicted with each of them."""
 _FROM_START = 8_192
 """Tokens of each piece of text that is read from an empty memory."""
 WRITTEN = (1_000, 10_000, 100_000, 1_000_000)
@@ -60,7 +60,8 @@ def measured(
     Args:
         config: Its recipe.
         folder: Its run folder.
-        n_tokens: Evaluate on this many tokens from the start of each split. None: on all.
+        n_tokens: Evaluate on this many tokens from the start of each split, also in detail. None:
+            on all.
         is_detailed: Also measure the loss by context, and writing.
 
     Returns:
@@ -107,7 +108,7 @@ def measured(
         split = held_out(corpus)
         found["test"] = _figures(losses(split, best)) | {"split": split}
     if is_detailed:
-        found |= _details(config, model, corpus, found)
+        found |= _details(config, model, corpus, found, n_tokens)
     machine = describe_machine()
     found["machine"] = {name: machine[name] for name in _OF_MACHINE}
     found["machine"] |= {"torch": str(torch.__version__)}
@@ -125,7 +126,12 @@ def has_details(found: Mapping[str, Any]) -> bool:
 
 
 def measured_anew(
-    config: Config, folder: Path, found: Mapping[str, Any], *, is_detailed: bool = True
+    config: Config,
+    folder: Path,
+    found: Mapping[str, Any],
+    *,
+    n_tokens: int | None = None,
+    is_detailed: bool = True,
 ) -> dict[str, Any]:
     """Measure a trained contestant again where that has changed: nothing is trained.
 
@@ -133,6 +139,7 @@ def measured_anew(
         config: Its recipe.
         folder: Its run folder. Without a model in it, one with initial weights is measured.
         found: What :func:`measured` returned.
+        n_tokens: As there.
         is_detailed: As there. If not, FLOPs are counted anew, and nothing is measured.
 
     Returns:
@@ -154,12 +161,16 @@ def measured_anew(
     mflop = _mflop_per_token(config, model, trained["tokens"], trained["steps"])
     more = {"training": {**trained, "mflop_per_token": mflop}}
     if is_detailed:
-        more |= _details(config, model.to(pick_device()), corpus, found)
+        more |= _details(config, model.to(pick_device()), corpus, found, n_tokens)
     return {**found, **more}
 
 
 def _details(
-    config: Config, model: LanguageModel, corpus: Corpus, found: Mapping[str, Any]
+    config: Config,
+    model: LanguageModel,
+    corpus: Corpus,
+    found: Mapping[str, Any],
+    n_tokens: int | None,
 ) -> dict[str, Any]:
     """Measure the losses by context if they are missing, and writing."""
     test, trained = found["test"], config.train.segment_len
@@ -169,7 +180,8 @@ def _details(
     more = {}
     if not has_details(found):
         with autocast(config.train.precision, model.device):
-            more = _detailed(model, corpus.split(test["split"]), lengths)
+            ids = corpus.split(test["split"])[: n_tokens and n_tokens + 1]
+            more = _detailed(model, ids, lengths)
     # In the precision of the weights, as `txl generate` does.
     return {**more, "writing": [*_written(model, corpus, lengths, trained)]}
 
