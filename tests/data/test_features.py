@@ -89,6 +89,9 @@ def test_context_that_is_read_again_has_no_targets(folder):
     [
         ({"inputs": np.zeros((20, 2), np.int64)}, "must be real inputs"),
         ({"inputs": np.zeros((19, 2), np.float32)}, r"must be \(N, F\)"),
+        ({"inputs": np.zeros(20, np.float32)}, r"must be \(N, F\)"),
+        ({"inputs": np.zeros((20, 2, 2), np.float32)}, r"must be \(N, F\)"),
+        ({"targets": np.array(1)}, r"must be \(N, F\)"),
         ({"targets": np.zeros(20, bool)}, "int64 or real targets"),
         ({"starts": np.zeros(20, np.int64)}, "starts of bool"),
     ],
@@ -120,8 +123,12 @@ def test_values_that_no_model_can_read_are_named(tmp_path, part, value, message)
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_pickle_is_refused(folder):
+def test_a_file_that_is_no_array_is_refused(folder):
     np.save(folder / "train_inputs.npy", np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match=r"train_inputs\.npy is no array of numbers"):
+        read_recordings(folder, "train")
+    np.savez(folder / "several.npz", np.zeros((20, 2)))
+    (folder / "several.npz").rename(folder / "train_inputs.npy")
     with pytest.raises(ValueError, match=r"train_inputs\.npy is no array of numbers"):
         read_recordings(folder, "train")
     (folder / "train_inputs.npy").write_bytes(b"")

@@ -184,6 +184,7 @@ def test_json_may_bring_its_held_out_parts(tmp_path):
         ("a.json", b"{", "is no JSON"),
         ("a.json", b'"x"', "holds no sequences of integers"),
         ("a.npy", b"\x93NUMPY no", "is no NumPy file"),
+        ("a.npy", b"PK\x03\x04 an archive", "is no NumPy file"),
     ],
 )
 def test_what_is_no_integer_is_named(tmp_path, name, data, message):
@@ -201,6 +202,10 @@ def test_numpy_files_of_objects_are_not_loaded(tmp_path):
     with pytest.raises(ValueError, match="is no NumPy file of integers"):
         integers(tmp_path / "a.npy", tmp_path / "cache")
     assert not (tmp_path / "pwned").exists()
+    np.savez(tmp_path / "c.npz", np.zeros(2, int))
+    (tmp_path / "c.npz").rename(tmp_path / "c.npy")
+    with pytest.raises(ValueError, match="is no NumPy file of integers"):
+        integers(tmp_path / "c.npy", tmp_path / "cache")
     np.save(tmp_path / "b.npy", np.zeros((2, 2, 2)))
     with pytest.raises(ValueError, match="float64 of 3 dimensions"):
         integers(tmp_path / "b.npy", tmp_path / "cache")

@@ -44,8 +44,8 @@ class Recordings:
 
     def __post_init__(self) -> None:
         shapes = {name: getattr(self, name).shape for name in PARTS}
-        N = len(self.targets)
-        if shapes != {"inputs": (N, *self.inputs.shape[1:2]), "targets": (N,), "starts": (N,)}:
+        N = self.targets.size
+        if shapes != {"inputs": (N, *self.inputs.shape[-1:]), "targets": (N,), "starts": (N,)}:
             raise ValueError(
                 f"recordings of the shapes {shapes} must be (N, F), (N,) and (N,) for one N"
             )
@@ -145,7 +145,7 @@ def read_recordings(folder: Path, split: str) -> Recordings:
                 f"{split}_targets.npy and {split}_starts.npy from data.path"
             )
         try:
-            arrays.append(np.load(path, mmap_mode="r", allow_pickle=False))
+            arrays.append(np.lib.format.open_memmap(path, mode="r"))
         except (ValueError, EOFError, OSError) as error:
             raise ValueError(f"{path} is no array of numbers: {error}") from error
     try:

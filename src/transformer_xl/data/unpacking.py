@@ -221,7 +221,7 @@ def _flat(sequence: Any, path: Path) -> Iterator[int]:
 
 def _numpy_integers(path: Path) -> Iterator[str]:
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.lib.format.open_memmap(path, mode="r")
     except (ValueError, EOFError) as error:
         raise ValueError(f"{path} is no NumPy file of integers: {error}") from None
     if not np.issubdtype(array.dtype, np.integer) or array.ndim not in (1, 2):

@@ -234,8 +234,8 @@ class Vocab:
                     f"character {half.start():,} is {half[0]!r}, half of a surrogate pair and no "
                     "text: remove it, or decode the text again"
                 ) from error
-            # tokenizers has no class of its own, for example for a word without a token; and a panic
-            # of the Rust library, as if a pattern exceeds its backtracking limit, is no Exception.
+            # Its errors, as for a word without a token, have no class of their own. A panic of
+            # Rust, as if a pattern exceeds its backtracking limit, is not even an Exception.
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             raise ValueError(f"the tokenizer failed on this text: {error}") from error
