@@ -107,6 +107,26 @@ def test_settings_that_the_checkpoint_contradicts_are_refused(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_segment_length_that_is_given_is_that_of_the_evaluation(shared, tmp_path, monkeypatch):
+    source, given = bare(shared, tmp_path), {"mem_len": 9, "pre_lnorm": False, "tgt_len": 70}
+    txl.convert(source, tmp_path / "plain", settings=given)
+    assert load_eval_config(tmp_path / "plain/config.json").segment_len == 70
+    # As if it had the sizes of a published model.
+    monkeypatch.setattr(import_module("transformer_xl.interop.convert"), "recognize", _published)
+    said = []
+    txl.convert(source, tmp_path / "known", settings=given, say=said.append)
+    found = load_eval_config(tmp_path / "known/config.json")
+    assert (found.segment_len, found.mem_len) == (70, 2100)
+    assert any("enwik8-base" in text and "segments of 70 tokens" in text for text in said)
+    del given["tgt_len"]
+    txl.convert(source, tmp_path / "published", settings=given)
+    assert load_eval_config(tmp_path / "published/config.json").segment_len == 80
+
+
+def _published(config):
+    return "enwik8-base"
+
+
 def test_where_clusters_begin_is_asked_for(shared, tmp_path):
     source = bare(shared, tmp_path, "pt_03_adaptive_div1")
     given = {"mem_len": 9, "pre_lnorm": False}

@@ -160,7 +160,7 @@ def _open_theirs(source: Path, settings: dict[str, Any], vocab: Path | None, say
     )
     about = {
         "origin": {"format": checkpoint.origin, "settings": checkpoint.settings},
-        "eval": dataclasses.asdict(_evaluation(checkpoint, config, say)),
+        "eval": dataclasses.asdict(_evaluation(checkpoint, config, settings.get("tgt_len"), say)),
     }
     for name, default in DEFAULTS[checkpoint.origin].items():
         if checkpoint.settings.get(name) is None:
@@ -239,12 +239,16 @@ def _weights(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Tensor]:
     return weights
 
 
-def _evaluation(checkpoint: Checkpoint, config: ModelConfig, say: _Say) -> EvalConfig:
-    """Set the lengths of evaluation with which the checkpoint was published."""
+def _evaluation(
+    checkpoint: Checkpoint, config: ModelConfig, given_len: int | None, say: _Say
+) -> EvalConfig:
+    """Set the lengths of evaluation with which the checkpoint was published, or those given."""
     if name := recognize(config):
-        say(f"this is {name}: txl eval uses the lengths it was published with")
+        but = "" if given_len is None else f", but segments of {given_len} tokens, as given"
+        say(f"this is {name}: txl eval uses the lengths it was published with{but}")
         beyond = checkpoint.origin in ("tensorflow", "nvidia")
-        return preset_eval(name, keys_beyond_memory=int(beyond))
+        published = preset_eval(name, keys_beyond_memory=int(beyond))
+        return dataclasses.replace(published, segment_len=given_len or published.segment_len)
     segment_len = checkpoint.settings.get("tgt_len")
     is_length = isinstance(segment_len, int) and segment_len > 0
     return EvalConfig(split="test", segment_len=segment_len if is_length else None)
