@@ -11,6 +11,25 @@ from transformer_xl.interop.convert import SETTABLE, UnreadableFile
 from transformer_xl.model.pretrained import load_eval_config
 
 
+def test_weights_in_double_precision_are_rounded(shared, tmp_path):
+    def widen(state):
+        state |= {name: x.double() for name, x in state.items()}
+
+    source = spoiled(shared / "goldens/pt_01_base", tmp_path, widen)
+    said = []
+    txl.convert(source, tmp_path / "out", say=said.append)
+    assert any("float64 weights are rounded to float32" in text for text in said)
+    txl.convert(shared / "goldens/pt_01_base/state_dict.pt", tmp_path / "single", say=said.append)
+    assert sum("rounded" in text for text in said) == 1
+    ours, theirs = (txl.TransformerXL.from_pretrained(tmp_path / x) for x in ("out", "single"))
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(mine, other)
+    # Their code takes any precision.
+    txl.convert(source, tmp_path / "theirs", to="authors")
+    state = torch.load(tmp_path / "theirs/state_dict.pt")
+    assert state["r_w_bias"].dtype == torch.float64
+
+
 @pytest.mark.parametrize("factor", [1, 1 + 1e-6])
 def test_frequencies_are_those_of_the_paper_or_the_file_is_refused(shared, tmp_path, factor):
     def change(state):

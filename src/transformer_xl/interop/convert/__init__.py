@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from transformer_xl.config import EvalConfig, ModelConfig
@@ -264,7 +265,11 @@ def _write(model: _Model, folder: Path, to: Format, say: _Say) -> None:
         settings = attributes(origin.get("settings")) if is_theirs else {}
         write_huggingface(model.config, model.weights, model.vocab, settings, folder, say)
     else:
-        write_model(model.config, model.weights, folder, model.about)
+        weights = dict(model.weights)
+        if wide := [name for name, x in weights.items() if x.dtype == torch.float64]:
+            weights |= {name: weights[name].float() for name in wide}
+            say("float64 weights are rounded to float32, in which a model folder has them")
+        write_model(model.config, weights, folder, model.about)
         if model.vocab is not None:
             model.vocab.save(folder)
     if to != "authors":
