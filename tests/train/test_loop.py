@@ -353,6 +353,18 @@ def test_a_held_out_text_without_a_completion_is_refused_before_anything_is_writ
     assert not (tmp_path / "run").exists()
 
 
+def test_a_training_text_without_a_completion_is_refused_before_anything_is_written(
+    tmp_path, toy_recipe, long_prompt
+):
+    (tmp_path / "path.txt").write_text("the cat saw a dog\n" * 20 + "\t")
+    # All characters of the held-out text must be in the vocabulary.
+    data = {**long_prompt, "vocab_from": "all"}
+    with pytest.raises(ValueError, match="the train text has no completion: the token "):
+        train(toy_recipe(data=data), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+    begun(toy_recipe(data=data, train={"prompt_loss_weight": 0.5}))
+
+
 @pytest.fixture
 def long_prompt(tmp_path):
     """The data of a table whose first prompt is long, with the same text for all splits."""

@@ -106,11 +106,12 @@ def test_other_data_are_refused_on_resuming(config, tmp_path, at_step):
         train(config, tmp_path / "run", quiet=True)
 
 
-def test_a_test_split_without_a_target_is_refused_before_anything_is_written(config, tmp_path):
-    path = tmp_path / "data" / "test_targets.npy"
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_split_without_a_target_is_refused_before_anything_is_written(config, tmp_path, split):
+    path = tmp_path / "data" / f"{split}_targets.npy"
     targets = np.load(path)
     np.save(path, np.full_like(targets, np.nan if targets.dtype.kind == "f" else -100))
-    with pytest.raises(ValueError, match="the test recordings have no target, as all are -100"):
+    with pytest.raises(ValueError, match=f"the {split} recordings have no target, as all are"):
         train(config, tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
 

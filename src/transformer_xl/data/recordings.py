@@ -65,9 +65,10 @@ class Recordings:
         """Whether the targets are numbers; else they are classes."""
         return self.targets.dtype.kind == "f"
 
-    def counted(self) -> Bool[np.ndarray, " N"]:
-        """Mark the positions where something is predicted."""
-        return ~np.isnan(self.targets) if self.are_real else self.targets != UNCOUNTED
+    def counted(self, part: slice | None = None) -> Bool[np.ndarray, " counted"]:
+        """Mark the positions, or those of a part, where something is predicted."""
+        targets = self.targets if part is None else self.targets[part]
+        return ~np.isnan(targets) if self.are_real else targets != UNCOUNTED
 
     def at(self, places: slice | Int64[np.ndarray, "..."]) -> tuple[Tensor, Tensor, Tensor]:
         """Return inputs, targets and starts at some positions; real numbers in float32."""

@@ -41,6 +41,8 @@ _FREE = {
     *("init", "init_range", "embed_init", "embed_init_range", "init_std", "proj_init_std"),
 }
 """Model settings that may change in fine-tuning."""
+_BLOCK = 1 << 16
+"""Positions of the training data that are searched at once."""
 
 
 def check_machine(config: Config, device: torch.device, world: World) -> None:
@@ -215,6 +217,7 @@ def new_state(
     # Needed only at the end of the run, but validated before it.
     if (n_valid := len(corpus.split("valid"))) < 2:
         raise ValueError("the validation text has one token; to predict one, at least 2 are needed")
+    _require_training_targets(corpus, config)
     for name in ("valid", "test"):
         if corpus.n_tokens(name) > 1:
             _require_targets(name, corpus, config)
@@ -290,6 +293,26 @@ def _initial_loss_scale(settings: TrainConfig) -> float:
     if settings.precision != "float16":
         return 1.0
     return INITIAL_LOSS_SCALE if settings.loss_scale is None else settings.loss_scale
+
+
+def _require_training_targets(corpus: Corpus | FeatureCorpus, config: Config) -> None:
+    """Require that something is trained on; reads the data up to the first target."""
+    split: Any = corpus.tokens("train")
+    if isinstance(split, Recordings):
+        parts = (slice(first, first + _BLOCK) for first in range(0, len(split), _BLOCK))
+        if not any(split.counted(part).any() for part in parts):
+            raise ValueError(
+                "the train recordings have no target, as all are -100 or NaN: give some"
+            )
+    elif (symbol := config.model.completion_at) is not None and not config.train.prompt_loss_weight:
+        # The last token has no target.
+        last = len(split) - 1
+        parts = (slice(first, min(first + _BLOCK, last)) for first in range(0, last, _BLOCK))
+        if not any((split[part] == symbol).any() for part in parts):
+            raise ValueError(
+                f"the train text has no completion: the token completion_at={symbol} is not in it; "
+                "give prompts and completions, or set train.prompt_loss_weight to learn from all"
+            )
 
 
 def _require_targets(name: str, corpus: Corpus | FeatureCorpus, config: Config) -> None:
