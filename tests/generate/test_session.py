@@ -14,7 +14,9 @@ from transformer_xl import Session
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.inference.evaluate import evaluate
 from transformer_xl.inference.generate import generate, load_state, text_pieces
+from transformer_xl.inference.generate.history import History
 from transformer_xl.model import TransformerXL, build_model
+from transformer_xl.model.reading import Reader
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -205,6 +207,31 @@ def test_forks_go_their_own_ways(session):
     assert written(fork, 5, seed=9)
     assert (written(session, 20), session.score(TEXT)) == expected
     assert fork.score(TEXT) != expected[1]
+
+
+@pytest.mark.parametrize("where", ["reading", "at the end"])
+def test_an_interrupt_leaves_the_session_as_it_was(session, monkeypatch, where):
+    session.write(TEXT)
+    written(session, 3)
+    alone, calls = session.fork(), []
+    owner, name = {"reading": (Reader, "_read"), "at the end": (History, "extend")}[where]
+    original = getattr(owner, name)
+
+    def interrupted(self, *given):
+        calls.append(1)
+        if len(calls) == (2 if where == "reading" else 1):
+            raise KeyboardInterrupt
+        return original(self, *given)
+
+    long = list((TEXT * 300).encode())
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            session.write(long)
+    assert session.score(TEXT) == alone.score(TEXT)
+    assert session.write(long, scored=True) == alone.write(long, scored=True)
+    settings = {"seed": 2, "repetition_penalty": 3.0}
+    assert written(session, 9, **settings) == written(alone, 9, **settings)
 
 
 def test_a_mark_is_a_point_to_come_back_to(session):

@@ -245,11 +245,16 @@ class Session:
         """
         given = self.vocab.encode(text) if isinstance(text, str) else text
         tokens = as_tokens(given, self.model.config).tolist()
-        self._reader_state()
+        state, history = self._reader_state(), self._history
         self._writing = None
-        scores = self._reader.read(tokens, scored=scored)
-        self._history.extend(tokens)
-        return scores
+        try:
+            found = self._reader.read(tokens, scored=scored)
+            self._history = History(history.kept, tokens)
+        except BaseException:
+            # The reader goes on segment by segment.
+            self._reader.state, self._history = state, history
+            raise
+        return found
 
     def score(self, text: Text) -> list[float | None]:
         """Return the log-probability of each token of a continuation, without reading it."""
