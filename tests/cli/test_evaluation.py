@@ -11,7 +11,7 @@ from transformer_xl.config.recipes import dump_recipe, load_recipe
 from transformer_xl.data import load_vocab, prepare, train_vocab
 from transformer_xl.inference.evaluate import Dynamic, evaluate, gradient_squares
 from transformer_xl.model import TransformerXL
-from transformer_xl.train import metrics
+from transformer_xl.train import metrics, seen
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -149,6 +149,22 @@ def test_eval_by_position_adds_the_losses_by_place(txl, trained, text):
     assert "from the start, memory 8" in shown
     first = found["from_start"]["spans"][0]["nll"]
     assert f"{first:.4f}" in shown
+
+
+def test_eval_by_position_reads_where_the_completions_are(txl, tiny_config, tmp_path, monkeypatch):
+    monkeypatch.setattr(seen, "TOKENS", 50)
+    text = "the dog " * 20 + "\n" + "a cat.ran\n" * 9
+    (tmp_path / "text.txt").write_text(text)
+    vocab = train_vocab("chars", [text])
+    ends = dict(zip(("reset_at", "completion_at"), vocab.encode("\n."), strict=True))
+    model = TransformerXL(replace(tiny_config, vocab_size=len(vocab), **ends))
+    model.save_pretrained(tmp_path / "model", vocab)
+    words = ["--file", tmp_path / "text.txt", "--eval.segment_len", 8, "--by_position"]
+    found = txl("eval", tmp_path / "model", *words, "--json").json
+    (tmp_path / "text.txt").write_text(text.partition("\n")[2])
+    rest = txl("eval", tmp_path / "model", *words, "--json").json
+    assert found["in_segment"][0]["spans"][-1]["last"] == 8
+    assert found["tokens"] == rest["tokens"]
 
 
 @pytest.mark.parametrize(

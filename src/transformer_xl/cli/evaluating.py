@@ -148,12 +148,12 @@ class Eval(LoadsModels):
         lengths = Lengths.of(model.config, **settings.lengths_after(segment_len))
         configured = None if settings.window else lengths.mem_len
         mem_lens = [None] if configured is None else sorted({*settings.mem_lens, configured})
+        start = seen.excerpt(ids, model.config) if self.by_position else []
         places = {}
         say_if_slow(precision)
         with autocast(precision, model.device):
             rows = {x: measure(x) for x in mem_lens}
             if self.by_position:
-                start = ids[: seen.TOKENS + 1]
                 with reading(model, seen.READINGS * (len(start) - 1), "by position"):
                     places = seen.loss_by_position(model, start, settings, segment_len)
         found, curve = rows[configured], list(rows.values()) if settings.mem_lens else []

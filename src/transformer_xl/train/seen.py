@@ -52,7 +52,7 @@ def see_memory(
         settings: Of the evaluation: its lengths, and how many parts are read side by side.
         segment_len: Tokens read at once, where the settings do not say.
     """
-    ids = _excerpt(ids, model.config)
+    ids = excerpt(ids, model.config)
     lengths = Lengths.of(model.config, **settings.lengths_after(segment_len))
     return {
         "tokens": len(ids) - 1,
@@ -63,7 +63,7 @@ def see_memory(
     }
 
 
-def _excerpt(ids: Text, config: ModelConfig) -> Integer[np.ndarray, " read"]:
+def excerpt(ids: Text, config: ModelConfig) -> Integer[np.ndarray, " read"]:
     """Return the tokens that are read, among which, if the text has any, are completions."""
     tokens, begin, separator = np.asarray(ids), 0, config.completion_at
     if separator is not None and separator not in tokens[:TOKENS]:
