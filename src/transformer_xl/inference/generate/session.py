@@ -184,8 +184,7 @@ class Session:
         machine and number of threads, it continues with exactly the same tokens.
         """
         session = cls.open(folder, mem_len=mem_len, weights=weights)
-        weights_file = weights_path(find_model_folder(folder))
-        state = load_state(Path(path), weights_file, session.model)
+        state = load_state(Path(path), session._weights, session.model)
         mems = state.mems
         if session.model.remembers_positions:
             mems = mems.last(session.mem_len)
