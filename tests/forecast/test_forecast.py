@@ -81,6 +81,15 @@ def test_series_are_divided_into_batches(given):
     np.testing.assert_allclose(one, other, rtol=0, atol=100 * LEAST_SCALE)
 
 
+@pytest.mark.parametrize("reach", [{"mem_len": 2}, {"attn_len": 3}, {"clamp_len": 1}], ids=str)
+def test_a_length_is_that_of_a_model_configured_so(given, reach):
+    history, known, _ = given
+    usual, other = certain(made()), certain(made(**reach))
+    found = forecast(usual, history, 5, known=known, segment_len=1, **reach)
+    np.testing.assert_array_equal(found, forecast(other, history, 5, known=known, segment_len=1))
+    assert np.abs(found - forecast(usual, history, 5, known=known)).max() > 1e-4
+
+
 def test_a_model_in_training_is_left_in_training(given):
     model, (history, known, _) = made(dropout=0.5).train(), given
     forecast(model, history, 2, known=known[:, :2])

@@ -460,11 +460,12 @@ def test_a_model_that_knows_the_future_has_no_error(monkeypatch):
     values = series_data.scaled(series_data.made_series(2, time_series.SEEDS["test"])).values
     known = dict(series_data.origins_of(values))
 
-    def forecast(model, features, horizon, *, paths, **more):
+    def forecast(model, features, horizon, *, paths, mem_len, attn_len, clamp_len, **more):
+        assert (mem_len, attn_len, clamp_len) == (8, 5, 4)
         return np.repeat(known[features.shape[1] + series_data.WEEK - 2][:, None], paths, 1)
 
     monkeypatch.setattr(time_series, "forecast", forecast)
-    trained = Trained(None, None, None, Lengths(8, 8, None, None, 0))
+    trained = Trained(None, None, None, Lengths(8, 8, 5, 4, 0))
     metrics = load_task("series").measure(trained, Path(), "test").metrics
     assert metrics.pop("coverage of 80 % intervals, %") == 100
     assert metrics == pytest.approx({"MASE": 0, "width": 0, "CRPS": 0}, abs=1e-6)

@@ -13,6 +13,7 @@ from transformer_xl.config.music import MARKS
 from transformer_xl.data import Vocab, load_vocab, prepare, train_vocab
 from transformer_xl.data.catalogue import KNOWN_CORPORA
 from transformer_xl.inference.answers import losses
+from transformer_xl.inference.evaluate import evaluate
 from transformer_xl.model import build_model
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.tasks import load_task, logs_anomalies
@@ -165,6 +166,17 @@ def test_unknown_characters_are_one_symbol_for_models_and_n_grams(poems):
     model = model_for(vocab)
     bits = model(ids[:, :-1], None, ids[:, 1:]).nll.mean().item() / math.log(2)
     assert rows["model"].metrics["bits"] == pytest.approx(bits, rel=1e-4)
+
+
+@pytest.mark.parametrize("reach", [{"mem_len": 3}, {"attn_len": 2}, {"clamp_len": 1}], ids=str)
+def test_poems_are_read_with_the_lengths_of_the_evaluation(poems, reach):
+    task, given = load_task("poems"), trained(load_vocab(poems / "vocab"))
+    ids = given.vocab.encode_known((poems / "test.txt").read_text("utf-8"))[0]
+    lengths = Lengths.of(given.model.config, segment_len=1, **reach)
+    found = task.measure(given._replace(lengths=lengths), poems, "test").metrics["bits"]
+    bits = evaluate(given.model, ids, segment_len=1, **reach).nll / math.log(2)
+    assert found == pytest.approx(bits, rel=1e-5)
+    assert found != pytest.approx(task.measure(given, poems, "test").metrics["bits"], rel=1e-4)
 
 
 def test_a_line_of_a_log_is_scored_by_the_sum_of_its_tokens(tmp_path, monkeypatch):

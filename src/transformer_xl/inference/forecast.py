@@ -26,6 +26,9 @@ def forecast(
     paths: int = 100,
     seed: int = 1,
     segment_len: int = SEGMENT_LEN,
+    mem_len: int | None = None,
+    attn_len: int | None = None,
+    clamp_len: int | None = None,
     batch_size: int = 1_000,
 ) -> Float[np.ndarray, "B paths horizon"]:
     """Draw paths of the values that follow each of B series.
@@ -44,13 +47,16 @@ def forecast(
         paths: Paths to draw for each series.
         seed: Random seed; the same seed draws the same paths.
         segment_len: With enough memory it only affects the speed.
+        mem_len: Memory length. None: as configured.
+        attn_len: Keys that a query sees at most. None: as configured.
+        clamp_len: Largest distance told apart. None: as configured.
         batch_size: Streams that are read as a batch, each a path of a series.
 
     Returns:
         The values. Quantiles over the paths are intervals of the forecast.
 
     Raises:
-        ValueError: The model has no mixture, or a shape does not fit.
+        ValueError: The model has no mixture, or a shape or length does not fit.
     """
     config = require_model(model).config
     require_at_least(1, horizon=horizon, paths=paths, batch_size=batch_size)
@@ -73,7 +79,8 @@ def forecast(
         if given.shape != shape:
             raise ValueError(f"{name} of shape {given.shape} must be {shape}")
 
-    lengths = Lengths.of(config, segment_len=segment_len, ext_len=0)
+    reach = {"mem_len": mem_len, "attn_len": attn_len, "clamp_len": clamp_len}
+    lengths = Lengths.of(config, segment_len=segment_len, ext_len=0, **reach)
     draw = torch.Generator(model.device).manual_seed(seed)
     given = [
         torch.from_numpy(np.asarray(x)).to(model.device, model.dtype)

@@ -15,7 +15,7 @@ import numpy as np
 from transformer_xl.data import Vocab, load_vocab, train_vocab
 from transformer_xl.inference.baselines.kneser_ney import KneserNey
 from transformer_xl.inference.baselines.measuring import unigram_nll
-from transformer_xl.inference.evaluate import score
+from transformer_xl.model.reading import Reader
 from transformer_xl.tasks.task import SPLITS, Measured, Task, Trained, read_utf8
 
 ORDER = 5
@@ -50,10 +50,8 @@ class Poems(Task):
 
     def measure(self, trained: Trained, folder: Path, split: str) -> Measured:
         """Read the poems one after the other, with the memory carried."""
-        lengths = trained.lengths
         ids = _ids(trained.vocab, folder, split)
-        mem_len = lengths.mem_len if trained.model.remembers_positions else None
-        scores = score(trained.model, ids, segment_len=lengths.segment_len, mem_len=mem_len)
+        scores = Reader(trained.model, trained.lengths).read(ids)
         return _measured(trained.vocab, ids, [-x for x in scores if x is not None])
 
     def baselines(self, folder: Path, split: str) -> Iterator[tuple[str, Measured]]:
