@@ -78,10 +78,14 @@ def test_memories_that_do_not_fit_the_prompts_are_named(model):
         generate_batch(model, [[1]] * 3, mems=model.start_memory(2))
 
 
-def test_a_model_with_damaged_weights_is_named(model):
-    model.softmax.bias.data[3] = torch.nan
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize(
+    "settings", [{}, {"temperature": 0.0}, {"temperature": 0.0, "repetition_penalty": 2.0}], ids=str
+)
+def test_a_model_with_damaged_weights_is_named(model, settings, value):
+    model.softmax.bias.data[3] = value
     with pytest.raises(RuntimeError, match="probabilities are not finite: its weights are damaged"):
-        next(generate(model, [1]))
+        next(generate(model, [1], **settings))
 
 
 @pytest.mark.parametrize("where", ["_advanced", "draw"])

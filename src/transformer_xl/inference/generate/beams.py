@@ -20,6 +20,7 @@ from torch import Tensor
 from transformer_xl.config.checks import require
 from transformer_xl.data import Vocab
 from transformer_xl.inference.generate.prompts import Prompts, selected
+from transformer_xl.inference.generate.sampler import require_finite
 from transformer_xl.inference.generate.text_writer import TextWriter
 from transformer_xl.model import LanguageModel, Memory, Stepper
 from transformer_xl.model.arguments import Text, as_tokens, require_model, shown, whole
@@ -247,8 +248,7 @@ class _Search:
     ) -> list[tuple[Sequence[float], Sequence[int]]]:
         """Return the log-probabilities of the ``k`` most likely tokens of each row, and these."""
         values, tokens = self._model.head.top_k(hidden, k)
-        if not values[:, 0].isfinite().all():
-            raise RuntimeError("the model's probabilities are not finite: its weights are damaged")
+        require_finite(values)
         return [*zip(values.double().tolist(), tokens.tolist(), strict=True)]
 
     def _chosen(

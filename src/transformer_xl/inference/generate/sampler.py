@@ -142,10 +142,14 @@ class Sampler:
             hidden: The hidden states.
             numbers: The uniform numbers.
             histories: The tokens so far of each stream; required if ``needs_history``.
+
+        Raises:
+            RuntimeError: The probabilities are not finite.
         """
         logits = self._penalized(softmax, hidden, histories) if self._changes_logits else None
         if self.temperature == 0:
-            best = softmax.top_k(hidden, 1)[1] if logits is None else logits.topk(1)[1]
+            values, best = softmax.top_k(hidden, 1) if logits is None else logits.topk(1)
+            require_finite(values)
             return best[:, 0].tolist()
         if self.temperature == 1 and logits is None and not self._has_filters:
             # An adaptive softmax usually skips its rarer clusters.
@@ -265,6 +269,16 @@ def _places(
     rows = np.repeat(np.arange(len(tokens)), [len(each) for each in tokens])
     columns = np.concatenate([np.asarray(each, np.int64) for each in tokens])
     return torch.from_numpy(rows).to(device), torch.from_numpy(columns).to(device)
+
+
+def require_finite(largest: Float[Tensor, "B n"]) -> None:
+    """Require that the largest logits or log-probabilities of each text are finite.
+
+    Raises:
+        RuntimeError: One is not.
+    """
+    if not largest[:, 0].isfinite().all():
+        raise RuntimeError("the model's probabilities are not finite: its weights are damaged")
 
 
 def extended(
