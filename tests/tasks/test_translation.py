@@ -62,6 +62,14 @@ def test_a_pair_is_a_line_with_single_blanks(captions, tmp_path):
     assert [len(read_examples(tmp_path, x)) for x in ("train", "valid", "test")] == [60, 8, 8]
 
 
+def test_files_of_other_languages_are_none_of_the_data(captions):
+    (captions / "train.fr.gz").write_bytes(gzip.compress(b"Un chien.\n"))
+    files = load_task("translation-de-en").identity(captions)
+    assert [*files] == [
+        f"{part}.{language}.gz" for part in sorted(PARTS) for language in ("de", "en")
+    ]
+
+
 def test_lines_that_do_not_match_are_refused(captions, tmp_path):
     (captions / "val.en.gz").write_bytes(gzip.compress(b"A dog.\n"))
     with pytest.raises(ValueError, match="val has 8 lines in de and 1 in en"):

@@ -30,11 +30,14 @@ _PARTS = dict(zip(SPLITS, ("train", "val", "test_2016_flickr"), strict=True))
 """The names of the splits in the data."""
 
 
+def _files(*languages: str) -> tuple[str, ...]:
+    return tuple(f"{part}.{language}.gz" for part in _PARTS.values() for language in languages)
+
+
 class Translation(Task):
     """Translation between two languages of Multi30k."""
 
     metric = "BLEU (sacrebleu, nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp)"
-    reads = tuple(f"{part}.*.gz" for part in _PARTS.values())
     source: ClassVar[str]
     target: ClassVar[str]
 
@@ -77,6 +80,7 @@ class GermanEnglish(Translation):
     """German to English."""
 
     name, source, target = "translation-de-en", "de", "en"
+    reads = _files(source, target)
     title = "Multi30k, German to English"
     models = {"txl": ("translation-de-en",)}  # noqa: RUF012
 
@@ -85,6 +89,7 @@ class EnglishFrench(Translation):
     """English to French."""
 
     name, source, target = "translation-en-fr", "en", "fr"
+    reads = _files(source, target)
     title = "Multi30k, English to French"
     models = {"txl": ("translation-en-fr",)}  # noqa: RUF012
 
