@@ -213,3 +213,35 @@ def test_what_cannot_be_taken_back_is_refused(
     cache = lstm(ids).past_key_values
     with pytest.raises(ValueError, match="from which no token can be removed"):
         cache.crop(-1)
+
+
+@pytest.mark.parametrize("way", ["read", "written"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_memory_that_was_reset_begins_a_text(
+    pair: Callable[..., tuple[Any, Any]], ids: Tensor, kind: str, way: str
+) -> None:
+    model, _ = pair(**KINDS[kind])
+    with torch.no_grad():
+        if way == "read":
+            cache = model(ids.repeat(2, 3)).past_key_values
+        else:
+            cache = model.generate(ids.repeat(2, 1), **SETTINGS).past_key_values
+        cache.reset()
+        assert cache.seen == 0
+        for given in (ids[:, :3], ids.flip(1)):
+            begun = model(given.repeat(2, 1), past_key_values=cache)
+            torch.testing.assert_close(begun.logits[1:], model(given).logits)
+            cache = begun.past_key_values
+            cache.reset()
+
+
+def test_a_memory_whose_beginning_is_unknown_is_not_reset(
+    pair: Callable[..., tuple[Any, Any]], ids: Tensor
+) -> None:
+    model, _ = pair(start_memory="zeros", mem_len=11)
+    with torch.no_grad():
+        cache = model(ids).past_key_values
+    leaves, about = torch.utils._pytree.tree_flatten(cache)
+    again = torch.utils._pytree.tree_unflatten(leaves, about)
+    with pytest.raises(ValueError, match="begin with past_key_values=None"):
+        again.reset()

@@ -56,6 +56,8 @@ class TransformerXLCache(Cache):
         # How many of the newest columns hold no padding, so that rows can be cropped alike.
         self._whole = 0
         self._starts_empty = True
+        # The memory of one text that has not begun, if it is not empty.
+        self._beginning: Memory | None = None
         # For the newest columns, oldest first, how many positions of its document each text had
         # read. None: no document has begun within the texts.
         self._visible: Tensor | None = None
@@ -68,6 +70,8 @@ class TransformerXLCache(Cache):
         mem_len = model.config.mem_len if model.remembers_positions else None
         cache = cls(model.start_memory(batch_size), mem_len=mem_len)
         cache._starts_empty = model.config.start_memory == "empty"
+        if not cache._starts_empty:
+            cache._beginning = model.start_memory(1)
         return cache
 
     @property
@@ -151,6 +155,7 @@ class TransformerXLCache(Cache):
         cache = TransformerXLCache(mems, seen, tail, mem_len=self.mem_len)
         cache.is_recording, cache._starts_empty = self.is_recording, self._starts_empty
         cache._visible, cache._starts = self._visible, self._starts
+        cache._beginning = self._beginning
         return cache
 
     def is_beginning_of(self, tokens: Tensor) -> bool:
@@ -212,8 +217,21 @@ class TransformerXLCache(Cache):
         return cache
 
     def reset(self) -> None:
-        """Forget everything."""
-        self._at = self.mems.reset(torch.arange(self.batch_size))
+        """Forget everything.
+
+        Raises:
+            ValueError: A text begins with zeros in the memory, and the cache has gone through a
+                traced program or begins with a prefix.
+        """
+        if self._starts_empty:
+            self._at = self.mems.reset(torch.arange(self.batch_size))
+        elif self._beginning is not None:
+            self._at = self._beginning.select([0] * self.batch_size)
+        else:
+            raise ValueError(
+                "a text of this model begins with zeros in its memory (start_memory='zeros'), of "
+                "which this cache does not know: begin with past_key_values=None"
+            )
         self._seen, self.tail, self._whole, self._visible, self._starts = 0, None, 0, None, ()
 
     @property
