@@ -346,6 +346,13 @@ def test_what_nobody_goes_on_with_is_removed_after_a_week(sample, tmp_path):
     assert not stale.exists()
 
 
+def test_a_folder_that_another_process_has_just_renamed_disturbs_nobody(sample, tmp_path):
+    (tmp_path / "cache").mkdir()
+    # It is listed, but no longer there.
+    (tmp_path / "cache" / ".building-other-x").symlink_to(tmp_path / "nowhere")
+    prepare(DataConfig(**sample)).verify()
+
+
 def peak_of_preparing(folder, n_repeats, **settings):
     """Prepare a text of so many copies of the sample; return its bytes and the peak of memory."""
     path = folder / f"{n_repeats}.txt"

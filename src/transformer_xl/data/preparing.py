@@ -16,6 +16,7 @@ All files are written atomically. The parts depend on the text alone, so that th
 neither on the number of processes nor on interruptions.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -51,7 +52,7 @@ from transformer_xl.data.tasks import (
     token_dtype,
 )
 from transformer_xl.data.text import SPLITS, Span, TextFiles, divide, find_cut, read_blocks
-from transformer_xl.data.unpacking import unpack, unpacking_of
+from transformer_xl.data.unpacking import MissingPackageError, unpack, unpacking_of
 from transformer_xl.data.vocab import VOCAB_FILE, Vocab, VocabKind, describe_unknown
 from transformer_xl.data.vocab_files import (
     BroughtVocab,
@@ -150,6 +151,8 @@ def _built(config: DataConfig, cache: Path, say: Say, executor: Executor | None)
                 try:
                     fetched = fetch_text(config, files, say)
                     _Builder(config, building, say, executor).build(fetched, settings)
+                except MissingPackageError:
+                    raise
                 except ValueError:
                     # A text that does not fit will not fit later. An executor may raise for any
                     # reason.
@@ -204,7 +207,7 @@ def _prepared(config: DataConfig, cache: Path, say: Say) -> Corpus:
 
 
 def _settings(config: DataConfig) -> dict[str, Any]:
-    """Return the settings on which the tokens depend; paths are not among them.
+    """Return the settings on which the tokens depend, among them the paths as they are given.
 
     Settings added in later versions are omitted at their defaults, so that older corpora are
     still found.
@@ -253,8 +256,10 @@ def _key(settings: dict[str, Any], files: TextFiles) -> str:
 def _remove_abandoned(cache: Path, ours: Path) -> None:
     """Remove interrupted builds that were not resumed for a week."""
     for folder in cache.glob(".building-*"):
-        if folder != ours and time.time() - folder.stat().st_mtime > _ONE_WEEK:
-            shutil.rmtree(folder, ignore_errors=True)
+        # It may have just been renamed by its process.
+        with contextlib.suppress(FileNotFoundError):
+            if folder != ours and time.time() - folder.stat().st_mtime > _ONE_WEEK:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def vocabulary_source(config: DataConfig) -> str:
