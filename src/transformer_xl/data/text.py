@@ -217,8 +217,8 @@ def _hold_out_files(
 ) -> list[list[Span]]:
     """Hold out files until their fraction of the bytes is reached, in the order of a hash.
 
-    The hash of the file name spreads them over the folders, and keeps a file in its split when
-    other files are added, changed or removed.
+    The hash of the file name spreads them over the folders, and keeps most files in their split
+    when others are added, changed or removed: only those at the boundaries of the splits move.
     """
     shares = [share for share in (test_share, valid_share) if share]
     if len(spans) <= len(shares):
