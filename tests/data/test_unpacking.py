@@ -54,6 +54,16 @@ def test_zstd_needs_its_package_and_says_so(tmp_path, monkeypatch):
     assert raw_split(whole(tmp_path / "text.zst", tmp_path / "cache"), "train") == b"from zstd"
 
 
+def test_what_is_unpacked_is_kept_until_the_package_is_installed(tmp_path, monkeypatch):
+    (tmp_path / "a.gz").write_bytes(gzip.compress(TEXT.encode()))
+    (tmp_path / "b.zst").write_bytes(b"whatever")
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(ValueError, match="pip install zstandard"):
+        whole(f"{tmp_path}/a.gz:{tmp_path}/b.zst", tmp_path / "cache", workers=1)
+    (unpacked,) = (tmp_path / "cache").glob(".building-*/text/train/*.txt")
+    assert unpacked.read_text() == TEXT
+
+
 @pytest.mark.parametrize(
     "data", [b"", gzip.compress(TEXT.encode())[:-20], b"no gzip at all"], ids=len
 )
@@ -121,6 +131,28 @@ def test_files_are_held_out_by_their_own_names(tmp_path):
     found = [prepare(DataConfig(path=str(x), **config)).manifest for x in (plain, packed)]
     assert found[0]["splits"] == found[1]["splits"]
     assert len(found[0]["splits"]["valid"]["text_files"]) > 1
+
+
+@pytest.mark.parametrize("moment", ["open", "read"])
+def test_a_damaged_parquet_file_is_named(tmp_path, monkeypatch, moment):
+    class ArrowError(ValueError):
+        pass
+
+    def rows():
+        yield {"text": "first"}
+        raise ArrowError("Page was smaller than expected")
+
+    def load_dataset(kind, **settings):
+        if moment == "open":
+            raise ArrowError("Parquet magic bytes not found in footer")
+        return rows()
+
+    module = types.ModuleType("datasets")
+    module.load_dataset = load_dataset
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match=r"a\.parquet cannot be read.*: ArrowError: Pa"):
+        whole(tmp_path / "a.parquet", tmp_path / "cache")
 
 
 def test_parquet_needs_datasets_and_says_so(tmp_path, monkeypatch):

@@ -163,8 +163,18 @@ def _json_lines(path: Path, field: str) -> Iterator[str]:
 
 def _parquet(path: Path, field: str) -> Iterator[str]:
     datasets = optional_package("datasets", f"{path}, a Parquet table,")
-    rows = datasets.load_dataset("parquet", data_files=[str(path)], split="train", streaming=True)
-    yield from texts_of(rows, field, str(path))
+    yield from texts_of(_rows(datasets, path), field, str(path))
+
+
+def _rows(datasets: Any, path: Path) -> Iterator[Any]:
+    try:
+        yield from datasets.load_dataset(
+            "parquet", data_files=[str(path)], split="train", streaming=True
+        )
+    except Exception as error:  # The packages have classes of their own for each kind of trouble.
+        raise ValueError(
+            f"{path} cannot be read by datasets: {type(error).__name__}: {error}"
+        ) from error
 
 
 def texts_of(rows: Iterable[Any], field: str, where: str) -> Iterator[str]:
