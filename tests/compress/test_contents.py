@@ -160,6 +160,12 @@ def test_settings_that_cannot_be_are_refused(model, vocab):
         compress(b"abc", model, train_vocab("chars", ["abc"]))
 
 
+def test_a_memory_length_is_refused_where_it_has_no_effect(changed, vocab):
+    lstm = changed(kind="lstm", n_head=8, d_inner=2048, mem_len=0)
+    with pytest.raises(ValueError, match="mem_len=5 has no effect with kind='lstm'"):
+        compress(b"abc", lstm, vocab, Settings(mem_len=5))
+
+
 def test_weights_that_are_no_numbers_are_said(tiny, vocab):
     broken = TransformerXL(tiny)
     with torch.no_grad():

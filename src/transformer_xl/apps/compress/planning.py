@@ -18,6 +18,7 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.config.checks import Range, check, no_type_check, require
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.limits import require_mem_len
 
 GIGABYTE = 1 << 30
 RAM = 4.0
@@ -150,13 +151,14 @@ def plan(
 
     Raises:
         TooLargeError: The settings take more RAM than they allow.
-        ValueError: The vocabulary has one symbol.
+        ValueError: The vocabulary has one symbol, or the memory length has no effect.
     """
     V = model.config.vocab_size
     require(V > 1, f"a vocabulary of {V} symbols leaves nothing to code")
     most, segment_len = (32, 32) if learning else (256, 64)
     streams = settings.streams or min(most, max(1, n_tokens // _SYMBOLS_PER_STREAM))
     streams = min(streams, n_tokens)
+    require_mem_len(model, settings.mem_len)
     mem_len = Lengths.of(model.config, mem_len=settings.mem_len).mem_len
     model_hash = fingerprint(model, vocab_hash)
     while True:
