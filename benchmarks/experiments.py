@@ -17,6 +17,7 @@ makes docs/experiments.md.
 """
 
 import argparse
+import hashlib
 import json
 import math
 import statistics
@@ -34,6 +35,7 @@ from revision import ROOT, commit
 from turns import circumstances
 
 from transformer_xl.config import Config, EvalConfig
+from transformer_xl.config.device import prepare_process
 from transformer_xl.config.files import replace_file
 from transformer_xl.config.recipes import dump_recipe, load_recipe, parse_recipe
 from transformer_xl.studies.pace import paces, steps_in, with_others
@@ -129,12 +131,15 @@ class Experiment:
             found = json.loads(done.read_text(encoding="utf-8"))
             if found["settings"] == dump_recipe(config) and found["minutes"] == self.minutes:
                 return found["run"]
-        folder = self.out / name / f"seed_{seed}"
         print(f"{name}, seed {seed}", file=sys.stderr)
         timed = self._timed(config, name)
-        run = {"seed": seed} | _trained(timed, folder)
+        # Other settings, or another time, have a folder of their own.
+        digest = hashlib.sha256(dump_recipe(timed).encode()).hexdigest()[:16]
+        run = {"seed": seed} | _trained(timed, self.out / name / f"seed_{seed}-{digest}")
         content = {"settings": dump_recipe(config), "minutes": self.minutes, "run": run}
-        if "failed" not in run:
+        if "failed" in run:
+            print(f"{name}, seed {seed}: failed: {run['failed']}", file=sys.stderr)
+        else:
             replace_file(done, json.dumps(content).encode())
         return run
 
@@ -160,6 +165,8 @@ class Experiment:
         }
         if known.keys() == settings.keys():
             return known
+        # As the trainings do.
+        prepare_process()
         measured, _ = paces(self.configs)
         known = with_others(known, measured)
         for name, text in settings.items():
@@ -174,10 +181,16 @@ def _trained(config: Config, folder: Path) -> Settings:
     replace_file(recipe, dump_recipe(config).encode())
     command = [sys.executable, "-m", "transformer_xl", "train", str(recipe), "--out", str(folder)]
     with folder.with_suffix(".log").open("ab") as log:
-        done = subprocess.run(command, stdout=log, stderr=log)
-    if done.returncode:
+        training = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        code = training.wait()
+    except KeyboardInterrupt:
+        # It has the interrupt of the terminal, too, and saves a checkpoint.
+        training.wait()
+        raise
+    if code:
         lines = folder.with_suffix(".log").read_text(errors="replace").splitlines()
-        return {"failed": lines[-1] if lines else f"exit code {done.returncode}"}
+        return {"failed": lines[-1] if lines else f"exit code {code}"}
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     valid = [r for r in read_metrics(folder / "metrics.jsonl") if r["kind"] == "valid"]
     checkpoint = max((folder / "checkpoints").glob("step_*"))
@@ -323,6 +336,9 @@ def main() -> None:
         experiment = read_experiment(arguments.file)
         variants = experiment["variant"]
         if arguments.only:
+            names = [v["name"] for v in variants]
+            if unknown := [x for x in arguments.only if x not in names]:
+                raise ValueError(f"--only {unknown[0]}: the variants are {', '.join(names)}")
             variants = [variants[0], *(v for v in variants[1:] if v["name"] in arguments.only)]
         more = given(arguments.set)
         configs = {v["name"]: recipe_of(experiment, v, more, str(arguments.file)) for v in variants}
@@ -350,7 +366,11 @@ def main() -> None:
                     | {"about": v.get("about", "")}
                     for v in variants
                 ]
-                + others,
+                + [
+                    # The first variant may have more seeds than it had.
+                    summary(x["name"], x["runs"], runs[variants[0]["name"]]) | {"about": x["about"]}
+                    for x in others
+                ],
             }
             if arguments.note:
                 result["note"] = arguments.note

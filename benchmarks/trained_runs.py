@@ -71,11 +71,14 @@ def load_runs(arguments: argparse.Namespace) -> Iterator[Run]:
     Raises:
         ValueError: There is no such model, it is damaged, or its context is not known.
     """
-    for folder in arguments.runs:
-        for name, one in named(folder):
-            say(f"measuring {name}")
-            lengths = {"segment_len": arguments.segment_len, "mem_len": arguments.mem_len}
-            yield load_run(one, name, **lengths)
+    found = [each for folder in arguments.runs for each in named(folder)]
+    for _, folder in found:
+        # Before the first one is measured, which may take hours.
+        find_model_folder(folder)
+    for name, folder in found:
+        say(f"measuring {name}")
+        lengths = {"segment_len": arguments.segment_len, "mem_len": arguments.mem_len}
+        yield load_run(folder, name, **lengths)
 
 
 def named(folder: str) -> list[tuple[str, str]]:

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
@@ -201,15 +203,11 @@ def test_a_call_for_some_variants_keeps_the_others(experiments, tmp_path):
 
 @pytest.mark.slow
 def test_an_experiment_is_run_recorded_and_not_run_again(tmp_path, toy_text):
-    path, out, found = tmp_path / "tiny.toml", tmp_path / "out", tmp_path / "found.json"
-    path.write_text(TINY)
-    program = [sys.executable, str(PROGRAMS / "experiments.py"), str(path)]
-    words = [*("--minutes", "0.01", "--out", str(out), "--json", str(found))]
-    words += ["--set", f"data.path={toy_text}"]
+    program, found = _program(tmp_path, toy_text)
 
-    def call(*seeds):
+    def call(*seeds, minutes="0.01"):
         done = subprocess.run(
-            [*program, *words, "--seeds", *seeds],
+            [*program, "--minutes", minutes, "--seeds", *seeds],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
@@ -229,3 +227,45 @@ def test_an_experiment_is_run_recorded_and_not_run_again(tmp_path, toy_text):
     again, made, _ = call("1", "2")
     assert made == ["first, seed 2", "cosine, seed 2"]
     assert [v["runs"][0] for v in again["variants"]] == [v["runs"][0] for v in result["variants"]]
+    longer, made, _ = call("1", minutes="0.02")
+    assert made == ["first, seed 1", "cosine, seed 1"]
+    assert all(run["steps"] > 0 for v in longer["variants"] for run in v["runs"])
+
+
+def _program(tmp_path, text):
+    """Return the command of a tiny experiment, and its file of results."""
+    path, found = tmp_path / "tiny.toml", tmp_path / "found.json"
+    path.write_text(TINY)
+    program = [sys.executable, str(PROGRAMS / "experiments.py"), str(path)]
+    program += ["--out", str(tmp_path / "out"), "--json", str(found)]
+    return [*program, "--set", f"data.path={text}"], found
+
+
+def test_an_interrupt_lets_the_training_save(tmp_path, toy_text):
+    program, _ = _program(tmp_path, toy_text)
+    running = subprocess.Popen(
+        [*program, "--minutes", "10", "--seeds", "1"],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        folder = tmp_path / "out" / "first"
+        while not any(x.stat().st_size for x in folder.glob("seed_1-*/metrics.jsonl")):
+            assert running.poll() is None
+            time.sleep(0.1)
+        # As a terminal does, to the program and the training.
+        os.killpg(running.pid, signal.SIGINT)
+        running.communicate()
+    finally:
+        running.kill()
+    assert running.returncode
+    (log,) = folder.glob("seed_1-*.log")
+    assert "and saved; the same command resumes from there" in log.read_text()
+
+
+def test_a_misspelled_variant_is_refused(tmp_path, toy_text):
+    program, _ = _program(tmp_path, toy_text)
+    done = subprocess.run([*program, "--only", "cosin"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "--only cosin: the variants are first, cosine" in done.stderr

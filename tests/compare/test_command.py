@@ -5,6 +5,7 @@ import json
 import pytest
 
 from transformer_xl.cli import main
+from transformer_xl.inference import baselines
 from transformer_xl.studies import compare
 
 
@@ -56,6 +57,17 @@ def test_baselines_stand_beside_the_models(tmp_path, text):
     table = (tmp_path / "out" / "comparison.md").read_text()
     for name in ("uniform", "xz -9e", "PPMd, given the training text"):
         assert f"| {name} |" in table
+
+
+def test_an_interrupt_of_the_baselines_leaves_the_tables(tmp_path, text, made, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(baselines, "baselines", interrupted)
+    assert call(text, tmp_path / "out", "--models", "lstm", "--rates", "1") == 130
+    assert "| lstm |" in (tmp_path / "out" / "comparison.md").read_text()
+    result = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert [row["model"] for row in result["models"]] == ["lstm"]
 
 
 def test_the_same_command_goes_on(tmp_path, text, made):
