@@ -192,6 +192,18 @@ def test_eval_explains_what_cannot_be(txl, trained, text, words, message):
     assert message in " ".join(ended.err.replace("│", " ").split())
 
 
+@pytest.mark.parametrize("kind", ["bytes", "chars", "bpe"])
+def test_prepared_is_refused_where_a_vocabulary_reads_every_text_alike(
+    txl, tiny_config, tmp_path, text, kind
+):
+    vocab = train_vocab(kind, [TEXT], 300 if kind == "bpe" else None)
+    model = TransformerXL(replace(tiny_config, vocab_size=len(vocab)))
+    model.save_pretrained(tmp_path / "model", vocab)
+    ended = txl("eval", tmp_path / "model", "--file", text, "--prepared")
+    assert (ended.code, ended.out) == (2, "")
+    assert f"--prepared has no effect with a vocabulary of kind {kind}" in ended.err
+
+
 def test_bits_are_per_byte_of_the_text_whatever_the_model_knows(txl, tiny_config, tmp_path):
     vocab = train_vocab("chars", ["ab\n"], held_out=["c"])
     model = TransformerXL(replace(tiny_config, vocab_size=len(vocab)))

@@ -113,6 +113,13 @@ def test_recl_explains_a_text_that_it_cannot_read(
     assert "--recl.split train names a part of the corpus of the first run, and --file" in ended.err
 
 
+def test_a_window_that_no_model_reads_is_refused(trained: Path, lstm: Path, txl: Callable) -> None:
+    ended = txl("recl", trained, lstm, *SMALL, "--recl.window", 8)
+    assert (ended.code, ended.out) == (2, "")
+    assert "--recl.window 8 has no effect: every model has a memory" in ended.err
+    assert "measuring" not in ended.err
+
+
 def test_models_that_cannot_be_compared_are_named(
     trained: Path, toy_recipe: Callable, txl: Callable, tmp_path: Path
 ) -> None:

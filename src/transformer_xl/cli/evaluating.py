@@ -257,7 +257,15 @@ class Eval(LoadsModels):
 
     def _tokens(self, vocab: "Vocab") -> tuple[Any, int]:
         """Return the tokens of the text and its number of bytes."""
+        from transformer_xl.data.imported import ImportedVocab
+
         if self.file:
+            kind = vocab.rules.join if isinstance(vocab, ImportedVocab) else vocab.kind
+            require(
+                not self.prepared or kind in ("words", "integers", "moses"),
+                f"--prepared has no effect with a vocabulary of kind {kind}, which does not split "
+                "a text into words; leave it out",
+            )
             text = read_text(self.file, vocab)
             encode = partial(vocab.encode_lines, prepared=self.prepared or bool(self.preset))
             ids = encoded(name_of(self.file), text, vocab, encode)

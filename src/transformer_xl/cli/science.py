@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from transformer_xl.data import Vocab
+    from transformer_xl.model import LanguageModel
+    from transformer_xl.model.lengths import Lengths
     from transformer_xl.studies.recl import Recl as LengthFound
 
 
@@ -116,8 +118,14 @@ class Recl(LoadsModels):
             require_new_file(self.plot, force=True)
         import numpy as np
 
+        from transformer_xl.model import load_model
         from transformer_xl.studies import recl
 
+        window = self.recl.window
+        require(
+            window is None or any(self._reading(x, load_model(x))[1] for x in self.dirs),
+            f"--recl.window {window} has no effect: every model has a memory; leave it out",
+        )
         settings, contexts, names = self.recl, self.recl.contexts, _names(self.dirs)
         ids = self._tokens(_shared_vocabulary(self.dirs))
         places = recl.target_places(len(ids), contexts, settings.tokens)
@@ -160,24 +168,10 @@ class Recl(LoadsModels):
     def _losses(self, folder: str, ids: Any, places: list[int]) -> "np.ndarray":
         from transformer_xl.config.device import pick_device
         from transformer_xl.model import load_model
-        from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
         from transformer_xl.studies.recl import context_losses
 
-        model, recipe = load_model(folder).to(pick_device()), recipe_of(folder)
-        evaluation = evaluation_of(folder, recipe, None)
-        trained = recipe.train.segment_len if recipe else SEGMENT_LEN
-        lengths = Lengths.of(model.config, **evaluation.lengths_after(trained))
-        window = None
-        if evaluation.window:
-            lengths = lengths._replace(mem_len=0)
-            window = self.recl.window or evaluation.window
-        elif not lengths.mem_len and model.remembers_positions:
-            require(
-                self.recl.window is not None or recipe is not None,
-                "a model folder without memory and without a recipe: the longest input is not "
-                "known, give --recl.window",
-            )
-            window = self.recl.window or trained
+        model = load_model(folder).to(pick_device())
+        lengths, window = self._reading(folder, model)
         if lengths.ext_len:
             say(f"{folder}: ext_len={lengths.ext_len} is ignored; no token is read twice")
         say(f"measuring {folder}" + f", which reads at most {window} tokens" * bool(window))
@@ -194,6 +188,27 @@ class Recl(LoadsModels):
             window=window,
             batch_tokens=self.recl.batch_tokens,
         )
+
+    def _reading(self, folder: str, model: "LanguageModel") -> tuple["Lengths", int | None]:
+        """Return the lengths of a model, and its longest input if it has no memory."""
+        from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
+
+        recipe = recipe_of(folder)
+        evaluation = evaluation_of(folder, recipe, None)
+        trained = recipe.train.segment_len if recipe else SEGMENT_LEN
+        lengths = Lengths.of(model.config, **evaluation.lengths_after(trained))
+        window = None
+        if evaluation.window:
+            lengths = lengths._replace(mem_len=0)
+            window = self.recl.window or evaluation.window
+        elif not lengths.mem_len and model.remembers_positions:
+            require(
+                self.recl.window is not None or recipe is not None,
+                "a model folder without memory and without a recipe: the longest input is not "
+                "known, give --recl.window",
+            )
+            window = self.recl.window or trained
+        return lengths, window
 
 
 @dataclass(kw_only=True)
