@@ -2,11 +2,13 @@
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from transformer_xl.apps.compress import Settings, compress, decompress, needs_model
+from transformer_xl.apps.compress.header import pack, unpack
 from transformer_xl.data import train_vocab
 from transformer_xl.model import TransformerXL
 from transformer_xl.ops import use_backend
@@ -121,6 +123,29 @@ def test_learning_does_not_change_the_model(model, vocab, surprising):
     assert all(torch.equal(x, before[name]) for name, x in model.named_parameters())
     assert all(x.grad is None for x in model.parameters())
     assert decompress(content, model, vocab) == surprising[:300]
+
+
+def test_a_model_stays_on_its_device_where_another_one_learned(
+    model, vocab, surprising, monkeypatch
+):
+    data = surprising[:100]
+    content = compress(data, model, vocab, Settings(learn=True, streams=10)).content
+    header, payload = unpack(content)
+    learning = msgspec.structs.replace(header.coding.learning, device="cuda")
+    coding = msgspec.structs.replace(header.coding, learning=learning)
+    moved = []
+
+    def moves(self, *given):
+        moved.append(self)
+        return self
+
+    # As on a machine with a GPU, which here computes as the CPU.
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(TransformerXL, "to", moves)
+    archive = pack(msgspec.structs.replace(header, coding=coding), payload)
+    assert decompress(archive, model, vocab) == data
+    assert moved
+    assert all(each is not model for each in moved)
 
 
 @pytest.mark.parametrize("kind", ["chars", "bpe"])

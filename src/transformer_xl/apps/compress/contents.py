@@ -1,5 +1,6 @@
 """Compression of bytes to an archive, and decompression."""
 
+import copy
 import hashlib
 import time
 import zlib
@@ -287,7 +288,9 @@ def _model_of(coding: Coding, model: LanguageModel | None, vocab: Vocab | None) 
         "it was compressed with a model that learned on a GPU: decompress it on a machine that "
         "has one",
     )
-    return model.to(learning.device)
+    is_there = model.device.type == learning.device
+    # A module is moved in place, and this one is the caller's.
+    return model if is_there else copy.deepcopy(model).to(learning.device)
 
 
 def _check_pair(model: LanguageModel, vocab: Vocab | None) -> None:
