@@ -278,7 +278,7 @@ def test_stopping_ends_all_and_keeps_their_states(made, start, ask, until):
         engine.submit([each.text])
     until(lambda: all(len(each.events) > 2 for each in asked[:2]))
     engine.stop()
-    assert [each.end().reason for each in asked] == ["length", "length", "late"]
+    assert [each.end().reason for each in asked] == ["length", "length", "stopping"]
     assert [each.end().state is not None for each in asked] == [True, True, False]
     with pytest.raises(QueueFullError):
         engine.submit([asked[0].text])

@@ -53,6 +53,11 @@ _EVENT_SECONDS = 0.002
 
 _FINISH_REASONS = {"stop": "stop", "repetition": "stop"}
 """OpenAI's reasons by ours; all others are "length"."""
+_REFUSALS = {
+    "late": "the request waited longer than its time limit: try again later",
+    "stopping": "the server is stopping: ask another one",
+}
+"""What a request is told, of which no text has begun."""
 
 
 class Output:
@@ -209,7 +214,7 @@ class Answer:
         self._woken = asyncio.Event()
         self._gone.add_done_callback(lambda _: self._woken.set())
         self._error: ApiError | None = None
-        self._is_late = False
+        self._refusal = ""
         self._due = 0.0
         """When the next event may be sent."""
 
@@ -412,12 +417,12 @@ class Answer:
             self._n_going -= 1
             if event.reason == "failed" and self._error is None:
                 self._error = ApiError(500, event.error, "failed")
-            self._is_late |= event.reason == "late"
-            # Texts that were drawn are returned, and late ones beside them are empty.
+            if event.reason in _REFUSALS:
+                self._refusal = event.reason
+            # Texts that were drawn are returned, and those beside them that had no time are empty.
             drew = any(text.written for text in self._texts)
-            if self._is_late and not (self._n_going or drew or self._error):
-                message = "the request waited longer than its time limit: try again later"
-                self._error = ApiError(503, message, "late")
+            if self._refusal and not (self._n_going or drew or self._error):
+                self._error = ApiError(503, _REFUSALS[self._refusal], self._refusal)
         elif isinstance(event, PromptRead) or time.monotonic() < self._due:
             # It is sent together with the next event.
             return

@@ -257,7 +257,8 @@ class Engine:
         for reading in [*self._readings]:
             for text in [each for each in reading.texts if is_stopping or each.is_over]:
                 reading.texts.remove(text)
-                reason = "cancelled" if text.is_cancelled else "late"
+                reason = "late" if text.is_over else "stopping"
+                reason = "cancelled" if text.is_cancelled else reason
                 self._events.append((text, Ended(reason)))
             if not reading.texts:
                 self._readings.remove(reading)

@@ -49,9 +49,9 @@ class Drawn(NamedTuple):
 class Ended(NamedTuple):
     """A text has ended."""
 
-    reason: Literal["stop", "repetition", "length", "cancelled", "late", "failed"]
-    """repetition: it loops. late: the deadline passed before it began. failed: an internal error of
-    the server."""
+    reason: Literal["stop", "repetition", "length", "cancelled", "late", "stopping", "failed"]
+    """repetition: it loops. late: the deadline passed before it began. stopping: the server stops
+    before it began. failed: an internal error of the server."""
     text: str = ""
     """The remaining text that was held back."""
     state: State | None = None
