@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transformer_xl.config.files import read_small_file
+
 _MAX_JSON_BYTES = 4 << 20
 _MAX_DIMS = 8
 
@@ -74,14 +76,12 @@ def map_file(path: Path) -> mmap.mmap:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read an object from an untrusted JSON file."""
-    n_bytes = path.stat().st_size
-    if n_bytes > _MAX_JSON_BYTES:
-        raise UnreadableFile(
-            f"{path} has {n_bytes:,} bytes: settings have up to {_MAX_JSON_BYTES:,}; give the "
-            "right file"
-        )
     try:
-        content = json.loads(path.read_bytes())
+        whole = read_small_file(path, _MAX_JSON_BYTES)
+    except ValueError as error:
+        raise UnreadableFile(f"{error}: give the right file") from error
+    try:
+        content = json.loads(whole)
     except (ValueError, RecursionError) as error:
         raise UnreadableFile(
             f"{path} is not a JSON file, or damaged ({error}): restore it from a copy"
