@@ -22,7 +22,7 @@ from transformer_xl.config.checks import Count, Length, check, no_type_check, re
 from transformer_xl.config.device import pick_device
 from transformer_xl.config.files import open_regular, read_small_file, replace_file
 from transformer_xl.data import load_vocab
-from transformer_xl.inference.answers import losses
+from transformer_xl.inference.answers import by_length, losses
 from transformer_xl.inference.generate import (
     GenerationBatch,
     Sampler,
@@ -36,6 +36,8 @@ from transformer_xl.model.limits import require_mem_len, require_remembering
 from transformer_xl.model.pretrained import find_model_folder, weights_checksum, weights_path
 
 _ABOUT = "about.json"
+_SCORE_OF_NONE = {"tokens": 0, "nll": None, "nll_sum": 0.0}
+"""The score of an empty document."""
 _LONGEST_LINE = 64 << 20
 """Bytes of a document, at most."""
 
@@ -141,7 +143,7 @@ class Performer:
             torch.set_num_threads(before)
 
     def _perform(self, task: Task) -> None:
-        found: list[dict[str, Any]] = []
+        is_scored, found = self._work.kind == "score", list[dict[str, Any]]()
         texts: dict[int, list[int]] = {}
         for number, document in enumerate(_documents(task), task.first):
             if isinstance(document, str):
@@ -149,17 +151,24 @@ class Performer:
                 continue
             found.append({"id": number if document.id is None else document.id})
             try:
-                texts[len(found) - 1] = [*self._vocab.encode(document.text)]
+                text = [*self._vocab.encode(document.text)]
             except ValueError as error:
                 found[-1]["error"] = str(error)
-        for rows in _batches(texts, self._work.batch_size):
+                continue
+            if text:
+                texts[len(found) - 1] = text
+            else:
+                found[-1] |= _SCORE_OF_NONE if is_scored else {"error": "the document is empty"}
+        rows, read = [*texts], [*texts.values()]
+        for batch in by_length(read, self._work.batch_size) if read else ():
+            some = [read[n] for n in batch]
             results = (
-                self._scores([texts[row] for row in rows])
-                if self._work.kind == "score"
-                else self._texts([texts[row] for row in rows], [task.first + row for row in rows])
+                self._scores(some)
+                if is_scored
+                else self._texts(some, [task.first + rows[n] for n in batch])
             )
-            for row, result in zip(rows, results, strict=True):
-                found[row] |= result
+            for n, result in zip(batch, results, strict=True):
+                found[rows[n]] |= result
         lines = (json.dumps(each, ensure_ascii=False) + "\n" for each in found)
         replace_file(task.target, "".join(lines).encode("utf-8", "surrogatepass"))
 
@@ -176,17 +185,14 @@ class Performer:
         return results
 
     def _texts(self, texts: list[list[int]], numbers: list[int]) -> list[dict[str, Any]]:
-        settings, begun = self._work.generation, [n for n, text in enumerate(texts) if text]
-        results: list[dict[str, Any]] = [{"error": "the document is empty"} for _ in texts]
-        if not begun:
-            return results
+        settings = self._work.generation
         sampler = Sampler(
             **settings.sampling, vocab_size=self._model.config.vocab_size, vocab=self._vocab
         )
-        seeds = [seed_of(settings.seed, numbers[n]) for n in begun]
+        seeds = [seed_of(settings.seed, n) for n in numbers]
         batch = GenerationBatch(
             self._model,
-            [texts[n] for n in begun],
+            texts,
             settings.length,
             None,
             sampler,
@@ -194,9 +200,7 @@ class Performer:
             self._work.mem_len,
         )
         written = batch.decode(self._vocab, settings.stop)
-        for n, text, seed in zip(begun, written, seeds, strict=True):
-            results[n] = {"text": text, "seed": seed}
-        return results
+        return [{"text": x, "seed": seed} for x, seed in zip(written, seeds, strict=True)]
 
 
 def tasks_of(work: Work, source: Path, out: Path) -> list[Task]:
@@ -309,10 +313,3 @@ def _lines(file: BinaryIO, source: Path) -> Iterator[bytes]:
         if len(line) > _LONGEST_LINE:
             raise ValueError(f"{source} has a line of more than {_LONGEST_LINE:,} bytes: split it")
         yield line
-
-
-def _batches(texts: dict[int, list[int]], size: int) -> Iterator[list[int]]:
-    """Yield the numbers of texts of similar length."""
-    order = sorted(texts, key=lambda n: len(texts[n]))
-    for first in range(0, len(order), size):
-        yield order[first : first + size]
