@@ -20,7 +20,6 @@ from transformer_xl.data.vocab import (
     StreamDecoder,
     Vocab,
     VocabKind,
-    bytes_written,
     definition_hash,
 )
 
@@ -164,7 +163,7 @@ class BroughtVocab(Vocab):
     def _symbol_bytes(self) -> list[bytes] | None:
         if not isinstance(self._tokenizer.decoder, decoders.ByteLevel):
             return None
-        return bytes_written("" if symbol in self._added else symbol for symbol in self.symbols)
+        return super()._symbol_bytes()
 
     def _remade(self, definition: str) -> Vocab:
         return BroughtVocab(definition)

@@ -18,6 +18,7 @@ import torch
 from transformer_xl.apps.music import text_of
 from transformer_xl.config.music import HIGHEST, MARKS, REST
 from transformer_xl.data import train_vocab
+from transformer_xl.data.text import SPLITS
 from transformer_xl.data.transposing import rounds_of
 from transformer_xl.data.unpacking import read_json
 from transformer_xl.inference.answers import losses
@@ -28,7 +29,7 @@ from transformer_xl.model import LanguageModel
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.reading import read
 from transformer_xl.model.wrapping import evaluating
-from transformer_xl.tasks.task import SPLITS, Measured, Task, Trained
+from transformer_xl.tasks.task import Measured, Task, Trained
 
 VOICES = 4
 ROUNDS = 16

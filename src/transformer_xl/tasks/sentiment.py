@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from transformer_xl.data.text import SPLITS
 from transformer_xl.data.unpacking import json_lines, optional_package
 from transformer_xl.inference.answers import next_log_probs
 from transformer_xl.tasks.task import (
     SEPARATOR,
-    SPLITS,
     TASKS_EXTRA,
     Example,
     Measured,

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int64
 
 from transformer_xl.config.files import replace_file
 from transformer_xl.data.recordings import UNCOUNTED, Recordings, read_recordings, write_recordings
+from transformer_xl.data.text import SPLITS
 from transformer_xl.model.reading import read
 from transformer_xl.model.wrapping import evaluating
 from transformer_xl.tasks.speech import (
@@ -30,7 +31,7 @@ from transformer_xl.tasks.speech import (
     resampled,
     stacked,
 )
-from transformer_xl.tasks.task import SPLITS, Measured, SelfTrainingTask, Task, Trained
+from transformer_xl.tasks.task import Measured, SelfTrainingTask, Task, Trained
 
 RAW_STEP = 16
 """Samples of one input of :class:`RawDigits`."""

@@ -22,7 +22,6 @@ from transformer_xl.data.unpacking import opened
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.lengths import Lengths
 
-SPLITS = ("train", "valid", "test")
 TASKS_EXTRA = "'transformer-xl[tasks]'"
 """What to install for metrics and baselines."""
 SEPARATOR = " <sep> "

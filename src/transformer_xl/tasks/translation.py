@@ -11,10 +11,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from transformer_xl.data.text import SPLITS
 from transformer_xl.data.unpacking import optional_package
 from transformer_xl.inference.answers import continuations
 from transformer_xl.tasks.task import (
-    SPLITS,
     TASKS_EXTRA,
     Example,
     Measured,
