@@ -99,9 +99,12 @@ def convert(
     require_new(folder)
     if vocab is not None and not Path(vocab).exists():
         raise FileNotFoundError(f"{vocab} does not exist: give the file with the vocabulary")
-    given = dict(settings or {}), None if vocab is None else Path(vocab), say
-    # No Path of one of ours: ./english is no name.
-    model = _open_ours(source, *given) if _is_ours(source) else _open_theirs(Path(source), *given)
+    given = dict(settings or {}), None if vocab is None else Path(vocab)
+    if _is_ours(source):
+        # No Path of one of ours: ./english is no name.
+        model = _open_ours(source, *given)
+    else:
+        model = _open_theirs(Path(source), *given, say)
     with new_folder(folder) as unfinished:
         _write(model, unfinished, to, say)
     say(f"{folder} is written")
@@ -126,9 +129,7 @@ def _is_ours(source: Path | str) -> bool:
         return False
 
 
-def _open_ours(
-    source: Path | str, settings: dict[str, Any], vocab: Path | None, say: _Say
-) -> _Model:
+def _open_ours(source: Path | str, settings: dict[str, Any], vocab: Path | None) -> _Model:
     if settings:
         raise ValueError(f"{next(iter(settings))}: a model folder has all settings; leave them out")
     source = find_model_folder(source)
