@@ -62,9 +62,6 @@ class Compressed:
     """Symbols that are coded without the model."""
     streams: int
     """0 if the text is stored."""
-    made_for: str | None = None
-    """The versions and the processor that are needed to decompress it, because the model learned;
-    None: any."""
 
     def report(self) -> dict[str, float | int | None]:
         """Return the figures; None for those that an empty text does not have."""
@@ -148,7 +145,6 @@ def _archive(
         coded_bits=bits.coded,
         plain_tokens=bits.plain_tokens,
         streams=coding.streams if coding else 0,
-        made_for=header.made_by if coding and coding.learning else None,
     )
 
 
