@@ -263,10 +263,6 @@ class Generation(Iterator[int]):
         """A copy of the memory; before the first token is sampled, the initial one."""
         return self._batch.mems
 
-    def stepper(self) -> Stepper:
-        """See :meth:`GenerationBatch.stepper`."""
-        return self._batch.stepper()
-
     @property
     def last_token(self) -> int:
         """The last token, which is not in the memory yet."""
