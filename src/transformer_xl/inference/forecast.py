@@ -79,8 +79,14 @@ def forecast(
         if given.shape != shape:
             raise ValueError(f"{name} of shape {given.shape} must be {shape}")
 
-    reach = {"mem_len": mem_len, "attn_len": attn_len, "clamp_len": clamp_len}
-    lengths = Lengths.of(config, segment_len=segment_len, ext_len=0, **reach)
+    lengths = Lengths.of(
+        config,
+        segment_len=segment_len,
+        mem_len=mem_len,
+        attn_len=attn_len,
+        clamp_len=clamp_len,
+        ext_len=0,
+    )
     draw = torch.Generator(model.device).manual_seed(seed)
     given = [
         torch.from_numpy(np.asarray(x)).to(model.device, model.dtype)
