@@ -80,6 +80,20 @@ def test_changed_data_are_prepared_anew_until_a_run_may_have_read_them(source, t
     assert (out / "data" / "train.txt").read_text() == "two"
 
 
+def test_files_that_an_earlier_version_noted_and_the_task_does_not_read_do_not_count(
+    source, tmp_path
+):
+    out = tmp_path / "out"
+    text(source, out)
+    (out / "one-1").mkdir()
+    path = out / "data" / "about.json"
+    about = json.loads(path.read_text())
+    path.write_text(json.dumps(about | {"data": about["data"] | {"train.fr.gz": "its checksum"}}))
+    (out / "data" / "kept").touch()
+    assert text(source, out) == "one"
+    assert (out / "data" / "kept").exists()
+
+
 def test_data_by_another_way_to_their_folder_are_the_same(source, tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to(source)
     monkeypatch.chdir(tmp_path)

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -188,7 +189,7 @@ def prepared(task: Task, source: Path | None, out: Path, say: Callable[[str], No
         "data": task.identity(source),
         "version": task.version,
     }
-    if folder.is_dir() and _is_prepared(folder, json.loads(_json(about))):
+    if folder.is_dir() and _is_prepared(folder, json.loads(_json(about)), task.reads):
         return folder
     _begin(writing)
     say(f"preparing the data of {task.name}")
@@ -210,7 +211,7 @@ def _begin(folder: Path) -> None:
     folder.mkdir(parents=True)
 
 
-def _is_prepared(folder: Path, about: dict[str, Any]) -> bool:
+def _is_prepared(folder: Path, about: dict[str, Any], reads: Sequence[str]) -> bool:
     """Return whether a folder holds the texts of these data; False: they may be written anew."""
     try:
         known = json.loads((folder / _ABOUT_FILE).read_bytes())
@@ -222,6 +223,9 @@ def _is_prepared(folder: Path, about: dict[str, Any]) -> bool:
             f"{folder} holds the texts of task {task} from {source}, not of {about['task']} from "
             f"{about['source']}: give another --out"
         )
+    if isinstance(data := known.get("data"), dict):
+        # An earlier version may have noted files that the task does not read.
+        known["data"] = {x: data[x] for x in data if any(fnmatch(x, each) for each in reads)}
     if known == about:
         return True
     inside = (x for x in folder.parent.iterdir() if x.is_dir())
