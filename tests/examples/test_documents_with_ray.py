@@ -16,7 +16,7 @@ from transformer_xl.config import GenerateConfig, ModelConfig
 from transformer_xl.data import load_vocab, train_vocab
 from transformer_xl.inference import documents
 from transformer_xl.inference.answers import losses
-from transformer_xl.inference.documents import Work, process
+from transformer_xl.inference.documents import Work, here, process
 from transformer_xl.inference.generate import from_pretrained, generate
 from transformer_xl.model import build_model
 from transformer_xl.model.lengths import Lengths
@@ -120,6 +120,18 @@ def test_a_call_that_failed_before_any_result_does_not_keep_others_out(model, so
     assert len(process(work, source, tmp_path / "out")) == 2
     with pytest.raises(ValueError, match="results of another model, source or settings"):
         process(Work(model=str(model), per_task=31), source, tmp_path / "out")
+
+
+def test_another_call_is_refused_while_the_first_has_no_result_yet(model, source, tmp_path):
+    other = Work(model=str(model), per_task=7)
+
+    def beside(given, tasks, n):
+        with pytest.raises(ValueError, match="results of another model, source or settings"):
+            process(other, source, tmp_path / "out")
+        yield from here(given, tasks, n)
+
+    work = Work(model=str(model), per_task=30)
+    assert len(process(work, source, tmp_path / "out", executor=beside)) == 2
 
 
 def test_a_folder_of_an_earlier_version_goes_on(model, source, tmp_path):

@@ -228,12 +228,12 @@ def tasks_of(work: Work, source: Path, out: Path) -> list[Task]:
     }
     content = json.dumps(about, indent=2, default=list).encode()
     path = out / _ABOUT
-    if not path.exists() or read_small_file(path) != content:
-        # A call that has left nothing, as one that could not begin, keeps no other out.
+    if path.exists():
         require(
-            not path.exists() or not any(out.glob("part-*.jsonl")),
+            read_small_file(path) == content,
             f"{out} has results of another model, source or settings: give another folder",
         )
+    else:
         out.mkdir(parents=True, exist_ok=True)
         replace_file(path, content)
     return tasks
@@ -269,10 +269,18 @@ def process(
         RuntimeError: The executor has left tasks undone; the same call performs them.
         ValueError: As :func:`tasks_of`.
     """
+    about = Path(out) / _ABOUT
+    is_new = not about.exists()
     tasks = tasks_of(work, Path(source), Path(out))
     if left := [task for task in tasks if not task.target.is_file()]:
-        for _ in executor(work, left, workers):
-            pass
+        try:
+            for _ in executor(work, left, workers):
+                pass
+        except BaseException:
+            if is_new and len(left) == sum(not task.target.is_file() for task in tasks):
+                # A call that could not begin keeps no other out.
+                about.unlink(missing_ok=True)
+            raise
     if undone := [task.target.name for task in tasks if not task.target.is_file()]:
         raise RuntimeError(f"{len(undone)} of {len(tasks)} parts are missing, first {undone[0]}")
     return [task.target for task in tasks]
