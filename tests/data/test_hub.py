@@ -123,12 +123,21 @@ def test_a_folder_is_read_again_where_its_files_or_its_place_differ(
         (folder / "train.jsonl").write_text("{}")
         monkeypatch.chdir(tmp_path / place)
         for name in ("hf:texts", "hf:texts", f"hf:{folder}"):
+            # What is hidden is none of the texts.
+            (folder / ".git").mkdir(exist_ok=True)
+            (folder / ".git" / "index").write_text(name)
             found.append(hub.find_hub_text(config(tmp_path, name), tmp_path / "cache", print)[0])
     (folder / "train.jsonl").write_text("{ }")
     found.append(hub.find_hub_text(config(tmp_path, "hf:texts"), tmp_path / "cache", print)[0])
     assert found[0] == found[1] == found[2]
     assert found[3] == found[4] == found[5]
     assert len({*found}) == len(datasets.asked) == 3
+
+
+def test_a_name_without_a_data_set_is_refused(datasets, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"data\.name='hf:' has no data set: write hf:ORG/NAME"):
+        hub.find_hub_text(config(tmp_path, "hf:"), tmp_path / "cache", print)
 
 
 def test_a_wrong_column_names_the_others(datasets, tmp_path):

@@ -155,6 +155,19 @@ def test_a_damaged_parquet_file_is_named(tmp_path, monkeypatch, moment):
         whole(tmp_path / "a.parquet", tmp_path / "cache")
 
 
+@pytest.mark.parametrize("error", [OSError(5, "failed"), MemoryError(), ImportError("x")])
+def test_trouble_of_the_machine_is_none_of_a_parquet_file(tmp_path, monkeypatch, error):
+    def load_dataset(*_, **__):
+        raise error
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(type(error)):
+        whole(tmp_path / "a.parquet", tmp_path / "cache")
+    # What was unpacked is used by the next call.
+    assert [*(tmp_path / "cache").glob(".building-*")]
+
+
 def test_parquet_needs_datasets_and_says_so(tmp_path, monkeypatch):
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "datasets", None)

@@ -51,14 +51,18 @@ def find_hub_text(
 def _identity(name: str) -> list[Any]:
     """Return what determines the text of a data set: of a folder, its place and its files."""
     path, _, configuration = name.partition(":")
+    if not path:
+        raise ValueError(f"data.name={HUB_PREFIX + name!r} has no data set: write hf:ORG/NAME")
     folder = Path(path)
     if not folder.is_dir():
         return [name]
-    files = [
-        [file.relative_to(folder).as_posix(), about.st_size, about.st_mtime_ns]
-        for file in sorted(folder.rglob("*"))
-        if file.is_file() and (about := file.stat())
-    ]
+    files = []
+    for file in sorted(folder.rglob("*")):
+        within = file.relative_to(folder)
+        # Hidden ones, as those of git, are no texts.
+        if file.is_file() and not any(part.startswith(".") for part in within.parts):
+            about = file.stat()
+            files.append([within.as_posix(), about.st_size, about.st_mtime_ns])
     return [str(folder.resolve()), configuration, files]
 
 

@@ -172,6 +172,9 @@ def _rows(datasets: Any, path: Path) -> Iterator[Any]:
             "parquet", data_files=[str(path)], split="train", streaming=True
         )
     except Exception as error:  # The packages have classes of their own for each kind of trouble.
+        if isinstance(error, (ImportError, MemoryError)) or getattr(error, "errno", None):
+            # Of the machine, and not of the file.
+            raise
         raise ValueError(
             f"{path} cannot be read by datasets: {type(error).__name__}: {error}"
         ) from error

@@ -236,7 +236,8 @@ class Vocab:
                 ) from error
             # Its errors, as for a word without a token, have no class of their own. A panic of
             # Rust, as if a pattern exceeds its backtracking limit, is not even an Exception.
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            is_of_text = isinstance(error, Exception) or type(error).__name__ == "PanicException"
+            if not is_of_text or isinstance(error, (TypeError, MemoryError)):
                 raise
             raise ValueError(f"the tokenizer failed on this text: {error}") from error
 
