@@ -114,21 +114,9 @@ def planned_before(path: Path, plan: Plan) -> tuple[list[str], list[Run]]:
     """Return what earlier calls planned: digests of other contestants, and runs of other seeds.
 
     The latter are long runs of the plan's contestants.
-
-    Raises:
-        ValueError: Their runs had another time, or other threads, and stand in the same tables.
     """
-    known = recorded(path)
-    planned = [x for x in known["runs"] if x["digest"] in known["planned"]]
+    planned, cost = _planned(path), (plan.minutes, threads_of(plan.jobs))
     others = [x for x in planned if x["model"] not in plan.models]
-    cost = plan.minutes, threads_of(plan.jobs)
-    for run in others:
-        if run["phase"] == "run" and (other := _cost(run)) and other != cost:
-            raise ValueError(
-                f"{run['model']} in {path} was trained for {other[0]:g} minutes with {other[1]} "
-                f"threads, and cannot stand beside runs of {cost[0]:g} minutes with {cost[1]}: set "
-                "--minutes, --jobs or OMP_NUM_THREADS, or give --json another file"
-            )
     seeds = [
         x
         for x in planned
@@ -138,6 +126,34 @@ def planned_before(path: Path, plan: Plan) -> tuple[list[str], list[Run]]:
         and _cost(x) == cost
     ]
     return [x["digest"] for x in others], msgspec.convert(seeds, list[Run])
+
+
+def require_same_cost(path: Path, plan: Plan) -> None:
+    """Check that runs of a plan may stand in the same tables as those of a file.
+
+    Raises:
+        ValueError: Runs of other contestants had another time, or other threads.
+    """
+    cost = plan.minutes, threads_of(plan.jobs)
+    for run in _planned(path):
+        if run["model"] in plan.models or run["phase"] != "run":
+            continue
+        if (other := _cost(run)) and other != cost:
+            raise ValueError(
+                f"{run['model']} in {path} was trained for {other[0]:g} minutes with {other[1]} "
+                f"threads, and cannot stand beside runs of {cost[0]:g} minutes with {cost[1]}: set "
+                "--minutes, --jobs or OMP_NUM_THREADS, or give --json another file"
+            )
+
+
+def _planned(path: Path) -> list[dict[str, Any]]:
+    known = recorded(path)
+    return [x for x in known["runs"] if x["digest"] in known["planned"]]
+
+
+def _locked(path: Path) -> FileLock:
+    """Return the lock of a file of results, which other calls may be writing."""
+    return FileLock(path.with_name(f".{path.name}.lock"))
 
 
 def _cost(run: dict[str, Any]) -> tuple[float, int] | None:
@@ -155,6 +171,11 @@ def merge(path: Path, files: Sequence[Path]) -> None:
     Raises:
         ValueError: A file does not exist, or the planned runs had different times or threads.
     """
+    with _locked(path):
+        _merge(path, files)
+
+
+def _merge(path: Path, files: Sequence[Path]) -> None:
     known = recorded(path)
     for file in files:
         if not file.is_file():
@@ -219,7 +240,7 @@ def compare(name: str, arguments: argparse.Namespace) -> None:
     path = arguments.json or results_file(name + _size(arguments))
     folder = arguments.out or ROOT / "runs" / "comparison" / (name + _size(arguments))
     about = {**circumstances(), "revision": commit()}
-    planned_before(path, plan)
+    require_same_cost(path, plan)
     comparison: Comparison | None = None
     rows: list[dict[str, Any]] = []
 
@@ -227,7 +248,7 @@ def compare(name: str, arguments: argparse.Namespace) -> None:
         print(text, flush=True)
         if comparison is None:
             return
-        with FileLock(path.with_name(f".{path.name}.lock")):
+        with _locked(path):
             # Another call may have written since.
             known = recorded(path)
             known["circumstances"] = [x for x in known["circumstances"] if x != about] + [about]

@@ -20,6 +20,7 @@ import argparse
 import hashlib
 import json
 import math
+import signal
 import statistics
 import subprocess
 import sys
@@ -181,11 +182,12 @@ def _trained(config: Config, folder: Path) -> Settings:
     replace_file(recipe, dump_recipe(config).encode())
     command = [sys.executable, "-m", "transformer_xl", "train", str(recipe), "--out", str(folder)]
     with folder.with_suffix(".log").open("ab") as log:
-        training = subprocess.Popen(command, stdout=log, stderr=log)
+        # In a group of its own, so that an interrupt reaches it once, and it saves a checkpoint.
+        training = subprocess.Popen(command, stdout=log, stderr=log, process_group=0)
     try:
         code = training.wait()
     except KeyboardInterrupt:
-        # It has the interrupt of the terminal, too, and saves a checkpoint.
+        training.send_signal(signal.SIGINT)
         training.wait()
         raise
     if code:

@@ -244,18 +244,16 @@ def _program(tmp_path, text):
 def test_an_interrupt_lets_the_training_save(tmp_path, toy_text):
     program, _ = _program(tmp_path, toy_text)
     running = subprocess.Popen(
-        [*program, "--minutes", "10", "--seeds", "1"],
+        [*program, "--minutes", "2", "--seeds", "1"],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stderr=subprocess.PIPE,
-        start_new_session=True,
     )
     try:
         folder = tmp_path / "out" / "first"
         while not any(x.stat().st_size for x in folder.glob("seed_1-*/metrics.jsonl")):
             assert running.poll() is None
             time.sleep(0.1)
-        # As a terminal does, to the program and the training.
-        os.killpg(running.pid, signal.SIGINT)
+        running.send_signal(signal.SIGINT)
         running.communicate()
     finally:
         running.kill()

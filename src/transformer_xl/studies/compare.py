@@ -12,11 +12,13 @@ import hashlib
 import json
 import math
 import multiprocessing
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -51,6 +53,8 @@ FACTORS = (0.5, 1.0, 2.0, 4.0)
 """Factors of the learning rates of a recipe that are searched."""
 MOST_BEYOND = 3
 """How often the search goes on beyond them, while the lowest or highest rate is the best one."""
+_starting = threading.Lock()
+"""Held while a process begins."""
 _NOT_DYNAMIC = {x.name: x.default for x in fields(EvalConfig) if x.name.startswith("dynamic")}
 """Defaults of the settings of dynamic evaluation, by name."""
 
@@ -294,7 +298,8 @@ class Comparison:
 
     def done(self, task: Task) -> Run | None:
         """Return what was measured of a run, if it has ended."""
-        return next((run for run in self.runs if _key(run) == _key(task)), None)
+        key = _key(task)
+        return next((run for run in self.runs if _key(run) == key), None)
 
     def planned(self) -> list[Run]:
         """Return the runs of the plan that have ended, in its order."""
@@ -546,15 +551,30 @@ def _in_process(threads: int, work: Callable[..., Any], *given: Any) -> Any:
         with ProcessPoolExecutor(
             1, mp_context=context, initializer=_begin, initargs=(threads,)
         ) as worker:
-            return worker.submit(work, *given).result()
+            # OpenMP reads it when the process begins, which is within submit.
+            with _starting, _environment("OMP_NUM_THREADS", str(threads)):
+                future = worker.submit(work, *given)
+            return future.result()
     except BrokenProcessPool as error:
         raise RuntimeError("its process was killed, as is done where memory runs out") from error
 
 
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
+
+
 def _begin(threads: int) -> None:
     """Prepare a new process as `txl train` does, and let it save and end with its parent."""
-    prepare_process()
     torch.set_num_threads(threads)
+    prepare_process()
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -98,7 +98,11 @@ def standings(runs: Runs, reference: str | None = None) -> dict[str, Any]:
     for row in found:
         row |= at_reference[row["model"]]
     found.sort(key=lambda row: row["mean"])
-    lost = [{"model": run.model, "run": _name(run), "why": run.found["failed"]} for run in failed]
+    lost = [
+        {"model": run.model, "phase": run.phase, "factor": run.factor, "seed": run.seed}
+        | {"why": run.found["failed"]}
+        for run in failed
+    ]
     return {
         "unit": unit,
         "reference": reference,
@@ -110,11 +114,6 @@ def standings(runs: Runs, reference: str | None = None) -> dict[str, Any]:
         "failed": lost,
         "machine": final[0].found["machine"] if final else None,
     }
-
-
-def _name(run: "Run") -> str:
-    is_searched = run.phase == "search"
-    return f"learning rate x {run.factor:g} of the search" if is_searched else f"seed {run.seed}"
 
 
 def _at_costs(
@@ -248,7 +247,10 @@ def markdown(result: Mapping[str, Any], baselines: Sequence[Mapping[str, Any]] =
             "beyond it may be better."
         )
     for row in result["failed"]:
-        parts.append(f"{row['model']}, {row['run']}, failed: {row['why']}")
+        which = f"seed {row['seed']}"
+        if row["phase"] == "search":
+            which = f"learning rate x {row['factor']:g} of the search"
+        parts.append(f"{row['model']}, {which}, failed: {row['why']}")
     return "\n\n".join(parts) + "\n"
 
 
