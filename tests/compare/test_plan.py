@@ -1,6 +1,7 @@
 """Which runs a comparison makes, with which settings, and that none is made twice."""
 
 import os
+import pickle
 import signal
 from dataclasses import replace
 
@@ -90,14 +91,10 @@ def test_a_process_has_the_threads_that_it_was_given():
     assert os.environ == before
 
 
-def test_a_process_says_by_which_signal_it_was_stopped():
-    with pytest.raises(Interrupted, match="stopped at step 3 and saved") as caught:
-        compare._in_process(1, _stopped)
-    assert caught.value.signal_number == signal.SIGTERM
-
-
-def _stopped():
-    raise Interrupted(signal.SIGTERM, "at step 3")
+def test_a_process_can_say_by_which_signal_it_was_stopped():
+    stopped = pickle.loads(pickle.dumps(Interrupted(signal.SIGTERM, "at step 3")))
+    assert stopped.signal_number == signal.SIGTERM
+    assert str(stopped) == "stopped at step 3 and saved; the same command resumes from there"
 
 
 def test_later_seeds_in_another_precision_leave_the_search_and_the_first_seed(
