@@ -225,7 +225,11 @@ def _is_prepared(folder: Path, about: dict[str, Any], reads: Sequence[str]) -> b
         )
     if isinstance(data := known.get("data"), dict):
         # An earlier version may have noted files that the task does not read.
-        known["data"] = {x: data[x] for x in data if any(fnmatch(x, each) for each in reads)}
+        known["data"] = {
+            x: data[x]
+            for x in data
+            if x in about["data"] or any(fnmatch(x, each) for each in reads)
+        }
     if known == about:
         return True
     inside = (x for x in folder.parent.iterdir() if x.is_dir())
