@@ -15,7 +15,7 @@ FLOPs are counted anew, the time of a token and the size of the state are measur
 of the first seed, and, if their models are still in their folders, what else they lack. With
 --docs, the tables of docs/which-model.md and of its translation are written anew, between two
 comments. With --larger, the networks have about ten times as many weights, for a GPU; with
---smaller a quarter, for the text that benchmarks/recall.py writes.
+--smaller a quarter, for the texts that benchmarks/recall.py and benchmarks/babilong.py write.
 
 To go on with the runs of a machine with another processor, give the --precision of its runs, and
 --paces with a corpus on which the time of all steps was measured there: how many steps take the
@@ -65,6 +65,7 @@ CORPORA = {
     "wikitext-2": ("wikitext-2-cpu", "WikiText-2, by words"),
     "chorales": ("jsb-chorales-cpu", "Chorales of Bach, as integers"),
     "recall": (str(ROOT / "benchmarks" / "recall.toml"), "Copy, recall and induction"),
+    "babi": (str(ROOT / "benchmarks" / "babi.toml"), "bAbI questions hidden in books"),
 }
 """By name: a recipe with the text and its vocabulary, and a title."""
 SIZES = {"larger": (2, 2.5), "smaller": (0.5, 1)}

@@ -180,7 +180,8 @@ def test_training_text_has_only_questions_and_books_for_training(
     assert [len(short), len(long)] == sizes
     assert long.startswith(short)
     assert short.splitlines()[0] + "\n" == drawn[0].line
-    assert drawn[0].line.endswith(f"{drawn[0].question} {drawn[0].answer}.\n")
+    assert drawn[0].line.endswith(f"{drawn[0].question}\t {drawn[0].answer}.\n")
+    assert all(x.line.count("\t") == x.line.count("\n") == 1 for x in drawn)
     assert drawn[0].prompt == "\n" + drawn[0].line.removesuffix(f" {drawn[0].answer}.\n")
 
 

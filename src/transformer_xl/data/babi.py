@@ -4,7 +4,7 @@ bAbI (Weston et al., 2015, arXiv 1502.05698) asks questions about a few facts. B
 al., 2024, arXiv 2406.10149) puts the facts, in order, at random places between the sentences of
 books, so that the same question has a text of any length before it. A sample is one line:
 
-    sentence fact sentence sentence fact ... question answer.
+    sentence fact sentence sentence fact ... question<tab> answer.
 
 Lengths are in tokens of the vocabulary in use. Text for training, validation and testing has other
 stories and other books.
@@ -65,12 +65,15 @@ class Sample(NamedTuple):
     @property
     def prompt(self) -> str:
         """The text as a model is to continue it: it follows the line end of another sample."""
-        return f"\n{self.text}"
+        return f"\n{self.text}\t"
 
     @property
     def line(self) -> str:
-        """A line of a training text: the text and the answer as a sentence."""
-        return f"{self.text} {self.answer}.\n"
+        """A line of a training text: the text, a tab, and the answer as a sentence.
+
+        The space before the answer makes its first word the same byte-pair units as in the facts.
+        """
+        return f"{self.text}\t {self.answer}.\n"
 
 
 def utf8_size(text: str) -> int:
@@ -337,7 +340,8 @@ def write_samples(path: Path, n_tokens: int, samples: Iterator[Sample], books: B
     r"""Write samples with their answers, one a line; return the number of tokens.
 
     The line end separates them: with ``data.reset_at`` of ``"\n"`` (``"<eos>"`` for words) no
-    sample sees another one. A longer text begins with a shorter one.
+    sample sees another one. Only an answer follows a tab: with ``data.completion_at`` of ``"\t"``
+    the loss is of answers alone. A longer text begins with a shorter one.
 
     Args:
         path: The file.
