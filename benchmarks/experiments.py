@@ -9,8 +9,10 @@ The first variant is what the others are compared with. How many steps of each t
 measured first, in turns (transformer_xl.studies.pace), so that no run depends on how busy the
 machine is. Runs follow one another, seed 1 of all, seed 2 of all and so on. A run that was finished
 is not made again, and one that was stopped goes on; so the same command goes on with a stopped
-experiment, and one with more seeds adds to it. A call with --only leaves what the file has of the
-other variants.
+experiment, and one with more seeds adds to it. Finished are also the runs that the file of results
+has of the same settings and minutes, whose number of steps holds for further seeds, so that an
+experiment goes on where the run folders are lost; --json with a new file begins anew. A call with
+--only leaves what the file has of the other variants.
 
 The result, written anew after each run, is one JSON file in benchmarks/results, from which --docs
 makes docs/experiments.md.
@@ -116,12 +118,19 @@ class Experiment:
         configs: The settings of each variant, by name.
         minutes: Training time of each run.
         out: Where the run folders lie.
+        recorded: Finished runs of each variant, from a file of results.
     """
 
     def __init__(
-        self, values: Settings, configs: dict[str, Config], minutes: float, out: Path
+        self,
+        values: Settings,
+        configs: dict[str, Config],
+        minutes: float,
+        out: Path,
+        recorded: Mapping[str, Sequence[Settings]],
     ) -> None:
         self.values, self.configs, self.minutes, self.out = values, configs, minutes, out
+        self.recorded = recorded
 
     def run(self, name: str, seed: int) -> Settings:
         """Make a run, or read what an earlier call made of it."""
@@ -132,11 +141,13 @@ class Experiment:
             found = json.loads(done.read_text(encoding="utf-8"))
             if found["settings"] == dump_recipe(config) and found["minutes"] == self.minutes:
                 return found["run"]
+        for run in self.recorded.get(name, []):
+            if run["seed"] == seed:
+                return run
         print(f"{name}, seed {seed}", file=sys.stderr)
         timed = self._timed(config, name)
         # Other settings, or another time, have a folder of their own.
-        digest = hashlib.sha256(dump_recipe(timed).encode()).hexdigest()[:16]
-        run = {"seed": seed} | _trained(timed, self.out / name / f"seed_{seed}-{digest}")
+        run = {"seed": seed} | _trained(timed, self.out / name / f"seed_{seed}-{_digest(timed)}")
         content = {"settings": dump_recipe(config), "minutes": self.minutes, "run": run}
         if "failed" in run:
             print(f"{name}, seed {seed}: failed: {run['failed']}", file=sys.stderr)
@@ -146,7 +157,10 @@ class Experiment:
 
     def _timed(self, config: Config, name: str) -> Config:
         """Return the settings with as many steps as take the time."""
-        steps = steps_in(self.minutes, config, self._paces()[name])
+        if before := self.recorded.get(name):
+            steps = before[0]["steps"]
+        else:
+            steps = steps_in(self.minutes, config, self._paces()[name])
         warmup = min(config.train.warmup_steps, steps // 10)
         return replace(config, train=replace(config.train, steps=steps, warmup_steps=warmup))
 
@@ -174,6 +188,10 @@ class Experiment:
             stored[name] = {"settings": text, "seconds": known[name]}
         replace_file(file, (json.dumps(stored, indent=1) + "\n").encode())
         return known
+
+
+def _digest(config: Config) -> str:
+    return hashlib.sha256(dump_recipe(config).encode()).hexdigest()[:16]
 
 
 def _trained(config: Config, folder: Path) -> Settings:
@@ -303,12 +321,20 @@ def recorded() -> dict[str, Settings]:
     return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in files}
 
 
-def _not_called(path: Path, minutes: float, configs: Mapping[str, Config]) -> list[Settings]:
-    """Return what the file has of variants that a call with ``--only`` leaves out."""
+def _variants_in(path: Path, minutes: float) -> list[Settings]:
+    """Return the variants of a file of results, if they were trained for this time."""
     known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if known.get("minutes") != minutes:
-        return []
-    return [x for x in known["variants"] if x["name"] not in configs]
+    return known["variants"] if known.get("minutes") == minutes else []
+
+
+def _finished(variants: list[Settings], configs: Mapping[str, Config]) -> dict[str, list[Settings]]:
+    """Return the finished runs, by variant, that were made with these settings."""
+    digests = {name: _digest(config) for name, config in configs.items()}
+    return {
+        x["name"]: [run for run in x["runs"] if "failed" not in run]
+        for x in variants
+        if x["name"] in digests and x.get("settings") == digests[x["name"]]
+    }
 
 
 def main() -> None:
@@ -348,9 +374,11 @@ def main() -> None:
         sys.exit(f"{error}")
     path = arguments.json or RESULTS / f"experiments_{name}.json"
     out = arguments.out or ROOT / "runs" / "experiments" / name
-    plan = Experiment(experiment, configs, arguments.minutes, out)
+    before = _variants_in(path, arguments.minutes)
+    plan = Experiment(experiment, configs, arguments.minutes, out, _finished(before, configs))
     runs: dict[str, list[Settings]] = {variant: [] for variant in configs}
-    others = _not_called(path, arguments.minutes, configs) if arguments.only else []
+    # Of variants that a call with --only leaves out.
+    others = [x for x in before if x["name"] not in configs] if arguments.only else []
     result: Settings = {}
     for seed in arguments.seeds:
         for variant in configs:
@@ -365,12 +393,12 @@ def main() -> None:
                 "circumstances": circumstances(),
                 "variants": [
                     summary(v["name"], runs[v["name"]], runs[variants[0]["name"]])
-                    | {"about": v.get("about", "")}
+                    | {"about": v.get("about", ""), "settings": _digest(configs[v["name"]])}
                     for v in variants
                 ]
                 + [
                     # The first variant may have more seeds than it had.
-                    summary(x["name"], x["runs"], runs[variants[0]["name"]]) | {"about": x["about"]}
+                    x | summary(x["name"], x["runs"], runs[variants[0]["name"]])
                     for x in others
                 ],
             }

@@ -9,6 +9,7 @@ import time
 from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 
@@ -182,7 +183,7 @@ def test_a_pace_holds_for_its_settings_alone(experiments, tmp_path, monkeypatch)
     read = replace(demo, eval=replace(demo.eval, max_steps=3))
 
     def known(**configs):
-        return experiments.Experiment({}, configs, 1.0, tmp_path)._paces()
+        return experiments.Experiment({}, configs, 1.0, tmp_path, {})._paces()
 
     assert known(a=demo, b=demo) == known(a=read, b=demo) == {"a": [1.0], "b": [1.0]}
     assert measured == [["a", "b"]]
@@ -191,23 +192,29 @@ def test_a_pace_holds_for_its_settings_alone(experiments, tmp_path, monkeypatch)
     assert measured[1:] == [["a", "b", "c"]]
 
 
-def test_a_call_for_some_variants_keeps_the_others(experiments, tmp_path):
-    path = tmp_path / "found.json"
-    assert experiments._not_called(path, 2.0, {}) == []
-    variants = [{"name": "a"}, {"name": "b"}, {"name": "c"}]
+def test_what_was_trained_for_another_time_or_with_other_settings_does_not_count(
+    experiments, tmp_path
+):
+    path, demo = tmp_path / "found.json", load_recipe("demo")
+    assert experiments._variants_in(path, 2.0) == []
+    done = runs(1.0, 2.0)
+    own = {"settings": experiments._digest(demo), "runs": [*done, {"seed": 3, "failed": "nan"}]}
+    variants = [{"name": "a", **own}, {"name": "b", **own}, {"name": "c", "runs": done}]
     path.write_text(json.dumps({"minutes": 2.0, "variants": variants}))
-    assert experiments._not_called(path, 2.0, {"a": None, "c": None}) == [{"name": "b"}]
-    # What was trained for another time cannot stand beside them.
-    assert experiments._not_called(path, 3.0, {"a": None}) == []
+    assert experiments._variants_in(path, 3.0) == []
+    found = experiments._variants_in(path, 2.0)
+    assert found == variants
+    longer = replace(demo, train=replace(demo.train, lr=2 * demo.train.lr))
+    assert experiments._finished(found, {"a": demo, "b": longer, "c": demo}) == {"a": done}
 
 
 @pytest.mark.slow
 def test_an_experiment_is_run_recorded_and_not_run_again(tmp_path, toy_text):
     program, found = _program(tmp_path, toy_text)
 
-    def call(*seeds, minutes="0.01"):
+    def call(*seeds, minutes="0.01", more=()):
         done = subprocess.run(
-            [*program, "--minutes", minutes, "--seeds", *seeds],
+            [*program, "--minutes", minutes, "--seeds", *seeds, *more],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
@@ -227,6 +234,13 @@ def test_an_experiment_is_run_recorded_and_not_run_again(tmp_path, toy_text):
     again, made, _ = call("1", "2")
     assert made == ["first, seed 2", "cosine, seed 2"]
     assert [v["runs"][0] for v in again["variants"]] == [v["runs"][0] for v in result["variants"]]
+    # Without the folders of the runs, what the file has is not made again; its steps hold.
+    rmtree(tmp_path / "out")
+    more, made, _ = call("1", "2", "3", more=("--only", "cosine"))
+    assert made == ["first, seed 3", "cosine, seed 3"]
+    assert not (tmp_path / "out" / "paces.json").exists()
+    assert [v["runs"][:2] for v in more["variants"]] == [v["runs"] for v in again["variants"]]
+    assert all(len({run["steps"] for run in v["runs"]}) == 1 for v in more["variants"])
     longer, made, _ = call("1", minutes="0.02")
     assert made == ["first, seed 1", "cosine, seed 1"]
     assert all(run["steps"] > 0 for v in longer["variants"] for run in v["runs"])
