@@ -1,23 +1,16 @@
 r"""Questions about facts that are hidden in books, answered by trained models.
 
-    python benchmarks/babilong.py text train.txt --babi babi/en --books pg19 --lengths 0 500 1000
-    python benchmarks/babilong.py text valid.txt --babi babi/en --books pg19 --lengths 0 500 1000 \
-        --split valid --tokens 100000
-    txl train babi.toml --out runs/babi
+    python benchmarks/babilong.py text babi.txt --babi babi/en --books pg19 --lengths 0 2000
+    python benchmarks/babilong.py text babi_valid.txt --babi babi/en --books pg19 \
+        --lengths 0 2000 --split valid --tokens 400000
+    txl train benchmarks/babi.toml --out runs/babi
     python benchmarks/babilong.py measure runs/babi --babi babi/en --books pg19 --json babi.json
-
-with, in babi.toml,
-
-    [data]
-    path = "train.txt"
-    valid_path = "valid.txt"
-    vocab = "bytes"
-    reset_at = "\n"
 
 or with all contestants of a comparison on that text, in one table:
 
-    txl compare train.txt --data.valid_path valid.txt --data.vocab bytes --data.reset_at $'\n' \
-        --models txl gpt gpt-cache lstm mamba2 --out runs/babi
+    txl compare benchmarks/babi.toml --models txl gpt gpt-cache lstm mamba2 --out runs/babi
+
+The loss is of the answers alone: they follow a tab, the `data.completion_at` of babi.toml.
 
 Samples and score are those of BABILong (`transformer_xl.data.babi`, `studies.babilong`), with
 lengths in tokens of each model's vocabulary. The text is of other stories and other books than the

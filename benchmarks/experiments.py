@@ -7,15 +7,13 @@
 An experiment file names a recipe and a list of variants: settings in which each departs from it.
 The first variant is what the others are compared with. How many steps of each take the time is
 measured first, in turns (transformer_xl.studies.pace), so that no run depends on how busy the
-machine is. Runs follow one another, seed 1 of all, seed 2 of all and so on. A run that was finished
-is not made again, and one that was stopped goes on; so the same command goes on with a stopped
-experiment, and one with more seeds adds to it. Finished are also the runs that the file of results
-has of the same settings and minutes, whose number of steps holds for further seeds, so that an
-experiment goes on where the run folders are lost; --json with a new file begins anew. A call with
---only leaves what the file has of the other variants.
+machine is. Runs follow one another, seed 1 of all, seed 2 of all and so on.
 
 The result, written anew after each run, is one JSON file in benchmarks/results, from which --docs
-makes docs/experiments.md.
+makes docs/experiments.md. A finished run that the file has with the same settings and minutes is
+not made again, and a stopped one goes on; so the same command goes on with a stopped experiment.
+One with other seeds adds to it, with as many steps as the first seed of the variant. A call with
+--only leaves what the file has of the other variants. To begin anew, give another file (--json).
 """
 
 import argparse
@@ -118,7 +116,7 @@ class Experiment:
         configs: The settings of each variant, by name.
         minutes: Training time of each run.
         out: Where the run folders lie.
-        recorded: Finished runs of each variant, from a file of results.
+        finished: Finished runs of each variant, from a file of results.
     """
 
     def __init__(
@@ -127,37 +125,25 @@ class Experiment:
         configs: dict[str, Config],
         minutes: float,
         out: Path,
-        recorded: Mapping[str, Sequence[Settings]],
+        finished: Mapping[str, Sequence[Settings]],
     ) -> None:
         self.values, self.configs, self.minutes, self.out = values, configs, minutes, out
-        self.recorded = recorded
+        self.finished = finished
 
     def run(self, name: str, seed: int) -> Settings:
-        """Make a run, or read what an earlier call made of it."""
+        """Make a run, or go on with a stopped one."""
         config = self.configs[name]
-        config = replace(config, train=replace(config.train, seed=seed))
-        done = self.out / name / f"seed_{seed}.json"
-        if done.is_file():
-            found = json.loads(done.read_text(encoding="utf-8"))
-            if found["settings"] == dump_recipe(config) and found["minutes"] == self.minutes:
-                return found["run"]
-        for run in self.recorded.get(name, []):
-            if run["seed"] == seed:
-                return run
         print(f"{name}, seed {seed}", file=sys.stderr)
-        timed = self._timed(config, name)
+        timed = self._timed(replace(config, train=replace(config.train, seed=seed)), name)
         # Other settings, or another time, have a folder of their own.
         run = {"seed": seed} | _trained(timed, self.out / name / f"seed_{seed}-{_digest(timed)}")
-        content = {"settings": dump_recipe(config), "minutes": self.minutes, "run": run}
         if "failed" in run:
             print(f"{name}, seed {seed}: failed: {run['failed']}", file=sys.stderr)
-        else:
-            replace_file(done, json.dumps(content).encode())
         return run
 
     def _timed(self, config: Config, name: str) -> Config:
         """Return the settings with as many steps as take the time."""
-        if before := self.recorded.get(name):
+        if before := self.finished.get(name):
             steps = before[0]["steps"]
         else:
             steps = steps_in(self.minutes, config, self._paces()[name])
@@ -375,20 +361,23 @@ def main() -> None:
     path = arguments.json or RESULTS / f"experiments_{name}.json"
     out = arguments.out or ROOT / "runs" / "experiments" / name
     before = _variants_in(path, arguments.minutes)
-    plan = Experiment(experiment, configs, arguments.minutes, out, _finished(before, configs))
-    runs: dict[str, list[Settings]] = {variant: [] for variant in configs}
+    finished = _finished(before, configs)
+    plan = Experiment(experiment, configs, arguments.minutes, out, finished)
+    runs = {variant: [*finished.get(variant, [])] for variant in configs}
     # Of variants that a call with --only leaves out.
     others = [x for x in before if x["name"] not in configs] if arguments.only else []
     result: Settings = {}
     for seed in arguments.seeds:
         for variant in configs:
-            runs[variant].append(plan.run(variant, seed))
+            if all(run["seed"] != seed for run in runs[variant]):
+                runs[variant].append(plan.run(variant, seed))
+                runs[variant].sort(key=lambda run: run["seed"])
             result = {
                 "experiment": path.stem.removeprefix("experiments_"),
                 "about": experiment.get("about", ""),
                 "recipe": experiment["recipe"],
                 "minutes": arguments.minutes,
-                "seeds": arguments.seeds,
+                "seeds": sorted({run["seed"] for each in runs.values() for run in each}),
                 "commit": commit(),
                 "circumstances": circumstances(),
                 "variants": [
