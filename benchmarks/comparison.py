@@ -33,7 +33,7 @@ from typing import Any, get_args
 
 import msgspec
 from filelock import FileLock
-from result_file import json_text
+from result_file import json_text, rounded
 from revision import ROOT, commit
 from turns import circumstances
 
@@ -93,15 +93,6 @@ def recorded(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {"circumstances": [], "planned": [], "baselines": [], "runs": []}
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def rounded(x: Any) -> Any:
-    """Return JSON values with six digits of each number, which is what they mean."""
-    if isinstance(x, float):
-        return float(f"{x:.6g}")
-    if isinstance(x, list):
-        return [rounded(each) for each in x]
-    return {name: rounded(each) for name, each in x.items()} if isinstance(x, dict) else x
 
 
 def write(path: Path, known: dict[str, Any]) -> None:

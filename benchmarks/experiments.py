@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from result_file import write_result_file
+from result_file import rounded, write_result_file
 from revision import ROOT, commit
 from turns import circumstances
 
@@ -393,7 +393,7 @@ def main() -> None:
             }
             if arguments.note:
                 result["note"] = arguments.note
-            write_result_file(path, result)
+            write_result_file(path, rounded(result))
     print(table(result))
 
 

@@ -14,6 +14,15 @@ def write_result_file(path: Path, content: Any) -> None:
     replace_file(path, f"{json_text(content)}\n".encode())
 
 
+def rounded(x: Any) -> Any:
+    """Return JSON values with six digits of each number, which is what they mean."""
+    if isinstance(x, float):
+        return float(f"{x:.6g}")
+    if isinstance(x, list):
+        return [rounded(each) for each in x]
+    return {name: rounded(each) for name, each in x.items()} if isinstance(x, dict) else x
+
+
 def json_text(content: Any, depth: int = 0) -> str:
     """Return JSON in which what fits into a line, and each list of plain values, is a line."""
     flat = json.dumps(content)
