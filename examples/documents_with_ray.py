@@ -72,6 +72,7 @@ def main() -> None:
     parser.add_argument("--address", help="of a Ray cluster; none: one on this machine")
     parser.add_argument("--per-task", type=int, default=256, help="documents of a task")
     parser.add_argument("--batch-size", type=int, default=16, help="documents read together")
+    parser.add_argument("--mem-len", type=int, help="memory length; none: as the model was trained")
     parser.add_argument("--threads", type=int, default=1, help="of the model, in each worker")
     parser.add_argument("--length", type=int, help="tokens that continue a document")
     parser.add_argument("--temperature", type=float)
@@ -86,6 +87,7 @@ def main() -> None:
         kind=given.kind,
         batch_size=given.batch_size,
         per_task=given.per_task,
+        mem_len=given.mem_len,
         threads=given.threads,
         generation=GenerateConfig(**drawing),
     )

@@ -110,6 +110,15 @@ def test_the_memory_is_as_long_as_was_asked(model, source, tmp_path, kind):
             process(Work(model=work.model), source, tmp_path / "none")
 
 
+def test_the_program_passes_the_memory_length(model, source, tmp_path):
+    source.write_text(json.dumps({"text": LETTERS * 20}))
+    command = [sys.executable, str(PROGRAM), "score", str(model), str(source), str(tmp_path / "a")]
+    subprocess.run([*command, "--workers", "0", "--mem-len", "5"], check=True)
+    process(Work(model=str(model), mem_len=5), source, tmp_path / "b")
+    process(Work(model=str(model)), source, tmp_path / "c")
+    assert contents(tmp_path / "a") == contents(tmp_path / "b") != contents(tmp_path / "c")
+
+
 def test_a_call_that_failed_before_any_result_does_not_keep_others_out(model, source, tmp_path):
     def fails(given, tasks, n):
         raise MemoryError
