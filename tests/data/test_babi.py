@@ -1,5 +1,6 @@
 """bAbI questions in books: all facts, in order; the length that was asked for; nothing twice."""
 
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -183,6 +184,13 @@ def test_training_text_has_only_questions_and_books_for_training(
     assert drawn[0].line.endswith(f"{drawn[0].question}\t {drawn[0].answer}.\n")
     assert all(x.line.count("\t") == x.line.count("\n") == 1 for x in drawn)
     assert drawn[0].prompt == "\n" + drawn[0].line.removesuffix(f" {drawn[0].answer}.\n")
+
+
+def test_a_length_that_is_named_more_often_is_drawn_more_often(babi_folder, books) -> None:
+    questions = {"qa1": babi_questions(babi_folder, "qa1", "train")}
+    samples = training_samples(questions, books["train"], (0, 900, 0, 0))
+    without = sum(len(x.facts) == len(x.sentences) for x in islice(samples, 400))
+    assert without == pytest.approx(300, abs=40)
 
 
 def test_what_cannot_be_drawn_is_named(babi_folder, books, tmp_path) -> None:

@@ -299,7 +299,7 @@ def training_samples(
     Args:
         questions: The questions of each task.
         books: The books.
-        lengths: The lengths, as for :func:`hide`.
+        lengths: The lengths, as for :func:`hide`. One that is named twice is drawn twice as often.
         seed: Random seed.
 
     Raises:
@@ -310,11 +310,11 @@ def training_samples(
     require(bool(questions), "questions={}: give those of at least one task")
     require(bool(lengths), "lengths=(): give at least one length")
     fit = {
-        task: {
-            length: chosen
+        task: [
+            (length, chosen)
             for length in lengths
             if (chosen := fitting(questions[task], length, books.count))
-        }
+        ]
         for task in questions
     }
     for task, chosen in fit.items():
@@ -326,13 +326,12 @@ def training_samples(
 
 
 def _training_samples(
-    fit: list[dict[int, list[Question]]], books: Books, seed: int
+    fit: list[list[tuple[int, list[Question]]]], books: Books, seed: int
 ) -> Iterator[Sample]:
     draw = np.random.default_rng([_TRAINING, seed])
     while True:
         by_length = fit[int(draw.integers(len(fit)))]
-        length = list(by_length)[int(draw.integers(len(by_length)))]
-        chosen = by_length[length]
+        length, chosen = by_length[int(draw.integers(len(by_length)))]
         yield hide(chosen[int(draw.integers(len(chosen)))], books, length, draw)
 
 
