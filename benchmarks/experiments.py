@@ -10,10 +10,10 @@ measured first, in turns (transformer_xl.studies.pace), so that no run depends o
 machine is. Runs follow one another, seed 1 of all, seed 2 of all and so on.
 
 The result, written anew after each run, is one JSON file in benchmarks/results, from which --docs
-makes docs/experiments.md. A finished run that the file has with the same settings and minutes is
-not made again, and a stopped one goes on; so the same command goes on with a stopped experiment.
-One with other seeds adds to it, with as many steps as the first seed of the variant. A call with
---only leaves what the file has of the other variants. To begin anew, give another file (--json).
+makes docs/experiments.md. It keeps what it has: a run that is in it and did not fail is not made
+again, and a stopped one goes on, so the same command goes on with a stopped experiment, and one
+with other seeds or variants (--only) adds to it. A file of other settings or minutes is refused: to
+begin anew, give another one (--json).
 """
 
 import argparse
@@ -25,20 +25,21 @@ import statistics
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import tomli_w
+from filelock import FileLock, Timeout
 from result_file import rounded, write_result_file
 from revision import ROOT, commit
 from turns import circumstances
 
-from transformer_xl.config import Config, EvalConfig
+from transformer_xl.config import Config, DataConfig, ModelConfig
 from transformer_xl.config.device import prepare_process
 from transformer_xl.config.files import replace_file
-from transformer_xl.config.recipes import dump_recipe, load_recipe, parse_recipe
+from transformer_xl.config.recipes import differences, dump_recipe, load_recipe, parse_recipe
 from transformer_xl.studies.pace import paces, steps_in, with_others
 from transformer_xl.train.checkpoint.checkpoints import read_about
 from transformer_xl.train.metrics import read_metrics
@@ -47,8 +48,6 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "experiments.md"
 POINTS = 40
 """How many points of a validation curve are kept."""
-PACES_FILE = "paces.json"
-"""In the folder of the runs: the seconds of a step of each variant, by stage."""
 Settings = dict[str, Any]
 
 
@@ -108,76 +107,165 @@ def recipe_of(experiment: Settings, variant: Settings, more: Settings, source: s
     return parse_recipe(tomli_w.dumps(values), f"{source}: variant {variant['name']}")
 
 
-class Experiment:
-    """Variants, seeds and the folder with their runs.
+class Record:
+    """The file of results: runs of an experiment, and the pace of each variant.
 
     Args:
-        values: The experiment file.
-        configs: The settings of each variant, by name.
+        path: The file, which need not exist.
+        experiment: The experiment file.
+        configs: The settings of all variants, by name.
         minutes: Training time of each run.
-        out: Where the run folders lie.
-        finished: Finished runs of each variant, from a file of results.
+
+    Raises:
+        ValueError: The file has runs of other settings, of another time or of another experiment,
+            which would be lost.
     """
 
     def __init__(
-        self,
-        values: Settings,
-        configs: dict[str, Config],
-        minutes: float,
-        out: Path,
-        finished: Mapping[str, Sequence[Settings]],
+        self, path: Path, experiment: Settings, configs: Mapping[str, Config], minutes: float
     ) -> None:
-        self.values, self.configs, self.minutes, self.out = values, configs, minutes, out
-        self.finished = finished
+        self.path, self.experiment, self.minutes = path, experiment, minutes
+        self.digests = {name: digest(config) for name, config in configs.items()}
+        self._known: Settings = (
+            json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        )
+        variants = {x["name"]: x for x in self._known.get("variants", [])}
+        reason = ""
+        if variants and self._known["minutes"] != minutes:
+            reason = f"has runs of {_counted(self._known['minutes'], 'minute')}, not {minutes:g}"
+        elif others := variants.keys() - configs.keys():
+            reason = f"has the variant {min(others)}, which the experiment lacks"
+        elif others := [x for x in variants if variants[x].get("settings") != self.digests[x]]:
+            reason = f"has runs of {others[0]} that were made with other settings"
+        if reason:
+            raise ValueError(f"{path} {reason}: give --json another file, or remove this one")
+        self.runs: dict[str, list[Settings]] = {
+            name: variants[name]["runs"] if name in variants else [] for name in configs
+        }
+        self.paces: dict[str, list[float]] = {
+            name: x["seconds_per_step"] for name, x in variants.items() if "seconds_per_step" in x
+        }
 
-    def run(self, name: str, seed: int) -> Settings:
+    def finished(self, name: str) -> list[Settings]:
+        """Return the runs of a variant that did not fail."""
+        return [run for run in self.runs[name] if "failed" not in run]
+
+    def add(self, name: str, run: Settings) -> None:
+        """Add a run, in place of a failed one with its seed."""
+        others = [x for x in self.runs[name] if x["seed"] != run["seed"]]
+        self.runs[name] = sorted([*others, run], key=lambda x: x["seed"])
+
+    def write(self, note: str | None = None) -> None:
+        """Write the file.
+
+        Args:
+            note: What else should be known; None: what the file says.
+        """
+        about = {**circumstances(), "commit": commit()}
+        calls = [x for x in self._known.get("circumstances", []) if x != about]
+        self._known["circumstances"] = [*calls, about]
+        if note:
+            self._known["note"] = note
+        write_result_file(self.path, rounded(self.result(), 8))
+
+    def result(self) -> Settings:
+        """Return what the file holds."""
+        variants = self.experiment["variant"]
+        first = self.runs[variants[0]["name"]]
+        noted = {"note": self._known["note"]} if "note" in self._known else {}
+        return {
+            "experiment": self.path.stem.removeprefix("experiments_"),
+            "about": self.experiment.get("about", ""),
+            "recipe": self.experiment["recipe"],
+            "minutes": self.minutes,
+            "seeds": sorted({run["seed"] for each in self.runs.values() for run in each}),
+            "circumstances": self._known.get("circumstances", []),
+            "variants": [self._variant(x, first) for x in variants if self._has(x["name"])],
+        } | noted
+
+    def _has(self, name: str) -> bool:
+        return bool(self.runs[name]) or name in self.paces
+
+    def _variant(self, variant: Settings, first: Sequence[Settings]) -> Settings:
+        name = variant["name"]
+        pace = {"seconds_per_step": self.paces[name]} if name in self.paces else {}
+        about = {"about": variant.get("about", ""), "settings": self.digests[name]}
+        return summary(name, self.runs[name], first) | about | pace
+
+
+class Experiment:
+    """Runs that are made of an experiment, and added to its record.
+
+    Args:
+        configs: The settings of the variants that are called, by name.
+        record: What is known of them.
+        out: Where the run folders lie.
+        note: What else should be known of the results.
+    """
+
+    def __init__(
+        self, configs: dict[str, Config], record: Record, out: Path, note: str | None = None
+    ) -> None:
+        self.configs, self.record, self.out, self.note = configs, record, out, note
+
+    def run(self, seeds: Sequence[int]) -> None:
+        """Make the runs that are missing, seed by seed, and write the file after each.
+
+        Raises:
+            ValueError: A variant would be trained beside others whose pace is not known.
+        """
+        for seed in seeds:
+            for name, config in self.configs.items():
+                if all(run["seed"] != seed for run in self.record.finished(name)):
+                    seeded = replace(config, train=replace(config.train, seed=seed))
+                    self.record.add(name, self._made(name, seeded))
+                    self.record.write(self.note)
+
+    def _made(self, name: str, config: Config) -> Settings:
         """Make a run, or go on with a stopped one."""
-        config = self.configs[name]
+        seed = config.train.seed
         print(f"{name}, seed {seed}", file=sys.stderr)
-        timed = self._timed(replace(config, train=replace(config.train, seed=seed)), name)
+        timed = self._timed(config, name)
         # Other settings, or another time, have a folder of their own.
-        run = {"seed": seed} | _trained(timed, self.out / name / f"seed_{seed}-{_digest(timed)}")
+        run = {"seed": seed} | _trained(timed, self.out / name / f"seed_{seed}-{digest(timed)}")
         if "failed" in run:
             print(f"{name}, seed {seed}: failed: {run['failed']}", file=sys.stderr)
         return run
 
     def _timed(self, config: Config, name: str) -> Config:
         """Return the settings with as many steps as take the time."""
-        if before := self.finished.get(name):
+        if before := self.record.finished(name):
             steps = before[0]["steps"]
         else:
-            steps = steps_in(self.minutes, config, self._paces()[name])
+            self._measure_paces()
+            steps = steps_in(self.record.minutes, config, self.record.paces[name])
         warmup = min(config.train.warmup_steps, steps // 10)
         return replace(config, train=replace(config.train, steps=steps, warmup_steps=warmup))
 
-    def _paces(self) -> dict[str, list[float]]:
-        """Return the seconds of a step of each variant; measured once with its settings."""
-        file = self.out / PACES_FILE
-        stored: Settings = json.loads(file.read_text()) if file.is_file() else {}
-        settings = {
-            # What has no part in a step does not count.
-            name: dump_recipe(replace(config, eval=EvalConfig()))
-            for name, config in self.configs.items()
-        }
-        known: dict[str, list[float]] = {
-            name: stored[name]["seconds"]
-            for name, text in settings.items()
-            if stored.get(name, {}).get("settings") == text
-        }
-        if known.keys() == settings.keys():
-            return known
+    def _measure_paces(self) -> None:
+        """Measure the seconds of a step of variants without any, beside those that have them."""
+        known = self.record.paces
+        if self.configs.keys() <= known.keys():
+            return
+        if without := [x for x in self.configs if self.record.runs[x] and x not in known]:
+            raise ValueError(
+                f"{self.record.path} has runs of {without[0]}, but not its pace, beside which "
+                "another variant could be timed: give --json another file"
+            )
         # As the trainings do.
         prepare_process()
-        measured, _ = paces(self.configs)
-        known = with_others(known, measured)
-        for name, text in settings.items():
-            stored[name] = {"settings": text, "seconds": known[name]}
-        replace_file(file, (json.dumps(stored, indent=1) + "\n").encode())
-        return known
+        self.record.paces = with_others(known, paces(self.configs)[0])
+        # Before the first run, whose number of steps depends on it.
+        self.record.write(self.note)
 
 
-def _digest(config: Config) -> str:
-    return hashlib.sha256(dump_recipe(config).encode()).hexdigest()[:16]
+def digest(config: Config) -> str:
+    """Identify settings by what differs from the defaults, and texts by their names alone."""
+    paths = {x: getattr(config.data, x) for x in ("path", "valid_path", "test_path")}
+    names = {x: Path(path).name for x, path in paths.items() if path}
+    config = replace(config, data=replace(config.data, cache_dir=None, **names))
+    lines = differences(Config(model=ModelConfig(), data=DataConfig()), config)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def _trained(config: Config, folder: Path) -> Settings:
@@ -280,7 +368,8 @@ def page(results: Mapping[str, Settings]) -> str:
     if not results:
         parts.append("No experiment has been recorded yet.")
     for name, result in results.items():
-        where = result["circumstances"]
+        calls = result["circumstances"]
+        where = calls[-1]
         noted = [result["note"]] if "note" in result else []
         parts += [
             f"## {result['experiment']}",
@@ -289,12 +378,16 @@ def page(results: Mapping[str, Settings]) -> str:
             *noted,
             f"{_counted(result['minutes'], 'minute')} of training for each run of "
             f"`{result['recipe']}`, seeds {', '.join(map(str, result['seeds']))}; "
-            f"{where['processor']}, {_counted(where['threads'], 'thread')}, "
-            f"torch {where['torch']}, {where['date']}. "
-            f"Command: `{where['command']}`. "
+            f"{_joined(x['processor'] for x in calls)}, {_counted(where['threads'], 'thread')}, "
+            f"torch {_joined(x['torch'] for x in calls)}, {_joined(x['date'] for x in calls)}. "
+            f"Command: `{_joined((x['command'] for x in calls), '`, `')}`. "
             f"Runs: [{name}](../benchmarks/results/{name}).",
         ]
     return "\n\n".join(parts) + "\n"
+
+
+def _joined(words: Iterable[str], between: str = ", ") -> str:
+    return between.join(dict.fromkeys(words))
 
 
 def _counted(n: float, unit: str) -> str:
@@ -307,22 +400,6 @@ def recorded() -> dict[str, Settings]:
     return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in files}
 
 
-def _variants_in(path: Path, minutes: float) -> list[Settings]:
-    """Return the variants of a file of results, if they were trained for this time."""
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return known["variants"] if known.get("minutes") == minutes else []
-
-
-def _finished(variants: list[Settings], configs: Mapping[str, Config]) -> dict[str, list[Settings]]:
-    """Return the finished runs, by variant, that were made with these settings."""
-    digests = {name: _digest(config) for name, config in configs.items()}
-    return {
-        x["name"]: [run for run in x["runs"] if "failed" not in run]
-        for x in variants
-        if x["name"] in digests and x.get("settings") == digests[x["name"]]
-    }
-
-
 def main() -> None:
     """Run an experiment, or write the page."""
     parser = argparse.ArgumentParser(
@@ -331,7 +408,7 @@ def main() -> None:
     parser.add_argument("file", type=Path, nargs="?", help="the experiment")
     parser.add_argument("--minutes", type=float, default=5.0, help="training time of each run")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--only", nargs="+", help="these variants alone, after the first")
+    parser.add_argument("--only", nargs="+", default=[], help="these variants, and the first")
     parser.add_argument("--set", nargs="+", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--out", type=Path, help="run folders; default runs/experiments/NAME")
     parser.add_argument(
@@ -349,52 +426,26 @@ def main() -> None:
     try:
         experiment = read_experiment(arguments.file)
         variants = experiment["variant"]
-        if arguments.only:
-            names = [v["name"] for v in variants]
-            if unknown := [x for x in arguments.only if x not in names]:
-                raise ValueError(f"--only {unknown[0]}: the variants are {', '.join(names)}")
-            variants = [variants[0], *(v for v in variants[1:] if v["name"] in arguments.only)]
+        names = [v["name"] for v in variants]
+        if unknown := [x for x in arguments.only if x not in names]:
+            raise ValueError(f"--only {unknown[0]}: the variants are {', '.join(names)}")
+        only = {names[0], *arguments.only} if arguments.only else None
         more = given(arguments.set)
         configs = {v["name"]: recipe_of(experiment, v, more, str(arguments.file)) for v in variants}
     except (OSError, ValueError) as error:
         sys.exit(f"{error}")
     path = arguments.json or RESULTS / f"experiments_{name}.json"
     out = arguments.out or ROOT / "runs" / "experiments" / name
-    before = _variants_in(path, arguments.minutes)
-    finished = _finished(before, configs)
-    plan = Experiment(experiment, configs, arguments.minutes, out, finished)
-    runs = {variant: [*finished.get(variant, [])] for variant in configs}
-    # Of variants that a call with --only leaves out.
-    others = [x for x in before if x["name"] not in configs] if arguments.only else []
-    result: Settings = {}
-    for seed in arguments.seeds:
-        for variant in configs:
-            if all(run["seed"] != seed for run in runs[variant]):
-                runs[variant].append(plan.run(variant, seed))
-                runs[variant].sort(key=lambda run: run["seed"])
-            result = {
-                "experiment": path.stem.removeprefix("experiments_"),
-                "about": experiment.get("about", ""),
-                "recipe": experiment["recipe"],
-                "minutes": arguments.minutes,
-                "seeds": sorted({run["seed"] for each in runs.values() for run in each}),
-                "commit": commit(),
-                "circumstances": circumstances(),
-                "variants": [
-                    summary(v["name"], runs[v["name"]], runs[variants[0]["name"]])
-                    | {"about": v.get("about", ""), "settings": _digest(configs[v["name"]])}
-                    for v in variants
-                ]
-                + [
-                    # The first variant may have more seeds than it had.
-                    x | summary(x["name"], x["runs"], runs[variants[0]["name"]])
-                    for x in others
-                ],
-            }
-            if arguments.note:
-                result["note"] = arguments.note
-            write_result_file(path, rounded(result))
-    print(table(result))
+    called = {x: configs[x] for x in configs if only is None or x in only}
+    try:
+        with FileLock(path.with_name(f".{path.name}.lock"), blocking=False):
+            record = Record(path, experiment, configs, arguments.minutes)
+            Experiment(called, record, out, arguments.note).run(arguments.seeds)
+    except Timeout:
+        sys.exit(f"{path}: another call is adding to this file; wait until it has ended")
+    except ValueError as error:
+        sys.exit(f"{error}")
+    print(table(record.result()))
 
 
 if __name__ == "__main__":

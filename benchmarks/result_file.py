@@ -14,13 +14,15 @@ def write_result_file(path: Path, content: Any) -> None:
     replace_file(path, f"{json_text(content)}\n".encode())
 
 
-def rounded(x: Any) -> Any:
-    """Return JSON values with six digits of each number, which is what they mean."""
+def rounded(x: Any, digits: int = 6) -> Any:
+    """Return JSON values with so many digits of each number: no more than it means."""
     if isinstance(x, float):
-        return float(f"{x:.6g}")
+        return float(f"{x:.{digits}g}")
     if isinstance(x, list):
-        return [rounded(each) for each in x]
-    return {name: rounded(each) for name, each in x.items()} if isinstance(x, dict) else x
+        return [rounded(each, digits) for each in x]
+    if isinstance(x, dict):
+        return {name: rounded(each, digits) for name, each in x.items()}
+    return x
 
 
 def json_text(content: Any, depth: int = 0) -> str:

@@ -169,8 +169,17 @@ def test_the_page_is_what_the_program_makes_of_the_recorded_results(experiments)
     assert experiments.PAGE.read_text("utf-8") == experiments.page(experiments.recorded())
 
 
-def test_a_pace_holds_for_its_settings_alone(experiments, tmp_path, monkeypatch):
-    measured = []
+def _record(experiments, path, configs, minutes=1.0):
+    experiment = {"recipe": "demo", "variant": [{"name": name} for name in configs]}
+    return experiments.Record(path, experiment, configs, minutes)
+
+
+def _with(config, **settings):
+    return replace(config, train=replace(config.train, **settings))
+
+
+def test_a_pace_is_measured_once_and_others_beside_it(experiments, tmp_path, monkeypatch):
+    measured, path, demo = [], tmp_path / "found.json", load_recipe("demo")
 
     def paces(configs):
         measured.append([*configs])
@@ -178,43 +187,96 @@ def test_a_pace_holds_for_its_settings_alone(experiments, tmp_path, monkeypatch)
         return {name: [float(len(measured))] for name in configs}, 100.0
 
     monkeypatch.setattr(experiments, "paces", paces)
-    demo = load_recipe("demo")
-    deeper = replace(demo, model=replace(demo.model, n_layer=demo.model.n_layer + 1))
-    read = replace(demo, eval=replace(demo.eval, max_steps=3))
+    monkeypatch.setattr(experiments, "prepare_process", lambda: None)
 
-    def known(**configs):
-        return experiments.Experiment({}, configs, 1.0, tmp_path, {})._paces()
+    def known(*names):
+        record = _record(experiments, path, dict.fromkeys("abc", demo))
+        called = dict.fromkeys(names, demo)
+        experiments.Experiment(called, record, tmp_path)._measure_paces()
+        return record.paces
 
-    assert known(a=demo, b=demo) == known(a=read, b=demo) == {"a": [1.0], "b": [1.0]}
+    assert known("a", "b") == known("a") == {"a": [1.0], "b": [1.0]}
     assert measured == [["a", "b"]]
     # What is known stays, and what is new is measured beside it.
-    assert known(a=demo, b=deeper, c=demo) == {"a": [1.0], "b": [1.0], "c": [1.0]}
+    assert known("a", "b", "c") == {"a": [1.0], "b": [1.0], "c": [1.0]}
     assert measured[1:] == [["a", "b", "c"]]
+    # Runs of an earlier version have no pace.
+    text = json.loads(path.read_text())
+    text["variants"] = [text["variants"][0] | {"runs": runs(1.0)}]
+    del text["variants"][0]["seconds_per_step"]
+    path.write_text(json.dumps(text))
+    with pytest.raises(ValueError, match="has runs of a, but not its pace"):
+        known("a", "b")
 
 
-def test_what_was_trained_for_another_time_or_with_other_settings_does_not_count(
-    experiments, tmp_path
-):
+def test_what_a_file_has_is_kept(experiments, tmp_path, monkeypatch):
     path, demo = tmp_path / "found.json", load_recipe("demo")
-    assert experiments._variants_in(path, 2.0) == []
-    done = runs(1.0, 2.0)
-    own = {"settings": experiments._digest(demo), "runs": [*done, {"seed": 3, "failed": "nan"}]}
-    variants = [{"name": "a", **own}, {"name": "b", **own}, {"name": "c", "runs": done}]
-    path.write_text(json.dumps({"minutes": 2.0, "variants": variants}))
-    assert experiments._variants_in(path, 3.0) == []
-    found = experiments._variants_in(path, 2.0)
-    assert found == variants
-    longer = replace(demo, train=replace(demo.train, lr=2 * demo.train.lr))
-    assert experiments._finished(found, {"a": demo, "b": longer, "c": demo}) == {"a": done}
+    configs, made, fails = dict.fromkeys("abc", demo), [], {"c"}
+
+    def train(config, folder):
+        made.append((folder.parent.name, config.train.seed))
+        if folder.parent.name in fails:
+            return {"failed": "the loss is nan"}
+        return {"steps": config.train.steps, "valid_nll": float(config.train.seed), "curve": []}
+
+    monkeypatch.setattr(experiments, "_trained", train)
+    monkeypatch.setattr(experiments, "prepare_process", lambda: None)
+    monkeypatch.setattr(experiments, "paces", lambda known: ({x: [0.5] for x in known}, 1.0))
+
+    def call(names, seeds, note=None):
+        made.clear()
+        record = _record(experiments, path, configs)
+        called = dict.fromkeys(names, demo)
+        experiments.Experiment(called, record, tmp_path, note).run(seeds)
+        result = json.loads(path.read_text())
+        found = {x["name"]: [run["seed"] for run in x["runs"]] for x in result["variants"]}
+        return found, result, [*made]
+
+    found, result, trained = call("abc", [2], "A note.")
+    assert trained == [("a", 2), ("b", 2), ("c", 2)]
+    assert result["note"] == "A note."
+    failed = result["variants"][2]
+    # Other seeds and variants stay, failed ones too, as does the note.
+    found, result, trained = call("ab", [1, 2])
+    assert trained == [("a", 1), ("b", 1)]
+    assert found == {"a": [1, 2], "b": [1, 2], "c": [2]}
+    assert result["variants"][2] == failed
+    assert (result["seeds"], result["note"]) == ([1, 2], "A note.")
+    before = path.read_bytes()
+    assert call("ab", [1, 2])[2] == []
+    assert path.read_bytes() == before
+    # A failed run is made again.
+    fails.clear()
+    found, result, trained = call("ac", [2])
+    assert trained == [("c", 2)]
+    assert found == {"a": [1, 2], "b": [1, 2], "c": [2]}
+    assert {run["steps"] for x in result["variants"] for run in x["runs"]} == {120}
+
+
+def test_a_file_whose_runs_would_be_lost_is_refused(experiments, tmp_path):
+    path, demo = tmp_path / "found.json", load_recipe("demo")
+    record = _record(experiments, path, {"a": demo, "b": demo})
+    for name in "ab":
+        record.add(name, {"seed": 1, "steps": 9, "valid_nll": 1.0})
+    record.write()
+    same = replace(demo, data=replace(demo.data, cache_dir="elsewhere"))
+    assert _record(experiments, path, {"a": same, "b": same, "c": demo}).finished("b")
+    other = _with(demo, lr=2 * demo.train.lr)
+    with pytest.raises(ValueError, match=r"has runs of 1 minute, not 2: give --json another"):
+        _record(experiments, path, {"a": demo, "b": demo}, 2.0)
+    with pytest.raises(ValueError, match="has runs of b that were made with other settings"):
+        _record(experiments, path, {"a": demo, "b": other})
+    with pytest.raises(ValueError, match="has the variant b, which the experiment lacks"):
+        _record(experiments, path, {"a": demo})
 
 
 @pytest.mark.slow
 def test_an_experiment_is_run_recorded_and_not_run_again(tmp_path, toy_text):
     program, found = _program(tmp_path, toy_text)
 
-    def call(*seeds, minutes="0.01"):
+    def call(*seeds):
         done = subprocess.run(
-            [*program, "--minutes", minutes, "--seeds", *seeds],
+            [*program, "--minutes", "0.01", "--seeds", *seeds],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
@@ -229,22 +291,22 @@ def test_an_experiment_is_run_recorded_and_not_run_again(tmp_path, toy_text):
         (run,) = variant["runs"]
         assert run["curve"][-1] == [run["steps"], run["last_valid_nll"]]
         assert run["valid_nll"] <= run["last_valid_nll"]
-    assert result["circumstances"]["torch"]
+    assert result["circumstances"][-1]["torch"]
     assert "| cosine | a cosine | 1 |" in table
     # Without the folders of the runs, what the file has is not made again, and its steps hold.
     rmtree(tmp_path / "out")
     again, made, _ = call("0", "1")
     assert made == ["first, seed 0", "cosine, seed 0"]
-    assert not (tmp_path / "out" / "paces.json").exists()
     assert again["seeds"] == [0, 1]
     for variant, before in zip(again["variants"], result["variants"], strict=True):
         new, old = variant["runs"]
         assert [old] == before["runs"]
         assert new["steps"] == old["steps"]
         assert new["valid_nll"] != old["valid_nll"]
-    longer, made, _ = call("1", minutes="0.02")
-    assert made == ["first, seed 1", "cosine, seed 1"]
-    assert all(run["steps"] > 0 for v in longer["variants"] for run in v["runs"])
+    done = subprocess.run([*program, "--minutes", "0.02"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "has runs of 0.01 minutes, not 0.02: give --json another file" in done.stderr
+    assert json.loads(found.read_text()) == again
 
 
 def _program(tmp_path, text):
