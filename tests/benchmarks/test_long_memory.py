@@ -175,3 +175,17 @@ def test_the_recipe_for_recall_is_for_its_text() -> None:
 
     recipe = load_recipe(str(Path(__file__).parents[2] / "benchmarks" / "recall.toml"))
     assert recipe.data.vocab_size == EpisodeConfig().vocab_size
+
+
+def test_the_recipe_for_babi_has_the_separators_of_its_text(babi_folder, book_folder) -> None:
+    from transformer_xl.config.recipes import load_recipe
+    from transformer_xl.data.babi import Books, babi_questions, book_files, evaluation_samples
+
+    recipe = load_recipe(str(Path(__file__).parents[2] / "benchmarks" / "babi.toml"))
+    questions = babi_questions(babi_folder, "qa1", "test")
+    (sample,) = evaluation_samples(questions, Books(book_files(book_folder)["test"]), 300, 1)
+    assert sample.line.partition(recipe.data.completion_at)[2] == f" {sample.answer}.\n"
+    assert sample.line.count(recipe.data.reset_at) == 1
+    for prompt in (sample.prompt, recipe.generate.prompt):
+        assert prompt.startswith(recipe.data.reset_at)
+        assert prompt.endswith(f"?{recipe.data.completion_at}")
