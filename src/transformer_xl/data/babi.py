@@ -340,7 +340,8 @@ def write_samples(path: Path, n_tokens: int, samples: Iterator[Sample], books: B
 
     The line end separates them: with ``data.reset_at`` of ``"\n"`` (``"<eos>"`` for words) no
     sample sees another one. Only an answer follows a tab: with ``data.completion_at`` of ``"\t"``
-    (bytes, characters and byte-pair units) the loss is of answers alone. A longer text begins with a shorter one.
+    (bytes, characters and byte-pair units) the loss is of answers alone. A longer text begins with
+    a shorter one.
 
     Args:
         path: The file.
