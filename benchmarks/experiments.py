@@ -220,6 +220,8 @@ class Experiment:
                     seeded = replace(config, train=replace(config.train, seed=seed))
                     self.record.add(name, self._made(name, seeded))
                     self.record.write(self.note)
+        if self.note and self.note != self.record.result().get("note"):
+            self.record.write(self.note)
 
     def _made(self, name: str, config: Config) -> Settings:
         """Make a run, or go on with a stopped one."""

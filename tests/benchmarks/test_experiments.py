@@ -245,6 +245,8 @@ def test_what_a_file_has_is_kept(experiments, tmp_path, monkeypatch):
     before = path.read_bytes()
     assert call("ab", [1, 2])[2] == []
     assert path.read_bytes() == before
+    # A note is written even if no run is missing.
+    assert call("ab", [1, 2], "Another note.")[1]["note"] == "Another note."
     # A failed run is made again.
     fails.clear()
     found, result, trained = call("ac", [2])
