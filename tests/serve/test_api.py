@@ -373,19 +373,26 @@ def test_at_the_time_limit_what_was_drawn_is_returned(made, run_server, ask):
         assert drawn(server) == n
 
 
-def test_a_request_that_waits_when_the_server_stops_is_told_so(made, run_server, ask, until):
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_request_that_has_not_begun_when_the_engine_stops_is_told_so(
+    made, run_server, ask, until, waits
+):
     found = []
     with run_server(made, max_batch=1, max_tokens=10**6) as server:
         engine = server.service.engine
         engine.submit([ask(made, [1], 10**6).text])
+        until(lambda: engine.n_running)
+        if not waits:
+            engine.cut()
         waiting = threading.Thread(
             target=lambda: found.append(
                 httpx.post(server.address + COMPLETIONS, json={"prompt": "abc"}, timeout=60)
             )
         )
         waiting.start()
-        until(lambda: engine.n_waiting)
-        engine.cut()
+        if waits:
+            until(lambda: engine.n_waiting)
+            engine.cut()
         waiting.join(60)
     error = found[0].json()["error"]
     assert (found[0].status_code, error["code"]) == (503, "stopping")

@@ -263,7 +263,7 @@ def test_chats_that_wait_for_the_template_are_bounded_in_number_and_time(monkeyp
         assert await rendering("h") == "h"
         assert calls == [*"abceh"]
         slow.close()
-        with pytest.raises(errors.QueueFullError):
+        with pytest.raises(errors.StoppingError):
             await rendering("i")
 
     asyncio.run(used())

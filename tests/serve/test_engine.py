@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from transformer_xl.apps.serve.errors import QueueFullError
+from transformer_xl.apps.serve.errors import QueueFullError, StoppingError
 from transformer_xl.apps.serve.prompt_reading import scored, shares
 from transformer_xl.apps.serve.texts import Drawn, PromptRead
 from transformer_xl.inference.generate import generate
@@ -280,8 +280,10 @@ def test_stopping_ends_all_and_keeps_their_states(made, start, ask, until):
     engine.stop()
     assert [each.end().reason for each in asked] == ["length", "length", "stopping"]
     assert [each.end().state is not None for each in asked] == [True, True, False]
-    with pytest.raises(QueueFullError):
+    with pytest.raises(StoppingError):
         engine.submit([asked[0].text])
+    with pytest.raises(StoppingError):
+        engine.ask(list)
 
 
 def test_a_large_group_does_not_wait_for_the_longest_text_before_it(made, start, ask, until):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from transformer_xl.apps.serve.chat_rendering import RefusedError, Renderer, render
-from transformer_xl.apps.serve.errors import QueueFullError
+from transformer_xl.apps.serve.errors import QueueFullError, StoppingError
 from transformer_xl.config.files import read_small_file
 from transformer_xl.data import Vocab
 from transformer_xl.data.chat_templates import stored_template
@@ -82,6 +82,7 @@ class Rendering:
 
         Raises:
             QueueFullError: Too many wait, or these have waited for too long.
+            StoppingError: It is closed.
             ValueError: The template refuses these messages, or fails.
         """
         if not self._places.acquire(blocking=False):
@@ -89,9 +90,8 @@ class Rendering:
         try:
             work = self._thread.submit(self._template.render, messages)
         except RuntimeError:
-            # It is closed.
             self._places.release()
-            raise QueueFullError from None
+            raise StoppingError from None
         # Not when the request is given up: what is being rendered keeps its place until it ends.
         work.add_done_callback(lambda _: self._places.release())
         try:

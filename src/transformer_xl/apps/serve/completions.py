@@ -16,7 +16,13 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from transformer_xl.apps.serve import repeats
-from transformer_xl.apps.serve.errors import ApiError, SessionError, file_error
+from transformer_xl.apps.serve.errors import (
+    ApiError,
+    LateError,
+    SessionError,
+    StoppingError,
+    file_error,
+)
 from transformer_xl.apps.serve.responses import (
     JsonResponse,
     encoded,
@@ -53,9 +59,9 @@ _EVENT_SECONDS = 0.002
 
 _FINISH_REASONS = {"stop": "stop", "repetition": "stop"}
 """OpenAI's reasons by ours; all others are "length"."""
-_REFUSALS = {
-    "late": "the request waited longer than its time limit: try again later",
-    "stopping": "the server is stopping: ask another one",
+_REFUSALS: Mapping[str, type[LateError | StoppingError]] = {
+    "late": LateError,
+    "stopping": StoppingError,
 }
 """What a request is told, of which no text has begun."""
 
@@ -422,7 +428,7 @@ class Answer:
             # Texts that were drawn are returned, and those beside them that had no time are empty.
             drew = any(text.written for text in self._texts)
             if self._refusal and not (self._n_going or drew or self._error):
-                self._error = ApiError(503, _REFUSALS[self._refusal], self._refusal)
+                self._error = _REFUSALS[self._refusal]()
         elif isinstance(event, PromptRead) or time.monotonic() < self._due:
             # It is sent together with the next event.
             return

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transformer_xl.apps.serve.errors import QueueFullError
+from transformer_xl.apps.serve.errors import QueueFullError, StoppingError
 from transformer_xl.apps.serve.prompt_reading import (
     PromptReader,
     Reading,
@@ -159,12 +159,15 @@ class Engine:
 
         Raises:
             QueueFullError: The queue is full.
+            StoppingError: The engine is stopping.
         """
         groups: dict[object, list[Text]] = {}
         for text in texts:
             groups.setdefault(text if text.mems else (text.prompt, text.to_read), []).append(text)
         with self._wake:
-            if self._is_stopping or self.n_waiting + len(texts) > self._settings.max_queue:
+            if self._is_stopping:
+                raise StoppingError
+            if self.n_waiting + len(texts) > self._settings.max_queue:
                 raise QueueFullError
             # A group is admitted as a whole, so it must not be larger than the batch.
             for group in groups.values():
@@ -173,11 +176,15 @@ class Engine:
             self._wake.notify()
 
     def ask(self, function: Callable[[], Any]) -> Future:
-        """Call a function in the engine's thread, between two steps."""
+        """Call a function in the engine's thread, between two steps.
+
+        Raises:
+            StoppingError: The engine is stopping.
+        """
         future: Future = Future()
         with self._wake:
             if self._is_stopping:
-                raise QueueFullError
+                raise StoppingError
             self._asked.append((function, future))
             self._wake.notify()
         return future

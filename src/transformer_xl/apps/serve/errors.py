@@ -21,10 +21,25 @@ class ApiError(Exception):
 
 
 class QueueFullError(ApiError):
-    """The queue is full, or the engine is stopping."""
+    """The queue is full."""
 
     def __init__(self) -> None:
         super().__init__(429, "too many requests wait: try again later", "queue_full")
+
+
+class LateError(ApiError):
+    """The request has not begun within its time limit."""
+
+    def __init__(self) -> None:
+        message = "the request waited longer than its time limit: try again later"
+        super().__init__(503, message, "late")
+
+
+class StoppingError(ApiError):
+    """The server is stopping and begins nothing more."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "the server is stopping: ask another one", "stopping")
 
 
 class SessionError(ApiError):
