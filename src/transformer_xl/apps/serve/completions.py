@@ -16,13 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from transformer_xl.apps.serve import repeats
-from transformer_xl.apps.serve.errors import (
-    ApiError,
-    LateError,
-    SessionError,
-    StoppingError,
-    file_error,
-)
+from transformer_xl.apps.serve.errors import NOT_BEGUN, ApiError, SessionError, file_error
 from transformer_xl.apps.serve.responses import (
     JsonResponse,
     encoded,
@@ -59,11 +53,6 @@ _EVENT_SECONDS = 0.002
 
 _FINISH_REASONS = {"stop": "stop", "repetition": "stop"}
 """OpenAI's reasons by ours; all others are "length"."""
-_REFUSALS: Mapping[str, type[LateError | StoppingError]] = {
-    "late": LateError,
-    "stopping": StoppingError,
-}
-"""What a request is told, of which no text has begun."""
 
 
 class Output:
@@ -423,12 +412,12 @@ class Answer:
             self._n_going -= 1
             if event.reason == "failed" and self._error is None:
                 self._error = ApiError(500, event.error, "failed")
-            if event.reason in _REFUSALS:
+            if event.reason in NOT_BEGUN:
                 self._refusal = event.reason
             # Texts that were drawn are returned, and those beside them that had no time are empty.
             drew = any(text.written for text in self._texts)
             if self._refusal and not (self._n_going or drew or self._error):
-                self._error = _REFUSALS[self._refusal]()
+                self._error = NOT_BEGUN[self._refusal]()
         elif isinstance(event, PromptRead) or time.monotonic() < self._due:
             # It is sent together with the next event.
             return

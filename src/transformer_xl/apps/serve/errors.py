@@ -1,5 +1,7 @@
 """Errors of the server, each with the status and the code that a client is told."""
 
+from collections.abc import Mapping
+
 from transformer_xl.config.files import NotRegularError
 
 
@@ -40,6 +42,13 @@ class StoppingError(ApiError):
 
     def __init__(self) -> None:
         super().__init__(503, "the server is stopping: ask another one", "stopping")
+
+
+NOT_BEGUN: Mapping[str, type[LateError | StoppingError]] = {
+    "late": LateError,
+    "stopping": StoppingError,
+}
+"""The error of a request of which no text has begun, by the reason for which its texts ended."""
 
 
 class SessionError(ApiError):
