@@ -288,6 +288,10 @@ def test_symbols_that_are_added_to_bytes_are_in_no_text(tmp_path, is_ours):
     vocab = vocab.extended(["<pad>"])
     (tmp_path / "text").write_bytes(b"ab c")
     assert cut_by(vocab, tmp_path) == vocab.encode("ab c")
+    # Nor do they write one.
+    added = vocab.number_of("<pad>")
+    assert vocab.decode([*vocab.encode("ab"), added, *vocab.encode(" c")]) == "ab c"
+    assert vocab.token_bytes[added] == 0
 
 
 def test_each_file_ends_its_last_line(tmp_path):

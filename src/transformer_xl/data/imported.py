@@ -106,7 +106,7 @@ class ImportedVocab(Vocab):
 
     def _symbol_bytes(self) -> list[bytes] | None:
         if self.rules.join == "bytes":
-            return bytes_written(self.symbols)
+            return self._byte_level()
         if self.rules.join == "chars":
             return [symbol.encode() for symbol in self.symbols]
         return None

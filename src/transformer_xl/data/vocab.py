@@ -119,12 +119,12 @@ class Vocab:
         if self.kind == "chars":
             # No character begins with this byte: it is written as U+FFFD.
             return [b"\xff" if symbol == UNK else symbol.encode() for symbol in self.symbols]
-        return bytes_written("" if x in self._added else x for x in self.symbols)
+        return self._byte_level()
 
-    @cached_property
-    def _added(self) -> set[str]:
-        """Symbols beside those of the text, which are written as nothing."""
-        return {x.content for x in self._tokenizer.get_added_tokens_decoder().values()}
+    def _byte_level(self) -> list[bytes]:
+        """Return the bytes of byte-level tokens; tokens that were added have none."""
+        added = {x.content for x in self._tokenizer.get_added_tokens_decoder().values()}
+        return bytes_written("" if x in added else x for x in self.symbols)
 
     def extended(self, symbols: Iterable[str]) -> "Vocab":
         """Return the vocabulary with further symbols at its end, which no text is encoded as.
