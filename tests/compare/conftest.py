@@ -65,5 +65,5 @@ def made(monkeypatch):
 
     monkeypatch.setattr(compare, "_carry_out", carry_out)
     monkeypatch.setattr(compare, "paces", paces)
-    monkeypatch.setattr(compare, "_in_process", lambda threads, work, *given: work(*given))
+    monkeypatch.setattr(compare, "in_process", lambda threads, work, *given: work(*given))
     return tasks

@@ -1,12 +1,10 @@
 """Which runs a comparison makes, with which settings, and that none is made twice."""
 
-import os
 import pickle
 import signal
 from dataclasses import replace
 
 import pytest
-import torch
 
 from transformer_xl.config.recipes import differences, recipe_text
 from transformer_xl.model.limits import least_weights, table_numbers
@@ -77,18 +75,6 @@ def test_nothing_is_trained_after_a_search_that_lacks_a_run(tmp_path, models, ma
     monkeypatch.setattr(compare, "_carry_out", carry_out)
     Comparison(plan(models), tmp_path).go()
     assert {task.factor for task in made if task.phase == "run"} == {2.0}
-
-
-def test_a_process_that_is_killed_fails_its_own_run_alone():
-    with pytest.raises(RuntimeError, match="its process was killed"):
-        compare._in_process(1, os._exit, 3)
-    assert compare._in_process(1, len, "abc") == 3
-
-
-def test_a_process_has_the_threads_that_it_was_given():
-    before = dict(os.environ)
-    assert compare._in_process(2, torch.get_num_threads) == 2
-    assert os.environ == before
 
 
 def test_a_process_can_say_by_which_signal_it_was_stopped():

@@ -11,16 +11,9 @@ both after a cooldown, between which losses at equal tokens and equal FLOPs are 
 import hashlib
 import json
 import math
-import multiprocessing
-import os
-import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, fields, replace
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +22,7 @@ import torch
 from filelock import FileLock
 
 from transformer_xl.config import Config, DataConfig, EvalConfig, ModelConfig, TrainConfig
-from transformer_xl.config.device import Rounded, pick_device, pick_precision, prepare_process
+from transformer_xl.config.device import Rounded, pick_device, pick_precision
 from transformer_xl.config.files import replace_file
 from transformer_xl.config.recipes import load_recipe, recipe_names
 from transformer_xl.data import prepare
@@ -41,6 +34,7 @@ from transformer_xl.studies.contestant import (
     trained_model,
 )
 from transformer_xl.studies.pace import paces, steps_in, with_others
+from transformer_xl.studies.process import in_process
 from transformer_xl.train.step import Diverged
 
 PREFIX = "compare-"
@@ -53,8 +47,6 @@ FACTORS = (0.5, 1.0, 2.0, 4.0)
 """Factors of the learning rates of a recipe that are searched."""
 MOST_BEYOND = 3
 """How often the search goes on beyond them, while the lowest or highest rate is the best one."""
-_starting = threading.Lock()
-"""Held while a process begins."""
 _NOT_DYNAMIC = {x.name: x.default for x in fields(EvalConfig) if x.name.startswith("dynamic")}
 """Defaults of the settings of dynamic evaluation, by name."""
 
@@ -363,7 +355,7 @@ class Comparison:
             if not (task.is_detailed and is_measurable):
                 run.found = measured_anew(task.config, task.folder, run.found, is_detailed=False)
                 continue
-            run.found = _in_process(task.threads, _measure, task, run.found)
+            run.found = in_process(task.threads, _measure, task, run.found)
             self.add([])
             self._say(f"{name}: measured")
         self.add([])
@@ -399,7 +391,7 @@ class Comparison:
         self._say("measuring the pace of each contestant, in turns")
         configs = {model: self._pace_task(model).config for model in self.plan.models}
         threads = threads_of(self.plan.jobs)
-        self.take_paces(*_in_process(threads, paces, configs))
+        self.take_paces(*in_process(threads, paces, configs))
 
     def take_paces(self, measured: Mapping[str, list[float]], ceiling: float) -> None:
         """Take the paces of contestants whose pace is not known.
@@ -460,7 +452,7 @@ class Comparison:
         # A process pool of its own for each run: a process that is killed breaks its pool.
         with ThreadPoolExecutor(self.plan.jobs) as threads:
             waiting = {
-                threads.submit(_in_process, task.threads, _carry_out, task): task for task in left
+                threads.submit(in_process, task.threads, _carry_out, task): task for task in left
             }
             try:
                 for future in as_completed(waiting):
@@ -538,51 +530,6 @@ def _carry_out(task: Task) -> dict[str, Any]:
 def _measure(task: Task, found: dict[str, Any]) -> dict[str, Any]:
     """Measure a run that has been trained, in a process of its own."""
     return measured_anew(task.config, task.folder, found, n_tokens=task.eval_tokens)
-
-
-def _in_process(threads: int, work: Callable[..., Any], *given: Any) -> Any:
-    """Call a function in a new process with so many threads, so that its peak memory is its own.
-
-    Raises:
-        RuntimeError: The process was killed.
-    """
-    context = multiprocessing.get_context("spawn")
-    try:
-        with ProcessPoolExecutor(
-            1, mp_context=context, initializer=_begin, initargs=(threads,)
-        ) as worker:
-            # OpenMP reads it when the process begins, which is within submit.
-            with _starting, _environment("OMP_NUM_THREADS", str(threads)):
-                future = worker.submit(work, *given)
-            return future.result()
-    except BrokenProcessPool as error:
-        raise RuntimeError("its process was killed, as is done where memory runs out") from error
-
-
-@contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        del os.environ[name]
-        if before is not None:
-            os.environ[name] = before
-
-
-def _begin(threads: int) -> None:
-    """Prepare a new process as `txl train` does, and let it save and end with its parent."""
-    torch.set_num_threads(threads)
-    prepare_process()
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        wait([parent.sentinel])
-        signal.raise_signal(signal.SIGTERM)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _line(found: Mapping[str, Any]) -> str:
