@@ -428,6 +428,8 @@ def test_what_is_missing_is_named_with_the_command(made, monkeypatch, capsys):
     [
         (["--port", "70000"], "port=70000 must be between 0 and 65535"),
         (["--max_batch", "0"], "max_batch"),
+        (["--names", "[1:2]"], "names='[1:2]' must be a host name without a port"),
+        (["--names", "[::1"], "names='[::1' must be a host name without a port"),
         (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1:8000"),
     ],
 )

@@ -1,7 +1,9 @@
 """How a model is served: addresses and limits."""
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
+from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit, urlunsplit
@@ -107,9 +109,11 @@ class ServeSettings:
             "save='later' is for sessions in a folder: servers that share a store save each answer",
         )
         for name in self.names:
-            is_name = bool(re.fullmatch(r"(\*\.)?[^\s/*:]+|\[[0-9A-Fa-f:.]+\]", name))
-            rule = "must be a host name without a port, or *. and a domain"
-            require(is_name, f"names={name!r} {rule}, such as models.example")
+            require(
+                _is_host(name),
+                f"names={name!r} must be a host name without a port, *. and a domain, or an IPv6 "
+                "address in brackets, such as models.example",
+            )
 
     def check_store(self) -> None:
         """Refuse settings of a store that servers share where there is none.
@@ -163,3 +167,13 @@ class ServeSettings:
         rule = "must be printable ASCII and not empty, one key a line"
         require(bool(keys) and is_plain, f"{what} {rule}")
         return keys
+
+
+def _is_host(name: str) -> bool:
+    """Whether a name is one of a host, a domain that begins with ``*.``, or [an IPv6 address]."""
+    if name.startswith("["):
+        with suppress(ValueError):
+            IPv6Address(name[1:-1])
+            return name.endswith("]")
+        return False
+    return bool(re.fullmatch(r"(\*\.)?[^\s/*:\[\]]+", name))
