@@ -111,8 +111,8 @@ class ServeSettings:
         for name in self.names:
             require(
                 _is_host(name),
-                f"names={name!r} must be a host name without a port, *. and a domain, or an IPv6 "
-                "address in brackets, such as models.example",
+                f"names={name!r} must be a host name without a port, such as models.example, "
+                "*. and a domain, or an IPv6 address in brackets",
             )
 
     def check_store(self) -> None:
