@@ -50,8 +50,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    if item.get_closest_marker("compile") and not _can_compile():
-        pytest.skip("torch.compile needs a C++ compiler (CXX, or g++) and the headers of Python")
+    if item.get_closest_marker("compile"):
+        if not _can_compile():
+            pytest.skip("torch.compile needs a C++ compiler (CXX, or g++) and headers of Python")
+        # Tests before it have compiled the same functions, of which torch keeps eight variants.
+        torch.compiler.reset()
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -58,8 +58,6 @@ def test_a_compiled_model_reads_with_kept_keys(tiny_config):
 
 @pytest.mark.compile
 def test_a_compiled_step_computes_no_sinusoids(tiny_config):
-    # Other tests have compiled the same functions, of which torch compiles a few variants only.
-    torch.compiler.reset()
     operations = set()
 
     def record(graph, _):
@@ -80,7 +78,6 @@ def test_a_compiled_step_computes_no_sinusoids(tiny_config):
 @pytest.mark.compile
 @pytest.mark.parametrize("div_val", [1, 2])
 def test_clusters_leave_the_layers_one_graph_whatever_the_tokens(tiny_config, div_val):
-    torch.compiler.reset()
     config = replace(tiny_config, n_layer=1, mem_len=4, cutoffs=(5, 12), div_val=div_val)
     model = TransformerXL(config)
     other, graphs = copy.deepcopy(model), []

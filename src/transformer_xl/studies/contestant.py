@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -264,7 +264,7 @@ class _Untracked:
 
     parents = ("Global",)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "_Untracked":
         return self
 
     def __exit__(self, *_: object) -> None:
