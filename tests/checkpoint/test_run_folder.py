@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import transformer_xl
-from transformer_xl.config import FORMAT_VERSION, ModelConfig
+from transformer_xl.config import FORMAT_VERSION, ModelConfig, locking
 from transformer_xl.config import revision as revisions
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.config.revision import revision
@@ -250,9 +250,16 @@ def test_the_lock_ends_with_the_run(run, toy_recipe):
     other.close()
 
 
+def test_a_pipe_in_the_place_of_the_lock_is_named(run, toy_recipe):
+    (run.path / ".lock").unlink()
+    os.mkfifo(run.path / ".lock")
+    with pytest.raises(OSError, match=r"cannot write to the run folder .*\.lock is a named pipe"):
+        RunFolder(run.path).begin(toy_recipe(model={"vocab_size": 30}), 10)
+
+
 def test_where_there_are_no_locks_one_trains_without(run, toy_recipe, monkeypatch):
     def acquire(*about, **how):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(run_folder.FileLock, "acquire", acquire)
+    monkeypatch.setattr(locking.FileLock, "acquire", acquire)
     RunFolder(run.path).begin(toy_recipe(model={"vocab_size": 30}), 10)

@@ -545,7 +545,7 @@ def test_two_servers_do_not_share_the_folder_of_their_sessions(tmp_path):
     from transformer_xl.apps.serve.server import alone_in
 
     with alone_in(tmp_path / "new"):
-        said = pytest.raises(OSError, match="another server keeps its sessions in")
+        said = pytest.raises(RuntimeError, match="another server keeps its sessions in")
         with said, alone_in(tmp_path / "new"):
             pass
         with alone_in(tmp_path / "other"), alone_in(None):

@@ -24,7 +24,8 @@ from jaxtyping import Integer
 
 from transformer_xl.config import FORMAT_VERSION
 from transformer_xl.config.files import checksum, replace_file
-from transformer_xl.data.locking import LOCK, Say, once
+from transformer_xl.config.locking import Say
+from transformer_xl.data.locking import LOCK, once
 from transformer_xl.data.store import (
     RANGE_BYTES,
     StoredObject,

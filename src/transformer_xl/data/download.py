@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from transformer_xl.config.files import checksum, remove_temporary, replace_file, write_atomically
+from transformer_xl.config.locking import Say
 from transformer_xl.data.catalogue import KnownCorpus, RemoteFile, Source
-from transformer_xl.data.locking import Say, once
+from transformer_xl.data.locking import once
 
 _BLOCK_BYTES = 1 << 20
 # Larger than any published corpus; a hostile archive is stopped here.

@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from transformer_xl.config import DataConfig
+from transformer_xl.config.locking import Say
 from transformer_xl.data.catalogue import KNOWN_CORPORA, RemoteFile
 from transformer_xl.data.download import copies_of, differs, download
 from transformer_xl.data.hub import HUB_PREFIX, find_hub_text
-from transformer_xl.data.locking import Say
 from transformer_xl.data.store import StoredObject, fetch, is_url, list_objects, local_path
 from transformer_xl.data.text import TextFiles
 from transformer_xl.data.unpacking import first_bytes, parts_within, unpacking_of

@@ -13,7 +13,8 @@ from typing import Any
 
 from transformer_xl.config import DataConfig
 from transformer_xl.config.files import replace_file
-from transformer_xl.data.locking import Say, once
+from transformer_xl.config.locking import Say
+from transformer_xl.data.locking import once
 from transformer_xl.data.unpacking import optional_package, texts_of
 
 HUB_PREFIX = "hf:"

@@ -1,17 +1,15 @@
-"""One process at a time builds, fetches or verifies: a lock that ends with the process."""
+"""One process at a time builds, fetches or verifies."""
 
-import errno
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from filelock import FileLock, Timeout
+from transformer_xl.config import locking
+from transformer_xl.config.locking import Say
 
 LOCK = "lock"
-Say = Callable[[str], None]
-"""Takes a line of text for the user."""
 _Found = TypeVar("_Found")
 
 
@@ -23,26 +21,16 @@ def locked(
 
     Yields whether the folder is ours now; not when the other process finished and removed it.
     """
-    lock = FileLock(folder / LOCK, poll_interval=0.2, thread_local=False)
-    try:
+    with ExitStack() as stack:
+        is_ours = True
         try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            say(f"{activity}; waiting for it")
-            lock.acquire()
-    except FileNotFoundError:
-        yield False
-        return
-    except OSError as error:
-        has_no_locks = error.errno in (errno.ENOLCK, errno.EOPNOTSUPP)
-        if os.access(folder, os.W_OK) and not has_no_locks:
-            raise
-        yield True
-        return
-    try:
-        yield True
-    finally:
-        lock.release()
+            stack.enter_context(locking.locked(folder / LOCK, f"{activity}; waiting for it", say))
+        except FileNotFoundError:
+            is_ours = False
+        except OSError:
+            if os.access(folder, os.W_OK):
+                raise
+        yield is_ours
 
 
 def once(

@@ -36,11 +36,12 @@ from transformer_xl.config.files import (
     require_space,
     write_atomically,
 )
+from transformer_xl.config.locking import Say
 from transformer_xl.data.catalogue import KNOWN_CORPORA, common_settings
 from transformer_xl.data.corpus import Corpus, StoredCorpus
 from transformer_xl.data.finding import fetch_text, find_text
 from transformer_xl.data.hub import HUB_PREFIX
-from transformer_xl.data.locking import LOCK, Say, locked
+from transformer_xl.data.locking import LOCK, locked
 from transformer_xl.data.making_vocab import count_part, train_vocab, vocab_of_counts
 from transformer_xl.data.store import is_url, local_path
 from transformer_xl.data.tasks import (

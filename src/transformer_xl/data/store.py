@@ -19,7 +19,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from transformer_xl.config.files import checksum, is_disk_full, replace_file, require_space, sync
-from transformer_xl.data.locking import Say, once
+from transformer_xl.config.locking import Say
+from transformer_xl.data.locking import once
 from transformer_xl.data.unpacking import optional_package
 
 RANGE_BYTES = 8 << 20

@@ -19,11 +19,11 @@ from typing import Any
 
 import msgspec
 import torch
-from filelock import FileLock
 
 from transformer_xl.config import Config, DataConfig, EvalConfig, ModelConfig, TrainConfig
 from transformer_xl.config.device import Rounded, pick_device, pick_precision
 from transformer_xl.config.files import replace_file
+from transformer_xl.config.locking import locked
 from transformer_xl.config.recipes import load_recipe, recipe_names
 from transformer_xl.data import prepare
 from transformer_xl.studies import require_predicted
@@ -301,7 +301,8 @@ class Comparison:
     def add(self, runs: Iterable[Run]) -> None:
         """Add runs that are known from elsewhere, and write them."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.folder / f".{RUNS_FILE}.lock"):
+        held = f"another process is writing {self.folder / RUNS_FILE}; waiting for it"
+        with locked(self.folder / f".{RUNS_FILE}.lock", held, self._say):
             # Another process may have written runs of its own since.
             for run in [*runs, *self._read()]:
                 if all(_key(run) != _key(x) for x in self.runs):

@@ -1,7 +1,6 @@
 """The server process: the socket, timeouts of connections, signals, graceful shutdown."""
 
 import asyncio
-import errno
 import logging
 import signal
 import socket
@@ -14,14 +13,13 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
-from filelock import FileLock, Timeout
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from transformer_xl.apps.serve.api import create_app
 from transformer_xl.apps.serve.serve_settings import ServeSettings, without_password
 from transformer_xl.apps.serve.service import Service
 from transformer_xl.config import GenerateConfig
-from transformer_xl.config.files import NotRegularError, kind_other_than_file
+from transformer_xl.config.locking import locked
 from transformer_xl.data import Vocab
 from transformer_xl.model import LanguageModel
 
@@ -156,7 +154,8 @@ def alone_in(folder: Path | None) -> Iterator[None]:
     """Lock the folder of the sessions: two servers would overwrite each other's files.
 
     Raises:
-        OSError: It cannot be used, or another server has locked it.
+        OSError: It cannot be used.
+        RuntimeError: Another server has locked it.
     """
     if folder is None:
         yield
@@ -165,24 +164,9 @@ def alone_in(folder: Path | None) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise OSError(f"sessions={folder} is not a folder: give a folder or a new path") from error
-    if kind := kind_other_than_file(folder / ".lock", follow=False):
-        raise NotRegularError(f"{folder / '.lock'} is {kind}, and no lock: delete it")
-    lock = FileLock(folder / ".lock", blocking=False, thread_local=False)
-    try:
-        # The lock is released with the process, even if it is killed.
-        lock.acquire()
-    except Timeout as error:
-        raise OSError(
-            f"another server keeps its sessions in {folder}: stop it, or give another folder"
-        ) from error
-    except OSError as error:
-        # Some network file systems do not support locks.
-        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
-            raise
-    try:
+    held = f"another server keeps its sessions in {folder}: stop it, or give another folder"
+    with locked(folder / ".lock", held):
         yield
-    finally:
-        lock.release()
 
 
 def address_of(listening: socket.socket) -> str:

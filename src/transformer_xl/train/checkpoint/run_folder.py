@@ -12,19 +12,18 @@
 All writes are atomic, so that a run can be resumed after being killed at any moment.
 """
 
-import errno
 import json
 import shlex
 import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from torch import Tensor
 
 from transformer_xl.config import FORMAT_VERSION, Config, ModelConfig
@@ -36,6 +35,7 @@ from transformer_xl.config.files import (
     require_not_shipped,
     require_space,
 )
+from transformer_xl.config.locking import locked
 from transformer_xl.config.recipes import differences, dump_recipe, load_recipe
 from transformer_xl.config.revision import revision
 from transformer_xl.data import Vocab
@@ -75,7 +75,7 @@ class RunFolder:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self._lock: FileLock | None = None
+        self._lock = ExitStack()
 
     @property
     def holds_run(self) -> bool:
@@ -132,10 +132,12 @@ class RunFolder:
         self.check(config)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._hold_lock()
+            self.close()
+            held = f"another program is training in {self.path}: wait for it, or give another --out"
+            self._lock.enter_context(locked(self.path / _LOCK_FILE, held))
         except OSError as error:
             raise OSError(
-                f"cannot write to the run folder {self.path}: {error.strerror}"
+                f"cannot write to the run folder {self.path}: {error.strerror or error}"
             ) from error
         for left in self.path.glob(f"{CHECKPOINTS}/{UNFINISHED}*"):
             shutil.rmtree(left)
@@ -165,25 +167,7 @@ class RunFolder:
 
     def close(self) -> None:
         """Release the lock."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
-
-    def _hold_lock(self) -> None:
-        self.close()
-        lock = FileLock(self.path / _LOCK_FILE, blocking=False, thread_local=False)
-        try:
-            lock.acquire()
-        except Timeout:
-            raise RuntimeError(
-                f"another program is training in {self.path}: wait for it, or give another --out"
-            ) from None
-        except OSError as error:
-            # Some network file systems do not support locks.
-            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
-                raise
-        else:
-            self._lock = lock
+        self._lock.close()
 
     def save_model(
         self, name: str, config: ModelConfig, weights: Mapping[str, Tensor], vocab: Vocab | None
