@@ -136,6 +136,16 @@ def test_a_wrong_command_line_is_a_misuse_that_is_explained(txl, words, message)
     assert ended.out == ""
 
 
+def test_an_unknown_option_is_answered_with_options_of_that_command(txl):
+    said = txl("compress", "text", "--out", "archive").err
+    assert "Unrecognized options: --out" in said
+    assert "run txl compress --help" in said
+    assert "txl train" not in said
+    assert "Perhaps you meant: --verify" in " ".join(
+        word for word in txl("compress", "text", "--verfy").err.split() if word != "│"
+    )
+
+
 @pytest.mark.parametrize(
     ("content", "code", "message"),
     [

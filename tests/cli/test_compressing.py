@@ -48,6 +48,19 @@ def small(txl, notes, byte_model):
     return notes.with_name("notes.txt.txl")
 
 
+def test_how_far_it_is_is_shown(txl, notes, byte_model, monkeypatch):
+    from transformer_xl.train import metrics
+
+    monkeypatch.setattr(metrics, "_LINE_SECONDS", 0.0)
+    ended = txl("compress", notes, "--model", byte_model, "--streams", 8, "--verify")
+    assert ended.code == 0
+    for activity in ("compressing", "verifying"):
+        lines = [x for x in ended.err.splitlines() if x.startswith(f"{activity}  ")]
+        assert lines[-1].split()[1] == f"{len(_NOTES)}/{len(_NOTES)}"
+    ended = txl("decompress", notes.with_name("notes.txt.txl"), "again", "--model", byte_model)
+    assert f"restoring  {len(_NOTES)}/{len(_NOTES)}" in ended.err
+
+
 def test_a_file_comes_back(txl, notes, byte_model, tmp_path):
     settings = ("--learn", "--lr", 0.01, "--streams", 8, "--segment_len", 10, "--mem_len", 5)
     given = ("--model", byte_model, "--json")

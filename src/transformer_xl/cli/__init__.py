@@ -65,23 +65,24 @@ def parse(argv: list[str]) -> Any:
     # Imported late, so that Ctrl-C is handled from the start.
     import tyro
 
-    kinds = tuple(
+    kinds = commands()
+    options: Any = {"use_underscores": True, "config": (tyro.conf.FlagCreatePairsOff,)}
+    # Parsed by itself, so that a message about an option does not list those of other commands.
+    if (kind := kinds.get(argv[0])) is not None:
+        name, *rest = argv
+        about = inspect.getdoc(kind)
+        return tyro.cli(kind, prog=f"txl {name}", description=about, args=_joined(rest), **options)
+    choices = tuple(
         Annotated[kind, tyro.conf.subcommand(name, description=_Description(kind))]
-        for name, kind in commands().items()
+        for name, kind in kinds.items()
     )
     # The parser wraps a union in such a class itself; here with a help text, without which it
     # would search the source code of typing at each start.
     argument = tyro.conf.arg(name="", help=cast(Any, lambda: None))
-    choice = Annotated[Union[kinds], argument]  # noqa: UP007  (of a tuple)
+    choice = Annotated[Union[choices], argument]  # noqa: UP007  (of a tuple)
     line: Any = make_dataclass("CommandLine", [("__tyro_dummy_inner__", choice)])
-    return tyro.cli(
-        line,
-        prog="txl",
-        description=_DESCRIPTION,
-        args=_joined(argv),
-        use_underscores=True,
-        config=(tyro.conf.FlagCreatePairsOff,),
-    ).__tyro_dummy_inner__
+    line = tyro.cli(line, prog="txl", description=_DESCRIPTION, args=argv, **options)
+    return line.__tyro_dummy_inner__
 
 
 def _joined(argv: list[str]) -> list[str]:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from transformer_xl.apps.compress import Choice
 
 _SUFFIX = ".txl"
-_SECONDS_BETWEEN_REPORTS = 10.0
 
 
 @dataclass(kw_only=True)
@@ -100,7 +99,8 @@ class Compress(LoadsModels):
                 model, vocab = choice.model, choice.vocab
                 sizes = ", ".join(f"{name} {x:.2f}" for name, x in choice.bits_per_byte.items())
                 say(f"{choice.shipped.using}: bits per byte of a sample of the file: {sizes}")
-            found = compression.compress(data, model, vocab, settings, _progress())
+            with _progress("compressing") as progress:
+                found = compression.compress(data, model, vocab, settings, progress)
         except compression.UnrestorableError as error:
             if self.model or self.learn:
                 raise ValueError(f"{name}: {error}") from error
@@ -116,7 +116,8 @@ class Compress(LoadsModels):
             say("verifying: restoring what was compressed")
             given = (model, vocab) if compression.needs_model(found.content) else (None, None)
             try:
-                restored = compression.decompress(found.content, *given, _progress(), self.ram)
+                with _progress("verifying") as progress:
+                    restored = compression.decompress(found.content, *given, progress, self.ram)
             except RuntimeError as error:
                 why = f"{name} cannot be restored; no archive was written: {error}"
                 raise RuntimeError(why) from error
@@ -177,8 +178,8 @@ class Decompress(LoadsModels):
             choice = _shipped(self.file, lambda: find(content, _device(), say=say))
             model, vocab = choice.model, choice.vocab
             say(f"{choice.shipped.using}, which compressed it")
-        with _archive(self.file, self.model):
-            data = decompress(content, model, vocab, _progress(), self.ram)
+        with _archive(self.file, self.model), _progress("restoring") as progress:
+            data = decompress(content, model, vocab, progress, self.ram)
         seconds = time.perf_counter() - started
         _write(out, data)
         if out is not None:
@@ -251,16 +252,15 @@ def _write(out: Path | None, content: bytes) -> None:
         replace_file(out, content)
 
 
-def _progress() -> Callable[[int, int], None]:
-    """Return a callback that prints the progress every few seconds."""
-    last = started = time.perf_counter()
+@contextmanager
+def _progress(description: str) -> Iterator[Callable[[int, int], None]]:
+    """Show how far a text is, of which a callback takes the tokens that are done and all."""
+    from transformer_xl.train.metrics import Progress
 
-    def tell(done: int, of: int) -> None:
-        nonlocal last
-        now = time.perf_counter()
-        if now - last > _SECONDS_BETWEEN_REPORTS:
-            last = now
-            left = (now - started) * (of / done - 1)
-            say(f"{done:,} of {of:,} tokens, {left:,.0f} s to go")
+    with Progress(0, description=description, passes=True) as progress:
 
-    return tell
+        def update(done: int, of: int) -> None:
+            progress.expect(of)
+            progress.update(done)
+
+        yield update
