@@ -11,7 +11,7 @@ from transformer_xl.studies.pace import stages_of
 LOSSES = {"txl": 2.0, "gpt": 2.2, "lstm": 2.4}
 
 
-def found(nll, *, tokens=1000.0, mflop=2.0, seconds=60.0, **more):
+def found(nll, *, tokens=1000, mflop=2.0, seconds=60.0, **more):
     """What is measured of a run."""
     bits = nll / 0.6931471805599453
     losses = {"nll": nll, "bits_per_token": bits, "bits_per_byte": bits, "mem_len": 8}
@@ -58,7 +58,7 @@ def made(monkeypatch):
         tasks.append(task)
         minutes = task.minutes
         loss = LOSSES[task.model] + abs(task.factor - 2) / 10 + task.seed / 100 + 1 / minutes
-        return found(loss, tokens=1000 * minutes)
+        return found(loss, tokens=round(1000 * minutes))
 
     def paces(configs):
         return {name: [0.5] * len(stages_of(config)) for name, config in configs.items()}, 100.0
