@@ -57,7 +57,8 @@ def test_how_far_it_is_is_shown(txl, notes, byte_model, monkeypatch):
     for activity in ("compressing", "verifying"):
         lines = [x for x in ended.err.splitlines() if x.startswith(f"{activity}  ")]
         assert lines[-1].split()[1] == f"{len(_NOTES)}/{len(_NOTES)}"
-    ended = txl("decompress", notes.with_name("notes.txt.txl"), "again", "--model", byte_model)
+    small = notes.with_name("notes.txt.txl")
+    ended = txl("decompress", small, notes.with_name("again"), "--model", byte_model)
     assert f"restoring  {len(_NOTES)}/{len(_NOTES)}" in ended.err
 
 
