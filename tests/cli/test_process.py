@@ -44,6 +44,33 @@ def read_until(stream, beginning):
     raise AssertionError(f"no line began with {beginning!r}: {lines}")
 
 
+def run_closed(closed, *words):
+    """Run `txl` as a shell does that closes some of its standard streams."""
+    script = f'exec "$@" {closed}'
+    command = ["sh", "-c", script, "sh", *TXL, *map(str, words)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True)
+
+
+def test_messages_are_not_in_the_output_where_stderr_is_closed(tmp_path):
+    pytest.importorskip("constriction")
+    text = tmp_path / "text"
+    text.write_bytes(b"so it goes, " * 40)
+    archive = run_closed("2>&-", "compress", text, "-", "--model", "english")
+    assert (archive.returncode, archive.stderr) == (0, b"")
+    (tmp_path / "text.txl").write_bytes(archive.stdout)
+    restored = run_closed("2>&-", "decompress", tmp_path / "text.txl", "-", "--model", "english")
+    assert (restored.returncode, restored.stdout) == (0, text.read_bytes())
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_a_closed_output_is_no_error(closed):
+    assert (run_closed(closed, "--version").returncode, run_closed(closed, "train").returncode) == (
+        0,
+        2,
+    )
+
+
 @pytest.mark.slow
 def test_ctrl_c_saves_and_says_how_to_go_on(start, toy_toml, tmp_path):
     words = ["--train.save_every", 0, "--train.eval_every", 0, "--train.steps", 1_000_000]

@@ -54,10 +54,12 @@ def test_what_another_process_holds_is_refused_or_waited_for(path, holder):
 
 
 def test_a_lock_is_free_after_an_error(path):
-    with pytest.raises(KeyError), locked(path, "held"):
+    # While the error is kept, so is what it passed through.
+    with pytest.raises(KeyError) as kept, locked(path, "held"):
         raise KeyError
     with locked(path, "held"), pytest.raises(RuntimeError), locked(path, "held"):
         pass
+    assert kept.value.__traceback__ is not None
 
 
 def test_an_error_of_what_is_locked_is_no_error_of_the_lock(path):
@@ -65,17 +67,32 @@ def test_an_error_of_what_is_locked_is_no_error_of_the_lock(path):
         raise OSError(errno.ENOLCK, "other")
 
 
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
-def test_where_there_are_no_locks_nobody_waits(path, monkeypatch, number):
+def failing(monkeypatch, number):
+    """Let no lock be acquired."""
+
     def acquire(*about, **how):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(FileLock, "acquire", acquire)
-    with locked(path, "held"), locked(path, "held"):
+
+
+@pytest.mark.parametrize("wait", [None, print])
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_where_there_are_no_locks_nobody_waits(path, monkeypatch, number, wait):
+    failing(monkeypatch, number)
+    with locked(path, "held", wait), locked(path, "held", wait):
         pass
 
 
-def test_other_errors_are_errors(path, tmp_path):
+@pytest.mark.parametrize("wait", [None, print])
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOSPC])
+def test_other_errors_are_errors(path, monkeypatch, number, wait):
+    failing(monkeypatch, number)
+    with pytest.raises(OSError, match=os.strerror(number)), locked(path, "held", wait):
+        pass
+
+
+def test_a_file_in_the_place_of_a_folder_is_an_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError), locked(tmp_path / "file" / ".lock", "held"):
         pass

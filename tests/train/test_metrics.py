@@ -272,6 +272,15 @@ def test_a_quiet_progress_shows_nothing(monkeypatch, capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_where_stderr_is_closed_nothing_is_shown(monkeypatch, capsys):
+    # As Python sets it for a program that is started with 2>&-.
+    monkeypatch.setattr(sys, "stderr", None)
+    with Progress(10) as progress:
+        progress.update(10, 2.0, 100.0)
+        progress.say("a line")
+    assert capsys.readouterr().out == ""
+
+
 def test_a_terminal_gets_a_bar_and_lines_above_it(monkeypatch, capsys):
     terminal = use_terminal(monkeypatch)
     with Progress(100, description="tuning") as progress:

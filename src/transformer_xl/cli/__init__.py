@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import make_dataclass
+from pathlib import Path
 from typing import Annotated, Any, Union, cast
 
 from transformer_xl.cli.printing import say
@@ -27,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; return 0 (success), 1 (failure), 2 (usage error) or 130 (Ctrl-C)."""
     if argv is None:
         argv = sys.argv[1:]
+        _open_closed()
         _write_anything()
     command = None
     try:
@@ -68,7 +70,7 @@ def parse(argv: list[str]) -> Any:
     kinds = commands()
     options: Any = {"use_underscores": True, "config": (tyro.conf.FlagCreatePairsOff,)}
     # Parsed by itself, so that a message about an option does not list those of other commands.
-    if (kind := kinds.get(argv[0])) is not None:
+    if argv and (kind := kinds.get(argv[0])) is not None:
         name, *rest = argv
         about = inspect.getdoc(kind)
         return tyro.cli(kind, prog=f"txl {name}", description=about, args=_joined(rest), **options)
@@ -175,6 +177,17 @@ def _explain(error: BaseException, command: Any) -> int | None:
         is_unexplained = is_disk_full(error) and "disk is full" not in str(error)
         say(f"txl: {'the disk is full: ' * is_unexplained}{error}")
     return 2 if isinstance(error, ValueError) else 1
+
+
+def _open_closed() -> None:
+    """Open what the caller has closed (``2>&-``) of standard input, output and error.
+
+    Otherwise the next file that is opened takes its place and gets what is written there, and
+    messages are printed to the output.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _write_anything() -> None:

@@ -178,7 +178,7 @@ class Decompress(LoadsModels):
             choice = _shipped(self.file, lambda: find(content, _device(), say=say))
             model, vocab = choice.model, choice.vocab
             say(f"{choice.shipped.using}, which compressed it")
-        with _archive(self.file, self.model), _progress("restoring") as progress:
+        with _progress("restoring") as progress, _archive(self.file, self.model):
             data = decompress(content, model, vocab, progress, self.ram)
         seconds = time.perf_counter() - started
         _write(out, data)

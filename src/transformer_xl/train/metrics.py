@@ -171,7 +171,9 @@ class Progress:
         self._console = Console(stderr=True, quiet=quiet)
         self._bar: Bar | None = None
         # Rich calls a pipe a terminal when FORCE_COLOR is set, as many build servers do.
-        if sys.stderr.isatty() and not self._console.is_dumb_terminal and not quiet:
+        # It is None where it was closed (2>&-).
+        is_terminal = sys.stderr is not None and sys.stderr.isatty()
+        if is_terminal and not self._console.is_dumb_terminal and not quiet:
             drawn = [TextColumn("{task.description}", markup=False), BarColumn(bar_width=None)]
             self._bar = Bar(
                 *(drawn if self._console.width >= _BAR_WIDTH else []),

@@ -190,6 +190,7 @@ def serve(
 
     Raises:
         OSError: It cannot listen on the address, or cannot use the folder of the sessions.
+        RuntimeError: Another server keeps its sessions in that folder.
         ValueError: A setting has no effect.
     """
     settings.check_store()
