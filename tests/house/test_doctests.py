@@ -10,9 +10,10 @@ import transformer_xl
 
 SOURCE = Path(transformer_xl.__file__).parents[1]
 FILES = [
-    path.relative_to(SOURCE)
+    # What is exported is traced, which does not go with the check of shapes.
+    pytest.param(file, marks=[pytest.mark.compile] * ("export" in file.parts))
     for path in sorted(SOURCE.glob("transformer_xl/**/*.py"))
-    if ">>>" in path.read_text("utf-8")
+    if ">>>" in path.read_text("utf-8") and (file := path.relative_to(SOURCE))
 ]
 
 
