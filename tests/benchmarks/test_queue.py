@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -64,6 +65,25 @@ def test_the_programs_understand_what_the_queue_asks_for(
         before = len(asked)
         import_module(Path(words[0]).stem).main()
         assert len(asked) > before, number
+
+
+# The programs of training are run at tiny sizes by the tests of the programs.
+@pytest.mark.slow
+@pytest.mark.parametrize(("item", "n_programs"), [("attention", 2), ("decoding", 4)])
+def test_an_item_runs_at_tiny_sizes_on_a_processor(
+    item: str, n_programs: int, tmp_path: Path
+) -> None:
+    settings = {"TRY": "1", "OUT": str(tmp_path), "PYTHON": sys.executable}
+    done = subprocess.run(
+        ["sh", str(GPU / "queue.sh"), item],
+        env=os.environ | settings,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    files = [*tmp_path.glob("*.json")]
+    assert len(files) == n_programs
+    assert all(json.loads(file.read_text())["rows"] for file in files)
 
 
 @pytest.mark.parametrize("item", RECIPES)
