@@ -98,10 +98,10 @@ def _fields_without_help(source: str) -> list[str]:
     return missing
 
 
-@pytest.mark.parametrize("path", FILES, ids=_name)
-def test_no_file_is_too_long(path: Path) -> None:
-    lines = len(path.read_text("utf-8").splitlines())
-    assert lines <= LONGEST, f"{_name(path)} has {lines} lines: split it by what it is about"
+def test_no_file_is_too_long() -> None:
+    lengths = {_name(path): len(path.read_text("utf-8").splitlines()) for path in FILES}
+    too_long = {name: lines for name, lines in lengths.items() if lines > LONGEST}
+    assert not too_long, f"{too_long}: more than {LONGEST} lines; split each by what it is about"
 
 
 def test_no_file_is_a_drawer_for_odds_and_ends() -> None:
@@ -114,34 +114,36 @@ def test_no_file_is_a_drawer_for_odds_and_ends() -> None:
     assert not named, f"{named}: put each function into the lowest room that needs it"
 
 
-@pytest.mark.parametrize("path", PYTHON, ids=_name)
-def test_nothing_is_put_off_in_a_comment(path: Path) -> None:
+def test_nothing_is_put_off_in_a_comment() -> None:
     found = [
         f"{_name(path)}:{number}: {line.strip()}"
+        for path in PYTHON
         for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
         if re.search(r"\b(TO[D]O|FIX[M]E|X[X]X)\b", line)
     ]
     assert not found, f"{found}: do it, or file an issue"
 
 
-@pytest.mark.parametrize("path", SHAPED, ids=_name)
-def test_shape_suffixes_come_from_the_alphabet(path: Path) -> None:
-    bad = _bad_suffixes(path.read_text("utf-8"))
-    assert not bad, f"{_name(path)}: {bad} use letters that are not in {DIMENSIONS}"
+def test_shape_suffixes_come_from_the_alphabet() -> None:
+    texts = {_name(path): path.read_text("utf-8") for path in SHAPED}
+    bad = [(name, *found) for name, text in texts.items() for found in _bad_suffixes(text)]
+    assert not bad, f"{bad} use letters that are not in {DIMENSIONS}"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=_name)
-def test_shapes_are_in_names_and_signatures_not_in_comments(path: Path) -> None:
-    found = [(line, text) for line, text in _comments(path) if _is_shape(text)]
-    assert not found, f"{_name(path)}: {found}: a comment can lie; put the shape into the name"
+def test_shapes_are_in_names_and_signatures_not_in_comments() -> None:
+    found = [
+        (_name(path), line, text)
+        for path in SOURCES
+        for line, text in _comments(path)
+        if _is_shape(text)
+    ]
+    assert not found, f"{found}: a comment can lie; put the shape into the name"
 
 
-@pytest.mark.parametrize(
-    "path", [PACKAGE / "config" / f"{name}.py" for name in SETTINGS], ids=_name
-)
-def test_every_setting_has_its_help_below(path: Path) -> None:
-    missing = _fields_without_help(path.read_text("utf-8"))
-    assert not missing, f"{_name(path)}: {missing} have no docstring, and so no help text"
+def test_every_setting_has_its_help_below() -> None:
+    files = [PACKAGE / "config" / f"{name}.py" for name in SETTINGS]
+    missing = [field for path in files for field in _fields_without_help(path.read_text("utf-8"))]
+    assert not missing, f"{missing} have no docstring, and so no help text"
 
 
 def test_the_public_names_are_those_that_can_be_imported() -> None:
@@ -174,30 +176,31 @@ def test_an_unknown_public_name_is_an_error_that_names_it() -> None:
         transformer_xl.TransformerXXL  # noqa: B018
 
 
-@pytest.mark.parametrize("package", ["inference.evaluate", "inference.generate", "train"])
-def test_a_function_keeps_its_name_when_the_package_is_imported(package: str) -> None:
-    import_module(f"transformer_xl.{package}")
-    assert callable(getattr(transformer_xl, package.rpartition(".")[2]))
+def test_a_function_keeps_its_name_when_the_package_is_imported() -> None:
+    for package in ("inference.evaluate", "inference.generate", "train"):
+        import_module(f"transformer_xl.{package}")
+        assert callable(getattr(transformer_xl, package.rpartition(".")[2])), package
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=_name)
-def test_all_lists_what_a_file_defines_for_others(path: Path) -> None:
-    if "__all__" not in path.read_text("utf-8"):
+def test_all_lists_what_a_file_defines_for_others() -> None:
+    for path in SOURCES:
+        text = path.read_text("utf-8")
         # Some files can only be imported where an optional package is.
-        return
-    module = import_module(_module_name(path)) if path.stem != "__main__" else None
-    public = getattr(module, "__all__", None)
-    if public is None:
-        return
-    assert len(public) == len(set(public))
-    missing = [name for name in public if not hasattr(module, name)]
-    assert not missing, f"{_name(path)}: __all__ names {missing}, which do not exist"
-    defined = {
-        node.name
-        for node in ast.parse(path.read_text("utf-8")).body
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
-    }
-    assert defined <= set(public), f"{_name(path)}: __all__ lacks {defined - set(public)}"
+        if "__all__" not in text or path.stem == "__main__":
+            continue
+        module = import_module(_module_name(path))
+        public = getattr(module, "__all__", None)
+        if public is None:
+            continue
+        assert len(public) == len(set(public)), _name(path)
+        missing = [name for name in public if not hasattr(module, name)]
+        assert not missing, f"{_name(path)}: __all__ names {missing}, which do not exist"
+        defined = {
+            node.name
+            for node in ast.parse(text).body
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
+        }
+        assert defined <= set(public), f"{_name(path)}: __all__ lacks {defined - set(public)}"
 
 
 def test_the_rules_find_what_they_forbid() -> None:
