@@ -1,7 +1,9 @@
 """Tutorials: notebooks in Markdown, with outputs from a cache that is keyed by their code.
 
 ``docs/tutorials/outputs/NAME.ipynb`` holds the code cells of a tutorial with their outputs, as
-``python scripts/docs/tutorials.py`` has executed them (`make docs-run`). When the site is built, a
+``python scripts/docs/tutorials.py`` has executed them (`make docs-run`), and in its metadata the
+packages that they used with a digest of their source. ``--changed`` executes the tutorials whose
+code or packages have changed since. When the site is built, a
 cache of jupyter-cache is filled with these notebooks, and MyST-NB takes the outputs from it. A
 tutorial whose code was changed since has none there, which is an error; text may change. So a
 translation, which has the same code, is shown with the same outputs.
@@ -12,6 +14,8 @@ what is committed.
 """
 
 import argparse
+import hashlib
+import multiprocessing
 import os
 import re
 import resource
@@ -19,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +38,20 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "tutorials"
 TRANSLATED = ROOT / "docs" / "zh" / "tutorials"
 OUTPUTS = FOLDER / "outputs"
+PACKAGE = ROOT / "src" / "transformer_xl"
 LONGEST = 180
-"""Seconds that executing a tutorial may take on two idle cores."""
+"""Seconds of a processor that executing a tutorial may take."""
+NOTE_PACKAGES = """
+import atexit, os, sys
+
+def note():
+    names = {module.split(".")[1] for module in sys.modules if module.startswith("transformer_xl.")}
+    with open(os.environ["TXL_USED_PACKAGES"], "a") as file:
+        file.writelines(f"{name}\\n" for name in names)
+
+atexit.register(note)
+"""
+"""The ``sitecustomize`` of each Python that a tutorial starts."""
 
 
 def tutorials() -> list[Path]:
@@ -79,6 +96,27 @@ def executed(path: Path) -> Any:
     return notebook
 
 
+def digest(packages: Sequence[str]) -> str:
+    """Return a digest of the source of packages, and of the recipes among it."""
+    found = hashlib.sha256()
+    for package in packages:
+        files = (x for x in (PACKAGE / package).rglob("*") if x.suffix in (".py", ".cpp", ".toml"))
+        for file in sorted(files):
+            found.update(f"{file.relative_to(PACKAGE)}\n".encode() + file.read_bytes())
+    return found.hexdigest()
+
+
+def is_current(path: Path) -> bool:
+    """Return whether the stored outputs are of the code of a tutorial and of today's packages."""
+    try:
+        executed(path)
+    except ValueError:
+        return False
+    stored = nbformat.read(OUTPUTS / f"{path.stem}.ipynb", as_version=4)
+    used = stored["metadata"].get("transformer_xl")
+    return used is not None and digest(used["packages"]) == used["digest"]
+
+
 def for_download(notebook: Any) -> Any:
     """Return a notebook that stands alone: without links to pages, and directives of the site."""
     alone: Any = nbformat.from_dict(notebook)
@@ -103,22 +141,30 @@ def execute(path: Path) -> tuple[float, float]:
     from nbclient import NotebookClient
 
     notebook = read_tutorial(path)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as hooks:
         start, used = time.perf_counter(), _processor_seconds()
+        (Path(hooks) / "sitecustomize.py").write_text(NOTE_PACKAGES)
+        noted = Path(hooks) / "packages"
+        os.environ["TXL_USED_PACKAGES"] = str(noted)
         # The commands of this environment are found, whatever the caller's PATH.
         os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         # One thread: rounding, and so the numbers, depend on how many there are.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         # And the package is that of this folder.
-        os.environ["PYTHONPATH"] = str(ROOT / "src")
+        os.environ["PYTHONPATH"] = f"{hooks}{os.pathsep}{ROOT / 'src'}"
         # Figures without the time at which they were made.
         os.environ |= {"MATPLOTLIBRC": str(Path(__file__).parent), "SOURCE_DATE_EPOCH": "0"}
         # Warnings that libraries give to their developers would name files of this machine.
         os.environ["PYTHONWARNINGS"] = "ignore"
         NotebookClient(notebook, timeout=1200, resources={"metadata": {"path": folder}}).execute()
         seconds = time.perf_counter() - start, _processor_seconds() - used
+        names = {*noted.read_text().split()}
+    packages = sorted(name for name in names if (PACKAGE / name).is_dir())
     stored = nbformat.v4.new_notebook()
-    stored["metadata"] = {"kernelspec": notebook["metadata"]["kernelspec"]}
+    stored["metadata"] = {
+        "kernelspec": notebook["metadata"]["kernelspec"],
+        "transformer_xl": {"packages": packages, "digest": digest(packages)},
+    }
     for n, cell in enumerate(x for x in notebook["cells"] if x["cell_type"] == "code"):
         # Numbers in place of the random names and the times of a run, which would change each time.
         own = nbformat.v4.new_code_cell(cell["source"], id=f"code-{n}")
@@ -210,19 +256,27 @@ def setup(app: Sphinx) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Execute tutorials; return 1 if one took too much of a processor."""
+    """Execute tutorials, one on each core; return 1 if one took too much of a processor."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("names", nargs="*", help="which; none: all")
-    names = parser.parse_args().names
-    chosen = [path for path in tutorials() if not names or path.stem in names]
-    if unknown := {*names} - {path.stem for path in chosen}:
+    parser.add_argument(
+        "--changed", action="store_true", help="only those whose code or packages have changed"
+    )
+    given = parser.parse_args()
+    chosen = [path for path in tutorials() if not given.names or path.stem in given.names]
+    if unknown := {*given.names} - {path.stem for path in chosen}:
         parser.error(f"there are no tutorials {sorted(unknown)}")
+    if given.changed:
+        chosen = [path for path in chosen if not is_current(path)]
+        print(f"changed: {', '.join(path.stem for path in chosen) or 'none'}", flush=True)
     slow = []
-    for path in chosen:
-        seconds, used = execute(path)
-        print(f"{path.stem}: {seconds:.0f} seconds, {used:.0f} of a processor", flush=True)
-        # How long it takes depends on what else the machine does, too.
-        slow += [path.stem] * (used > LONGEST)
+    # A process for each, in which nothing but its kernel is started.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(os.cpu_count(), context, max_tasks_per_child=1) as pool:
+        for path, (seconds, used) in zip(chosen, pool.map(execute, chosen), strict=True):
+            print(f"{path.stem}: {seconds:.0f} seconds, {used:.0f} of a processor", flush=True)
+            # How long it takes depends on what else the machine does, too.
+            slow += [path.stem] * (used > LONGEST)
     if slow:
         print(f"more than {LONGEST} seconds: {', '.join(slow)}", file=sys.stderr)
     return int(bool(slow))
