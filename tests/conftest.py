@@ -26,6 +26,12 @@ ROOT = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("TXL_SHARED", ROOT.parent / "shared"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--nightly", action="store_true", help="kills, mutated files and requests in full numbers"
+    )
+
+
 def pytest_configure() -> None:
     # What starts the tests in the background may have Ctrl-C ignored, which processes inherit.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -35,7 +41,7 @@ def pytest_configure() -> None:
 def pytest_report_header() -> list[str]:
     shared = f"{SHARED}" if SHARED.is_dir() else f"no folder {SHARED}; what needs it is skipped"
     return [
-        f"torch: {version('torch')}, {os.cpu_count()} CPU cores",
+        f"torch: {version('torch')}, {os.cpu_count()} CPU cores; tests marked gpu need CUDA",
         f"real texts and golden outputs (TXL_SHARED): {shared}",
     ]
 
@@ -45,11 +51,19 @@ def _can_compile() -> bool:
     return bool(compiler) and Path(sysconfig.get_path("include"), "Python.h").is_file()
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        # Left out, not skipped: they are a quarter of the items of some files.
+        on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+        config.hook.pytest_deselected(items=on_gpu)
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     import torch
 
-    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
     if item.get_closest_marker("compile"):
         if not _can_compile():
             pytest.skip("torch.compile needs a C++ compiler (CXX, or g++) and headers of Python")
@@ -85,6 +99,65 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"needs the folder {SHARED} (set TXL_SHARED to it)")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def is_nightly(pytestconfig: pytest.Config) -> bool:
+    """Whether what is tried at random is tried in full numbers, or for seconds."""
+    return pytestconfig.getoption("nightly")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _unsynced() -> Iterator[None]:
+    # Nothing here has to outlast a power cut, and waiting for the disk is a quarter of many a test.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _parsers_once() -> Iterator[None]:
+    # The parser of a command is made once, which takes longer than most commands of tests.
+    from tyro._parsers import ParserSpecification
+
+    from transformer_xl.cli import commands
+
+    make, made = ParserSpecification.from_callable_or_type, {}
+
+    def once(f: Any, **about: Any) -> Any:
+        if getattr(f, "__origin__", f) not in commands().values():
+            return make(f, **about)
+        if f not in made:
+            made[f] = make(f, **about)
+        return made[f]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ParserSpecification, "from_callable_or_type", staticmethod(once))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def plain_reports() -> Iterator[Callable[..., str]]:
+    """Runs write no figures, and nothing for TensorBoard: three quarters of a toy training.
+
+    Yields the function that draws figures.
+    """
+    from transformer_xl.train import figures, metrics
+
+    draws = figures.as_svg
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "as_svg", lambda *about, **more: "<svg></svg>")
+        patch.setattr(metrics, "find_spec", lambda name: None)
+        yield draws
+
+
+@pytest.fixture
+def whole_reports(plain_reports: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs write their figures and, where it is installed, for TensorBoard."""
+    from transformer_xl.train import figures, metrics
+
+    monkeypatch.setattr(figures, "as_svg", plain_reports)
+    monkeypatch.setattr(metrics, "find_spec", find_spec)
 
 
 @pytest.fixture(autouse=True)
@@ -269,18 +342,12 @@ def shipped(shipped_root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 @pytest.fixture
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """For training tiny models: on one thread, and without TensorBoard, slow to import.
-
-    On a busy machine, threads wait for each other longer than such models take to compute.
-    """
+def one_thread() -> Iterator[None]:
+    """For training tiny models, for which threads wait longer than they compute."""
     import torch
-
-    from transformer_xl.train import metrics
 
     n_threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    monkeypatch.setattr(metrics, "find_spec", lambda name: None)
     yield
     torch.set_num_threads(n_threads)
 

@@ -26,134 +26,134 @@ ADAPTIVE = {
 SECTIONS = (ModelConfig, DataConfig, TrainConfig, EvalConfig, GenerateConfig)
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings", "message"),
-    [
-        (ModelConfig, {"n_head": 7}, "n_head=7 must divide d_model=512; .* set d_head"),
-        (ModelConfig, {"d_model": 7, "n_head": 7}, "d_model=7 must be even"),
-        (ModelConfig, {"n_layer": 0}, "n_layer=0 must be above 0"),
-        (ModelConfig, {"d_head": 0}, "d_head=0 must be above 0"),
-        (ModelConfig, {"d_embed": -1}, "d_embed=-1 must be above 0"),
-        (ModelConfig, {"mem_len": -1}, "mem_len=-1 must be at least 0"),
-        (ModelConfig, {"attn_len": 0}, "attn_len=0 must be above 0"),
-        (ModelConfig, {"clamp_len": -1}, "model.clamp_len=-1 must be at least 0, or None"),
-        (ModelConfig, {"vocab_size": -1}, "vocab_size=-1 must be at least 0"),
-        (ModelConfig, {"dropout": 1.0}, "dropout=1.0 must be at least 0 and below 1"),
-        (ModelConfig, {"attn_dropout": -0.1}, "attn_dropout=-0.1 must be"),
-        (ModelConfig, {"norm_eps": 0.0}, "norm_eps=0.0 must be above 0"),
-        (ModelConfig, {"ext_len": -1}, "ext_len=-1 must be at least 0"),
-        (ModelConfig, {"sample_softmax": -1}, "sample_softmax=-1 must be at least 0"),
-        (ModelConfig, {"div_val": 0}, "div_val=0 must be above 0"),
-        (ModelConfig, {"cutoffs": (5, 5)}, r"cutoffs=\(5, 5\) must rise from above 0"),
-        (ModelConfig, {"cutoffs": (9, 5)}, r"cutoffs=\(9, 5\) must rise"),
-        (
-            ModelConfig,
-            {"cutoffs": (0, 5)},
-            r"cutoffs=\(0, 5\) must be a list .* an integer above 0",
-        ),
-        (ModelConfig, {"cutoffs": (5, 9), "vocab_size": 9}, "must rise .* to below vocab_size=9"),
-        (
-            ModelConfig,
-            {"cutoffs": (5, 9), "div_val": 4, "d_embed": 15},
-            "div_val=4 leaves nothing of d_embed=15 for the last of 3 clusters",
-        ),
-        (
-            ModelConfig,
-            {"cutoffs": (5, 9), "tie_projections": (True, False)},
-            r"tie_projections=\(True, False\) must be one answer, or one for each of the 3 "
-            r"clusters that cutoffs=\(5, 9\) make",
-        ),
-        (
-            ModelConfig,
-            {"tie_projections": ()},
-            r"tie_projections=\(\) must be .* of the 1 clusters",
-        ),
-        (
-            ModelConfig,
-            {"sample_softmax": 7, "cutoffs": (5,)},
-            r"sample_softmax=7 and cutoffs=\(5,\) are two ways .* choose one",
-        ),
-        (ModelConfig, {"sample_softmax": 7, "div_val": 2}, "are two ways to the same end"),
-        (
-            ModelConfig,
-            {"attn_type": 1},
-            "attn_type=1 with n_positions=None: attn_type 1 and 3 need",
-        ),
-        (ModelConfig, {"attn_type": 3}, "attn_type=3 with n_positions=None"),
-        (ModelConfig, {"n_positions": 9}, "attn_type=0 with n_positions=9: .* have no table"),
-        (ModelConfig, {"attn_type": 2, "n_positions": 9}, "attn_type=2 with n_positions=9"),
-        (ModelConfig, {"attn_type": 1, "n_positions": 0}, "n_positions=0 must be above 0"),
-        (ModelConfig, {"d_model": 7, "n_head": 7, "attn_type": 2}, "d_model=7 must be even"),
-        (EvalConfig, {"ext_len": -1}, "ext_len=-1 must be at least 0"),
-        (DataConfig, {"vocab_size": 0}, "vocab_size=0 must be above 0"),
-        (DataConfig, {"valid_fraction": 1.0}, "valid_fraction=1.0 must be"),
-        (DataConfig, {"valid_fraction": 0.5, "test_fraction": 0.5}, "leaves no text to train on"),
-        (TrainConfig, {"steps": 0}, "steps=0 must be above 0"),
-        (
-            TrainConfig,
-            {"batch_size": 32, "accumulate": 5},
-            "accumulate=5 must divide batch_size=32",
-        ),
-        (
-            TrainConfig,
-            {"warmup_steps": 11, "steps": 10},
-            "more than steps=10: lower warmup_steps or raise",
-        ),
-        (TrainConfig, {"minutes": 1.0}, "minutes=1.0 needs schedule=constant_cooldown"),
-        (
-            TrainConfig,
-            {"minutes": 1.0, "schedule": "constant_cooldown", "cooldown_fraction": 0.0},
-            "cooldown_fraction above 0",
-        ),
-        (TrainConfig, {"minutes": 0.0, "schedule": "constant_cooldown"}, "minutes=0.0 must be"),
-        (
-            TrainConfig,
-            {"average": "ema", "average_start": 1.0},
-            "average='ema' has no effect with average_start=1: averaging begins after the last",
-        ),
-        (TrainConfig, {"beta2": 1.0}, "beta2=1.0 must be at least 0 and below 1"),
-        (TrainConfig, {"min_lr_ratio": 1.5}, "min_lr_ratio=1.5 must be between 0 and 1"),
-        (TrainConfig, {"clip_norm": -1.0}, "clip_norm=-1.0 must be at least 0"),
-        (TrainConfig, {"keep_checkpoints": 0}, "keep_checkpoints=0 must be above 0"),
-        (TrainConfig, {"save_every": -1}, "save_every=-1 must be at least 0"),
-        (EvalConfig, {"segment_len": 0}, "segment_len=0 must be above 0"),
-        (EvalConfig, {"mem_len": -1}, "mem_len=-1 must be at least 0"),
-        (
-            EvalConfig,
-            {"mem_lens": (0, -5)},
-            r"mem_lens=\(0, -5\) must be a list with each item an integer at least 0",
-        ),
-        (EvalConfig, {"batch_size": 0}, "batch_size=0 must be above 0"),
-        (GenerateConfig, {"length": -1}, "length=-1 must be at least 0"),
-        (GenerateConfig, {"temperature": -1.0}, "temperature=-1.0 must be at least 0"),
-        (GenerateConfig, {"top_k": 0}, "top_k=0 must be above 0"),
-        (GenerateConfig, {"top_p": 0.0}, "top_p=0.0 must be above 0 and at most 1"),
-        (GenerateConfig, {"top_p": 1.1}, "top_p=1.1 must be"),
-    ],
-)
-def test_a_wrong_value_is_named_with_its_rule(kind, settings, message):
-    with pytest.raises(ValueError, match=message):
-        kind(**settings)
+WRONG = [
+    (ModelConfig, {"n_head": 7}, "n_head=7 must divide d_model=512; .* set d_head"),
+    (ModelConfig, {"d_model": 7, "n_head": 7}, "d_model=7 must be even"),
+    (ModelConfig, {"n_layer": 0}, "n_layer=0 must be above 0"),
+    (ModelConfig, {"d_head": 0}, "d_head=0 must be above 0"),
+    (ModelConfig, {"d_embed": -1}, "d_embed=-1 must be above 0"),
+    (ModelConfig, {"mem_len": -1}, "mem_len=-1 must be at least 0"),
+    (ModelConfig, {"attn_len": 0}, "attn_len=0 must be above 0"),
+    (ModelConfig, {"clamp_len": -1}, "model.clamp_len=-1 must be at least 0, or None"),
+    (ModelConfig, {"vocab_size": -1}, "vocab_size=-1 must be at least 0"),
+    (ModelConfig, {"dropout": 1.0}, "dropout=1.0 must be at least 0 and below 1"),
+    (ModelConfig, {"attn_dropout": -0.1}, "attn_dropout=-0.1 must be"),
+    (ModelConfig, {"norm_eps": 0.0}, "norm_eps=0.0 must be above 0"),
+    (ModelConfig, {"ext_len": -1}, "ext_len=-1 must be at least 0"),
+    (ModelConfig, {"sample_softmax": -1}, "sample_softmax=-1 must be at least 0"),
+    (ModelConfig, {"div_val": 0}, "div_val=0 must be above 0"),
+    (ModelConfig, {"cutoffs": (5, 5)}, r"cutoffs=\(5, 5\) must rise from above 0"),
+    (ModelConfig, {"cutoffs": (9, 5)}, r"cutoffs=\(9, 5\) must rise"),
+    (
+        ModelConfig,
+        {"cutoffs": (0, 5)},
+        r"cutoffs=\(0, 5\) must be a list .* an integer above 0",
+    ),
+    (ModelConfig, {"cutoffs": (5, 9), "vocab_size": 9}, "must rise .* to below vocab_size=9"),
+    (
+        ModelConfig,
+        {"cutoffs": (5, 9), "div_val": 4, "d_embed": 15},
+        "div_val=4 leaves nothing of d_embed=15 for the last of 3 clusters",
+    ),
+    (
+        ModelConfig,
+        {"cutoffs": (5, 9), "tie_projections": (True, False)},
+        r"tie_projections=\(True, False\) must be one answer, or one for each of the 3 "
+        r"clusters that cutoffs=\(5, 9\) make",
+    ),
+    (
+        ModelConfig,
+        {"tie_projections": ()},
+        r"tie_projections=\(\) must be .* of the 1 clusters",
+    ),
+    (
+        ModelConfig,
+        {"sample_softmax": 7, "cutoffs": (5,)},
+        r"sample_softmax=7 and cutoffs=\(5,\) are two ways .* choose one",
+    ),
+    (ModelConfig, {"sample_softmax": 7, "div_val": 2}, "are two ways to the same end"),
+    (
+        ModelConfig,
+        {"attn_type": 1},
+        "attn_type=1 with n_positions=None: attn_type 1 and 3 need",
+    ),
+    (ModelConfig, {"attn_type": 3}, "attn_type=3 with n_positions=None"),
+    (ModelConfig, {"n_positions": 9}, "attn_type=0 with n_positions=9: .* have no table"),
+    (ModelConfig, {"attn_type": 2, "n_positions": 9}, "attn_type=2 with n_positions=9"),
+    (ModelConfig, {"attn_type": 1, "n_positions": 0}, "n_positions=0 must be above 0"),
+    (ModelConfig, {"d_model": 7, "n_head": 7, "attn_type": 2}, "d_model=7 must be even"),
+    (EvalConfig, {"ext_len": -1}, "ext_len=-1 must be at least 0"),
+    (DataConfig, {"vocab_size": 0}, "vocab_size=0 must be above 0"),
+    (DataConfig, {"valid_fraction": 1.0}, "valid_fraction=1.0 must be"),
+    (DataConfig, {"valid_fraction": 0.5, "test_fraction": 0.5}, "leaves no text to train on"),
+    (TrainConfig, {"steps": 0}, "steps=0 must be above 0"),
+    (
+        TrainConfig,
+        {"batch_size": 32, "accumulate": 5},
+        "accumulate=5 must divide batch_size=32",
+    ),
+    (
+        TrainConfig,
+        {"warmup_steps": 11, "steps": 10},
+        "more than steps=10: lower warmup_steps or raise",
+    ),
+    (TrainConfig, {"minutes": 1.0}, "minutes=1.0 needs schedule=constant_cooldown"),
+    (
+        TrainConfig,
+        {"minutes": 1.0, "schedule": "constant_cooldown", "cooldown_fraction": 0.0},
+        "cooldown_fraction above 0",
+    ),
+    (TrainConfig, {"minutes": 0.0, "schedule": "constant_cooldown"}, "minutes=0.0 must be"),
+    (
+        TrainConfig,
+        {"average": "ema", "average_start": 1.0},
+        "average='ema' has no effect with average_start=1: averaging begins after the last",
+    ),
+    (TrainConfig, {"beta2": 1.0}, "beta2=1.0 must be at least 0 and below 1"),
+    (TrainConfig, {"min_lr_ratio": 1.5}, "min_lr_ratio=1.5 must be between 0 and 1"),
+    (TrainConfig, {"clip_norm": -1.0}, "clip_norm=-1.0 must be at least 0"),
+    (TrainConfig, {"keep_checkpoints": 0}, "keep_checkpoints=0 must be above 0"),
+    (TrainConfig, {"save_every": -1}, "save_every=-1 must be at least 0"),
+    (EvalConfig, {"segment_len": 0}, "segment_len=0 must be above 0"),
+    (EvalConfig, {"mem_len": -1}, "mem_len=-1 must be at least 0"),
+    (
+        EvalConfig,
+        {"mem_lens": (0, -5)},
+        r"mem_lens=\(0, -5\) must be a list with each item an integer at least 0",
+    ),
+    (EvalConfig, {"batch_size": 0}, "batch_size=0 must be above 0"),
+    (GenerateConfig, {"length": -1}, "length=-1 must be at least 0"),
+    (GenerateConfig, {"temperature": -1.0}, "temperature=-1.0 must be at least 0"),
+    (GenerateConfig, {"top_k": 0}, "top_k=0 must be above 0"),
+    (GenerateConfig, {"top_p": 0.0}, "top_p=0.0 must be above 0 and at most 1"),
+    (GenerateConfig, {"top_p": 1.1}, "top_p=1.1 must be"),
+]
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        (ModelConfig, {"mem_len": 0, "clamp_len": 0, "attn_len": 1, "vocab_size": 0}),
-        (DataConfig, {"valid_fraction": 0.0, "test_fraction": 0.0}),
-        (TrainConfig, {"warmup_steps": 10, "steps": 10, "eval_every": 0, "save_every": 0}),
-        (TrainConfig, {"minutes": 1.0, "schedule": "constant_cooldown", "clip_norm": 0.0}),
-        (ModelConfig, {"cutoffs": (1, 2), "vocab_size": 3, "div_val": 16, "d_embed": 256}),
-        (ModelConfig, {"cutoffs": (5,), "tie_projections": (False, True), "vocab_size": 0}),
-        (ModelConfig, {"attn_type": 1, "n_positions": 1, "d_model": 7, "n_head": 7}),
-        (ModelConfig, {"attn_type": 3, "n_positions": 1, "ext_len": 0, "sample_softmax": 0}),
-        (EvalConfig, {"mem_len": 0, "mem_lens": (0,), "ext_len": 0}),
-        (GenerateConfig, {"length": 0, "temperature": 0.0, "top_p": 1.0, "top_k": 1}),
-    ],
-)
-def test_a_value_on_the_border_is_allowed(kind, settings):
-    config = kind(**settings)
-    assert {name: getattr(config, name) for name in settings} == settings
+def test_a_wrong_value_is_named_with_its_rule():
+    for kind, settings, message in WRONG:
+        with pytest.raises(ValueError, match=message):
+            kind(**settings)
+
+
+ON_THE_BORDER = [
+    (ModelConfig, {"mem_len": 0, "clamp_len": 0, "attn_len": 1, "vocab_size": 0}),
+    (DataConfig, {"valid_fraction": 0.0, "test_fraction": 0.0}),
+    (TrainConfig, {"warmup_steps": 10, "steps": 10, "eval_every": 0, "save_every": 0}),
+    (TrainConfig, {"minutes": 1.0, "schedule": "constant_cooldown", "clip_norm": 0.0}),
+    (ModelConfig, {"cutoffs": (1, 2), "vocab_size": 3, "div_val": 16, "d_embed": 256}),
+    (ModelConfig, {"cutoffs": (5,), "tie_projections": (False, True), "vocab_size": 0}),
+    (ModelConfig, {"attn_type": 1, "n_positions": 1, "d_model": 7, "n_head": 7}),
+    (ModelConfig, {"attn_type": 3, "n_positions": 1, "ext_len": 0, "sample_softmax": 0}),
+    (EvalConfig, {"mem_len": 0, "mem_lens": (0,), "ext_len": 0}),
+    (GenerateConfig, {"length": 0, "temperature": 0.0, "top_p": 1.0, "top_k": 1}),
+]
+
+
+def test_a_value_on_the_border_is_allowed():
+    for kind, settings in ON_THE_BORDER:
+        config = kind(**settings)
+        assert {name: getattr(config, name) for name in settings} == settings
 
 
 def test_widths_follow_from_the_model_width_unless_given():

@@ -39,24 +39,19 @@ def test_every_preset_has_its_line_here():
     assert PRESETS.keys() == LENGTHS.keys() == WIDTHS.keys()
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_published_model_is_recognized_by_its_widths(name):
-    assert recognize(config(name)) == name
-    assert recognize(config(name, mem_len=3, tie_biases=False, quirks=())) == name
+def test_a_published_model_is_recognized_by_its_widths():
+    for name in PRESETS:
+        assert recognize(config(name)) == name
+        assert recognize(config(name, mem_len=3, tie_biases=False, quirks=())) == name
 
 
-@pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.parametrize("changes", [{"n_layer": 3}, {"d_inner": 99}, {"vocab_size": 5000}])
-def test_another_model_is_none_of_them(name, changes):
-    assert recognize(config(name, **changes)) is None
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"attn_type": 1, "n_positions": 9}, {"attn_type": 2}, {"attn_type": 3, "n_positions": 9}],
-)
-def test_a_model_with_other_positions_is_none_of_them(changes):
-    assert recognize(config("enwik8-base", **changes)) is None
+def test_another_model_is_none_of_them():
+    for name in PRESETS:
+        for changes in ({"n_layer": 3}, {"d_inner": 99}, {"vocab_size": 5000}):
+            assert recognize(config(name, **changes)) is None, (name, changes)
+    table = {"n_positions": 9}
+    for changes in ({"attn_type": 1} | table, {"attn_type": 2}, {"attn_type": 3} | table):
+        assert recognize(config("enwik8-base", **changes)) is None, changes
 
 
 def test_the_vocabulary_tells_models_of_the_same_widths_apart():
@@ -65,15 +60,14 @@ def test_the_vocabulary_tells_models_of_the_same_widths_apart():
     assert recognize(config("enwik8-base", vocab_size=27)) == "text8-base"
 
 
-@pytest.mark.parametrize("keys_beyond_memory", [0, 1])
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_has_the_lengths_of_the_scripts(name, keys_beyond_memory):
-    settings = preset_eval(name, keys_beyond_memory=keys_beyond_memory)
-    found = (settings.segment_len, settings.mem_len, settings.clamp_len)
-    assert found == LENGTHS[name]
-    assert settings.attn_len == settings.mem_len + keys_beyond_memory
-    assert settings.split == "test"
-    assert settings.ext_len is None
+def test_a_preset_has_the_lengths_of_the_scripts():
+    for name in PRESETS:
+        for n_beyond in (0, 1):
+            settings = preset_eval(name, keys_beyond_memory=n_beyond)
+            found = (settings.segment_len, settings.mem_len, settings.clamp_len)
+            assert found == LENGTHS[name], name
+            assert settings.attn_len == settings.mem_len + n_beyond, (name, n_beyond)
+            assert (settings.split, settings.ext_len) == ("test", None), name
 
 
 def test_as_in_the_pytorch_code_no_key_lies_beyond_the_memory_by_default():

@@ -126,8 +126,10 @@ def installed(wheel: Path, tmp_path: Path) -> Callable[[str], Path]:
 
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_the_wheel_works_with_one_extra(
-    installed: Callable[[str], Path], tmp_path: Path, extra: str
+    installed: Callable[[str], Path], tmp_path: Path, extra: str, is_nightly: bool
 ) -> None:
+    if extra not in ("", "compress") and not is_nightly:
+        pytest.skip("of the extras one stands for the others, but for pytest --nightly")
     python = installed(extra)
     keep = {name: x for name, x in os.environ.items() if not name.startswith("PYTHON")}
 

@@ -13,45 +13,45 @@ def recipe(toy_recipe: Callable[..., Config]) -> Config:
     return toy_recipe(model={"vocab_size": 20})
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_a_row_changes_what_its_name_says_and_nothing_else(row, recipe: Config) -> None:
-    config = recipe_of(row, recipe, seed=3)
-    build_model(config.model)
-    assert config.train.seed == 3
-    recurrence, encoding, loss = row.name.split("-")
-    assert (config.model.mem_len > 0) == (recurrence == "recurrence")
-    types = {"ours": 0, "shaw": 1, "sinusoids": 2, "learned": 3}
-    assert config.model.attn_type == types[encoding]
-    assert config.train.loss == loss
-    longer = config.train.segment_len / recipe.train.segment_len
-    assert longer == (11 / 8 if recurrence == "longer" else 1)
-    if config.model.n_positions:
-        assert config.model.n_positions == config.train.segment_len + config.model.mem_len
-    same = {"attn_type": 0, "n_positions": None, "mem_len": recipe.model.mem_len}
-    assert replace(config.model, **same) == recipe.model
-    same = {"seed": recipe.train.seed, "loss": "full", "segment_len": recipe.train.segment_len}
-    assert replace(config.train, **same) == recipe.train
-    assert (config.data, config.generate) == (recipe.data, recipe.generate)
+def test_a_row_changes_what_its_name_says_and_nothing_else(recipe: Config) -> None:
+    for row in ROWS:
+        config = recipe_of(row, recipe, seed=3)
+        build_model(config.model)
+        assert config.train.seed == 3, row
+        recurrence, encoding, loss = row.name.split("-")
+        assert (config.model.mem_len > 0) == (recurrence == "recurrence"), row
+        types = {"ours": 0, "shaw": 1, "sinusoids": 2, "learned": 3}
+        assert config.model.attn_type == types[encoding], row
+        assert config.train.loss == loss, row
+        longer = config.train.segment_len / recipe.train.segment_len
+        assert longer == (11 / 8 if recurrence == "longer" else 1), row
+        if config.model.n_positions:
+            assert config.model.n_positions == config.train.segment_len + config.model.mem_len, row
+        same = {"attn_type": 0, "n_positions": None, "mem_len": recipe.model.mem_len}
+        assert replace(config.model, **same) == recipe.model, row
+        same = {"seed": recipe.train.seed, "loss": "full", "segment_len": recipe.train.segment_len}
+        assert replace(config.train, **same) == recipe.train, row
+        assert (config.data, config.generate) == (recipe.data, recipe.generate), row
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_a_modern_recipe_has_all_rows(row, recipe: Config) -> None:
-    modern = {"norm_first": True, "final_norm": True, "norm": "rms", "activation": "swiglu"}
-    modern |= {"qk_norm": True, "enhanced_recurrence": True}
-    config = recipe_of(row, replace(recipe, model=replace(recipe.model, **modern)), seed=1)
-    assert config.model.enhanced_recurrence == row.recurrence
-    assert config.model.qk_norm
-    build_model(config.model)
+def test_a_modern_recipe_has_all_rows(recipe: Config) -> None:
+    for row in ROWS:
+        modern = {"norm_first": True, "final_norm": True, "norm": "rms", "activation": "swiglu"}
+        modern |= {"qk_norm": True, "enhanced_recurrence": True}
+        config = recipe_of(row, replace(recipe, model=replace(recipe.model, **modern)), seed=1)
+        assert config.model.enhanced_recurrence == row.recurrence, row
+        assert config.model.qk_norm, row
+        build_model(config.model)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_what_a_row_has_no_use_for_is_left_out(row, recipe: Config) -> None:
-    model = replace(recipe.model, tie_biases=False)
-    train = replace(recipe.train, reset_memory=0.2)
-    config = recipe_of(row, replace(recipe, model=model, train=train), seed=1)
-    assert config.train.reset_memory == (0.2 if row.recurrence else 0.0)
-    assert config.model.tie_biases == (row.encoding in ("sinusoids", "learned"))
-    build_model(config.model)
+def test_what_a_row_has_no_use_for_is_left_out(recipe: Config) -> None:
+    for row in ROWS:
+        model = replace(recipe.model, tie_biases=False)
+        train = replace(recipe.train, reset_memory=0.2)
+        config = recipe_of(row, replace(recipe, model=model, train=train), seed=1)
+        assert config.train.reset_memory == (0.2 if row.recurrence else 0.0), row
+        assert config.model.tie_biases == (row.encoding in ("sinusoids", "learned")), row
+        build_model(config.model)
 
 
 def test_the_tables_have_the_papers_rows() -> None:

@@ -24,6 +24,7 @@ def test_calls_of_a_model_are_found_and_others_are_not(program):
     assert program.calls_of_models(tree) == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_the_figures_of_this_revision_are_printed_and_written(
     program, tmp_path, monkeypatch, capsys
 ):

@@ -18,6 +18,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return import_module("costs")
 
 
+@pytest.mark.slow
 def test_no_count_exceeds_the_committed_one_by_ten_percent() -> None:
     # In a process of its own, as the program changes how products are computed.
     ended = subprocess.run(

@@ -31,9 +31,7 @@ def _run(program: str, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        ("training", ["--ways", "ours"]),
         ("evaluation", ["--mem_lens", "16", "--ways", "ours"]),
-        ("generation", ["--mem_lens", "16", "--ways", "ours"]),
         ("generation", ["--mem_lens", "16", "--ways", "ours_called", "ours"]),
         ("training", ["--ways", "ours", "gpt", "--shape", "tiny-words"]),
         ("attention", ["--ways", "ours", "--forward"]),

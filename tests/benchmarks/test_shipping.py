@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import sys
 import tomllib
 from dataclasses import replace
@@ -46,20 +47,18 @@ def background(ship, **others):
     }
 
 
-@pytest.mark.parametrize(
-    "name", ["chorales", "english", "python-code", "shakespeare", "tang-poems"]
-)
-def test_each_card_has_places_for_what_is_measured(ship, name):
-    measured = dict.fromkeys((*ship.LOSSES, *ship.MEASURED[name].names), 0.5)
-    integers = {"poems": 3, "training_poems": 2, "symbols": 4, "parameters": 10, "mem_len": 8}
-    head, text = ship.card(name, background(ship, **measured | integers))
-    assert "{" not in head + text
-    assert "txl train toy" in text
-    assert f"ship.py {name} 1" in text
-    assert "Trained with revision abc of this repository, on 2000-01-01" in text
-    Card(**tomllib.loads(head))
-    with pytest.raises(ValueError, match=r"md has \{.*\}, which is not measured; known are"):
-        ship.card(name, {"nll": 1.0})
+def test_each_card_has_places_for_what_is_measured(ship):
+    for name in ("chorales", "english", "python-code", "shakespeare", "tang-poems"):
+        measured = dict.fromkeys((*ship.LOSSES, *ship.MEASURED[name].names), 0.5)
+        integers = {"poems": 3, "training_poems": 2, "symbols": 4, "parameters": 10, "mem_len": 8}
+        head, text = ship.card(name, background(ship, **measured | integers))
+        assert "{" not in head + text, name
+        assert "txl train toy" in text, name
+        assert f"ship.py {name} 1" in text, name
+        assert "Trained with revision abc of this repository, on 2000-01-01" in text, name
+        Card(**tomllib.loads(head))
+        with pytest.raises(ValueError, match=r"md has \{.*\}, which is not measured; known are"):
+            ship.card(name, {"nll": 1.0})
 
 
 def test_without_a_record_the_card_says_what_is_of_measuring(ship):
@@ -69,9 +68,8 @@ def test_without_a_record_the_card_says_what_is_of_measuring(ship):
     )
 
 
-@pytest.mark.parametrize(
-    ("command", "expected"),
-    [
+def test_the_command_on_a_card_names_no_path_of_one_machine(ship):
+    for command, expected in (
         (".venv/bin/txl train chorales --out runs/a", "txl train chorales --out runs/a"),
         (f"{ROOT}/src/transformer_xl/__main__.py train {ROOT}/a.toml", "txl train a.toml"),
         (
@@ -81,10 +79,8 @@ def test_without_a_record_the_card_says_what_is_of_measuring(ship):
         ("txl train a --data.path=/srv/data/text", "txl train a --data.path=text"),
         ("txl train a --train.stages '[[0, 4, 4]]'", "txl train a --train.stages '[[0, 4, 4]]'"),
         ("txl train a --generate.prompt it's", "txl train a --generate.prompt 'it'\"'\"'s'"),
-    ],
-)
-def test_the_command_on_a_card_names_no_path_of_one_machine(ship, command, expected):
-    assert ship.shown_command(command) == expected
+    ):
+        assert ship.shown_command(command) == expected, command
 
 
 def test_the_longest_chord_is_that_of_all_voices(ship):
@@ -93,29 +89,36 @@ def test_the_longest_chord_is_that_of_all_voices(ship):
     assert longest("60 55 52 48 60 55 52 48 60 55 52 47 60 55 52 48") == 2
 
 
-@pytest.fixture
-def chorales(ship, tmp_path, monkeypatch, toy_recipe, one_thread):
-    """A run of a tiny recipe in place of `chorales`, in an empty package; returns its folder."""
-    numbers = random.Random(0)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, toy_recipe):
+    """A run of a tiny recipe, and the recipe."""
+    folder, numbers = tmp_path_factory.mktemp("trained"), random.Random(0)
     song = [[numbers.randrange(60, 64) for _ in range(4)] for _ in range(10)]
     parts = {"train": [song] * 20, "valid": [song] * 3, "test": [[[60, 60, 60, 60]] * 3, song]}
-    (tmp_path / "text.json").write_text(json.dumps(parts))
+    (folder / "text.json").write_text(json.dumps(parts))
     config = toy_recipe(
-        data={"path": str(tmp_path / "text.json"), "vocab": "integers"},
+        data={"path": str(folder / "text.json"), "vocab": "integers"},
         train={"steps": 4},
         generate={"prompt": "\n", "length": 40},
     )
+    train(config, folder / "run")
+    about = json.loads((folder / "run" / "environment.json").read_text())
+    about |= {"command": "txl train chorales --out runs/pretrained/chorales/run"}
+    (folder / "run" / "environment.json").write_text(json.dumps(about))
+    return folder / "run", config
+
+
+@pytest.fixture
+def chorales(ship, tmp_path, monkeypatch, trained, one_thread):
+    """The run in place of one of `chorales`, in an empty package; returns its folder."""
+    run, config = trained
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes" / "chorales.toml").write_text(dump_recipe(config))
     monkeypatch.setattr(ship, "RECIPES", tmp_path / "recipes")
     monkeypatch.setattr(files, "SHIPPED", tmp_path / "shipped")
     # The path of this test's text is one of this machine.
     monkeypatch.setattr(ship, "write_rounded", without_path(ship.write_rounded, tmp_path))
-    train(config, tmp_path / "run")
-    about = json.loads((tmp_path / "run" / "environment.json").read_text())
-    about |= {"command": "txl train chorales --out runs/pretrained/chorales/run"}
-    (tmp_path / "run" / "environment.json").write_text(json.dumps(about))
-    return tmp_path / "run"
+    return shutil.copytree(run, tmp_path / "run")
 
 
 def without_path(write_rounded, folder):
@@ -194,13 +197,14 @@ def test_uncommitted_changes_are_refused(ship, monkeypatch, tmp_path):
     ship.require_committed()
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("Toy", "must have small letters"), ("../toy", "must"), ("toy-3", "ends like a version")],
-)
-def test_a_name_that_could_not_be_found_is_refused(shipping, name, message):
-    with pytest.raises(ValueError, match=message):
-        shipping.new_target(name, 1)
+def test_a_name_that_could_not_be_found_is_refused(shipping):
+    for name, message in (
+        ("Toy", "must have small letters"),
+        ("../toy", "must"),
+        ("toy-3", "ends like a version"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            shipping.new_target(name, 1)
 
 
 def test_models_are_written_only_into_the_package_of_the_program(shipping, monkeypatch, tmp_path):

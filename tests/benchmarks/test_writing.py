@@ -41,9 +41,8 @@ def test_the_longest_repeat_is_the_longest_sequence_that_occurs_twice(writing):
     assert writing.longest_repeat([1, 2, 3]) == 0
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_a_text_parses_up_to_its_last_statement(writing):
+    for text, expected in (
         ("def f():\n    return 1\n\n\ndef g(:", True),
         ("class A:\n    x = 1\n\n    def f(self):\n        return (", True),
         ("def f(:\n    return 1\n\n\ndef g():\n    pass\n", False),
@@ -52,10 +51,8 @@ def test_the_longest_repeat_is_the_longest_sequence_that_occurs_twice(writing):
         ('def f():\n    """A\n' + "    text\n" * 30, True),
         ('def f():\n    """A\n' + "    text\n" * 50, False),
         ('def f():\n    """A\n' + "    text\n" * 50 + '    """\n    return (', True),
-    ],
-)
-def test_a_text_parses_up_to_its_last_statement(writing, text, expected):
-    assert writing.parses(text) is expected
+    ):
+        assert writing.parses(text) is expected, text
 
 
 def test_windows_that_the_training_text_has_are_found_at_any_place(writing):

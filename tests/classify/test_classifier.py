@@ -151,18 +151,14 @@ def test_documents_with_the_label_minus_100_teach_nothing():
         fit(_classifier(), documents, [-100] * 6)
 
 
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
+def test_documents_of_which_none_has_a_class_are_refused():
+    for labels, message in (
         ([-100] * 6, "all labels are -100: one at least must be a class"),
         ([], "6 documents and 0 labels: one for each"),
         ([1] * 7, "6 documents and 7 labels: one for each"),
-    ],
-    ids=["none", "missing", "more"],
-)
-@pytest.mark.parametrize("measured", [fit, accuracy])
-def test_documents_of_which_none_has_a_class_are_refused(measured, labels, message):
-    with pytest.raises(ValueError, match=message):
-        measured(_classifier(), _documents(), labels)
-    with pytest.raises(ValueError, match="0 documents and 0 labels"):
-        measured(_classifier(), [], [])
+    ):
+        for measured in (fit, accuracy):
+            with pytest.raises(ValueError, match=message):
+                measured(_classifier(), _documents(), labels)
+            with pytest.raises(ValueError, match="0 documents and 0 labels"):
+                measured(_classifier(), [], [])

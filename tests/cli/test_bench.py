@@ -64,29 +64,25 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
     assert f"{tmp_path} is a folder: give a file in it" in ended.err
 
 
+@pytest.mark.slow
 def test_bench_profiles_without_a_file(txl, toy_toml):
     ended = txl("bench", toy_toml, "--steps", 1, "--profile")
     assert (ended.code, ended.out) == (0, "")
     assert "softmax and loss" in ended.err
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
+def test_bench_explains_what_it_cannot_do(txl, toy_toml, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    for words, code, message in [
         (["--steps", 0], 2, "steps=0 must be at least 1"),
         (["--profile", "a.json", "b.json"], 2, "--profile takes one file, not 2"),
         (["--profile", "--train.compile", "True"], 2, "profile with --train.compile False"),
         (["--profile", "file/profile.json", "--steps", 1], 1, "cannot write file/profile.json"),
-    ],
-)
-def test_bench_explains_what_it_cannot_do(
-    txl, toy_toml, tmp_path, monkeypatch, words, code, message
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("")
-    ended = txl("bench", toy_toml, *words)
-    assert (ended.code, ended.out) == (code, "")
-    assert message in ended.err
+    ]:
+        ended = txl("bench", toy_toml, *words)
+        assert (ended.code, ended.out) == (code, ""), words
+        assert message in ended.err, words
 
 
 TINY = ["--model.n_layer", 2, "--model.d_model", 16, "--model.n_head", 2, "--model.d_inner", 16]
@@ -105,9 +101,8 @@ def test_evaluation_speed_is_a_part_of_bench(txl, tmp_path):
         assert word in ended.err
 
 
-@pytest.mark.parametrize(
-    ("recipe", "words", "message"),
-    [
+def test_an_option_of_the_other_measurement_is_refused(txl):
+    for recipe, words, message in [
         (
             "demo",
             ["--attn_lens", 3],
@@ -119,12 +114,10 @@ def test_evaluation_speed_is_a_part_of_bench(txl, tmp_path):
         ("evaluation-speed", ["--model.attn_len", 3], "--model.attn_len 3 has no effect here"),
         ("evaluation-speed", ["--model.attn_type", 1], "--model.attn_type 1 has no effect here"),
         ("evaluation-speed", ["--model.n_positions", 9], "--model.n_positions 9 has no effect"),
-    ],
-)
-def test_an_option_of_the_other_measurement_is_refused(txl, recipe, words, message):
-    ended = txl("bench", recipe, *words)
-    assert (ended.code, ended.out) == (2, "")
-    assert message in ended.err
+    ]:
+        ended = txl("bench", recipe, *words)
+        assert (ended.code, ended.out) == (2, ""), words
+        assert message in ended.err, words
 
 
 def test_the_help_says_what_evaluation_speed_is(txl):

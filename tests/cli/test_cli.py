@@ -65,17 +65,17 @@ def examples(kind):
     return [line.strip() for line in lines.splitlines()]
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_the_help_of_a_command_says_what_it_does_and_shows_examples(txl, verb):
-    ended = txl(verb, "--help")
-    assert ended.code == 0
-    kind = cli.commands()[verb]
-    text = " ".join(ended.out.split())
-    assert " ".join((inspect.getdoc(kind) or "").split()) in text
-    assert examples(kind)
-    for example in examples(kind):
-        assert f"  {example}"[:70] in ended.out
-    assert ended.err == ""
+def test_the_help_of_a_command_says_what_it_does_and_shows_examples(txl):
+    for verb in VERBS:
+        ended = txl(verb, "--help")
+        assert ended.code == 0, verb
+        kind = cli.commands()[verb]
+        text = " ".join(ended.out.split())
+        assert " ".join((inspect.getdoc(kind) or "").split()) in text, verb
+        assert examples(kind), verb
+        for example in examples(kind):
+            assert f"  {example}"[:70] in ended.out, verb
+        assert ended.err == "", verb
 
 
 def test_the_help_of_train_is_not_indented_like_its_source(txl):
@@ -83,20 +83,22 @@ def test_the_help_of_train_is_not_indented_like_its_source(txl):
     assert any(line.startswith("Any setting of the recipe can be changed here.") for line in lines)
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_the_examples_in_the_help_parse(verb, toy_toml, trained):
-    kind = cli.commands()[verb]
-    for example in examples(kind):
-        # Of a pipeline the part that is ours, without what the shell does around it.
-        command = next(part for part in example.split("|") if "txl " in part)
-        words = shlex.split(command.split(">")[0])
-        words = words[words.index("txl") + 1 :]
-        words = [str(toy_toml) if word.endswith(".toml") else word for word in words]
-        known = {"shakespeare-char-cpu", "demo"} - {*transformer_xl.config.recipes.recipe_names()}
-        words = [str(toy_toml) if word in known else word for word in words]
-        if verb == "train" and "/" in words[1]:
-            words[1] = str(trained)
-        assert type(parse(words)) is kind
+def test_the_examples_in_the_help_parse(toy_toml, trained):
+    for verb in VERBS:
+        kind = cli.commands()[verb]
+        for example in examples(kind):
+            # Of a pipeline the part that is ours, without what the shell does around it.
+            command = next(part for part in example.split("|") if "txl " in part)
+            words = shlex.split(command.split(">")[0])
+            words = words[words.index("txl") + 1 :]
+            words = [str(toy_toml) if word.endswith(".toml") else word for word in words]
+            known = {"shakespeare-char-cpu", "demo"} - {
+                *transformer_xl.config.recipes.recipe_names()
+            }
+            words = [str(toy_toml) if word in known else word for word in words]
+            if verb == "train" and "/" in words[1]:
+                words[1] = str(trained)
+            assert type(parse(words)) is kind, verb
 
 
 def test_the_help_shows_what_a_setting_does_and_what_it_is_by_default(txl, toy_toml):
@@ -108,9 +110,8 @@ def test_the_help_shows_what_a_setting_does_and_what_it_is_by_default(txl, toy_t
     assert "(from the recipe; default: 2048)" in row
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+def test_a_wrong_command_line_is_a_misuse_that_is_explained(txl):
+    for words, message in [
         (["trian"], "Unrecognized options: trian"),
         (["xyzzy"], "Available subcommands: recipes, prepare, train"),
         (["--json"], "--json"),
@@ -126,14 +127,12 @@ def test_the_help_shows_what_a_setting_does_and_what_it_is_by_default(txl, toy_t
         (["train", "dmeo", "--out", "x"], "called 'dmeo'; did you mean demo?"),
         (["generate", "x", "--top_p", "2"], "top_p=2.0 must be above 0 and at most 1"),
         (["doctor", "--verbose"], "--verbose"),
-    ],
-)
-def test_a_wrong_command_line_is_a_misuse_that_is_explained(txl, words, message):
-    ended = txl(*words)
-    assert ended.code == 2
-    assert message in ended.err
-    assert "Traceback" not in ended.err
-    assert ended.out == ""
+    ]:
+        ended = txl(*words)
+        assert ended.code == 2, words
+        assert message in ended.err, words
+        assert "Traceback" not in ended.err, words
+        assert ended.out == "", words
 
 
 def test_an_unknown_option_is_answered_with_options_of_that_command(txl):
@@ -146,9 +145,9 @@ def test_an_unknown_option_is_answered_with_options_of_that_command(txl):
     )
 
 
-@pytest.mark.parametrize(
-    ("content", "code", "message"),
-    [
+def test_a_wrong_recipe_is_named_with_what_is_wrong(txl, tmp_path):
+    path = tmp_path / "mine.toml"
+    for content, code, message in [
         (b"[model\n", 2, "is not valid TOML"),
         (b"", 2, "the section [model] is missing"),
         (
@@ -160,18 +159,16 @@ def test_an_unknown_option_is_answered_with_options_of_that_command(txl):
         (b"[model]\nn_head = 7\n[data]\n", 2, "n_head=7 must divide d_model=512"),
         (b"\x80\x04\x95", 2, "is not a recipe: it is not text"),
         (None, 1, "does not exist"),
-    ],
-)
-def test_a_wrong_recipe_is_named_with_what_is_wrong(txl, tmp_path, content, code, message):
-    path = tmp_path / "mine.toml"
-    if content is not None:
-        path.write_bytes(content)
-    ended = txl("train", path, "--out", tmp_path / "run")
-    assert (ended.code, ended.out) == (code, "")
-    assert ended.err.startswith("txl: ")
-    assert str(path) in ended.err
-    assert message in ended.err
-    assert not (tmp_path / "run").exists()
+    ]:
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_bytes(content)
+        ended = txl("train", path, "--out", tmp_path / "run")
+        assert (ended.code, ended.out) == (code, ""), content
+        assert ended.err.startswith("txl: "), content
+        assert str(path) in ended.err, content
+        assert message in ended.err, content
+        assert not (tmp_path / "run").exists(), content
 
 
 def failing(monkeypatch, error):
@@ -187,9 +184,8 @@ class Stopped(Exception):  # noqa: N818  (as the one of the training loop)
         self.signal_number = number
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "message"),
-    [
+def test_how_it_ended_is_the_exit_code(monkeypatch, capsys):
+    for error, code, message in [
         (ValueError("n=1 is wrong"), 2, "txl: n=1 is wrong"),
         (FileNotFoundError("no a.txt"), 1, "txl: no a.txt"),
         (RuntimeError("the loss is nan"), 1, "txl: the loss is nan"),
@@ -198,15 +194,13 @@ class Stopped(Exception):  # noqa: N818  (as the one of the training loop)
         (Stopped(signal.SIGTERM), 0, "stopped at step 3 and saved"),
         (OSError(errno.ENOSPC, "No space left"), 1, "txl: the disk is full: [Errno 28]"),
         (OSError("the disk is full: a was not"), 1, "txl: the disk is full: a was not"),
-    ],
-)
-def test_how_it_ended_is_the_exit_code(monkeypatch, capsys, error, code, message):
-    failing(monkeypatch, error)
-    assert main([]) == code
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.strip().startswith(message)
-    assert "Traceback" not in err
+    ]:
+        failing(monkeypatch, error)
+        assert main([]) == code, error
+        out, err = capsys.readouterr()
+        assert out == "", error
+        assert err.strip().startswith(message), error
+        assert "Traceback" not in err, error
 
 
 def test_an_interrupt_says_that_what_was_saved_is_intact_where_something_was(
@@ -299,23 +293,19 @@ def test_a_command_line_changes_single_settings(toy_toml):
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["tr"], ["train"]),
-        (["train", "demo", "--train.st"], ["--train.steps", "--train.stages"]),
-        (["generate", "runs/demo", "--weights", ""], ["float32", "bfloat16", "int8"]),
-    ],
-    ids=str,
-)
-def test_a_shell_completes_commands_options_and_choices(completion, words, expected):
+def test_a_shell_completes_commands_options_and_choices(completion):
     script = (
         'source "$0"; COMP_WORDS=(txl "$@"); COMP_CWORD=$#; COMPREPLY=(); _tyro_txl; '
         'printf "%s\\n" "${COMPREPLY[@]}"'
     )
-    command = ["bash", "-c", script, str(completion), *words]
-    found = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert found.stdout.split() == expected
+    for words, expected in [
+        (["tr"], ["train"]),
+        (["train", "demo", "--train.st"], ["--train.steps", "--train.stages"]),
+        (["generate", "runs/demo", "--weights", ""], ["float32", "bfloat16", "int8"]),
+    ]:
+        command = ["bash", "-c", script, str(completion), *words]
+        found = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert found.stdout.split() == expected, words
 
 
 @pytest.fixture(scope="module")

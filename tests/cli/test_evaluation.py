@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -16,12 +17,20 @@ from transformer_xl.train import metrics, seen
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 TEXT = "the cat saw a dog.\nthe dog ran to sea.\n" * 5
+SHORT = TEXT[:100]
 
 
 @pytest.fixture
 def text(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture
+def short(tmp_path):
+    path = tmp_path / "short.txt"
+    path.write_text(SHORT)
     return path
 
 
@@ -75,10 +84,10 @@ def test_eval_searches_the_past_of_the_text(txl, trained, text):
     assert [(row["mem_len"], row["knn_k"]) for row in curve] == [(0, 5), (8, 5)]
 
 
-def test_eval_by_windows_has_no_memory(txl, trained, text):
-    words = ["--file", text, "--eval.window", 4, "--eval.batch_size", 3]
+def test_eval_by_windows_has_no_memory(txl, trained, short):
+    words = ["--file", short, "--eval.window", 4, "--eval.batch_size", 3]
     found = txl("eval", trained, *words, "--json").json
-    ids = load_vocab(trained / "model" / "best").encode(TEXT)
+    ids = load_vocab(trained / "model" / "best").encode(SHORT)
     expected = evaluate(TransformerXL.from_pretrained(trained), ids, window=4)
     assert found["nll"] == pytest.approx(expected.nll, rel=1e-5)
     assert (found["window"], found["mem_len"]) == (4, 0)
@@ -111,22 +120,27 @@ def test_eval_has_one_memory_where_the_recipe_has_several_for_its_table(txl, run
     assert "memory_curve" not in txl("eval", run, "--json").json
 
 
-@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("way", [[], ["--eval.window", 4], ["--eval.dynamic", "sgd"]], ids=str)
-def test_eval_shows_how_far_it_is_with_any_weights(txl, trained, text, monkeypatch, weights, way):
-    if way[:1] == ["--eval.dynamic"] and weights != "float32":
-        pytest.skip("quantized weights cannot be trained")
+@pytest.mark.parametrize(
+    ("weights", "way"),
+    [
+        *product(("float32", "bfloat16", "int8"), ([], ["--eval.window", 4])),
+        # Quantized weights cannot be trained.
+        ("float32", ["--eval.dynamic", "sgd"]),
+    ],
+    ids=str,
+)
+def test_eval_shows_how_far_it_is_with_any_weights(txl, trained, short, monkeypatch, weights, way):
     monkeypatch.setattr(metrics, "_LINE_SECONDS", 0)
-    ended = txl("eval", trained, "--file", text, "--weights", weights, *way, "--json")
-    assert ended.json["tokens"] == len(TEXT) - 1
+    ended = txl("eval", trained, "--file", short, "--weights", weights, *way, "--json")
+    assert ended.json["tokens"] == len(SHORT) - 1
     name = "a window" if "--eval.window" in way else "memory 8"
-    assert f"evaluating, {name}  {len(TEXT) - 1}/{len(TEXT) - 1}" in ended.err
+    assert f"evaluating, {name}  {len(SHORT) - 1}/{len(SHORT) - 1}" in ended.err
     assert "left" in ended.err
 
 
-def test_what_windows_cost_is_said_before_they_are_read(txl, trained, text, tmp_path, toy_toml):
-    ended = txl("eval", trained, "--file", text, "--eval.window", 4, "--json")
-    cost = f"window=4: each of {len(TEXT) - 1:,} tokens is predicted from a window read anew, "
+def test_what_windows_cost_is_said_before_they_are_read(txl, trained, short, tmp_path, toy_toml):
+    ended = txl("eval", trained, "--file", short, "--eval.window", 4, "--json")
+    cost = f"window=4: each of {len(SHORT) - 1:,} tokens is predicted from a window read anew, "
     assert ended.err.startswith(f"--eval.{cost}about 4 times the work of reading the text once")
     words = ["--eval.window", 4, "--eval.batch_size", 64, "--train.steps", 2]
     ended = txl("train", toy_toml, "--out", tmp_path / "run", *words, "--eval.segment_len", "None")
@@ -139,8 +153,8 @@ def test_what_windows_cost_is_said_before_they_are_read(txl, trained, text, tmp_
     assert "window     4: " in ended.err
 
 
-def test_eval_by_position_adds_the_losses_by_place(txl, trained, text):
-    words = ["--file", text, "--eval.segment_len", 8, "--by_position"]
+def test_eval_by_position_adds_the_losses_by_place(txl, trained, short):
+    words = ["--file", short, "--eval.segment_len", 8, "--by_position"]
     found = txl("eval", trained, *words, "--json").json
     assert [row["mem_len"] for row in found["in_segment"]] == [0, 8]
     assert found["in_segment"][0]["spans"][-1]["last"] == 8
@@ -153,7 +167,7 @@ def test_eval_by_position_adds_the_losses_by_place(txl, trained, text):
 
 def test_eval_by_position_reads_where_the_completions_are(txl, tiny_config, tmp_path, monkeypatch):
     monkeypatch.setattr(seen, "TOKENS", 50)
-    text = "the dog " * 20 + "\n" + "a cat.ran\n" * 9
+    text = "the dog " * 10 + "\n" + "a cat.ran\n" * 9
     (tmp_path / "text.txt").write_text(text)
     vocab = train_vocab("chars", [text])
     ends = dict(zip(("reset_at", "completion_at"), vocab.encode("\n."), strict=True))
@@ -167,9 +181,8 @@ def test_eval_by_position_reads_where_the_completions_are(txl, tiny_config, tmp_
     assert found["tokens"] == rest["tokens"]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+def test_eval_explains_what_cannot_be(txl, trained, text):
+    for words, message in [
         (["--eval.window", 0], "window=0 must be above 0"),
         (["--eval.window", 3, "--eval.dynamic", "sgd"], "are two ways to evaluate"),
         (["--eval.dynamic", "adam"], "invalid choice 'adam' for argument '--eval.dynamic'"),
@@ -183,25 +196,22 @@ def test_eval_by_position_reads_where_the_completions_are(txl, tiny_config, tmp_
         (["--knn.k", 4, "--batch_size", 2], "leave out --eval.batch_size 2"),
         (["--knn.k", 4, "--by_position"], "leave out --by_position"),
         (["--knn.share", 1], "share=1.0 must be above 0 and below 1"),
-    ],
-    ids=str,
-)
-def test_eval_explains_what_cannot_be(txl, trained, text, words, message):
-    ended = txl("eval", trained, "--file", text, *words)
-    assert (ended.code, ended.out) == (2, "")
-    assert message in " ".join(ended.err.replace("│", " ").split())
+    ]:
+        ended = txl("eval", trained, "--file", text, *words)
+        assert (ended.code, ended.out) == (2, ""), words
+        assert message in " ".join(ended.err.replace("│", " ").split()), words
 
 
-@pytest.mark.parametrize("kind", ["bytes", "chars", "bpe"])
 def test_prepared_is_refused_where_a_vocabulary_reads_every_text_alike(
-    txl, tiny_config, tmp_path, text, kind
+    txl, tiny_config, tmp_path, text
 ):
-    vocab = train_vocab(kind, [TEXT], 300 if kind == "bpe" else None)
-    model = TransformerXL(replace(tiny_config, vocab_size=len(vocab)))
-    model.save_pretrained(tmp_path / "model", vocab)
-    ended = txl("eval", tmp_path / "model", "--file", text, "--prepared")
-    assert (ended.code, ended.out) == (2, "")
-    assert f"--prepared has no effect with a vocabulary of kind {kind}" in ended.err
+    for kind in ["bytes", "chars", "bpe"]:
+        vocab = train_vocab(kind, [TEXT], 300 if kind == "bpe" else None)
+        model = TransformerXL(replace(tiny_config, vocab_size=len(vocab)))
+        model.save_pretrained(tmp_path / "model", vocab)
+        ended = txl("eval", tmp_path / "model", "--file", text, "--prepared")
+        assert (ended.code, ended.out) == (2, ""), kind
+        assert f"--prepared has no effect with a vocabulary of kind {kind}" in ended.err, kind
 
 
 def test_bits_are_per_byte_of_the_text_whatever_the_model_knows(txl, tiny_config, tmp_path):
@@ -253,8 +263,10 @@ def test_report_asks_for_a_run_folder(txl, tmp_path):
     assert "is not a run folder: it has no recipe.toml" in ended.err
 
 
-@pytest.mark.parametrize("words", [["--data.path", "x"], ["--eval.mem_len", 3]], ids=str)
-def test_report_refuses_settings_of_a_measurement_that_it_does_not_make(txl, run, words):
-    ended = txl("report", run, *words)
-    assert (ended.code, ended.out) == (2, "")
-    assert f"{words[0]} {words[1]} has no effect here: the memory has been measured" in ended.err
+def test_report_refuses_settings_of_a_measurement_that_it_does_not_make(txl, run):
+    for words in [["--data.path", "x"], ["--eval.mem_len", 3]]:
+        ended = txl("report", run, *words)
+        assert (ended.code, ended.out) == (2, ""), words
+        assert (
+            f"{words[0]} {words[1]} has no effect here: the memory has been measured" in ended.err
+        ), words

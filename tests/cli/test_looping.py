@@ -2,7 +2,7 @@
 
 import pytest
 
-LENGTH = 300
+LENGTH = 150
 
 
 @pytest.fixture

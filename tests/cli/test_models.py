@@ -118,9 +118,8 @@ def test_eval_refuses_a_corpus_with_another_vocabulary(txl, trained, text):
     assert f"the vocabulary of the corpus is not the one of the model in {trained}" in err
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_a_text_that_the_model_cannot_read_is_explained(txl, trained, text):
+    for content, message in [
         (b"", "is empty (0 tokens): at least 2 tokens are needed"),
         (b"t", "a text of 1 tokens"),
         ("Ω".encode(), "not in the vocabulary"),
@@ -128,24 +127,21 @@ def test_eval_refuses_a_corpus_with_another_vocabulary(txl, trained, text):
             b"the \xff",
             "is not UTF-8 text: character 4 is the byte 0xff, and the vocabulary has only chars",
         ),
-    ],
-)
-def test_a_text_that_the_model_cannot_read_is_explained(txl, trained, text, content, message):
-    text.write_bytes(content)
-    code, out, err = txl("eval", trained, "--file", text)
-    assert (code, out) == (2, "")
-    assert message in err
+    ]:
+        text.write_bytes(content)
+        code, out, err = txl("eval", trained, "--file", text)
+        assert (code, out) == (2, ""), content
+        assert message in err, content
 
 
-@pytest.mark.parametrize("verb", [["eval"], ["generate"], ["score", "-"]], ids=lambda verb: verb[0])
-@pytest.mark.parametrize("folder", ["missing", "empty"])
-def test_a_folder_without_a_model_is_named(txl, tmp_path, verb, folder):
+def test_a_folder_without_a_model_is_named(txl, tmp_path):
     (tmp_path / "empty").mkdir()
-    verb, *more = verb
-    code, out, err = txl(verb, tmp_path / folder, *more)
-    assert (code, out) == (1, "")
-    assert str(tmp_path / folder) in err
-    assert ("does not exist" if folder == "missing" else "neither a model folder") in err
+    for verb, *more in (["eval"], ["generate"], ["score", "-"]):
+        for folder, said in (("missing", "does not exist"), ("empty", "neither a model folder")):
+            code, out, err = txl(verb, tmp_path / folder, *more)
+            assert (code, out) == (1, ""), (verb, folder)
+            assert str(tmp_path / folder) in err, (verb, folder)
+            assert said in err, (verb, folder)
 
 
 def test_a_model_and_a_vocabulary_that_do_not_belong_together_are_refused(txl, alone):
@@ -181,28 +177,25 @@ def test_score_gives_each_token_what_evaluate_counts(txl, trained, text, stdin):
     assert txl("score", trained, "-") == ended
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
+def test_score_explains_what_it_cannot_do(txl, trained, stdin):
+    for words, code, message in [
         (["missing.txt"], 1, "cannot read missing.txt: No such file or directory"),
         (["-", "--segment_len", "0"], 2, "segment_len=0 must be at least 1"),
         (["-", "--mem_len", "-1"], 2, "mem_len=-1 must be at least 0"),
-    ],
-)
-def test_score_explains_what_it_cannot_do(txl, trained, stdin, words, code, message):
-    stdin(b"the")
-    ended = txl("score", trained, *words)
-    assert (ended.code, ended.out) == (code, "")
-    assert message in ended.err
+    ]:
+        stdin(b"the")
+        ended = txl("score", trained, *words)
+        assert (ended.code, ended.out) == (code, ""), words
+        assert message in ended.err, words
 
 
-@pytest.mark.parametrize("by", ["token", "line"])
-def test_score_of_a_pipe_through_which_nothing_comes_is_empty(txl, trained, stdin, by):
-    stdin(b"")
-    code, out, err = txl("score", trained, "-", "--by", by)
-    assert (code, out) == (0, "")
-    assert "0 tokens" in err
-    assert txl("score", trained, "-", "--json").json["nll"] is None
+def test_score_of_a_pipe_through_which_nothing_comes_is_empty(txl, trained, stdin):
+    for by in ["token", "line"]:
+        stdin(b"")
+        code, out, err = txl("score", trained, "-", "--by", by)
+        assert (code, out) == (0, ""), by
+        assert "0 tokens" in err, by
+        assert txl("score", trained, "-", "--json").json["nll"] is None, by
 
 
 def test_generate_writes_the_prompt_and_goes_on(txl, trained):
@@ -246,15 +239,17 @@ def test_generate_may_search_the_past_of_its_text(txl, trained):
     assert several[0]["text"] == mixed.json["text"]
 
 
-@pytest.mark.parametrize("lengths", [(12, 18), (1, 28, 1)])
-def test_generate_in_parts_writes_what_it_writes_in_one(txl, trained, tmp_path, lengths):
+def test_generate_in_parts_writes_what_it_writes_in_one(txl, trained, tmp_path):
     def text(state, length):
         words = ["--temperature", 0, "--json", "--state", tmp_path / state, "--length", length]
         return txl("generate", trained, *words).json["text"]
 
-    parts = [text("parts", length) for length in lengths]
-    assert "".join(parts) == text("whole", 30)
-    torch.testing.assert_close(load_file(tmp_path / "parts"), load_file(tmp_path / "whole"))
+    whole = text("whole", 20)
+    for lengths in ((8, 12), (1, 18, 1)):
+        assert "".join(text(f"{lengths}", length) for length in lengths) == whole, lengths
+        torch.testing.assert_close(
+            load_file(tmp_path / f"{lengths}"), load_file(tmp_path / "whole")
+        )
 
 
 def test_generate_goes_on_without_the_prompt_of_the_recipe(txl, trained, tmp_path):
@@ -286,27 +281,27 @@ def test_a_character_is_whole_though_a_state_was_saved_within_it(txl, of_bytes, 
 
 
 @pytest.mark.parametrize("verb", ["score", "generate"])
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda path: path.mkdir(), "is a folder: give a file in it"),
-        (lambda path: path.symlink_to("missing"), "is a symbolic link to nothing"),
-        (lambda path: path.symlink_to("kept"), "is a symbolic link, which a file would replace"),
-        (os.mkfifo, "is a device, a pipe or a socket, and no file"),
-    ],
-)
 def test_a_state_that_cannot_be_written_is_refused_before_the_model_is_loaded(
-    txl, trained, text, tmp_path, monkeypatch, verb, make, message
+    txl, trained, text, tmp_path, monkeypatch, verb
 ):
     words = [verb, trained, *([text] if verb == "score" else ["--length", 2]), "--state"]
     assert txl(*words, tmp_path / "kept").code == 0
     kept = (tmp_path / "kept").read_bytes()
     monkeypatch.setattr(loading, "load", None)
-    make(tmp_path / "state")
-    for state, said in ((tmp_path / "state", message), (text / "state", "is a file, not a folder")):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "to-nothing").symlink_to("missing")
+    (tmp_path / "to-kept").symlink_to("kept")
+    os.mkfifo(tmp_path / "pipe")
+    for state, message in (
+        (tmp_path / "folder", "is a folder: give a file in it"),
+        (tmp_path / "to-nothing", "is a symbolic link to nothing"),
+        (tmp_path / "to-kept", "is a symbolic link, which a file would replace"),
+        (tmp_path / "pipe", "is a device, a pipe or a socket, and no file"),
+        (text / "state", "is a file, not a folder"),
+    ):
         code, out, err = txl(*words, state)
-        assert (code, out) == (1, "")
-        assert said in err
+        assert (code, out) == (1, ""), state
+        assert message in err, state
     assert (tmp_path / "kept").read_bytes() == kept
 
 
@@ -324,15 +319,15 @@ def test_weights_in_fewer_bits_say_what_they_cost(txl, trained, text, weights):
     assert re.fullmatch(rf"sampling with .*, weights {weights}\n", written.err)
 
 
-@pytest.mark.parametrize("then", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("first", ["float32", "int8"])
-def test_a_text_goes_on_with_weights_of_another_precision(txl, trained, tmp_path, first, then):
+def test_a_text_goes_on_with_weights_of_another_precision(txl, trained, tmp_path):
     state = tmp_path / "state"
     words = ["generate", trained, "--length", 5, "--state", state]
-    assert txl(*words, "--weights", first).code == 0
-    assert txl(*words, "--weights", then).code == 0
-    kept = torch.float32 if then == "float32" else torch.bfloat16
-    assert load_file(state)["keys"].dtype == kept
+    # Each of float32 and int8 is followed by each of the three.
+    steps = ["int8", "int8", "float32", "float32", "int8", "bfloat16", "float32", "bfloat16"]
+    for n, weights in enumerate(steps):
+        assert txl(*words, "--weights", weights).code == 0, steps[: n + 1]
+        kept = torch.float32 if weights == "float32" else torch.bfloat16
+        assert load_file(state)["keys"].dtype == kept, steps[: n + 1]
 
 
 @pytest.mark.parametrize(
@@ -449,9 +444,8 @@ def test_settings_of_sampling_and_of_beam_search_exclude_each_other(txl, trained
         assert message in ended.err
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+def test_generate_explains_what_it_cannot_do(txl, trained):
+    for words, message in [
         (["--prompt", "Ωmega"], "not in the vocabulary of 15 chars: 'Ω', 'm'"),
         (["--prompt", ""], "the prompt is empty: give at least one token"),
         (
@@ -471,22 +465,20 @@ def test_settings_of_sampling_and_of_beam_search_exclude_each_other(txl, trained
         (["--dry_multiplier", 1, "--dry_sequence_breakers", ""], "a text is empty"),
         (["--knn.k", 8, "--state", "x"], "not the past that --knn searches: leave out one"),
         (["--knn.temperature", 0], "temperature=0.0 must be above 0"),
-    ],
-)
-def test_generate_explains_what_it_cannot_do(txl, trained, words, message):
-    ended = txl("generate", trained, *words)
-    assert (ended.code, ended.out) == (2, "")
-    assert message in ended.err
+    ]:
+        ended = txl("generate", trained, *words)
+        assert (ended.code, ended.out) == (2, ""), words
+        assert message in ended.err, words
 
 
-@pytest.mark.parametrize(("content", "message"), [(b"", "is damaged"), (b"xyz" * 9, "is damaged")])
-def test_a_damaged_state_is_named_and_left(txl, trained, tmp_path, content, message):
+def test_a_damaged_state_is_named_and_left(txl, trained, tmp_path):
     state = tmp_path / "state"
-    state.write_bytes(content)
-    code, out, err = txl("generate", trained, "--state", state)
-    assert (code, out) == (1, "")
-    assert message in err
-    assert state.read_bytes() == content
+    for content in (b"", b"xyz" * 9):
+        state.write_bytes(content)
+        code, out, err = txl("generate", trained, "--state", state)
+        assert (code, out) == (1, ""), content
+        assert "is damaged" in err, content
+        assert state.read_bytes() == content, content
 
 
 def test_the_state_of_another_model_is_refused(txl, trained, of_bytes, tmp_path):

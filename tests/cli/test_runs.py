@@ -46,9 +46,9 @@ def test_recipes_lists_each_with_its_summary(txl):
         assert len({line.index(listed[line.split()[0]]) for line in part}) == 1
 
 
-@pytest.mark.parametrize("name", recipe_names())
-def test_the_summary_of_a_recipe_is_whole(name):
-    assert recipe_text(name).splitlines()[1].endswith(".")
+def test_the_summary_of_a_recipe_is_whole():
+    for name in recipe_names():
+        assert recipe_text(name).splitlines()[1].endswith("."), name
 
 
 def test_recipes_shows_one(txl):
@@ -73,22 +73,17 @@ def test_recipes_copies_over_nothing(txl, tmp_path):
     assert (tmp_path / "mine.toml").read_text() == "mine"
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
+def test_recipes_leaves_nothing_behind_when_it_fails(txl, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for words, code, message in [
         (["dmeo", "--copy", "mine.toml"], 2, "did you mean demo"),
         (["--copy", "mine.toml"], 2, "--copy needs the name of a recipe"),
         (["demo", "--copy", "no/folder.toml"], 1, "cannot write no/folder.toml: No such file"),
-    ],
-)
-def test_recipes_leaves_nothing_behind_when_it_fails(
-    txl, tmp_path, monkeypatch, words, code, message
-):
-    monkeypatch.chdir(tmp_path)
-    ended = txl("recipes", *words)
-    assert (ended.code, ended.out) == (code, "")
-    assert message in ended.err
-    assert not [*tmp_path.iterdir()]
+    ]:
+        ended = txl("recipes", *words)
+        assert (ended.code, ended.out) == (code, ""), words
+        assert message in ended.err, words
+        assert not [*tmp_path.iterdir()], words
 
 
 def test_prepare_says_where_the_tokens_are(txl, toy_toml, toy_text):
@@ -145,9 +140,14 @@ def test_train_refuses_a_folder_of_another_recipe_and_of_other_things(txl, toy_t
     assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
+def test_what_cannot_be_trained_is_explained_and_leaves_nothing(
+    txl, toy_toml, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("empty.txt").write_text("")
+    Path("short.txt").write_text("the cat\n" * 3)
+    Path("binary").write_bytes(b"\xff\xfe\x00\x80" * 2000)
+    for words, code, message in [
         (["--data.path", "missing.txt"], 1, "there is no file or folder missing.txt"),
         (
             ["--data.path", "empty.txt"],
@@ -169,20 +169,12 @@ def test_train_refuses_a_folder_of_another_recipe_and_of_other_things(txl, toy_t
         (["--train.accumulate", "3"], 2, "accumulate=3 must divide batch_size=4"),
         (["--generate.prompt", "Ω"], 2, "generate.prompt='Ω': not in the vocabulary"),
         (["--data.cache_dir", "short.txt"], 1, "cannot write to the cache short.txt"),
-    ],
-)
-def test_what_cannot_be_trained_is_explained_and_leaves_nothing(
-    txl, toy_toml, tmp_path, monkeypatch, words, code, message
-):
-    monkeypatch.chdir(tmp_path)
-    Path("empty.txt").write_text("")
-    Path("short.txt").write_text("the cat\n" * 3)
-    Path("binary").write_bytes(b"\xff\xfe\x00\x80" * 2000)
-    ended = txl("train", toy_toml, "--out", "run", *words)
-    assert (ended.code, ended.out) == (code, "")
-    assert message in ended.err
-    assert "Traceback" not in ended.err
-    assert not Path("run").exists()
+    ]:
+        ended = txl("train", toy_toml, "--out", "run", *words)
+        assert (ended.code, ended.out) == (code, ""), words
+        assert message in ended.err, words
+        assert "Traceback" not in ended.err, words
+        assert not Path("run").exists(), words
 
 
 def test_any_file_can_be_trained_on_byte_by_byte(txl, toy_toml, tmp_path):

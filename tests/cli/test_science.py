@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = ("--recl.step", 4, "--recl.longest", 16, "--recl.tokens", 30)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def lstm(tmp_path_factory: pytest.TempPathFactory, toy_recipe: Callable) -> Path:
     """The folder of a finished run of an LSTM, trained with the same command."""
     from transformer_xl.cli import main

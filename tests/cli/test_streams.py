@@ -47,21 +47,24 @@ def records(ended):
     return [json.loads(line) for line in ended.out.splitlines()]
 
 
-@pytest.mark.parametrize("is_pipe", [False, True])
-def test_lines_have_the_sums_of_their_tokens(txl, trained, stdin, is_pipe):
-    stdin(TEXT.encode())
-    tokens = records(txl("score", trained, "-"))
-    stdin(TEXT.encode(), is_pipe=is_pipe)
-    lines = records(txl("score", trained, "-", "--by", "line"))
-    assert [line["text"] for line in lines] == TEXT.splitlines()
-    for line in lines:
-        n = len(line["text"]) + 1
-        own, tokens = [x["log_prob"] for x in tokens[:n]], tokens[n:]
-        known = [x for x in own if x is not None]
-        assert (line["tokens"], line["nll_sum"]) == (len(known), pytest.approx(-sum(known), 1e-4))
-        assert line["nll"] == pytest.approx(line["nll_sum"] / len(known))
-        assert line["bits_per_byte"] == line["bits_per_token"]
-    assert not tokens
+def test_lines_have_the_sums_of_their_tokens(txl, trained, stdin):
+    for is_pipe in [False, True]:
+        stdin(TEXT.encode())
+        tokens = records(txl("score", trained, "-"))
+        stdin(TEXT.encode(), is_pipe=is_pipe)
+        lines = records(txl("score", trained, "-", "--by", "line"))
+        assert [line["text"] for line in lines] == TEXT.splitlines()
+        for line in lines:
+            n = len(line["text"]) + 1
+            own, tokens = [x["log_prob"] for x in tokens[:n]], tokens[n:]
+            known = [x for x in own if x is not None]
+            assert (line["tokens"], line["nll_sum"]) == (
+                len(known),
+                pytest.approx(-sum(known), 1e-4),
+            )
+            assert line["nll"] == pytest.approx(line["nll_sum"] / len(known))
+            assert line["bits_per_byte"] == line["bits_per_token"]
+        assert not tokens
 
 
 def test_the_sums_of_all_lines_are_one_object(txl, trained, stdin):
@@ -184,14 +187,16 @@ def test_a_text_of_other_characters_does_not_flood_the_terminal(txl, trained, st
     assert "50 in all not in the vocabulary; left out" in err
 
 
-@pytest.mark.parametrize(("n", "n_more"), [(5, 0), (6, 2), (7, 2)])
-def test_a_total_is_announced_where_one_follows(txl, trained, stdin, n, n_more):
-    stdin("Ω a\n".encode() * n)
-    err = txl("score", trained, "-", "--by", "line").err.splitlines()
-    assert len(err) == 5 + n_more
-    if n_more:
-        assert err[5] == "warning: further warnings are suppressed; the total follows at the end"
-        assert err[6] == f"warning: {n} in all not in the vocabulary; left out"
+def test_a_total_is_announced_where_one_follows(txl, trained, stdin):
+    for n, n_more in [(5, 0), (6, 2), (7, 2)]:
+        stdin("Ω a\n".encode() * n)
+        err = txl("score", trained, "-", "--by", "line").err.splitlines()
+        assert len(err) == 5 + n_more, n
+        if n_more:
+            assert (
+                err[5] == "warning: further warnings are suppressed; the total follows at the end"
+            ), n
+            assert err[6] == f"warning: {n} in all not in the vocabulary; left out", n
 
 
 def test_bytes_that_an_imported_vocabulary_leaves_out_are_not_called_unknown_words(
@@ -225,11 +230,11 @@ def test_an_empty_block_says_that_nothing_more_has_come(monkeypatch):
         assert list(blocks) == [b"end"]
 
 
-@pytest.mark.parametrize("words", [["missing.txt"], ["."]], ids=str)
-def test_a_file_that_cannot_be_read_is_named(txl, trained, words):
-    code, out, err = txl("score", trained, *words)
-    assert (code, out) == (1, "")
-    assert f"cannot read {words[0]}: " in err
+def test_a_file_that_cannot_be_read_is_named(txl, trained):
+    for words in [["missing.txt"], ["."]]:
+        code, out, err = txl("score", trained, *words)
+        assert (code, out) == (1, ""), words
+        assert f"cannot read {words[0]}: " in err, words
 
 
 @pytest.fixture

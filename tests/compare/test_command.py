@@ -78,23 +78,18 @@ def test_the_same_command_goes_on(tmp_path, text, made):
     assert len(made) == n
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path, text, made, capsys):
+    for words, message in (
         (("--models", "gpr"), "contestants are"),
         (("--seeds", "1", "1"), "must be different"),
         (("--minutes", "0"), "minutes=0"),
         (("--search_minutes", "-1"), "search_minutes=-1.0 must be above 0"),
         (("--tokens", "0"), "tokens=0 must be at least 2"),
         (("--tokens", "-5"), "tokens=-5 must be at least 2"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_is_made(
-    tmp_path, text, made, capsys, words, message
-):
-    assert main(["compare", str(text), "--out", str(tmp_path / "out"), *words]) == 2
-    assert message in capsys.readouterr().err
-    assert not made
+    ):
+        assert main(["compare", str(text), "--out", str(tmp_path / "out"), *words]) == 2, words
+        assert message in capsys.readouterr().err, words
+        assert not made, words
 
 
 def test_a_text_that_is_not_there_is_named(tmp_path, capsys):

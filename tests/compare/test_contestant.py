@@ -43,7 +43,14 @@ def short(recipe, data):
     return recipe_of(recipe, data, steps=6, factor=1.0, seed=1)
 
 
-@pytest.mark.parametrize("kind", ["txl", "gpt", "lstm", "window", "modern-xl", "mamba2"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("txl", "gpt", "lstm"),
+        # Slow to import, or to read again what was read.
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("window", "modern-xl", "mamba2")),
+    ],
+)
 def test_a_contestant_is_trained_and_measured(tmp_path, contestants, kind):
     if kind == "mamba2":
         pytest.importorskip("transformers")

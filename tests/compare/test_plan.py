@@ -317,19 +317,16 @@ def test_a_damaged_file_of_runs_is_named_and_left_as_it_is(tmp_path, models):
     assert (tmp_path / compare.RUNS_FILE).read_text() == "[{]"
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+def test_a_plan_that_cannot_be_is_refused(models):
+    for settings, message in (
         ({"seeds": ()}, r"seeds=\(\) must be different, and at least one"),
         ({"seeds": (1, 1)}, r"seeds=\(1, 1\) must be different"),
         ({"factors": (0.0, 1.0)}, r"factors=\(0\.0, 1\.0\) must be above 0"),
         ({"jobs": 0}, "jobs=0 must be at least 1"),
         ({"search_minutes": 0.0}, "minutes"),
-    ],
-)
-def test_a_plan_that_cannot_be_is_refused(models, settings, message):
-    with pytest.raises(ValueError, match=message):
-        plan(models, **settings)
+    ):
+        with pytest.raises(ValueError, match=message):
+            plan(models, **settings)
 
 
 def test_every_contestant_has_a_recipe_with_as_many_weights():

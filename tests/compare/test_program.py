@@ -180,13 +180,13 @@ def test_merged_runs_have_one_time_and_a_seed_one_run(program, tmp_path, made, c
     assert "txl, seed 1: there is another run, which stays" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", contestants())
-def test_a_larger_network_has_heads_of_the_same_width_where_it_has_heads(program, kind):
-    (recipe,) = load_contestants([kind]).values()
-    model, larger = recipe.model, program.resized(recipe, *program.SIZES["larger"]).model
-    assert larger.d_model == 2 * model.d_model
-    if "n_head" not in {x.name for x in model.unused()}:
-        assert larger.n_head == 2 * model.n_head
+def test_a_larger_network_has_heads_of_the_same_width_where_it_has_heads(program):
+    for kind in contestants():
+        (recipe,) = load_contestants([kind]).values()
+        model, larger = recipe.model, program.resized(recipe, *program.SIZES["larger"]).model
+        assert larger.d_model == 2 * model.d_model, kind
+        if "n_head" not in {x.name for x in model.unused()}:
+            assert larger.n_head == 2 * model.n_head, kind
 
 
 def test_runs_of_another_time_do_not_stand_in_the_same_tables(program, tmp_path, made):

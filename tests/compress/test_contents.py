@@ -19,9 +19,9 @@ CONTENTS = {
     "empty": b"",
     "one-byte": b"\xff",
     "two-bytes": b"\0\0",
-    "zeros": bytes(700),
-    "text": "Zürich, 東京, naïve 🙂\r\n".encode() * 15,
-    "noise": np.random.default_rng(0).bytes(500),
+    "zeros": bytes(300),
+    "text": "Zürich, 東京, naïve 🙂\r\n".encode() * 8,
+    "noise": np.random.default_rng(0).bytes(300),
 }
 
 

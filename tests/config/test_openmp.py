@@ -11,6 +11,7 @@ STARTS_AND_ENDS = """
 import os, torch
 torch.ones(1 << 20).add_(1)
 from transformer_xl.config import openmp
+print(openmp.reason_against())
 library = openmp._gnu_openmp()
 before = len(os.listdir("/proc/self/task"))
 idle = openmp.IdleThreads(library)
@@ -31,10 +32,10 @@ def gnu_openmp_or_skip():
         pytest.skip("needs Linux with GNU OpenMP and statistics of the scheduler")
 
 
-def run(code, **environment):
+def run(code):
     found = subprocess.run(
         [sys.executable, "-c", code],
-        env=os.environ | {"OMP_NUM_THREADS": "2"} | environment,
+        env=os.environ | {"OMP_NUM_THREADS": "2"},
         capture_output=True,
         text=True,
         check=True,
@@ -45,7 +46,8 @@ def run(code, **environment):
 
 def test_there_are_more_threads_than_processors_until_they_are_stopped():
     gnu_openmp_or_skip()
-    added, left = run(STARTS_AND_ENDS)
+    against, added, left = run(STARTS_AND_ENDS)
+    assert against == "None"
     threads, processors = map(int, added.split())
     # With the two that compute there are more than processors.
     assert threads == max(1, processors - 1) + 1
@@ -58,11 +60,10 @@ def test_a_choice_of_the_user_is_kept(monkeypatch, name):
     assert openmp.reason_against() == f"{name} is set"
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_one_thread_waits_for_nobody():
     gnu_openmp_or_skip()
-    code = "import torch; from transformer_xl.config import openmp; print(openmp.reason_against())"
-    assert run(code, OMP_NUM_THREADS="1") == ["there is one thread"]
-    assert run(code) == ["None"]
+    assert openmp.reason_against() == "there is one thread"
 
 
 def test_threads_that_wait_share_the_processors_and_four_quiet_looks_end_that():

@@ -254,10 +254,10 @@ def test_a_checkpoint_that_is_not_whole_is_refused(shared, tmp_path, change, mes
     assert not (tmp_path / "out").exists()
 
 
-def test_one_tensor_named_a_thousand_times_takes_no_room(shared, tmp_path):
+def test_one_tensor_named_hundreds_of_times_takes_no_room(shared, tmp_path):
     def repeat(state):
         layer = {k: x for k, x in state.items() if k.startswith("layers.0.")}
-        for n in range(3, 1000):
+        for n in range(3, 300):
             state.update({k.replace("layers.0.", f"layers.{n}."): x for k, x in layer.items()})
 
     source = spoiled(shared / "goldens/pt_01_base", tmp_path, repeat)

@@ -70,44 +70,44 @@ def test_a_model_converted_there_and_back_is_the_same_bit_for_bit(
     assert again == expected
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"attn_type": 2}, "without the quirk stored_positions"),
-        ({"attn_type": 2, "mem_len": 0, "norm_first": True}, "without the quirk raw_queries"),
-        ({"final_norm": True}, "after the layers; .* is trained with --model.final_norm False$"),
-        ({"final_norm": True, "norm": "rms"}, "with --model.norm layer --model.final_norm False$"),
-        ({"clamp_len": 0}, "clamp_len=0: in the authors' PyTorch code it means no limit"),
-        ({"ext_len": 2}, "without the quirk swapped_ext_len"),
-        ({"attn_len": 3, "mem_len": 0}, "same_length hides every key"),
-        ({"attn_type": 1, "n_positions": 5}, "have more rows than mem_len"),
-        (
-            {"attn_type": 3, "n_positions": 20, "d_head": 5, "quirks": ("stored_positions",)},
-            "n_head x d_head = 10",
-        ),
-        ({"cutoffs": (5,), "div_val": 2, "proj_same_dim": False}, "cluster 0 has no projection"),
-        ({"norm": "rms"}, "norm='rms': the authors' PyTorch code has no other network than that"),
-        ({"activation": "geglu"}, "activation='geglu': .* that of activation='relu'"),
-        ({"gate": "gru", "norm_first": True}, "gate='gru': .* that of gate='none'"),
-        ({"qk_norm": True}, "qk_norm=True: .* that of qk_norm=False"),
-        ({"value_residual": True}, "value_residual=True: the authors' PyTorch code"),
-        ({"embedding_residual": True}, "embedding_residual=True: the authors' PyTorch code"),
-        ({"input_recurrence": True}, "input_recurrence=True: the authors' PyTorch code"),
-        ({"layer_attn_lens": (3, 5, 7)}, r"layer_attn_lens=\(3, 5, 7\): the authors' PyTorch code"),
-        ({"enhanced_recurrence": True}, "enhanced_recurrence=True: the authors' PyTorch code"),
-        (
-            {"kind": "lstm", "n_head": 8, "d_inner": 2048},
-            "kind='lstm': the authors' PyTorch code has no other network",
-        ),
-    ],
-    ids=str,
-)
+OTHERWISE = [
+    ({"attn_type": 2}, "without the quirk stored_positions"),
+    ({"attn_type": 2, "mem_len": 0, "norm_first": True}, "without the quirk raw_queries"),
+    ({"final_norm": True}, "after the layers; .* is trained with --model.final_norm False$"),
+    ({"final_norm": True, "norm": "rms"}, "with --model.norm layer --model.final_norm False$"),
+    ({"clamp_len": 0}, "clamp_len=0: in the authors' PyTorch code it means no limit"),
+    ({"ext_len": 2}, "without the quirk swapped_ext_len"),
+    ({"attn_len": 3, "mem_len": 0}, "same_length hides every key"),
+    ({"attn_type": 1, "n_positions": 5}, "have more rows than mem_len"),
+    (
+        {"attn_type": 3, "n_positions": 20, "d_head": 5, "quirks": ("stored_positions",)},
+        "n_head x d_head = 10",
+    ),
+    ({"cutoffs": (5,), "div_val": 2, "proj_same_dim": False}, "cluster 0 has no projection"),
+    ({"norm": "rms"}, "norm='rms': the authors' PyTorch code has no other network than that"),
+    ({"activation": "geglu"}, "activation='geglu': .* that of activation='relu'"),
+    ({"gate": "gru", "norm_first": True}, "gate='gru': .* that of gate='none'"),
+    ({"qk_norm": True}, "qk_norm=True: .* that of qk_norm=False"),
+    ({"value_residual": True}, "value_residual=True: the authors' PyTorch code"),
+    ({"embedding_residual": True}, "embedding_residual=True: the authors' PyTorch code"),
+    ({"input_recurrence": True}, "input_recurrence=True: the authors' PyTorch code"),
+    ({"layer_attn_lens": (3, 5, 7)}, r"layer_attn_lens=\(3, 5, 7\): the authors' PyTorch code"),
+    ({"enhanced_recurrence": True}, "enhanced_recurrence=True: the authors' PyTorch code"),
+    (
+        {"kind": "lstm", "n_head": 8, "d_inner": 2048},
+        "kind='lstm': the authors' PyTorch code has no other network",
+    ),
+]
+
+
 def test_what_the_authors_code_would_compute_otherwise_is_refused(
-    save_model, tiny_config, tmp_path, settings, message
+    save_model, tiny_config, tmp_path
 ):
-    save_model(replace(tiny_config, **settings), tmp_path / "ours")
-    with pytest.raises(ValueError, match=message):
-        txl.convert(tmp_path / "ours", tmp_path / "theirs", to="authors")
+    for number, (settings, message) in enumerate(OTHERWISE):
+        folder = tmp_path / f"{number}"
+        save_model(replace(tiny_config, **settings), folder)
+        with pytest.raises(ValueError, match=message):
+            txl.convert(folder, tmp_path / "theirs", to="authors")
 
 
 @pytest.mark.parametrize("to", FORMATS)

@@ -19,13 +19,19 @@ GREEDY = {
 }
 
 
-@pytest.mark.parametrize("name", GREEDY)
+# Each takes what is allowed before it is refused; these take longest.
+LONG = {"lists", "marks", "objects"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[pytest.mark.slow] * (x in LONG)) for x in GREEDY]
+)
 def test_what_takes_far_more_memory_than_the_file_is_refused(name: str) -> None:
     with pytest.raises(UnreadableFile, match="MB of memory, which no checkpoint needs"):
         load_pickle(BytesIO(b"\x80\x04" + GREEDY[name] + b"."))
 
 
-@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("protocol", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_vocabulary_larger_than_the_lower_limit_of_memory_is_read(protocol: int) -> None:
     words = [f"w{i}" for i in range(150_000)]
     numbers = {word: i for i, word in enumerate(words)}

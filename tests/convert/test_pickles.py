@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_xl.interop.convert.pickles import Global, Instance, UnreadableFile, load_pickle
@@ -25,6 +25,14 @@ def read(data: bytes) -> Any:
     value = load_pickle(file)
     assert file.tell() == len(data)
     return value
+
+
+def is_refused(data: bytes) -> bool:
+    try:
+        read(data)
+    except UnreadableFile:
+        return True
+    return False
 
 
 def short(text: str) -> bytes:
@@ -59,6 +67,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(max_examples=30)
 @given(VALUES, st.sampled_from(PROTOCOLS))
 def test_plain_values_are_read_as_by_python(value: Any, protocol: int) -> None:
     data = pickle.dumps(value, protocol)
@@ -92,11 +101,11 @@ def test_what_is_shared_stays_shared(protocol: int) -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("array", [np.arange(12.0).reshape(3, 4), np.array(7, dtype=np.uint8)])
-def test_arrays_become_records_without_their_numbers(array: np.ndarray, protocol: int) -> None:
-    got = read(pickle.dumps([array, array], protocol))
-    assert got[0] is got[1]
-    assert (got[0].kind, got[0].args, got[0].state) == ("numpy.ndarray", (), None)
+def test_arrays_become_records_without_their_numbers(protocol: int) -> None:
+    for array in (np.arange(12.0).reshape(3, 4), np.array(7, dtype=np.uint8)):
+        got = read(pickle.dumps([array, array], protocol))
+        assert got[0] is got[1]
+        assert (got[0].kind, got[0].args, got[0].state) == ("numpy.ndarray", (), None)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -169,22 +178,24 @@ FORBIDDEN = [
 ]
 
 
-@pytest.mark.parametrize(("module", "name"), FORBIDDEN)
 @pytest.mark.parametrize("how", ["reduce", "newobj", "inst", "obj", "global"])
 def test_what_no_checkpoint_needs_is_refused(
-    module: str, name: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    data = {
-        "reduce": named(module, name) + TOUCH + b"R.",
-        "newobj": named(module, name) + TOUCH + b"\x81.",
-        "inst": b"(" + short("touch marker") + f"i{module}\n{name}\n.".encode(),
-        "obj": b"(" + named(module, name) + short("touch marker") + b"o.",
-        "global": f"c{module}\n{name}\n".encode() + TOUCH + b"R.",
-    }[how]
-    with pytest.raises(UnreadableFile, match="refused"):
-        read(data)
-    assert not list(tmp_path.iterdir())
+    for module, name in FORBIDDEN:
+        data = {
+            "reduce": named(module, name) + TOUCH + b"R.",
+            "newobj": named(module, name) + TOUCH + b"\x81.",
+            "inst": b"(" + short("touch marker") + f"i{module}\n{name}\n.".encode(),
+            "obj": b"(" + named(module, name) + short("touch marker") + b"o.",
+            "global": f"c{module}\n{name}\n".encode() + TOUCH + b"R.",
+        }[how]
+        # Tensors within a pickle are refused with a remedy.
+        said = f"refused: (the file names .*{name}, which|tensors were pickled without torch.save)"
+        with pytest.raises(UnreadableFile, match=said):
+            read(data)
+        assert not list(tmp_path.iterdir()), (module, name)
 
 
 def test_a_refusal_says_what_was_named_and_that_nothing_happened() -> None:
@@ -198,18 +209,11 @@ def test_a_refusal_says_what_was_named_and_that_nothing_happened() -> None:
         read(b"cx\x1b[2J\ny\n.")
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        named("torch.nn.functional", "relu"),
-        named("collections", "OrderedDict"),
-        short("text"),
-        b"K\x01",
-    ],
-)
-def test_only_objects_have_attributes_to_set(target: bytes) -> None:
-    with pytest.raises(UnreadableFile, match="refused"):
-        read(b"\x80\x04" + target + b"}" + short("__call__") + b"K\x01sb.")
+def test_only_objects_have_attributes_to_set() -> None:
+    names = named("torch.nn.functional", "relu"), named("collections", "OrderedDict")
+    for target in (*names, short("text"), b"K\x01"):
+        with pytest.raises(UnreadableFile, match="refused"):
+            read(b"\x80\x04" + target + b"}" + short("__call__") + b"K\x01sb.")
 
 
 def test_a_value_cannot_be_called() -> None:
@@ -218,13 +222,13 @@ def test_a_value_cannot_be_called() -> None:
             read(target + b")R.")
 
 
-N = 200_000
+N = 100_000
 DEEP = {
-    "tuples": b")" + b"\x85" * 1_000_000 + b".",
+    "tuples": b")" + b"\x85" * N + b".",
     "marked tuples": b"(" * N + b"t" * N + b".",
     "lists": b"]" * N + b"a" * (N - 1) + b".",
     "dictionaries": b"}" + b"K\x00}" * N + b"s" * N + b".",
-    "objects": named("a.vocabulary", "V") + b"\x94)R" + b"h\x00)R" * 99_999 + b"b" * 99_999 + b".",
+    "objects": named("a.vocabulary", "V") + b"\x94)R" + b"h\x00)R" * N + b"b" * N + b".",
     "shared from shallow to deep": (
         b"(]\x94" + b"".join(b"]j" + struct.pack("<I", i) + b"a\x94" for i in range(2000)) + b"l."
     ),
@@ -314,23 +318,19 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_damaged_pickles_are_refused(name: str) -> None:
-    began = time.process_time()
-    with pytest.raises(UnreadableFile):
-        read(HOSTILE[name])
-    assert time.process_time() - began < 2
+def test_damaged_pickles_are_refused() -> None:
+    for name, data in HOSTILE.items():
+        began = time.process_time()
+        assert is_refused(data), name
+        assert time.process_time() - began < 2, name
 
 
-@pytest.mark.parametrize(
-    ("code", "data"),
-    [("f4", b"xxx"), ("O", b"x" * 8), ("O8", b"x" * 8), ("S8", b"x" * 8), ("f4,O", b"x" * 12)],
-)
-def test_numbers_of_numpy_that_lie_are_refused(code: str, data: bytes) -> None:
-    dtype = named("numpy", "dtype") + short(code) + b"\x89\x88\x87R(K\x03" + short("<") + b"NNNtb"
-    number = named("numpy._core.multiarray", "scalar") + dtype + b"C" + bytes([len(data)]) + data
-    with pytest.raises(UnreadableFile):
-        read(b"\x80\x04" + number + b"\x86R.")
+def test_numbers_of_numpy_that_lie_are_refused() -> None:
+    for code, size in (("f4", 3), ("O", 8), ("O8", 8), ("S8", 8), ("f4,O", 12)):
+        dtype = named("numpy", "dtype") + short(code) + b"\x89\x88\x87R(K\x03" + short("<")
+        number = named("numpy._core.multiarray", "scalar") + dtype + b"NNNtb"
+        content = b"\x80\x04" + number + b"C" + bytes([size]) + b"x" * size + b"\x86R."
+        assert is_refused(content), code
 
 
 def test_every_beginning_of_a_pickle_is_refused() -> None:

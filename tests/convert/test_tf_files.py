@@ -192,13 +192,16 @@ LYING = {
 }
 
 
-@pytest.mark.parametrize("name", LYING)
-def test_tables_that_lie_are_refused(name: str, tmp_path: Path) -> None:
+def test_tables_that_lie_are_refused(tmp_path: Path) -> None:
     entries = write(tmp_path / "m", {"x": one()})
     assert torch.equal(read_tensorflow(tmp_path / "m")["x"], one())
-    write_index(tmp_path / "m", entries | {b"x": LYING[name]})
-    with pytest.raises(UnreadableFile):
-        read_tensorflow(tmp_path / "m")
+    for name, lie in LYING.items():
+        write_index(tmp_path / "m", entries | {b"x": lie})
+        try:
+            read_tensorflow(tmp_path / "m")
+        except UnreadableFile:
+            continue
+        pytest.fail(f"{name} is read")
 
 
 def test_variables_that_overlap_are_refused(tmp_path: Path) -> None:

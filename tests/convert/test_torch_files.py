@@ -30,6 +30,14 @@ def read(path: Path) -> Any:
     return read_torch(path)
 
 
+def is_refused(path: Path) -> bool:
+    try:
+        read(path)
+    except UnreadableFile:
+        return True
+    return False
+
+
 def same(got: object, expected: object) -> None:
     if isinstance(expected, Tensor):
         assert isinstance(got, Tensor)
@@ -214,11 +222,10 @@ def test_a_proper_tensor_is_read_with_the_same_pickle(tmp_path: Path) -> None:
     same(read(archive(tmp_path / "x.pt", content)), torch.zeros(2, 2).t())
 
 
-@pytest.mark.parametrize("name", ABSURD)
-def test_tensors_that_lie_are_refused(name: str, tmp_path: Path) -> None:
-    content = {"x/data.pkl": ABSURD[name], "x/data/0": bytes(16)}
-    with pytest.raises(UnreadableFile):
-        read(archive(tmp_path / "x.pt", content))
+def test_tensors_that_lie_are_refused(tmp_path: Path) -> None:
+    for name, pickled in ABSURD.items():
+        content = {"x/data.pkl": pickled, "x/data/0": bytes(16)}
+        assert is_refused(archive(tmp_path / "x.pt", content)), name
 
 
 def test_compressed_entries_are_refused(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer
 
 from transformer_xl.data import load_vocab, train_vocab
+from transformer_xl.interop.convert import vocabularies
 from transformer_xl.interop.convert.cutting import moses_normalizer
 from transformer_xl.interop.convert.pickles import Instance, UnreadableFile
 from transformer_xl.interop.convert.vocabularies import (
@@ -104,27 +105,26 @@ def test_tokens_beyond_the_model_are_left_out(hf):
     assert vocab.encode("<formula>") == [vocab.unk_id]
 
 
-@pytest.mark.parametrize(
-    ("text", "tokens"),
-    [
-        ("rock'n'roll don't", "rock 'n'roll don 't"),
-        ("Mr. X met Mr. y. No. 5 ended. no", "Mr. X met Mr. y . No. 5 ended. no"),
-        ("the U.S. end.", "the U.S. end ."),
-        ('He said, "so." (Or 50 %)', 'He said , " so . " ( Or 50 % )'),
-        ("$1,000.50 -- well-known... yes", "$ 1 @,@ 000 @.@ 50 -- well @-@ known ... yes"),
-        ("1\xa02 — \u2018x\u2019 …", "1 @.@ 2 - ' x ' ..."),
-        ("a <UNK> b<x>", "a <UNK> b < x >"),
-        ("漢字", "漢 字"),
-    ],
-)
-def test_the_moses_rules(text, tokens):
-    assert moses_normalizer(["<unk>"]).normalize_str(text).split() == tokens.split()
+MOSES = [
+    ("rock'n'roll don't", "rock 'n'roll don 't"),
+    ("Mr. X met Mr. y. No. 5 ended. no", "Mr. X met Mr. y . No. 5 ended. no"),
+    ("the U.S. end.", "the U.S. end ."),
+    ('He said, "so." (Or 50 %)', 'He said , " so . " ( Or 50 % )'),
+    ("$1,000.50 -- well-known... yes", "$ 1 @,@ 000 @.@ 50 -- well @-@ known ... yes"),
+    ("1\xa02 — \u2018x\u2019 …", "1 @.@ 2 - ' x ' ..."),
+    ("a <UNK> b<x>", "a <UNK> b < x >"),
+    ("漢字", "漢 字"),
+]
 
 
-@pytest.mark.parametrize("text", ["a.", ".", "'", "(", ",.", " ", "\n", "a'", '".', "\xa0", "-"])
-def test_the_moses_rules_take_linear_time(text):
-    long = "x" + text * 50_000 + "y"
-    moses_normalizer([], "<eos>").normalize_str(long)
+def test_the_moses_rules():
+    for text, tokens in MOSES:
+        assert moses_normalizer(["<unk>"]).normalize_str(text).split() == tokens.split()
+
+
+def test_the_moses_rules_take_linear_time():
+    for text in ("a.", ".", "'", "(", ",.", " ", "\n", "a'", '".', "\xa0", "-"):
+        moses_normalizer([], "<eos>").normalize_str("x" + text * 20_000 + "y")
 
 
 def test_the_authors_words_end_lines_with_eos(tmp_path, old_classes):
@@ -216,6 +216,15 @@ def test_what_came_from_hugging_face_goes_back(hf, tmp_path):
     assert (second.definition, second.hash) == (first.definition, first.hash)
 
 
+def refusal(function, *given, **named):
+    """What a caller is told, or nothing."""
+    try:
+        function(*given, **named)
+    except (ValueError, RuntimeError) as error:
+        return str(error)
+    return ""
+
+
 HOSTILE = {
     "no list": {"idx2sym": "abc"},
     "no words": {"idx2sym": ["a", 1]},
@@ -238,42 +247,43 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
-def test_a_dictionary_that_is_no_vocabulary_is_refused(content):
-    with pytest.raises(ValueError, match=r"evil\.pkl"):
-        vocab_from_object(content, where="evil.pkl")
-    with pytest.raises(ValueError, match=r"evil\.pkl"):
-        vocab_from_object(instance(content), where="evil.pkl")
+def test_a_dictionary_that_is_no_vocabulary_is_refused():
+    for name, content in HOSTILE.items():
+        for given in (content, instance(content)):
+            said = refusal(vocab_from_object, given, where="evil.pkl")
+            assert "evil.pkl" in said, (name, said)
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("tokenizer_config.json", "{"),
-        ("tokenizer_config.json", "[]"),
-        ("tokenizer_config.json", '{"language": "fi"}'),
-        ("tokenizer_config.json", '{"never_split": ["a.*b"]}'),
-        ("tokenizer_config.json", '{"never_split": "<eos>"}'),
-        ("tokenizer_config.json", '{"lower_case": 1}'),
-        ("tokenizer_config.json", '{"eos_token": 3}'),
-        ("tokenizer_config.json", '{"added_tokens_decoder": {"x": {"content": "y"}}}'),
-        ("tokenizer_config.json", '{"added_tokens_decoder": {"7": 5}}'),
-        ("special_tokens_map.json", '{"additional_special_tokens": 5}'),
-        ("added_tokens.json", '{"<x>": 9}'),
-        ("added_tokens.json", '{"<x>": true}'),
-        ("added_tokens.json", '{"<x>": [3]}'),
-        ("added_tokens.json", '{"": 3}'),
-        ("vocab.txt", ""),
-        ("vocab.txt", "a\n\n<unk>\n"),
-        ("vocab.txt", "a\nb\n"),
-    ],
-)
-def test_damaged_settings_are_refused(name, content, tmp_path):
-    (tmp_path / "vocab.txt").write_text("<eos>\n<unk>\na\n")
-    assert len(read_vocab(tmp_path)) == 3
-    (tmp_path / name).write_text(content)
-    with pytest.raises((ValueError, RuntimeError), match=r"\.(json|txt)"):
-        read_vocab(tmp_path)
+DAMAGED = [
+    ("tokenizer_config.json", "{"),
+    ("tokenizer_config.json", "[]"),
+    ("tokenizer_config.json", '{"language": "fi"}'),
+    ("tokenizer_config.json", '{"never_split": ["a.*b"]}'),
+    ("tokenizer_config.json", '{"never_split": "<eos>"}'),
+    ("tokenizer_config.json", '{"lower_case": 1}'),
+    ("tokenizer_config.json", '{"eos_token": 3}'),
+    ("tokenizer_config.json", '{"added_tokens_decoder": {"x": {"content": "y"}}}'),
+    ("tokenizer_config.json", '{"added_tokens_decoder": {"7": 5}}'),
+    ("special_tokens_map.json", '{"additional_special_tokens": 5}'),
+    ("added_tokens.json", '{"<x>": 9}'),
+    ("added_tokens.json", '{"<x>": true}'),
+    ("added_tokens.json", '{"<x>": [3]}'),
+    ("added_tokens.json", '{"": 3}'),
+    ("vocab.txt", ""),
+    ("vocab.txt", "a\n\n<unk>\n"),
+    ("vocab.txt", "a\nb\n"),
+]
+
+
+def test_damaged_settings_are_refused(tmp_path):
+    vocab = "<eos>\n<unk>\na\n"
+    for name, content in DAMAGED:
+        (tmp_path / "vocab.txt").write_text(vocab)
+        assert len(read_vocab(tmp_path)) == 3
+        (tmp_path / name).write_text(content)
+        said = refusal(read_vocab, tmp_path)
+        assert name in said or "vocab.txt" in said, (name, content, said)
+        (tmp_path / name).unlink()
 
 
 def test_a_delimiter_of_lists_that_are_shared_over_and_over_is_refused_at_once():
@@ -308,11 +318,13 @@ def test_a_folder_without_a_vocabulary_is_named(tmp_path):
     [
         (b"a " * 20_000 + b"\n<unk>\n", "line 1 is too long"),
         (b"a" * (33 << 20), "up to 33,554,432"),
-        (b"".join(b"%x\n" % i for i in range((1 << 20) + 1)), "1,048,577 symbols"),
+        (b"".join(b"%x\n" % i for i in range((1 << 10) + 1)), "1,025 symbols"),
     ],
     ids=["line", "file", "symbols"],
 )
-def test_what_is_too_large_for_a_list_of_words_is_refused(content, message, tmp_path):
+def test_what_is_too_large_for_a_list_of_words_is_refused(content, message, tmp_path, monkeypatch):
+    assert vocabularies._MAX_SYMBOLS == 1 << 20
+    monkeypatch.setattr(vocabularies, "_MAX_SYMBOLS", 1 << 10)
     path = tmp_path / "vocab.txt"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message):
@@ -322,14 +334,12 @@ def test_what_is_too_large_for_a_list_of_words_is_refused(content, message, tmp_
 @pytest.mark.parametrize(
     "name", ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"]
 )
-@pytest.mark.parametrize(
-    "content", [b" " * (5 << 20), b"[" * 100_000, b"[]", b'{"a": 1', b"1" * 5000, b"\xff"]
-)
-def test_settings_that_are_none_are_refused(name, content, tmp_path):
+def test_settings_that_are_none_are_refused(name, tmp_path):
     (tmp_path / "vocab.txt").write_text("<eos>\n<unk>\n")
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(UnreadableFile, match=name):
-        read_vocab(tmp_path)
+    for content in (b" " * (5 << 20), b"[" * 100_000, b"[]", b'{"a": 1', b"1" * 5000, b"\xff"):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UnreadableFile, match=name):
+            read_vocab(tmp_path)
 
 
 def test_an_added_token_of_absurd_number_is_named_with_its_file(tmp_path):

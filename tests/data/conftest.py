@@ -1,6 +1,7 @@
 """A store on this machine: a web server that gives ranges, counts, and fails when told to."""
 
 import hashlib
+import os
 import re
 import threading
 from collections import Counter
@@ -13,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from transformer_xl.data import store as store_module
+from transformer_xl.data import tokenizer_trial
 
 
 class Web:
@@ -91,6 +93,33 @@ class Web:
             # Who asked may have been killed.
             with suppress(ConnectionError):
                 request.wfile.write(part)
+
+
+def _try_here(data: bytes) -> str:
+    """Load a tokenizer of no ill will, as the child process of a trial does."""
+    from tokenizers import Tokenizer
+
+    from transformer_xl.data.sentencepiece_models import from_sentencepiece
+
+    try:
+        is_json = data.lstrip()[:1] == b"{"
+        definition = data.decode() if is_json else from_sentencepiece(data)
+        Tokenizer.from_str(definition)
+    except Exception as error:  # noqa: BLE001  (the library raises nothing narrower)
+        raise ValueError(f"its trial failed: {error}") from None
+    return definition
+
+
+@pytest.fixture(autouse=True)
+def _quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Corpora are prepared in this process, unless processes are asked for.
+
+    Each vocabulary that is loaded is tried in a process, which takes longer than most tests.
+    """
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0}, raising=False)
+    if request.path.name != "test_tokenizer_trial.py":
+        monkeypatch.setattr(tokenizer_trial, "_SAFE", {})
+        monkeypatch.setattr(tokenizer_trial, "_try_elsewhere", _try_here)
 
 
 @pytest.fixture

@@ -205,6 +205,7 @@ def test_what_cannot_be_drawn_is_named(babi_folder, books, tmp_path) -> None:
         book_files(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_published_tasks_are_complete(shared: Path) -> None:
     folder = shared / "data" / "babi" / "en"
     for task in BABI_TASKS:

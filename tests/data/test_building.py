@@ -3,7 +3,6 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from transformer_xl.data.text import SPLITS, Span
 
 KINDS = ("bytes", "authors-bytes", "chars", "words", "bpe", "integers")
 LINES = "def add(self, name):\n    return self.name + naïve\n\n\nclass Wörter:\n    pass\n"
-TEXTS = st.text(alphabet=st.sampled_from("  \t\n\n\rab_1é漢.,()=-"), min_size=8, max_size=300)
+TEXTS = st.text(alphabet=st.sampled_from("  \t\n\n\rab_1é漢.,()=-"), min_size=8, max_size=64)
 
 
 def files_of(folder):
@@ -50,20 +49,32 @@ def small_parts(monkeypatch):
     monkeypatch.setattr(preparing, "PART_BYTES", 500)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_parts_and_processes_change_no_byte(tmp_path, monkeypatch, kind):
-    path = text_for(kind, tmp_path)
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [
+        *((kind, 1) for kind in KINDS),
+        ("bpe", 2),
+        *(pytest.param(kind, 3, marks=pytest.mark.slow) for kind in KINDS),
+    ],
+)
+def test_parts_and_processes_change_no_byte(tmp_path, monkeypatch, kind, workers):
+    path = text_for(kind, tmp_path, 15)
     whole = files_of(prepare(config_for(kind, path, tmp_path / "whole")).folder)
-    monkeypatch.setattr(preparing, "PART_BYTES", 500)
-    for name, workers in (("one", 1), ("three", 3)):
-        config = config_for(kind, path, tmp_path / name, workers=workers)
-        assert files_of(prepare(config).folder) == whole
+    monkeypatch.setattr(preparing, "PART_BYTES", 200)
+    config = config_for(kind, path, tmp_path / "parts", workers=workers)
+    assert files_of(prepare(config).folder) == whole
 
 
-@settings(max_examples=60, deadline=None)
-@given(text=TEXTS, size=st.integers(1, 40))
-def test_a_text_cut_anywhere_gives_what_the_whole_gives(tmp_path_factory, text, size):
-    folder = tmp_path_factory.mktemp("cut")
+def test_a_text_cut_anywhere_gives_what_the_whole_gives(tmp_path_factory, is_nightly):
+    @settings(max_examples=60 if is_nightly else 6, deadline=None)
+    @given(text=TEXTS, size=st.integers(1, 40))
+    def check(text, size):
+        check_cuts(tmp_path_factory.mktemp("cut"), text, size)
+
+    check()
+
+
+def check_cuts(folder, text, size):
     data = text.encode()
     (folder / "text").write_bytes(data)
     span = Span(folder / "text", 0, len(data))
@@ -123,6 +134,7 @@ prepare(DataConfig(**settings, workers=1))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 @pytest.mark.parametrize("kind", ["words", "bpe"])
 def test_killed_again_and_again_it_ends_with_the_same_bytes(tmp_path, kind):
@@ -158,7 +170,7 @@ def test_any_executor_makes_the_same_corpus(tmp_path):
             perform(task)
             yield task
 
-    config = replace(config_for("words", path, tmp_path / "executor"), workers=7)
+    config = config_for("words", path, tmp_path / "executor", workers=7)
     made = files_of(prepare(config, executor=backwards).folder)
     assert set(numbers) == {7}
     assert made == files_of(prepare(config_for("words", path, tmp_path / "none")).folder)
@@ -252,7 +264,7 @@ def test_a_process_that_dies_is_reported_and_what_is_done_is_kept(tmp_path, monk
         with pytest.raises(RuntimeError, match=r"ended with code .*fewer --data\.workers"):
             prepare(config)
     assert len(list((tmp_path / "cache").glob(".building-*"))) == 1
-    prepare(config).verify()
+    prepare(config_for("words", path, tmp_path / "cache")).verify()
 
 
 def test_two_who_prepare_the_same_do_it_once(tmp_path):
@@ -316,8 +328,7 @@ def test_byte_pair_units_are_learned_from_all_over_a_long_text(tmp_path, monkeyp
     chosen = preparing._learned(parts)
     assert {span.path.name for span in chosen} == {"a.txt", "b.txt"}
     assert 2000 < sum(map(len, chosen)) < 4000
-    config = DataConfig(path=str(tmp_path), vocab="bpe", vocab_size=300, cache_dir=str(tmp_path))
-    vocab = prepare(config).vocab
+    vocab = prepare(config_for("bpe", tmp_path, tmp_path)).vocab
     assert {a, c} <= {vocab.decode([token]) for token in range(len(vocab))}
 
 
@@ -327,8 +338,8 @@ def test_many_files_may_share_a_part_and_one_may_fill_several(tmp_path, monkeypa
     folder.mkdir()
     for number in range(30):
         (folder / f"{number:02}.txt").write_text(f"line {number}\n" * (50 if number == 7 else 2))
-    config = DataConfig(path=str(folder), valid_fraction=0, test_fraction=0, vocab="words",
-                        cache_dir=str(tmp_path / "cache"))  # fmt: skip
+    share = {"valid_fraction": 0, "test_fraction": 0}
+    config = config_for("words", folder, tmp_path / "cache", **share)
     found = prepare(config)
     text = "".join(path.read_text() for path in sorted(folder.iterdir()))
     assert found.vocab.decode(found.split("train")) == text

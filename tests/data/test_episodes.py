@@ -48,12 +48,15 @@ def looked_up(tokens, config):
     return {asked + 2 + i: symbol for i, symbol in enumerate(string)}
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=range(len(CONFIGS)))
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("beyond", [0, 1, 17, 200])
-def test_each_answer_is_determined_by_the_token_at_its_distance(task, beyond, config) -> None:
-    distance = config.shortest(task) + beyond
-    for episode in drawn(task, distance, config):
+def test_each_answer_is_determined_by_the_token_at_its_distance(task, beyond) -> None:
+    cases = [
+        (config.shortest(task) + beyond, config, episode)
+        for config in CONFIGS
+        for episode in drawn(task, config.shortest(task) + beyond, config)
+    ]
+    for distance, config, episode in cases:
         tokens, answers = episode.tokens, episode.answers
         assert (answers - episode.sources == distance).all()
         assert (tokens[answers] == tokens[episode.sources]).all()

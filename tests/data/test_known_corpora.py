@@ -46,8 +46,8 @@ def warnings(known):
     [
         ("tiny-shakespeare", (65, 1_003_854, 111_540, 0)),
         ("ptb-word", (10_000, 929_589, 73_760, 82_430)),
-        ("ptb-char", (50, 5_017_482, 393_042, 442_423)),
-        ("wikitext-2", (33_278, 2_088_628, 217_646, 245_569)),
+        pytest.param("ptb-char", (50, 5_017_482, 393_042, 442_423), marks=pytest.mark.slow),
+        pytest.param("wikitext-2", (33_278, 2_088_628, 217_646, 245_569), marks=pytest.mark.slow),
     ],
 )
 def test_symbols_are_as_many_as_published(known, name, published):
@@ -56,6 +56,7 @@ def test_symbols_are_as_many_as_published(known, name, published):
     assert warnings(known) == []
 
 
+@pytest.mark.slow
 def test_of_wikitext_103_the_held_out_parts_are_read_without_the_rest(known):
     corpus = known("wikitext-103")
     assert counts(corpus)[1:] == (0, 217_646, 245_569)
@@ -83,6 +84,7 @@ def test_a_part_of_enwik8_is_split_by_the_same_shares(known, shared):
     assert "is a part of enwik8, 4,154,327 of 100,000,000 bytes" in warning
 
 
+@pytest.mark.slow
 def test_the_authors_enwik8_has_no_line_breaks_and_their_numbers(known, shared):
     data = (shared / "data" / "enwik8" / "enwik8.first4154327").read_bytes()
     corpus = known("enwik8", vocab="authors-bytes")
@@ -107,6 +109,7 @@ def test_a_part_of_text8_has_27_characters(known):
     assert counts(known("text8")) == (27, 6_190_042, 343_891, 343_892)
 
 
+@pytest.mark.slow
 def test_of_lm1b_validation_and_test_are_apart(known, tmp_path):
     corpus = known("lm1b")
     assert counts(corpus)[1:] == (0, 322_706, 318_286)
@@ -131,6 +134,7 @@ def test_of_lm1b_validation_and_test_are_apart(known, tmp_path):
         assert text["valid"] == "<unk> shard 1\n"
 
 
+@pytest.mark.slow
 def test_chorales_are_integers_with_an_end_for_each(known):
     corpus = known("jsb-chorales")
     assert (len(corpus.vocab), corpus.vocab.kind) == (48, "integers")

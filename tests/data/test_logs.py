@@ -12,6 +12,12 @@ ENDS = {"close", "reply", "done", "dead", "free"}
 BEGINS = {"open", "get", "take"}
 
 
+@pytest.fixture(scope="module")
+def usual():
+    """The templates of a long log without anomalies."""
+    return [template(line.text) for line in log_lines(50_000, seed=1)]
+
+
 def test_the_same_seed_gives_the_same_log():
     first, second = (list(log_lines(500, seed=4, anomalies=0.1)) for _ in range(2))
     assert first == second
@@ -47,17 +53,18 @@ def test_a_share_of_the_lines_are_anomalies_of_all_kinds():
     assert min(found.values()) > 20
 
 
-def test_anomalies_look_like_other_lines():
-    known = {template(line.text) for line in log_lines(20_000, seed=1)}
-    assert {template(line.text) for line in log_lines(5_000, seed=3, anomalies=0.3)} <= known
+def test_anomalies_look_like_other_lines(usual):
+    found = {template(line.text) for line in log_lines(5_000, seed=3, anomalies=0.3)}
+    assert found <= {*usual[:20_000]}
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-def test_how_frequent_a_template_is_hardly_tells_an_anomaly(sign):
-    counts = Counter(template(line.text) for line in log_lines(50_000, seed=1))
+def test_how_frequent_a_template_is_hardly_tells_an_anomaly(usual):
+    counts = Counter(usual)
     lines = list(log_lines(20_000, seed=3, anomalies=0.02))
-    rare = [-sign * math.log(counts[template(line.text)] + 1) for line in lines]
-    assert roc_auc_score([line.anomaly is not None for line in lines], rare) <= 0.75
+    frequent = [math.log(counts[template(line.text)] + 1) for line in lines]
+    # Neither the rare ones nor the frequent ones.
+    found = roc_auc_score([line.anomaly is not None for line in lines], frequent)
+    assert 0.25 <= found <= 0.75
 
 
 def test_what_cannot_be_a_log_is_refused():

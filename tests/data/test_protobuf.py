@@ -3,7 +3,7 @@
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_xl.data.sentencepiece_models import fields, varint
@@ -25,6 +25,7 @@ def field(number, value):
     return written(number << 3 | 2) + written(len(value)) + value
 
 
+@settings(max_examples=50)
 @given(st.lists(st.tuples(NUMBERS, VALUES), max_size=5))
 def test_what_was_written_is_read(listed):
     found = list(fields(b"".join(field(*x) for x in listed)))
@@ -32,6 +33,7 @@ def test_what_was_written_is_read(listed):
     assert found == expected
 
 
+@settings(max_examples=50)
 @given(NUMBERS, VALUES, st.data())
 def test_a_message_that_was_cut_is_refused(number, value, data):
     message = field(number, value)
@@ -40,6 +42,7 @@ def test_a_message_that_was_cut_is_refused(number, value, data):
         list(fields(cut))
 
 
+@settings(max_examples=50)
 @given(INTEGERS, st.binary(max_size=3), st.binary(max_size=3))
 def test_an_integer_is_read_where_it_stands(n, before, behind):
     data = before + written(n) + behind

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_xl.data.segments import Segments
@@ -18,6 +18,7 @@ def corpus_for(batch_size, segment_len, extra):
     return np.arange(max(batch_size * segment_len, 2) + extra, dtype=np.uint16)
 
 
+@settings(max_examples=50)
 @given(SHAPES)
 def test_streams_are_unbroken_and_the_corpus_is_a_ring(shape):
     batch_size, segment_len, _ = shape
@@ -30,6 +31,7 @@ def test_streams_are_unbroken_and_the_corpus_is_a_ring(shape):
         assert np.array_equal(targets[b], expected[1:])
 
 
+@settings(max_examples=50)
 @given(SHAPES, st.integers(0, 20))
 def test_resuming_changes_nothing(shape, n_read):
     corpus = corpus_for(*shape)
@@ -75,6 +77,7 @@ def test_a_position_in_other_streams_is_refused(other):
         Segments(np.arange(length, dtype=np.uint16), batch_size, segment_len).load_state_dict(state)
 
 
+@settings(max_examples=50)
 @given(SHAPES, st.integers(0, 9))
 def test_the_tokens_before_a_segment_come_with_it_once_more(shape, ext_len):
     batch_size, segment_len, _ = shape
@@ -104,6 +107,7 @@ def test_the_position_counts_no_context():
         assert torch.equal(ours, theirs)
 
 
+@settings(max_examples=50)
 @given(SHAPES, st.integers(0, 9), st.integers(0, 99))
 def test_a_rolled_stream_reads_its_own_part_once_in_each_pass(shape, ext_len, seed):
     batch_size, segment_len, _ = shape
@@ -139,6 +143,7 @@ def test_each_pass_and_each_stream_are_rolled_by_another_length():
     assert not np.array_equal(tokens, other)
 
 
+@settings(max_examples=50)
 @given(SHAPES, st.integers(0, 20))
 def test_rolled_streams_resume_and_divide_over_processes(shape, n_read):
     batch_size, segment_len, _ = shape

@@ -2,7 +2,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from transformer_xl.config import DataConfig
@@ -52,6 +52,7 @@ def content(spans) -> bytes:
     return b"".join(span.path.read_bytes()[span.start : span.stop] for span in spans)
 
 
+@settings(max_examples=50)
 @given(text=TEXTS)
 def test_blocks_are_the_text(folder, text):
     assert "".join(read_text(write(folder, text))) == text
@@ -59,6 +60,7 @@ def test_blocks_are_the_text(folder, text):
         assert "".join(read_blocks(kind, [write(folder, text)])) == text
 
 
+@settings(max_examples=50)
 @given(text=TEXTS)
 def test_no_symbol_crosses_a_block(folder, text):
     span = write(folder, text)
@@ -95,6 +97,7 @@ def test_a_line_of_any_script_is_cut_between_words(folder, text):
     assert max(map(len, blocks)) < 60
 
 
+@settings(max_examples=50)
 @given(text=SCRIPTS, near=st.integers(0, 60))
 def test_a_text_of_any_script_is_cut_between_units(folder, text, near):
     span = write(folder, text)
@@ -139,6 +142,7 @@ def test_bytes_that_are_no_text_are_located(folder, data, offset, byte):
         list(read_text(span))
 
 
+@settings(max_examples=50)
 @given(
     texts=st.lists(TEXTS, min_size=1, max_size=4),
     shares=st.sampled_from([(0.1, 0.0), (0.0, 0.2), (0.05, 0.05), (0.4, 0.3), (0.0, 0.0)]),
@@ -158,6 +162,7 @@ def test_the_shares_are_cut_off_the_end(folder, texts, shares, kind: VocabKind):
 
 
 @example(text="1111😀111漢 \n")
+@settings(max_examples=50)
 @given(text=TEXTS)
 def test_words_and_lines_stay_whole(folder, text):
     span = write(folder, text)
@@ -168,6 +173,7 @@ def test_words_and_lines_stay_whole(folder, text):
     assert [word for part in parts for word in part.split()] == text.split()
 
 
+@settings(max_examples=50)
 @given(
     lines=st.lists(st.text(alphabet="  \tab漢", max_size=40), min_size=1, max_size=20),
     ends=st.booleans(),

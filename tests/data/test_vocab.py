@@ -32,6 +32,7 @@ def tokenizer_of(vocab):
     return Tokenizer.from_str(vocab.definition)
 
 
+@settings(max_examples=50)
 @given(TEXTS | CODE)
 def test_bytes_and_bpe_restore_any_text(text):
     for vocab in (BYTES, BPE):
@@ -41,6 +42,7 @@ def test_bytes_and_bpe_restore_any_text(text):
         assert vocab.token_bytes[ids].sum() == len(text.encode())
 
 
+@settings(max_examples=50)
 @given(TEXTS)
 def test_characters_restore_the_text_they_were_counted_on(text):
     vocab = train_vocab("chars", [text])
@@ -49,6 +51,7 @@ def test_characters_restore_the_text_they_were_counted_on(text):
     assert vocab.unk_id is None
 
 
+@settings(max_examples=50)
 @given(TEXTS | CODE)
 def test_words_restore_the_words_and_the_lines(text):
     vocab = train_vocab("words", [text])
@@ -58,6 +61,7 @@ def test_words_restore_the_words_and_the_lines(text):
     ]
 
 
+@settings(max_examples=50)
 @given(TEXTS | CODE)
 def test_the_tokenizers_file_alone_gives_the_same_numbers(text):
     for kind in ("chars", "words"):
@@ -68,6 +72,7 @@ def test_the_tokenizers_file_alone_gives_the_same_numbers(text):
         assert tokenizer_of(vocab).decode(vocab.encode(text)) == text
 
 
+@settings(max_examples=50)
 @given(CODE | TEXTS, CODE | TEXTS)
 def test_text_cut_at_a_split_point_keeps_its_symbols(first, second):
     text = first + second
@@ -88,6 +93,7 @@ def test_bytes_that_are_no_text_are_shown_as_replacement_characters():
     assert BYTES.decode([0x61, 0xFF, 0x62]) == "a\ufffdb"
 
 
+@settings(max_examples=50)
 @given(TEXTS)
 def test_a_stream_decoder_writes_whole_characters_and_nothing_else(text):
     for vocab in (BYTES, BPE, train_vocab("chars", [text])):
@@ -307,16 +313,15 @@ def test_a_definition_that_is_none_is_refused_whatever_its_hash(tmp_path):
         load_vocab(tmp_path)
 
 
-@pytest.mark.parametrize("ids", [[-1], [10**9], [1.0], [True], ["1"], 1, "1", None, [[1]]], ids=str)
 @pytest.mark.parametrize("kind", ["bytes", "chars", "words", "bpe"])
-def test_what_is_no_row_of_symbols_is_not_decoded(kind, ids, refused):
+def test_what_is_no_row_of_symbols_is_not_decoded(kind, refused):
     vocab = train_vocab(kind, ["to be or not to be"], 300 if kind == "bpe" else None)
-    decode = unwrap(type(vocab).decode)
-    with refused(r"is no symbol|must be integers in a row"):
-        decode(vocab, ids)
-    if kind != "words":
+    for ids in ([-1], [10**9], [1.0], [True], ["1"], 1, "1", None, [[1]]):
         with refused(r"is no symbol|must be integers in a row"):
-            unwrap(type(vocab).decode_bytes)(vocab, ids)
+            unwrap(type(vocab).decode)(vocab, ids)
+        if kind != "words":
+            with refused(r"is no symbol|must be integers in a row"):
+                unwrap(type(vocab).decode_bytes)(vocab, ids)
     for number in (-1, len(vocab)):
         with refused(f"{number} is no symbol: this vocabulary has 0 to"):
             vocab.stream_decoder().push(number)

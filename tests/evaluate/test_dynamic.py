@@ -23,16 +23,16 @@ LENGTHS = {"segment_len": 7, "mem_len": 9}
 
 @pytest.fixture
 def squares(model):
-    training_text = np.random.default_rng(1).integers(0, 31, 71)
+    training_text = np.random.default_rng(1).integers(0, 31, 43)
     return gradient_squares(model, training_text, **LENGTHS)
 
 
 @pytest.fixture(params=["sgd", "rms"])
-def settings(request, squares):
-    both = {"rule": request.param, "decay": 0.1}
-    return Dynamic(lr=0.1, **both) if request.param == "sgd" else Dynamic(
-        lr=0.01, squares=squares, **both
-    )  # fmt: skip
+def settings(request):
+    if request.param == "sgd":
+        return Dynamic(rule="sgd", lr=0.1, decay=0.1)
+    squares = request.getfixturevalue("squares")
+    return Dynamic(rule="rms", lr=0.01, decay=0.1, squares=squares)
 
 
 def in_pieces(model, text, settings, cuts):
@@ -41,16 +41,15 @@ def in_pieces(model, text, settings, cuts):
     return torch.cat([*found, reading.finish()]), reading
 
 
-@pytest.mark.parametrize(
-    "cuts", [[], [1], [7], [8], [3, 3, 4, 30, 59], [*range(1, 60)], [*range(0, 60, 7)]], ids=str
-)
-def test_any_cutting_of_the_stream_gives_the_same_bits(model, text, settings, cuts):
+def test_any_cutting_of_the_stream_gives_the_same_bits(model, text, settings):
+    text = text[:32]
     whole, at_once = in_pieces(model, text, settings, [])
-    cut, piecemeal = in_pieces(model, text, settings, cuts)
-    assert torch.equal(cut, whole)
     assert len(whole) == len(text) - 1
-    for mine, other in zip(piecemeal.model.parameters(), at_once.model.parameters(), strict=True):
-        assert torch.equal(mine, other)
+    for cuts in ([], [1], [7], [8], [3, 3, 4, 20, 31], [*range(1, 32)], [*range(0, 32, 7)]):
+        cut, piecemeal = in_pieces(model, text, settings, cuts)
+        assert torch.equal(cut, whole), cuts
+        both = piecemeal.model.parameters(), at_once.model.parameters()
+        assert all(torch.equal(mine, other) for mine, other in zip(*both, strict=True)), cuts
 
 
 @pytest.mark.parametrize("kind", ["transformer_xl", "lstm"])
@@ -78,8 +77,9 @@ def test_the_callers_model_stays_as_it_is(model, text, settings):
 
 def test_a_token_is_scored_before_anything_is_learned_from_it(model, text, settings):
     """What comes later, in the segment or behind it, changes no score before it."""
+    text = text[:40]
     whole, _ = in_pieces(model, text, settings, [])
-    for place in (10, 14, 15, 40):
+    for place in (10, 14, 15, 30):
         changed = text.copy()
         changed[place] = (changed[place] + 1) % 31
         other, _ = in_pieces(model, changed, settings, [])
@@ -282,21 +282,20 @@ def test_squares_are_means_over_segments_with_completions(completing):
         gradient_squares(completing, TABLE[:11], **LENGTHS)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"lr": -1.0}, "lr=-1.0 must be at least 0"),
-        ({"lr": 0.1, "decay": 1.5}, "decay=1.5 must be between 0 and 1"),
-        ({"lr": 0.1, "eps": 0.0}, "eps=0.0 must be above 0"),
-        ({"lr": "fast"}, "lr='fast' must be a finite number"),
-        ({"lr": float("nan")}, "lr=nan must be a finite number"),
-        ({"lr": 0.1, "rule": "rms"}, "rule='rms' needs the squares of gradients"),
-    ],
-    ids=str,
-)
-def test_settings_out_of_range_are_named(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        Dynamic(**{"rule": "sgd", **wrong})
+OUT_OF_RANGE = [
+    ({"lr": -1.0}, "lr=-1.0 must be at least 0"),
+    ({"lr": 0.1, "decay": 1.5}, "decay=1.5 must be between 0 and 1"),
+    ({"lr": 0.1, "eps": 0.0}, "eps=0.0 must be above 0"),
+    ({"lr": "fast"}, "lr='fast' must be a finite number"),
+    ({"lr": float("nan")}, "lr=nan must be a finite number"),
+    ({"lr": 0.1, "rule": "rms"}, "rule='rms' needs the squares of gradients"),
+]
+
+
+def test_settings_out_of_range_are_named():
+    for wrong, message in OUT_OF_RANGE:
+        with pytest.raises(ValueError, match=message):
+            Dynamic(**{"rule": "sgd", **wrong})
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import math
 import random
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -63,23 +64,21 @@ def tokens(found):
 
 
 @pytest.mark.parametrize("kind", VOCABS)
-@pytest.mark.parametrize("seed", range(12))
-def test_the_tokens_are_those_of_the_whole_text(kind, seed):
+def test_the_tokens_are_those_of_the_whole_text(kind):
     vocab, text = VOCABS[kind]
-    found = pieces(vocab, "token", arrivals(text.encode(), seed))
-    assert tokens(found) == vocab.encode_lines(text)
+    for seed in range(12):
+        found = pieces(vocab, "token", arrivals(text.encode(), seed))
+        assert tokens(found) == vocab.encode_lines(text), seed
 
 
 @pytest.mark.parametrize("kind", VOCABS)
-@pytest.mark.parametrize("seed", range(4))
-def test_lines_are_cut_by_themselves(kind, seed):
+def test_lines_are_cut_by_themselves(kind):
     vocab, text = VOCABS[kind]
-    found = pieces(vocab, "line", arrivals(text.encode(), seed))
     lines = text.splitlines(keepends=True)
-    assert [(piece.text, piece.ids) for piece in found] == [
-        (line, vocab.encode_lines(line)) for line in lines
-    ]
-    assert [piece.ends_line for piece in found] == [line.endswith("\n") for line in lines]
+    expected = [(line, vocab.encode_lines(line), line.endswith("\n")) for line in lines]
+    for seed in range(4):
+        found = pieces(vocab, "line", arrivals(text.encode(), seed))
+        assert [(piece.text, piece.ids, piece.ends_line) for piece in found] == expected, seed
 
 
 @given(st.binary(max_size=60), st.integers(0, 9))
@@ -115,20 +114,19 @@ def test_nothing_waits_that_is_certain():
         assert "".join(piece.text for piece in Cutter(vocab, by).push(text.encode())) == certain
 
 
-@pytest.mark.parametrize("by", ["token", "line"])
-@pytest.mark.parametrize("seed", range(3))
-def test_what_has_no_symbol_is_left_out_and_told_with_its_line(by, seed):
+def test_what_has_no_symbol_is_left_out_and_told_with_its_line():
     vocab = train_vocab("chars", ["a\nb"])
     data = "a\nbb\nbΩab\n".encode() + b"a\xffa\nb"
-    found = pieces(vocab, by, arrivals(data, seed))
-    assert vocab.decode(tokens(found)) == "a\nbb\nbab\naa\nb"
-    told = {piece.line: dict(piece.unknown) for piece in found if piece.unknown}
-    if by == "line":
-        assert told == {3: {"Ω": 1}, 4: {"\udcff": 1}}
-        assert [piece.line for piece in found] == [1, 2, 3, 4, 5]
-    else:
-        assert min(told) == 3
-        assert sum((piece.unknown for piece in found), Counter()) == {"Ω": 1, "\udcff": 1}
+    for by, seed in product(("token", "line"), range(3)):
+        found = pieces(vocab, by, arrivals(data, seed))
+        assert vocab.decode(tokens(found)) == "a\nbb\nbab\naa\nb"
+        told = {piece.line: dict(piece.unknown) for piece in found if piece.unknown}
+        if by == "line":
+            assert told == {3: {"Ω": 1}, 4: {"\udcff": 1}}
+            assert [piece.line for piece in found] == [1, 2, 3, 4, 5]
+        else:
+            assert min(told) == 3
+            assert sum((piece.unknown for piece in found), Counter()) == {"Ω": 1, "\udcff": 1}
 
 
 BAD_LINE = "the \N{SNOWMAN} saw a dog\n".encode().replace(b"dog", b"d\xffg")
@@ -170,18 +168,15 @@ def of_bytes(tiny_config):
     return TransformerXL(replace(tiny_config, vocab_size=256, init_std=0.3)).double().eval()
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_the_scores_are_those_of_the_whole_text(of_bytes, seed):
-    vocab, data = VOCABS["bytes"][0], (TEXT * 3).encode()
-    stream = Flow(Reader(of_bytes, Lengths.of(of_bytes.config, segment_len=16)))
-    scored = [
-        pair
-        for part in stream.scores(arrivals(data, seed), Cutter(vocab, "token"))
-        for pair in part
-    ]
+def test_the_scores_are_those_of_the_whole_text(of_bytes):
+    vocab, data = VOCABS["bytes"][0], TEXT.encode()
     expected = list(score(of_bytes, list(data), segment_len=16))
-    assert bytes(token for token, _ in scored) == data
-    assert [x for _, x in scored][1:] == pytest.approx(expected[1:], abs=1e-11)
+    for seed in range(6):
+        stream = Flow(Reader(of_bytes, Lengths.of(of_bytes.config, segment_len=16)))
+        parts = stream.scores(arrivals(data, seed), Cutter(vocab, "token"))
+        scored = [pair for part in parts for pair in part]
+        assert bytes(token for token, _ in scored) == data
+        assert [x for _, x in scored][1:] == pytest.approx(expected[1:], abs=1e-11), seed
 
 
 def test_segments_are_filled_where_more_has_come(of_bytes, monkeypatch):

@@ -40,6 +40,7 @@ def trained_on_topics():
     return model.eval()
 
 
+@pytest.mark.slow
 def test_streams_are_warmed_by_the_text_before_them():
     """Several streams say what one says, but for a small part of what a cold start costs.
 
@@ -175,21 +176,20 @@ def test_the_mode_of_the_model_is_restored(tiny_config, text, is_training):
     assert torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize(
-    ("lengths", "message"),
-    [
-        ({"segment_len": 0}, "segment_len=0 must be at least 1"),
-        ({"mem_len": -1}, "mem_len=-1 must be at least 0"),
-        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
-        ({"attn_len": -1}, "attn_len=-1 must be at least 1"),
-        ({"clamp_len": -1}, "clamp_len=-1 must be at least 0"),
-        ({"ext_len": -1}, "ext_len=-1 must be at least 0"),
-    ],
-    ids=str,
-)
-def test_a_length_out_of_range_is_named(model, text, lengths, message):
-    with pytest.raises(ValueError, match=message):
-        evaluate(model, text, **lengths)
+OUT_OF_RANGE = [
+    ({"segment_len": 0}, "segment_len=0 must be at least 1"),
+    ({"mem_len": -1}, "mem_len=-1 must be at least 0"),
+    ({"batch_size": 0}, "batch_size=0 must be at least 1"),
+    ({"attn_len": -1}, "attn_len=-1 must be at least 1"),
+    ({"clamp_len": -1}, "clamp_len=-1 must be at least 0"),
+    ({"ext_len": -1}, "ext_len=-1 must be at least 0"),
+]
+
+
+def test_a_length_out_of_range_is_named(model, text):
+    for lengths, message in OUT_OF_RANGE:
+        with pytest.raises(ValueError, match=message):
+            evaluate(model, text, **lengths)
 
 
 @pytest.mark.parametrize("n", [0, 1])
@@ -245,26 +245,25 @@ def test_an_adaptive_model_is_measured_by_its_distribution(tiny_config, text):
     assert evaluate(model, text, segment_len=59).nll == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        *({"ids": ids} for ids in ([1.0, 2.0], "ab", 3, [[1, 2]], None, torch.ones(4))),
-        *({name: 1.5} for name in ("segment_len", "mem_len", "batch_size", "window", "ext_len")),
-        {"segment_len": True},
-        {"attn_len": 0},
-        {"attn_len": "8"},
-        {"clamp_len": -1},
-        {"token_bytes": np.ones(30)},
-        {"token_bytes": "utf-8"},
-        {"dynamic": "rms"},
-        {"model": "runs/demo"},
-    ],
-    ids=str,
-)
-def test_a_wrong_call_is_named(model, text, given, refused):
-    (name,) = given
-    with refused(name):
-        unwrap(evaluate)(**{"model": model, "ids": text, **given})
+WRONG_CALLS = [
+    *({"ids": ids} for ids in ([1.0, 2.0], "ab", 3, [[1, 2]], None, torch.ones(4))),
+    *({name: 1.5} for name in ("segment_len", "mem_len", "batch_size", "window", "ext_len")),
+    {"segment_len": True},
+    {"attn_len": 0},
+    {"attn_len": "8"},
+    {"clamp_len": -1},
+    {"token_bytes": np.ones(30)},
+    {"token_bytes": "utf-8"},
+    {"dynamic": "rms"},
+    {"model": "runs/demo"},
+]
+
+
+def test_a_wrong_call_is_named(model, text, refused):
+    for given in WRONG_CALLS:
+        (name,) = given
+        with refused(name):
+            unwrap(evaluate)(**{"model": model, "ids": text, **given})
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """Losses by place add up to the evaluation, and are those of the places they name."""
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -47,16 +47,15 @@ def test_a_text_shorter_than_a_segment_has_no_later_places(model, text):
     assert len(loss_in_segment(model, text[:5], segment_len=7)) == 4
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 100])
-@pytest.mark.parametrize("segment_len", [1, 4, 13, 50])
-def test_each_piece_begins_without_memory(model, text, batch_size, segment_len):
+def test_each_piece_begins_without_memory(model, text):
     model = model.double()
-    lengths = {"segment_len": segment_len, "mem_len": 13, "batch_size": batch_size}
-    found = loss_from_start(model, text, length=13, **lengths)
     pieces = [text[start : start + 14] for start in range(0, 59 - 12, 13)]
     assert len(pieces) == 4
     expected = np.mean([[*score(model, x.tolist(), mem_len=13)][1:] for x in pieces], axis=0)
-    assert found.tolist() == pytest.approx((-expected).tolist(), rel=1e-9)
+    for segment_len, batch_size in product((1, 4, 13, 50), (1, 2, 100)):
+        lengths = {"segment_len": segment_len, "mem_len": 13, "batch_size": batch_size}
+        found = loss_from_start(model, text, length=13, **lengths)
+        assert found.tolist() == pytest.approx((-expected).tolist(), rel=1e-9), lengths
 
 
 def test_the_first_token_is_predicted_from_one_alone(model, text):

@@ -34,9 +34,10 @@ def steps_alike() -> Callable[..., float]:
     """
 
     @torch.no_grad()
-    def compare(model, step, run, *, streams=3, tokens=24):
+    def compare(model, step, run, *, streams=3):
         T, start = step.n_tokens, step.start(streams)
-        text = torch.randint(31, (streams, T * (tokens // T)))
+        n = max(4, -(-(step.mem_len + 4) // T))
+        text = torch.randint(31, (streams, n * T))
         memory, mems, largest = list(start), model.start_memory(streams, step.mem_len), 0.0
         mems = model.keep(mems)
         for place in range(0, text.shape[1], T):

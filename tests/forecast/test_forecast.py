@@ -96,19 +96,16 @@ def test_a_model_in_training_is_left_in_training(given):
     assert model.training
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_what_does_not_fit_is_named(given):
+    for change, message in (
         ({"history": np.zeros((2, 9, 2))}, r"history of shape \(2, 9, 2\) must be \(series"),
         ({"history": np.zeros((2, 0, F))}, "must be"),
         ({"known": None}, r"known of shape \(2, 5, 0\) must be \(2, 5, 2\)"),
         ({"offsets": np.zeros((2, 4))}, r"offsets of shape \(2, 4\) must be \(2, 5\)"),
         ({"horizon": 0}, "horizon=0 must be at least 1"),
         ({"paths": 0}, "paths=0 must be at least 1"),
-    ],
-)
-def test_what_does_not_fit_is_named(given, change, message):
-    history, known, offsets = given
-    arguments = {"history": history, "horizon": 5, "known": known, "offsets": offsets} | change
-    with pytest.raises(ValueError, match=message):
-        forecast(made(), **arguments)
+    ):
+        history, known, offsets = given
+        arguments = {"history": history, "horizon": 5, "known": known, "offsets": offsets} | change
+        with pytest.raises(ValueError, match=message):
+            forecast(made(), **arguments)

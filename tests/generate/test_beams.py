@@ -183,24 +183,24 @@ def test_rows_of_a_prompt_that_is_done_are_read_no_more(small, monkeypatch):
     assert rows == [sum(n >= step for n in lengths) for step in range(1, max(lengths) + 1)]
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"length": None}, "length=None: beam search needs the maximum number of tokens"),
-        ({"length": 0}, "length=0 must be at least 1"),
-        ({"beam_size": 0}, "beam_size=0 must be at least 1"),
-        ({"beam_size": 2, "n_best": 3}, "n_best=3 must be from 1 to beam_size=2"),
-        ({"length_penalty": -1.0}, "length_penalty=-1.0 must be a number, 0 or above"),
-        ({"length_penalty": math.nan}, "length_penalty=nan must be a number, 0 or above"),
-        ({"stop_tokens": [V]}, "token 5 of stop_tokens is outside the vocabulary of 5"),
-        ({"stop": "\n"}, "needs the vocabulary: give vocab, or stop_tokens"),
-        ({"prompts": []}, "give a list of prompts, one at least"),
-        ({"prompts": [[]]}, "the prompt is empty"),
-    ],
-)
-def test_a_wrong_setting_is_named(small, settings, message):
-    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
-        found(small, **settings)
+WRONG = [
+    ({"length": None}, "length=None: beam search needs the maximum number of tokens"),
+    ({"length": 0}, "length=0 must be at least 1"),
+    ({"beam_size": 0}, "beam_size=0 must be at least 1"),
+    ({"beam_size": 2, "n_best": 3}, "n_best=3 must be from 1 to beam_size=2"),
+    ({"length_penalty": -1.0}, "length_penalty=-1.0 must be a number, 0 or above"),
+    ({"length_penalty": math.nan}, "length_penalty=nan must be a number, 0 or above"),
+    ({"stop_tokens": [V]}, "token 5 of stop_tokens is outside the vocabulary of 5"),
+    ({"stop": "\n"}, "needs the vocabulary: give vocab, or stop_tokens"),
+    ({"prompts": []}, "give a list of prompts, one at least"),
+    ({"prompts": [[]]}, "the prompt is empty"),
+]
+
+
+def test_a_wrong_setting_is_named(small):
+    for settings, message in WRONG:
+        with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+            found(small, **settings)
 
 
 def test_a_model_with_damaged_weights_is_named(small):

@@ -22,31 +22,30 @@ from transformer_xl.model.memory import join
 _generate, _generate_batch = unwrap(generate), unwrap(generate_batch)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"length": 1.5}, "length=1.5 must be an integer"),
-        ({"length": True}, "length=True must be an integer"),
-        ({"length": "3"}, "length='3' must be an integer"),
-        ({"mem_len": 2.0}, "mem_len=2.0 must be an integer"),
-        ({"mem_len": -1}, "mem_len=-1 must be at least 0"),
-        ({"seed": "x"}, "seed='x' must be an integer"),
-        ({"seed": 1.0}, "seed=1.0 must be an integer"),
-        ({"seed": 2**64}, "must be below"),
-        ({"seed": torch.zeros(3, dtype=torch.uint8)}, "seed"),
-        ({"temperature": "1"}, "temperature='1' must be"),
-        ({"temperature": None}, "temperature=None must be"),
-        ({"temperature": float("nan")}, "temperature=nan"),
-        ({"top_k": 2.5}, "top_k=2.5 must be"),
-        ({"top_p": True}, "top_p=True must be"),
-        ({"top_p": "0.9"}, "top_p='0.9' must be"),
-    ],
-    ids=str,
-)
-def test_a_setting_of_a_wrong_type_is_named_before_a_draw(model, settings, message, refused):
-    for call, ids in ((_generate, [1]), (_generate_batch, [[1]])):
-        with refused(message):
-            call(model, ids, **settings)
+OF_WRONG_TYPES = [
+    ({"length": 1.5}, "length=1.5 must be an integer"),
+    ({"length": True}, "length=True must be an integer"),
+    ({"length": "3"}, "length='3' must be an integer"),
+    ({"mem_len": 2.0}, "mem_len=2.0 must be an integer"),
+    ({"mem_len": -1}, "mem_len=-1 must be at least 0"),
+    ({"seed": "x"}, "seed='x' must be an integer"),
+    ({"seed": 1.0}, "seed=1.0 must be an integer"),
+    ({"seed": 2**64}, "must be below"),
+    ({"seed": torch.zeros(3, dtype=torch.uint8)}, "seed"),
+    ({"temperature": "1"}, "temperature='1' must be"),
+    ({"temperature": None}, "temperature=None must be"),
+    ({"temperature": float("nan")}, "temperature=nan"),
+    ({"top_k": 2.5}, "top_k=2.5 must be"),
+    ({"top_p": True}, "top_p=True must be"),
+    ({"top_p": "0.9"}, "top_p='0.9' must be"),
+]
+
+
+def test_a_setting_of_a_wrong_type_is_named_before_a_draw(model, refused):
+    for settings, message in OF_WRONG_TYPES:
+        for call, ids in ((_generate, [1]), (_generate_batch, [[1]])):
+            with refused(message):
+                call(model, ids, **settings)
 
 
 @pytest.mark.parametrize("seed", [torch.zeros(3, dtype=torch.uint8), torch.zeros(5056)])
@@ -55,27 +54,26 @@ def test_a_state_of_random_numbers_that_is_none_is_named(model, seed, refused):
         _generate(model, [1], seed=seed)
 
 
-@pytest.mark.parametrize(
-    ("ids", "message"),
-    [
-        ([1.5], r"the prompt must be integers in a row, not \[1.5\]"),
-        ([True], r"not \[True\]"),
-        ("abc", "not the text 'abc', of which vocab.encode makes them"),
-        (5, "not 5"),
-        (None, "not None"),
-        ([[1, 2]], r"not \[\[1, 2\]\]"),
-        (torch.tensor([1.0]), r"shape \(1,\) and torch.float32"),
-        (torch.ones(1, 2, dtype=torch.int64), r"shape \(1, 2\)"),
-        (np.array(1), r"shape \(\)"),
-        ([10**30], "must be integers"),
-    ],
-    ids=str,
-)
-def test_a_prompt_that_is_no_row_of_integers_is_named(model, ids, message, refused):
-    with refused(message):
-        _generate(model, ids)
-    with refused(message):
-        _generate_batch(model, [[1], ids])
+NO_PROMPTS = [
+    ([1.5], r"the prompt must be integers in a row, not \[1.5\]"),
+    ([True], r"not \[True\]"),
+    ("abc", "not the text 'abc', of which vocab.encode makes them"),
+    (5, "not 5"),
+    (None, "not None"),
+    ([[1, 2]], r"not \[\[1, 2\]\]"),
+    (torch.tensor([1.0]), r"shape \(1,\) and torch.float32"),
+    (torch.ones(1, 2, dtype=torch.int64), r"shape \(1, 2\)"),
+    (np.array(1), r"shape \(\)"),
+    ([10**30], "must be integers"),
+]
+
+
+def test_a_prompt_that_is_no_row_of_integers_is_named(model, refused):
+    for ids, message in NO_PROMPTS:
+        with refused(message):
+            _generate(model, ids)
+        with refused(message):
+            _generate_batch(model, [[1], ids])
 
 
 @pytest.mark.parametrize("prompts", [[], "ab", [1, 2]], ids=str)
@@ -115,24 +113,23 @@ def test_what_is_no_model_is_named(model, refused):
             call(model, [[1]])
 
 
-@pytest.mark.parametrize(
-    "ids",
-    [
-        (1, 2, 3),
-        range(1, 4),
-        iter([1, 2, 3]),
-        np.array([1, 2, 3], dtype=np.uint8),
-        torch.tensor([1, 2, 3], dtype=torch.int32),
-        torch.tensor([1, 2, 3], dtype=torch.uint8),
-        [np.int64(1), np.int16(2), 3],
-        [torch.tensor(1), 2, 3],
-    ],
-    ids=lambda ids: type(ids).__name__,
-)
-def test_integers_of_every_kind_are_tokens(model, ids):
-    assert list(_generate(model, ids, length=4, seed=1)) == list(
-        generate(model, [1, 2, 3], length=4, seed=1)
-    )
+INTEGERS = [
+    (1, 2, 3),
+    range(1, 4),
+    iter([1, 2, 3]),
+    np.array([1, 2, 3], dtype=np.uint8),
+    torch.tensor([1, 2, 3], dtype=torch.int32),
+    torch.tensor([1, 2, 3], dtype=torch.uint8),
+    [np.int64(1), np.int16(2), 3],
+    [torch.tensor(1), 2, 3],
+]
+
+
+def test_integers_of_every_kind_are_tokens(model):
+    for ids in INTEGERS:
+        assert list(_generate(model, ids, length=4, seed=1)) == list(
+            generate(model, [1, 2, 3], length=4, seed=1)
+        )
 
 
 def test_integers_of_numpy_are_settings(model):
@@ -160,12 +157,14 @@ def test_the_seed_after_the_last_one_is_0(model):
 
 
 @pytest.mark.parametrize("cutoffs", [(), (6, 12)], ids=str)
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("cut", [{"top_p": 1}, {"top_p": 1.0}, {"top_k": 31}, {"top_k": 10**9}])
-def test_what_cuts_nothing_is_no_cut(tiny_config, cutoffs, temperature, cut):
+def test_what_cuts_nothing_is_no_cut(tiny_config, cutoffs):
     model = TransformerXL(replace(tiny_config, init_std=0.3, cutoffs=cutoffs)).eval()
-    given = {"length": 40, "seed": 3, "temperature": temperature}
-    assert list(generate(model, [1], **given, **cut)) == list(generate(model, [1], **given))
+    cuts = [{"top_p": 1}, {"top_k": 31}], [{"top_p": 1.0}, {"top_k": 10**9}]
+    for temperature, some in zip((0.7, 1.0) if cutoffs else (1.0, 0.7), cuts, strict=True):
+        given = {"length": 25, "seed": 3, "temperature": temperature}
+        expected = list(generate(model, [1], **given))
+        for cut in some:
+            assert list(generate(model, [1], **given, **cut)) == expected, cut
 
 
 def test_a_sampler_says_what_it_draws_with():

@@ -3,6 +3,7 @@
 import random
 import re
 from dataclasses import fields, replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -81,8 +82,7 @@ def probabilities(sampler, softmax, histories=()):
     ],
     ids=str,
 )  # fmt: skip
-@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
-def test_filters_and_repetition_penalty_are_those_of_transformers(logits, settings, temperature):
+def test_filters_and_repetition_penalty_are_those_of_transformers(logits, settings):
     from transformers.generation import logits_process as theirs
 
     ids = torch.randint(V, (ROWS, 25))
@@ -94,13 +94,14 @@ def test_filters_and_repetition_penalty_are_those_of_transformers(logits, settin
         "min_p": theirs.MinPLogitsWarper,
         "typical_p": theirs.TypicalLogitsWarper,
     }
-    settings = {**settings, "temperature": temperature}
-    own = [kind(settings[name]) for name, kind in kinds.items() if name in settings]
-    expected = theirs.LogitsProcessorList(own)(ids, logits).softmax(-1)
-    histories = [History(row) for row in ids.tolist()]
-    found = probabilities(Sampler(**settings), softmax_of(logits), histories)
-    assert torch.equal(found > 0, expected > 0)
-    torch.testing.assert_close(found, expected)
+    for temperature in (1.0, 0.6, 1.7):
+        settings = {**settings, "temperature": temperature}
+        own = [kind(settings[name]) for name, kind in kinds.items() if name in settings]
+        expected = theirs.LogitsProcessorList(own)(ids, logits).softmax(-1)
+        histories = [History(row) for row in ids.tolist()]
+        found = probabilities(Sampler(**settings), softmax_of(logits), histories)
+        assert torch.equal(found > 0, expected > 0), temperature
+        torch.testing.assert_close(found, expected)
 
 
 def test_presence_and_frequency_penalties_are_those_of_openai(logits):
@@ -187,14 +188,13 @@ def test_the_largest_penalties_leave_finite_logits(logits):
     assert not found[:, 1].any()
 
 
-@pytest.mark.parametrize("penalty", [1e-300, 1e-40, 1e39, 1e300])
-@pytest.mark.parametrize("temperature", [0.5, 1.0])
-def test_extreme_repetition_penalties_leave_finite_logits(logits, penalty, temperature):
-    sampler = Sampler(temperature, repetition_penalty=penalty)
-    found = probabilities(sampler, softmax_of(logits), [History([1, 2, 3])] * ROWS)
-    assert found.isfinite().all()
-    chosen = found[:, :4].sum(-1)
-    assert ((chosen < 0.5) | (chosen == 1)).all()
+def test_extreme_repetition_penalties_leave_finite_logits(logits):
+    for temperature, penalty in product((0.5, 1.0), (1e-300, 1e-40, 1e39, 1e300)):
+        sampler = Sampler(temperature, repetition_penalty=penalty)
+        found = probabilities(sampler, softmax_of(logits), [History([1, 2, 3])] * ROWS)
+        assert found.isfinite().all(), penalty
+        chosen = found[:, :4].sum(-1)
+        assert ((chosen < 0.5) | (chosen == 1)).all(), penalty
 
 
 def test_the_number_of_operations_does_not_depend_on_the_number_of_texts(logits):
@@ -286,28 +286,29 @@ def test_all_settings_of_a_recipe_are_settings_of_the_sampler():
 def test_a_batch_draws_what_each_text_draws_alone(tiny_config, settings):
     model = TransformerXL(replace(tiny_config, init_std=0.3)).double().eval()
     prompts = [[1, 2, 3, 1, 2], [4], [5, 6, 7] * 9, [1, 2, 3, 1, 2]]
-    steps = list(generate_batch(model, prompts, length=40, seed=3, **settings))
+    steps = list(generate_batch(model, prompts, length=25, seed=3, **settings))
     for n, prompt in enumerate(prompts):
-        alone = list(generate(model, prompt, length=40, seed=3 + n, **settings))
+        alone = list(generate(model, prompt, length=25, seed=3 + n, **settings))
         assert [step[n] for step in steps] == alone
-        plain = {name: x for name, x in settings.items() if name in ("temperature", "top_k")}
-        assert alone != list(generate(model, prompt, length=40, seed=3 + n, **plain))
+    # The settings count.
+    plain = {name: x for name, x in settings.items() if name in ("temperature", "top_k")}
+    assert alone != list(generate(model, prompt, length=25, seed=3 + n, **plain))
 
 
 @pytest.mark.parametrize("settings", EACH, ids=str)
 def test_a_text_goes_on_with_its_history_as_if_it_had_not_stopped(model, settings, tmp_path):
     model.save_pretrained(tmp_path)
-    whole = list(generate(model, [7, 2, 3], length=50, seed=3, **settings))
-    first = generate(model, [7, 2, 3], length=30, seed=3, **settings)
+    whole = list(generate(model, [7, 2, 3], length=30, seed=3, **settings))
+    first = generate(model, [7, 2, 3], length=18, seed=3, **settings)
     begun = list(first)
     again = {"mems": first.mems, "seed": first.random_state, "history": first.history}
-    rest = generate(model, [first.last_token], length=20, **again, **settings)
+    rest = generate(model, [first.last_token], length=12, **again, **settings)
     assert begun + list(rest) == whole
 
     save_state(tmp_path / "state", first, tmp_path / "model.safetensors")
     state = load_state(tmp_path / "state", tmp_path / "model.safetensors", model)
     again = {"mems": state.mems, "seed": state.random, "history": state.read}
-    rest = generate(model, [state.last_token], length=20, **again, **settings)
+    rest = generate(model, [state.last_token], length=12, **again, **settings)
     assert begun + list(rest) == whole
 
 
@@ -327,19 +328,19 @@ def test_a_session_writes_what_generate_writes_however_it_is_cut(tiny_config, tm
     # A session reads its prompt with the keys of a window, so generate goes on from its memory.
     mems, last = start.state.mems, text[-1:]
     tokens = generate(
-        model, last, length=60, mems=mems, seed=3, history=text[:-1], **settings, **breakers
+        model, last, length=30, mems=mems, seed=3, history=text[:-1], **settings, **breakers
     )
     whole = "".join(text_pieces(tokens, BYTES))
-    assert generated(session, 60) == whole
+    assert generated(session, 30) == whole
     session.rewind(start)
     # Bytes that are no UTF-8 are only known together.
-    begun = [*session._drawn(20, _sampler(settings), None)]
-    begun += session._drawn(20, _sampler(settings), None)
+    begun = [*session._drawn(10, _sampler(settings), None)]
+    begun += session._drawn(10, _sampler(settings), None)
     session.save(tmp_path / "state")
     again = Session.load(tmp_path, tmp_path / "state")
     fork = session.fork()
     for other in (again, fork, session):
-        tokens = [*begun, *other._drawn(20, _sampler(settings), None)]
+        tokens = [*begun, *other._drawn(10, _sampler(settings), None)]
         assert "".join(text_pieces(tokens, BYTES)) == whole
 
 
@@ -367,29 +368,29 @@ def test_an_interrupt_leaves_the_history_as_it_was(model, monkeypatch):
     assert found + list(batch) == whole
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"min_p": 1.1}, "^min_p=1.1 must be between 0 and 1"),
-        ({"typical_p": 0}, "^typical_p=0 must be above 0 and at most 1"),
-        ({"repetition_penalty": 0}, "^repetition_penalty=0 must be above 0"),
-        ({"presence_penalty": 3}, "^presence_penalty=3 must be between -2 and 2"),
-        ({"penalty_window": 5000}, "^penalty_window=5000 must be above 0 and at most 4096"),
-        ({"penalty_window": 7}, "^penalty_window=7 has no effect with all penalties off"),
-        ({"dry_multiplier": 1, "dry_allowed_length": 65}, "^dry_allowed_length=65 must be above 0"),
-        (
-            {"dry_multiplier": 1, "dry_allowed_length": 9, "penalty_window": 9},
-            "^dry_allowed_length=9 must be below penalty_window=9",
-        ),
-        ({"dry_base": 2.0}, r"^dry_base=2.0 has no effect with dry_multiplier=0; leave it at 1.75"),
-        ({"dry_sequence_breakers": [3]}, "dry_sequence_breakers has no effect without DRY"),
-        ({"dry_multiplier": 1, "dry_sequence_breakers": ["a"]}, "must be tokens of the vocab"),
-        ({"dry_multiplier": 1, "dry_sequence_breakers": [99]}, "must be tokens of the vocab"),
-    ],
-)
-def test_a_setting_that_cannot_be_is_named(settings, message):
-    with pytest.raises(ValueError, match=message):
-        Sampler(vocab_size=V, **settings)
+WRONG = [
+    ({"min_p": 1.1}, "^min_p=1.1 must be between 0 and 1"),
+    ({"typical_p": 0}, "^typical_p=0 must be above 0 and at most 1"),
+    ({"repetition_penalty": 0}, "^repetition_penalty=0 must be above 0"),
+    ({"presence_penalty": 3}, "^presence_penalty=3 must be between -2 and 2"),
+    ({"penalty_window": 5000}, "^penalty_window=5000 must be above 0 and at most 4096"),
+    ({"penalty_window": 7}, "^penalty_window=7 has no effect with all penalties off"),
+    ({"dry_multiplier": 1, "dry_allowed_length": 65}, "^dry_allowed_length=65 must be above 0"),
+    (
+        {"dry_multiplier": 1, "dry_allowed_length": 9, "penalty_window": 9},
+        "^dry_allowed_length=9 must be below penalty_window=9",
+    ),
+    ({"dry_base": 2.0}, r"^dry_base=2.0 has no effect with dry_multiplier=0; leave it at 1.75"),
+    ({"dry_sequence_breakers": [3]}, "dry_sequence_breakers has no effect without DRY"),
+    ({"dry_multiplier": 1, "dry_sequence_breakers": ["a"]}, "must be tokens of the vocab"),
+    ({"dry_multiplier": 1, "dry_sequence_breakers": [99]}, "must be tokens of the vocab"),
+]
+
+
+def test_a_setting_that_cannot_be_is_named():
+    for settings, message in WRONG:
+        with pytest.raises(ValueError, match=message):
+            Sampler(vocab_size=V, **settings)
 
 
 def test_an_unknown_setting_is_named(model):

@@ -55,19 +55,27 @@ def written(session, length, **settings):
     return "".join(session.generate(length, **settings))
 
 
+@pytest.fixture
+def short_segments(monkeypatch):
+    """Sessions read segments of 64 tokens at most."""
+    module = import_module("transformer_xl.inference.generate.session")
+    monkeypatch.setattr(module, "PROMPT_SEGMENT", 64)
+
+
+@pytest.mark.usefixtures("short_segments")
 @pytest.mark.parametrize("kind", ["relative", "learned", "narrow", "zeros", "lstm"])
 def test_every_token_sees_the_same_however_the_text_came(tiny_config, kind):
     model = made(tiny_config, **KINDS[kind]).double()
-    whole = Session(model, BYTES).write(TEXT * 9, scored=True)
-    for size in (5, 31, 700):
-        session, found, rest = Session(model, BYTES), [], TEXT * 9
+    whole = Session(model, BYTES).write(TEXT * 3, scored=True)
+    for size in (5, 31, 150):
+        session, found, rest = Session(model, BYTES), [], TEXT * 3
         while rest:
             found += session.write(rest[:size], scored=True)
             rest = rest[size:]
         assert found[1:] == pytest.approx(whole[1:], abs=1e-10)
     # Of as many keys as a session remembers; an LSTM has none.
     attn_len = None if kind == "lstm" else min(6, model.config.attn_len or 6)
-    nll = evaluate(model, list((TEXT * 9).encode()), segment_len=50, attn_len=attn_len).nll
+    nll = evaluate(model, list((TEXT * 3).encode()), segment_len=50, attn_len=attn_len).nll
     assert -sum(whole[1:]) / len(whole[1:]) == pytest.approx(nll, abs=1e-10)
 
 
@@ -145,7 +153,7 @@ def test_a_saved_session_goes_on_with_the_same_bits(tiny_config, tmp_path, kind)
     model.save_pretrained(tmp_path / "model", BYTES)
     session = Session.open(tmp_path / "model", seed=5)
     sizes = set()
-    for text in ("T", "he", TEXT, TEXT * 30):
+    for text in ("T", "he", TEXT, TEXT * 9):
         session.write(text)
         session.save(tmp_path / "state")
         sizes.add((tmp_path / "state").stat().st_size)
@@ -210,8 +218,10 @@ def test_forks_go_their_own_ways(session):
     assert fork.score(TEXT) != expected[1]
 
 
+@pytest.mark.usefixtures("short_segments")
 @pytest.mark.parametrize("where", ["reading", "at the end"])
-def test_an_interrupt_leaves_the_session_as_it_was(session, monkeypatch, where):
+def test_an_interrupt_leaves_the_session_as_it_was(folder, monkeypatch, where):
+    session = Session.open(folder, seed=1)
     session.write(TEXT)
     written(session, 3)
     alone, calls = session.fork(), []
@@ -224,7 +234,7 @@ def test_an_interrupt_leaves_the_session_as_it_was(session, monkeypatch, where):
             raise KeyboardInterrupt
         return original(self, *given)
 
-    long = list((TEXT * 300).encode())
+    long = list((TEXT * 4).encode())
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, interrupted)
         with pytest.raises(KeyboardInterrupt):

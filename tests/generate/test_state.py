@@ -107,73 +107,73 @@ def _changed(state, what):
     return state._replace(mems=mems, **changed.get(what, {}))
 
 
-@pytest.mark.parametrize(
-    "what",
-    [
-        "fewer layers",
-        "wider heads",
-        "more heads",
-        "two texts",
-        "hidden states",
-        "all forgotten and more",
-        "no such token",
-        "a negative token",
-        "no such tokens before",
-    ],
-)
-def test_a_state_that_does_not_fit_its_model_is_refused(model, weights, tmp_path, what):
-    generation = generate(model, [1, 2, 3], length=4, seed=1)
-    list(generation)
-    mems = generation.mems
-    mems = type(mems).from_state_dict(mems.state_dict())
-    state = State(mems, 3, generation.random_state)
-    write_state(tmp_path / "state", state, weights)
-    assert load_state(tmp_path / "state", weights, model).last_token == 3
-    write_state(tmp_path / "state", _changed(state, what), weights)
-    with pytest.raises(RuntimeError, match=r"state is damaged"):
-        load_state(tmp_path / "state", weights, model)
+CHANGES = [
+    "fewer layers",
+    "wider heads",
+    "more heads",
+    "two texts",
+    "hidden states",
+    "all forgotten and more",
+    "no such token",
+    "a negative token",
+    "no such tokens before",
+]
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        "empty",
-        "cut",
-        "text",
-        "no metadata",
-        "no number",
-        "no values",
-        "other tensors",
-        "no random",
-        "no room",
-    ],
-)
-def test_a_damaged_state_is_named(model, weights, tmp_path, damage):
-    path = tmp_path / "state"
-    save_state(path, generate(model, [1, 2], length=4), weights)
-    tensors, content = load_file(path), path.read_bytes()
-    with safe_open(path, "pt") as file:
-        about = file.metadata()
-    # What follows is found without its help, too.
-    about.pop(CHECKSUM_KEY)
-    if damage == "no metadata":
-        save_file(tensors, path)
-    elif damage == "no number":
-        save_file(tensors, path, about | {"last_token": "seven"})
-    elif damage == "no room":
-        save_file(tensors, path, about | {"unused": "-1"})
-    elif damage == "no values":
-        save_file({"keys": tensors["keys"]}, path, about)
-    elif damage == "no random":
-        save_file(tensors | {"random": torch.zeros(7, dtype=torch.uint8)}, path, about)
-    elif damage == "other tensors":
-        save_file({"keys": torch.zeros(3), "values": torch.zeros(3)}, path, about)
-    else:
-        path.write_bytes(
-            {"empty": b"", "cut": content[:-5], "text": json.dumps(about).encode()}[damage]
-        )
-    with pytest.raises(RuntimeError, match=r"state is damaged"):
-        load_state(path, weights)
+def test_a_state_that_does_not_fit_its_model_is_refused(model, weights, tmp_path):
+    for what in CHANGES:
+        generation = generate(model, [1, 2, 3], length=4, seed=1)
+        list(generation)
+        mems = generation.mems
+        mems = type(mems).from_state_dict(mems.state_dict())
+        state = State(mems, 3, generation.random_state)
+        write_state(tmp_path / "state", state, weights)
+        assert load_state(tmp_path / "state", weights, model).last_token == 3
+        write_state(tmp_path / "state", _changed(state, what), weights)
+        with pytest.raises(RuntimeError, match=r"state is damaged"):
+            load_state(tmp_path / "state", weights, model)
+
+
+DAMAGES = [
+    "empty",
+    "cut",
+    "text",
+    "no metadata",
+    "no number",
+    "no values",
+    "other tensors",
+    "no random",
+    "no room",
+]
+
+
+def test_a_damaged_state_is_named(model, weights, tmp_path):
+    for damage in DAMAGES:
+        path = tmp_path / "state"
+        save_state(path, generate(model, [1, 2], length=4), weights)
+        tensors, content = load_file(path), path.read_bytes()
+        with safe_open(path, "pt") as file:
+            about = file.metadata()
+        # What follows is found without its help, too.
+        about.pop(CHECKSUM_KEY)
+        if damage == "no metadata":
+            save_file(tensors, path)
+        elif damage == "no number":
+            save_file(tensors, path, about | {"last_token": "seven"})
+        elif damage == "no room":
+            save_file(tensors, path, about | {"unused": "-1"})
+        elif damage == "no values":
+            save_file({"keys": tensors["keys"]}, path, about)
+        elif damage == "no random":
+            save_file(tensors | {"random": torch.zeros(7, dtype=torch.uint8)}, path, about)
+        elif damage == "other tensors":
+            save_file({"keys": torch.zeros(3), "values": torch.zeros(3)}, path, about)
+        else:
+            path.write_bytes(
+                {"empty": b"", "cut": content[:-5], "text": json.dumps(about).encode()}[damage]
+            )
+        with pytest.raises(RuntimeError, match=r"state is damaged"):
+            load_state(path, weights)
 
 
 def test_a_newer_state_is_refused_with_its_remedy(model, weights, tmp_path):

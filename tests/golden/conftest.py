@@ -1,6 +1,7 @@
 """Old checkpoints, converted, beside what the implementations that wrote them computed."""
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +62,24 @@ class Golden:
             self.check(ours[name].grad, gradient, f"gradient of {name}")
 
 
+@pytest.fixture(scope="session")
+def converted(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a converted checkpoint: `converted("pt_01_base/model.pt")`."""
+
+    @cache
+    def make(source: str) -> Path:
+        return convert(shared / "goldens" / source, tmp_path_factory.mktemp("golden") / "model")
+
+    return make
+
+
 @pytest.fixture
-def golden(shared: Path, tmp_path: Path) -> Callable[..., Golden]:
+def golden(shared: Path, converted: Callable[[str], Path]) -> Callable[..., Golden]:
     """Convert a checkpoint: `golden("pt_01_base/model.pt", dtype)`."""
 
     def make(source: str, dtype: torch.dtype = torch.float64, file: str = "golden.safetensors"):
         source_path = shared / "goldens" / source
-        convert(source_path, tmp_path / "model")
-        model = TransformerXL.from_pretrained(tmp_path / "model").to(dtype)
+        model = TransformerXL.from_pretrained(converted(source)).to(dtype)
         folder = source_path if source_path.is_dir() else source_path.parent
         numbers = load_file(folder / file) if (folder / file).exists() else {}
         return Golden(model, numbers)

@@ -14,7 +14,13 @@ from transformer_xl import convert
 from transformer_xl.model import TransformerXL
 from transformer_xl.ops import use_backend
 
-DTYPES = [torch.float64, torch.float32]
+# Each pair of a file, a backend and a precision.
+PAIRS = [
+    ("golden.safetensors", "reference", torch.float64),
+    ("golden.safetensors", "skew", torch.float32),
+    ("golden_init.safetensors", "skew", torch.float64),
+    ("golden_init.safetensors", "reference", torch.float32),
+]
 CONFIGS = [
     "pt_01_base",
     "pt_02_pre_lnorm",
@@ -45,9 +51,7 @@ FILES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("backend", ["reference", "skew"])
-@pytest.mark.parametrize("file", ["golden.safetensors", "golden_init.safetensors"])
+@pytest.mark.parametrize(("file", "backend", "dtype"), PAIRS, ids=str)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_number_of_the_authors_code_is_ours(golden, shared, name, file, backend, dtype):
     if not (shared / "goldens" / name / file).exists():
@@ -83,10 +87,11 @@ def test_the_converted_weights_are_those_of_the_file_bit_for_bit(golden, name):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_checkpoint_converted_there_and_back_is_the_same_bit_for_bit(shared, tmp_path, name):
-    folder = shared / "goldens" / name
-    convert(folder / "model.pt", tmp_path / "ours")
-    convert(tmp_path / "ours", tmp_path / "theirs", to="authors")
+def test_a_checkpoint_converted_there_and_back_is_the_same_bit_for_bit(
+    shared, converted, tmp_path, name
+):
+    folder, own = shared / "goldens" / name, converted(f"{name}/model.pt")
+    convert(own, tmp_path / "theirs", to="authors")
     before = torch.load(folder / "state_dict.pt", weights_only=True)
     after = torch.load(tmp_path / "theirs/state_dict.pt", weights_only=True)
     assert list(after) == list(before)
@@ -101,7 +106,7 @@ def test_a_checkpoint_converted_there_and_back_is_the_same_bit_for_bit(shared, t
     }
     # And from there once more.
     convert(tmp_path / "theirs", tmp_path / "again")
-    ours, again = (TransformerXL.from_pretrained(tmp_path / x) for x in ("ours", "again"))
+    ours, again = (TransformerXL.from_pretrained(x) for x in (own, tmp_path / "again"))
     assert ours.config == again.config
     state = ours.state_dict()
     assert all(torch.equal(x, state[key]) for key, x in again.state_dict().items())

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
+from transformer_xl.data import tokenizer_trial
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.model import TransformerXL, build_model
@@ -36,6 +38,18 @@ def transformers() -> Any:
     import_module("transformer_xl.hf")
     library.utils.logging.disable_progress_bar()
     return library
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Trainer empties the caches of all devices, and looks through all objects for that: half a
+    # second for each training.
+    if find_spec("accelerate"):
+        monkeypatch.setattr("accelerate.utils.memory.clear_device_cache", lambda **how: None)
+    # Tokenizers that the tests have made themselves are not tried in processes of their own.
+    there = tokenizer_trial._try_elsewhere
+    quickly = lambda data: "" if data.startswith(b"{") else there(data)  # noqa: E731
+    monkeypatch.setattr(tokenizer_trial, "_try_elsewhere", quickly)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from transformer_xl.model import TransformerXL
 
-N = 40
+N = 26
 KINDS: dict[str, dict[str, Any]] = {
     "the paper's": {},
     # The text outgrows the memory: what left it comes back.
@@ -77,7 +77,7 @@ def test_tokens_that_begin_documents_are_taken_back(
     model, assistant = pair(reset_at=3, mem_len=24)
     how = {"assistant_model": assistant} if way == "assistant" else {"prompt_lookup_num_tokens": 4}
     torch.manual_seed(5)
-    for ids in torch.randint(6, (12, 1, 12)):
+    for ids in torch.randint(6, (4, 1, 12)):
         greedy = model.generate(ids, **SETTINGS)
         found = model.generate(ids, **SETTINGS, **how)
         assert torch.equal(found.sequences, greedy.sequences)
@@ -136,8 +136,8 @@ def test_an_assistant_that_agrees_saves_calls(
     assistant = pair()[0]
     # It is not sure of what it writes.
     assistant.generation_config.assistant_confidence_threshold = 0.0
-    model.generate(ids, **SETTINGS, assistant_model=assistant)
-    assert len(calls) <= N / 10
+    model.generate(ids, assistant_model=assistant, **SETTINGS | {"max_new_tokens": 40})
+    assert len(calls) <= 4
 
 
 def test_chunks_of_a_prompt_write_the_same(language_model: Any, tokenizer: Any) -> None:

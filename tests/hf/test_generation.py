@@ -30,6 +30,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "LSTM": {"kind": "lstm", "n_head": 8, "d_inner": 2048},
     "without memory": {"mem_len": 0},
 }
+HANDS_IN = (
+    "all tokens",
+    "all and their mask",
+    "new tokens",
+    "new and their mask",
+    "new and a mask",
+)
 
 
 def _written(model: Any, batch: Any, **settings: Any) -> Tensor:
@@ -149,22 +156,24 @@ def test_every_kind_of_model_writes_the_same_with_cache_and_padding(
     own, folder = any_folder(**KINDS[kind])
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     batch = tokenizer(texts[:3], padding=True, return_tensors="pt")
-    for way in ("greedy", "beams"):
+    for way in ("beams", "greedy"):
         written = _written(model, batch, **WAYS[way])
         assert torch.equal(written, _written(model, batch, use_cache=False, **WAYS[way]))
         alone = _written(model, tokenizer(texts[1], return_tensors="pt"), **WAYS[way])
         assert torch.equal(written[1], alone[0])
     if kind != "without memory":
         ids = tokenizer(texts[0])["input_ids"]
-        greedy = _written(model, batch)[0].tolist()
-        assert greedy == [*txl.generate(own, ids, length=N, temperature=0)]
+        assert written[0].tolist() == [*txl.generate(own, ids, length=N, temperature=0)]
 
 
-@pytest.mark.parametrize("way", ["greedy", "beams"])
-@pytest.mark.parametrize("more", [" and the dog", 4 * " and the dog"])
+# Each pair of what is handed in, how long it is and a way to search.
 @pytest.mark.parametrize(
-    "hands_in",
-    ["all tokens", "all and their mask", "new tokens", "new and their mask", "new and a mask"],
+    ("hands_in", "more", "way"),
+    [
+        (hands_in, more, ("greedy", "beams")[(row + column) % 2])
+        for row, hands_in in enumerate(HANDS_IN)
+        for column, more in enumerate((" and the dog", 4 * " and the dog"))
+    ],
 )
 def test_memory_goes_out_and_in_again(
     language_model: Any, tokenizer: Any, texts: list[str], way: str, hands_in: str, more: Any

@@ -159,8 +159,7 @@ def test_the_loss_of_an_evaluation_is_that_of_the_texts_alone(
     assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("batch_size", [8, 3])
+@pytest.mark.parametrize(("side", "batch_size"), [("left", 8), ("right", 3)])
 def test_metrics_get_predictions_that_are_shifted_as_usual(
     transformers: Any,
     tokenizer: Any,

@@ -10,8 +10,6 @@ from torch.utils import _pytree as pytree
 
 from transformer_xl.model import TransformerXL
 
-pytestmark = pytest.mark.compile
-
 KINDS: dict[str, dict[str, Any]] = {
     "the paper's": {},
     "adaptive": {"cutoffs": (5, 10), "div_val": 2, "d_embed": 8},
@@ -36,6 +34,8 @@ def _compiled(model: Any) -> Any:
     return torch.compile(model, fullgraph=True, backend="eager")
 
 
+@pytest.mark.compile
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "name"),
     [*(("the paper's", name) for name in GIVEN), ("adaptive", "both"), ("absolute", "both")],
@@ -47,7 +47,7 @@ def test_masks_and_positions_are_exported_and_compiled_in_one_graph(
     name: str,
 ) -> None:
     given = GIVEN[name]
-    _, folder = any_folder(**KINDS[kind])
+    _, folder = any_folder(n_layer=1, **KINDS[kind])
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
         expected = model(IDS, **given)
@@ -61,6 +61,8 @@ def test_masks_and_positions_are_exported_and_compiled_in_one_graph(
             torch.testing.assert_close(again, after)
 
 
+@pytest.mark.compile
+@pytest.mark.slow
 def test_a_loss_is_compiled_in_one_graph_with_its_gradients(language_model: Any) -> None:
     given, found = GIVEN["both"], []
     for call in (language_model, _compiled(language_model)):
@@ -75,6 +77,8 @@ def test_a_loss_is_compiled_in_one_graph_with_its_gradients(language_model: Any)
     torch.testing.assert_close(found[:half], found[half:])
 
 
+@pytest.mark.compile
+@pytest.mark.slow
 def test_one_program_reads_batches_and_lengths_of_any_size(language_model: Any) -> None:
     B, length = torch.export.Dim("B"), torch.export.Dim("length", min=2, max=64)
     sizes = {0: B, 1: length}
@@ -93,6 +97,8 @@ def test_one_program_reads_batches_and_lengths_of_any_size(language_model: Any) 
             torch.testing.assert_close(found, language_model(ids, attention_mask=mask).logits)
 
 
+@pytest.mark.compile
+@pytest.mark.slow
 @pytest.mark.parametrize("has_keys", [False, True])
 def test_the_cache_goes_through_a_program_and_comes_out(
     language_model: Any, has_keys: bool
@@ -124,6 +130,8 @@ def test_the_cache_is_a_pytree(language_model: Any, has_keys: bool) -> None:
     assert halves.mems.tensors[0].dtype == torch.float16
 
 
+@pytest.mark.compile
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_exporter_of_transformers_takes_masks_and_the_cache(language_model: Any) -> None:
     dynamo = pytest.importorskip("transformers.exporters.exporter_dynamo")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 import tomllib
 from pathlib import Path
@@ -130,6 +131,30 @@ def test_changed_code_of_a_tutorial_needs_new_outputs(tmp_path, monkeypatch):
         tutorials.executed(changed)
     changed.write_text(path.read_text("utf-8") + "\nMore prose.\n")
     assert tutorials.executed(changed)["cells"][-1]["source"].endswith("More prose.")
+
+
+def test_a_tutorial_is_executed_again_when_a_package_that_it_uses_has_changed(
+    tmp_path, monkeypatch
+):
+    import nbformat
+    import tutorials
+
+    path = tutorials.tutorials()[0]
+    notebook = nbformat.read(tutorials.OUTPUTS / f"{path.stem}.ipynb", as_version=4)
+    used = notebook["metadata"]["transformer_xl"]
+    assert {"config", "data", "model", "ops", "train"} <= {*used["packages"]}
+    assert "studies" not in used["packages"]
+    for name in (*used["packages"], "studies"):
+        source = tutorials.PACKAGE / name
+        shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("*.so", "*.pyc"))
+    monkeypatch.setattr(tutorials, "PACKAGE", tmp_path)
+    monkeypatch.setattr(tutorials, "OUTPUTS", tmp_path)
+    used["digest"] = tutorials.digest(used["packages"])
+    nbformat.write(notebook, tmp_path / f"{path.stem}.ipynb")
+    (tmp_path / "studies" / "new.py").write_text("x = 1\n")
+    assert tutorials.is_current(path)
+    (tmp_path / "model" / "new.py").write_text("x = 1\n")
+    assert not tutorials.is_current(path)
 
 
 def test_the_inventories_are_those_that_the_program_writes():

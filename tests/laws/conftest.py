@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -23,19 +24,69 @@ CONFIG = ModelConfig(
 )
 VARIANTS = {
     "post-norm": {},
-    "pre-norm": {"norm_first": True},
-    "pre-norm and a last norm": {"norm_first": True, "final_norm": True},
-    "a pair of biases for each layer": {"tie_biases": False},
-    "starting with zeros": {"start_memory": "zeros"},
-    "clamped distances": {"clamp_len": 3},
-    "limited attention": {"attn_len": 4},
-    "memory lengths by layer": {"layer_attn_lens": (3, 6)},
-    "narrow embeddings": {"d_embed": 5, "tie_embeddings": False},
-    "value residuals": {"norm_first": True, "value_residual": True},
-    "embedding residuals": {"embedding_residual": True},
-    "input recurrence": {"input_recurrence": True, "tie_embeddings": False},
+    "value residuals, SwiGLU, a pair of biases for each layer": {
+        "norm_first": True,
+        "activation": "swiglu",
+        "value_residual": True,
+        "tie_biases": False,
+    },
+    "modern": {
+        "norm_first": True,
+        "final_norm": True,
+        "norm": "rms",
+        "activation": "relu_squared",
+        "qk_norm": True,
+    },
+    "starting with zeros, RMS norm, GELU": {
+        "start_memory": "zeros",
+        "norm": "rms",
+        "activation": "gelu",
+    },
+    "limited attention, clamped distances, embedding residuals, GEGLU": {
+        "attn_len": 4,
+        "clamp_len": 3,
+        "embedding_residual": True,
+        "activation": "geglu",
+    },
+    "memory lengths by layer, narrow embeddings, normalized raw queries": {
+        "layer_attn_lens": (3, 6),
+        "d_embed": 5,
+        "tie_embeddings": False,
+        "norm_first": True,
+        "qk_norm": True,
+        "quirks": ("raw_queries",),
+    },
+    "input recurrence, a last norm": {
+        "input_recurrence": True,
+        "tie_embeddings": False,
+        "norm_first": True,
+        "final_norm": True,
+    },
+    "gates, clamped distances": {"norm_first": True, "gate": "gru", "clamp_len": 3},
+    "gates, learned distances of normalized queries and keys": {
+        "norm_first": True,
+        "gate": "gru",
+        "qk_norm": True,
+        "attn_type": 1,
+        "n_positions": 9,
+    },
     "gpt with a cache": {"kind": "gpt"},
     "gpt with limited attention": {"kind": "gpt", "attn_len": 4, "qk_norm": True, "norm": "rms"},
+}
+# What each layer put out is remembered, so that it shows where segments begin.
+ENHANCED = {
+    "enhanced, with zeros": {"enhanced_recurrence": True, "start_memory": "zeros"},
+    "enhanced, learned distances": {"enhanced_recurrence": True, "attn_type": 1, "n_positions": 9},
+    "enhanced, modern, limited attention": VARIANTS["modern"]
+    | {"enhanced_recurrence": True, "attn_len": 4, "clamp_len": 3},
+}
+SIZES = {"vocab_size": 23, "n_layer": 2, "d_model": 16, "mem_len": 0, "dropout": 0.0}
+RECURRENT = {
+    "lstm": {},
+    "mamba2": {"n_head": 4, "state_size": 8},
+    "rwkv": {"d_inner": 32},
+    "xlnet": {"n_head": 2, "d_inner": 32, "mem_len": 200},
+    "xlstm": {"n_head": 2, "d_inner": 32},
 }
 
 
@@ -48,10 +99,54 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@torch.no_grad()
+def made(settings: dict[str, object]) -> LanguageModel:
+    model = build_model(replace(CONFIG, **settings)).double().eval()
+    for parameter in model.parameters():
+        # Biases too: what begins as zero hides mistakes.
+        parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+@torch.no_grad()
+def recurrent(kind: str, *, is_prepared: bool = True, **change: object) -> LanguageModel:
+    """An LSTM, or a model of transformers, whose code computes parts in float32."""
+    if kind != "lstm" and find_spec("transformers") is None:
+        pytest.skip("transformers is not installed")
+    model = build_model(ModelConfig(kind=kind, **SIZES | RECURRENT[kind] | change)).eval()
+    if not is_prepared:
+        return model
+    # As after training: no weights are zero, no gates are shut, and words differ.
+    model.embedding.weight.mul_(10)
+    for name, parameter in model.named_parameters():
+        if not parameter.any() or "igate_preact.bias" in name:
+            parameter.normal_(0.0, 0.3)
+    return model
+
+
 @pytest.fixture(params=VARIANTS)
 def model(request: pytest.FixtureRequest) -> LanguageModel:
     """A model in double precision, in which a law holds to the last digits or not at all."""
-    return build_model(replace(CONFIG, **VARIANTS[request.param])).double().eval()
+    return made(VARIANTS[request.param])
+
+
+@pytest.fixture(params=VARIANTS | ENHANCED)
+def attending(request: pytest.FixtureRequest) -> LanguageModel:
+    """The same, and those for which it matters where segments begin."""
+    return made((VARIANTS | ENHANCED)[request.param])
+
+
+@pytest.fixture(params=[*VARIANTS, *RECURRENT])
+def any_model(request: pytest.FixtureRequest) -> LanguageModel:
+    """A model of any kind that reads a text in segments as at once."""
+    name = request.param
+    return recurrent(name) if name in RECURRENT else made(VARIANTS[name])
+
+
+@pytest.fixture
+def turn(request: pytest.FixtureRequest) -> int:
+    """The number of the variant, by which values of two parameters meet in turn."""
+    return [*VARIANTS].index(request.node.callspec.params["model"])
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from transformer_xl.model.positions import frequencies
 from transformer_xl.ops import use_backend
 
 EXACT = {"rtol": 0, "atol": 1e-11}
+BACKENDS = ["reference", "skew"]
 V = 23
 CONFIG = ModelConfig(
     vocab_size=V, n_layer=2, n_head=2, d_model=12, d_inner=20, mem_len=6, dropout=0.0, init_std=0.4
@@ -62,12 +63,6 @@ def twin(model, **changes):
     other = TransformerXL(replace(model.config, **changes)).double().eval()
     other.load_state_dict(model.state_dict())
     return other
-
-
-@pytest.fixture(params=["reference", "skew"])
-def backend(request):
-    with use_backend(request.param):
-        yield
 
 
 @pytest.fixture(params=VARIANTS)
@@ -142,17 +137,19 @@ def assert_remembers(mems, inputs_of_segments):
         torch.testing.assert_close(state, torch.cat(inputs, 1)[:, -len(mems) :], **EXACT)
 
 
-@pytest.mark.usefixtures("backend")
 @torch.no_grad()
 def test_with_memory_and_without_the_numbers_are_those_of_the_formula(model):
     mems, read = model.start_memory(2), []
     for T in (4, 3, 1):
         text = some_text(length=T)
-        out = model(text, mems)
         hidden, inputs = by_hand(model, text, mems)
-        torch.testing.assert_close(out.hidden, hidden, **EXACT)
-        mems, read = out.mems, [*read, inputs]
-        assert_remembers(mems, read)
+        read.append(inputs)
+        for backend in BACKENDS:
+            with use_backend(backend):
+                out = model(text, mems)
+            torch.testing.assert_close(out.hidden, hidden, **EXACT)
+            assert_remembers(out.mems, read)
+        mems = out.mems
 
 
 @torch.no_grad()
@@ -164,30 +161,31 @@ def test_without_recurrence_nothing_is_remembered(model):
     torch.testing.assert_close(model(text, out.mems, mem_len=0).hidden, expected, **EXACT)
 
 
-@pytest.mark.parametrize("place", [0, 3, 6])
-@pytest.mark.usefixtures("backend")
 @torch.no_grad()
-def test_no_query_sees_its_future(model, place):
+def test_no_query_sees_its_future(model):
     mems, text = model(some_text()).mems, some_text(length=7)
-    changed = text.clone()
-    changed[:, place] = (text[:, place] + 1) % V
-    for before in (model.start_memory(2), mems):
-        one, other = model(text, before), model(changed, before)
-        difference = (one.log_probs - other.log_probs).abs().amax(-1)
-        assert (difference[:, :place] < 1e-12).all()
-        assert (difference[:, place] > 1e-6).all()
+    for place, backend in zip((0, 3, 6), ("skew", "reference", "skew"), strict=True):
+        changed = text.clone()
+        changed[:, place] = (text[:, place] + 1) % V
+        for before in (model.start_memory(2), mems):
+            with use_backend(backend):
+                one, other = model(text, before), model(changed, before)
+            difference = (one.log_probs - other.log_probs).abs().amax(-1)
+            assert (difference[:, :place] < 1e-12).all(), place
+            assert (difference[:, place] > 1e-6).all(), place
 
 
-@pytest.mark.usefixtures("backend")
 @torch.no_grad()
 def test_streams_never_mix(model):
     mems, text = model(some_text(3)).mems, some_text(3)
-    together = model(text, mems)
-    for row in range(3):
-        alone = model(text[row : row + 1], mems.select([row]))
-        torch.testing.assert_close(alone.hidden[0], together.hidden[row], **EXACT)
-        for one, other in zip(alone.mems.states, together.mems.states, strict=True):
-            torch.testing.assert_close(one[0], other[row], **EXACT)
+    for backend in BACKENDS:
+        with use_backend(backend):
+            together = model(text, mems)
+            for row in range(3):
+                alone = model(text[row : row + 1], mems.select([row]))
+                torch.testing.assert_close(alone.hidden[0], together.hidden[row], **EXACT)
+                for one, other in zip(alone.mems.states, together.mems.states, strict=True):
+                    torch.testing.assert_close(one[0], other[row], **EXACT)
 
 
 @torch.no_grad()
@@ -199,12 +197,13 @@ def test_a_stream_that_was_reset_is_like_one_that_begins(model):
         torch.testing.assert_close(found.hidden[row], expected.hidden[row], **EXACT)
 
 
-@pytest.mark.usefixtures("backend")
-def test_no_gradient_enters_the_memory_but_its_positions_learn(model):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_gradient_enters_the_memory_but_its_positions_learn(model, backend):
     mems = model(some_text()).mems
     for state in mems.states:
         state.requires_grad_()
-    model(some_text(length=3), mems, some_text(length=3)).loss.backward()
+    with use_backend(backend):
+        model(some_text(length=3), mems, some_text(length=3)).loss.backward()
     assert all(state.grad is None for state in mems.states)
     assert all(parameter.grad.any() for parameter in model.parameters())
     if model.config.attn_type != 2:
@@ -216,33 +215,32 @@ def test_no_gradient_enters_the_memory_but_its_positions_learn(model):
         assert learns.tolist() == [row < seen for row in range(table.shape[1])]
 
 
-@pytest.mark.parametrize("quirks", [(), ("stored_positions",)], ids=str)
-@pytest.mark.parametrize("is_learning", [False, True])
-def test_the_callers_memory_is_left_as_it_was(model, quirks, is_learning):
-    if model.config.attn_type > 1:
-        model = twin(model, quirks=quirks)
-    mems = model(some_text()).mems
-    before = [state.clone() for state in mems.states]
-    with torch.set_grad_enabled(is_learning):
-        model(some_text(), mems, some_text())
-    for state, expected in zip(mems.states, before, strict=True):
-        assert torch.equal(state, expected)
+def test_the_callers_memory_is_left_as_it_was(model):
+    quirks = ("stored_positions",)
+    for each in (model, *((twin(model, quirks=quirks),) if model.config.attn_type > 1 else ())):
+        mems = each(some_text()).mems
+        before = [state.clone() for state in mems.states]
+        for is_learning in (False, True):
+            with torch.set_grad_enabled(is_learning):
+                each(some_text(), mems, some_text())
+            for state, expected in zip(mems.states, before, strict=True):
+                assert torch.equal(state, expected)
 
 
-@pytest.mark.parametrize("n_positions", [4, 20])
-@pytest.mark.parametrize("T", [1, 4])
-@pytest.mark.usefixtures("backend")
 @torch.no_grad()
-def test_learned_relative_positions_make_segments_invisible(n_positions, T):
-    model = made(**RELATIVE | {"n_positions": n_positions})
-    text = some_text(length=10)
-    expected = model(text, mem_len=100).hidden
-    found, mems = [], None
-    for segment in text.split(T, 1):
-        out = model(segment, mems, mem_len=100)
-        mems = out.mems
-        found.append(out.hidden)
-    torch.testing.assert_close(torch.cat(found, 1), expected, **EXACT)
+def test_learned_relative_positions_make_segments_invisible():
+    for n_positions, T, backend in (
+        *((4, 1, "skew"), (4, 4, "reference"), (20, 1, "reference"), (20, 4, "skew")),
+    ):
+        model = made(**RELATIVE | {"n_positions": n_positions})
+        text, found, mems = some_text(length=10), [], None
+        with use_backend(backend):
+            expected = model(text, mem_len=100).hidden
+            for segment in text.split(T, 1):
+                out = model(segment, mems, mem_len=100)
+                mems = out.mems
+                found.append(out.hidden)
+        torch.testing.assert_close(torch.cat(found, 1), expected, **EXACT)
 
 
 @torch.no_grad()
@@ -375,10 +373,10 @@ def test_a_saved_model_is_read_back_as_it_was(any_model, tmp_path):
     assert torch.equal(again(text).log_probs, model(text).log_probs)
 
 
-@pytest.mark.parametrize("attn_len", [0, -1])
-def test_an_attention_length_below_one_is_named(model, attn_len):
-    with pytest.raises(ValueError, match=f"attn_len={attn_len} must be at least 1"):
-        model(some_text(), attn_len=attn_len)
+def test_an_attention_length_below_one_is_named(model):
+    for attn_len in (0, -1):
+        with pytest.raises(ValueError, match=f"attn_len={attn_len} must be at least 1"):
+            model(some_text(), attn_len=attn_len)
 
 
 @torch.no_grad()

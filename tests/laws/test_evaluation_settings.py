@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -116,39 +117,65 @@ def test_no_setting_is_forgotten_here():
     assert set(CHANGED) == {field.name for field in fields(EvalConfig)}
 
 
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.__name__)
+def changing(found):
+    """The settings that change what is found; each reading is made once."""
+    once = cache(lambda settings: found(dict(settings)))
+    assert once(()) == found({})
+    for name, settings in CHANGED.items():
+        others = tuple((key, x) for key, x in settings.items() if key != name)
+        if once((*others, (name, settings[name]))) != once(others):
+            yield name
+
+
+@pytest.mark.parametrize(
+    "path",
+    # The report, which is tested below, looks at the memory as well.
+    [pytest.param(x, marks=pytest.mark.slow) if x == memory_look else x for x in PATHS],
+    ids=lambda path: path.__name__,
+)
 def test_each_setting_changes_what_a_training_measures(
     path, config, corpus, run, model, monkeypatch
 ):
-    def found(**settings):
+    def found(settings):
         asked = replace(config, eval=replace(config.eval, **settings))
         return path(asked, corpus, run, model, monkeypatch)
 
-    usual = found()
-    assert usual == found()
-    for name, settings in CHANGED.items():
-        others = {key: x for key, x in settings.items() if key != name}
-        base = found(**others) if others else usual
-        assert (found(**settings) != base) == (name not in PATHS[path]), name
+    assert {*changing(found)} == CHANGED.keys() - {*PATHS[path]}
+
+
+parsed = cache(lambda words: cli.parse([*words]))
 
 
 @pytest.fixture
-def txl(capsys):
-    def run(*words):
+def txl(capsys, monkeypatch):
+    """Runs a command with settings; its words are parsed once, which takes longer than the rest."""
+
+    def run(*words, **settings):
         capsys.readouterr()
-        code = cli.main([str(word) for word in words])
+        words = tuple(str(word) for word in words)
+        command = replace(parsed(words), **settings)
+        with monkeypatch.context() as patch:
+            patch.setattr(cli, "parse", lambda argv: command)
+            code = cli.main([*words])
         return code, *capsys.readouterr()
 
     return run
 
 
-def flags(settings):
+def flags(settings, section=""):
     """Write settings as on a command line."""
     return [
-        word
+        str(word)
         for name, value in settings.items()
-        for word in (f"--eval.{name}", *(value if isinstance(value, tuple) else (value,)))
+        for word in (f"--{section}{name}", *(value if isinstance(value, tuple) else (value,)))
     ]
+
+
+def test_the_command_line_hands_every_setting_on(run):
+    asked = {name: settings[name] for name, settings in CHANGED.items()}
+    assert cli.parse(["eval", str(run), *flags(asked, "eval.")]).eval == asked
+    asked = {name: value for name, (_, value) in DRAWN.items()}
+    assert cli.parse(["generate", str(run), *flags(asked)]).given == asked
 
 
 def result(ended):
@@ -158,60 +185,56 @@ def result(ended):
 
 
 def test_each_setting_changes_what_eval_says(run, txl):
-    def found(settings, *words):
-        return result(txl("eval", run, *flags(settings), *words, "--json"))
+    def found(settings):
+        return result(txl("eval", run, "--json", eval=settings))
 
-    usual = found({})
-    assert usual == found({})
-    for name, settings in CHANGED.items():
-        others = {key: x for key, x in settings.items() if key != name}
-        assert found(settings) != (found(others) if others else usual), name
+    assert {*changing(found)} == CHANGED.keys()
 
 
 def test_each_setting_changes_the_losses_by_position_or_is_refused(run, txl):
     usual = result(txl("eval", run, "--by_position", "--json"))
     spans = ("in_segment", "from_start")
     for name in (*LENGTHS, "split"):
-        found = result(txl("eval", run, "--by_position", *flags(CHANGED[name]), "--json"))
+        found = result(txl("eval", run, "--by_position", "--json", eval=CHANGED[name]))
         assert [found[key] for key in spans] != [usual[key] for key in spans], name
     for name in ("window", "dynamic"):
-        code, _, err = txl("eval", run, "--by_position", *flags(CHANGED[name]))
+        code, _, err = txl("eval", run, "--by_position", "--json", eval=CHANGED[name])
         assert code == 2
         assert (
             "--by_position measures segments with a memory and fixed weights: leave out --ev" in err
         )
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--eval.window 4 --eval.mem_lens 0 3", "mem_lens=(0, 3) with window=4"),
-        ("--eval.window 4 --eval.max_steps 3", "max_steps=3 with window=4"),
-        ("--by_position --eval.max_steps 3", "--eval.max_steps 3 has no effect on --by_position"),
-        ("--eval.window 4 --eval.mem_len 3", "mem_len=3 with window=4"),
-        ("--eval.window 4 --eval.ext_len 3", "ext_len=3 with window=4"),
-        ("--eval.window 4 --eval.segment_len 3", "--eval.segment_len 3 with --eval.window 4"),
-        ("--eval.dynamic sgd --eval.ext_len 3", "ext_len=3 with dynamic='sgd'"),
-        ("--eval.dynamic sgd --eval.batch_size 3", "--eval.batch_size 3 with --eval.dynamic sgd"),
-        ("--eval.dynamic sgd --eval.dynamic_eps 0.5", "dynamic_eps=0.5 is for dynamic = 'rms'"),
-        ("--eval.dynamic sgd --eval.dynamic_tokens 9", "dynamic_tokens=9 is for dynamic = 'rms'"),
-        ("--eval.dynamic_lr 0.5", "dynamic_lr=0.5 is for dynamic = 'rms' or 'sgd', not None"),
-        ("--eval.dynamic_decay 0.5", "dynamic_decay=0.5 is for dynamic = 'rms' or 'sgd'"),
-    ],
-    ids=str,
-)
-def test_what_would_be_ignored_beside_another_setting_is_refused(run, txl, words, message):
-    code, out, err = txl("eval", run, *words.split())
-    assert (code, out) == (2, "")
-    assert message in " ".join(re.sub("[│╭╮╰╯─]", " ", err).split())
+IGNORED = [
+    ({"window": 4, "mem_lens": (0, 3)}, "mem_lens=(0, 3) with window=4"),
+    ({"window": 4, "max_steps": 3}, "max_steps=3 with window=4"),
+    ({"max_steps": 3}, "--eval.max_steps 3 has no effect on --by_position"),
+    ({"window": 4, "mem_len": 3}, "mem_len=3 with window=4"),
+    ({"window": 4, "ext_len": 3}, "ext_len=3 with window=4"),
+    ({"window": 4, "segment_len": 3}, "--eval.segment_len 3 with --eval.window 4"),
+    ({"dynamic": "sgd", "ext_len": 3}, "ext_len=3 with dynamic='sgd'"),
+    ({"dynamic": "sgd", "batch_size": 3}, "--eval.batch_size 3 with --eval.dynamic sgd"),
+    ({"dynamic": "sgd", "dynamic_eps": 0.5}, "dynamic_eps=0.5 is for dynamic = 'rms'"),
+    ({"dynamic": "sgd", "dynamic_tokens": 9}, "dynamic_tokens=9 is for dynamic = 'rms'"),
+    ({"dynamic_lr": 0.5}, "dynamic_lr=0.5 is for dynamic = 'rms' or 'sgd', not None"),
+    ({"dynamic_decay": 0.5}, "dynamic_decay=0.5 is for dynamic = 'rms' or 'sgd'"),
+]
+
+
+def test_what_would_be_ignored_beside_another_setting_is_refused(run, txl):
+    for settings, message in IGNORED:
+        words = ["--by_position"] if "by_position" in message else []
+        code, out, err = txl("eval", run, *words, "--json", eval=settings)
+        assert (code, out) == (2, ""), settings
+        assert message in " ".join(re.sub("[│╭╮╰╯─]", " ", err).split())
 
 
 def test_what_a_recipe_says_of_other_ways_does_not_forbid_one(run, config, txl, tmp_path):
     told = {"mem_len": 3, "mem_lens": (0, 3), "ext_len": 2, "segment_len": 4, "batch_size": 3}
     folder = copy_with(run, config, tmp_path, **told)
-    windows = result(txl("eval", folder, "--eval.window", 4, "--json"))
+    windows = result(txl("eval", folder, "--json", eval={"window": 4}))
     assert (windows["window"], windows["batch_size"]) == (4, 3)
-    learned = result(txl("eval", folder, "--eval.dynamic", "sgd", "--json"))
+    learned = result(txl("eval", folder, "--json", eval={"dynamic": "sgd"}))
     assert (learned["dynamic"], learned["batch_size"], learned["mem_len"]) == ("sgd", 1, 3)
     rms = {"dynamic": "rms", "dynamic_eps": 0.5, "dynamic_lr": 0.5, "mem_len": 3}
     folder = copy_with(run, config, tmp_path, **rms)
@@ -249,7 +272,7 @@ def test_report_refuses_what_changes_nothing_of_it(run, config, txl, tmp_path, m
     folder = copy_with(run, config, tmp_path)
 
     def seen(**settings):
-        code, _, err = txl("report", folder, "--measure", *flags(settings))
+        code, _, err = txl("report", folder, "--measure", eval=settings)
         assert code == 0, err
         return json.loads((folder / "memory.json").read_text())
 
@@ -257,7 +280,7 @@ def test_report_refuses_what_changes_nothing_of_it(run, config, txl, tmp_path, m
     for name in LENGTHS:
         assert seen(**CHANGED[name]) != usual, name
     for name in set(CHANGED) - {*LENGTHS}:
-        code, _, err = txl("report", folder, "--measure", *flags(CHANGED[name]))
+        code, _, err = txl("report", folder, "--measure", eval=CHANGED[name])
         assert (code, "has no effect here" in err) == (2, True), name
     code, _, err = txl("report", folder, "--eval.mem_len", 3)
     assert code == 2
@@ -271,7 +294,7 @@ def test_ablate_and_bench_refuse_what_they_do_not_take(command, run, txl, tmp_pa
     taken = LENGTHS if command == "bench" else ("batch_size",)
     words = ["--out", tmp_path / "ablation"] if command == "ablate" else []
     for name in set(CHANGED) - {*taken}:
-        code, out, err = txl(command, recipe, *words, *flags(CHANGED[name]))
+        code, out, err = txl(command, recipe, *words, eval=CHANGED[name])
         assert (code, out) == (2, ""), name
         assert "has no effect here" in err
     assert not (tmp_path / "ablation").exists()
@@ -300,7 +323,7 @@ DRAWN = {
         1,
     ),
     "loop_min_count": ({"length": 99, "top_k": 1, "on_loop": "end", "loop_min_length": 9}, 16),
-    "loop_min_length": ({"length": 250, "top_k": 1, "on_loop": "end"}, 100),
+    "loop_min_length": ({"length": 99, "top_k": 1, "on_loop": "end", "loop_min_length": 80}, 60),
     "stop": ({}, ("e",)),
     "seed": ({}, 2),
     "beam_size": ({}, 3),
@@ -317,20 +340,17 @@ def test_each_setting_of_writing_changes_the_text(run, config, corpus, model, tx
         return found["prompt"], found["text"]
 
     def written(**settings):
-        groups = [
-            (f"--{name}", *(x if isinstance(x, tuple) else [x])) for name, x in settings.items()
-        ]
-        code, out, _ = txl("generate", run, *(word for group in groups for word in group), "--json")
+        code, out, _ = txl("generate", run, "--json", given=settings)
         assert code == 0
         found = json.loads(out)
         return found["prompt"], found["text"]
 
     for write in (sample, written):
-        usual = write()
-        assert usual == write()
+        before = cache(lambda beside, write=write: write(**dict(beside)))
+        assert before(()) == write()
         for name, (beside, value) in DRAWN.items():
-            before = write(**beside) if beside else usual
-            assert write(**beside, **{name: value}) != before, name
+            usual = before(tuple(beside.items()))
+            assert write(**beside | {name: value}) != usual, name
 
 
 @pytest.mark.parametrize("name", ["attn_len", "clamp_len"])

@@ -1,7 +1,7 @@
 """Tokens before a segment that are read again with it are context: nothing is counted twice."""
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -33,6 +33,12 @@ def model(request):
     return TransformerXL(replace(CONFIG, **TYPES[request.param])).double().eval()
 
 
+@pytest.fixture
+def turn(request):
+    """The number of the type, by which values of two parameters meet in turn."""
+    return [*TYPES].index(request.node.callspec.params["model"])
+
+
 @pytest.fixture(params=["paper", "learned relative"])
 def relative(request):
     return TransformerXL(replace(CONFIG, **TYPES[request.param])).double().eval()
@@ -61,48 +67,45 @@ def remembered(model, mems):
     return torch.cdist(mems.states[0], words).argmin(-1)
 
 
-@pytest.mark.parametrize("mem_len", [0, 3, 100])
-@pytest.mark.parametrize(("T", "ext_len"), [(1, 4), (3, 4), (4, 4), (5, 2), (3, 0)])
 @torch.no_grad()
-def test_the_memory_holds_all_before_what_is_read_again_and_nothing_twice(
-    model, T, ext_len, mem_len
-):
-    text, mems, end = some_text(), None, 0
-    for window, context in windows(text, T, ext_len):
-        mems = model(window, mems, mem_len=mem_len, ext_len=ext_len).mems
-        end += window.shape[1] - context
-        before = max(end - ext_len, 0)
-        expected = text[:, max(before - mem_len, 0) : before]
-        assert torch.equal(remembered(model, mems), expected)
+def test_the_memory_holds_all_before_what_is_read_again_and_nothing_twice(model):
+    sizes, mem_lens = [(1, 4), (3, 4), (4, 4), (5, 2), (3, 0)], (0, 3, 100)
+    for (T, ext_len), mem_len in product(sizes, mem_lens):
+        text, mems, end = some_text(), None, 0
+        for window, context in windows(text, T, ext_len):
+            mems = model(window, mems, mem_len=mem_len, ext_len=ext_len).mems
+            end += window.shape[1] - context
+            before = max(end - ext_len, 0)
+            expected = text[:, max(before - mem_len, 0) : before]
+            assert torch.equal(remembered(model, mems), expected), (T, ext_len, mem_len)
 
 
-@pytest.mark.parametrize("is_kept", [False, True])
-@pytest.mark.parametrize(("T", "ext_len"), [(1, 4), (3, 4), (4, 4), (5, 2)])
 @torch.no_grad()
-def test_with_relative_positions_reading_again_changes_nothing(relative, T, ext_len, is_kept):
-    text, found = some_text(), []
-    mems = relative.start_memory(2)
-    mems = relative.keep(mems) if is_kept else mems
-    for window, context in windows(text, T, ext_len):
-        out = relative(window, mems, mem_len=100, ext_len=ext_len)
-        # A memory can be continued as often as one likes.
-        again = relative(window, mems, mem_len=100, ext_len=ext_len)
-        torch.testing.assert_close(again.hidden, out.hidden, **EXACT)
-        mems = out.mems
-        found.append(out.hidden[:, context:])
-    torch.testing.assert_close(torch.cat(found, 1), relative(text).hidden, **EXACT)
+def test_with_relative_positions_reading_again_changes_nothing(relative):
+    for (T, ext_len), is_kept in product([(1, 4), (3, 4), (4, 4), (5, 2)], (False, True)):
+        text, found = some_text(), []
+        mems = relative.start_memory(2)
+        mems = relative.keep(mems) if is_kept else mems
+        for window, context in windows(text, T, ext_len):
+            out = relative(window, mems, mem_len=100, ext_len=ext_len)
+            # A memory can be continued as often as one likes.
+            again = relative(window, mems, mem_len=100, ext_len=ext_len)
+            torch.testing.assert_close(again.hidden, out.hidden, **EXACT)
+            mems = out.mems
+            found.append(out.hidden[:, context:])
+        torch.testing.assert_close(torch.cat(found, 1), relative(text).hidden, **EXACT)
 
 
-@pytest.mark.parametrize("context", [None, 3])
 @torch.no_grad()
-def test_context_has_no_loss(model, context):
+def test_context_has_no_loss(model):
     text = some_text(length=8)
-    out = model(text[:, :-1], targets=text[:, 4:], ext_len=5, context=context)
     whole = model(text[:, :-1], targets=text[:, 1:])
-    assert out.nll.shape == (2, 4)
-    torch.testing.assert_close(out.nll, whole.nll[:, 3:], **EXACT)
-    torch.testing.assert_close(out.loss, whole.nll[:, 3:].mean(), **EXACT)
-    assert out.hidden.shape == (2, 7, 12)
+    for context in (None, 3):
+        out = model(text[:, :-1], targets=text[:, 4:], ext_len=5, context=context)
+        assert out.nll.shape == (2, 4)
+        torch.testing.assert_close(out.nll, whole.nll[:, 3:], **EXACT)
+        torch.testing.assert_close(out.loss, whole.nll[:, 3:].mean(), **EXACT)
+        assert out.hidden.shape == (2, 7, 12)
 
 
 def test_context_teaches_only_by_what_follows_it(model):
@@ -134,47 +137,44 @@ def text():
     return np.random.default_rng(0).integers(0, V, 20)
 
 
-@pytest.mark.parametrize("segment_len", [1, 3, 19, 50])
-@pytest.mark.parametrize("ext_len", [0, 2, 4, 30])
-def test_without_a_memory_it_is_a_sliding_window(model, text, ext_len, segment_len):
-    lengths = {"mem_len": 0, "ext_len": ext_len}
-    result = evaluate(model, text, segment_len=segment_len, **lengths)
-    expected = by_hand(model, text, ext_len, segment_len)
-    assert (result.tokens, result.ext_len) == (19, ext_len)
-    assert len(expected) == 19
-    assert result.nll == pytest.approx(expected.mean().item(), rel=1e-12)
-    configured = evaluate(twin(model, **lengths), text, segment_len=segment_len)
-    assert (configured.ext_len, configured.nll) == (ext_len, result.nll)
+def test_without_a_memory_it_is_a_sliding_window(model, turn, text):
+    segment_lens = ((1, 3, 19, 50) * 2)[turn:][:4]
+    for ext_len, segment_len in zip((0, 2, 4, 30), segment_lens, strict=True):
+        lengths = {"mem_len": 0, "ext_len": ext_len}
+        result = evaluate(model, text, segment_len=segment_len, **lengths)
+        expected = by_hand(model, text, ext_len, segment_len)
+        assert (result.tokens, result.ext_len) == (19, ext_len)
+        assert len(expected) == 19
+        assert result.nll == pytest.approx(expected.mean().item(), rel=1e-12), segment_len
+        configured = evaluate(twin(model, **lengths), text, segment_len=segment_len)
+        assert (configured.ext_len, configured.nll) == (ext_len, result.nll)
 
 
-@pytest.mark.parametrize("n", [16, 19])
-@pytest.mark.parametrize("batch_size", [1, 2, 4])
-@pytest.mark.parametrize("ext_len", [2, 5])
-def test_each_token_is_counted_once_in_every_stream(model, text, ext_len, batch_size, n):
-    lengths = {"mem_len": 0, "ext_len": ext_len}
-    text = text[: n + 1]
-    found = evaluate(model, text, segment_len=3, batch_size=batch_size, **lengths)
-    starts = [-(-b * n // batch_size) for b in range(batch_size + 1)]
-    expected = []
-    for start, end in pairwise(starts):
-        # A shorter part begins with a token that is not counted.
-        part = text[end - starts[1] : end + 1]
-        expected.append(by_hand(model, part, ext_len, segment_len=3)[start - end :])
-    expected = torch.cat(expected)
-    assert len(expected) == found.tokens == n
-    assert found.nll == pytest.approx(expected.mean().item(), rel=1e-12)
+def test_each_token_is_counted_once_in_every_stream(model, text):
+    # Each pair of two of the numbers stands in one row.
+    for ext_len, batch_size, n in (
+        *((2, 1, 16), (5, 1, 19), (5, 2, 16), (2, 2, 19), (2, 4, 16), (5, 4, 19)),
+    ):
+        lengths, some = {"mem_len": 0, "ext_len": ext_len}, text[: n + 1]
+        found = evaluate(model, some, segment_len=3, batch_size=batch_size, **lengths)
+        starts = [-(-b * n // batch_size) for b in range(batch_size + 1)]
+        expected = []
+        for start, end in pairwise(starts):
+            # A shorter part begins with a token that is not counted.
+            part = some[end - starts[1] : end + 1]
+            expected.append(by_hand(model, part, ext_len, segment_len=3)[start - end :])
+        expected = torch.cat(expected)
+        assert len(expected) == found.tokens == n
+        assert found.nll == pytest.approx(expected.mean().item(), rel=1e-12), (batch_size, n)
 
 
-@pytest.mark.parametrize("batch_size", [1, 2])
-@pytest.mark.parametrize("ext_len", [1, 3, 8])
-def test_with_enough_memory_an_evaluation_does_not_depend_on_it(
-    relative, text, ext_len, batch_size
-):
+def test_with_enough_memory_an_evaluation_does_not_depend_on_it(relative, text):
     expected = evaluate(relative, text, mem_len=50).nll
-    lengths = {"segment_len": 3, "mem_len": 50, "batch_size": batch_size}
-    found = evaluate(relative, text, ext_len=ext_len, **lengths).nll
-    assert found == pytest.approx(expected, rel=1e-12)
-    assert evaluate(twin(relative, ext_len=ext_len), text, **lengths).nll == found
+    for ext_len, batch_size in product((1, 3, 8), (1, 2)):
+        lengths = {"segment_len": 3, "mem_len": 50, "batch_size": batch_size}
+        found = evaluate(relative, text, ext_len=ext_len, **lengths).nll
+        assert found == pytest.approx(expected, rel=1e-12), (ext_len, batch_size)
+    assert evaluate(twin(relative, ext_len=8), text, **lengths).nll == found
 
 
 def test_writing_and_scoring_read_nothing_again(model, text):
@@ -193,10 +193,9 @@ def texts_of(*sizes):
     return [draw.integers(0, V, n).tolist() for n in sizes]
 
 
-@pytest.mark.parametrize("beam_size", [None, 3])
 @pytest.mark.parametrize("sizes", [(11, 11), (9, 14, 1)], ids=str)
-def test_what_follows_a_text_is_said_without_reading_anything_again(model, sizes, beam_size):
-    texts = texts_of(*sizes)
+def test_what_follows_a_text_is_said_without_reading_anything_again(model, turn, sizes):
+    texts, beam_size = texts_of(*sizes), (None, 3)[(turn + len(sizes)) % 2]
     found = []
     for ext_len in (0, 4):
         lengths = Lengths.of(model.config, segment_len=4, mem_len=20, ext_len=ext_len)
@@ -209,18 +208,16 @@ def test_what_follows_a_text_is_said_without_reading_anything_again(model, sizes
     assert any(text)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_the_losses_of_texts_are_those_that_an_evaluation_counts(model, batch_size):
+def test_the_losses_of_texts_are_those_that_an_evaluation_counts(model):
     texts = texts_of(9, 14, 14, 2)
     for mem_len, ext_len in ((20, 4), (3, 2), (3, 0)):
         how = {"segment_len": 4, "mem_len": mem_len, "ext_len": ext_len}
         lengths = Lengths.of(model.config, **how)
-        for text, own in zip(
-            texts, losses(model, texts, lengths, batch_size=batch_size), strict=True
-        ):
-            expected = evaluate(model, np.array(text), **how).nll
-            assert len(own) == len(text) - 1
-            assert own.mean() == pytest.approx(expected, rel=1e-6)
+        expected = [evaluate(model, np.array(text), **how).nll for text in texts]
+        for batch_size in (1, 3):
+            found = losses(model, texts, lengths, batch_size=batch_size)
+            assert [len(own) + 1 for own in found] == [len(text) for text in texts]
+            assert [own.mean() for own in found] == pytest.approx(expected, rel=1e-6), batch_size
     with pytest.raises(ValueError, match="batch_size=0 must be at least 1"):
         losses(model, texts, lengths._replace(ext_len=2), batch_size=0)
 
@@ -254,9 +251,9 @@ def test_swapped_lengths_matter_only_to_what_is_read_again(relative):
     assert read_again(quirky, 4, 0, text) == read_again(relative, 4, 0, text)
 
 
-@pytest.mark.parametrize("name", ["ext_len", "mem_len"])
-def test_a_length_below_zero_is_named(model, text, name):
-    with pytest.raises(ValueError, match=f"{name}=-1 must be at least 0"):
-        model(some_text(), **{name: -1})
-    with pytest.raises(ValueError, match=f"{name}=-1 must be at least 0"):
-        evaluate(model, text, **{name: -1})
+def test_a_length_below_zero_is_named(model, text):
+    for name in ("ext_len", "mem_len"):
+        with pytest.raises(ValueError, match=f"{name}=-1 must be at least 0"):
+            model(some_text(), **{name: -1})
+        with pytest.raises(ValueError, match=f"{name}=-1 must be at least 0"):
+            evaluate(model, text, **{name: -1})

@@ -28,7 +28,9 @@ def mixture(hidden, tokens, log_probs, settings=SETTINGS, reset_at=None):
         past = range(max([first, *resets[-1:]]), t)
         distance = {i: float((hidden[t] - hidden[i]).square().mean()) for i in past}
         nearest = sorted(past, key=distance.__getitem__)[: settings.k]
-        weight = {i: math.exp(-distance[i] / settings.temperature) for i in nearest}
+        # From the nearest one on, so that not all of them are too small for a number.
+        more = {i: distance[i] - distance[nearest[0]] for i in nearest}
+        weight = {i: math.exp(-more[i] / settings.temperature) for i in nearest}
         probs = log_probs[t].exp()
         if nearest:
             probs = probs * (1 - settings.share)
@@ -68,7 +70,7 @@ def test_a_loss_is_that_of_the_mixture(model):
 
 def test_what_is_written_follows_the_mixture_too(model):
     prompts = [TEXT[:7].tolist(), TEXT[7:9].tolist(), TEXT[:7].tolist()]
-    options = {"length": 12, "mem_len": 40, "knn": SETTINGS, "temperature": 0}
+    options = {"length": 8, "mem_len": 40, "knn": SETTINGS, "temperature": 0}
     batch = list(generate_batch(model, prompts, **options))
     for n, prompt in enumerate(prompts):
         written = [step[n] for step in batch]

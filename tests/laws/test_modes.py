@@ -70,15 +70,15 @@ def _modes(model):
     return [module.training for module in model.modules()]
 
 
-@pytest.mark.parametrize("is_training", [True, False])
 @pytest.mark.parametrize("reader", READERS)
-def test_whoever_reads_drops_nothing_and_restores_each_mode(tiny_config, reader, is_training):
+def test_whoever_reads_drops_nothing_and_restores_each_mode(tiny_config, reader):
     expected = READERS[reader](_model(tiny_config).eval())
-    model = _model(tiny_config).train(is_training)
-    model.layers[1].train(not is_training)
-    before = _modes(model)
-    assert READERS[reader](model) == expected
-    assert _modes(model) == before
+    for is_training in (True, False):
+        model = _model(tiny_config).train(is_training)
+        model.layers[1].train(not is_training)
+        before = _modes(model)
+        assert READERS[reader](model) == expected
+        assert _modes(model) == before
 
 
 def test_an_error_restores_each_mode_too(tiny_config):

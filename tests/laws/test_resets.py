@@ -42,7 +42,7 @@ def model(request):
 def sentences():
     draw = random.Random(0)
     words = [word for word in range(V) if word != EOS]
-    return [[*draw.choices(words, k=draw.randint(0, 9)), EOS] for _ in range(12)]
+    return [[*draw.choices(words, k=draw.randint(0, 9)), EOS] for _ in range(9)]
 
 
 def text(order):
@@ -56,18 +56,15 @@ def orders():
         yield random.Random(seed).sample(some, len(some))
 
 
-@pytest.mark.parametrize(("segment_len", "batch_size"), [(1, 1), (5, 1), (64, 1), (4, 3)])
-def test_the_loss_of_shuffled_sentences_does_not_depend_on_their_order(
-    model, segment_len, batch_size
-):
-    if model.config.kind == "lstm":
-        # Without a length of memory nothing is read before a part, which may begin in a sentence.
-        batch_size = 1
-    found = [
-        evaluate(model, text(order), segment_len=segment_len, batch_size=batch_size).nll
-        for order in orders()
-    ]
-    assert found == pytest.approx([found[0]] * 3, rel=1e-12)
+def test_the_loss_of_shuffled_sentences_does_not_depend_on_their_order(model):
+    for segment_len, batch_size in ((1, 1), (5, 1), (64, 1), (4, 3)):
+        if model.config.kind == "lstm" and batch_size > 1:
+            # With no length of memory nothing is read before a part, which may begin in a sentence.
+            continue
+        how = {"segment_len": segment_len, "batch_size": batch_size}
+        # Segments of one token are many: two of the orders will do.
+        found = [evaluate(model, text(x), **how).nll for x in [*orders()][: 2 + (segment_len > 1)]]
+        assert found == pytest.approx([found[0]] * len(found), rel=1e-12), how
 
 
 def test_without_resets_it_does():

@@ -2,6 +2,10 @@
 
 import pytest
 import torch
+from tests.laws.conftest import RECURRENT
+
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.stepper import Stepper
 
 EXACT = {"rtol": 0, "atol": 1e-12}
 
@@ -27,17 +31,27 @@ def cut(length, T):
     return [T] * (length // T) + ([length % T] if length % T else [])
 
 
-@pytest.mark.parametrize("T", [1, 4, 5])
+def assert_same(one, other):
+    one, other = one.state_dict(), other.state_dict()
+    for name in one.keys() - {"forgotten"}:
+        torch.testing.assert_close(one[name], other[name], **EXACT)
+
+
 @torch.no_grad()
-def test_segments_are_invisible(model, T):
-    text, start = some_text(), model.start_memory(2, mem_len=6)
-    hidden, nll, mems = read(model, text, [10], start, mem_len=100)
-    cut_hidden, cut_nll, cut_mems = read(model, text, cut(10, T), start, mem_len=100)
-    torch.testing.assert_close(cut_hidden, hidden, **EXACT)
-    torch.testing.assert_close(cut_nll, nll, **EXACT)
-    assert len(cut_mems) == len(mems) == 10 + len(start)
-    for state, expected in zip(cut_mems.states, mems.states, strict=True):
-        torch.testing.assert_close(state, expected, **EXACT)
+def test_segments_are_invisible(any_model):
+    model, text, start, lengths, close = any_model, some_text(), None, {}, EXACT
+    if model.config.kind in RECURRENT:
+        # Their code computes parts in float32, with weights of any precision.
+        close = {"rtol": 1e-4, "atol": 2e-5}
+    else:
+        start, lengths = model.start_memory(2, mem_len=6), {"mem_len": 100}
+    hidden, nll, mems = read(model, text, [10], start, **lengths)
+    for sizes in ([1] * 10, [4, 4, 2], [5, 5], [1, 9]):
+        found = read(model, text, sizes, start, **lengths)
+        torch.testing.assert_close(found[0], hidden, **close)
+        torch.testing.assert_close(found[1], nll, **close)
+        torch.testing.assert_close(found[2].state_dict(), mems.state_dict(), **close)
+    assert start is None or len(mems) == 10 + len(start)
 
 
 @torch.no_grad()
@@ -49,16 +63,16 @@ def test_a_memory_that_is_too_short_is_visible(model):
     assert (short - hidden)[:, 4:].abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("T", [1, 3])
 @torch.no_grad()
-def test_memory_beyond_the_attention_length_is_unused(model, T):
+def test_memory_beyond_the_attention_length_is_unused(model):
     text, start = some_text(), model.start_memory(2, mem_len=9)
 
     def hidden(mem_len, T):
         found, *_ = read(model, text, cut(10, T), start.last(mem_len), mem_len=mem_len, attn_len=4)
         return found
 
-    torch.testing.assert_close(hidden(3, T), hidden(100, T), **EXACT)
+    for T in (1, 3):
+        torch.testing.assert_close(hidden(3, T), hidden(100, T), **EXACT)
     assert (hidden(2, 3) - hidden(3, 3)).abs().max() > 1e-3
 
 
@@ -76,79 +90,81 @@ def test_positions_are_relative(model):
     assert (one - other).abs().max() > 1e-3 or model.config.attn_len
 
 
-@pytest.mark.parametrize("lengths", [{}, {"mem_len": 0}], ids=str)
 @torch.no_grad()
-def test_kept_keys_and_values_give_the_numbers_of_the_hidden_states(model, lengths):
-    mems = model.start_memory(3)
-    kept = model.keep(mems)
-    for step, T in enumerate([3, 1, 5, 2, 9, 1, 1, 4]):
-        segment = some_text(3, T)
-        expected, out = model(segment, mems, **lengths), model(segment, kept, **lengths)
-        torch.testing.assert_close(out.hidden, expected.hidden, **EXACT)
-        torch.testing.assert_close(out.log_probs, expected.log_probs, **EXACT)
-        mems, kept = expected.mems, out.mems
-        assert len(kept) == len(mems)
-        if step % 3 == 2:
-            mems, kept = mems.reset([step % 3]), kept.reset([step % 3])
-        if step % 4 == 3:
-            mems, kept = mems.select([2, 0, 0]), kept.select([2, 0, 0])
+def test_kept_keys_and_values_give_the_numbers_of_the_hidden_states(attending):
+    # The lengths may change from one call to the next.
+    others = {"clamp_len": 1}, {"attn_len": 2}, {"mem_len": 20}, {"clamp_len": 4}
+    model = attending
+    for each in ([{}] * 8, [{"mem_len": 0}] * 3, [{}, *others, {}]):
+        mems = model.start_memory(3)
+        kept = model.keep(mems)
+        for step, (T, lengths) in enumerate(zip([3, 1, 5, 2, 9, 1, 1, 4], each, strict=False)):
+            segment = some_text(3, T)
+            expected, out = model(segment, mems, **lengths), model(segment, kept, **lengths)
+            torch.testing.assert_close(out.hidden, expected.hidden, **EXACT)
+            torch.testing.assert_close(out.log_probs, expected.log_probs, **EXACT)
+            mems, kept = expected.mems, out.mems
+            assert len(kept) == len(mems)
+            if step % 3 == 2:
+                mems, kept = mems.reset([step % 3]), kept.reset([step % 3])
+            if step % 4 == 3:
+                mems, kept = mems.select([2, 0, 0]), kept.select([2, 0, 0])
+        assert_same(kept, model.keep(mems))
 
 
 @torch.no_grad()
-def test_lengths_may_change_from_one_call_to_the_next(model):
-    mems = model.start_memory(2)
-    kept = model.keep(mems)
-    for lengths in ({}, {"clamp_len": 1}, {"attn_len": 2}, {"mem_len": 20}, {"clamp_len": 4}, {}):
-        segment = some_text(2, 3)
-        expected, out = model(segment, mems, **lengths), model(segment, kept, **lengths)
-        torch.testing.assert_close(out.hidden, expected.hidden, **EXACT)
-        mems, kept = expected.mems, out.mems
+def test_a_ring_gives_the_numbers_of_a_memory(attending):
+    model = attending
+    for prompt in (0, 4, 11):
+        mems = model.keep(model.start_memory(2))
+        if prompt:
+            _, mems = model.read(some_text(2, prompt), mems)
+        stepper = Stepper.of(model, Lengths.of(model.config), mems)
+        for token in some_text(2, 17).T:
+            hidden, mems = model.read(token[:, None].contiguous(), mems)
+            torch.testing.assert_close(stepper(token), hidden[:, 0], **EXACT)
+        assert_same(stepper.memory(), mems)
 
 
-@pytest.mark.parametrize("is_kept", [False, True])
 @torch.no_grad()
-def test_a_memory_can_be_continued_as_often_as_one_likes(model, is_kept):
-    mems = model(some_text(2, 5)).mems
-    mems = model.keep(mems) if is_kept else mems
-    # A memory of keys and values has room behind it after its first segment.
-    mems = model(some_text(2, 2), mems).mems
-    one, other = some_text(2, 3), some_text(2, 1)
-    before = [model(segment, mems) for segment in (one, other)]
-    further = model(other, before[0].mems).hidden
-    after = [model(segment, mems) for segment in (one, other)]
-    for old, new in zip(before, after, strict=True):
-        torch.testing.assert_close(new.hidden, old.hidden, **EXACT)
-    torch.testing.assert_close(model(other, before[0].mems).hidden, further, **EXACT)
-    torch.testing.assert_close(model(other, after[0].mems).hidden, further, **EXACT)
+def test_a_memory_can_be_continued_as_often_as_one_likes(model):
+    begun = model(some_text(2, 5)).mems
+    for mems in (begun, model.keep(begun)):
+        # A memory of keys and values has room behind it after its first segment.
+        mems = model(some_text(2, 2), mems).mems
+        one, other = some_text(2, 3), some_text(2, 1)
+        before = [model(segment, mems) for segment in (one, other)]
+        further = model(other, before[0].mems).hidden
+        after = [model(segment, mems) for segment in (one, other)]
+        for old, new in zip(before, after, strict=True):
+            torch.testing.assert_close(new.hidden, old.hidden, **EXACT)
+        torch.testing.assert_close(model(other, before[0].mems).hidden, further, **EXACT)
+        torch.testing.assert_close(model(other, after[0].mems).hidden, further, **EXACT)
 
 
-@pytest.mark.parametrize("is_kept", [False, True])
 @torch.no_grad()
-def test_a_memory_saved_and_resumed_goes_on_identically(model, is_kept, tmp_path):
-    mems = model(some_text(3, 8)).mems.reset([1])
-    mems = model.keep(mems) if is_kept else mems
-    mems = model(some_text(3, 2), mems).mems
-    torch.save(mems.state_dict(), tmp_path / "memory")
-    resumed = type(mems).from_state_dict(torch.load(tmp_path / "memory", weights_only=True))
-    for T in (1, 4, 1):
-        segment = some_text(3, T)
-        out, again = model(segment, mems), model(segment, resumed)
-        assert torch.equal(again.hidden, out.hidden)
-        mems, resumed = out.mems, again.mems
+def test_a_memory_saved_and_resumed_goes_on_identically(model, tmp_path):
+    begun = model(some_text(3, 8)).mems.reset([1])
+    for mems in (begun, model.keep(begun)):
+        mems = model(some_text(3, 2), mems).mems
+        torch.save(mems.state_dict(), tmp_path / "memory")
+        resumed = type(mems).from_state_dict(torch.load(tmp_path / "memory", weights_only=True))
+        for T in (1, 4, 1):
+            segment = some_text(3, T)
+            out, again = model(segment, mems), model(segment, resumed)
+            assert torch.equal(again.hidden, out.hidden)
+            mems, resumed = out.mems, again.mems
 
 
-@pytest.mark.parametrize("is_kept", [False, True])
 @torch.no_grad()
-def test_a_stream_that_was_reset_is_like_one_that_begins(model, is_kept):
+def test_a_stream_that_was_reset_is_like_one_that_begins(model):
     old, text = some_text(3, 6), some_text(3, 5)
-    nothing = model.start_memory(3).last(0)
-    mems = model(old).mems
-    if is_kept:
-        nothing, mems = model.keep(nothing), model.keep(mems)
-    expected = {True: model(text, nothing), False: model(text, mems)}
-    out = model(text, mems.reset([0, 2]))
-    again = model(text, out.mems).hidden
-    for row, is_reset in enumerate([True, False, True]):
-        torch.testing.assert_close(out.hidden[row], expected[is_reset].hidden[row], **EXACT)
-        further = model(text, expected[is_reset].mems).hidden[row]
-        torch.testing.assert_close(again[row], further, **EXACT)
+    states = model.start_memory(3).last(0), model(old).mems
+    for nothing, mems in (states, [model.keep(x) for x in states]):
+        expected = {True: model(text, nothing), False: model(text, mems)}
+        out = model(text, mems.reset([0, 2]))
+        again = model(text, out.mems).hidden
+        further = {is_reset: model(text, x.mems).hidden for is_reset, x in expected.items()}
+        for row, is_reset in enumerate([True, False, True]):
+            torch.testing.assert_close(out.hidden[row], expected[is_reset].hidden[row], **EXACT)
+            torch.testing.assert_close(again[row], further[is_reset][row], **EXACT)

@@ -4,7 +4,6 @@ import json
 import runpy
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,13 +15,8 @@ def _beside(monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(PROGRAM.parent))
 
 
-@pytest.fixture
-def program() -> SimpleNamespace:
-    return SimpleNamespace(**runpy.run_path(str(PROGRAM)))
-
-
 def test_the_text_is_read_as_a_corpus_and_what_is_held_out_is_as_it_was(
-    program, tmp_path, monkeypatch, capsys
+    tmp_path, monkeypatch, capsys
 ):
     from transformer_xl import DataConfig, prepare
 

@@ -9,7 +9,8 @@ from tempfile import TemporaryDirectory
 import mido
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given
+from hypothesis import settings as trying
 from hypothesis import strategies as st
 
 from transformer_xl.apps.music import (
@@ -34,6 +35,9 @@ PITCHES = st.integers(-1, 127)
 PIECES = st.integers(1, 15).flatmap(
     lambda voices: st.lists(st.tuples(*[PITCHES] * voices), min_size=1, max_size=12)
 )
+
+# A machine that is busy is no fault.
+FEW = trying(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def read(content: bytes) -> mido.MidiFile:
@@ -61,12 +65,14 @@ def steps_in(content: bytes, settings: MusicConfig) -> list[tuple[int, ...]]:
     return list(zip(*voices, strict=True))
 
 
+@FEW
 @given(PIECES, st.integers(1, 8))
 def test_a_midi_file_holds_the_steps(steps, steps_per_quarter):
     settings = MusicConfig(steps_per_quarter=steps_per_quarter)
     assert steps_in(midi(steps, settings), settings) == steps
 
 
+@FEW
 @given(PIECES, st.integers(1, 8))
 def test_reading_a_midi_file_gives_the_steps_that_were_written(steps, steps_per_quarter):
     # A voice that rests throughout has no notes, and is no part of a file.
@@ -115,6 +121,7 @@ def test_notes_are_read_at_the_nearest_step_and_later_ones_are_heard(tmp_path):
     assert [pitch for (pitch,) in steps] == [60, 60, 64, 64, 67]
 
 
+@FEW
 @given(PIECES, st.booleans(), st.integers(1, 8))
 def test_marks_say_the_quarter_and_sound_nothing(steps, marked, quarter):
     text = text_of(steps, MusicConfig(steps_per_quarter=quarter), marked=marked)
@@ -127,12 +134,14 @@ def test_marks_say_the_quarter_and_sound_nothing(steps, marked, quarter):
     require_pitches(vocab)
 
 
+@FEW
 @given(PIECES)
 def test_a_line_of_text_holds_the_steps(steps):
     line = " ".join(str(pitch) for step in steps for pitch in step)
     assert pieces_of(line, len(steps[0])) == [steps]
 
 
+@FEW
 @given(PIECES)
 def test_notes_fill_the_steps_that_are_no_rests(steps):
     filled = np.full((len(steps), len(steps[0])), REST)
@@ -184,9 +193,8 @@ def test_pieces_end_at_line_ends_and_steps_that_are_cut_off_are_left_out():
     assert "60 59, 2 of 4 voices" in told[0]
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
+def test_what_is_no_music_is_said():
+    for text, reason in (
         ("", "no whole step of 4 voices"),
         ("60 60 60\n60", "no whole step"),
         ("60 60 60 128", "'128' at place 4 of piece 1 is neither a pitch"),
@@ -196,26 +204,21 @@ def test_pieces_end_at_line_ends_and_steps_that_are_cut_off_are_left_out():
         ("60 60 60 +60", r"'\+60' at place 4 of piece 1 is neither a pitch"),
         ("60 60 60 \u0666\u0660", "at place 4 of piece 1 is neither a pitch"),
         ("60 60 60 " + "9" * 5000, "is neither a pitch"),
-    ],
-)
-def test_what_is_no_music_is_said(text, reason):
-    with pytest.raises(ValueError, match=reason):
-        pieces_of(text)
+    ):
+        with pytest.raises(ValueError, match=reason):
+            pieces_of(text)
 
 
-@pytest.mark.parametrize(
-    ("steps", "reason"),
-    [
+def test_steps_that_are_none_are_refused():
+    for steps, reason in (
         ([], "steps is empty"),
         ([()], "steps is empty"),
         ([(60, 60), (60,)], "step 1 has 1 voices and the first one 2"),
         ([(60, 200)], "step 0 has the pitch 200"),
         ([(60,) * 16], "16 voices"),
-    ],
-)
-def test_steps_that_are_none_are_refused(steps, reason):
-    with pytest.raises(ValueError, match=reason):
-        midi(steps)
+    ):
+        with pytest.raises(ValueError, match=reason):
+            midi(steps)
 
 
 def test_arrays_are_steps():
@@ -247,15 +250,15 @@ def test_a_piano_roll_is_a_picture_of_any_length(n_steps):
         piano_roll(steps[:1], "gif")
 
 
-@pytest.mark.parametrize("name", ["a.mid", "a.MIDI", "a.png", "a.svg"])
-def test_an_existing_file_is_overwritten_only_by_force(tmp_path: Path, name):
-    path = tmp_path / name
-    path.write_text("mine")
-    with pytest.raises(FileExistsError, match=f"{name} exists"):
-        write_music(path, [(60, 48)])
-    assert path.read_text() == "mine"
-    write_music(path, [(60, 48)], force=True)
-    assert path.read_bytes()[:4] in (b"MThd", b"\x89PNG", b"<?xm")
+def test_an_existing_file_is_overwritten_only_by_force(tmp_path: Path):
+    for name in ("a.mid", "a.MIDI", "a.png", "a.svg"):
+        path = tmp_path / name
+        path.write_text("mine")
+        with pytest.raises(FileExistsError, match=f"{name} exists"):
+            write_music(path, [(60, 48)])
+        assert path.read_text() == "mine", name
+        write_music(path, [(60, 48)], force=True)
+        assert path.read_bytes()[:4] in (b"MThd", b"\x89PNG", b"<?xm"), name
 
 
 def test_another_kind_of_file_is_refused(tmp_path: Path):
@@ -273,11 +276,11 @@ def test_a_missing_library_is_named(tmp_path: Path, monkeypatch, library, name, 
     assert not (tmp_path / name).exists()
 
 
-@pytest.mark.parametrize("n_voices", [4, 5, 15])
-def test_each_voice_has_a_color_of_its_own(n_voices):
-    picture = piano_roll([tuple(range(50, 50 + n_voices))], "svg").decode()
-    colors = {x.lower() for x in re.findall(r"fill: (#[0-9a-fA-F]{6}); opacity: 0.85", picture)}
-    assert len(colors) == n_voices
+def test_each_voice_has_a_color_of_its_own():
+    for n_voices in (4, 5, 15):
+        picture = piano_roll([tuple(range(50, 50 + n_voices))], "svg").decode()
+        colors = {x.lower() for x in re.findall(r"fill: (#[0-9a-fA-F]{6}); opacity: 0.85", picture)}
+        assert len(colors) == n_voices, n_voices
 
 
 def test_a_note_that_is_not_ended_lasts_as_long_as_its_track(tmp_path):

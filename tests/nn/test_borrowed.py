@@ -115,6 +115,7 @@ def test_the_least_number_of_weights_is_no_more_than_there_are(kind):
     assert 0.7 * n_weights < least_weights(model.config) <= n_weights
 
 
+@pytest.mark.slow
 def test_the_library_is_imported_for_such_a_model_only():
     code = (
         "import sys, transformer_xl.model as m; from transformer_xl.config import ModelConfig;"

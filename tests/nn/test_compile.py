@@ -8,6 +8,8 @@ import torch
 
 from transformer_xl.model import TransformerXL
 
+pytestmark = [pytest.mark.compile, pytest.mark.slow]
+
 OPTIONS = {
     "norm_first": True,
     "final_norm": True,
@@ -18,8 +20,6 @@ OPTIONS = {
 }
 
 
-@pytest.mark.compile
-@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, OPTIONS], ids=["paper", "options"])
 def test_a_compiled_model_gives_the_same_losses_memories_and_gradients(tiny_config, settings):
     # One layer and two lengths of memory: each graph takes many seconds to compile.
@@ -43,20 +43,18 @@ def test_a_compiled_model_gives_the_same_losses_memories_and_gradients(tiny_conf
         torch.testing.assert_close(compiled_parameter.grad, parameter.grad)
 
 
-@pytest.mark.compile
 @torch.no_grad()
 def test_a_compiled_model_reads_with_kept_keys(tiny_config):
     model = TransformerXL(replace(tiny_config, n_layer=1)).eval()
     # What is asked is whether all of it can be traced.
     compiled = torch.compile(model, dynamic=False, fullgraph=True, backend="eager")
     mems = compiled_mems = model.keep(model.start_memory(1))
-    for segment in torch.randint(31, (4, 1, 3)):
+    for segment in torch.randint(31, (3, 1, 3)):
         out, compiled_out = model(segment, mems), compiled(segment, compiled_mems)
         mems, compiled_mems = out.mems, compiled_out.mems
         torch.testing.assert_close(compiled_out.hidden, out.hidden)
 
 
-@pytest.mark.compile
 def test_a_compiled_step_computes_no_sinusoids(tiny_config):
     operations = set()
 
@@ -75,7 +73,6 @@ def test_a_compiled_step_computes_no_sinusoids(tiny_config):
 
 # What torch says where it goes on behind a graph from a tensor that was computed.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.compile
 @pytest.mark.parametrize("div_val", [1, 2])
 def test_clusters_leave_the_layers_one_graph_whatever_the_tokens(tiny_config, div_val):
     config = replace(tiny_config, n_layer=1, mem_len=4, cutoffs=(5, 12), div_val=div_val)

@@ -58,21 +58,18 @@ def adaptive(request, tiny_config):
     return filled(replace(tiny_config, **ADAPTIVE[request.param]))
 
 
-@pytest.mark.parametrize(
-    "tokens",
-    [[[0, 30, 7, 2], [3, 29, 8, 9]], [[1]], [[30], [30], [30]], [[5, 2, 7, 5]], [[], []]],
-    ids=str,
-)
-def test_an_adaptive_embedding_is_the_row_of_its_cluster_projected(adaptive, tokens):
-    tokens = torch.tensor(tokens, dtype=torch.int64)
-    expected = torch.empty(*tokens.shape, 16)
-    for place in torch.cartesian_prod(*map(torch.arange, tokens.shape)).tolist():
-        word = int(tokens[tuple(place)])
-        i = next(i for i, c in enumerate(adaptive.clusters) if word < c.stop)
-        row, proj = adaptive.weights[i][word - adaptive.clusters[i].start], adaptive.projs[i]
-        row = proj.weight @ row if isinstance(proj, torch.nn.Linear) else row
-        expected[tuple(place)] = row * 4
-    torch.testing.assert_close(adaptive(tokens), expected)
+def test_an_adaptive_embedding_is_the_row_of_its_cluster_projected(adaptive):
+    of_all = [[0, 30, 7, 2], [3, 29, 8, 9]]
+    for words in (of_all, [[1]], [[30], [30], [30]], [[5, 2, 7, 5]], [[], []]):
+        tokens = torch.tensor(words, dtype=torch.int64)
+        expected = torch.empty(*tokens.shape, 16)
+        for place in torch.cartesian_prod(*map(torch.arange, tokens.shape)).tolist():
+            word = int(tokens[tuple(place)])
+            i = next(i for i, c in enumerate(adaptive.clusters) if word < c.stop)
+            row, proj = adaptive.weights[i][word - adaptive.clusters[i].start], adaptive.projs[i]
+            row = proj.weight @ row if isinstance(proj, torch.nn.Linear) else row
+            expected[tuple(place)] = row * 4
+        torch.testing.assert_close(adaptive(tokens), expected, msg=f"{words}")
 
 
 def test_fixed_shapes_give_the_same_vectors_and_gradients(adaptive):
@@ -88,11 +85,11 @@ def test_fixed_shapes_give_the_same_vectors_and_gradients(adaptive):
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("token", [-1, 31, 77])
-def test_a_token_outside_the_vocabulary_is_an_error_in_fixed_shapes_too(adaptive, token):
-    for embed in (adaptive, adaptive.in_fixed_shapes):
-        with pytest.raises(IndexError, match="out of range"):
-            embed(torch.tensor([[3, token]]))
+def test_a_token_outside_the_vocabulary_is_an_error_in_fixed_shapes_too(adaptive):
+    for token in (-1, 31, 77):
+        for embed in (adaptive, adaptive.in_fixed_shapes):
+            with pytest.raises(IndexError, match="out of range"):
+                embed(torch.tensor([[3, token]]))
 
 
 def test_tokens_that_lie_apart_are_read_without_a_warning(adaptive, request):
@@ -129,26 +126,21 @@ def test_half_precision_ends_behind_the_projection(adaptive):
         assert adaptive(torch.tensor([[0, 30]])).dtype == torch.float32
 
 
-@pytest.mark.parametrize("wrong", [31, -1])
-def test_a_token_outside_the_vocabulary_is_an_error(adaptive, wrong):
-    with pytest.raises((RuntimeError, IndexError)):
-        adaptive(torch.tensor([[0, wrong]]))
-
-
-@pytest.mark.parametrize("S", [1, 2, 3, 7, 64, 65])
 @pytest.mark.parametrize("clamp_len", [None, 0, 1, 5, 63, 64, 1000])
-def test_positions_are_sines_and_cosines_of_the_distance(S, clamp_len):
+def test_positions_are_sines_and_cosines_of_the_distance(clamp_len):
     D = 6
-    expected = torch.empty(S, D, dtype=torch.float64)
-    for row in range(S):
-        distance = S - 1 - row
-        distance = distance if clamp_len is None else min(distance, clamp_len)
-        for m in range(D // 2):
-            angle = distance * 10_000 ** (-2 * m / D)
-            expected[row, m], expected[row, D // 2 + m] = math.sin(angle), math.cos(angle)
-    # The frequencies are those of the published checkpoints, rounded to float32.
-    tolerance = max(S, 1) * 2**-23
-    torch.testing.assert_close(encodings(S, D, clamp_len), expected, rtol=0, atol=tolerance)
+    for S in (1, 2, 3, 7, 64, 65):
+        expected = torch.empty(S, D, dtype=torch.float64)
+        for row in range(S):
+            distance = S - 1 - row
+            distance = distance if clamp_len is None else min(distance, clamp_len)
+            for m in range(D // 2):
+                angle = distance * 10_000 ** (-2 * m / D)
+                expected[row, m], expected[row, D // 2 + m] = math.sin(angle), math.cos(angle)
+        # The frequencies are those of the published checkpoints, rounded to float32.
+        tolerance = S * 2**-23
+        found = encodings(S, D, clamp_len)
+        torch.testing.assert_close(found, expected, rtol=0, atol=tolerance, msg=f"{S} positions")
 
 
 def test_the_nearest_position_comes_last():

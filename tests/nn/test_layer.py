@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -60,19 +61,19 @@ ACTIVATIONS = {
 }
 
 
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("has_gradients", [False, True])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_what_stands_between_the_maps_is_a_setting(
-    tiny_config, activation, has_gradients, training
-):
-    module = filled(FeedForward(replace(tiny_config, activation=activation))).train(training)
-    x = torch.randn(B, T, D)
-    with torch.set_grad_enabled(has_gradients):
-        inner = ACTIVATIONS[activation](x @ module.inner.weight.T + module.inner.bias)
-        expected = inner @ module.outer.weight.T + module.outer.bias
-        torch.testing.assert_close(module(x), expected)
+def test_what_stands_between_the_maps_is_a_setting(tiny_config, activation):
+    module, x = (
+        filled(FeedForward(replace(tiny_config, activation=activation))),
+        torch.randn(B, T, D),
+    )
     assert module.outer.weight.shape == (16, 32)
+    for training, has_gradients in product((False, True), repeat=2):
+        module.train(training)
+        with torch.set_grad_enabled(has_gradients):
+            inner = ACTIVATIONS[activation](x @ module.inner.weight.T + module.inner.bias)
+            expected = inner @ module.outer.weight.T + module.outer.bias
+            torch.testing.assert_close(module(x), expected, msg=f"{training} {has_gradients}")
 
 
 def test_an_rms_norm_stands_where_the_layer_norm_stood(tiny_config):

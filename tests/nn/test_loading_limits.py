@@ -90,6 +90,7 @@ print(own_memory() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs the memory in /proc")
 def test_what_loading_takes_is_what_was_computed(folder: Path, tmp_path: Path) -> None:
     config = ModelConfig(vocab_size=9, n_layer=4, n_head=4, d_model=512, d_inner=2048, mem_len=4)
@@ -102,6 +103,7 @@ def test_what_loading_takes_is_what_was_computed(folder: Path, tmp_path: Path) -
     assert 0.7 * computed < grown < 1.3 * computed
 
 
+@pytest.mark.slow
 def test_the_limit_is_lifted_in_child_processes_too(folder: Path) -> None:
     program = f"from transformer_xl.model import load_model; load_model({str(folder)!r})"
     program = f"from transformer_xl.model import limits; limits._MOST_SECONDS = 1e-9\n{program}"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model import Memory, TransformerXL, build_model
+from transformer_xl.model import TransformerXL, build_model
 from transformer_xl.model.lstm import LSTMModel
 
 CONFIG = ModelConfig(kind="lstm", vocab_size=31, n_layer=3, d_model=12, mem_len=0, dropout=0.0)
@@ -15,18 +15,6 @@ def model() -> LSTMModel:
     model = build_model(CONFIG).eval()
     assert isinstance(model, LSTMModel)
     return model
-
-
-@pytest.mark.parametrize("cut", [1, 4, 9])
-@torch.no_grad()
-def test_segments_are_invisible(model: LSTMModel, cut: int) -> None:
-    tokens = torch.randint(31, (2, 11))
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    whole = model(inputs, targets=targets)
-    first = model(inputs[:, :cut], targets=targets[:, :cut])
-    second = model(inputs[:, cut:], first.mems, targets[:, cut:])
-    torch.testing.assert_close(torch.cat([first.nll, second.nll], 1), whole.nll)
-    torch.testing.assert_close(second.mems.state_dict(), whole.mems.state_dict())
 
 
 @torch.no_grad()
@@ -50,34 +38,6 @@ def test_it_computes_the_equations_of_an_lstm() -> None:
     )
 
 
-@torch.no_grad()
-def test_a_stream_that_was_reset_begins_anew(model: LSTMModel) -> None:
-    past, tokens = torch.randint(31, (3, 5)), torch.randint(31, (3, 4))
-    mems = model(past).mems
-    found = model(tokens, mems.reset([1])).log_probs
-    torch.testing.assert_close(found[[0, 2]], model(tokens, mems).log_probs[[0, 2]])
-    torch.testing.assert_close(found[1], model(tokens).log_probs[1])
-
-
-@torch.no_grad()
-def test_streams_do_not_mix_and_a_memory_can_be_saved(model: LSTMModel) -> None:
-    past, tokens = torch.randint(31, (3, 5)), torch.randint(31, (3, 4))
-    mems = model(past).mems
-    saved = Memory.from_state_dict(mems.state_dict())
-    turned = model(tokens[[2, 0, 1]], saved.select([2, 0, 1])).log_probs
-    torch.testing.assert_close(turned, model(tokens, mems).log_probs[[2, 0, 1]])
-
-
-def test_no_gradient_enters_the_memory_and_all_weights_learn(model: LSTMModel) -> None:
-    tokens = torch.randint(31, (2, 9))
-    model.train()
-    first = model(tokens[:, :-1], targets=tokens[:, 1:])
-    assert not any(state.requires_grad for state in first.mems.states)
-    model(tokens[:, :-1], first.mems, tokens[:, 1:]).loss.backward()
-    missing = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
-    assert not missing
-
-
 def test_dropout_is_on_only_while_training() -> None:
     model = LSTMModel(replace(CONFIG, dropout=0.5))
     tokens = torch.randint(31, (2, 9))
@@ -97,8 +57,6 @@ def test_forget_gates_begin_open() -> None:
 
 def test_what_does_not_fit_is_refused(model: LSTMModel, tiny_config: ModelConfig) -> None:
     tokens = torch.randint(31, (2, 4))
-    with pytest.raises(ValueError, match=r"ext_len=2: a model of kind=.lstm. cannot take back"):
-        model.read(tokens, ext_len=2)
     with pytest.raises(ValueError, match="ext_len=1"):
         LSTMModel(replace(CONFIG, ext_len=1))
     with pytest.raises(ValueError, match="the memory holds 3 streams and the segment 2"):

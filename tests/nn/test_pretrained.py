@@ -209,6 +209,7 @@ def test_a_disk_error_leaves_the_old_model(tiny_config, folder, monkeypatch):
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_to_load_a_model_torch_needs_no_compiler(tiny_config, tmp_path):
     TransformerXL(tiny_config).save_pretrained(tmp_path)
     # It takes seconds to import.

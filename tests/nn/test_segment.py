@@ -24,9 +24,8 @@ VECTORS = torch.zeros(2, 3, 16)
 FALSE = torch.zeros(2, 3, dtype=torch.bool)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_what_does_not_fit_is_named(model):
+    for options, message in (
         ({}, "tokens or inputs_embeds: neither of them is given"),
         ({"tokens": TOKENS, "inputs_embeds": VECTORS}, "both of them is given"),
         ({"inputs_embeds": VECTORS[0]}, r"\(3, 16\) must be \(streams, length, 16\)"),
@@ -38,12 +37,9 @@ FALSE = torch.zeros(2, 3, dtype=torch.bool)
         ({"tokens": TOKENS, "lengths": torch.tensor([0.5, 2])}, "lengths of torch.float32 must be"),
         ({"tokens": TOKENS, "starts": FALSE[:, :2]}, r"\(2, 2\) .* of shape \(2, 3\)"),
         ({"tokens": TOKENS, "starts": TOKENS}, "torch.int64 must say true or false"),
-    ],
-    ids=str,
-)
-def test_what_does_not_fit_is_named(model, options, message):
-    with pytest.raises(ValueError, match=message):
-        read(model, **options)
+    ):
+        with pytest.raises(ValueError, match=message):
+            read(model, **options)
 
 
 def test_rows_that_end_at_different_places_cannot_be_read_again(tiny_config):

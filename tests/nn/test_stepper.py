@@ -50,6 +50,14 @@ VARIANTS = {
 }
 
 
+STEPPERS = [RingStepper, FixedStepper, NativeStepper]
+PROMPTS = [0, 2, 11]
+# Each pair of a variant, a stepper, a prompt, and whether a stream has forgotten it.
+PAIRS = [
+    (variant, kind, PROMPTS[(row + column) % 3], [None, [1]][(row + column) % 2])
+    for row, variant in enumerate(VARIANTS)
+    for column, kind in enumerate(STEPPERS)
+]
 # Those whose model is called for each token.
 CALLED = {
     "sinusoids of positions": {"attn_type": 2},
@@ -62,7 +70,7 @@ def model(request, device):
     return TransformerXL(replace(CONFIG, **VARIANTS[request.param])).double().eval().to(device)
 
 
-@pytest.fixture(params=[RingStepper, FixedStepper, NativeStepper])
+@pytest.fixture(params=STEPPERS)
 def kind(request, device):
     """What stands for Stepper.of, which takes the fastest one of the machine."""
     if request.param is NativeStepper:
@@ -124,8 +132,9 @@ def assert_same_memory(one, other):
     torch.testing.assert_close(*forgotten)
 
 
-@pytest.mark.parametrize("prompt", [0, 2, 11])
-@pytest.mark.parametrize("forgetful", [None, [1]])
+@pytest.mark.parametrize(
+    ("model", "kind", "prompt", "forgetful"), PAIRS, indirect=["model", "kind"]
+)
 def test_a_token_gets_the_hidden_states_that_it_gets_behind_a_memory(
     model, prompt, forgetful, kind
 ):
@@ -138,29 +147,29 @@ def test_a_token_gets_the_hidden_states_that_it_gets_behind_a_memory(
     assert_same_memory(stepper.memory(), after)
 
 
-@pytest.mark.parametrize(
-    "lengths", [{"mem_len": 4}, {"mem_len": 9, "attn_len": 5}, {"clamp_len": 2}], ids=str
-)
-def test_lengths_may_be_others_than_the_configured(paper, lengths, kind):
+def test_lengths_may_be_others_than_the_configured(paper, kind):
     mems = after_prompt(paper, 11).last(4)
     tokens = drawn(paper, 25)
-    expected, after = one_by_one(paper, mems, tokens, **lengths)
-    stepper = stepper_of(paper, mems, kind, **lengths)
-    torch.testing.assert_close(read(stepper, tokens), expected, rtol=0, atol=1e-12)
-    assert_same_memory(stepper.memory(), after)
+    for lengths in ({"mem_len": 4}, {"mem_len": 9, "attn_len": 5}, {"clamp_len": 2}):
+        expected, after = one_by_one(paper, mems, tokens, **lengths)
+        stepper = stepper_of(paper, mems, kind, **lengths)
+        torch.testing.assert_close(
+            read(stepper, tokens), expected, rtol=0, atol=1e-12, msg=str(lengths)
+        )
+        assert_same_memory(stepper.memory(), after)
 
 
-@pytest.mark.parametrize("read_before", [0, 3, 16])
-def test_the_model_and_a_stepper_take_turns(paper, read_before, kind):
+def test_the_model_and_a_stepper_take_turns(paper, kind):
     tokens = drawn(paper, 30)
-    mems = after_prompt(paper, 2)
-    expected, _ = one_by_one(paper, mems, tokens)
-    stepper = stepper_of(paper, mems, kind)
-    found = [stepper(token) for token in tokens.T[:read_before]]
-    middle, mems = one_by_one(paper, stepper.memory(), tokens[:, read_before : read_before + 5])
-    stepper = stepper_of(paper, mems, kind)
-    found = [*found, *middle, *(stepper(token) for token in tokens.T[read_before + 5 :])]
-    torch.testing.assert_close(torch.stack(found), expected, rtol=0, atol=1e-12)
+    start = after_prompt(paper, 2)
+    expected, _ = one_by_one(paper, start, tokens)
+    for n in (0, 3, 16):
+        stepper = stepper_of(paper, start, kind)
+        found = [stepper(token) for token in tokens.T[:n]]
+        middle, mems = one_by_one(paper, stepper.memory(), tokens[:, n : n + 5])
+        stepper = stepper_of(paper, mems, kind)
+        found = [*found, *middle, *(stepper(token) for token in tokens.T[n + 5 :])]
+        torch.testing.assert_close(torch.stack(found), expected, rtol=0, atol=1e-12, msg=f"{n}")
 
 
 def test_a_stream_that_is_reset_begins_anew_and_no_other_does(paper, kind):
@@ -223,19 +232,21 @@ def test_half_precision_stays_what_it_is(device, kind):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("streams", [3, 9])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_step_of_the_kernels_is_that_of_the_model(variant, streams):
+def test_a_step_of_the_kernels_is_that_of_the_model(variant):
     # In float32, as the kernels do not compute float64.
     model = TransformerXL(replace(CONFIG, **VARIANTS[variant])).eval().cuda()
-    tokens = torch.randint(23, (streams, 20), device="cuda")
-    with torch.no_grad():
-        _, mems = model.read(tokens, model.keep(model.start_memory(streams)))
-    mems = mems.reset([1])
-    stepper = stepper_of(model, mems, FixedStepper)
-    assert stepper._has_kernel
-    expected, _ = one_by_one(model, mems, tokens)
-    torch.testing.assert_close(read(stepper, tokens), expected, rtol=1e-4, atol=1e-4)
+    for streams in (3, 9):
+        tokens = torch.randint(23, (streams, 20), device="cuda")
+        with torch.no_grad():
+            _, mems = model.read(tokens, model.keep(model.start_memory(streams)))
+        mems = mems.reset([1])
+        stepper = stepper_of(model, mems, FixedStepper)
+        assert stepper._has_kernel
+        expected, _ = one_by_one(model, mems, tokens)
+        torch.testing.assert_close(
+            read(stepper, tokens), expected, rtol=1e-4, atol=1e-4, msg=f"{streams} streams"
+        )
 
 
 @pytest.mark.gpu
@@ -264,13 +275,13 @@ def test_tokens_that_are_not_one_for_each_stream_are_refused(tiny_config, kind):
 
 
 @pytest.mark.parametrize("variant", ["post-norm", "clusters"])
-@pytest.mark.parametrize("token", [-1, 23, 77])
 @torch.no_grad()
-def test_a_token_outside_the_vocabulary_is_refused_and_leaves_no_trace(variant, token, kind):
+def test_a_token_outside_the_vocabulary_is_refused_and_leaves_no_trace(variant, kind):
     model = TransformerXL(replace(CONFIG, **VARIANTS[variant])).eval()
     stepper, other = (stepper_of(model, model.start_memory(B), kind) for _ in range(2))
-    with pytest.raises(IndexError):
-        stepper(torch.tensor([0, token, 1]))
+    for token in (-1, 23, 77):
+        with pytest.raises(IndexError):
+            stepper(torch.tensor([0, token, 1]))
     tokens = torch.tensor([3, 4, 5])
     assert torch.equal(stepper(tokens), other(tokens))
     assert_same_memory(stepper.memory(), other.memory())
@@ -346,25 +357,25 @@ def test_reading_moves_nothing_until_the_state_is_taken(paper, kind):
     assert_same_memory(stepper.memory(), other.memory())
 
 
-@pytest.mark.parametrize("rows", [[2, 0, 1], [1], [0, 0, 2, 1, 1], torch.tensor([2, 2])], ids=str)
 @pytest.mark.parametrize("prompt", [0, 11])
 @torch.no_grad()
-def test_streams_are_reordered_by_rows(paper, kind, prompt, rows):
+def test_streams_are_reordered_by_rows(paper, kind, prompt):
     model, mems = paper, after_prompt(paper, prompt, [1])
     stepper = stepper_of(model, mems, kind)
     tokens = drawn(model, 9)
     read(stepper, tokens[:, :4])
     before = stepper.memory()
-    _, expected = one_by_one(model, mems, tokens[:, :4])
-    chosen = stepper.select(rows)
-    later = tokens[torch.as_tensor(rows), 4:]
-    hidden, expected = one_by_one(model, expected.select(rows), later)
-    torch.testing.assert_close(read(chosen, later), hidden, rtol=0, atol=1e-12)
-    for row in range(len(rows)):
-        one, other = chosen.memory([row]), expected.select([row])
-        assert_same_memory(one.seen(), other.seen())
-    # Neither moves the other.
-    assert_same_memory(stepper.memory(), before)
+    _, behind = one_by_one(model, mems, tokens[:, :4])
+    for rows in ([2, 0, 1], [1], [0, 0, 2, 1, 1], torch.tensor([2, 2])):
+        chosen = stepper.select(rows)
+        later = tokens[torch.as_tensor(rows), 4:]
+        hidden, expected = one_by_one(model, behind.select(rows), later)
+        torch.testing.assert_close(read(chosen, later), hidden, rtol=0, atol=1e-12, msg=f"{rows}")
+        for row in range(len(rows)):
+            one, other = chosen.memory([row]), expected.select([row])
+            assert_same_memory(one.seen(), other.seen())
+        # Neither moves the other.
+        assert_same_memory(stepper.memory(), before)
 
 
 @pytest.mark.parametrize("mem_len", [0, 6, 100])
@@ -374,7 +385,7 @@ def test_streams_come_and_go_by_rows(device, kind, mem_len):
     generator = torch.Generator().manual_seed(mem_len)
     alone = [model.keep(model.start_memory(1)) for _ in range(B)]
     stepper = stepper_of(model, model.start_memory(B), kind)
-    for step in range(150):
+    for step in range(45):
         if step % 11 == 0:
             # Another stream, with a past of its own.
             row, n = (int(torch.randint(most, (), generator=generator)) for most in (B, 130))

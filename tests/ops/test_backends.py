@@ -20,9 +20,17 @@ PORTABLE = ("reference", "skew")
 NAMES = ("output", "q", "k", "v", "r", "content_bias", "position_bias", "distance_bias")
 # Streams, queries, remembered, heads, width.
 SHAPES = [(1, 1, 0, 1, 1), (2, 1, 6, 3, 4), (2, 7, 0, 3, 5), (2, 5, 9, 2, 3), (1, 9, 3, 3, 2)]
+SHORTER = [(3, 1, 6, 2, 4), (2, 4, 0, 2, 3), (4, 7, 5, 3, 2)]
 # Most queries of a block, bytes of a group: one block and group; blocks with a rest of one, of
 # two; every head alone; three heads as two and one.
 BLOCKS = [(128, 2 << 20), (4, 2 << 20), (3, 2 << 20), (2, 1), (3, 2 * 2 * 3 * 14 * 8)]
+ATTN_LENS = [None, 1, 2, 6, 100]
+# A Latin square: each pair of a shape, a size of blocks and an attention length.
+PAIRS = [
+    (shape, blocks, ATTN_LENS[(row + column) % 5])
+    for row, shape in enumerate(SHAPES)
+    for column, blocks in enumerate(BLOCKS)
+]
 
 
 @pytest.fixture(params=BLOCKS, ids=str)
@@ -66,19 +74,18 @@ def test_memory_nobody_wrote_reads_as_nan_in_this_folder():
     assert torch.empty(3).isnan().all()
 
 
-@pytest.mark.parametrize("attn_len", [None, 1, 2, 6, 100])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "blocks", "attn_len"), PAIRS, indirect=["blocks"], ids=str)
 @pytest.mark.usefixtures("blocks")
 def test_output_and_gradients_are_those_of_the_reference(shape, attn_len):
     assert_equal_to_reference(operands(*shape), attn_len=attn_len)
 
 
-@pytest.mark.parametrize("attn_len", [None, 3])
-@pytest.mark.parametrize("shape", [(3, 1, 6, 2, 4), (2, 4, 0, 2, 3), (4, 7, 5, 3, 2)], ids=str)
+@pytest.mark.parametrize("shape", SHORTER, ids=str)
 @pytest.mark.usefixtures("blocks")
-def test_streams_with_a_shorter_past_are_those_of_the_reference(shape, attn_len):
-    first_key = first_keys(shape[0], shape[2])
-    assert_equal_to_reference(operands(*shape), attn_len=attn_len, first_key=first_key)
+def test_streams_with_a_shorter_past_are_those_of_the_reference(shape):
+    for attn_len in (None, 3):
+        first_key = first_keys(shape[0], shape[2])
+        assert_equal_to_reference(operands(*shape), attn_len=attn_len, first_key=first_key)
 
 
 def own_first_keys(B, T, M):
@@ -88,14 +95,13 @@ def own_first_keys(B, T, M):
     return torch.where(torch.rand(B, T) < 0.3, own, drawn)
 
 
-@pytest.mark.parametrize("attn_len", [None, 3])
-@pytest.mark.parametrize("shape", [(3, 1, 6, 2, 4), (2, 4, 0, 2, 3), (4, 7, 5, 3, 2)], ids=str)
+@pytest.mark.parametrize("shape", SHORTER, ids=str)
 @pytest.mark.usefixtures("blocks")
-def test_queries_with_a_past_of_their_own_are_those_of_the_reference(shape, attn_len):
+def test_queries_with_a_past_of_their_own_are_those_of_the_reference(shape):
     B, T, M, H, _ = shape
     first_key = own_first_keys(B, T, M)
     inputs = [*operands(*shape), torch.randn(M + T, H, dtype=torch.float64)]
-    for some in (inputs[:6], inputs):
+    for attn_len, some in itertools.product((None, 3), (inputs[:6], inputs)):
         assert_equal_to_reference(some, attn_len=attn_len, first_key=first_key)
 
 
@@ -110,8 +116,7 @@ def test_a_first_key_of_all_queries_is_that_of_each(backend):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("attn_len", [None, 1, 6])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "blocks", "attn_len"), PAIRS, indirect=["blocks"], ids=str)
 @pytest.mark.usefixtures("blocks")
 def test_biases_of_the_distances_are_those_of_the_reference(shape, attn_len):
     B, T, M, H, _ = shape
@@ -156,9 +161,15 @@ def test_under_autocast_biases_of_the_distances_are_cast_with_the_rest(backend):
     torch.testing.assert_close(found.float(), exact, rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize("attn_len", [None, 1, 3, 100])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("shorter", ["none", "streams", "queries"])
+@pytest.mark.parametrize(
+    ("shape", "attn_len", "shorter"),
+    [
+        (shape, attn_len, ("none", "streams", "queries")[(row + column) % 3])
+        for row, shape in enumerate(SHAPES)
+        for column, attn_len in enumerate([None, 1, 3, 100])
+    ],
+    ids=str,
+)
 def test_without_positions_attention_is_by_content_alone(shape, attn_len, shorter):
     first_key = first_keys(shape[0], shape[2]) if shorter == "streams" else None
     first_key = own_first_keys(*shape[:3]) if shorter == "queries" else first_key
@@ -192,11 +203,15 @@ def test_no_length_around_the_blocks_is_special(T, attn_len):
     assert_equal_to_reference(operands(1, T, 20, 2, 3), attn_len=attn_len)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("attn_len", [None, 1, 30, 150])
 @pytest.mark.parametrize(
-    "shape",
-    [(16, 1, 67, 2, 16), (2, 37, 0, 2, 16), (2, 53, 41, 3, 8), (1, 301, 99, 2, 32)],
+    ("shape", "attn_len", "dtype"),
+    [
+        (shape, attn_len, (torch.float32, torch.bfloat16)[(row + column) % 2])
+        for row, shape in enumerate(
+            [(16, 1, 67, 2, 16), (2, 37, 0, 2, 16), (2, 53, 41, 3, 8), (1, 301, 99, 2, 32)]
+        )
+        for column, attn_len in enumerate([None, 1, 30, 150])
+    ],
     ids=str,
 )
 def test_the_error_is_at_most_twice_that_of_the_reference(shape, attn_len, dtype):
@@ -225,20 +240,19 @@ def test_keys_beyond_the_attention_length_take_part_in_nothing(backend):
 
 
 @pytest.mark.parametrize("backend", PORTABLE)
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-@pytest.mark.parametrize("T", [1, 7])
 @pytest.mark.usefixtures("blocks")
-def test_without_gradients_the_result_is_the_same(backend, T, dropout):
-    inputs = operands(2, T, 6, 3, 4)
-    torch.manual_seed(7)
-    expected, *_ = output_and_gradients(backend, inputs, attn_len=5, dropout=dropout)
-    for x in inputs:
-        x.requires_grad_()
-    torch.manual_seed(7)
-    with use_backend(backend), torch.no_grad():
-        out = rel_attention(*inputs, attn_len=5, dropout=dropout)
-    assert not out.requires_grad
-    assert torch.equal(out, expected)
+def test_without_gradients_the_result_is_the_same(backend):
+    for T, dropout in itertools.product((1, 7), (0.0, 0.5)):
+        inputs = operands(2, T, 6, 3, 4)
+        torch.manual_seed(7)
+        expected, *_ = output_and_gradients(backend, inputs, attn_len=5, dropout=dropout)
+        for x in inputs:
+            x.requires_grad_()
+        torch.manual_seed(7)
+        with use_backend(backend), torch.no_grad():
+            out = rel_attention(*inputs, attn_len=5, dropout=dropout)
+        assert not out.requires_grad
+        assert torch.equal(out, expected), f"T={T} dropout={dropout}"
 
 
 @pytest.mark.parametrize("T", [1, 7])

@@ -49,9 +49,14 @@ def ours(inputs, targets, upstream, device):
     )
 
 
-@pytest.mark.parametrize("upstream", ["all alike", "all different", "nothing"])
-@pytest.mark.parametrize("rows", [1, 4, 256])
-@pytest.mark.parametrize("V", [1, 7, 128, 129, 5000])
+@pytest.mark.parametrize(
+    ("V", "rows", "upstream"),
+    [
+        (V, rows, ("all alike", "all different", "nothing")[(row + column) % 3])
+        for row, V in enumerate([1, 7, 128, 129, 5000])
+        for column, rows in enumerate([1, 4, 256])
+    ],
+)
 def test_losses_and_gradients_are_those_of_cross_entropy(V, rows, upstream, device, monkeypatch):
     chunks_of(rows, monkeypatch)
     inputs, targets = operands(6, V), torch.randint(V, (6,))

@@ -12,9 +12,11 @@ def device(kernel_device):
     return kernel_device
 
 
-@pytest.mark.parametrize("is_ahead", [False, True])
-@pytest.mark.parametrize("shared_from", [1, 9])
-@pytest.mark.parametrize("has_bias", [False, True])
+# Four rows in which each pair of the three stands.
+@pytest.mark.parametrize(
+    ("is_ahead", "shared_from", "has_bias"),
+    [(False, 1, False), (False, 9, True), (True, 1, True), (True, 9, False)],
+)
 @pytest.mark.parametrize(
     ("capacity", "newest", "seen", "K"),
     [

@@ -33,9 +33,8 @@ def samples(babi_folder: Path, book_folder: Path):
     return lambda length, n: evaluation_samples(questions, books, length, n)
 
 
-@pytest.mark.parametrize(
-    ("output", "target", "right"),
-    [
+def test_the_target_counts_as_part_of_the_first_sentence() -> None:
+    for output, target, right in (
         ("bathroom", "bathroom", True),
         (" The Bathroom. Then more", "bathroom", True),
         (" garden. The bathroom.", "bathroom", False),
@@ -45,10 +44,8 @@ def samples(babi_folder: Path, book_folder: Path):
         (" football,milk.", "milk,football", False),
         (" Fred.", "Fred", True),
         ("nobody knows.", "no", True),
-    ],
-)
-def test_the_target_counts_as_part_of_the_first_sentence(output, target, right) -> None:
-    assert is_right(output, target) == right
+    ):
+        assert is_right(output, target) == right, output
 
 
 @pytest.mark.parametrize("length", [0, 400, 900])
@@ -63,7 +60,7 @@ def test_who_knows_the_rule_is_always_right(ruled, samples, length) -> None:
 
 def test_facts_beyond_the_memory_are_not_found(ruled, samples) -> None:
     model = ruled(oracle, vocab_size=256, mem_len=60)
-    found = answer_samples(model, VOCAB, samples(900, 9), segment_len=1)
+    found = answer_samples(model, VOCAB, samples(400, 9), segment_len=1)
     assert found.accuracy < 0.7
     assert " nowhere" in found.outputs
 
@@ -83,9 +80,9 @@ def test_samples_that_are_read_together_get_the_same_answers(samples, small) -> 
     sizes = {"vocab_size": 256, "n_layer": 2, "d_model": 16, "mem_len": 20}
     # Tied, the most likely token would be the last one again and again.
     model = small(ModelConfig(**sizes, init_std=0.5, tie_embeddings=False))
-    chosen = [*samples(0, 4), *samples(300, 1)]
+    chosen = [*samples(0, 4), *samples(150, 1)]
     found = [
-        answer_samples(model, VOCAB, chosen, batch_size=n, segment_len=64, answer_len=8)
+        answer_samples(model, VOCAB, chosen, batch_size=n, segment_len=64, answer_len=5)
         for n in (1, 2, 5)
     ]
     assert found[0] == found[1] == found[2]
@@ -98,10 +95,10 @@ def test_a_segment_has_no_effect_where_all_tokens_see_as_many(samples) -> None:
     config = ModelConfig(
         kind="gpt", vocab_size=256, n_layer=2, n_head=2, d_model=16, mem_len=0, init_std=0.5
     )
-    model, chosen = build_model(config).double(), samples(300, 3)
+    model, chosen = build_model(config).double(), samples(150, 2)
     found = [
         answer_samples(
-            model, VOCAB, chosen, segment_len=n, mem_len=19, attn_len=20, answer_len=8
+            model, VOCAB, chosen, segment_len=n, mem_len=19, attn_len=20, answer_len=6
         ).outputs
         for n in (1, 7, 64)
     ]

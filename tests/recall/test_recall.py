@@ -95,8 +95,8 @@ def test_who_always_says_the_same_is_right_by_chance(ruled) -> None:
     found = accuracy_by_distance(
         ruled(lambda known: ASK + 1, **SIZES),
         (10,),
-        n_episodes=800,
-        batch_size=800,
+        n_episodes=300,
+        batch_size=300,
         config=EPISODES,
     )
     for result in found:

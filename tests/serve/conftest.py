@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import functools
 import json
 import os
 import select
@@ -37,6 +38,17 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(n_threads)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _certificates_once() -> Iterator[None]:
+    """The certificates of the system, which no test needs, are read once, not for each request."""
+    transports = pytest.importorskip("httpx")._transports.default
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            transports, "create_ssl_context", functools.cache(transports.create_ssl_context)
+        )
+        yield
 
 
 @dataclass

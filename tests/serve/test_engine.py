@@ -42,7 +42,7 @@ def test_texts_side_by_side_are_those_written_alone(make_model, start, ask, vari
     made = make_model(**VARIANTS[variant])
     engine = start(made.model, max_batch=5, max_queue=100, piece=16)
     asked = []
-    for number, prompt in enumerate(prompts(12, 40, len(made.vocab))):
+    for number, prompt in enumerate(prompts(8, 40, len(made.vocab))):
         drawing = SETTINGS[number % len(SETTINGS)]
         asked.append(ask(made, prompt, 1 + 5 * (number % 4), seed=number, drawing=drawing))
     for each in asked:

@@ -69,35 +69,33 @@ def test_nothing_but_a_regular_file_is_a_session(made, run_server, tmp_path):
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_takes_the_place_of_a_file_later_is_not_opened(made, run_server, tmp_path, kind):
+def test_what_takes_the_place_of_a_file_later_is_not_opened(made, run_server, tmp_path):
     outside = tmp_path / "outside"
     outside.write_bytes(b"a secret")
     with run_server(made, sessions=tmp_path / "sessions", sessions_in_memory=1) as server:
-        assert post(server, "a").status_code == 200
-        assert post(server, "b").status_code == 200
-        assert post(server, "c").status_code == 200
-        path = sessions.path_of(tmp_path / "sessions", "a")
-        path.unlink()
-        put(path, kind, outside)
-        for answer in (post(server, "a"), httpx.get(f"{server.address}/v1/sessions/a")):
-            assert (answer.status_code, answer.json()["error"]["code"]) == (
-                409,
-                "session_not_a_file",
-            )
-        assert post(server, "b").status_code == 200
+        for kind in KINDS:
+            name = kind.replace(" ", "-")
+            for each in (name, "b", "c"):
+                assert post(server, each).status_code == 200, kind
+            path = sessions.path_of(tmp_path / "sessions", name)
+            path.unlink()
+            put(path, kind, outside)
+            for answer in (post(server, name), httpx.get(f"{server.address}/v1/sessions/{name}")):
+                found = (answer.status_code, answer.json()["error"]["code"])
+                assert found == (409, "session_not_a_file"), kind
+            assert post(server, "b").status_code == 200, kind
     assert outside.read_bytes() == b"a secret"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_lock_of_the_folder_is_a_file(tmp_path, kind):
+def test_the_lock_of_the_folder_is_a_file(tmp_path):
     from transformer_xl.apps.serve.server import alone_in
 
     outside = tmp_path / "outside"
     outside.write_bytes(b"a secret")
-    (tmp_path / "sessions").mkdir()
-    put(tmp_path / "sessions" / ".lock", kind, outside)
-    said = pytest.raises(OSError, match=r"\.lock is (a|an) .*, and no lock: delete it")
-    with said, alone_in(tmp_path / "sessions"):
-        pass
-    assert outside.read_bytes() == b"a secret"
+    for kind in KINDS:
+        (tmp_path / kind).mkdir()
+        put(tmp_path / kind / ".lock", kind, outside)
+        said = pytest.raises(OSError, match=r"\.lock is (a|an) .*, and no lock: delete it")
+        with said, alone_in(tmp_path / kind):
+            pass
+        assert outside.read_bytes() == b"a secret", kind

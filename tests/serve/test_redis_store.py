@@ -132,7 +132,7 @@ def test_another_server_goes_on_with_the_same_tokens(made, stores, session_snaps
     kept = two_known = None
     version = known_version = 0
     mems, last, expected, found = None, [], [], []
-    for n in range(12):
+    for n in range(8):
         read = [n % 7 + 1] * (n % 3) or [2]
         seed = n if n % 2 == 0 else None
         store = one if n % 4 < 2 else two
@@ -172,8 +172,8 @@ def test_models_of_every_kind_are_read_again(make_model, stores, settings):
     other = make_model(**settings)
     store = stores(other)
     state, version = None, 0
-    for n in range(4):
-        _, state, version = write(other, store, "s", [1, 5, 2], 20, n, state, version)
+    for n in range(3):
+        _, state, version = write(other, store, "s", [1, 5, 2], 14, n, state, version)
     assert same(store.load("s")[1], state)
 
 
@@ -195,11 +195,11 @@ def test_a_lease_is_renewed_while_its_server_lives_and_ends_with_it(made, stores
     one, two = stores(session_lease=0.3), stores(session_lease=0.3)
     _, _, version = write(made, one, "a", [1], 3, 1)
     one.acquire("a", version)
-    time.sleep(1)
+    time.sleep(0.7)
     with pytest.raises(SessionBusyError):
         two.acquire("a", 0)
     one._is_closing.set()
-    time.sleep(0.8)
+    time.sleep(0.4)
     two.acquire("a", 0)
 
 
@@ -362,7 +362,7 @@ def test_unused_sessions_expire_and_their_number_is_limited(made, stores):
     store.close()
     store = stores(max_sessions=2, session_idle=0.2, session_lease=0.1)
     write(made, store, "a", [1], 2, 1)
-    time.sleep(0.5)
+    time.sleep(0.3)
     assert store.all() == []
     # Another server has the session b for a week; with this one's limit it is gone from the list.
     store._client.delete("txl:session:b")
@@ -423,7 +423,9 @@ def test_damaged_sessions_are_not_listed_and_hide_no_others(made, stores, redis,
         assert f"ignored in the list of sessions: {name}" in caplog.text
 
 
-def test_whatever_is_changed_in_the_store_is_read_or_refused(made, stores, redis, monkeypatch):
+def test_whatever_is_changed_in_the_store_is_read_or_refused(
+    made, stores, redis, monkeypatch, is_nightly
+):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "fuzzing"))
     from mutations import ANYWHERE
 
@@ -433,7 +435,7 @@ def test_whatever_is_changed_in_the_store_is_read_or_refused(made, stores, redis
         write(made, store, "a", [1, 2], 9, n)
     whole, outcomes = redis.client.hgetall(key), Counter()
     names = sorted(name for name, value in whole.items() if value)
-    for _ in range(int(os.environ.get("TXL_EXAMPLES", "60"))):
+    for _ in range(int(os.environ.get("TXL_EXAMPLES", "10000" if is_nightly else "60"))):
         fields = dict(whole)
         for name in draw.sample(names, draw.choice((1, 1, 1, 2))):
             fields[name] = draw.choice(ANYWHERE)(draw, fields[name] * draw.choice((1, 1, 40)))
@@ -532,10 +534,10 @@ def test_an_answer_is_waited_for_as_long_as_the_largest_memory_takes(
     made, stores, redis, monkeypatch
 ):
     monkeypatch.setattr(redis_store, "_SECONDS", 0)
-    monkeypatch.setattr(redis_store, "_SOCKET_SECONDS", 0.2)
+    monkeypatch.setattr(redis_store, "_SOCKET_SECONDS", 0.1)
     monkeypatch.setattr(redis_store, "_SPEED", 1)
     store = stores()
-    redis.client.client_pause(1000)
+    redis.client.client_pause(300)
     _, state, _ = write(made, store, "a", [1], 5, 1)
     # One that is large and slow says nothing of the others.
     store.close()
@@ -543,7 +545,7 @@ def test_an_answer_is_waited_for_as_long_as_the_largest_memory_takes(
     monkeypatch.setattr(redis_store, "_LARGE", 10)
     store = stores(session_snapshot=1)
     lease = store.acquire("b", 0)
-    redis.client.client_pause(1500)
+    redis.client.client_pause(400)
     with pytest.raises(StoreUnavailableError):
         store.save(lease, state, Turn([1], [2]))
     assert store._failed_at == float("-inf")
@@ -555,7 +557,7 @@ def test_an_operation_waits_for_a_store_that_starts_again(made, stores, redis):
     _, state, version = write(made, store, "a", [1], 5, 1)
     lease = store.acquire("a", version)
     redis.kill()
-    starting = threading.Timer(0.5, redis.start)
+    starting = threading.Timer(0.2, redis.start)
     starting.start()
     assert store.save(lease, state, Turn([1], [2])) == lease.number
     starting.join(30)

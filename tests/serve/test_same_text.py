@@ -70,20 +70,20 @@ def txl(run, capsys):
 
 
 @pytest.mark.parametrize(
-    ("given", "used"),
+    ("seed", "given", "used"),
     [
-        ({}, OWN),
-        ({"temperature": 1}, OWN | {"temperature": 1.0}),
-        ({"top_p": 1}, OWN | {"top_p": None}),
-        ({"top_p": 1, "temperature": 1}, {"temperature": 1.0, "top_k": None, "top_p": None}),
-        ({"top_k": 10**6, "top_p": 1}, OWN | {"top_p": None}),
-        ({"top_k": 5}, OWN | {"top_k": 5}),
-        ({"temperature": 0}, OWN | {"temperature": 0.0}),
+        (7, {}, OWN),
+        (-3, {}, OWN),
+        (7, {"temperature": 1}, OWN | {"temperature": 1.0}),
+        (-3, {"top_p": 1}, OWN | {"top_p": None}),
+        (7, {"top_p": 1, "temperature": 1}, {"temperature": 1.0, "top_k": None, "top_p": None}),
+        (-3, {"top_k": 10**6, "top_p": 1}, OWN | {"top_p": None}),
+        (7, {"top_k": 5}, OWN | {"top_k": 5}),
+        (-3, {"temperature": 0}, OWN | {"temperature": 0.0}),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("seed", [7, -3])
-def test_the_same_settings_and_seed_write_the_same_text(run, asked, txl, given, used, seed):
+def test_the_same_settings_and_seed_write_the_same_text(run, asked, txl, seed, given, used):
     expected = run.alone(PROMPT, LENGTH, seed=seed, **used)
     ids = run.vocab.encode(PROMPT)
     batch = generate_batch(run.model, [ids], length=LENGTH, seed=seed, **used)
@@ -147,14 +147,14 @@ def test_filters_and_penalties_write_the_same_text(run, asked, txl, given):
     assert found["settings"].items() >= given.items()
 
 
-@pytest.mark.parametrize("seed", [7, -3])
-def test_a_session_in_parts_is_penalized_as_one_text(run, asked, seed):
-    expected = run.alone(PROMPT, LENGTH, seed=seed, **OWN | PENALTIES | {"penalty_window": 40})
-    given = {**PENALTIES, "penalty_window": 40, "session": f"parts{seed}"}
-    given["dry_sequence_breakers"] = []
-    parts = [asked(seed=seed, max_tokens=9, **given)]
-    parts += [asked(prompt="", max_tokens=n, **given) for n in (1, LENGTH - 10)]
-    assert "".join(part.json()["choices"][0]["text"] for part in parts) == expected
+def test_a_session_in_parts_is_penalized_as_one_text(run, asked):
+    for seed in [7, -3]:
+        expected = run.alone(PROMPT, LENGTH, seed=seed, **OWN | PENALTIES | {"penalty_window": 40})
+        given = {**PENALTIES, "penalty_window": 40, "session": f"parts{seed}"}
+        given["dry_sequence_breakers"] = []
+        parts = [asked(seed=seed, max_tokens=9, **given)]
+        parts += [asked(prompt="", max_tokens=n, **given) for n in (1, LENGTH - 10)]
+        assert "".join(part.json()["choices"][0]["text"] for part in parts) == expected, seed
 
 
 def test_the_stop_strings_of_a_recipe_end_a_text(run, asked, txl, monkeypatch):

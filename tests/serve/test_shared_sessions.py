@@ -23,9 +23,10 @@ for _name in ("fastapi", "uvicorn", "prometheus_client", "httpx", "redis"):
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "shared_sessions.py"
 
 
-def test_servers_that_are_killed_lose_no_token_and_write_none_twice(tmp_path):
+def test_servers_that_are_killed_lose_no_token_and_write_none_twice(tmp_path, is_nightly):
     path = tmp_path / "measured.json"
-    words = ["--servers", "2", "--kills", "6", "--clients", "4", "--seed", "3"]
+    kills = 6 if is_nightly else 2
+    words = ["--servers", "2", "--kills", f"{kills}", "--clients", "4", "--seed", "3"]
     done = subprocess.run(
         [sys.executable, str(PROGRAM), *words, "--json", str(path)],
         capture_output=True,
@@ -34,6 +35,6 @@ def test_servers_that_are_killed_lose_no_token_and_write_none_twice(tmp_path):
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found = json.loads(path.read_text())
-    assert sum(found["happened"].values()) == 6
-    assert found["answers_right"] + found["ties"] == found["answers"] > 20
+    assert sum(found["happened"].values()) == kills
+    assert found["answers_right"] + found["ties"] == found["answers"] > 3 * kills
     assert found["failures"] == found["sessions_that_remember_other_tokens"] == []

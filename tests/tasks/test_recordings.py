@@ -4,6 +4,7 @@ import io
 import json
 import tarfile
 import wave
+from functools import partial
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -59,21 +60,18 @@ def test_a_wav_file_is_read_and_another_kind_is_named():
         read_wav(wav(tone(440)[:0]))
 
 
-@pytest.mark.parametrize(
-    ("known", "metrics"),
-    [
+def test_only_speakers_that_are_there_are_measured(tmp_path):
+    for known, metrics in (
         ("ab", {"training speakers"}),
         ("ac", {"training speakers", "other speakers"}),
         ("cd", {"other speakers"}),
-    ],
-)
-def test_only_speakers_that_are_there_are_measured(tmp_path, known, metrics):
-    for split, speakers in (("train", known), ("test", "ab")):
-        names = [f"{digit}_{speaker}_0" for speaker in speakers for digit in range(2)]
-        (tmp_path / f"{split}.json").write_text(json.dumps({"names": names}))
-    found = spoken_digits._measured(tmp_path, "test", np.array([0, 1, 0, 0])).metrics
-    assert {*found} == metrics | {"accuracy"}
-    assert all(np.isfinite(x) for x in found.values())
+    ):
+        for split, speakers in (("train", known), ("test", "ab")):
+            names = [f"{digit}_{speaker}_0" for speaker in speakers for digit in range(2)]
+            (tmp_path / f"{split}.json").write_text(json.dumps({"names": names}))
+        found = spoken_digits._measured(tmp_path, "test", np.array([0, 1, 0, 0])).metrics
+        assert {*found} == metrics | {"accuracy"}, known
+        assert all(np.isfinite(x) for x in found.values()), known
 
 
 def test_a_tone_is_in_the_band_of_its_frequency():
@@ -206,10 +204,7 @@ def test_mu_law_has_256_levels_and_keeps_their_order():
 def archives(tmp_path):
     """Digits as tones of their own frequencies, of two speakers and one more in the test."""
     draw = np.random.default_rng(0)
-    for part, speakers, indices in (
-        ("train", "ab", (5, 6, 20)),
-        ("test", "abc", (0,)),
-    ):
+    for part, speakers, indices in (("train", "ab", (5, 6, 20)), ("test", "abc", (0,))):
         with tarfile.open(tmp_path / f"{part}.tar.gz", "w:gz") as files:
             for digit in range(3):
                 for speaker in speakers:
@@ -279,28 +274,28 @@ def test_the_most_confident_rows_are_those_whose_best_class_stands_out():
     assert len(spoken_digits.most_confident(log_probs, groups, 1.0)) == 30
 
 
-@pytest.mark.parametrize("sharpness", [1.0, 30.0])
-def test_balanced_classes_are_as_frequent_in_each_group_as_they_should_be(sharpness):
-    draw = np.random.default_rng(0)
-    log_probs = sharpness * (np.log(draw.dirichlet(np.ones(5), 60)) + draw.normal(size=5))
-    groups = [*("ab" * 20), *("c" * 20)]
-    frequencies = np.array([0.4, 0.3, 0.0, 0.2, 0.1])
-    found = spoken_digits.balanced(log_probs, groups, frequencies)
-    np.testing.assert_allclose(np.exp(found).sum(1), 1.0, rtol=1e-12)
-    possible = frequencies > 0
-    for group in "abc":
-        own = np.array(groups) == group
-        np.testing.assert_allclose(np.exp(found[own]).mean(0), frequencies, atol=2e-6)
-        # One number for each class, and one for each recording.
-        change = (found - log_probs)[np.ix_(own, possible)]
-        rest = change - change.mean(0) - change.mean(1, keepdims=True) + change.mean()
-        np.testing.assert_allclose(rest, 0.0, atol=1e-9)
-    shifted = log_probs + draw.normal(size=(60, 1))
-    again = spoken_digits.balanced(shifted, groups, frequencies)
-    np.testing.assert_allclose(again[:, possible], found[:, possible], atol=1e-9)
-    shifted[0, 0] = np.nan
-    with pytest.raises(ValueError, match="not finite: the training has diverged"):
-        spoken_digits.balanced(shifted, groups, frequencies)
+def test_balanced_classes_are_as_frequent_in_each_group_as_they_should_be():
+    for sharpness in (1.0, 30.0):
+        draw = np.random.default_rng(0)
+        log_probs = sharpness * (np.log(draw.dirichlet(np.ones(5), 60)) + draw.normal(size=5))
+        groups = [*("ab" * 20), *("c" * 20)]
+        frequencies = np.array([0.4, 0.3, 0.0, 0.2, 0.1])
+        found = spoken_digits.balanced(log_probs, groups, frequencies)
+        np.testing.assert_allclose(np.exp(found).sum(1), 1.0, rtol=1e-12)
+        possible = frequencies > 0
+        for group in "abc":
+            own = np.array(groups) == group
+            np.testing.assert_allclose(np.exp(found[own]).mean(0), frequencies, atol=2e-6)
+            # One number for each class, and one for each recording.
+            change = (found - log_probs)[np.ix_(own, possible)]
+            rest = change - change.mean(0) - change.mean(1, keepdims=True) + change.mean()
+            np.testing.assert_allclose(rest, 0.0, atol=1e-9)
+        shifted = log_probs + draw.normal(size=(60, 1))
+        again = spoken_digits.balanced(shifted, groups, frequencies)
+        np.testing.assert_allclose(again[:, possible], found[:, possible], atol=1e-9)
+        shifted[0, 0] = np.nan
+        with pytest.raises(ValueError, match="not finite: the training has diverged"):
+            spoken_digits.balanced(shifted, groups, frequencies)
 
 
 def by_inputs(trained, recordings):
@@ -370,6 +365,7 @@ def test_a_speaker_with_few_recordings_cannot_be_adapted_to(archives, tmp_path, 
         load_task("digits-adapted").prepare(archives, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_the_other_speaker_is_one_of_the_training_archive(archives, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
@@ -386,6 +382,7 @@ def test_the_other_speaker_is_one_of_the_training_archive(archives, tmp_path, mo
     assert [row["shrinkage"] for row in rows] == [1, 0.5]
     assert all([*row["trained_on"]] == ["a", "b"] for row in rows)
     copies = spoken_digits.SpokenDigits.copies
+    words += ["--shrinkage", "0.5"]
     program.main([*words, "--shares", "0.6", "--json", str(tmp_path / "found.json")])
     rows = json.loads((tmp_path / "found.json").read_text())["rows"]
     assert all(row["shares"] == [0.6] for row in rows)
@@ -471,15 +468,20 @@ def test_a_model_that_knows_the_future_has_no_error(monkeypatch):
     assert metrics == pytest.approx({"MASE": 0, "width": 0, "CRPS": 0}, abs=1e-6)
 
 
+def _few_trees(trees, **settings):
+    return trees(**settings | {"max_iter": 10})
+
+
 @pytest.mark.usefixtures("one_thread")
 def test_series_are_made_trained_and_forecast(tmp_path, monkeypatch):
-    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
-    monkeypatch.setattr(time_series, "N_SERIES", {"train": 6, "valid": 2, "test": 2})
+    ensemble = pytest.importorskip("sklearn.ensemble", reason="scikit-learn is not installed")
+    few = partial(_few_trees, ensemble.HistGradientBoostingRegressor)
+    monkeypatch.setattr(ensemble, "HistGradientBoostingRegressor", few)
+    monkeypatch.setattr(time_series, "N_SERIES", {"train": 3, "valid": 1, "test": 1})
     monkeypatch.setattr(time_series, "PATHS", 5)
     (tmp_path / "mine.toml").write_text(SMALL.format(7, "n_mixtures = 2"))
-    results = run_task(
-        load_task("series"), None, tmp_path / "out", models=[str(tmp_path / "mine.toml")]
-    )
+    given = {"models": [str(tmp_path / "mine.toml")], "splits": ("test",)}
+    results = run_task(load_task("series"), None, tmp_path / "out", **given)
     (model,) = results["models"].values()
     metrics = model["test"]["seeds"][0]
     assert {"MASE", "coverage of 80 % intervals, %", "width", "CRPS"} == {*metrics}

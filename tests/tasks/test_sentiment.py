@@ -69,9 +69,8 @@ def test_words_are_lowercase_with_marks_that_say_something():
     assert words("It's GOOD!<br /><br />Isn't it? (No.)") == "it's good ! isn't it ? no"
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
+def test_a_line_that_is_no_review_is_named(source, tmp_path):
+    for line in (
         '{"label": 2, "text": "good"}',
         '{"label": -1, "text": "good"}',
         '{"label": true, "text": "good"}',
@@ -79,23 +78,21 @@ def test_words_are_lowercase_with_marks_that_say_something():
         '{"label": 1, "text": null}',
         '{"label": 1}',
         "7",
-    ],
-)
-def test_a_line_that_is_no_review_is_named(source, tmp_path, line):
-    path = source / "valid.jsonl.gz"
-    path.write_bytes(gzip.compress(f'{{"label": 1, "text": "good"}}\n\n{line}\n'.encode()))
-    with pytest.raises(
-        ValueError, match="line 3 is no review with a text and a label, 0 or 1"
-    ) as e:
-        load_task("sentiment").prepare(source, tmp_path)
-    assert str(path) in str(e.value)
+    ):
+        path = source / "valid.jsonl.gz"
+        path.write_bytes(gzip.compress(f'{{"label": 1, "text": "good"}}\n\n{line}\n'.encode()))
+        with pytest.raises(
+            ValueError, match="line 3 is no review with a text and a label, 0 or 1"
+        ) as e:
+            load_task("sentiment").prepare(source, tmp_path)
+        assert str(path) in str(e.value), line
 
 
-@pytest.mark.parametrize("fold", [{}, {"fold": 11}, {"fold": 0}, {"fold": "1"}])
-def test_a_review_without_a_fold_is_named(source, tmp_path, fold):
-    write(source / "polarity" / "reviews.jsonl.gz", [{"label": 1, "text": "good"} | fold])
-    with pytest.raises(ValueError, match=r"line 1 is no review with .*, and a fold, 1 to 10"):
-        load_task("polarity").prepare(source, tmp_path)
+def test_a_review_without_a_fold_is_named(source, tmp_path):
+    for fold in ({}, {"fold": 11}, {"fold": 0}, {"fold": "1"}):
+        write(source / "polarity" / "reviews.jsonl.gz", [{"label": 1, "text": "good"} | fold])
+        with pytest.raises(ValueError, match=r"line 1 is no review with .*, and a fold, 1 to 10"):
+            load_task("polarity").prepare(source, tmp_path)
 
 
 def test_each_fold_has_reviews(source, tmp_path):
@@ -147,6 +144,7 @@ def test_folds_begin_with_one_training_and_are_measured_together(source, tmp_pat
     assert found["models"]["txl"]["test"]["above"].keys() == found["baselines"].keys()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_a_single_recipe_is_trained_on_each_fold(source, tmp_path, monkeypatch):
     pytest.importorskip("sklearn")

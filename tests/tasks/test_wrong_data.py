@@ -8,7 +8,6 @@ import tarfile
 import wave
 
 import numpy as np
-import pytest
 
 from transformer_xl.cli import main
 
@@ -177,18 +176,16 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_data_are_named(tmp_path, capsys, case):
-    task, files, error = WRONG[case]
-    for name, content in files.items():
-        path = tmp_path / "given" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    out = tmp_path / "out"
-    # No model: what follows the preparation is not what is tested.
-    words = ["task", task, str(tmp_path / "given"), "--out", str(out), "--models"]
-    assert main(words) == 2
-    message = capsys.readouterr().err.partition("txl: ")[2]
-    assert str(tmp_path / "given") in message
-    assert re.search(error, message), message
-    assert not (out / "data").exists()
+def test_wrong_data_are_named(tmp_path, capsys):
+    for n, (case, (task, files, error)) in enumerate(WRONG.items()):
+        given, out = tmp_path / f"given-{n}", tmp_path / f"out-{n}"
+        for name, content in files.items():
+            path = given / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        # No model: what follows the preparation is not what is tested.
+        assert main(["task", task, str(given), "--out", str(out), "--models"]) == 2, case
+        message = capsys.readouterr().err.partition("txl: ")[2]
+        assert str(given) in message, case
+        assert re.search(error, message), (case, message)
+        assert not (out / "data").exists(), case

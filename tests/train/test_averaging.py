@@ -30,13 +30,16 @@ def seen(monkeypatch):
     return found
 
 
+RARELY = {"eval_every": 0, "save_every": 0}
+
+
 def kept(folder, name="last"):
     return weights(TransformerXL.from_pretrained(folder / "model" / name))
 
 
 @pytest.mark.parametrize(("start", "first"), [(0.5, 6), (0.0, 0), (None, 8)])
 def test_the_tail_is_the_mean_of_the_last_weights(tmp_path, toy_recipe, seen, start, first):
-    settings = {"average": "tail", "average_start": start}
+    settings = {"average": "tail", "average_start": start, **RARELY}
     if start is None:
         settings["cooldown_fraction"] = 1 / 3
     train(toy_recipe(train=settings), tmp_path, quiet=True)
@@ -45,7 +48,8 @@ def test_the_tail_is_the_mean_of_the_last_weights(tmp_path, toy_recipe, seen, st
 
 
 def test_the_moving_average_forgets_as_it_says(tmp_path, toy_recipe, seen):
-    train(toy_recipe(train={"average": "ema", "average_decay": 0.8}), tmp_path, quiet=True)
+    settings = {"average": "ema", "average_decay": 0.8, **RARELY}
+    train(toy_recipe(train=settings), tmp_path, quiet=True)
     expected = seen[0]
     for each in seen[1:]:
         expected = 0.8 * expected + 0.2 * each
@@ -54,7 +58,8 @@ def test_the_moving_average_forgets_as_it_says(tmp_path, toy_recipe, seen):
 
 def test_what_is_trained_does_not_depend_on_what_is_averaged(tmp_path, toy_recipe, seen):
     for average in ("none", "tail", "ema"):
-        train(toy_recipe(train={"average": average}), tmp_path / average, quiet=True)
+        settings = {"average": average, **RARELY}
+        train(toy_recipe(train=settings), tmp_path / average, quiet=True)
     plain, tail, ema = seen[:12], seen[12:24], seen[24:]
     assert all(map(torch.equal, plain, tail))
     assert all(map(torch.equal, plain, ema))

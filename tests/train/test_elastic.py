@@ -99,6 +99,14 @@ def launch_two(launch, port, *options):
     return first, launch(*options)
 
 
+@pytest.fixture
+def nightly(is_nightly):
+    """For what waits for others to give up; test_processes.py has a quick one of that kind."""
+    if not is_nightly:
+        pytest.skip("waits long: pytest --nightly")
+
+
+@pytest.mark.usefixtures("nightly")
 def test_a_machine_that_comes_back_is_let_in(tmp_path, launch):
     port = free_port()
     options = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "9"]
@@ -145,6 +153,7 @@ def test_when_one_of_two_machines_dies_the_other_goes_on(tmp_path, launch):
     assert "parameters on cpu in" in (tmp_path / "log-0").read_text()
 
 
+@pytest.mark.usefixtures("nightly")
 def test_a_process_that_hangs_is_found_and_the_run_goes_on(tmp_path, launch):
     process = launch("--nproc-per-node", "2", "--max-restarts", "1", "--standalone")
     wait_for_steps(tmp_path / "run", process)

@@ -7,6 +7,8 @@ import pytest
 
 from transformer_xl.train import figures
 
+pytestmark = pytest.mark.usefixtures("whole_reports")
+
 
 def test_only_finite_numbers_count():
     record = {"a": 1, "b": math.nan, "c": math.inf, "d": "2", "e": True, "f": None, "g": 10**400}
@@ -30,9 +32,9 @@ def test_a_series_leaves_out_what_is_not_finite():
     assert (steps.tolist(), values.tolist()) == ([1, 3], [4.0, 2.0])
 
 
-@pytest.mark.parametrize("n", [0, 1, 2, 3, 49, 50, 1000])
-def test_smoothing_keeps_a_constant_and_the_length(n):
-    assert figures.smoothed(np.full(n, 1.5)) == pytest.approx(np.full(n, 1.5))
+def test_smoothing_keeps_a_constant_and_the_length():
+    for n in (0, 1, 2, 3, 49, 50, 1000):
+        assert figures.smoothed(np.full(n, 1.5)) == pytest.approx(np.full(n, 1.5)), n
 
 
 def test_smoothing_is_the_mean_of_the_neighbors():
@@ -43,13 +45,13 @@ def test_smoothing_is_the_mean_of_the_neighbors():
     assert smooth[-1] == pytest.approx(values[195:].mean())
 
 
-@pytest.mark.parametrize(("n", "most"), [(0, 5), (1, 5), (5, 5), (6, 5), (1001, 20)])
-def test_thinning_keeps_the_ends_and_the_limit(n, most):
-    kept = figures.thinned(n, most).tolist()
-    assert len(kept) == min(n, most)
-    assert kept == sorted(set(kept))
-    assert not n or kept[-1] == n - 1
-    assert n < 2 or kept[0] == 0
+def test_thinning_keeps_the_ends_and_the_limit():
+    for n, most in ((0, 5), (1, 5), (5, 5), (6, 5), (1001, 20)):
+        kept = figures.thinned(n, most).tolist()
+        assert len(kept) == min(n, most), n
+        assert kept == sorted(set(kept)), n
+        assert not n or kept[-1] == n - 1, n
+        assert n < 2 or kept[0] == 0, n
 
 
 def test_the_unit_is_bytes_only_where_all_results_have_it():
@@ -59,15 +61,20 @@ def test_the_unit_is_bytes_only_where_all_results_have_it():
     )
 
 
-@pytest.mark.parametrize("trained", [None, 0, 64, 4096])
-@pytest.mark.parametrize("lengths", [[0], [64], [0, 64], [0, 16, 32, 64, 128, 256, 512, 1024]])
-def test_any_memory_curve_can_be_drawn(lengths, trained):
+def test_any_memory_curve_can_be_drawn():
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
-    curve = [{"mem_len": length, "bits_per_byte": 2.0} for length in lengths]
+    for lengths, trained in (
+        ([0], None),
+        ([64], 0),
+        ([0, 64], 64),
+        ([0, 16, 32, 64, 128, 256, 512, 1024], 4096),
+        ([0], 4096),
+    ):
+        curve = [{"mem_len": length, "bits_per_byte": 2.0} for length in lengths]
 
-    def draw(figure):
-        figures.draw_memory(figure.subplots(), curve, {"gzip -9": 1.9, "xz -9e": 1.7}, trained)
+        def draw(figure, curve=curve, trained=trained):
+            figures.draw_memory(figure.subplots(), curve, {"gzip -9": 1.9, "xz -9e": 1.7}, trained)
 
-    svg = figures.as_svg("memory", "label", draw)
-    assert "gzip -9" in svg
-    assert ("memory in training" in svg) == (trained is not None)
+        svg = figures.as_svg("memory", "label", draw)
+        assert "gzip -9" in svg, (lengths, trained)
+        assert ("memory in training" in svg) == (trained is not None), (lengths, trained)

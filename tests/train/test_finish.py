@@ -3,6 +3,7 @@
 import gzip
 import json
 import lzma
+from functools import partial
 
 import pytest
 
@@ -151,37 +152,31 @@ def test_a_finished_run_only_repeats_its_results(tmp_path, short, no_work, capsy
     assert times == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda folder: (folder / "report.html").unlink(),
-        lambda folder: (folder / "results.json").unlink(),
-        lambda folder: (folder / "results.json").write_text('{"settings"'),
-        lambda folder: (folder / "results.json").write_text("[]"),
-        lambda folder: (folder / "results.json").write_text('{"settings": 3}'),
-    ],
-    ids=["no report", "no results", "half of the results", "other results", "no settings"],
-)
-def test_an_end_that_was_cut_short_is_made_up_for(tmp_path, short, monkeypatch, spoil):
+def test_an_end_that_was_cut_short_is_made_up_for(tmp_path, short, monkeypatch):
     results = train(short(), tmp_path, quiet=True)
-    spoil(tmp_path)
     monkeypatch.setattr(loop, "train_step", None)
-    again = train(short(), tmp_path, quiet=True)
-    assert again["test"]["nll"] == results["test"]["nll"]
-    assert (tmp_path / "report.html").exists()
-    assert read(tmp_path, "results.json") == again
+    path, report_path = tmp_path / "results.json", tmp_path / "report.html"
+    # Half of the results, those of something else, and without settings.
+    wrong = ('{"settings"', "[]", '{"settings": 3}')
+    spoils = [report_path.unlink, path.unlink, *(partial(path.write_text, x) for x in wrong)]
+    for spoil in spoils:
+        spoil()
+        again = train(short(), tmp_path, quiet=True)
+        assert again["test"]["nll"] == results["test"]["nll"], spoil
+        assert report_path.exists(), spoil
+        assert read(tmp_path, "results.json") == again, spoil
 
 
-@pytest.mark.parametrize("name", ["evaluate_by", "see_memory", "generate"])
-def test_an_end_that_is_interrupted_is_made_by_the_same_command(tmp_path, short, monkeypatch, name):
+def test_an_end_that_is_interrupted_is_made_by_the_same_command(tmp_path, short, monkeypatch):
     def interrupt(*about, **settings):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(finish, name, interrupt)
-        with pytest.raises(Interrupted, match="with the training done and saved; the same command"):
-            train(short(), tmp_path, quiet=True)
-    monkeypatch.setattr(loop, "train_step", None)
+    for name in ("evaluate_by", "see_memory", "generate"):
+        with monkeypatch.context() as patch:
+            patch.setattr(finish, name, interrupt)
+            with pytest.raises(Interrupted, match="with the training done and saved; the same com"):
+                train(short(), tmp_path, quiet=True)
+        monkeypatch.setattr(loop, "train_step", None)
     results = train(short(), tmp_path, quiet=True)
     assert read(tmp_path, "results.json") == results
     assert (tmp_path / "report.html").exists()

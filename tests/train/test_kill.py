@@ -13,8 +13,6 @@ import pytest
 from transformer_xl.config.recipes import dump_recipe
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "kills.py"
-# Two hundred are made by `python benchmarks/kills.py`; all of them take a quarter of an hour.
-KILLS = os.environ.get("TXL_KILLS", "8")
 
 OPTIONS = {
     "average": "tail",
@@ -41,6 +39,7 @@ except Stalled as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["init_process_group", "new_group"])
 def test_a_process_lost_while_groups_connect_ends_the_others(where):
     with socket.socket() as free:
@@ -68,24 +67,21 @@ def test_a_process_lost_while_groups_connect_ends_the_others(where):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", ["1", "2"])
-@pytest.mark.parametrize("options", [{}, OPTIONS], ids=["plain", "average, stages, lengths"])
-def test_a_kill_at_any_moment_loses_nothing(tmp_path, toy_recipe, options, processes):
-    recipe = tmp_path / "recipe.toml"
-    settings = {"steps": 6, "save_every": 2, "eval_every": 3, "optimizer": "muon", **options}
-    recipe.write_text(dump_recipe(toy_recipe(train=settings)))
-    command = [
-        sys.executable,
-        PROGRAM,
-        "--recipe",
-        recipe,
-        "--processes",
-        processes,
-        "--kills",
-        KILLS,
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
-    found = json.loads(result.stdout)
-    assert found["wrong"] == []
-    assert found["kills"] >= int(KILLS)
-    assert result.returncode == 0, result.stderr
+def test_a_kill_at_any_moment_loses_nothing(tmp_path, toy_recipe, is_nightly, processes):
+    # Two hundred are made by `python benchmarks/kills.py` in a quarter of an hour.
+    kills = os.environ.get("TXL_KILLS", "8" if is_nightly else "2")
+    for options in ({}, OPTIONS) if is_nightly else (OPTIONS,):
+        recipe = tmp_path / "recipe.toml"
+        settings = {"steps": 6, "save_every": 2, "eval_every": 3, "optimizer": "muon", **options}
+        recipe.write_text(dump_recipe(toy_recipe(train=settings)))
+        command = [sys.executable, PROGRAM, "--recipe", recipe, "--processes", processes]
+        result = subprocess.run(
+            [*command, "--kills", kills, "--in_a_row", "4" if is_nightly else "2"],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+        )
+        found = json.loads(result.stdout)
+        assert found["wrong"] == []
+        assert found["kills"] >= int(kills)
+        assert result.returncode == 0, result.stderr

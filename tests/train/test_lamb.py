@@ -36,11 +36,11 @@ def test_decay_is_part_of_the_direction():
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
-def test_the_length_of_an_update_does_not_depend_on_that_of_the_gradient(scale):
-    weight = [0.6, 0.8]
-    found = stepped(weight, [scale, 2 * scale], lr=0.25, betas=(0.0, 0.0), eps=0.0)
-    assert (found - torch.tensor(weight)).norm() == pytest.approx(0.25, rel=1e-5)
+def test_the_length_of_an_update_does_not_depend_on_that_of_the_gradient():
+    for scale in (1e-3, 1.0, 1e3):
+        weight = [0.6, 0.8]
+        found = stepped(weight, [scale, 2 * scale], lr=0.25, betas=(0.0, 0.0), eps=0.0)
+        assert (found - torch.tensor(weight)).norm() == pytest.approx(0.25, rel=1e-5), scale
 
 
 def test_long_tensors_count_as_ten():

@@ -17,11 +17,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 STAGES = ((0.0, 3, 5), (0.25, 6, 12), (0.6, 8, 8))
 
 
-@pytest.mark.parametrize(
-    ("progress", "stage"), [(0.0, 0), (0.2499, 0), (0.25, 1), (0.59, 1), (0.6, 2), (1.0, 2)]
-)
-def test_a_stage_begins_at_its_share(progress, stage):
-    assert stage_at(STAGES, progress) == stage
+def test_a_stage_begins_at_its_share():
+    for progress, stage in ((0.0, 0), (0.2499, 0), (0.25, 1), (0.59, 1), (0.6, 2), (1.0, 2)):
+        assert stage_at(STAGES, progress) == stage, progress
 
 
 def test_random_lengths_are_spread_as_the_paper_says():
@@ -40,29 +38,29 @@ def test_random_lengths_are_functions_of_seed_and_step_alone():
     assert first != [random_segment_len(70, 4, step) for step in range(50)]
 
 
-@pytest.mark.parametrize("segment_len", [1, 3, 6])
-def test_short_segments_stay_at_least_as_long_as_they_may(segment_len):
-    lengths = [random_segment_len(segment_len, 1, step) for step in range(300)]
-    assert min(lengths) == min(5, segment_len)
+def test_short_segments_stay_at_least_as_long_as_they_may():
+    for segment_len in (1, 3, 6):
+        lengths = [random_segment_len(segment_len, 1, step) for step in range(300)]
+        assert min(lengths) == min(5, segment_len), segment_len
 
 
-@pytest.mark.parametrize("ext_len", [0, 2])
-def test_streams_of_varying_segments_never_break(ext_len):
-    text = np.arange(50, dtype=np.uint16)
-    varying = Segments(text, batch_size=2, segment_len=9, ext_len=ext_len)
-    read, following = [], []
-    for length in (4, 9, 1, 7, 4):
-        varying.length = length
-        tokens, targets = varying.next_segment()
-        assert tokens.shape == (2, ext_len + length)
-        # What comes once more is what was read last.
-        if read and ext_len:
-            assert torch.equal(tokens[:, :ext_len], torch.cat(read, 1)[:, -ext_len:])
-        read.append(tokens[:, ext_len:])
-        following.append(targets)
-    expected = torch.stack([torch.arange(25), torch.arange(25, 50)])
-    assert torch.equal(torch.cat(read, 1), expected)
-    assert torch.equal(torch.cat(following, 1), (expected + 1) % 50)
+def test_streams_of_varying_segments_never_break():
+    for ext_len in (0, 2):
+        text = np.arange(50, dtype=np.uint16)
+        varying = Segments(text, batch_size=2, segment_len=9, ext_len=ext_len)
+        read, following = [], []
+        for length in (4, 9, 1, 7, 4):
+            varying.length = length
+            tokens, targets = varying.next_segment()
+            assert tokens.shape == (2, ext_len + length), ext_len
+            # What comes once more is what was read last.
+            if read and ext_len:
+                assert torch.equal(tokens[:, :ext_len], torch.cat(read, 1)[:, -ext_len:]), ext_len
+            read.append(tokens[:, ext_len:])
+            following.append(targets)
+        expected = torch.stack([torch.arange(25), torch.arange(25, 50)])
+        assert torch.equal(torch.cat(read, 1), expected), ext_len
+        assert torch.equal(torch.cat(following, 1), (expected + 1) % 50), ext_len
 
 
 def test_a_saved_position_goes_on():
@@ -128,9 +126,8 @@ def test_the_last_stage_has_the_memory_of_the_model(toy_recipe):
 COOLDOWN = {"minutes": 1.0, "schedule": "constant_cooldown", "cooldown_fraction": 0.4}
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+def test_what_cannot_be_is_refused():
+    for settings, message in (
         ({"stages": ((0.1, 8, 8),)}, "must rise from 0 to below 1"),
         ({"stages": ((0.0, 4, 8), (0.5, 8, 8), (0.5, 8, 8))}, "must rise from 0 to below 1"),
         ({"stages": ((0.0, 4, 8), (1.0, 8, 8))}, "train.stages=.* at least 0 and below 1"),
@@ -152,26 +149,18 @@ COOLDOWN = {"minutes": 1.0, "schedule": "constant_cooldown", "cooldown_fraction"
         ({"average_decay": 1.0}, "average_decay=1.0 must be at least 0 and below 1"),
         ({"activation_reg": -1.0}, "activation_reg=-1.0 must be at least 0"),
         ({"embedding_lr": 0.0}, "embedding_lr=0.0 must be above 0"),
-    ],
-)
-def test_what_cannot_be_is_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        replace(TrainConfig(segment_len=8), **settings)
+    ):
+        with pytest.raises(ValueError, match=message):
+            replace(TrainConfig(segment_len=8), **settings)
 
 
-@pytest.mark.parametrize("is_rolled", [False, True])
-@pytest.mark.parametrize("stages", [(), STAGES])
-def test_streams_are_turned_by_the_seed_of_the_training_where_it_says_so(
-    toy_recipe, is_rolled, stages
-):
-    config, state = begun(toy_recipe(train={"roll": is_rolled, "stages": stages, "seed": 5}))
-    tokens = prepare(config.data).tokens("train")
-    expected = Segments(
-        tokens,
-        config.train.batch_size,
-        longest_segment(config.train),
-        0,
-        None,
-        5 if is_rolled else None,
-    )
-    assert torch.equal(state.segments.next_segment()[0], expected.next_segment()[0])
+def test_streams_are_turned_by_the_seed_of_the_training_where_it_says_so(toy_recipe):
+    for is_rolled in (False, True):
+        for stages in ((), STAGES):
+            settings = {"roll": is_rolled, "stages": stages, "seed": 5}
+            config, state = begun(toy_recipe(train=settings))
+            tokens, longest = prepare(config.data).tokens("train"), longest_segment(config.train)
+            seed = 5 if is_rolled else None
+            expected = Segments(tokens, config.train.batch_size, longest, 0, None, seed)
+            tokens, _ = state.segments.next_segment()
+            assert torch.equal(tokens, expected.next_segment()[0]), (is_rolled, stages)

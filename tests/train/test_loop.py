@@ -63,49 +63,87 @@ def same(one, other):
 PLATEAU = {"schedule": "plateau", "eval_every": 2, "decay_rate": 0.5}
 
 
-@pytest.mark.usefixtures("unfinished")
-@pytest.mark.parametrize(
-    "sections",
-    [
-        {},
-        {"train": {"optimizer": "muon"}},
-        {"train": {"precision": "bfloat16"}},
-        {"train": {"schedule": "constant_cooldown", "minutes": 60.0, "accumulate": 1}},
+# Settings of different parts share a recipe. The first is stopped between saves, with a saved step,
+# in the middle of a line of the log and with an evaluation, the others at one of these.
+RESUMED = {
+    "adamw": ({}, (1, 6, 7, 8)),
+    "bfloat16, lamb, AR, TAR": (
+        {
+            "train": {
+                "precision": "bfloat16",
+                "optimizer": "lamb",
+                "embedding_lr": 2.0,
+                "activation_reg": 2.0,
+                "temporal_activation_reg": 1.0,
+            }
+        },
+        (7,),
+    ),
+    "minutes, ema": (
+        {
+            "train": {
+                "schedule": "constant_cooldown",
+                "minutes": 60.0,
+                "accumulate": 1,
+                "average": "ema",
+                "average_decay": 0.9,
+            }
+        },
+        (8,),
+    ),
+    "ext_len, samples, half": (
         {"model": {"ext_len": 3, "sample_softmax": 5}, "train": {"loss": "half"}},
-        {"train": {"optimizer": "lamb", "embedding_lr": 2.0}},
-        {"train": {"activation_reg": 2.0, "temporal_activation_reg": 1.0}},
+        (7,),
+    ),
+    "ext_len, random lengths, half": (
         {"model": {"ext_len": 3}, "train": {"random_segment_len": True, "loss": "half"}},
-        {"train": {"average": "ema", "average_decay": 0.9}},
-        {"train": {"average": "tail", "average_start": 0.5, "optimizer": "muon"}},
-        {"train": {"stages": ((0.0, 3, 5), (0.25, 6, 12), (0.6, 8, 8)), "roll": True}},
+        (5,),
+    ),
+    "stages, adagrad, float16": (
+        {
+            "train": {
+                "stages": ((0.0, 3, 5), (0.25, 6, 12), (0.6, 8, 8)),
+                "roll": True,
+                "optimizer": "adagrad",
+                "precision": "float16",
+            }
+        },
+        (1, 7),
+    ),
+    "stages, random lengths, tail, muon": (
         {
             "train": {
                 "stages": ((0.0, 5, 5), (0.4, 8, 8)),
                 "random_segment_len": True,
                 "average": "tail",
+                "average_start": 0.5,
                 "optimizer": "muon",
             }
         },
-        {"model": LSTM, "train": {"optimizer": "muon"}},
+        (6,),
+    ),
+    "lstm": ({"model": LSTM, "train": {"optimizer": "muon"}}, (8,)),
+    "sgd, plateau": (
         {"train": {"optimizer": "sgd", "momentum": 0.9, "lr": 0.1, **PLATEAU}},
-        {"train": {"optimizer": "adagrad", "precision": "float16"}},
+        (7,),
+    ),
+    "gates, resets, muon": (
         {
             "model": {"gate": "gru", "norm_first": True},
             "data": {"reset_at": "\n"},
             "train": {"optimizer": "muon"},
         },
-    ],
-    ids=[
-        *("adamw", "muon", "bfloat16", "minutes", "ext_len, samples, half", "lamb", "AR, TAR"),
-        *("random lengths", "ema", "tail", "stages", "several", "lstm"),
-        *("sgd, plateau", "adagrad, float16", "gates, resets"),
-    ],
-)
-def test_resuming_changes_nothing(tmp_path, toy_recipe, at_step, sections):
-    config = toy_recipe(**sections)
+        (1,),
+    ),
+}
+
+
+@pytest.mark.usefixtures("unfinished")
+@pytest.mark.parametrize(("sections", "steps"), RESUMED.values(), ids=RESUMED)
+def test_resuming_changes_nothing(tmp_path, toy_recipe, at_step, sections, steps):
+    config = toy_recipe(**{**sections, "train": {"steps": 9, **sections.get("train", {})}})
     train(config, tmp_path / "whole", quiet=True)
-    # Between saves, with a saved step, in the middle of a line of the log, with an evaluation.
-    for step in (1, 6, 7, 8):
+    for step in steps:
         at_step(step, interrupt)
         with pytest.raises(Interrupted, match=f"step {step} and saved"):
             train(config, tmp_path / "parts", quiet=True)
@@ -224,7 +262,8 @@ def test_half_a_loss_is_that_of_the_second_half_and_learns_from_it_alone(toy_rec
 @pytest.mark.usefixtures("unfinished")
 def test_a_line_of_the_log_is_the_mean_since_the_line_before(tmp_path, toy_recipe):
     for log_every in (1, 5):
-        config = toy_recipe(train={"log_every": log_every, "steps": 11})
+        settings = {"log_every": log_every, "eval_every": 0, "save_every": 0, "steps": 11}
+        config = toy_recipe(train=settings)
         train(config, tmp_path / str(log_every), quiet=True)
     each, mean = (
         [r["bits_per_token"] for r in measured(tmp_path / name) if r["kind"] == "train"]
@@ -255,7 +294,7 @@ def test_a_disk_that_fills_up_costs_no_checkpoint(tmp_path, toy_recipe, at_step)
     if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
         pytest.skip("mounting a small disk needs root")
     try:
-        config = toy_recipe()
+        config = toy_recipe(train={"steps": 6})
         train(config, tmp_path / "whole", quiet=True)
 
         def fill(state):
@@ -309,9 +348,8 @@ def test_the_best_model_is_that_of_the_lowest_validation_loss(tmp_path, toy_reci
     assert not torch.equal(weights[1], weights[2])
 
 
-@pytest.mark.parametrize(
-    ("sections", "message"),
-    [
+def test_what_cannot_work_is_said_before_anything_is_written(tmp_path, toy_recipe):
+    for sections, message in (
         ({"train": {"batch_size": 4000}}, "batch_size=4000 x segment_len=8 needs 32,000"),
         ({"model": {"vocab_size": 99}}, "vocab_size=99 is not the size .* leave it out"),
         ({"data": {"reset_at": "<eos>"}}, "data.reset_at: '<eos>' is no symbol"),
@@ -331,14 +369,10 @@ def test_the_best_model_is_that_of_the_lowest_validation_loss(tmp_path, toy_reci
         # The file is not there, so nothing has looked for it.
         ({"data": {"path": "tex\udce9.txt"}}, r"data\.path='tex\\udce9\.txt' must be UTF-8"),
         ({"generate": {"stop": ("\udce9",)}}, r"generate\.stop=\('\\udce9',\) must be UTF-8"),
-    ],
-)
-def test_what_cannot_work_is_said_before_anything_is_written(
-    tmp_path, toy_recipe, sections, message
-):
-    with pytest.raises(ValueError, match=message):
-        train(toy_recipe(**sections), tmp_path / "run", quiet=True)
-    assert not (tmp_path / "run").exists()
+    ):
+        with pytest.raises(ValueError, match=message):
+            train(toy_recipe(**sections), tmp_path / "run", quiet=True)
+        assert not (tmp_path / "run").exists(), sections
 
 
 @pytest.mark.parametrize("split", ["valid", "test"])
@@ -450,7 +484,8 @@ def test_a_prepared_corpus_may_move_but_not_become_another(tmp_path, toy_recipe,
 
 @pytest.mark.usefixtures("unfinished")
 def test_two_programs_do_not_train_in_one_folder(tmp_path, toy_recipe):
-    config = fit_to_corpus(toy_recipe(), prepare(toy_recipe().data))
+    short = toy_recipe(train={"steps": 2})
+    config = fit_to_corpus(short, prepare(short.data))
     other = RunFolder(tmp_path)
     other.begin(config, 1)
     with pytest.raises(RuntimeError, match="another program is training in"):

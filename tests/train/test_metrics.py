@@ -14,14 +14,8 @@ from transformer_xl.train import metrics
 from transformer_xl.train.metrics import MetricsLog, Progress, read_metrics, reading
 
 
-@pytest.fixture(autouse=True)
-def without_tensorboard(monkeypatch, request):
-    if "with_tensorboard" not in request.fixturenames:
-        monkeypatch.setattr(metrics, "find_spec", lambda name: None)
-
-
 @pytest.fixture
-def with_tensorboard():
+def with_tensorboard(whole_reports):
     pytest.importorskip("torch")
     pytest.importorskip("tensorboard", reason="TensorBoard is optional")
 

@@ -31,6 +31,8 @@ def test_the_end_is_fixed_when_the_cooldown_begins_and_stays(tmp_path, toy_recip
             "schedule": "constant_cooldown",
             "cooldown_fraction": 0.5,
             "log_every": 1,
+            "eval_every": 0,
+            "save_every": 0,
         }
     )
     clock(1)
@@ -108,7 +110,7 @@ def test_a_run_shows_no_more_time_left_than_its_limit_leaves(
     monkeypatch.setattr(metrics, "monotonic", lambda: now[0])
     monkeypatch.setattr(metrics, "_LINE_SECONDS", 0)
     settings = {"steps": 100_000, "minutes": 36 / 60, "log_every": 1, "eval_every": 0}
-    settings |= {"schedule": "constant_cooldown", "cooldown_fraction": 0.5}
+    settings |= {"save_every": 0, "schedule": "constant_cooldown", "cooldown_fraction": 0.5}
     train(toy_recipe(train=settings), tmp_path)
     left = re.findall(r"(\d+):(\d\d):(\d\d) left", capsys.readouterr().err)
     assert len(left) > 10
@@ -126,6 +128,8 @@ def staged(toy_recipe):
             "cooldown_fraction": 0.5,
             "stages": ((0.0, 4, 4), (0.25, 8, 8)),
             "log_every": 1,
+            "eval_every": 0,
+            "save_every": 0,
         }
     )
 
@@ -162,7 +166,7 @@ def test_a_staged_run_with_a_time_limit_goes_on_where_it_was(tmp_path, staged, c
         clock(1)
     train(staged, tmp_path / "parts", quiet=True)
     assert measured(tmp_path / "whole") == measured(tmp_path / "parts")
-    assert len(measured(tmp_path / "whole")) > 20
+    assert len(measured(tmp_path / "whole")) >= 20
 
 
 def test_one_step_that_has_to_wait_ends_no_run(tmp_path, toy_recipe, seconds_at, capsys):

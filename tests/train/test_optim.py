@@ -18,20 +18,20 @@ def scales(total=100, **settings):
     return [lr_scale(config, step, total) for step in range(total)]
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "inverse_sqrt", "constant_cooldown"])
-def test_the_warm_up_rises_in_equal_steps_to_the_peak(schedule):
-    found = scales(schedule=schedule, warmup_steps=4)
-    assert found[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
-    assert max(found) == pytest.approx(1.0)
-    assert found[-1] < 1
+def test_the_warm_up_rises_in_equal_steps_to_the_peak():
+    for schedule in ("cosine", "inverse_sqrt", "constant_cooldown"):
+        found = scales(schedule=schedule, warmup_steps=4)
+        assert found[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0]), schedule
+        assert max(found) == pytest.approx(1.0), schedule
+        assert found[-1] < 1, schedule
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "inverse_sqrt", "constant_cooldown"])
-def test_without_warm_up_the_peak_is_first_and_nothing_rises_later(schedule):
-    found = scales(schedule=schedule)
-    assert found[0] == pytest.approx(1.0)
-    assert all(later <= earlier for earlier, later in pairwise(found))
-    assert all(scale > 0 for scale in found)
+def test_without_warm_up_the_peak_is_first_and_nothing_rises_later():
+    for schedule in ("cosine", "inverse_sqrt", "constant_cooldown"):
+        found = scales(schedule=schedule)
+        assert found[0] == pytest.approx(1.0), schedule
+        assert all(later <= earlier for earlier, later in pairwise(found)), schedule
+        assert all(scale > 0 for scale in found), schedule
 
 
 def test_the_cosine_is_half_down_in_the_middle_and_ends_at_the_floor():
@@ -51,12 +51,12 @@ def test_the_inverse_square_root_halves_when_the_step_is_fourfold():
     assert found[81:] == [0.25] * 19
 
 
-@pytest.mark.parametrize("floor", [0.0, 0.2])
-def test_the_cooldown_is_a_line_from_the_peak_to_the_floor(floor):
-    found = scales(schedule="constant_cooldown", cooldown_fraction=0.4, min_lr_ratio=floor)
-    assert found[:61] == [1.0] * 61
-    fall = (1 - floor) / 40
-    assert found[61:] == pytest.approx([1 - fall * step for step in range(1, 40)])
+def test_the_cooldown_is_a_line_from_the_peak_to_the_floor():
+    for floor in (0.0, 0.2):
+        found = scales(schedule="constant_cooldown", cooldown_fraction=0.4, min_lr_ratio=floor)
+        assert found[:61] == [1.0] * 61, floor
+        fall = (1 - floor) / 40
+        assert found[61:] == pytest.approx([1 - fall * step for step in range(1, 40)]), floor
 
 
 def test_without_cooldown_the_rate_is_constant():
@@ -119,23 +119,20 @@ def test_muon_takes_the_matrices_of_the_layers_and_adamw_the_rest(model):
     assert {p.shape for p in thirds["params"]} == {(24, 8)}
 
 
-@pytest.mark.parametrize("d_embed", [6, 8])
-@pytest.mark.parametrize("optimizer", ["adamw", "muon", "lamb", "sgd", "adagrad"])
-def test_embeddings_have_a_rate_of_their_own_and_their_projections_have_not(optimizer, d_embed):
-    model = TransformerXL(
-        ModelConfig(
-            vocab_size=11, n_layer=1, n_head=2, d_model=8, d_inner=12, d_embed=d_embed, cutoffs=(4,)
-        )
-    )
-    config = TrainConfig(optimizer=optimizer, lr=0.1, embedding_lr=3.0, warmup_steps=3)
-    found = Optimizer(with_gradients(model), config)
-    found.step(lr_scale(config, 1, 100))
-    part, *_ = found.parts
-    rates = {id(p): group["lr"] for group in part.param_groups for p in group["params"]}
-    for name, parameter in model.named_parameters():
-        if id(parameter) in rates:
-            expected = 0.15 if name == "embedding.weight" else 0.05
-            assert rates[id(parameter)] == pytest.approx(expected), name
+def test_embeddings_have_a_rate_of_their_own_and_their_projections_have_not():
+    for d_embed in (6, 8):
+        for optimizer in ("adamw", "muon", "lamb", "sgd", "adagrad"):
+            sizes = {"n_layer": 1, "n_head": 2, "d_model": 8, "d_inner": 12, "d_embed": d_embed}
+            model = TransformerXL(ModelConfig(vocab_size=11, cutoffs=(4,), **sizes))
+            config = TrainConfig(optimizer=optimizer, lr=0.1, embedding_lr=3.0, warmup_steps=3)
+            found = Optimizer(with_gradients(model), config)
+            found.step(lr_scale(config, 1, 100))
+            part, *_ = found.parts
+            rates = {id(p): group["lr"] for group in part.param_groups for p in group["params"]}
+            for name, parameter in model.named_parameters():
+                if id(parameter) in rates:
+                    expected = 0.15 if name == "embedding.weight" else 0.05
+                    assert rates[id(parameter)] == pytest.approx(expected), name
 
 
 def test_the_tables_of_an_adaptive_embedding_are_embeddings():
@@ -232,27 +229,28 @@ def test_without_decay_the_optimizers_of_the_authors_are_those_of_torch(model, s
     assert all(map(torch.equal, model.parameters(), twin.parameters()))
 
 
-@pytest.mark.parametrize("patience", [0, 2])
-@pytest.mark.parametrize("floor", [0.0, 0.1])
-def test_a_plateau_lowers_the_rate_as_torch_does(patience, floor):
-    lr, draw = 0.1, torch.Generator().manual_seed(7)
-    config = TrainConfig(
-        schedule="plateau", lr=lr, patience=patience, decay_rate=0.3, min_lr_ratio=floor
-    )
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=lr)
-    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
-        optimizer, factor=0.3, patience=patience, min_lr=floor * lr
-    )
-    plateau, found, expected = Plateau(), [], []
-    for n in range(60):
-        # Falling ever less, with noise; and a loss that is no number.
-        loss = math.nan if n == 30 else 2 + 1 / (n + 1) + 0.02 * torch.rand((), generator=draw)
-        plateau.see(float(loss), config)
-        theirs.step(float(loss))
-        found.append(lr_scale(config, n, 60, plateau_scale=plateau.scale) * lr)
-        expected.append(optimizer.param_groups[0]["lr"])
-    assert found == pytest.approx(expected, rel=1e-12)
-    assert 1 < len({*expected}) < 60
+def test_a_plateau_lowers_the_rate_as_torch_does():
+    for patience in (0, 2):
+        for floor in (0.0, 0.1):
+            lr, draw = 0.1, torch.Generator().manual_seed(7)
+            config = TrainConfig(
+                schedule="plateau", lr=lr, patience=patience, decay_rate=0.3, min_lr_ratio=floor
+            )
+            optimizer = torch.optim.SGD([torch.zeros(1)], lr=lr)
+            theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
+                optimizer, factor=0.3, patience=patience, min_lr=floor * lr
+            )
+            plateau, found, expected = Plateau(), [], []
+            for n in range(60):
+                # Falling ever less, with noise; and a loss that is no number.
+                noise = 0.02 * float(torch.rand((), generator=draw))
+                loss = math.nan if n == 30 else 2 + 1 / (n + 1) + noise
+                plateau.see(loss, config)
+                theirs.step(loss)
+                found.append(lr_scale(config, n, 60, plateau_scale=plateau.scale) * lr)
+                expected.append(optimizer.param_groups[0]["lr"])
+            assert found == pytest.approx(expected, rel=1e-12), patience
+            assert 1 < len({*expected}) < 60, patience
 
 
 @pytest.mark.parametrize("optimizer", [Lamb, Muon])

@@ -1,7 +1,10 @@
 """Training on recordings: the trainer, its checkpoints and its evaluation as for texts."""
 
 import json
+import shutil
+import signal
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,9 +26,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 ENDS = {"classes": {}, "numbers": {"n_mixtures": 2}}
 
 
-@pytest.fixture(params=ENDS)
-def config(request, tmp_path):
+@pytest.fixture(params=ENDS, scope="module")
+def config(request, tmp_path_factory):
     """A recipe on noise: the sign of the input is the class, or its double is the number."""
+    folder = tmp_path_factory.mktemp("recordings")
     draw = np.random.default_rng(0)
     for split, n in (("train", 300), ("valid", 90), ("test", 60)):
         inputs = draw.normal(size=(n, 2)).astype(np.float32)
@@ -33,9 +37,7 @@ def config(request, tmp_path):
         if request.param == "numbers":
             targets = 2 * inputs[:, 0]
         targets[draw.random(n) < 0.3] = np.nan if request.param == "numbers" else -100
-        write_recordings(
-            tmp_path / "data", split, Recordings(inputs, targets, np.arange(n) % 9 == 0)
-        )
+        write_recordings(folder, split, Recordings(inputs, targets, np.arange(n) % 9 == 0))
     return Config(
         model=ModelConfig(
             n_features=2,
@@ -47,7 +49,7 @@ def config(request, tmp_path):
             **ENDS[request.param],
             dropout=0.1,
         ),
-        data=DataConfig(vocab="features", path=str(tmp_path / "data")),
+        data=DataConfig(vocab="features", path=str(folder)),
         train=TrainConfig(
             steps=12,
             batch_size=4,
@@ -67,23 +69,41 @@ def config(request, tmp_path):
     )
 
 
+@pytest.fixture(scope="module")
+def run(config, tmp_path_factory):
+    """A run of the recipe, trained by the command."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "recipe.toml").write_text(dump_recipe(config))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        assert main(["train", "recipe.toml", "--out", "run", "--quiet"]) == 0
+        torch.set_num_threads(threads)
+    return folder / "run"
+
+
+@pytest.fixture
+def copied(config, tmp_path):
+    """The recipe on a copy of the recordings, which may be changed."""
+    data = shutil.copytree(config.data.path, tmp_path / "data")
+    return replace(config, data=replace(config.data, path=str(data)))
+
+
 def state_of(folder):
     return read_whole(max((folder / "checkpoints").iterdir()), "")
 
 
-def test_resuming_changes_nothing(config, tmp_path, at_step):
-    import signal
-
-    train(config, tmp_path / "whole", quiet=True)
+def test_resuming_changes_nothing(config, run, tmp_path, at_step):
     for step in (3, 7):
         at_step(step, lambda state: signal.raise_signal(signal.SIGINT))
         with pytest.raises(Interrupted):
             train(config, tmp_path / "parts", quiet=True)
     results = train(config, tmp_path / "parts", quiet=True)
-    one, other = state_of(tmp_path / "whole"), state_of(tmp_path / "parts")
+    one, other = state_of(run), state_of(tmp_path / "parts")
     assert one.keys() == other.keys()
     assert all(torch.equal(x, other[name]) for name, x in one.items())
-    logs = [read_metrics(tmp_path / x / "metrics.jsonl") for x in ("whole", "parts")]
+    logs = [read_metrics(x / "metrics.jsonl") for x in (run, tmp_path / "parts")]
     for log in logs:
         for record in log:
             record.pop("tokens_per_second", None)
@@ -94,34 +114,32 @@ def test_resuming_changes_nothing(config, tmp_path, at_step):
     assert train(config, tmp_path / "parts", quiet=True) == results
 
 
-def test_other_data_are_refused_on_resuming(config, tmp_path, at_step):
-    import signal
-
+def test_other_data_are_refused_on_resuming(copied, tmp_path, at_step):
     at_step(3, lambda state: signal.raise_signal(signal.SIGINT))
     with pytest.raises(Interrupted):
-        train(config, tmp_path / "run", quiet=True)
+        train(copied, tmp_path / "run", quiet=True)
     path = tmp_path / "data" / "train_inputs.npy"
     np.save(path, np.load(path)[::-1])
     with pytest.raises(ValueError, match="its tokens have another checksum"):
-        train(config, tmp_path / "run", quiet=True)
+        train(copied, tmp_path / "run", quiet=True)
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_a_split_without_a_target_is_refused_before_anything_is_written(config, tmp_path, split):
+def test_a_split_without_a_target_is_refused_before_anything_is_written(copied, tmp_path, split):
     path = tmp_path / "data" / f"{split}_targets.npy"
     targets = np.load(path)
     np.save(path, np.full_like(targets, np.nan if targets.dtype.kind == "f" else -100))
     with pytest.raises(ValueError, match=f"the {split} recordings have no target, as all are"):
-        train(config, tmp_path / "run", quiet=True)
+        train(copied, tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
 
 
-def test_steps_that_reach_no_target_are_refused_before_anything_is_written(config, tmp_path):
+def test_steps_that_reach_no_target_are_refused_before_anything_is_written(copied, tmp_path):
     path = tmp_path / "data" / "test_targets.npy"
     targets = np.load(path)
     targets[:15] = np.nan if targets.dtype.kind == "f" else -100
     np.save(path, targets)
-    config = replace(config, eval=EvalConfig(max_steps=3))
+    config = replace(copied, eval=EvalConfig(max_steps=3), train=replace(copied.train, steps=1))
     with pytest.raises(ValueError, match=r"max_steps=3 reads no target of the test recordings: "):
         train(config, tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
@@ -129,10 +147,9 @@ def test_steps_that_reach_no_target_are_refused_before_anything_is_written(confi
     assert (tmp_path / "run" / "report.html").is_file()
 
 
-def test_each_target_counts_once_however_the_recordings_are_divided(config, tmp_path):
-    train(config, tmp_path / "run", quiet=True)
-    model = load_model(tmp_path / "run").double()
-    recordings = FeatureCorpus(tmp_path / "data").split("test")
+def test_each_target_counts_once_however_the_recordings_are_divided(config, run):
+    model = load_model(run).double()
+    recordings = FeatureCorpus(Path(config.data.path)).split("test")
     whole = evaluate(model, recordings, segment_len=60, mem_len=60)
     assert whole.tokens == recordings.counted().sum() < len(recordings)
     # No recording is longer than the memory, so that neither parts nor segments show.
@@ -144,11 +161,8 @@ def test_each_target_counts_once_however_the_recordings_are_divided(config, tmp_
         assert result.nll == pytest.approx(whole.nll, abs=1e-9)
 
 
-def test_the_commands_evaluate_a_run_and_refuse_what_needs_text(config, tmp_path, capsys):
-    (tmp_path / "recipe.toml").write_text(dump_recipe(config))
-    run = str(tmp_path / "run")
-    assert main(["train", str(tmp_path / "recipe.toml"), "--out", run, "--quiet"]) == 0
-    capsys.readouterr()
+def test_the_commands_evaluate_a_run_and_refuse_what_needs_text(run, tmp_path, capsys):
+    run, recipe = str(run), str(run.parent / "recipe.toml")
     assert main(["eval", run, "--eval.split", "test", "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["split"] == "test"
@@ -161,32 +175,29 @@ def test_the_commands_evaluate_a_run_and_refuse_what_needs_text(config, tmp_path
         ["compress", str(text), "--model", run],
         ["convert", run, str(tmp_path / "converted")],
         ["export", run, str(tmp_path / "exported")],
-        ["estimate", str(tmp_path / "recipe.toml")],
-        ["bench", str(tmp_path / "recipe.toml")],
+        ["estimate", recipe],
+        ["bench", recipe],
     ):
         assert main(command) == 2, command
         assert "reads real vectors (n_features=2)" in capsys.readouterr().err, command
     assert main(["eval", run, "--file", str(text)]) == 2
     assert "--file is for text" in capsys.readouterr().err
-    assert main(["prepare", str(tmp_path / "recipe.toml")]) == 2
+    assert main(["prepare", recipe]) == 2
     assert "no text is prepared" in capsys.readouterr().err
 
 
-def test_fine_tuning_begins_with_the_weights(config, tmp_path, capsys):
-    train(config, tmp_path / "run", quiet=True)
+def test_fine_tuning_begins_with_the_weights(config, run, tmp_path, capsys):
     out = str(tmp_path / "tuned")
-    settings = ["--data.path", str(tmp_path / "data"), "--train.steps", "1", "--train.lr", "1e-9"]
+    settings = ["--data.path", config.data.path, "--train.steps", "1", "--train.lr", "1e-9"]
     settings += ["--train.muon_lr", "1e-9", "--quiet"]
-    assert main(["train", str(tmp_path / "run"), "--out", out, *settings]) == 0, capsys.readouterr()
-    before, after = (load_model(x) for x in (tmp_path / "run", out))
+    assert main(["train", str(run), "--out", out, *settings]) == 0, capsys.readouterr()
+    before, after = (load_model(x) for x in (run, out))
     for x, y in zip(before.parameters(), after.parameters(), strict=True):
         torch.testing.assert_close(x, y, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("config", ["numbers"], indirect=True)
 def test_a_recipe_must_fit_the_recordings(config, tmp_path):
-    from dataclasses import replace
-
     for settings, message in (
         ({"n_features": 3}, r"model\.n_features=3 is not the width of the inputs"),
         ({"n_mixtures": 0}, r"are real numbers: set model\.n_mixtures"),
@@ -197,7 +208,6 @@ def test_a_recipe_must_fit_the_recordings(config, tmp_path):
 
 
 @pytest.mark.parametrize("config", ["classes"], indirect=True)
-def test_a_forecast_needs_a_mixture(config, tmp_path):
-    train(config, tmp_path / "run", quiet=True)
+def test_a_forecast_needs_a_mixture(run):
     with pytest.raises(ValueError, match="a forecast needs a model that predicts real values"):
-        forecast(load_model(tmp_path / "run"), np.zeros((1, 3, 2)), 4)
+        forecast(load_model(run), np.zeros((1, 3, 2)), 4)

@@ -15,12 +15,12 @@ HOSTILE = "</pre><script>alert('1')</script> & \x00\x1b[31m \ud800 $body {x}"
 
 
 @pytest.fixture
-def with_matplotlib():
+def with_matplotlib(whole_reports):
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
 
 
 @pytest.fixture
-def without_matplotlib(monkeypatch):
+def without_matplotlib(whole_reports, monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -131,6 +131,28 @@ def test_a_whole_run_shows_all_its_parts(run_dir):
     ):
         assert part in page.text
     assert "could not be read" not in page.text
+    # It asks for nothing outside itself.
+    assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
+    for name, value in page.attributes:
+        if name in {"src", "href", "xlink:href"}:
+            assert value.startswith("#")
+    html = (run_dir / "report.html").read_text()
+    assert "@import" not in html
+    assert re.findall(r"url\((?!#)", html) == []
+    # No two elements share an id, and each reference has its target.
+    ids = [value for name, value in page.attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+    for _, value in page.attributes:
+        for target in re.findall(r"^#(.*)$|url\(#(.*?)\)", value or ""):
+            assert "".join(target) in ids
+    # Figures follow the colors of the page.
+    figures = "".join(re.findall(r"<svg.*?</svg>", html, re.DOTALL))
+    assert set(re.findall(r"#[0-9a-f]{6}\b", figures)) <= {"#ffffff", "#000000"}
+    used = set(re.findall(r"var\(--(\w+)\)", figures))
+    assert used >= {"train", "valid", "memory", "gzip", "xz"}
+    assert used <= set(re.findall(r"--(\w+):", html))
+    # The same run gives the same bytes.
+    assert write_report(run_dir).read_text() == html
 
 
 def test_the_memory_table_grows_and_marks_the_training_length(run_dir):
@@ -148,18 +170,22 @@ PARTS = ("metrics.jsonl", "results.json", "sample.json", "recipe.toml", "environ
 
 
 @pytest.mark.usefixtures("without_matplotlib")
-@pytest.mark.parametrize("missing", PARTS)
-def test_a_part_that_is_missing_is_left_out(run_dir, missing):
-    (run_dir / missing).unlink()
-    assert "could not be read" not in read_page(run_dir).text
+def test_a_part_that_is_missing_is_left_out(run_dir):
+    for missing in PARTS:
+        content = (run_dir / missing).read_bytes()
+        (run_dir / missing).unlink()
+        assert "could not be read" not in read_page(run_dir).text, missing
+        (run_dir / missing).write_bytes(content)
 
 
-@pytest.mark.parametrize("only", PARTS)
-def test_a_part_can_stand_alone(run_dir, only):
-    for name in PARTS:
-        if name != only:
-            (run_dir / name).unlink()
-    assert "could not be read" not in read_page(run_dir).text
+@pytest.mark.usefixtures("whole_reports")
+def test_a_part_can_stand_alone(run_dir):
+    contents = {name: (run_dir / name).read_bytes() for name in PARTS}
+    for only in PARTS:
+        for name in PARTS:
+            (run_dir / name).unlink(missing_ok=True)
+        (run_dir / only).write_bytes(contents[only])
+        assert "could not be read" not in read_page(run_dir).text, only
 
 
 def test_a_run_that_has_only_begun_has_a_report(tmp_path):
@@ -167,30 +193,33 @@ def test_a_run_that_has_only_begun_has_a_report(tmp_path):
 
 
 @pytest.mark.usefixtures("without_matplotlib")
-@pytest.mark.parametrize("broken", PARTS)
-@pytest.mark.parametrize("content", [b"{", b"\xff\xfe\x00", b"[1, 2]\n[3]\n", b"[" * 100_000])
-def test_a_part_that_is_broken_is_named_and_the_rest_is_shown(run_dir, broken, content):
-    (run_dir / broken).write_bytes(content + b"\n" + content)
-    page = read_page(run_dir)
-    assert f"{broken} could not be read" in page.text
-    assert "my-run" in page.text
+def test_a_part_that_is_broken_is_named_and_the_rest_is_shown(run_dir):
+    for broken in PARTS:
+        whole = (run_dir / broken).read_bytes()
+        for content in (b"{", b"\xff\xfe\x00", b"[1, 2]\n[3]\n", b"[" * 100_000):
+            (run_dir / broken).write_bytes(content + b"\n" + content)
+            page = read_page(run_dir)
+            assert f"{broken} could not be read" in page.text, content[:9]
+            assert "my-run" in page.text, (broken, content[:9])
+        (run_dir / broken).write_bytes(whole)
 
 
-@pytest.mark.parametrize("value", [None, "text", [], {}, True, 10**400, -1, float("nan")])
-def test_numbers_of_a_wrong_kind_do_no_harm(run_dir, value):
-    wrong = dict.fromkeys(result(0, 0), value)
-    results = {"test": wrong, "memory_curve": [wrong, value], "gzip_bits_per_byte": value}
-    write_json(run_dir / "results.json", results)
-    write_json(run_dir / "sample.json", {"prompt": value, "text": value, "settings": value})
-    record = {
-        "kind": "train",
-        "step": 1,
-        "bits_per_token": value,
-        "lr": value,
-        "tokens_per_second": value,
-    }
-    write_json(run_dir / "metrics.jsonl", record)
-    read_page(run_dir)
+@pytest.mark.usefixtures("whole_reports")
+def test_numbers_of_a_wrong_kind_do_no_harm(run_dir):
+    for value in (None, "text", [], {}, True, 10**400, -1, float("nan")):
+        wrong = dict.fromkeys(result(0, 0), value)
+        results = {"test": wrong, "memory_curve": [wrong, value], "gzip_bits_per_byte": value}
+        write_json(run_dir / "results.json", results)
+        write_json(run_dir / "sample.json", {"prompt": value, "text": value, "settings": value})
+        record = {
+            "kind": "train",
+            "step": 1,
+            "bits_per_token": value,
+            "lr": value,
+            "tokens_per_second": value,
+        }
+        write_json(run_dir / "metrics.jsonl", record)
+        read_page(run_dir)
 
 
 @pytest.mark.usefixtures("with_matplotlib")
@@ -207,44 +236,6 @@ def test_hostile_text_stays_text(run_dir):
     assert "script" not in page.tags
     assert "alert('1')" in page.text
     assert not re.search("[\x00-\x08\x0b-\x1f]", page.text)
-
-
-@pytest.mark.usefixtures("with_matplotlib")
-def test_the_page_asks_for_nothing_outside_itself(run_dir):
-    page = read_page(run_dir)
-    assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
-    for name, value in page.attributes:
-        if name in {"src", "href", "xlink:href"}:
-            assert value.startswith("#")
-    style = (run_dir / "report.html").read_text()
-    assert "@import" not in style
-    assert re.findall(r"url\((?!#)", style) == []
-
-
-@pytest.mark.usefixtures("with_matplotlib")
-def test_no_two_elements_share_an_id_and_each_reference_has_its_target(run_dir):
-    attributes = read_page(run_dir).attributes
-    ids = [value for name, value in attributes if name == "id"]
-    assert len(ids) == len(set(ids))
-    for _, value in attributes:
-        for target in re.findall(r"^#(.*)$|url\(#(.*?)\)", value or ""):
-            assert "".join(target) in ids
-
-
-@pytest.mark.usefixtures("with_matplotlib")
-def test_the_same_run_gives_the_same_bytes(run_dir):
-    first = write_report(run_dir).read_bytes()
-    assert write_report(run_dir).read_bytes() == first
-
-
-@pytest.mark.usefixtures("with_matplotlib")
-def test_figures_follow_the_colors_of_the_page(run_dir):
-    html = write_report(run_dir).read_text()
-    figures = "".join(re.findall(r"<svg.*?</svg>", html, re.DOTALL))
-    assert set(re.findall(r"#[0-9a-f]{6}\b", figures)) <= {"#ffffff", "#000000"}
-    used = set(re.findall(r"var\(--(\w+)\)", figures))
-    assert used >= {"train", "valid", "memory", "gzip", "xz"}
-    assert used <= set(re.findall(r"--(\w+):", html))
 
 
 @pytest.mark.usefixtures("without_matplotlib")

@@ -48,8 +48,16 @@ def everything(state):
     return [x.detach().clone() for x in tensors]
 
 
-@pytest.mark.parametrize("factor", [math.nan, math.inf])
-@pytest.mark.parametrize("optimizer", ["adamw", "muon", "lamb", "sgd", "adagrad"])
+@pytest.mark.parametrize(
+    ("optimizer", "factor"),
+    [
+        ("adamw", math.nan),
+        ("muon", math.inf),
+        ("lamb", math.nan),
+        ("sgd", math.inf),
+        ("adagrad", math.nan),
+    ],
+)
 def test_an_update_that_is_left_out_changes_nothing_but_the_place(
     toy_recipe, spoiled, optimizer, factor
 ):
@@ -107,7 +115,7 @@ def test_a_gradient_that_is_much_longer_than_usual_is_left_out_if_asked(toy_reci
         config, state, network = begun(toy_recipe(train={"skip_norm": skip_norm, "steps": 40}))
         # The second too early to know what is usual.
         spoiled([2, 30], 50.0)
-        updates = [step.train_step(config, state, network) for _ in range(40)]
+        updates = [step.train_step(config, state, network) for _ in range(31)]
         assert [n for n, each in enumerate(updates, 1) if each.is_skipped] == expected
 
 
@@ -121,7 +129,8 @@ def prompted(toy_recipe, tmp_path):
 
     def make(**settings):
         data = {"path": str(path), "reset_at": "\n", "completion_at": "\t"}
-        one = {"batch_size": 1, "accumulate": 1, "steps": 100, "eval_every": 0, "log_every": 1}
+        one = {"batch_size": 1, "accumulate": 1, "steps": 100, "log_every": 1}
+        one |= {"eval_every": 0, "save_every": 0}
         return toy_recipe(model={"n_layer": 1}, data=data, train={**one, **settings})
 
     return make

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -90,11 +91,15 @@ def _begun(config):
     return config, state, Network(state.model, config.train, state.world)
 
 
-def _numbers(config):
-    """Return losses, and the weights at the end: those that are kept."""
+@cache
+def _numbers(config, steps=4):
+    """Return losses, and the weights at the end: those that are kept.
+
+    Once for each recipe: most settings are compared with the same one.
+    """
     config, state, network = _begun(config)
     state.model.train()
-    losses = [step.train_step(config, state, network).loss for _ in range(4)]
+    losses = [step.train_step(config, state, network).loss for _ in range(steps)]
     weights = [weight.detach().flatten() for weight in state.shown.parameters()]
     return torch.cat([torch.stack(losses), *weights])
 

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import fields
-from functools import partial
+from functools import cache
 
 import pytest
 import torch
@@ -171,20 +171,19 @@ SEEN = {
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("name", TRAIN)
-def test_a_setting_of_the_training_counts(monkeypatch, recipe, begun, numbers, tmp_path, name):
-    base, value, where = TRAIN[name]
-    found = []
-    for number, settings in enumerate((base, base | {name: value})):
-        has_completions = where == "completions"
-        data = {"reset_at": "\n", "completion_at": "w"} if has_completions else {}
-        config = recipe(train=settings, data=data)
+@pytest.mark.parametrize("where", ["numbers", "completions", *SEEN])
+def test_a_setting_of_the_training_counts(monkeypatch, recipe, begun, numbers, tmp_path, where):
+    data = {"reset_at": "\n", "completion_at": "w"} if where == "completions" else {}
+
+    @cache
+    def seen(config):
         if where in ("numbers", "completions"):
-            found.append(numbers(config).tolist())
-            continue
-        see = SEEN[where]
-        if where in ("files", "rates"):
-            see = partial(see, folder=tmp_path / str(number))
+            return numbers(config).tolist()
+        folder = {"folder": tmp_path / str(hash(config))} if where in ("files", "rates") else {}
         with monkeypatch.context() as patch:
-            found.append(see(patch, begun, config))
-    assert found[0] != found[1]
+            return SEEN[where](patch, begun, config, **folder)
+
+    for name, (base, value, place) in TRAIN.items():
+        if place == where:
+            one, other = (recipe(train=x, data=data) for x in (base, base | {name: value}))
+            assert seen(one) != seen(other), name

@@ -63,28 +63,26 @@ def beside(settings):
     return {}
 
 
-@pytest.mark.parametrize(("section", "base", "unused"), UNUSED)
-def test_a_setting_that_changes_nothing_is_refused_and_left_out_of_what_is_stored(
-    tmp_path, section, base, unused
-):
-    ((name, value),) = unused.items()
-    kept = section(**base)
-    with pytest.raises(ValueError, match=rf"^{name}=.* has no effect with .*; leave (it|out)"):
-        section(**base | unused)
-    # As an earlier version wrote it, into the folder of a run and of a model.
-    where = {ModelConfig: "model", TrainConfig: "train", DataConfig: "data"}[section]
-    config = replace(BASE, **beside(kept), **{where: kept})
-    values = tomllib.loads(dump_recipe(config))
-    values[where][name] = value
-    (tmp_path / "recipe.toml").write_text(tomli_w.dumps(values))
-    assert load_recipe(tmp_path / "recipe.toml", is_stored=True) == config
-    with pytest.raises(ValueError, match=f"{name}=.* has no effect"):
-        load_recipe(tmp_path / "recipe.toml")
-    if section is ModelConfig:
-        write_model(kept, {}, tmp_path)
-        content = json.loads((tmp_path / "config.json").read_text()) | unused
-        (tmp_path / "config.json").write_text(json.dumps(content))
-        assert load_config(tmp_path / "config.json") == kept
+def test_a_setting_that_changes_nothing_is_refused_and_left_out_of_what_is_stored(tmp_path):
+    for section, base, unused in UNUSED:
+        ((name, value),) = unused.items()
+        kept = section(**base)
+        with pytest.raises(ValueError, match=rf"^{name}=.* has no effect with .*; leave (it|out)"):
+            section(**base | unused)
+        # As an earlier version wrote it, into the folder of a run and of a model.
+        where = {ModelConfig: "model", TrainConfig: "train", DataConfig: "data"}[section]
+        config = replace(BASE, **beside(kept), **{where: kept})
+        values = tomllib.loads(dump_recipe(config))
+        values[where][name] = value
+        (tmp_path / "recipe.toml").write_text(tomli_w.dumps(values))
+        assert load_recipe(tmp_path / "recipe.toml", is_stored=True) == config, (base, unused)
+        with pytest.raises(ValueError, match=f"{name}=.* has no effect"):
+            load_recipe(tmp_path / "recipe.toml")
+        if section is ModelConfig:
+            write_model(kept, {}, tmp_path)
+            content = json.loads((tmp_path / "config.json").read_text()) | unused
+            (tmp_path / "config.json").write_text(json.dumps(content))
+            assert load_config(tmp_path / "config.json") == kept, (base, unused)
 
 
 @pytest.mark.parametrize("name", ["recompute", "compile"])
