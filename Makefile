@@ -1,4 +1,6 @@
 # Each command is sufficient on a fresh machine: it makes .venv from constraints.txt when needed.
+# Where Python is told to write no bytecode, each of hundreds of processes would compile all it imports.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup demo test test-slow test-all test-nightly check dist docs docs-run docs-changed
 
 help:
