@@ -169,6 +169,7 @@ def test_only_a_transformer_xl_is_measured():
             way(replace(recipe(), model=ModelConfig(kind="lstm", vocab_size=60)))
 
 
+@pytest.mark.slow
 def test_a_profile_adds_up_to_the_step_and_leaves_the_functions_as_they_were():
     functions = [getattr(owner, name) for owner, name, _ in profiling.SCOPES]
     # Without dropout a kernel makes products and softmax in one.

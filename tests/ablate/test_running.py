@@ -46,6 +46,7 @@ def test_each_row_is_a_run_that_is_not_made_twice(plan: Plan, tmp_path: Path) ->
     assert all(path.stat().st_mtime_ns == files[path] for path in weights)
 
 
+@pytest.mark.slow
 def test_a_line_that_a_kill_left_unfinished_is_left_out(plan: Plan, tmp_path: Path) -> None:
     plan = replace(plan, rows=plan.rows[:1], seeds=(1,))
     ablate(plan, tmp_path, lambda _: None)
@@ -55,6 +56,7 @@ def test_a_line_that_a_kill_left_unfinished_is_left_out(plan: Plan, tmp_path: Pa
     assert found["steps"] == 3
 
 
+@pytest.mark.slow
 def test_another_text_is_not_taken_for_the_one_that_was_measured(
     plan: Plan, tmp_path: Path
 ) -> None:
@@ -68,6 +70,7 @@ def test_another_text_is_not_taken_for_the_one_that_was_measured(
         ablate(again, tmp_path / "runs", lambda _: None)
 
 
+@pytest.mark.slow
 def test_what_an_earlier_version_has_measured_is_not_measured_again(
     plan: Plan, tmp_path: Path
 ) -> None:

@@ -60,6 +60,7 @@ def test_the_markdown_has_a_line_for_each_row() -> None:
     assert markdown([]) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["png", "svg"])
 def test_the_picture_is_drawn(form: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")

@@ -28,6 +28,7 @@ def _corpus(path: Path, **settings) -> Corpus:
     return prepare(DataConfig(path=str(path), **shares | settings))
 
 
+@pytest.mark.slow
 def test_random_bytes_take_eight_bits_each(tmp_path):
     pytest.importorskip("pyppmd"), pytest.importorskip("zstandard")
     path = tmp_path / "noise"
@@ -44,6 +45,7 @@ def test_random_bytes_take_eight_bits_each(tmp_path):
     assert rows[0].bits_per_byte == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocab", ["chars", "bytes", "bpe"])
 def test_rows_count_the_bytes_of_the_text(toy_text, vocab):
     size = {"vocab_size": 280} if vocab == "bpe" else {}

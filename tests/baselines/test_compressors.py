@@ -44,6 +44,7 @@ def test_a_copy_of_the_text_before_takes_next_to_nothing_however_far_back(name):
     assert compressed_bytes(name, noise, far) < len(noise) / 5
 
 
+@pytest.mark.slow
 def test_a_text_before_of_the_same_kind_does_not_harm():
     for name in COMPRESSORS:
         pytest.importorskip({"zstd -19": "zstandard", "PPMd": "pyppmd"}.get(name, "lzma"))

@@ -41,6 +41,7 @@ def test_every_way_is_trained_and_measured(program):
         assert row["train_loss"] > 0
 
 
+@pytest.mark.slow
 def test_the_chorales_are_read(program, shared):
     task = program.chorales(shared / "data" / "jsb-chorales" / "Jsb16thSeparated.json", 2)
     assert len(task.train.texts) == 2 * 229

@@ -8,6 +8,7 @@ import pytest
 PROGRAMS = Path(__file__).parents[2] / "benchmarks"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["result_tables", "scale_tables"])
 def test_the_tables_of_a_page_are_what_its_program_makes(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -131,6 +131,7 @@ def without_path(write_rounded, folder):
     return write
 
 
+@pytest.mark.slow
 def test_a_run_is_measured_and_shipped(ship, chorales, tmp_path, capsys):
     (tmp_path / "shipped" / "chorales-1").mkdir(parents=True)
     folder = ship.shipped("chorales", 1, chorales, is_dirty=True)

@@ -55,6 +55,7 @@ def test_text_that_the_held_out_package_shares_is_left_out(program, tmp_path, mo
     assert kept == {"networkx": (["a.py"], 0), "shares": (["b.py"], 1), "vendors": ([], 0)}
 
 
+@pytest.mark.slow
 def test_licences_that_are_not_permissive_are_left_out(program, monkeypatch, is_nightly):
     python_code = program("python_code")
     if not is_nightly:

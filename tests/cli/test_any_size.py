@@ -18,6 +18,7 @@ def test_all_commands_that_load_a_model_have_the_flag():
     assert {x for x, kind in commands().items() if not issubclass(kind, LoadsModels)} == others
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

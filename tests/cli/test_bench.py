@@ -39,6 +39,7 @@ def test_bench_takes_the_settings_of_the_command_line(txl, toy_toml):
     assert (ended.json["evaluation"]["mem_len"], ended.json["generation"]["mem_len"]) == (7, 3)
 
 
+@pytest.mark.slow
 def test_bench_profiles_and_writes_what_it_found(txl, toy_toml, tmp_path):
     file = tmp_path / "new" / "profile.json"
     ended = txl("bench", toy_toml, "--steps", 1, "--profile", file, "--json")

@@ -138,6 +138,7 @@ def test_eval_shows_how_far_it_is_with_any_weights(txl, trained, short, monkeypa
     assert "left" in ended.err
 
 
+@pytest.mark.slow
 def test_what_windows_cost_is_said_before_they_are_read(txl, trained, short, tmp_path, toy_toml):
     ended = txl("eval", trained, "--file", short, "--eval.window", 4, "--json")
     cost = f"window=4: each of {len(SHORT) - 1:,} tokens is predicted from a window read anew, "

@@ -68,6 +68,7 @@ def test_messages_are_not_in_the_output_where_stderr_is_closed(txl, shipped_root
     assert (restored.returncode, restored.stdout) == (0, text.read_bytes())
 
 
+@pytest.mark.slow
 def test_a_closed_output_is_no_error():
     for closed in (">&-", "<&- >&-", "<&- >&- 2>&-"):
         assert run_closed(closed, "--version").returncode == 0, closed
@@ -112,6 +113,7 @@ def test_a_reader_that_leaves_ends_the_writing(start, trained):
     assert re.fullmatch(r"sampling with .*\n", process.stderr.read())
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_left_is_no_traceback(start):
     reader, writer = os.pipe()
     os.close(reader)

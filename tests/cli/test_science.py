@@ -38,6 +38,7 @@ def lstm(tmp_path_factory: pytest.TempPathFactory, toy_recipe: Callable) -> Path
     return out
 
 
+@pytest.mark.slow
 def test_an_lstm_trains_evaluates_and_writes(lstm: Path, txl: Callable) -> None:
     assert txl("eval", lstm, "--json").json["nll"] < 5
     cut = txl("eval", lstm, "--eval.segment_len", 3, "--json").json["nll"]

@@ -161,6 +161,7 @@ def test_one_damaged_model_does_not_hide_the_others(txl, shipped, tmp_path, monk
     assert (ended.code, [*ended.json]) == (1, ["toy"])
 
 
+@pytest.mark.slow
 def test_a_shipped_model_is_fine_tuned_as_a_float32_copy_of_it(txl, shipped, toy_text, tmp_path):
     own = load_model("toy")
     exact = tmp_path / "exact"

@@ -85,6 +85,7 @@ def test_a_contestant_is_trained_and_measured(tmp_path, contestants, kind):
         assert (own == called) == (row["stepper"] == "CallingStepper")
 
 
+@pytest.mark.slow
 def test_measuring_anew_trains_nothing_and_finds_what_was_found(tmp_path, contestants, monkeypatch):
     config = short(contestants["txl"], contestants["txl"].data)
     found = contestant.measured(config, tmp_path)

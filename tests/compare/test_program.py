@@ -45,6 +45,7 @@ def call(program: ModuleType, tmp_path: Path, *words: str) -> dict[str, Any]:
     return json.loads((tmp_path / "comparison_toy.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_call_with_fewer_contestants_keeps_the_others(program, tmp_path, made):
     pytest.importorskip("matplotlib")
     first = call(program, tmp_path, "--models", "txl", "gpt")
@@ -189,6 +190,7 @@ def test_a_larger_network_has_heads_of_the_same_width_where_it_has_heads(program
             assert larger.n_head == 2 * model.n_head, kind
 
 
+@pytest.mark.slow
 def test_runs_of_another_time_do_not_stand_in_the_same_tables(program, tmp_path, made):
     first = call(program, tmp_path, "--models", "txl", "gpt")
     n = len(made)
@@ -211,6 +213,7 @@ def test_the_page_has_the_command_with_its_threads(program, tmp_path):
     assert "Not run: gpt, lstm." in program.section("toy")
 
 
+@pytest.mark.slow
 def test_measuring_anew_trains_nothing_and_keeps_the_rest(
     program, tmp_path, made, monkeypatch, capsys
 ):
@@ -248,6 +251,7 @@ def test_nothing_to_measure_is_said(program, tmp_path, capsys):
     assert (after["planned"], after["runs"]) == (before["planned"], before["runs"])
 
 
+@pytest.mark.slow
 def test_runs_of_another_processor_are_gone_on_with(program, tmp_path, made, monkeypatch):
     monkeypatch.setattr(program, "CORPORA", program.CORPORA | {"other": ("toy", "Another text")})
     first = call(program, tmp_path, "--models", "txl", "gpt", "--precision", "float32")

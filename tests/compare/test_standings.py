@@ -225,6 +225,7 @@ def test_seeds_and_the_rate_of_training_are_columns(run):
     assert "| 1,000 |" in first
 
 
+@pytest.mark.slow
 def test_a_picture_is_drawn_of_whatever_was_measured(run, power_law, tmp_path):
     pytest.importorskip("matplotlib")
     detailed = {

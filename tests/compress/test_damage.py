@@ -201,6 +201,7 @@ def test_who_compresses_keeps_to_the_same_ram(model, vocab, data):
         decompress(small, model, vocab, ram=0.0005)
 
 
+@pytest.mark.slow
 def test_what_is_very_sure_may_be_very_small(tiny, vocab):
     sure = TransformerXL(tiny).eval()
     with torch.no_grad():

@@ -44,6 +44,7 @@ def run(code):
     return found.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_there_are_more_threads_than_processors_until_they_are_stopped():
     gnu_openmp_or_skip()
     against, added, left = run(STARTS_AND_ENDS)

@@ -58,6 +58,7 @@ def record(**state: object) -> Instance:
     return made
 
 
+@pytest.mark.slow
 def test_modules_that_contain_themselves_are_refused() -> None:
     module = record(_modules={})
     assert isinstance(module.state, dict)

@@ -243,6 +243,7 @@ CRASHING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DEEP)
 def test_deep_nesting_is_refused(name: str) -> None:
     with pytest.raises(UnreadableFile, match=r"nested more than 200 deep|MB of memory"):
@@ -263,6 +264,7 @@ def test_lists_that_are_shared_over_and_over_cost_nothing() -> None:
     assert len(read(data + b"h\x64.")) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "made",
     [

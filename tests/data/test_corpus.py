@@ -85,6 +85,7 @@ def test_what_only_the_held_out_text_has_is_unknown(tmp_path):
     assert corpus.split("valid").tolist() == [0, 4, 3]
 
 
+@pytest.mark.slow
 def test_more_than_65536_symbols_take_32_bits(tmp_path):
     (tmp_path / "numbers.txt").write_text("3 69998 0\n")
     share = {"valid_fraction": 0.0, "test_fraction": 0.0}

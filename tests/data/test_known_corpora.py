@@ -105,6 +105,7 @@ def test_the_authors_enwik8_has_no_line_breaks_and_their_numbers(known, shared):
     assert corpus.vocab.encode("a\nb") == corpus.vocab.encode("ab")
 
 
+@pytest.mark.slow
 def test_a_part_of_text8_has_27_characters(known):
     assert counts(known("text8")) == (27, 6_190_042, 343_891, 343_892)
 

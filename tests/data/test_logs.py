@@ -45,6 +45,7 @@ def test_a_log_without_anomalies_keeps_every_rule():
             del opened[name]
 
 
+@pytest.mark.slow
 def test_a_share_of_the_lines_are_anomalies_of_all_kinds():
     lines = list(log_lines(20_000, seed=3, anomalies=0.02))
     found = Counter(line.anomaly for line in lines if line.anomaly)
@@ -53,6 +54,7 @@ def test_a_share_of_the_lines_are_anomalies_of_all_kinds():
     assert min(found.values()) > 20
 
 
+@pytest.mark.slow
 def test_anomalies_look_like_other_lines(usual):
     found = {template(line.text) for line in log_lines(5_000, seed=3, anomalies=0.3)}
     assert found <= {*usual[:20_000]}

@@ -58,6 +58,7 @@ def one_second(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_trial, "_SECONDS", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_second")
 @pytest.mark.parametrize(
     ("data", "reason"),
@@ -181,6 +182,7 @@ def places_in(node: Any) -> Iterator[tuple[Any, Any]]:
             yield from places_in(node[key])
 
 
+@pytest.mark.slow
 def test_with_odd_values_anywhere_it_is_refused_or_can_be_used(is_nightly: bool) -> None:
     n = 40 if is_nightly else 6
     settings(max_examples=n, deadline=20_000, derandomize=True, database=None)(

@@ -97,6 +97,7 @@ def test_a_rank_reads_its_streams_and_one_block_ahead_of_each(web):
     assert len(tokens._blocks) <= 2 * 2 * len(rows)
 
 
+@pytest.mark.slow
 def test_no_more_connections_are_open_at_once_however_many_streams_ask(web, monkeypatch):
     n, counting, open_now, most = 160 * BLOCK // 2, threading.Lock(), 0, 0
     expected = write(web, n)

@@ -59,6 +59,7 @@ def kept(plan):
     return sum(x.nbytes() for place, x in found.items() if place not in known)
 
 
+@pytest.mark.slow
 def test_what_autograd_keeps_is_counted(plan):
     for precision in ("float32", "bfloat16"):
         for name, changed in VARIANTS.items():

@@ -152,6 +152,7 @@ def test_a_folder_of_an_earlier_version_goes_on(model, source, tmp_path):
     assert "mem_len" not in json.loads((out / "about.json").read_text())["work"]
 
 
+@pytest.mark.slow
 def test_each_document_is_continued_as_alone(model, source, tmp_path):
     drawing = GenerateConfig(length=9, seed=5)
     work = Work(model=str(model), kind="generate", per_task=7, batch_size=3, generation=drawing)

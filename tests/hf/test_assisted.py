@@ -69,6 +69,7 @@ def test_assisted_generation_writes_what_greedy_generation_writes(
     torch.testing.assert_close(*logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["assistant", "prompt lookup"])
 def test_tokens_that_begin_documents_are_taken_back(
     pair: Callable[..., tuple[Any, Any]], way: str
@@ -181,6 +182,7 @@ def test_a_cropped_memory_is_that_of_the_text_before(
             torch.testing.assert_close(found, right)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_taken_back_is_refused(
     transformers: Any,
     pair: Callable[..., tuple[Any, Any]],

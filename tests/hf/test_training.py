@@ -70,6 +70,7 @@ def test_a_language_model_is_tuned_saved_and_resumed(
     assert torch.equal(own.embedding.weight, whole.model.transformer.embedding.weight)
 
 
+@pytest.mark.slow
 def test_a_classifier_learns(
     transformers: Any, folder: Path, tokenizer: Any, vocab: Vocab, text: str, tmp_path: Path
 ) -> None:

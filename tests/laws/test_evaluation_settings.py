@@ -267,6 +267,7 @@ def test_recl_measures_with_the_lengths_of_the_recipe(run, config, txl, tmp_path
     assert "ext_len=3 is ignored; no token is read twice" in found(ext_len=3)[1]
 
 
+@pytest.mark.slow
 def test_report_refuses_what_changes_nothing_of_it(run, config, txl, tmp_path, monkeypatch):
     monkeypatch.setattr(report, "write_report", lambda folder: folder)
     folder = copy_with(run, config, tmp_path)
@@ -331,6 +332,7 @@ DRAWN = {
 }
 
 
+@pytest.mark.slow
 def test_each_setting_of_writing_changes_the_text(run, config, corpus, model, txl):
     assert [*DRAWN] == [field.name for field in fields(GenerateConfig)]
 

@@ -15,6 +15,7 @@ def _beside(monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(PROGRAM.parent))
 
 
+@pytest.mark.slow
 def test_the_text_is_read_as_a_corpus_and_what_is_held_out_is_as_it_was(
     tmp_path, monkeypatch, capsys
 ):

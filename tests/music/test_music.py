@@ -239,6 +239,7 @@ def test_only_a_vocabulary_of_pitches_is_music():
         require_pitches(train_vocab("chars", ["60 62\n"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_steps", [1, 17, 600])
 def test_a_piano_roll_is_a_picture_of_any_length(n_steps):
     steps = [(72, 67, 64, 48)] * n_steps

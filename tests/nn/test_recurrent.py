@@ -120,6 +120,7 @@ def test_it_learns_and_evaluates_and_writes(kind: str) -> None:
     assert list(generate(model, [0, 1, 2], length=6, temperature=0)) == [3, 4, 0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_folder_holds_it(kind: str, tmp_path: Path) -> None:
     clusters = {"cutoffs": (10, 20), "div_val": 2}
     for n, change in enumerate((clusters, {"d_embed": 6}, {"tie_embeddings": False})):

@@ -99,6 +99,7 @@ def halved(module):
         module.weight *= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(len(MODELS)))
 def test_what_hangs_on_a_linear_map_is_honoured_as_the_same_weights_are(first):
     model = made([*MODELS][first])

@@ -342,6 +342,7 @@ def drawn(server):
     return int(float(page.partition("\ntxl_drawn_tokens_total ")[2].partition("\n")[0]))
 
 
+@pytest.mark.slow
 def test_at_the_time_limit_what_was_drawn_is_returned(made, run_server, ask):
     with run_server(made, max_batch=1, max_seconds=0.5, max_tokens=10**6) as server:
         url, body = server.address + COMPLETIONS, {"prompt": "abc", "max_tokens": 10**6, "seed": 1}

@@ -16,6 +16,7 @@ from transformer_xl import from_pretrained, shipped_path  # noqa: E402  (the ser
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_every_call_of_curl_on_the_page_is_answered(made, run_server, tmp_path):
     model, vocab = from_pretrained("shakespeare")

@@ -191,6 +191,7 @@ def test_one_server_at_a_time(made, stores):
     two.close()
 
 
+@pytest.mark.slow
 def test_a_lease_is_renewed_while_its_server_lives_and_ends_with_it(made, stores):
     one, two = stores(session_lease=0.3), stores(session_lease=0.3)
     _, _, version = write(made, one, "a", [1], 3, 1)
@@ -203,6 +204,7 @@ def test_a_lease_is_renewed_while_its_server_lives_and_ends_with_it(made, stores
     two.acquire("a", 0)
 
 
+@pytest.mark.slow
 def test_who_was_away_for_longer_than_the_lease_appends_nothing(made, stores):
     one, two = stores(session_lease=0.2), stores(session_lease=0.2)
     _, state, version = write(made, one, "a", [1], 3, 1)
@@ -505,6 +507,7 @@ def test_sessions_of_two_servers_follow_each_other(made, redis):
         each.close_store()
 
 
+@pytest.mark.slow
 def test_a_store_that_is_gone_is_told_soon_and_comes_back(made, stores, redis, monkeypatch):
     monkeypatch.setattr(redis_store, "_SECONDS", 0.4)
     monkeypatch.setattr(redis_store, "_REST", 0.2)
@@ -530,6 +533,7 @@ def test_a_store_that_is_gone_is_told_soon_and_comes_back(made, stores, redis, m
     assert same(store.load("a")[1], state)
 
 
+@pytest.mark.slow
 def test_an_answer_is_waited_for_as_long_as_the_largest_memory_takes(
     made, stores, redis, monkeypatch
 ):

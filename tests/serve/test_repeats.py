@@ -81,6 +81,7 @@ def test_a_request_for_another_turn_is_refused(made, run_server):
         assert turns(server) == 12
 
 
+@pytest.mark.slow
 def test_who_has_a_key_and_leaves_finds_the_answer(made, run_server, until):
     with run_server(made, max_tokens=10**6) as server:
         port = int(server.address.rpartition(":")[2])

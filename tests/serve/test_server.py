@@ -106,6 +106,7 @@ def test_a_full_queue_is_said_with_when_to_come_again(made, run_server, until):
         waits.join(60)
 
 
+@pytest.mark.slow
 def test_a_looping_text_is_ended(made, run_server):
     asked = {"temperature": 0, "max_tokens": 150, "loop_min_length": 8}
     with run_server(made) as server:
@@ -150,6 +151,7 @@ def test_a_session_has_at_most_the_size_that_is_counted_for_it(made, run_server)
         assert kept.nbytes > 0.9 * kept._largest
 
 
+@pytest.mark.slow
 def test_time_is_limited(made, run_server):
     with run_server(made, max_seconds=0.3, max_tokens=10**6) as server:
         answer = post(server, max_tokens=10**6).json()
@@ -168,6 +170,7 @@ def answer_of(server, sent, seconds=60):
         return found
 
 
+@pytest.mark.slow
 def test_who_sends_no_whole_head_is_not_waited_for(made, run_server, monkeypatch, until):
     monkeypatch.setattr(serving, "SECONDS", 0.2)
     with run_server(made, max_seconds=0.6, max_tokens=10**6) as server:
@@ -179,6 +182,7 @@ def test_who_sends_no_whole_head_is_not_waited_for(made, run_server, monkeypatch
         until(lambda: not server.server.server_state.connections)
 
 
+@pytest.mark.slow
 def test_who_takes_nothing_of_an_answer_is_not_waited_for(made, run_server, monkeypatch, until):
     monkeypatch.setattr(serving, "SECONDS", 0.3)
     original = serving.PatientProtocol.connection_made
@@ -235,6 +239,7 @@ def test_a_full_disk_and_a_full_memory_are_said(made, run_server, tmp_path, monk
         assert post(server, max_tokens=2, session="s9").status_code == 200
 
 
+@pytest.mark.slow
 def test_tokens_that_wait_go_together(made, run_server, monkeypatch, until):
     monkeypatch.setattr(completions, "_EVENT_SECONDS", 0.1)
     body = {"prompt": "abc", "max_tokens": 300, "seed": 3, "stream": True, "logprobs": 1}
@@ -345,6 +350,7 @@ def test_behind_a_proxy_it_answers_to_the_proxys_name(made, run_server):
             assert answer.status_code == status
 
 
+@pytest.mark.slow
 def test_the_end_cuts_what_runs_and_says_so(made, run_server, tmp_path):
     found = []
     with run_server(made, sessions=tmp_path, shutdown_seconds=0.1, max_tokens=10**6) as server:

@@ -240,6 +240,7 @@ precision = "float32"
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_digits_are_prepared_trained_and_measured(archives, tmp_path, monkeypatch):
     monkeypatch.setattr(spoken_digits.SpokenDigits, "copies", 2)
@@ -306,6 +307,7 @@ def by_inputs(trained, recordings):
     return 20 * np.asarray(means, float)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_adapted_digits_read_the_test_with_the_labels_of_a_model(archives, tmp_path, monkeypatch):
     monkeypatch.setattr(spoken_digits.SpokenDigits, "copies", 1)
@@ -472,6 +474,7 @@ def _few_trees(trees, **settings):
     return trees(**settings | {"max_iter": 10})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_series_are_made_trained_and_forecast(tmp_path, monkeypatch):
     ensemble = pytest.importorskip("sklearn.ensemble", reason="scikit-learn is not installed")

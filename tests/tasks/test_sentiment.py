@@ -125,6 +125,7 @@ def test_no_review_is_in_two_folds(source, tmp_path):
     assert len(tested) == 80
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_folds_begin_with_one_training_and_are_measured_together(source, tmp_path, monkeypatch):
     pytest.importorskip("sklearn")

@@ -70,6 +70,7 @@ def music(tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_chorales_are_marked_and_those_to_train_on_are_in_several_keys(music):
     corpus = prepare(DataConfig(path=str(music / "music.json"), vocab="integers"))
     valid = corpus.vocab.decode(corpus.split("valid"))
@@ -179,6 +180,7 @@ def test_poems_are_read_with_the_lengths_of_the_evaluation(poems, reach):
     assert found != pytest.approx(task.measure(given, poems, "test").metrics["bits"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_line_of_a_log_is_scored_by_the_sum_of_its_tokens(tmp_path, monkeypatch):
     pytest.importorskip("sklearn")
     logs = {"train": (1, 3_000, 0.0), "test": (3, 300, 0.3)}

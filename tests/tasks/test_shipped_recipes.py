@@ -144,6 +144,7 @@ def small_tasks(monkeypatch):
     monkeypatch.setattr(run, "load_recipe", smaller)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread", "small_tasks")
 @pytest.mark.parametrize(("name", "model"), MODELS)
 def test_shipped_recipes_train_on_what_the_task_writes(tmp_path, name, model):
@@ -161,6 +162,7 @@ def test_shipped_recipes_train_on_what_the_task_writes(tmp_path, name, model):
     assert len(runs) == len(task.models[model])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread", "small_tasks")
 def test_the_vocabulary_of_babi_has_the_words_of_long_stories(tmp_path):
     (tmp_path / "source").mkdir()

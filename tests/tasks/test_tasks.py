@@ -153,6 +153,7 @@ def test_parts_of_a_task_are_joined():
     assert joined([found, Measured({"x": 1.0})]).scores is None
 
 
+@pytest.mark.slow
 def test_a_paired_test_tells_a_difference_from_chance():
     draw = np.random.default_rng(0)
     chance = draw.random(500)
@@ -290,6 +291,7 @@ def test_stories_are_renamed(babi, tmp_path):
     assert n_compared // 2 < n_renamed < n_compared
 
 
+@pytest.mark.slow
 def test_a_folder_of_babi_is_read(tmp_path, shared, is_nightly):
     folder = Path(shared) / "data" / "babi" / "en"
     if not is_nightly:

@@ -102,6 +102,7 @@ def test_the_metric_names_the_signature_of_sacrebleu():
     assert Translation.metric == f"BLEU (sacrebleu, {signature})"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_a_model_is_trained_and_its_translations_are_scored(captions, tmp_path, capsys):
     (tmp_path / "mine.toml").write_text(MODEL)
@@ -113,6 +114,7 @@ def test_a_model_is_trained_and_its_translations_are_scored(captions, tmp_path, 
     assert results["baselines"]["source as it is"]["valid"]["seeds"][0]["chrF"] > 0
 
 
+@pytest.mark.slow
 def test_the_captions_are_read(tmp_path, shared):
     task = load_task("translation-en-fr")
     task.prepare(Path(shared) / "data" / "multi30k", tmp_path)

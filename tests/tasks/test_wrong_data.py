@@ -8,6 +8,7 @@ import tarfile
 import wave
 
 import numpy as np
+import pytest
 
 from transformer_xl.cli import main
 
@@ -176,6 +177,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 def test_wrong_data_are_named(tmp_path, capsys):
     for n, (case, (task, files, error)) in enumerate(WRONG.items()):
         given, out = tmp_path / f"given-{n}", tmp_path / f"out-{n}"

@@ -56,6 +56,7 @@ def test_the_moving_average_forgets_as_it_says(tmp_path, toy_recipe, seen):
     torch.testing.assert_close(kept(tmp_path), expected)
 
 
+@pytest.mark.slow
 def test_what_is_trained_does_not_depend_on_what_is_averaged(tmp_path, toy_recipe, seen):
     for average in ("none", "tail", "ema"):
         settings = {"average": average, **RARELY}

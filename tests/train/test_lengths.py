@@ -110,6 +110,7 @@ def test_a_single_stage_changes_nothing(toy_recipe):
         assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 def test_the_rate_follows_the_length(toy_recipe):
     config, state = begun(toy_recipe(train={"random_segment_len": True, "lr": 0.1, "steps": 10**6}))
     for _ in range(6):

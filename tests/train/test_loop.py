@@ -138,8 +138,17 @@ RESUMED = {
 }
 
 
+QUICK = ("adamw", "stages, adagrad, float16", "lstm")
+
+
 @pytest.mark.usefixtures("unfinished")
-@pytest.mark.parametrize(("sections", "steps"), RESUMED.values(), ids=RESUMED)
+@pytest.mark.parametrize(
+    ("sections", "steps"),
+    [
+        pytest.param(*each, id=name, marks=[pytest.mark.slow] * (name not in QUICK))
+        for name, each in RESUMED.items()
+    ],
+)
 def test_resuming_changes_nothing(tmp_path, toy_recipe, at_step, sections, steps):
     config = toy_recipe(**{**sections, "train": {"steps": 9, **sections.get("train", {})}})
     train(config, tmp_path / "whole", quiet=True)
@@ -167,6 +176,7 @@ def test_either_signal_is_passed_on(tmp_path, toy_recipe, at_step):
         assert stopped.value.signal_number == number
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unfinished")
 def test_the_comparison_sees_a_single_different_draw(tmp_path, toy_recipe, at_step):
     config = toy_recipe(train={"steps": 4})
@@ -286,6 +296,7 @@ def test_the_speed_in_the_log_is_that_of_the_steps_since(tmp_path, toy_recipe, c
     assert [r["tokens_per_second"] for r in records if r["kind"] == "train"] == [64, 64, 64]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unfinished")
 def test_a_disk_that_fills_up_costs_no_checkpoint(tmp_path, toy_recipe, at_step):
     disk = tmp_path / "disk"

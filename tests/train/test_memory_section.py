@@ -113,6 +113,7 @@ def test_what_is_not_well_formed_is_named_and_left_out(written):
         assert "What the memory does" not in page, path
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("whole_reports")
 def test_layers_without_any_share_can_be_drawn_with_the_same_bytes_each_time(written):
     pytest.importorskip("matplotlib", reason="figures need matplotlib")

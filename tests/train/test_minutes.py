@@ -10,7 +10,7 @@ import torch
 from transformer_xl.train import Interrupted, loop, metrics, train
 from transformer_xl.train.metrics import read_metrics
 
-pytestmark = pytest.mark.usefixtures("one_thread", "unfinished")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread", "unfinished")]
 
 
 def interrupt(state):
@@ -82,7 +82,6 @@ def seconds_at(monkeypatch):
     return set_pace
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1000, 60])
 def test_a_machine_that_slows_down_ends_a_tenth_late_at_most_and_cools_down(
     tmp_path, toy_recipe, seconds_at, capsys, steps

@@ -94,6 +94,7 @@ def state_of(folder):
     return read_whole(max((folder / "checkpoints").iterdir()), "")
 
 
+@pytest.mark.slow
 def test_resuming_changes_nothing(config, run, tmp_path, at_step):
     for step in (3, 7):
         at_step(step, lambda state: signal.raise_signal(signal.SIGINT))
@@ -161,6 +162,7 @@ def test_each_target_counts_once_however_the_recordings_are_divided(config, run)
         assert result.nll == pytest.approx(whole.nll, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_the_commands_evaluate_a_run_and_refuse_what_needs_text(run, tmp_path, capsys):
     run, recipe = str(run), str(run.parent / "recipe.toml")
     assert main(["eval", run, "--eval.split", "test", "--json"]) == 0

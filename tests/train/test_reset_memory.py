@@ -42,6 +42,7 @@ def test_a_step_after_a_reset_is_that_of_a_model_without_memory(toy_recipe):
     assert losses(toy_recipe)[1:] != losses(toy_recipe, reset_memory=ALMOST_ALWAYS)[1:]
 
 
+@pytest.mark.slow
 def test_as_many_streams_are_reset_as_asked_for(toy_recipe):
     config, state = begun(toy_recipe, {"mem_len": 16}, reset_memory=0.25, lr=1e-9)
     n_reset = 0

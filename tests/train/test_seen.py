@@ -15,7 +15,7 @@ from transformer_xl.train import memory_section, seen
 from transformer_xl.train.checkpoint import RunFolder
 from transformer_xl.train.report import write_report
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 TEXT = "the cat saw a dog.\nthe dog ran to sea.\n" * 8
 KINDS = {

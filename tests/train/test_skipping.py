@@ -12,7 +12,7 @@ from transformer_xl.train import Network, step, train
 from transformer_xl.train.beginning import fit_to_corpus, new_state
 from transformer_xl.train.metrics import read_metrics
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 CPU = torch.device("cpu")
 
 

@@ -13,7 +13,7 @@ from transformer_xl.model import TransformerXL
 from transformer_xl.train import Interrupted, loop, train
 from transformer_xl.train.checkpoint.checkpoints import read_about
 
-pytestmark = pytest.mark.usefixtures("one_thread", "unfinished")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread", "unfinished")]
 
 
 @pytest.fixture

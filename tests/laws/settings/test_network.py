@@ -298,6 +298,7 @@ CONVERTED = READ | {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["authors", "huggingface"])
 def test_a_setting_of_the_network_is_converted_or_refused_or_said(tmp_path, to):
     for n, row in enumerate(CONVERTED.keys() - {"kind", "vocab_size"}):
