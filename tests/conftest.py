@@ -9,8 +9,10 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,16 @@ if TYPE_CHECKING:
 
 # No test asks the Hugging Face hub; read when huggingface_hub is imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+if "TXL_CHECK_SIGNATURES" in os.environ:
+    from jaxtyping import install_import_hook
+
+    # Before anything imports these packages. With is_pep484_tower an int is valid where a float is
+    # annotated, as everywhere in Python.
+    install_import_hook(
+        [f"transformer_xl.{name}" for name in ("ops", "model", "inference", "train")],
+        "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
+    )
 
 ROOT = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("TXL_SHARED", ROOT.parent / "shared"))
@@ -54,11 +66,12 @@ def _can_compile() -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     import torch
 
-    if not torch.cuda.is_available():
-        # Left out, not skipped: they are a quarter of the items of some files.
-        on_gpu = [item for item in items if item.get_closest_marker("gpu")]
-        config.hook.pytest_deselected(items=on_gpu)
-        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+    # Left out, not skipped: tests for a GPU are a quarter of the items of some files.
+    left_out = {"gpu"} if not torch.cuda.is_available() else set()
+    left_out |= {"nightly"} if not config.getoption("nightly") else set()
+    is_left_out = [any(map(item.get_closest_marker, left_out)) for item in items]
+    config.hook.pytest_deselected(items=[*compress(items, is_left_out)])
+    items[:] = [item for item, out in zip(items, is_left_out, strict=True) if not out]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -105,6 +118,15 @@ def shared() -> Path:
 def is_nightly(pytestconfig: pytest.Config) -> bool:
     """Whether what is tried at random is tried in full numbers, or for seconds."""
     return pytestconfig.getoption("nightly")
+
+
+@pytest.fixture
+def quick_compiler(is_nightly: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By day torch.compile traces and differentiates, but translates nothing to C++ (a minute)."""
+    import torch
+
+    if not is_nightly:
+        monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -269,6 +269,7 @@ def test_a_file_whose_runs_would_be_lost_is_refused(experiments, tmp_path):
         _record(experiments, path, {"a": demo})
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_an_experiment_is_run_recorded_and_not_run_again(tmp_path, toy_text):
     program, found = _program(tmp_path, toy_text)
@@ -317,6 +318,7 @@ def _program(tmp_path, text):
     return [*program, "--set", f"data.path={text}"], found
 
 
+@pytest.mark.nightly
 def test_an_interrupt_lets_the_training_save(tmp_path, toy_text):
     program, _ = _program(tmp_path, toy_text)
     running = subprocess.Popen(

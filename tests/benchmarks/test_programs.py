@@ -36,7 +36,7 @@ def _run(program: str, *words: str) -> subprocess.CompletedProcess[str]:
         ("training", ["--ways", "ours", "gpt", "--shape", "tiny-words"]),
         ("attention", ["--ways", "ours", "--forward"]),
         pytest.param(
-            *("training", ["--ways", "ours", "ours_layers", "--compile"]), marks=pytest.mark.compile
+            *("training", ["--ways", "ours", "ours_layers", "--compile"]), marks=pytest.mark.nightly
         ),
     ],
 )

@@ -70,6 +70,7 @@ def test_the_programs_understand_what_the_queue_asks_for(
 
 
 # The programs of training are run at tiny sizes by the tests of the programs.
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(("item", "n_programs"), [("attention", 2), ("decoding", 4)])
 def test_an_item_runs_at_tiny_sizes_on_a_processor(

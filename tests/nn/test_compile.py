@@ -20,6 +20,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.usefixtures("quick_compiler")
 @pytest.mark.parametrize("settings", [{}, OPTIONS], ids=["paper", "options"])
 def test_a_compiled_model_gives_the_same_losses_memories_and_gradients(tiny_config, settings):
     # One layer and two lengths of memory: each graph takes many seconds to compile.

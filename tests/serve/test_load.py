@@ -19,7 +19,7 @@ PROGRAM = Path(__file__).parents[2] / "benchmarks" / "serving.py"
 @pytest.mark.slow
 def test_no_answer_is_wrong_and_no_session_is_lost(made, tmp_path, is_nightly):
     path = tmp_path / "measured.json"
-    sessions, requests, pile = (4, 16, 20) if is_nightly else (2, 6, 4)
+    sessions, requests, pile = (4, 16, 20) if is_nightly else (2, 4, 4)
     words = ["--sessions", f"{sessions}", "--requests", f"{requests}", "--length", "4", "--kill"]
     words += ["--pile", f"{pile}"]
     done = subprocess.run(

@@ -99,14 +99,7 @@ def launch_two(launch, port, *options):
     return first, launch(*options)
 
 
-@pytest.fixture
-def nightly(is_nightly):
-    """For what waits for others to give up; test_processes.py has a quick one of that kind."""
-    if not is_nightly:
-        pytest.skip("waits long: pytest --nightly")
-
-
-@pytest.mark.usefixtures("nightly")
+@pytest.mark.nightly
 def test_a_machine_that_comes_back_is_let_in(tmp_path, launch):
     port = free_port()
     options = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "9"]
@@ -132,6 +125,7 @@ def wait_until(is_so):
         time.sleep(0.05)
 
 
+@pytest.mark.nightly
 def test_when_one_of_two_machines_dies_the_other_goes_on(tmp_path, launch):
     port = free_port()
     rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}"]
@@ -153,7 +147,7 @@ def test_when_one_of_two_machines_dies_the_other_goes_on(tmp_path, launch):
     assert "parameters on cpu in" in (tmp_path / "log-0").read_text()
 
 
-@pytest.mark.usefixtures("nightly")
+@pytest.mark.nightly
 def test_a_process_that_hangs_is_found_and_the_run_goes_on(tmp_path, launch):
     process = launch("--nproc-per-node", "2", "--max-restarts", "1", "--standalone")
     wait_for_steps(tmp_path / "run", process)
@@ -163,6 +157,7 @@ def test_a_process_that_hangs_is_found_and_the_run_goes_on(tmp_path, launch):
     assert "did not answer within the time limit" in (tmp_path / "log-0").read_text()
 
 
+@pytest.mark.nightly
 def test_a_machine_that_is_taken_away_loses_no_step(tmp_path, launch):
     process = launch("--nproc-per-node", "2", "--standalone")
     wait_for_steps(tmp_path / "run", process)

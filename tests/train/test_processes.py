@@ -193,7 +193,7 @@ def let(processes, folder, what):
 @pytest.mark.slow
 @pytest.mark.compile
 @pytest.mark.usefixtures("one_thread")
-def test_compiled_processes_have_the_losses_of_one(tmp_path, toy_recipe, monkeypatch):
+def test_compiled_processes_have_the_losses_of_one(tmp_path, toy_recipe, is_nightly, monkeypatch):
     settings = {**SETTINGS, "steps": 4, "eval_every": 0}
     config = toy_recipe(model=EXACT, train=settings)
     monkeypatch.setattr(loop, "finish", lambda *about: {})
@@ -201,7 +201,7 @@ def test_compiled_processes_have_the_losses_of_one(tmp_path, toy_recipe, monkeyp
     for parallel in ("ddp", "fsdp"):
         config = toy_recipe(model=EXACT, train={**settings, "parallel": parallel, "compile": True})
         (tmp_path / f"{parallel}.toml").write_text(dump_recipe(config))
-    let(2, tmp_path, "compiled")
+    let(2, tmp_path, "compiled" if is_nightly else "traced")
     alone = losses(tmp_path / "alone")
     for parallel in ("ddp", "fsdp"):
         together = losses(tmp_path / parallel)
@@ -325,7 +325,10 @@ def test_an_error_that_cannot_be_sent_becomes_one_that_says_the_same(error):
 def main(folder, what):
     """What each of the two processes does."""
     loop.finish = lambda *about: {}
-    if what == "compiled":
+    if what in ("compiled", "traced"):
+        if what == "traced":
+            # As `quick_compiler` of the other tests: nothing is translated to C++.
+            torch.compile = partial(torch.compile, backend="aot_eager")
         for parallel in ("ddp", "fsdp"):
             train(load_recipe(folder / f"{parallel}.toml"), folder / parallel, quiet=True)
         return

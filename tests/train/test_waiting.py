@@ -154,6 +154,7 @@ def test_layers_that_are_alike_are_compiled_once_and_evaluated_as_they_are(
 @hides_grad
 @pytest.mark.compile
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_compiler")
 def test_recomputed_activations_are_those_of_the_compiled_layers(toy_recipe):
     gradients = []
     for recompute in (False, True):
