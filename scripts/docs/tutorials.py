@@ -97,12 +97,12 @@ def executed(path: Path) -> Any:
 
 
 def digest(packages: Sequence[str]) -> str:
-    """Return a digest of the source of packages, and of the recipes among it."""
+    """Return a digest of packages, of the modules beside them and of the shipped models."""
     found = hashlib.sha256()
-    for package in packages:
-        files = (x for x in (PACKAGE / package).rglob("*") if x.suffix in (".py", ".cpp", ".toml"))
-        for file in sorted(files):
-            found.update(f"{file.relative_to(PACKAGE)}\n".encode() + file.read_bytes())
+    inside = (path for name in (*packages, "pretrained") for path in (PACKAGE / name).rglob("*"))
+    for path in sorted([*PACKAGE.glob("*.py"), *inside]):
+        if path.is_file() and path.suffix not in (".pyc", ".so"):
+            found.update(f"{path.relative_to(PACKAGE)}\n".encode() + path.read_bytes())
     return found.hexdigest()
 
 
@@ -159,7 +159,7 @@ def execute(path: Path) -> tuple[float, float]:
         NotebookClient(notebook, timeout=1200, resources={"metadata": {"path": folder}}).execute()
         seconds = time.perf_counter() - start, _processor_seconds() - used
         names = {*noted.read_text().split()}
-    packages = sorted(name for name in names if (PACKAGE / name).is_dir())
+    packages = sorted(name for name in names if (PACKAGE / name / "__init__.py").is_file())
     stored = nbformat.v4.new_notebook()
     stored["metadata"] = {
         "kernelspec": notebook["metadata"]["kernelspec"],

@@ -318,7 +318,6 @@ def _program(tmp_path, text):
     return [*program, "--set", f"data.path={text}"], found
 
 
-@pytest.mark.nightly
 def test_an_interrupt_lets_the_training_save(tmp_path, toy_text):
     program, _ = _program(tmp_path, toy_text)
     running = subprocess.Popen(

@@ -54,7 +54,7 @@ def run_closed(closed, *words, program=None):
 
 
 @pytest.mark.slow
-def test_messages_are_not_in_the_output_where_stderr_is_closed(txl, shipped_root, tmp_path):
+def test_messages_are_not_in_the_output_where_stderr_is_closed(shipped_root, tmp_path):
     pytest.importorskip("constriction")
     text, archive = tmp_path / "text", tmp_path / "text.txl"
     text.write_bytes(b"so it goes, " * 40)
@@ -72,7 +72,7 @@ def test_messages_are_not_in_the_output_where_stderr_is_closed(txl, shipped_root
 def test_a_closed_output_is_no_error():
     for closed in (">&-", "<&- >&-", "<&- >&- 2>&-"):
         assert run_closed(closed, "--version").returncode == 0, closed
-    assert run_closed(closed, "train").returncode == 2
+        assert run_closed(closed, "train").returncode == 2, closed
 
 
 @pytest.mark.slow

@@ -57,10 +57,7 @@ def test_a_list_without_models_says_so(txl, monkeypatch, tmp_path):
         ["doctor", "toy"],
         ["convert", "toy", "out"],
         # What traces a model cannot see through the check of shapes.
-        pytest.param(
-            ["export", "toy", "out", "--format", "torch"],
-            marks=[pytest.mark.compile, pytest.mark.slow],
-        ),
+        pytest.param(["export", "toy", "out", "--format", "torch"], marks=pytest.mark.compile),
         [
             *("recl", "toy", "--file", "text.txt", "--recl.step", "5"),
             *("--recl.longest", "15", "--recl.tokens", "20"),

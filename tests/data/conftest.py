@@ -1,6 +1,7 @@
 """A store on this machine: a web server that gives ranges, counts, and fails when told to."""
 
 import hashlib
+import json
 import os
 import re
 import threading
@@ -102,8 +103,11 @@ def _try_here(data: bytes) -> str:
     from transformer_xl.data.sentencepiece_models import from_sentencepiece
 
     try:
-        is_json = data.lstrip()[:1] == b"{"
-        definition = data.decode() if is_json else from_sentencepiece(data)
+        if is_json := data.lstrip()[:1] == b"{":
+            tokenizer_trial._check_rules(json.loads(data))
+        definition = (
+            tokenizer_trial.without_padding(data.decode()) if is_json else from_sentencepiece(data)
+        )
         Tokenizer.from_str(definition)
     except Exception as error:  # noqa: BLE001  (the library raises nothing narrower)
         raise ValueError(f"its trial failed: {error}") from None

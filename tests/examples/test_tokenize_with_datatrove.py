@@ -88,7 +88,6 @@ def test_the_corpus_is_that_of_prepare(text, environment, arguments, monkeypatch
     assert not [line for line in said if line.startswith("writing")]
 
 
-@pytest.mark.nightly
 def test_a_job_that_ends_without_its_files_is_an_error_and_a_repeated_call_resumes(
     text, environment, tmp_path
 ):

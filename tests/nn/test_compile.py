@@ -20,9 +20,12 @@ OPTIONS = {
 }
 
 
-@pytest.mark.usefixtures("quick_compiler")
 @pytest.mark.parametrize("settings", [{}, OPTIONS], ids=["paper", "options"])
-def test_a_compiled_model_gives_the_same_losses_memories_and_gradients(tiny_config, settings):
+def test_a_compiled_model_gives_the_same_losses_memories_and_gradients(
+    tiny_config, settings, request
+):
+    if settings:
+        request.getfixturevalue("quick_compiler")
     # One layer and two lengths of memory: each graph takes many seconds to compile.
     config = replace(tiny_config, n_layer=1, mem_len=4, **settings)
     model = TransformerXL(config)

@@ -97,16 +97,14 @@ def test_made_up_requests_are_answered_as_described(
             assert httpx.post(f"{server.address}/v1/completions", json=body).status_code == 200
         schema = schemathesis.openapi.from_url(f"{server.address}/openapi.json", timeout=60)
         operations = [found.ok() for found in schema.get_all_operations()]
-        statuses = Counter()
         for part in PARTS:
             own = [x for x in operations if part == next(y for y in PARTS if x.path.startswith(y))]
-            statuses += ask_all(own, examples, f"{vocab}{part.replace('/', '-')}.json")
+            ask_all(own, examples, f"{vocab}{part.replace('/', '-')}.json")
         assert server.service.is_ready
-        assert 200 in statuses
 
 
 def ask_all(operations, examples, name):
-    """Ask the addresses of a part; write the table of their answers; return how many had which."""
+    """Ask the addresses of a part; write the table of their answers."""
     table: dict[str, Counter[int]] = {}
     seconds: list[float] = []
     modes = schemathesis.GenerationMode
@@ -121,7 +119,5 @@ def ask_all(operations, examples, name):
         text = json.dumps(about | {"statuses": table}, indent=1)
         (Path(folder) / name).write_text(f"{text}\n")
     assert len(table) >= 2, name
-    # Of few requests none may fit.
-    assert 200 in whole or examples < 20, name
+    assert 200 in whole, name
     assert 422 not in whole, name
-    return whole

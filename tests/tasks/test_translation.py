@@ -102,7 +102,6 @@ def test_the_metric_names_the_signature_of_sacrebleu():
     assert Translation.metric == f"BLEU (sacrebleu, {signature})"
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_a_model_is_trained_and_its_translations_are_scored(captions, tmp_path, capsys):
     (tmp_path / "mine.toml").write_text(MODEL)

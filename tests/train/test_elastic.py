@@ -157,7 +157,6 @@ def test_a_process_that_hangs_is_found_and_the_run_goes_on(tmp_path, launch):
     assert "did not answer within the time limit" in (tmp_path / "log-0").read_text()
 
 
-@pytest.mark.nightly
 def test_a_machine_that_is_taken_away_loses_no_step(tmp_path, launch):
     process = launch("--nproc-per-node", "2", "--standalone")
     wait_for_steps(tmp_path / "run", process)

@@ -170,6 +170,10 @@ SEEN = {
 }
 
 
+def test_every_setting_is_looked_at_in_a_place_that_there_is():
+    assert {place for *_, place in TRAIN.values()} == {"numbers", "completions", *SEEN}
+
+
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("where", ["numbers", "completions", *SEEN])
 def test_a_setting_of_the_training_counts(monkeypatch, recipe, begun, numbers, tmp_path, where):
