@@ -21,7 +21,7 @@ def test_no_answer_is_wrong_and_no_session_is_lost(made, tmp_path, is_nightly):
     path = tmp_path / "measured.json"
     sessions, requests, pile = (4, 16, 20) if is_nightly else (2, 4, 4)
     words = ["--sessions", f"{sessions}", "--requests", f"{requests}", "--length", "4", "--kill"]
-    words += ["--pile", f"{pile}"]
+    words += ["--pile", f"{pile}", "--rounds", f"{sessions}"]
     done = subprocess.run(
         [sys.executable, str(PROGRAM), str(made.folder), *words, "--json", str(path)],
         capture_output=True,
