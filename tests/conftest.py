@@ -195,7 +195,7 @@ def _seed() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    # No test reads or writes the token files of whoever runs it, nor code that torch has compiled for
+    # No test reads or writes the token files of whoever runs it, nor what torch has compiled for
     # other instructions.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TXL_CACHE", str(tmp_path_factory.mktemp("cache")))

@@ -216,7 +216,7 @@ def test_the_rules_find_what_they_forbid() -> None:
 def test_the_results_of_benchmarks_are_small_tables() -> None:
     results = (path for path in (ROOT / "benchmarks" / "results").rglob("*") if path.is_file())
     # Tables and curves, and no logs: the comparisons of models have up to 80,000 bytes each.
-    assert sum(path.stat().st_size for path in results) <= 520_000
+    assert sum(path.stat().st_size for path in results) <= 545_000
 
 
 def test_the_results_of_benchmarks_name_no_folder_of_a_machine() -> None:
