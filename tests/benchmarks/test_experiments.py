@@ -269,7 +269,6 @@ def test_a_file_whose_runs_would_be_lost_is_refused(experiments, tmp_path):
         _record(experiments, path, {"a": demo})
 
 
-@pytest.mark.nightly
 @pytest.mark.slow
 def test_an_experiment_is_run_recorded_and_not_run_again(tmp_path, toy_text):
     program, found = _program(tmp_path, toy_text)

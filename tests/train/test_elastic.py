@@ -99,7 +99,6 @@ def launch_two(launch, port, *options):
     return first, launch(*options)
 
 
-@pytest.mark.nightly
 def test_a_machine_that_comes_back_is_let_in(tmp_path, launch):
     port = free_port()
     options = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "9"]
@@ -125,7 +124,6 @@ def wait_until(is_so):
         time.sleep(0.05)
 
 
-@pytest.mark.nightly
 def test_when_one_of_two_machines_dies_the_other_goes_on(tmp_path, launch):
     port = free_port()
     rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}"]
@@ -147,7 +145,6 @@ def test_when_one_of_two_machines_dies_the_other_goes_on(tmp_path, launch):
     assert "parameters on cpu in" in (tmp_path / "log-0").read_text()
 
 
-@pytest.mark.nightly
 def test_a_process_that_hangs_is_found_and_the_run_goes_on(tmp_path, launch):
     process = launch("--nproc-per-node", "2", "--max-restarts", "1", "--standalone")
     wait_for_steps(tmp_path / "run", process)
