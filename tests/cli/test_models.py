@@ -201,8 +201,7 @@ def test_score_of_a_pipe_through_which_nothing_comes_is_empty(txl, trained, stdi
 def test_generate_writes_the_prompt_and_goes_on(txl, trained):
     code, out, err = txl("generate", trained, "--prompt", "a dog ", "--length", 15)
     assert code == 0
-    drawn = "temperature 1.0, top_k none, top_p none, seed 1, mem_len 8, weights float32"
-    assert err == f"sampling with {drawn}\n"
+    assert err == "sampling with seed 1\n"
     assert out.startswith("a dog ")
     assert len(out) == len("a dog ") + 15 + 1
     assert txl("generate", trained, "--prompt", "a dog ", "--length", 15).out == out
@@ -276,7 +275,7 @@ def test_a_character_is_whole_though_a_state_was_saved_within_it(txl, of_bytes, 
     model.save_pretrained(of_bytes)
     words = ["generate", of_bytes, "--state", tmp_path / "state", "--length", 1, "--json", *search]
     begun = "└".encode()[:1].decode("utf-8", "surrogateescape")
-    assert txl(*words, "--prompt", begun).json["text"] == "\N{REPLACEMENT CHARACTER}"
+    assert txl(*words, "--prompt", begun).json["text"] == ""
     assert txl(*words).json["text"] == "└"
 
 
@@ -316,7 +315,7 @@ def test_weights_in_fewer_bits_say_what_they_cost(txl, trained, text, weights):
     assert scored == pytest.approx(ended.json["nll"], rel=1e-3)
     written = txl("generate", trained, "--weights", weights, "--length", 9)
     assert (written.code, len(written.out)) == (0, 4 + 9 + 1)
-    assert re.fullmatch(rf"sampling with .*, weights {weights}\n", written.err)
+    assert re.fullmatch(rf"sampling with .*weights {weights}\n", written.err)
 
 
 def test_a_text_goes_on_with_weights_of_another_precision(txl, trained, tmp_path):
@@ -355,8 +354,7 @@ def test_generate_in_parts_draws_what_it_draws_in_one(txl, trained, tmp_path, se
 def test_generate_says_which_penalties_it_uses(txl, trained):
     words = ["--dry_multiplier", 0.8, "--dry_sequence_breakers", "a", "--length", 3, "--json"]
     found = txl("generate", trained, *words)
-    about = "penalty_window 1024, dry_multiplier 0.8, dry_base 1.75, dry_allowed_length 2, dry_seq"
-    assert about in found.err
+    assert "sampling with dry_multiplier 0.8, dry_sequence_breakers ('a',), seed 1\n" in found.err
     assert found.json["settings"]["dry_sequence_breakers"] == ["a"]
     assert "min_p" not in found.json["settings"]
 
@@ -400,7 +398,7 @@ def test_beam_search_writes_the_best_of_each_prompt(txl, trained):
     words = ["--length", 12, "--stop", "dog", "--beam_size", 3]
     ended = txl("generate", trained, "--prompt", "the c", *words)
     assert ended.code == 0
-    assert ended.err.startswith("searching with beam_size 3, length_penalty 1.0, mem_len 8, weig")
+    assert ended.err.startswith("searching with beam_size 3\n")
     assert ended.out == txl("generate", trained, "--prompt", "the c", *words).out
     one = txl("generate", trained, "--prompt", "the c", *words, "--json").json
     assert ended.out == f"the c{one['text']}\n"
@@ -447,7 +445,6 @@ def test_settings_of_sampling_and_of_beam_search_exclude_each_other(txl, trained
 def test_generate_explains_what_it_cannot_do(txl, trained):
     for words, message in [
         (["--prompt", "Ωmega"], "not in the vocabulary of 15 chars: 'Ω', 'm'"),
-        (["--prompt", ""], "the prompt is empty: give at least one token"),
         (
             ["--prompt", os.fsdecode(b"a\xff")],
             "the prompt is not UTF-8 text: character 1 is the byte",
@@ -458,7 +455,6 @@ def test_generate_explains_what_it_cannot_do(txl, trained):
         (["--samples", 0], "samples=0 must be at least 1"),
         (["--samples", 2, "--state", "x"], "--state saves the memory of one text: leave out"),
         (["--prompt", "a", "--prompts", "b", "c"], "--prompt and --prompts: give one of them"),
-        (["--prompts", "a", ""], "the prompt is empty: give at least one token"),
         (["--stop", ""], "stop: a stop string is empty, so every text would be empty"),
         (["--stop", "x", "", "--prompts", "a"], "stop: a stop string is empty"),
         (["--dry_base", 2], "dry_base=2.0 has no effect with dry_multiplier=0"),
@@ -513,7 +509,7 @@ def test_a_model_of_bytes_reads_anything(txl, of_bytes, tmp_path):
         255,
         pytest.approx(math.log2(256), abs=0.5),
     )
-    assert txl("score", of_bytes, path, "--json").json["ids"] == [*range(256)]
+    assert txl("score", of_bytes, path, "--raw", "--json").json["ids"] == [*range(256)]
     prompt = os.fsdecode(b"\xff\x00"[:1])
     assert txl("generate", of_bytes, "--prompt", prompt, "--length", 3, "--json").code == 0
 

@@ -82,6 +82,15 @@ def test_a_batch_must_have_prompts(model, prompts, refused):
         _generate_batch(model, prompts)
 
 
+def test_what_is_no_vocabulary_is_named_before_a_draw(model, refused):
+    begun, batch = generate(model, [1], length=2), generate_batch(model, [[1], [2]], length=2)
+    for wrong in ([1, 2], None, "runs/demo", torch.ones(2)):
+        for each in (begun._batch, batch):
+            with refused(r"vocab=.* is no vocabulary: give the one that from_pretrained returned"):
+                unwrap(type(each).decode)(each, wrong)
+    assert len(list(begun)) == len(list(batch)) == 2
+
+
 @pytest.mark.parametrize(
     "other", [{"n_layer": 2}, {"d_model": 8, "d_inner": 16}, {"d_head": 4}], ids=str
 )

@@ -37,8 +37,8 @@ class Generate(LoadsModels):
     """Generate text, streamed to the terminal, of any length.
 
     Sampling settings that are not given come from [generate] of the run's recipe, else from the
-    defaults; those used are printed before the text. The same settings and seed give the same
-    text here, with `txl serve` and in Python.
+    defaults; those that differ from the defaults are printed before the text. The same settings
+    and seed give the same text here, with `txl serve` and in Python.
 
     Examples:
       txl generate runs/demo --prompt 'def main' --length 200
@@ -58,13 +58,16 @@ class Generate(LoadsModels):
     prompts: tuple[str, ...] = ()
     """Several prompts, continued as one batch, instead of the one prompt."""
     midi: Path | None = None
-    """Continue the music of this MIDI file instead of a prompt. It has a part for each voice,
-    highest voice first; --music.voices and --music.steps_per_quarter say how it is read."""
+    """Continue the music of this MIDI file instead of a prompt, of any program. Drums are left out;
+    notes beyond the voices are counted. --music.voices and --music.steps_per_quarter say how it is
+    read."""
     samples: int = 1
     """Samples of each prompt, generated as one batch. The seed of sample n is the first plus n.
     With beam search, the best hypotheses of each prompt, at most beam_size."""
     mem_len: int | None = None
     """Memory length; None: as configured in the model."""
+    preface: bool = True
+    """Read the preface of the model, if it has one, into the memory before the prompt."""
     weights: Weights = "float32"
     """Precision of the weights: quantized ones are faster; txl eval measures the loss."""
     state: Path | None = None
@@ -104,6 +107,8 @@ class Generate(LoadsModels):
 
         model, vocab, state, checksum = load_with_state(self.dir, self.weights, self.state)
         self.files.require_vocab(vocab)
+        if not self.preface:
+            model.preface = ()
         if self.settings.beam_size:
             self._write_found(model, vocab, state, checksum)
             return
@@ -126,7 +131,8 @@ class Generate(LoadsModels):
                 say(f"saved the memory to {self.state}; the same command resumes from it")
 
         with saved_at_end(save):
-            pieces = text_pieces(drawn, vocab, self._stops, prompt, history)
+            goes_on = self.state is not None
+            pieces = text_pieces(drawn, vocab, self._stops, prompt, history, goes_on=goes_on)
             if self.json or self.out:
                 found = {"prompt": text, "text": "".join(pieces), "settings": settings}
                 self._say_looping([0] if drawn.is_looping else [])
@@ -185,9 +191,6 @@ class Generate(LoadsModels):
             f"--midi {self.midi} begins a piece, and --state resumes from one: give one of them",
         )
         if self.midi is not None:
-            from transformer_xl.apps.music import require_mido
-
-            require_mido()
             require_readable(self.midi)
         self.files.check(self.state, self.midi)
 
@@ -199,7 +202,8 @@ class Generate(LoadsModels):
 
         require_pitches(vocab)
         music = MusicConfig(**self.music)
-        return (text_of(read_midi(self.midi, music), music, marked=has_marks(vocab)),)
+        steps = read_midi(self.midi, music, say=say)
+        return (text_of(steps, music, marked=has_marks(vocab)),)
 
     def _encoded(self, text: str, vocab: "Vocab") -> list[int]:
         ids = encoded_prompt(text, vocab)
@@ -227,10 +231,18 @@ class Generate(LoadsModels):
             history = () if state.read is None else state.read.numpy()
         return text, [*last_token, *self._encoded(text, vocab)] or start_of(vocab), history
 
-    def _several(self, vocab: "Vocab") -> tuple[Sequence[str], list[list[int]]]:
-        """Return several prompts as texts and as tokens."""
+    def _several(
+        self, model: "LanguageModel", vocab: "Vocab", copies: int = 1
+    ) -> tuple[Sequence[str], list[list[int]]]:
+        """Return several prompts as texts and as tokens, each ``copies`` times."""
+        from transformer_xl.inference.generate.prompts import require_texts
+
         begins = self._prompts(vocab)
-        return begins, [self._encoded(text, vocab) or start_of(vocab) for text in begins]
+        # Before there are lists of so many.
+        require_texts(model, len(begins) * copies, self.mem_len, self.settings.length or None)
+        prompts = [self._encoded(text, vocab) or start_of(vocab) for text in begins]
+        begins = [text for text in begins for _ in range(copies)]
+        return begins, [ids for ids in prompts for _ in range(copies)]
 
     def _write_found(
         self, model: "LanguageModel", vocab: "Vocab", state: "State | None", checksum: str
@@ -238,10 +250,16 @@ class Generate(LoadsModels):
         """Write what beam search finds."""
         import torch
 
-        from transformer_xl.inference.generate import History, State, beam_search, write_state
+        from transformer_xl.inference.generate import (
+            History,
+            State,
+            beam_search,
+            text_pieces,
+            write_state,
+        )
 
         if self.prompts:
-            begins, prompts = self._several(vocab)
+            begins, prompts = self._several(model, vocab)
             history = ()
         else:
             text, prompt, history = self._begun(vocab, state)
@@ -267,6 +285,9 @@ class Generate(LoadsModels):
         ]
         if self.state:
             best = hypotheses[0][0]
+            # What resumes completes the last character.
+            pieces = text_pieces(best.tokens, vocab, self._stops, prompts[0], history, goes_on=True)
+            found[0]["text"] = "".join(pieces)
             read = torch.from_numpy(
                 History([*map(int, history)], prompts[0], best.tokens).kept[:-1]
             )
@@ -286,9 +307,7 @@ class Generate(LoadsModels):
     def _write_several(self, model: "LanguageModel", vocab: "Vocab") -> None:
         from transformer_xl.inference.generate import generate_batch, seed_of
 
-        begins, encoded = self._several(vocab)
-        prompts = [ids for ids in encoded for _ in range(self.samples)]
-        begins = [text for text in begins for _ in range(self.samples)]
+        begins, prompts = self._several(model, vocab, self.samples)
         seed = self.settings.seed
         settings, decoding = self._announced(vocab, model, seed), _decoding(model)
         batch = generate_batch(model, prompts, seed=seed, **self._drawing(vocab))
@@ -327,15 +346,21 @@ class Generate(LoadsModels):
         return self._said("sampling", {**drawing, "seed": seed}, model)
 
     def _said(self, what: str, used: dict[str, Any], model: "LanguageModel") -> dict[str, Any]:
-        """Return and print the settings of sampling or searching, with those of the model."""
+        """Return the settings of sampling or searching, and print those that are no defaults."""
         from transformer_xl.model.lengths import Lengths
 
         mem_len = Lengths.of(model.config, mem_len=self.mem_len).mem_len
-        found = {**used, "mem_len": mem_len, "weights": self.weights}
+        defaults = {**asdict(GenerateConfig()), "mem_len": model.config.mem_len}
+        defaults |= {"weights": "float32", "seed": None, "preface": 0}
+        # A text that goes on from a memory begins without one.
+        preface = 0 if self.state and self.state.exists() else len(model.preface)
+        found = {**used, "mem_len": mem_len, "weights": self.weights, "preface": preface}
         if self.knn:
             found |= {f"knn_{name}": x for name, x in asdict(KnnConfig(**self.knn)).items()}
-        known = (f"{name} {'none' if x is None else x}" for name, x in found.items())
-        say(f"{what} with {', '.join(known)}")
+        named = [f"{name} {x}" for name, x in found.items() if x != defaults.get(name)]
+        if preface:
+            named[-1] += " tokens (--no_preface: without)"
+        say(f"{what} with {', '.join(named) or 'the defaults'}")
         if not mem_len and model.remembers_positions:
             say(
                 "mem_len=0: nothing is remembered, so each token is drawn from the one before it "

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from transformer_xl.config.checks import names_nearest
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.stepper import reason_against_native
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -59,6 +60,7 @@ class CompactTransformerXL(TransformerXL):
 _REMEDY = "use the model it was made from, and make it compact again afterwards"
 
 
+@names_nearest
 @torch.no_grad()
 def compact(model: LanguageModel, weights: Weights) -> LanguageModel:
     """Quantize the weights of a model for inference; ``float32`` returns the model itself.
@@ -95,6 +97,7 @@ def compact(model: LanguageModel, weights: Weights) -> LanguageModel:
     # Built without allocating or initializing weights.
     with torch.device("meta"):
         made = CompactTransformerXL(model.config).eval()
+    made.preface = model.preface
     # The compiled step reads plain matrices.
     is_compiled = reason_against_native(model, torch.bfloat16) is None
     for mine, theirs in zip(_matrices(made), _matrices(model), strict=True):

@@ -316,18 +316,24 @@ def require_reading(
     )
 
 
-def require_capacity(model: "LanguageModel", mem_len: int, *, remedy: str) -> None:
-    """Require that a full memory of one stream fits.
+def require_capacity(
+    model: "LanguageModel", mem_len: int, *, remedy: str, n_streams: int = 1
+) -> None:
+    """Require that a full memory of every stream fits, with the scores of their next tokens.
 
     Raises:
         ValueError: It does not fit.
     """
     config = model.config
+    texts, each = {}, full_memory(model, mem_len)
+    if n_streams > 1:
+        texts = {"texts": n_streams}
+        each += config.vocab_size * torch.float32.itemsize
     require_bytes(
         "the memory, once full,",
-        full_memory(model, mem_len),
+        n_streams * each,
         model.device,
-        {"mem_len": mem_len, "n_layer": config.n_layer, "d_model": config.d_model},
+        {**texts, "mem_len": mem_len, "n_layer": config.n_layer, "d_model": config.d_model},
         remedy,
     )
 

@@ -367,7 +367,7 @@ def _unreadable(path: Path) -> OSError:
 
 CONFIG_FILE = "config.json"
 # Keys of the file that are no settings; the last three are for transformers.
-_ABOUT = ("origin", "eval", "architectures", "auto_map", "transformers")
+_ABOUT = ("origin", "eval", "preface", "architectures", "auto_map", "transformers")
 
 
 @runtime_checkable
@@ -426,7 +426,8 @@ def write_model(
 ) -> None:
     """Write settings and weights, tied weights once, as a model folder.
 
-    ``about`` has more keys for the settings file: ``origin``, and ``eval``, how to evaluate it.
+    ``about`` has more keys for the settings file: ``origin``, ``eval``, how to evaluate it, and
+    ``preface``, the tokens that are read before a text is generated.
 
     Raises:
         OSError: A file cannot be written.
@@ -469,6 +470,22 @@ def load_config(path: Path) -> ModelConfig:
     """
     values = {name: x for name, x in read_config(path).items() if name not in _ABOUT}
     return read_settings(ModelConfig, values, str(path), "model", is_stored=True)
+
+
+def load_preface(path: Path, vocab_size: int) -> tuple[int, ...]:
+    """Read the preface of a model: the tokens that are read before a text is generated.
+
+    Raises:
+        RuntimeError: As by :func:`read_config`, or the preface is no list of tokens.
+    """
+    tokens = read_config(path).get("preface") or []
+    is_list = isinstance(tokens, list) and all(type(x) is int for x in tokens)
+    if not is_list or not all(0 <= x < vocab_size for x in tokens):
+        raise RuntimeError(
+            f"{path} is damaged: its preface must be a list of tokens below {vocab_size}; remove "
+            "it, or restore the file from a copy"
+        )
+    return tuple(tokens)
 
 
 def load_eval_config(path: Path) -> EvalConfig | None:

@@ -16,7 +16,7 @@ from transformer_xl.inference.generate.sampler import Sampler
 from transformer_xl.inference.generate.text_writer import TextWriter
 from transformer_xl.inference.knn import KnnSoftmax, remembered
 from transformer_xl.model import Memory, Stepper
-from transformer_xl.model.arguments import as_tokens, require_model, whole
+from transformer_xl.model.arguments import as_tokens, require_model, shown, whole
 from transformer_xl.model.wrapping import evaluating
 
 
@@ -93,7 +93,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
         config = require_model(model).config
         self._length: int | None = whole("length", length)
         own = None if isinstance(mems, Stepper) else mems
-        begun = Prompts(model, prompts, own, mem_len, knn)
+        begun = Prompts(model, prompts, own, mem_len, knn, length=self._length)
         self._lengths, self._model, self._sampler = begun.lengths, model, sampler
         self.generators = list(generators)
         # The tokens of each text that are not in the memory yet.
@@ -156,8 +156,14 @@ class GenerationBatch(Iterator[dict[int, int]]):
         before the call.
 
         Raises:
-            ValueError: A ``stop`` string is empty, or neither ``length`` nor ``stop`` is set.
+            ValueError: ``vocab`` is no vocabulary, a ``stop`` string is empty, or neither
+                ``length`` nor ``stop`` is set.
         """
+        if not isinstance(vocab, Vocab):
+            raise ValueError(
+                f"vocab={shown(vocab)} is no vocabulary: give the one that from_pretrained "
+                "returned with the model, or load_vocab(folder); decode draws the tokens itself"
+            )
         writers = {
             text: TextWriter(vocab, stop, unread, self._histories[text].kept[: -len(unread)])
             for text, unread in zip(self.texts, self._unread, strict=True)

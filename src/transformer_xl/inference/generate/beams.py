@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transformer_xl.config.checks import require
+from transformer_xl.config.checks import names_nearest, require
 from transformer_xl.data import Vocab
 from transformer_xl.inference.generate.prompts import Prompts, selected
 from transformer_xl.inference.generate.sampler import require_finite
@@ -92,6 +92,7 @@ class _Extended(NamedTuple):
     ended: list[_Beam]
 
 
+@names_nearest
 def beam_search(
     model: LanguageModel,
     prompts: Sequence[Text],
@@ -156,7 +157,8 @@ def beam_search(
     if isinstance(prompts, str) or not len(prompts):
         raise ValueError(f"prompts={shown(prompts)}: give a list of prompts, one at least")
     with torch.no_grad(), evaluating(model):
-        found = search.run(Prompts(model, prompts, mems, mem_len))
+        size = {"length": length, "copies": beam_size}
+        found = search.run(Prompts(model, prompts, mems, mem_len, **size))
     return [each[:n_best] for each in found]
 
 

@@ -12,12 +12,13 @@ from torch import Tensor
 from transformer_xl.config import ModelConfig
 from transformer_xl.config.knn import KnnConfig
 from transformer_xl.inference.knn import Past, remembered
-from transformer_xl.model import Memory
+from transformer_xl.model import LanguageModel, Memory
 from transformer_xl.model.arguments import as_tokens, require_model
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.limits import require_capacity, require_mem_len
 from transformer_xl.model.memory import join
-from transformer_xl.model.reading import read
+from transformer_xl.model.reading import read, read_all
+from transformer_xl.model.wrapping import evaluating
 
 PROMPT_SEGMENT = 512
 """Segment length for prompts, which bounds the memory use of long ones."""
@@ -33,9 +34,11 @@ class Prompts:
     Args:
         model: The model.
         prompts: The prompts in tokens.
-        mems: The memory to start with. None: start of a text.
+        mems: The memory to start with. None: start of a text, after the preface of the model.
         mem_len: Memory length. None: as configured.
         knn: Settings of kNN-LM. None: no past is remembered.
+        length: Number of tokens to generate for each. None: any.
+        copies: Number of texts that are generated for each prompt.
 
     Raises:
         ValueError: A prompt is empty or has a token outside the vocabulary, or the memory does not
@@ -49,6 +52,9 @@ class Prompts:
         mems: Any,
         mem_len: Any,
         knn: KnnConfig | None = None,
+        *,
+        length: int | None = None,
+        copies: int = 1,
     ) -> None:
         config = require_model(model).config
         require_mem_len(model, mem_len)
@@ -56,7 +62,9 @@ class Prompts:
         # ext_len=0, as nothing is read again.
         self.lengths = Lengths.of(config, segment_len=PROMPT_SEGMENT, mem_len=mem_len, ext_len=0)
         self.tokens = [_checked_prompt(prompt, config) for prompt in prompts]
-        require_capacity(model, self.lengths.mem_len, remedy="remember fewer positions")
+        longest = max(map(len, self.tokens)) + len(model.preface)
+        n_tokens = None if mems is not None or length is None else longest + length
+        require_texts(model, len(prompts) * copies, self.lengths.mem_len, n_tokens)
         self._given: Memory | None = mems
         if mems is None:
             return
@@ -71,11 +79,12 @@ class Prompts:
     def mems(self) -> Memory:
         """The memory before the prompts: of one stream, for all, or of one for each.
 
-        Made when it is first needed: a text that goes on from a stepper has another.
+        If none was given, it is that after the preface of the model, made when it is first needed:
+        a text that goes on from a stepper has another.
         """
         start = self._given
         if start is None:
-            start = self._model.start_memory(1, self.lengths.mem_len)
+            return text_start(self._model, self.lengths)
         return self._model.keep(start)
 
     def new_pasts(self, n: int) -> list[Past | None]:
@@ -114,6 +123,31 @@ class Prompts:
         # Texts with the same prompt have a past of their own from now on.
         copies = [None if (past := pasts[row]) is None else past.copy() for row in back]
         return hidden, selected(mems, back), copies
+
+
+def require_texts(
+    model: LanguageModel, n_texts: int, mem_len: int | None = None, n_tokens: int | None = None
+) -> None:
+    """Require that a full memory fits, and those of several texts of at most ``n_tokens`` tokens.
+
+    Raises:
+        ValueError: They do not fit.
+    """
+    mem_len, remedy = Lengths.of(model.config, mem_len=mem_len).mem_len, "remember fewer positions"
+    require_capacity(model, mem_len, remedy=remedy)
+    positions = mem_len if n_tokens is None else min(mem_len, n_tokens)
+    remedy = f"{remedy}, or generate fewer texts at once"
+    require_capacity(model, positions, n_streams=n_texts, remedy=remedy)
+
+
+@torch.no_grad()
+def text_start(model: LanguageModel, lengths: Lengths) -> Memory:
+    """Return the memory with which a generated text begins: that after the preface, if any."""
+    mems = model.keep(model.start_memory(1, lengths.mem_len))
+    if not model.preface:
+        return mems
+    with evaluating(model):
+        return read_all(model, torch.tensor([model.preface]), lengths, mems)
 
 
 def selected(mems: Memory, rows: Sequence[int]) -> Memory:

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int, Int32
 from torch import Tensor
 
 from transformer_xl.config import GenerateConfig
-from transformer_xl.config.checks import checked, no_type_check, require
+from transformer_xl.config.checks import checked, near, no_type_check, require
 from transformer_xl.data import Vocab
 from transformer_xl.inference.generate.history import History
 from transformer_xl.inference.generate.loops import LoopRule
@@ -84,7 +84,10 @@ class Sampler:
         **more: Any,
     ) -> None:
         if unknown := more.keys() - Sampling.__annotations__:
-            raise TypeError(f"{min(unknown)!r} is no setting of sampling")
+            known = [*Sampling.__annotations__, "temperature", "top_k", "top_p", "length", "seed"]
+            nearest = near(min(unknown), known)
+            hint = f": did you mean {nearest!r}?" if nearest else ""
+            raise TypeError(f"{min(unknown)!r} is no setting of sampling{hint}")
         # Settings must be finite, and this is equivalent.
         temperature = _HOTTEST if temperature == math.inf else temperature
         given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, **more}

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Int32
 from torch import Tensor
 
+from transformer_xl.config.checks import names_nearest
 from transformer_xl.config.device import pick_device
 from transformer_xl.data import Vocab, load_vocab
 from transformer_xl.inference.generate.batch import GenerationBatch, random_numbers
@@ -52,6 +53,7 @@ Text = str | Tokens
 """A text, or its tokens."""
 
 
+@names_nearest
 def from_pretrained(
     name: Path | str, device: torch.device | None = None, weights: Weights = "float32"
 ) -> tuple[LanguageModel, Vocab]:
@@ -117,6 +119,8 @@ class Session:
         vocab: Its vocabulary.
         mem_len: Memory length. None: as configured.
         seed: Random seed. None: a different one each time.
+        preface: Whether to begin by reading the preface of the model, if it has one. Texts are then
+            generated, and scored, after it.
 
     Example:
         >>> session = Session.open("shakespeare", seed=1)
@@ -132,6 +136,7 @@ class Session:
         *,
         mem_len: int | None = None,
         seed: int | None = None,
+        preface: bool = True,
     ) -> None:
         config = require_model(model).config
         if not isinstance(vocab, Vocab) or len(vocab) != config.vocab_size:
@@ -151,6 +156,8 @@ class Session:
         # The current generation, and whether it is ahead of the reader.
         self._writing: GenerationBatch | None = None
         self._is_ahead = False
+        if preface:
+            self._reader.read(model.preface, scored=False)
 
     @classmethod
     def open(
@@ -160,12 +167,13 @@ class Session:
         mem_len: int | None = None,
         weights: Weights = "float32",
         seed: int | None = None,
+        preface: bool = True,
     ) -> "Session":
         """Start a session with a model that :func:`from_pretrained` loads."""
         # Before loading, as a training may replace the file later.
         checksum = weights_checksum(weights_path(find_model_folder(folder)))
         model, vocab = from_pretrained(folder, pick_device(), weights)
-        session = cls(model, vocab, mem_len=mem_len, seed=seed)
+        session = cls(model, vocab, mem_len=mem_len, seed=seed, preface=preface)
         session._weights = checksum
         return session
 
@@ -183,7 +191,7 @@ class Session:
         The other arguments are those of :meth:`open`. With the same ``mem_len``, ``weights``,
         machine and number of threads, it continues with exactly the same tokens.
         """
-        session = cls.open(folder, mem_len=mem_len, weights=weights)
+        session = cls.open(folder, mem_len=mem_len, weights=weights, preface=False)
         state = load_state(Path(path), session._weights, session.model)
         mems = state.mems
         if session.model.remembers_positions:
@@ -240,7 +248,7 @@ class Session:
         Args:
             text: The text, or its tokens.
             scored: Return the log-probability of each token, in nats; None for the first token of
-                the session. False: return an empty list.
+                the session, unless a preface was read before it. False: return an empty list.
         """
         given = self.vocab.encode(text) if isinstance(text, str) else text
         tokens = as_tokens(given, self.model.config).tolist()
@@ -272,7 +280,8 @@ class Session:
     ) -> Iterator[str]:
         """Continue the text; stream it in pieces.
 
-        All sampled tokens become part of the session, including those of a stop string.
+        All sampled tokens become part of the session, including those of a stop string. A character
+        of several tokens is returned where it is complete, which may be by the next call.
 
         Args:
             length: Number of tokens to generate. None: without end.
@@ -295,7 +304,7 @@ class Session:
         last_token = self._last_token("continued")
         # Refuses a wrong stop before an earlier call is ended.
         writer = TextWriter(self.vocab, stop, [last_token], self._before())
-        return writer.pieces(self._drawn(length, sampler, seed))
+        return writer.pieces(self._drawn(length, sampler, seed), goes_on=True)
 
     def search(
         self,
@@ -319,6 +328,7 @@ class Session:
             ValueError: Nothing was read yet, or a setting is out of range.
         """
         prompt, mems = [self._last_token("continued")], self._reader_state().mems
+        writer = TextWriter(self.vocab, stop, prompt, self._before())
         ((best,),) = beam_search(
             self.model,
             [prompt],
@@ -332,7 +342,7 @@ class Session:
             history=self._before(),
         )
         self.write(best.tokens)
-        return best.text
+        return "".join(writer.pieces(best.tokens, goes_on=True))
 
     def _drawn(self, length: int | None, sampler: Sampler, seed: int | None) -> Iterator[int]:
         """Begin a generation, which ends an earlier one; return its tokens."""
@@ -359,7 +369,7 @@ class Session:
 
         It costs at most a copy of the memory. Both sample the same tokens unless given a seed.
         """
-        other = Session(self.model, self.vocab, mem_len=self._chosen, seed=0)
+        other = Session(self.model, self.vocab, mem_len=self._chosen, seed=0, preface=False)
         other._weights = self._weights
         other.rewind(self.mark())
         return other

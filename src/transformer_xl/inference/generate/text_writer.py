@@ -20,6 +20,7 @@ class TextWriter:
 
     Attributes:
         has_stopped: Whether a stop string was found.
+        decoder: Decodes the tokens; it may hold the first bytes of a character.
 
     Raises:
         ValueError: A ``stop`` string is empty or no string.
@@ -40,13 +41,13 @@ class TextWriter:
             raise ValueError("a stop string is empty: every text would end before it begins")
         self.has_stopped = False
         self._stop, self._waiting = stop, ""
-        self._decoder = vocab.stream_decoder()
+        self.decoder = vocab.stream_decoder()
         for token in (*map(int, before[-_CONTEXT:]), *prompt):
-            self._decoder.push(token)
+            self.decoder.push(token)
 
     def push(self, token: int) -> str:
         """Add a token; return the text that is final."""
-        self._waiting += self._decoder.push(token)
+        self._waiting += self.decoder.push(token)
         found = [self._waiting.index(s) for s in self._stop if s in self._waiting]
         self.has_stopped = bool(found)
         held = max((_overlap(self._waiting, s) for s in self._stop), default=0)
@@ -54,24 +55,32 @@ class TextWriter:
         text, self._waiting = self._waiting[:ready], self._waiting[ready:]
         return text
 
-    def pieces(self, tokens: Iterable[int]) -> Iterator[str]:
-        """Add tokens until a stop string is found; yield what they complete, where they do."""
+    def pieces(self, tokens: Iterable[int], *, goes_on: bool = False) -> Iterator[str]:
+        """Add tokens until a stop string is found; yield what they complete, where they do.
+
+        If the text ``goes_on`` later, a character that is incomplete at the end is left to that.
+        """
         for token in tokens:
             if text := self.push(token):
                 yield text
             if self.has_stopped:
                 return
-        if text := self.flush():
+        if text := self.held if goes_on else self.flush():
             yield text
 
     def flush(self) -> str:
         """Return the text that was held back, at the end."""
-        return "" if self.has_stopped else self._waiting + self._decoder.flush()
+        return "" if self.has_stopped else self.held + self.decoder.flush()
+
+    @property
+    def held(self) -> str:
+        """The text that is held back as it may be the beginning of a stop string."""
+        return "" if self.has_stopped else self._waiting
 
     def fork(self) -> "TextWriter":
         """Return an independent copy, to write another continuation of the same text."""
         other = copy.copy(self)
-        other._decoder = self._decoder.fork()
+        other.decoder = self.decoder.fork()
         return other
 
 
@@ -81,9 +90,11 @@ def text_pieces(
     stop: str | Sequence[str] = (),
     prompt: Iterable[int] = (),
     before: Tokens = (),
+    *,
+    goes_on: bool = False,
 ) -> Iterator[str]:
     """Stream tokens as pieces of text, as :class:`TextWriter` decodes them, until it stops."""
-    return TextWriter(vocab, stop, prompt, before).pieces(tokens)
+    return TextWriter(vocab, stop, prompt, before).pieces(tokens, goes_on=goes_on)
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -56,7 +56,7 @@ class TransformerXLCache(Cache):
         # How many of the newest columns hold no padding, so that rows can be cropped alike.
         self._whole = 0
         self._starts_empty = True
-        # The memory of one text that has not begun, if it is not empty.
+        # The memory of one text that has not begun, if it is not empty: zeros, or a preface.
         self._beginning: Memory | None = None
         # For the newest columns, oldest first, how many positions of its document each text had
         # read. None: no document has begun within the texts.
@@ -65,13 +65,19 @@ class TransformerXLCache(Cache):
         self._starts: tuple[Tensor, ...] = ()
 
     @classmethod
-    def start(cls, model: LanguageModel, batch_size: int) -> "TransformerXLCache":
-        """Return the cache of texts that have not begun."""
+    def start(
+        cls, model: LanguageModel, batch_size: int, beginning: Memory | None = None
+    ) -> "TransformerXLCache":
+        """Return the cache of texts that have not begun, or that begin with another memory."""
         mem_len = model.config.mem_len if model.remembers_positions else None
-        cache = cls(model.start_memory(batch_size), mem_len=mem_len)
-        cache._starts_empty = model.config.start_memory == "empty"
-        if not cache._starts_empty:
-            cache._beginning = model.start_memory(1)
+        if beginning is not None:
+            mems = beginning.select([0] * batch_size)
+        else:
+            mems = model.start_memory(batch_size)
+            if model.config.start_memory != "empty":
+                beginning = model.start_memory(1)
+        cache = cls(mems, mem_len=mem_len)
+        cache._starts_empty, cache._beginning = beginning is None, beginning
         return cache
 
     @property
@@ -279,8 +285,10 @@ class TransformerXLCache(Cache):
                 f"tokens_to_remove={tokens_to_remove}: of the newest columns only {self._whole} "
                 "are known to be without padding; keep the cache of that time instead"
             )
-        # With a memory that starts with zeros, all positions were needed from the start.
-        needed = self.seen - n if self._starts_empty else self.mem_len
+        needed = self.seen - n
+        if not self._starts_empty:
+            # All positions with which a text began were needed from the start.
+            needed += self.mem_len if self._beginning is None else len(self._beginning)
         visible = known = None
         if self._visible is not None:
             counted = self._count_visible()

@@ -14,7 +14,7 @@ from transformer_xl.config.locating import locate_here
 from transformer_xl.model.pretrained import MODEL_TYPE
 
 # Keys that transformers expects at the top level, and that our loader keeps.
-_TRANSFORMERS_KEYS = ("architectures", "auto_map", "origin", "eval")
+_TRANSFORMERS_KEYS = ("architectures", "auto_map", "origin", "eval", "preface")
 
 
 def path_of(name: str | os.PathLike) -> str | os.PathLike:
@@ -47,6 +47,7 @@ class TransformerXLConfig(PreTrainedConfig):
     Args:
         segment_len: Segment length; longer inputs are read segment by segment, with the memory.
         use_cache: Whether calls return the memory.
+        preface: Tokens that ``generate`` reads before a text that begins; None: none.
         transformers: Settings of transformers: that section of the file.
         settings: Those of :class:`~transformer_xl.config.ModelConfig`, and further ones of
             transformers (``num_labels``, ``pad_token_id``, ...).
@@ -69,6 +70,7 @@ class TransformerXLConfig(PreTrainedConfig):
         *,
         segment_len: int | None = None,
         use_cache: bool | None = None,
+        preface: list[int] | None = None,
         transformers: dict[str, Any] | None = None,
         **settings: Any,
     ) -> None:
@@ -91,14 +93,18 @@ class TransformerXLConfig(PreTrainedConfig):
         # Validated, and completed with defaults.
         is_stored = settings.pop("format_version", None) is not None
         model = stored(ModelConfig, own) if is_stored else ModelConfig(**own)
-        for name, value in (calls | dataclasses.asdict(model)).items():
+        for name, value in (calls | dataclasses.asdict(model) | {"preface": preface}).items():
             setattr(self, name, value)
         settings.pop("model_type", None)
         # Other unknown names are left to transformers, which keeps them, as are those of a file.
         for name in settings.keys() - section.keys() - _names_of_transformers():
             if not name.startswith("_") and (nearest := near(name, (*_SETTINGS, *_CALLS))):
                 raise ValueError(f"{name}: no such setting; did you mean {nearest}?")
+        # Padding may be the number beyond the vocabulary, of which transformers would warn.
+        pad = settings["pad_token_id"]
+        settings["pad_token_id"] = None if pad == self.vocab_size else pad
         super().__init__(**settings)
+        self.pad_token_id = pad
 
     @classmethod
     def from_pretrained(
@@ -115,6 +121,15 @@ class TransformerXLConfig(PreTrainedConfig):
             ValueError: One is out of range or does not fit another one.
         """
         return ModelConfig(**{name: getattr(self, name) for name in _SETTINGS})
+
+    def validate(self) -> None:
+        """Have transformers validate the settings, but not the padding beyond the vocabulary."""
+        pad = self.pad_token_id
+        self.pad_token_id = None if pad == self.vocab_size else pad
+        try:
+            super().validate()  # pyright: ignore[reportAttributeAccessIssue]
+        finally:
+            self.pad_token_id = pad
 
     @property
     def has_memory(self) -> bool:
