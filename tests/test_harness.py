@@ -12,7 +12,7 @@ import torch
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.data.making_vocab import train_vocab
-from transformer_xl.data.vocab import Vocab
+from transformer_xl.data.vocab import Vocab, VocabKind
 from transformer_xl.inference.evaluate import score
 from transformer_xl.inference.generate import generate
 from transformer_xl.model import TransformerXL
@@ -95,6 +95,54 @@ def test_continuations_are_scored_as_if_each_were_read_alone(
         own = [x for x in score(model, ids, segment_len=1) if x is not None][-n:]
         assert total == pytest.approx(math.fsum(own), rel=1e-4)
         assert is_greedy == ((context, choice) in likeliest)
+
+
+PAIRS = [
+    ("the bec", "ause"),  # A token spans both.
+    ("it was bec", "ause"),
+    ("because:", "\n    return"),
+    ("because:", "return"),
+    ("because:\n    ", "return"),
+    ("the ", "cat"),
+    ("caf", "\u00e9"),
+    ("bec", "ause"),
+    ("", "\n"),
+    ("", "the"),
+]
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe", "words"])
+def test_a_continuation_is_the_rest_of_the_whole(
+    harness: Any, tmp_path: Path, kind: VocabKind
+) -> None:
+    text = "it was because:\n    return the cat caf\u00e9\n" * 9
+    vocab = train_vocab(kind, [text], {"bytes": None, "bpe": 320}.get(kind), ["unknown"])
+    torch.manual_seed(2)
+    config = ModelConfig(vocab_size=len(vocab), n_layer=1, n_head=2, d_model=8, d_inner=8)
+    model = TransformerXL(config).eval()
+    model.save_pretrained(tmp_path, vocab)
+    lm = harness(str(tmp_path), batch_size=2)
+    assert lm.eot_token_id == vocab.start_id
+    found = lm.loglikelihood(_asked(*PAIRS, ("the", ""), ("", "")))
+    assert found[-2:] == [(0.0, True)] * 2
+    for (context, rest), (total, _) in zip(PAIRS, found[:-2], strict=True):
+        first, whole = vocab.encode(context), vocab.encode(context + rest)
+        n = next((n for n, x in enumerate(first) if x != whole[n]), len(first))
+        if n == len(whole):
+            # Two unknown words, of which one begins with the other.
+            whole = first + vocab.encode(rest)
+        read = whole if n else [vocab.start_id, *whole]
+        own = [x for x in score(model, read) if x is not None][n - len(whole) :]
+        assert total == pytest.approx(math.fsum(own), rel=1e-4)
+        assert total < 0.0
+    # The one that spells the next token has another probability than the others.
+    assert len({x for x, _ in found[2:4]}) == 2
+    if kind == "bpe":
+        # A token does span both.
+        assert len(vocab.encode("the because")) < len(vocab.encode("the bec"))
+    if kind == "words":
+        with pytest.raises(ValueError, match="continuation ' ' has no token in the words"):
+            lm.loglikelihood(_asked(("the", " ")))
 
 
 def test_a_context_is_read_once_for_all_its_continuations(

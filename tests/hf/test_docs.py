@@ -19,15 +19,14 @@ def test_the_page_on_transformers_runs(
     pytest.importorskip("accelerate", reason="Trainer needs accelerate")
     pytest.importorskip("peft", reason="adapters need peft")
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.M | re.S)
-    assert len(blocks) == 8
+    assert len(blocks) == 9
     # The words of the toy text instead of Python, which its vocabulary does not know.
     words = {
         "import os": "the cat",
         "import sys": "a dog",
         "def main() -> None:": "a dog ran",
         "def main():": "a dog ran",
-        "def main(": "a dog",
-        "class Node:": "the cat saw",
+        "def __init__(self, name: str": "the cat saw",
         "pass\\n": "sea\\n",
     }
     shutil.copytree(folder, tmp_path / "runs" / "demo" / "model" / "best")
@@ -39,6 +38,7 @@ def test_the_page_on_transformers_runs(
         exec(compile(block, str(PAGE), "exec"), names)
     assert names["memory"].get_seq_length() == len("the cat\n") + 19
     assert names["more"].shape[1] == 21
+    assert names["stopped"].shape[1] <= len("the cat\n") + 40
     assert (tmp_path / "runs" / "tuned" / "checkpoint-2" / "model.safetensors").is_file()
     assert (tmp_path / "runs" / "adapter" / "adapter_model.safetensors").is_file()
     assert (tmp_path / "runs" / "packed" / "modeling_transformer_xl.py").is_file()

@@ -263,7 +263,7 @@ def test_a_call_is_honored_or_refused(
 ) -> None:
     for kind in ("CausalLM", "SequenceClassification"):
         model = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(folder)
-        for name in ("token_type_ids", "label", "max_length_q"):
+        for name in ("token_type_ids", "label", "lengths"):
             with pytest.raises(TypeError, match=f"{name} is not an argument.*leave it out"):
                 model(ids, **{name: ids})
             assert model(ids, **{name: None}).logits is not None

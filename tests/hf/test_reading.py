@@ -111,6 +111,33 @@ def test_the_loss_is_ours_shifted_by_one(
     assert language_model(ids, labels=labels, skip_logits=True).logits is None
 
 
+def test_arguments_of_packed_rows_are_those_of_position_ids(
+    transformers: Any, language_model: Any, tokenizer: Any, texts: list[str]
+) -> None:
+    rows = [{"input_ids": tokenizer(text)["input_ids"]} for text in texts]
+    pack = transformers.DataCollatorWithFlattening
+    plain = language_model(**pack()(rows))
+    batch = pack(return_flash_attn_kwargs=True, return_seq_idx=True)(rows)
+    assert torch.equal(language_model(**batch).loss, plain.loss)
+    count = [len(row["input_ids"]) - 1 for row in rows]
+    alone = [
+        language_model(torch.tensor([x["input_ids"]]), labels=torch.tensor([x["input_ids"]]))
+        for x in rows
+    ]
+    mean = sum(x.loss * n for x, n in zip(alone, count, strict=True)) / sum(count)
+    torch.testing.assert_close(plain.loss, mean)
+    for name, value in (
+        ("cu_seq_lens_k", torch.tensor([0, 3, batch["input_ids"].shape[1]])),
+        ("max_length_q", 2),
+        ("seq_idx", torch.zeros_like(batch["seq_idx"])),
+    ):
+        with pytest.raises(ValueError, match=f"{name}=.* does not describe the documents"):
+            language_model(**batch | {name: value})
+    del batch["position_ids"]
+    with pytest.raises(ValueError, match="documents of a packed row are found by position_ids"):
+        language_model(**batch)
+
+
 def test_position_ids_that_begin_anew_begin_a_document(
     language_model: Any, ids: torch.Tensor
 ) -> None:

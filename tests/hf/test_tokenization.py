@@ -1,12 +1,15 @@
 """The tokenizer is the vocabulary of the folder."""
 
 import json
+import pickle
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from transformer_xl.config.locating import locate
 from transformer_xl.data.imported import ImportedVocab, Rules
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.data.vocab import Vocab
@@ -33,6 +36,16 @@ def _brought() -> Vocab:
     return BroughtVocab(json.dumps(bpe))
 
 
+def _lines() -> Vocab:
+    """Each line is encoded as a text of its own, as by SentencePiece."""
+    pieces = ["<unk>", "</s>", "\u2581", *dict.fromkeys(f"\u2581{x}" for x in LINES.split())]
+    tokenizer = Tokenizer(models.WordLevel({x: n for n, x in enumerate(pieces)}, "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens([AddedToken("</s>", normalized=False)])
+    return BroughtVocab(tokenizer.to_str())
+
+
 MAKERS = {
     "bytes": lambda: train_vocab("bytes", []),
     "chars": lambda: train_vocab("chars", [LINES]),
@@ -41,6 +54,7 @@ MAKERS = {
     "integers": lambda: train_vocab("integers", ["1 2 3\n4 5\n"]),
     "imported": _imported,
     "brought": _brought,
+    "lines": _lines,
 }
 
 
@@ -131,3 +145,199 @@ def test_a_number_that_is_no_symbol_has_no_name(transformers: Any, kind: str) ->
         for given in (number, [number], [0, number]):
             with pytest.raises(ValueError, match=f"{number}"):
                 tokenizer.convert_ids_to_tokens(given)
+
+
+PARTS = (
+    *"the cat,.\u00e9\u20ac\u6f22\U0001f600\x1c\u2028\t\r",
+    " ",
+    "  ",
+    "\n",
+    " 1",
+    "<eos>",
+    "<unk>",
+)
+
+
+def _texts(n: int, parts: Any = PARTS) -> list[str]:
+    draw = random.Random(0)
+    return ["".join(draw.choices(parts, k=draw.randrange(30))) for _ in range(n)]
+
+
+def _require_same(tokenizer: Any, text: str) -> None:
+    """Require IDs, texts and offsets of the vocabulary itself, or its error."""
+    vocab = tokenizer.vocab
+    if vocab.unk_id is None and vocab.unknown(text):
+        with pytest.raises(ValueError, match="not in the") as expected:
+            vocab.encode(text)
+        with pytest.raises(ValueError, match="not in the") as caught:
+            tokenizer(text)
+        assert str(caught.value) == str(expected.value)
+        return
+    ids = vocab.encode(text)
+    found = tokenizer(text, return_offsets_mapping=tokenizer.is_fast)
+    assert found["input_ids"] == ids
+    assert tokenizer.decode(ids) == vocab.decode(ids)
+    if tokenizer.is_fast:
+        places = found["offset_mapping"]
+        assert all(0 <= start <= end <= len(text) for start, end in places)
+        assert places == sorted(places)
+        if vocab.kind != "brought":
+            assert tokenizer.backend_tokenizer.decode(ids) == vocab.decode(ids)
+        if vocab.token_bytes is not None:
+            # No character is left out, and several tokens of one have its place.
+            assert {n for x in places for n in range(*x)} == {*range(len(text))}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_the_backend_cuts_and_joins_as_the_vocabulary(transformers: Any, kind: str) -> None:
+    del transformers
+    from transformer_xl.hf import TransformerXLTokenizer
+
+    tokenizer = TransformerXLTokenizer(vocab=MAKERS[kind]())
+    own = {"bytes": PARTS, "integers": ("1 ", "2 ", "3\n")}.get(kind, (*"the cat\n ,",))
+    for text in (*_texts(60), *_texts(60, own), LINES, ""):
+        _require_same(tokenizer, text)
+    tokenizer.add_tokens(["<|sep|>", "covid"])
+    own = [*own, "<|sep|>", "covid"]
+    again = pickle.loads(pickle.dumps(tokenizer))
+    for text in _texts(20, own):
+        ids = tokenizer._encoded(text)
+        assert tokenizer(text)["input_ids"] == again(text)["input_ids"] == ids
+    with pytest.raises(ValueError, match="half of a surrogate pair"):
+        tokenizer("\ud800")
+
+
+@pytest.mark.parametrize("name", ["english", "python-code", "tang-poems", "chorales"])
+def test_shipped_vocabularies_have_a_backend(transformers: Any, name: str) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(locate(name).path)
+    texts = {
+        "chorales": ["65 60 57 53\n67 62\n", " 65"],
+        "tang-poems": ["\u6625\u7720\u4e0d\u89ba\u66c9\u3002\n"],
+    }
+    code = [Path(__file__).read_text(encoding="utf-8"), *_texts(20)]
+    for text in texts.get(name, code):
+        _require_same(tokenizer, text)
+
+
+@pytest.mark.parametrize("kind", ["chars", "words", "imported", "bpe"])
+def test_tokens_have_their_places_in_the_text(transformers: Any, kind: str) -> None:
+    del transformers
+    from transformer_xl.hf import TransformerXLTokenizer
+
+    tokenizer = TransformerXLTokenizer(vocab=MAKERS[kind]())
+    text = "the cat\n\nran a" if kind != "bpe" else "the \u00e9\u6f22 cat"
+    found = tokenizer(text, return_offsets_mapping=True)
+    parts = [text[slice(*x)] for x in found["offset_mapping"]]
+    if kind == "bpe":
+        # Tokens that are parts of a character have its place.
+        assert parts[0] == "the"
+        assert [parts.count(x) for x in "\u00e9\u6f22"] == [2, 3]
+    elif kind == "chars":
+        assert "".join(parts) == text
+    else:
+        expected = ["the", "cat", "\n", "\n", "ran", "a"]
+        assert parts == (expected if kind == "words" else [x for x in expected if x != "\n"])
+    words = tokenizer(["the", "cat"], is_split_into_words=True)
+    ids = [number for x in ("the", "cat") for number in tokenizer.vocab.encode(x)]
+    assert words["input_ids"] == ids
+    assert {*words.word_ids()} == {0, 1}
+    pair = tokenizer("the", "cat")
+    assert pair["input_ids"] == ids
+    assert pair.sequence_ids() == words.word_ids()
+    cut = tokenizer(text, truncation=True, max_length=2, return_overflowing_tokens=True)
+    assert [x for row in cut["input_ids"] for x in row] == found["input_ids"]
+
+
+def test_lines_that_are_texts_of_their_own_have_no_places(transformers: Any) -> None:
+    del transformers
+    from transformer_xl.hf import TransformerXLTokenizer
+
+    tokenizer = TransformerXLTokenizer(vocab=_lines())
+    ids = tokenizer.vocab.encode(LINES)
+    with pytest.raises(ValueError, match="return_offsets_mapping=True: this tokenizer encodes"):
+        tokenizer(LINES, return_offsets_mapping=True)
+    batch = tokenizer([LINES, "the cat"], [LINES, ""], padding=True, return_tensors="pt")
+    assert batch["input_ids"][0].tolist() == [*ids, *ids]
+    assert tokenizer(["the", "cat"], is_split_into_words=True)["input_ids"] == (
+        tokenizer.vocab.encode("the") + tokenizer.vocab.encode("cat")
+    )
+    assert tokenizer.tokenize(LINES) == tokenizer.convert_ids_to_tokens(ids)
+    with pytest.raises(ValueError, match="word_ids"):
+        batch.word_ids()
+
+
+def test_folders_of_the_tokenizer_without_a_backend_open(transformers: Any, tmp_path: Path) -> None:
+    vocab = MAKERS["words"]().extended(["<|sep|>", "covid"])
+    vocab.save(tmp_path)
+    old = {
+        "added_symbols": ["<|sep|>", "covid"],
+        "added_tokens_decoder": {},
+        "backend": "custom",
+        "eos_token": "<eos>",
+        "extra_special_tokens": ["<|sep|>"],
+        "pad_token": "<pad>",
+        "plain_symbols": ["covid"],
+        "tokenizer_class": "TransformerXLTokenizer",
+        "unk_token": "<unk>",
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(old))
+    transformers.AutoConfig.for_model("transformer-xl", vocab_size=99).save_pretrained(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    text = "the cat<|sep|>covid\n"
+    n = len(vocab)
+    ids = [*vocab.encode("the cat"), n - 2, n - 1, vocab.eos_id]
+    assert len(tokenizer) == n
+    assert tokenizer(text)["input_ids"] == ids
+    assert tokenizer.decode(ids, skip_special_tokens=True).split() == ["the", "cat", "covid"]
+    kept = tokenizer.convert_ids_to_tokens([n, *ids], skip_special_tokens=True)
+    assert kept == ["the", "cat", "covid", "<eos>"]
+
+
+def test_a_token_is_named_by_its_text_too(transformers: Any) -> None:
+    del transformers
+    from transformer_xl.hf import TransformerXLTokenizer
+
+    tokenizer = TransformerXLTokenizer(vocab=MAKERS["bpe"](), eos_token="\n")
+    line_end, space = tokenizer.vocab.encode("\n")[0], tokenizer.vocab.encode(" ")[0]
+    assert tokenizer.convert_tokens_to_ids(["\n", "\u010a", " "]) == [line_end, line_end, space]
+    assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("\u010a", line_end)
+    assert tokenizer.convert_tokens_to_ids("\n\n\n\n\n") is None
+    # What is no token is text.
+    assert tokenizer.convert_tokens_to_string(["the cat ", "sat"]) == "the cat sat"
+    with pytest.raises(NotImplementedError, match="txl train"):
+        tokenizer.train_new_from_iterator(["a"], 300)
+
+
+def test_entities_are_found_in_the_text(transformers: Any, folder: Path) -> None:
+    judge = transformers.pipeline(
+        "token-classification",
+        model=transformers.AutoModelForTokenClassification.from_pretrained(folder, num_labels=2),
+        tokenizer=transformers.AutoTokenizer.from_pretrained(folder),
+    )
+    text = "the cat saw a dog"
+    found = judge([text, "dog"], batch_size=2)[0]
+    assert [x["word"] for x in found] == [*text]
+    assert [text[x["start"] : x["end"]] for x in found] == [*text]
+    judge = transformers.pipeline(
+        "token-classification",
+        model=judge.model,
+        tokenizer=judge.tokenizer,
+        aggregation_strategy="simple",
+    )
+    groups = judge(text)
+    assert "".join(x["word"] for x in groups) == text
+    assert all(text[x["start"] : x["end"]] == x["word"] for x in groups)
+    # Tokens whose names are no text, and parts of characters.
+    units = type(judge.tokenizer)(vocab=MAKERS["bpe"]())
+    sizes = {"vocab_size": len(units), "n_layer": 1, "n_head": 2, "d_model": 8, "d_inner": 8}
+    config = transformers.AutoConfig.for_model("transformer-xl", num_labels=2, **sizes)
+    model = transformers.AutoModelForTokenClassification.from_config(config)
+    text = "the cat \u201csaw\u201d"
+    for strategy in ("none", "simple"):
+        judge = transformers.pipeline(
+            "token-classification",
+            model=model,
+            tokenizer=units,
+            aggregation_strategy=strategy,
+        )
+        assert all(text[x["start"] : x["end"]] == x["word"] for x in judge(text))

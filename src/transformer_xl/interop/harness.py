@@ -7,7 +7,7 @@ carries the memory from the first token to the last. Importing the module regist
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any
 
 import torch
@@ -90,12 +90,11 @@ class TransformerXLHarness(TemplateLM):
         self._device = self.model.device
 
     def _find_prefix(self, text: str | None) -> int:
-        if text is None and self.vocab.eos_id is not None:
-            return self.vocab.eos_id
-        try:
-            ids = self.vocab.encode("\n" if text is None else text)
-        except ValueError:
-            ids = []
+        if text is None:
+            found = self.vocab.start_id
+            ids = [] if found is None else [found]
+        else:
+            ids = self.vocab.encode(text)
         if len(ids) != 1:
             raise ValueError(
                 f"prefix={text!r}: documents begin after one symbol, and the vocabulary tokenizes "
@@ -118,6 +117,40 @@ class TransformerXLHarness(TemplateLM):
     ) -> list[int]:
         """Tokenize a text."""
         return self.vocab.encode(string)
+
+    def loglikelihood(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
+        """Return the log-probability of each continuation of a context, and whether it is greedy.
+
+        Raises:
+            ValueError: A continuation has no token, as a blank between words.
+        """
+        texts: list[Any] = [request.args for request in requests]
+        pairs = [(x, *self._encode_pair(*x)) for x in texts]
+        return self._loglikelihood_tokens(pairs, disable_tqdm=disable_tqdm)
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Return the tokens of a context, and those that are scored: the rest of the whole.
+
+        A token may hold the end of the context and the beginning of the continuation: the tokens of
+        the continuation are those of the whole behind the longest common prefix with the tokens of
+        the context.
+        """
+        if not continuation:
+            return self.tok_encode(context), []
+        first, whole = self.tok_encode(context), self.tok_encode(context + continuation)
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(first, whole, strict=False))
+        n = len(list(same))
+        if not whole[n:]:
+            # As where blanks between words are no tokens.
+            whole, n = first + self.tok_encode(continuation), len(first)
+        if not whole[n:]:
+            raise ValueError(
+                f"the continuation {continuation!r} has no token in the {self.vocab.kind} "
+                "vocabulary, and so no probability: leave it out of the task"
+            )
+        return whole[:n], whole[n:]
 
     @torch.no_grad()
     def loglikelihood_rolling(

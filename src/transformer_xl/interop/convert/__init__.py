@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.config import EvalConfig, ModelConfig
+from transformer_xl.config.checks import names_nearest
 from transformer_xl.config.files import new_folder, require_new
 from transformer_xl.config.presets import preset_eval, recognize
 from transformer_xl.data import Vocab, load_vocab
@@ -46,6 +47,7 @@ Format = Literal["txl", "authors", "huggingface"]
 _Say = Callable[[str], None]
 
 
+@names_nearest
 def convert(
     source: Path | str,
     folder: Path | str,

@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transformer_xl.config import FORMAT_VERSION
+from transformer_xl.config.checks import names_nearest
 from transformer_xl.config.files import new_folder, require_new
 from transformer_xl.data import load_vocab
 from transformer_xl.model import LanguageModel, Memory, TransformerXL, load_model
@@ -284,6 +285,7 @@ class Exported(NamedTuple):
     """Differences of log-probabilities from the model; None: there was no runtime for it."""
 
 
+@names_nearest
 def export(
     source: Path | str,
     folder: Path | str,

@@ -43,5 +43,5 @@ for _auto, _model in (
 ):
     _auto.register(TransformerXLConfig, _model, exist_ok=True)
 AutoTokenizer.register(
-    TransformerXLConfig, slow_tokenizer_class=TransformerXLTokenizer, exist_ok=True
+    TransformerXLConfig, fast_tokenizer_class=TransformerXLTokenizer, exist_ok=True
 )

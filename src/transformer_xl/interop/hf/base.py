@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from transformer_xl.interop.hf.cache import TransformerXLCache
 from transformer_xl.interop.hf.configuration import TransformerXLConfig, path_of
-from transformer_xl.interop.hf.inputs import Inputs, Reading, Wanted, read
+from transformer_xl.interop.hf.inputs import PACKING, Inputs, Reading, Wanted, read, require_packing
 from transformer_xl.model import Memory, Stepper, build_model
 from transformer_xl.model.arguments import require_token_inputs
 from transformer_xl.model.language_model import require_own_weights
@@ -92,6 +92,14 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
             "the embeddings cannot be replaced, as the softmax may share their weights: copy other "
             "numbers into the weights of get_input_embeddings(), or hand vectors in as "
             "inputs_embeds"
+        )
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        """Refuse: logits are log-probabilities of the softmax, which may share its weights."""
+        raise NotImplementedError(
+            "the softmax cannot be replaced. Sampling with an assistant of another vocabulary "
+            "(assistant_tokenizer) replaces that of the assistant: give do_sample=False, or an "
+            "assistant of the same vocabulary, without assistant_tokenizer"
         )
 
     def resize_token_embeddings(
@@ -248,6 +256,8 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
                 "model.transformer.layers[n].attention.o_proj.weight"
             )
         position_ids = others.pop("position_ids", None)
+        packing = {name: others.pop(name, None) for name in PACKING}
+        require_packing({k: x for k, x in packing.items() if x is not None}, position_ids)
         for name, value in sorted(others.items()):
             # transformers passes None for unused arguments.
             if value is not None:
@@ -259,7 +269,9 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
             embedding = unwrapped(self.transformer.embedding, "widened")
             if inputs_embeds.shape[-1] == getattr(embedding, "embedding_dim", None):
                 inputs_embeds = embedding.widened(inputs_embeds)
-        return Inputs.of(input_ids, inputs_embeds, attention_mask, position_ids)
+        return Inputs.of(
+            input_ids, inputs_embeds, attention_mask, position_ids, self.config.vocab_size
+        )
 
     def _wanted(self, others: dict[str, Any]) -> Wanted:
         """Take from the arguments of a call what else it is to return; None: as configured.

@@ -32,6 +32,74 @@ def _is_known(condition: Any) -> bool:
     return not torch.compiler.is_compiling() and bool(condition())
 
 
+def require_known(
+    tokens: Int[Tensor, "B T"], is_real: Bool[Tensor, "B T"] | None, vocab_size: int
+) -> None:
+    """Require that tokens are in the vocabulary, but those of padding; in traced code they are.
+
+    Raises:
+        ValueError: A token that is no padding is not one of ``vocab_size``.
+    """
+    beyond = (tokens < 0) | (tokens >= vocab_size)
+    beyond = beyond if is_real is None else beyond & is_real
+    if _is_known(beyond.any):
+        raise ValueError(
+            f"input_ids hold {int(tokens[beyond][0])}, and the model has {vocab_size} tokens, 0 to "
+            f"{vocab_size - 1}: if this is padding, give the attention_mask, 0 there, which "
+            "tokenizer(texts, padding=True) returns; if tokens were added, call "
+            "model.resize_token_embeddings(len(tokenizer))"
+        )
+
+
+PACKING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
+"""Arguments of flash attention and of state space models for rows of several documents."""
+
+
+def require_packing(packing: dict[str, Any], position_ids: Tensor | None) -> None:
+    """Require that arguments of packed rows describe the documents that ``position_ids`` do.
+
+    Args:
+        packing: Those of ``PACKING`` that are given.
+        position_ids: A 0 starts a document.
+
+    Raises:
+        ValueError: They begin documents at other tokens, or there are no ``position_ids``.
+    """
+    if not packing:
+        return
+    names = ", ".join(packing)
+    if position_ids is None:
+        raise ValueError(
+            f"{names}: documents of a packed row are found by position_ids: give them, as "
+            "DataCollatorWithFlattening(return_position_ids=True) does, or leave these out"
+        )
+    if torch.compiler.is_compiling():
+        return
+    is_start = position_ids.reshape(-1).cpu() == 0
+    # What the memory holds may continue there.
+    is_start[:1] = True
+    bounds = [*is_start.nonzero()[:, 0].tolist(), is_start.numel()]
+    longest = max((y - x for x, y in pairwise(bounds)), default=0)
+    for name, value in packing.items():
+        given = torch.as_tensor(value).cpu().reshape(-1)
+        if name.startswith("max"):
+            # Any upper bound will do.
+            is_same = given.numel() == 1 and int(given) >= longest
+        elif name == "seq_idx":
+            is_new = torch.ones_like(given, dtype=torch.bool)
+            is_new[1:] = given[1:] != given[:-1]
+            is_same = torch.equal(is_new, is_start)
+        else:
+            # An empty document has no token.
+            is_same = given.unique_consecutive().tolist() == bounds
+        if not is_same:
+            raise ValueError(
+                f"{name}={given.tolist()!r:.60} does not describe the documents of position_ids, "
+                f"which begin at the tokens {bounds[:-1]!r:.60}: begin each document with 0 in "
+                f"position_ids, or leave {name} out"
+            )
+
+
 class Inputs(NamedTuple):
     """The validated inputs of a call, of any length and padded on either side."""
 
@@ -46,11 +114,13 @@ class Inputs(NamedTuple):
         vectors: Tensor | None,
         mask: Tensor | None,
         position_ids: Tensor | None,
+        vocab_size: int,
     ) -> "Inputs":
         """Validate the inputs of a call; of a mask that also covers the past, take the last part.
 
         Raises:
-            ValueError: There are both tokens and vectors or neither, or shapes do not match.
+            ValueError: There are both tokens and vectors or neither, shapes do not match, or a
+                token that is no padding is not one of ``vocab_size``.
         """
         given = tokens if vectors is None else vectors
         if given is None or (tokens is not None and vectors is not None):
@@ -75,6 +145,8 @@ class Inputs(NamedTuple):
                 )
             real = mask[:, -T:].to(given.device).bool()
             is_real = None if _is_known(real.all) else real
+        if tokens is not None:
+            require_known(tokens, is_real, vocab_size)
         if position_ids is not None:
             # Positions are relative: of these indices only a 0, the start of a document, matters.
             starts = (position_ids[..., -T:] == 0).to(given.device).expand(B, T)

@@ -4,22 +4,33 @@
 # pyright: reportIncompatibleMethodOverride=false, reportAttributeAccessIssue=false
 
 import math
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import GenerationMixin
+from transformers.generation.candidate_generator import (
+    AssistedCandidateGeneratorDifferentTokenizers,
+)
 from transformers.generation.configuration_utils import GenerationMode
+from transformers.generation.stopping_criteria import EosTokenCriteria
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
+from transformer_xl.data.vocab_files import is_vocabulary, load_vocab
 from transformer_xl.interop.hf.base import TransformerXLPreTrainedModel
 from transformer_xl.interop.hf.cache import TransformerXLCache, own_cache
 from transformer_xl.interop.hf.configuration import TransformerXLConfig
-from transformer_xl.interop.hf.inputs import IGNORED
-from transformer_xl.model import AdaptiveSoftmax
+from transformer_xl.interop.hf.inputs import IGNORED, require_known
+from transformer_xl.model import AdaptiveSoftmax, Memory
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.reading import read_all
+from transformer_xl.model.wrapping import evaluating
 
 _LOGGER = logging.get_logger(__name__)
 _PADDED_BEFORE = (
@@ -27,6 +38,13 @@ _PADDED_BEFORE = (
     "nothing predicts, so that a loss over several batches is off by their share: for training set "
     "tokenizer.padding_side = 'right'"
 )
+
+_UNREADABLE = (
+    "assistant_tokenizer: where the text of the model or of its assistant is not in the vocabulary "
+    "of the other one, there are no candidates, and tokens are written one by one"
+)
+# Added to the logits of the tokens of which one is chosen, as in transformers.
+_HEALING = 10.0
 
 
 class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
@@ -181,6 +199,10 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
                 # transformers expects a mask that covers the past, too.
                 mask = torch.cat([mask.new_ones(len(mask), cache.seen), mask], 1)
             kwargs["attention_mask"] = mask
+        elif tokens is not None and tokens.ndim == 2 and kwargs.get("inputs_embeds") is None:
+            tokens, mask = self._with_beginnings(tokens, kwargs.get("attention_mask"))
+            inputs, kwargs["attention_mask"] = tokens, mask
+            kwargs.pop("input_ids", None)
         out = super().generate(inputs, *args, **kwargs)
         settings = kwargs.get("generation_config")
         written = getattr(out, "past_key_values", None)
@@ -207,7 +229,12 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         is_assisted = generation_mode == GenerationMode.ASSISTED_GENERATION
         is_recording = is_assisted or bool(generation_config.is_assistant)
         needs_one = is_recording or generation_config.prefill_chunk_size is not None
-        if not needs_one:
+        begins = model_kwargs.get("past_key_values") is None and self.config.has_memory
+        preface = self.config.preface if begins else None
+        if preface and not needs_one and generation_config.use_cache is False:
+            _LOGGER.warning_once("use_cache=False: texts are generated without the model's preface")
+            return
+        if not (needs_one or preface):
             return
         model, asked = self.transformer, "assisted generation" if is_recording else "a chunk size"
         if not self.config.has_memory or generation_config.use_cache is False:
@@ -226,14 +253,33 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             rows = batch_size * max(
                 generation_config.num_beams or 1, generation_config.num_return_sequences or 1
             )
-            cache = model_kwargs["past_key_values"] = TransformerXLCache.start(model, rows)
+            beginning = self._read_preface(preface) if preface else None
+            cache = TransformerXLCache.start(model, rows, beginning)
+            model_kwargs["past_key_values"] = cache
         if is_recording:
             # Not that of the caller, who may use it again.
             cache = model_kwargs["past_key_values"] = cache.repeated(1)
             cache.activate_past_recording()
 
+    @torch.no_grad()
+    def _read_preface(self, tokens: Sequence[int]) -> Memory:
+        """Return the memory of one text after the preface."""
+        model = self.transformer
+        lengths = Lengths.of(model.config, segment_len=self.config.segment_len, ext_len=0)
+        with evaluating(model):
+            return read_all(model, torch.tensor([[*tokens]]), lengths, model.start_memory(1))
+
     def _expand_inputs_for_generation(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """Repeat each text and its memory for beam search."""
+        """Repeat each text and its memory for beam search.
+
+        Raises:
+            ValueError: A token of the prompt is neither padding nor in the vocabulary.
+        """
+        # Before texts grow: what is written behind the end of a row is padding.
+        tokens, mask = kwargs.get("input_ids"), kwargs.get("attention_mask")
+        if tokens is not None and tokens.numel():
+            is_real = None if mask is None else mask[:, -tokens.shape[1] :].bool()
+            require_known(tokens, is_real, self.config.vocab_size)
         tokens, kwargs = super()._expand_inputs_for_generation(**kwargs)
         cache = kwargs.get("past_key_values")
         if cache is not None and tokens is not None:
@@ -246,9 +292,14 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         input_ids: Tensor,
         next_sequence_length: int | None = None,
         inputs_embeds: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        tokenizer: Any = None,
+        assistant_tokenizer: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Remove the tokens that were read already, if there is a memory.
+        """Remove the tokens that were read already, if there is a memory; mask rows that ended.
+
+        The tokenizers are arguments of ``generate``, which transformers hands on.
 
         Raises:
             ValueError: No token is left, or vectors would have to be read again.
@@ -270,8 +321,123 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             input_ids,
             next_sequence_length=next_sequence_length,
             inputs_embeds=inputs_embeds,
+            attention_mask=self._without_ended(input_ids, attention_mask),
             **kwargs,
         )
+
+    def _maybe_initialize_input_ids_for_generation(
+        self,
+        inputs: Tensor | None = None,
+        bos_token_id: Tensor | None = None,
+        model_kwargs: dict[str, Any] | None = None,
+    ) -> Tensor:
+        """Begin a text without a prompt after the token that an empty prompt stands for."""
+        if inputs is None and bos_token_id is None and (start := self._start_id()) is not None:
+            bos_token_id = torch.tensor(start)
+        return super()._maybe_initialize_input_ids_for_generation(
+            inputs, bos_token_id, model_kwargs
+        )
+
+    def _start_id(self) -> int | None:
+        """Return the token that an empty prompt stands for, by the vocabulary of the folder."""
+        if (number := self.generation_config.bos_token_id) is not None:
+            return number
+        folder = self.config.name_or_path
+        return load_vocab(folder).start_id if folder and is_vocabulary(Path(folder)) else None
+
+    def _with_beginnings(self, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return prompts and their mask; the empty ones begin as a text without a prompt does.
+
+        Raises:
+            ValueError: There is no token to begin with.
+        """
+        is_empty = mask.sum(1) == 0 if mask is not None else torch.zeros(len(tokens)).bool()
+        if tokens.shape[1] and not bool(is_empty.any()):
+            return tokens, mask
+        if (start := self._start_id()) is None:
+            raise ValueError(
+                "an empty prompt needs a token to begin after: give bos_token_id=..., or a prompt"
+            )
+        if not tokens.shape[1]:
+            tokens = tokens.new_full((len(tokens), 1), start, dtype=torch.int64)
+            return tokens, None if mask is None else torch.ones_like(tokens)
+        assert mask is not None
+        tokens, mask = tokens.clone(), mask.clone()
+        tokens[is_empty, -1], mask[is_empty, -1] = start, 1
+        return tokens, mask
+
+    def _get_stopping_criteria(self, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
+        """Have rows padded that end in another way than by a token, as by a stop string.
+
+        transformers pads rows only if a token ends them; the number beyond the vocabulary is none.
+        """
+        found = super()._get_stopping_criteria(generation_config, *args, **kwargs)
+        if generation_config._eos_token_tensor is None:
+            beyond = torch.tensor(self.config.vocab_size)
+            generation_config._eos_token_tensor = beyond[None]
+            if generation_config._pad_token_tensor is None:
+                generation_config._pad_token_tensor = beyond
+            found.append(EosTokenCriteria(beyond[None]))
+        return found
+
+    def _get_candidate_generator(self, *args: Any, **kwargs: Any) -> Any:
+        """Leave out candidates that one of two vocabularies cannot encode."""
+        found = super()._get_candidate_generator(*args, **kwargs)
+        if isinstance(found, AssistedCandidateGeneratorDifferentTokenizers):
+            found.get_candidates = partial(_readable_candidates, found, found.get_candidates)
+        return found
+
+    def heal_tokens(self, input_ids: Tensor, tokenizer: Any = None) -> Tensor:
+        """Replace the last token of each text by the likeliest one whose name begins with its.
+
+        transformers strips the texts before, and takes ``bos_token`` out of them, which is a line
+        break here.
+        """
+        if tokenizer is None:
+            raise ValueError("token_healing=True needs tokenizer=..., the tokenizer of the model")
+        names, healed = tokenizer.get_vocab(), input_ids.clone()
+        for row, text in enumerate(input_ids):
+            place = (text != tokenizer.pad_token_id).nonzero()[:, 0]
+            if len(place) < 2:
+                # There is nothing to choose by.
+                continue
+            real = text[place]
+            last = int(real[-1])
+            begun = tokenizer.convert_ids_to_tokens([last])[0]
+            bias = {(n,): _HEALING for name, n in names.items() if name.startswith(begun)}
+            if len(bias) > 1:
+                # Of equal ones, the token itself.
+                bias[last,] += 1.0
+                written = self.generate(
+                    real[None, :-1], max_new_tokens=1, do_sample=False, sequence_bias=bias
+                )
+                healed[row, place[-1]] = written[0, -1]
+        return healed
+
+    def _without_ended(self, tokens: Tensor, mask: Tensor | None) -> Tensor | None:
+        """Return the mask without the padding that follows rows that ended."""
+        is_known = tokens < self.config.vocab_size
+        if bool(is_known.all()):
+            return mask
+        if mask is None:
+            return is_known.long()
+        # It may also cover what the memory has read, or not the newest tokens of a traced loop.
+        n = min(mask.shape[1], tokens.shape[1])
+        return torch.cat([mask[:, :-n], mask[:, -n:] * is_known[:, -n:]], 1)
+
+
+def _readable_candidates(
+    generator: Any, get_candidates: Any, input_ids: Tensor, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Return candidates, or none if one of both vocabularies cannot encode the text."""
+    try:
+        return get_candidates(input_ids, **kwargs)
+    except ValueError:
+        _LOGGER.warning_once(_UNREADABLE)
+        # It begins anew with the whole text.
+        generator.prev_assistant_ids = None
+        generator.assistant_kwargs.pop("past_key_values", None)
+        return input_ids, None
 
 
 # Trainer shifts labels for label smoothing only for these classes; ``register`` does not add ours.

@@ -76,8 +76,8 @@ def save_with_code(
     places = {name: f"{_ENTRY}.{kind.__name__}" for name, kind in _MODELS.items()}
     _add_auto_map(folder / "config.json", places)
     if tokenizer is not None:
-        # Not the fast tokenizer, whose name is second.
-        place = [f"{_ENTRY}.{TransformerXLTokenizer.__name__}", None]
+        # The first name is that of a tokenizer without a backend: there is none.
+        place = [None, f"{_ENTRY}.{TransformerXLTokenizer.__name__}"]
         _add_auto_map(folder / "tokenizer_config.json", {"AutoTokenizer": place})
 
 

@@ -5,15 +5,19 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizer
+from tokenizers import AddedToken
+from transformers import BatchEncoding, PreTrainedTokenizerFast
+from transformers.generation.stopping_criteria import StopStringCriteria
+from transformers.pipelines.token_classification import TokenClassificationPipeline
 
-from transformer_xl.data.vocab import Vocab
+from transformer_xl.data.vocab import HALF, Vocab
 from transformer_xl.data.vocab_files import load_vocab
+from transformer_xl.interop.hf.backend import backend_of, encodes_lines
 from transformer_xl.interop.hf.configuration import path_of
 
 _PAD = "<pad>"
@@ -22,15 +26,16 @@ _LINE_ENDS = ("\n", "\u010a")
 _PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>")
 
 
-class TransformerXLTokenizer(PreTrainedTokenizer):
+class TransformerXLTokenizer(PreTrainedTokenizerFast):
     """Encodes and decodes text with the vocabulary of the folder.
 
     Of any kind: bytes, characters, words, byte-pair units, tokenizers and vocabularies of other
-    programs. ``eos_token`` is the symbol that ends a line, if there is one. Most vocabularies have
-    no symbol for padding, and a word of the text must not be one: it would be left out of losses
-    and texts. ``pad_token`` is then ``<pad>`` with the first number beyond the vocabulary, which
-    the model reads nowhere: the attention mask marks padding. ``bos_token`` is the line break where
-    nothing ends a line.
+    programs. Each has a backend of ``tokenizers``, so that offsets, word IDs, padding and
+    truncation are those of transformers. ``eos_token`` is the symbol that ends a line, if there is
+    one. Most vocabularies have no symbol for padding, and a word of the text must not be one: it
+    would be left out of losses and texts. ``pad_token`` is then ``<pad>`` with the first number
+    beyond the vocabulary, which the model reads nowhere: the attention mask marks padding.
+    ``bos_token`` is the line break where nothing ends a line.
 
     Args:
         vocab_file: The ``vocab.json`` of a folder.
@@ -72,6 +77,7 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         missing = [x for x in self._added if x not in vocab.symbols]
         self._take(vocab.extended(missing) if missing else vocab)
         vocab = self._vocab
+        self._tokenizer = backend_of(vocab)
         roles = {"eos_token": vocab.eos_id, "unk_token": vocab.unk_id}
         given = {name: None if n is None else vocab.symbols[n] for name, n in roles.items()}
         if vocab.eos_id is None:
@@ -82,16 +88,20 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
             if kwargs.get(name) is None:
                 kwargs[name] = token
         for name, token in kwargs.items():
-            is_known = not isinstance(token, str) or token in self._ids
-            if name.endswith("_token") and not is_known and (name, token) != ("pad_token", _PAD):
+            if not (name.endswith("_token") and isinstance(token, str)) or token in self._ids:
+                continue
+            if (number := self._number(token)) is None:
                 raise ValueError(
                     f"{name}={token!r} is not one of the {len(vocab)} symbols of the vocabulary: "
                     f"choose one of them, or add it by add_special_tokens({{{name!r}: {token!r}}})"
                 )
+            kwargs[name] = self._convert_id_to_token(number)
         if self._added:
             kwargs["added_symbols"] = list(self._added)
         if self._plain:
             kwargs["plain_symbols"] = list(self._plain)
+        # The vocabulary has them; which are no special tokens, plain_symbols says.
+        kwargs.pop("added_tokens_decoder", None)
         super().__init__(**kwargs)
 
     @classmethod
@@ -102,6 +112,12 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         name = path_of(pretrained_model_name_or_path)
         return super().from_pretrained(name, *args, **kwargs)
 
+    @classmethod
+    def convert_to_native_format(cls, **kwargs: Any) -> dict[str, Any]:
+        """Leave the files to ``__init__``, which reads them with our own loader."""
+        kwargs.pop("tokenizer_file", None)
+        return kwargs
+
     @property
     def vocab(self) -> Vocab:
         """The vocabulary."""
@@ -111,6 +127,11 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
     def vocab_size(self) -> int:
         """Number of symbols."""
         return len(self._vocab)
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether there are offsets."""
+        return not encodes_lines(self._vocab)
 
     def __len__(self) -> int:
         return len(self._vocab)
@@ -132,6 +153,8 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
             self._added += new
             self._plain += [name for name in new if not given[name]]
             self._take(vocab)
+            for name in new:
+                super()._add_tokens([AddedToken(name, special=given[name], normalized=False)])
             self.init_kwargs["added_symbols"] = list(self._added)
         # One that is added again as a special token is one.
         self._plain = [name for name in self._plain if not given.get(name)]
@@ -146,26 +169,103 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         added = (self._ids[name] for name in self._added)
         self._unwritten = {self._beyond, *(n for n in added if not vocab.decode([n]))}
 
-    def tokenize(self, text: str, **kwargs: Any) -> list[str]:
+    def tokenize(
+        self, text: str, pair: str | None = None, add_special_tokens: bool = False, **kwargs: Any
+    ) -> list[str]:
         """Split a text into symbols.
 
         Raises:
             ValueError: A part of it has no symbol in the vocabulary.
         """
-        symbols, found = self._vocab.symbols, list[str]()
+        found = self(text, pair, add_special_tokens=add_special_tokens, **kwargs)
+        return self.convert_ids_to_tokens(found["input_ids"])
+
+    def _encode_plus(
+        self,
+        text: Any,
+        text_pair: Any = None,
+        *,
+        is_split_into_words: bool = False,
+        return_offsets_mapping: bool = False,
+        return_tensors: Any = None,
+        **kwargs: Any,
+    ) -> BatchEncoding:
+        """Encode texts, as transformers documents it.
+
+        Raises:
+            ValueError: A part of a text has no symbol in the vocabulary, or offsets are asked for
+                that it does not have.
+        """
+        if encodes_lines(self._vocab):
+            if return_offsets_mapping:
+                raise ValueError(
+                    "return_offsets_mapping=True: this tokenizer encodes each line as a text of "
+                    "its own, and its tokens have no offsets in the text: leave it out"
+                )
+            text, text_pair = (
+                None if x is None else self._cut(x, is_split_into_words=is_split_into_words)
+                for x in (text, text_pair)
+            )
+            found = super()._encode_plus(text, text_pair, is_split_into_words=True, **kwargs)
+            # Its offsets and words would be those of the tokens.
+            return BatchEncoding(dict(found), tensor_type=return_tensors)
+        try:
+            return super()._encode_plus(
+                text,
+                text_pair,
+                is_split_into_words=is_split_into_words,
+                return_offsets_mapping=return_offsets_mapping,
+                return_tensors=return_tensors,
+                **kwargs,
+            )
+        except Exception:
+            # The backend does not say what it lacks.
+            for part in _strings((text, text_pair)):
+                self._encoded(part)
+            raise
+
+    def _cut(self, text: Any, *, is_split_into_words: bool) -> Any:
+        """Return the symbols of a text, in the place of each text of a batch."""
+        if isinstance(text, str):
+            return [self._vocab.symbols[number] for number in self._encoded(text)]
+        if is_split_into_words and all(isinstance(word, str) for word in text):
+            return [x for word in text for x in self._cut(word, is_split_into_words=False)]
+        return [self._cut(x, is_split_into_words=is_split_into_words) for x in text]
+
+    def _encoded(self, text: str) -> list[int]:
+        """Return the token IDs of a text by the vocabulary itself.
+
+        Raises:
+            ValueError: A part of it has no symbol in the vocabulary, or is no text.
+        """
+        if half := HALF.search(text):
+            raise ValueError(
+                f"character {half.start():,} is {half[0]!r}, half of a surrogate pair and no text: "
+                "remove it, or decode the text again"
+            )
         # The longest first, where one begins with another.
         added = sorted(self._added, key=len, reverse=True)
         parts = re.split(f"({'|'.join(map(re.escape, added))})", text) if added else [text]
+        found = list[int]()
         for n, part in enumerate(parts):
             if n % 2:
-                found.append(part)
-            elif part or len(parts) == 1:
-                found += [symbols[number] for number in self._vocab.encode(part)]
+                found.append(self._ids[part])
+            elif part:
+                found += self._vocab.encode(part)
         return found
 
-    def _convert_token_to_id(self, token: str) -> int | None:
-        is_beyond = token == _PAD and self._beyond is not None
-        return self._beyond if is_beyond else self._ids.get(token, self._vocab.unk_id)
+    def _number(self, token: str) -> int | None:
+        """Return the ID of a token, given as listed or as a text that is encoded as it."""
+        if token == _PAD and self._beyond is not None:
+            return self._beyond
+        try:
+            return self._vocab.number_of(token)
+        except ValueError:
+            return None
+
+    def _convert_token_to_id_with_added_voc(self, token: str) -> int | None:
+        number = self._number(token)
+        return self._vocab.unk_id if number is None else number
 
     def _convert_id_to_token(self, index: int) -> str:
         if index == self._beyond:
@@ -175,10 +275,33 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
             self._vocab.decode([index])
         return self._vocab.symbols[index]
 
+    def convert_ids_to_tokens(self, ids: Any, skip_special_tokens: bool = False) -> Any:
+        """Return the symbol of an ID, or of each ID of a list.
+
+        Raises:
+            ValueError: An ID is not in the vocabulary.
+        """
+        if isinstance(ids, int):
+            return self._convert_id_to_token(ids)
+        numbers = list(map(int, ids))
+        kept = self._without_special(numbers) if skip_special_tokens else numbers
+        return [self._convert_id_to_token(number) for number in kept]
+
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
-        """Join symbols to text."""
-        known = self._ids if self._beyond is None else {**self._ids, _PAD: self._beyond}
-        return self._decode([known[token] for token in tokens])
+        """Join symbols to text; strings that are none stay what they are."""
+        known = [x for x in tokens if x in self._ids or (x == _PAD and self._beyond is not None)]
+        if len(known) < len(tokens):
+            return super().convert_tokens_to_string(tokens)
+        return self._decode([self._ids.get(x, len(self._vocab)) for x in known])
+
+    def _without_special(self, ids: list[int]) -> list[int]:
+        """Remove padding and special tokens that were added. Line ends are text."""
+        # Padding is only at the start and at the end.
+        real = [place for place, number in enumerate(ids) if number != self.pad_token_id]
+        ids = ids[real[0] : real[-1] + 1] if real else []
+        plain = {*self._plain} - {*self.all_special_tokens}
+        special = {self._beyond, *(self._ids[name] for name in {*self._added} - plain)}
+        return [number for number in ids if number not in special]
 
     def _decode(
         self, token_ids: int | list[int] | None, skip_special_tokens: bool = False, **kwargs: Any
@@ -191,17 +314,23 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
             )
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         if skip_special_tokens:
-            # Line ends are text. Padding is not; it is only at the start and at the end.
-            real = [place for place, number in enumerate(ids) if number != self.pad_token_id]
-            ids = ids[real[0] : real[-1] + 1] if real else []
-            plain = {*self._plain} - {*self.all_special_tokens}
-            special = {self._beyond, *(self._ids[name] for name in {*self._added} - plain)}
-            ids = [number for number in ids if number not in special]
+            ids = self._without_special(ids)
         parts = groupby(ids, self._unwritten.__contains__)
         return "".join(
             "".join(map(self._convert_id_to_token, x)) if is_symbol else self._vocab.decode(x)
             for is_symbol, x in parts
         )
+
+    def known_text(self) -> str:
+        """Return a text of the vocabulary that is read and written as it stands."""
+        for number in range(len(self._vocab)):
+            text = self._vocab.decode([number])
+            is_word = bool(text.strip()) and number != self._vocab.unk_id
+            if is_word and not self._vocab.unknown(text):
+                ids = self._vocab.encode(text)
+                if self._vocab.decode([*ids, number]).startswith(text):
+                    return text
+        raise ValueError("the vocabulary has no text that it writes as it was read")
 
     def save_vocabulary(
         self, save_directory: str, filename_prefix: str | None = None
@@ -210,3 +339,65 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         folder = Path(save_directory)
         self._vocab.save(folder)
         return tuple(str(folder / name) for name in self.vocab_files_names.values())
+
+    def _save_pretrained(
+        self,
+        save_directory: str | os.PathLike,
+        file_names: tuple[str, ...],
+        legacy_format: bool | None = None,
+        filename_prefix: str | None = None,
+    ) -> tuple[str, ...]:
+        return file_names + self.save_vocabulary(str(save_directory), filename_prefix)
+
+    def train_new_from_iterator(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse: vocabularies are learned by `txl train`."""
+        raise NotImplementedError(
+            "train_new_from_iterator: a vocabulary of this package is learned by "
+            "transformer_xl.data.making_vocab.train_vocab, or by `txl train --data.vocab KIND`"
+        )
+
+
+def _strings(texts: Any) -> Iterator[str]:
+    """Return all texts of nested lists."""
+    if isinstance(texts, str):
+        yield texts
+    elif isinstance(texts, Iterable):
+        for part in texts:
+            yield from _strings(part)
+
+
+_written_tokens = StopStringCriteria.clean_tokenizer_vocab
+
+
+def _written_tokens_of_any(
+    tokenizer: Any, static_prefix: str = "abcdef", *args: Any, **kwargs: Any
+) -> Any:
+    """Return what each token writes, found behind a text that the vocabulary has."""
+    if not isinstance(tokenizer, TransformerXLTokenizer):
+        return _written_tokens(tokenizer, static_prefix, *args, **kwargs)
+    written, ids = _written_tokens(tokenizer, tokenizer.known_text(), *args, **kwargs)
+    # A line end is found by the name of its token, too; its length is that of what is written.
+    name, number = tokenizer.eos_token, tokenizer.eos_token_id
+    if name is None or isinstance(written[0], bytes):
+        return written, ids
+    return (f" {name}", *written), (number, *ids)
+
+
+# transformers writes each token behind Latin letters, which not every vocabulary has.
+StopStringCriteria.clean_tokenizer_vocab = staticmethod(_written_tokens_of_any)
+
+_entities = TokenClassificationPipeline.postprocess
+
+
+def _entities_of_text(self: Any, all_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return the entities of a text, each with its part of the text as the word."""
+    sentence, found = all_outputs[0]["sentence"], _entities(self, all_outputs, *args, **kwargs)
+    if isinstance(self.tokenizer, TransformerXLTokenizer):
+        for entity in found:
+            if entity["start"] is not None:
+                entity["word"] = sentence[entity["start"] : entity["end"]]
+    return found
+
+
+# transformers names a token as its vocabulary lists it, and joins tokens, not parts of the text.
+TokenClassificationPipeline.postprocess = _entities_of_text
