@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import json
+import re
 import threading
 
 import pytest
@@ -90,7 +91,12 @@ def test_echo_and_scores(client, made):
     assert scores.text_offset == [*range(7)]
     assert scores.token_logprobs[0] is None
     assert all(x < 0 for x in scores.token_logprobs[1:])
-    assert [len(top) for top in scores.top_logprobs[1:]] == [2] * 6
+    for token, log_prob, top in zip(
+        scores.tokens[1:], scores.token_logprobs[1:], scores.top_logprobs[1:], strict=True
+    ):
+        # Two, and the token itself if it is none of them.
+        assert top[token] == log_prob
+        assert len(top) == 2 + (log_prob < sorted(top.values())[-2])
     read = complete(client, "abcd", max_tokens=0, echo=True, logprobs=0).choices[0]
     assert read.text == "abcd"
     assert read.logprobs.token_logprobs == pytest.approx(scores.token_logprobs[:4])
@@ -127,6 +133,33 @@ def test_a_session_goes_on_and_reads_only_what_is_new(client, made, http):
     assert http.post("/v1/sessions/tale/save").json()["is_saved"]
     assert http.delete("/v1/sessions/tale").json()["deleted"]
     assert http.get("/v1/sessions/tale").status_code == 404
+
+
+def test_a_copy_of_a_session_goes_on_by_itself(client, http, made):
+    whole = made.alone("once upon", 30, seed=4)
+    complete(client, "once upon", max_tokens=12, seed=4, extra_body={"session": "trunk"})
+    made_here = http.post("/v1/sessions/trunk/fork", json={"name": "branch"})
+    assert (made_here.status_code, made_here.json()["id"]) == (200, "branch")
+    assert made_here.json()["is_saved"]
+    rest = [
+        complete(client, prompt, max_tokens=18, extra_body={"session": name}).choices[0].text
+        for name, prompt in (("branch", ""), ("trunk", "x"), ("branch", ""))
+    ]
+    assert rest[0] == whole[12:]
+    assert rest[1] != whole[12:]
+    assert rest[0] + rest[2] == made.alone("once upon", 48, seed=4)[12:]
+    for name, n in (("trunk", 2), ("branch", 3)):
+        assert http.get(f"/v1/sessions/{name}").json()["turns"] == n
+    for name, new, status, code in (
+        ("trunk", "branch", 409, "session_exists"),
+        ("trunk", "trunk", 409, "session_exists"),
+        ("nobody", "new", 404, "session_not_found"),
+    ):
+        refused = http.post(f"/v1/sessions/{name}/fork", json={"name": new})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
+    assert http.post("/v1/sessions/trunk/fork").status_code == 400
+    for name in ("trunk", "branch"):
+        http.delete(f"/v1/sessions/{name}")
 
 
 def test_a_session_handles_one_request_at_a_time(server, http):
@@ -186,8 +219,8 @@ WRONG = {
     "no prompt": ("POST", COMPLETIONS, {"max_tokens": 3}, 400),
     "half a character": ("POST", COMPLETIONS, {"prompt": "\ud800"}, 400),
     "no stream": ("POST", COMPLETIONS, {"prompt": "a", "stream_options": {}}, 400),
-    "an empty prompt": ("POST", COMPLETIONS, {"prompt": ""}, 400),
-    "no prompts": ("POST", COMPLETIONS, {"prompt": []}, 400),
+    "no session to copy": ("POST", "/v1/sessions/nobody/fork", {"name": "new"}, 404),
+    "no name for a copy": ("POST", "/v1/sessions/nobody/fork", {"name": "a/b"}, 400),
     "no such symbol": ("POST", COMPLETIONS, {"prompt": "Ä"}, 400),
     "no such token": ("POST", COMPLETIONS, {"prompt": [5, 999]}, 400),
     "too many tokens": ("POST", COMPLETIONS, {"prompt": "a", "max_tokens": 10**7}, 400),
@@ -240,7 +273,6 @@ def test_where_a_body_stops_to_be_json_is_told(http):
 def test_what_is_wrong_is_said_in_words(http):
     for body, message in [
         ({}, "prompt is missing: give the text to continue"),
-        ({"prompt": ""}, "the prompt is empty: give at least one token to continue"),
         ({"prompt": 5}, "prompt=5 must be a text, a list of texts, a list of tokens, or a list"),
         ({"prompt": [1, -5]}, "prompt.1=-5 must be at least 0"),
         ({"prompt": "a", "topk": 3}, "'topk' is no field; did you mean top_k?"),
@@ -253,7 +285,8 @@ def test_what_is_wrong_is_said_in_words(http):
         ({"prompt": "a", "top_k": 2**70}, f"top_k={2**70} must be below 2**64"),
         ({"prompt": "a", "n": "x"}, "n='x' must be an integer"),
         ({"prompt": "a", "top_p": 1.5}, "top_p=1.5 must be at most 1"),
-        ({"prompt": "a", "stop": [""]}, "stop.0='' must have at least 1 characters"),
+        ({"prompt": "a", "stop": [""]}, "stop.0='' must have at least 1 characters: give more"),
+        ({"prompt": "a", "stop": ""}, "stop='' must have at least 1 characters: give more, or "),
         ({"prompt": "a", "logit_bias": {"1": 5}}, "logit_bias is not supported by this server"),
         ({"prompt": "a", "suffix": "b"}, "suffix is not supported by this server: leave it out"),
         ({"prompt": "a", "session": ".."}, "must be a name of 1 to 64 letters"),
@@ -290,8 +323,51 @@ def test_several_texts_are_streamed_as_they_are_drawn(client, made):
 def test_errors_are_those_of_the_openai_client(client):
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt'"):
         client.completions.create(model="gpt", prompt="a")
-    with pytest.raises(openai.BadRequestError, match="the prompt is empty"):
-        complete(client, "")
+    with pytest.raises(openai.BadRequestError, match="not in the vocabulary"):
+        complete(client, "Ä")
+
+
+def test_an_empty_prompt_is_the_end_of_a_line(client, http, made):
+    expected = [made.alone("\n", 9, seed=4 + n) for n in range(2)]
+    for prompt in ("", [], [""], [[]], ["", ""], [[], []]):
+        texts = [x.text for x in complete(client, prompt, max_tokens=9, seed=4).choices]
+        assert texts == expected[: len(prompt) if prompt in (["", ""], [[], []]) else 1]
+    found = complete(client, "", max_tokens=9, seed=4, echo=True, logprobs=0)
+    assert found.choices[0].text == "".join(found.choices[0].logprobs.tokens) == expected[0]
+    # It was read, and is no part of what was given.
+    assert found.usage.prompt_tokens == 1
+    first = complete(client, "", max_tokens=4, seed=4, extra_body={"session": "begun"})
+    second = complete(client, "", max_tokens=5, extra_body={"session": "begun"})
+    assert first.choices[0].text + second.choices[0].text == expected[0]
+    http.delete("/v1/sessions/begun")
+
+
+def test_where_no_token_begins_a_text_an_empty_prompt_is_refused(made, run_server, monkeypatch):
+    monkeypatch.setitem(vars(made.vocab), "start_id", None)
+    with run_server(made) as server:
+        for more in ({}, {"session": "new"}, {"stream": True}, {"prompt": ["a", ""]}):
+            answer = httpx.post(server.address + COMPLETIONS, json={"prompt": ""} | more)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (400, "empty_prompt")
+            assert error["message"].endswith("give at least one token to continue")
+        assert httpx.get(f"{server.address}/v1/sessions").json()["data"] == []
+
+
+def test_head_is_answered_wherever_get_is(http, server):
+    paths = {
+        re.sub(r"\{.*?\}", "tiny", route.path)
+        for route in server.server.config.app.routes
+        if "GET" in (getattr(route, "methods", None) or ())
+    }
+    assert {"/", "/metrics", "/openapi.json", "/health/ready", "/v1/sessions/tiny"} <= paths
+    for path in [*paths, "/v1/models/none", "/v1/nothing"]:
+        found = http.head(path)
+        assert (found.status_code, found.content) == (http.get(path).status_code, b""), path
+        assert int(found.headers["content-length"]) > 0
+    answer = http.head(COMPLETIONS)
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert http.put("/health").headers["allow"] == "GET, HEAD"
+    assert 'method="HEAD",path="/health/ready",status="200"' in http.get("/metrics").text
 
 
 def test_pages_of_other_hosts_are_kept_out(http):

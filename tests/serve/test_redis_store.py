@@ -43,30 +43,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-        from shared_servers import Redis
-
-        found = Redis(tmp_path_factory.mktemp("redis"))
-    yield found
-    found.kill()
-
-
-@pytest.fixture(autouse=True)
-def _patience(monkeypatch):
-    """Many other tests may use the disk, which each answer of the store waits for."""
-    monkeypatch.setattr(redis_store, "_SECONDS", 60)
-    monkeypatch.setattr(redis_store, "_SOCKET_SECONDS", 30)
-
-
-@pytest.fixture
-def redis(server):
-    server.client.flushall()
-    return server
-
-
 @pytest.fixture
 def stores(made, redis):
     """Makes stores of one server: `stores(session_lease=0.2)`."""

@@ -50,6 +50,17 @@ def test_the_same_key_gets_the_same_answer_and_appends_nothing(made, run_server,
         assert post(server, prompt="", max_tokens=4).json()["choices"][0]["text"] == third
 
 
+def test_an_answer_that_a_stop_string_ended_is_told_again_as_it_was(made, run_server):
+    whole = made.alone("abc", 12, seed=3)
+    body = {"seed": 3, "max_tokens": 12, "stop": [whole[4:6]], "echo": True}
+    with run_server(made) as server:
+        first, again = [post(server, "one", **body).json() for _ in range(2)]
+        (choice,) = first["choices"]
+        assert choice["text"] == "abc" + whole[: whole.index(whole[4:6])]
+        assert len(choice["token_ids"]) < first["usage"]["completion_tokens"]
+        assert (again["choices"], again["usage"]) == (first["choices"], first["usage"])
+
+
 def test_a_key_belongs_to_one_request_of_a_session(made, run_server):
     with run_server(made) as server:
         assert post(server, "one").status_code == 200

@@ -1,7 +1,8 @@
 """One text for one seed and the same settings, whoever is asked: Python, the server, `txl`."""
 
 import json
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -46,7 +47,7 @@ def asked(run):
     with pytest.MonkeyPatch.context() as patch:
         given = []
         patch.setattr(server, "serve", lambda *each: given.append(each))
-        assert main(["serve", str(run.folder)]) == 0
+        assert main(["serve", str(run.folder), "--port", "0"]) == 0
     model, vocab, weights, _, name, generation = given[0]
     service = Service(model, vocab, weights, ServeSettings(), name, generation)
     with TestClient(create_app(service), base_url="http://127.0.0.1") as client:
@@ -57,6 +58,31 @@ def asked(run):
 
         ask.service = service
         yield ask
+
+
+@pytest.fixture
+def service_of(run):
+    """Begins servers of the run: `service_of().post(prompt="ab")`."""
+    pytest.importorskip("fastapi", reason="needs pip install 'transformer-xl[serve]'")
+    from fastapi.testclient import TestClient
+
+    from transformer_xl.apps.serve.api import create_app
+    from transformer_xl.apps.serve.service import Service
+
+    weights = run.folder / "model" / "best" / "model.safetensors"
+    with ExitStack() as ending:
+
+        class Served:
+            def __init__(self):
+                service = Service(run.model, run.vocab, weights, ServeSettings(), "tiny")
+                client = TestClient(create_app(service), base_url="http://127.0.0.1")
+                self.client = ending.enter_context(client)
+
+            def post(self, **body):
+                answer = self.client.post("/v1/completions", json={"max_tokens": LENGTH, **body})
+                return answer.json()
+
+        yield Served
 
 
 @pytest.fixture
@@ -100,10 +126,11 @@ def test_the_same_settings_and_seed_write_the_same_text(run, asked, txl, seed, g
     words = [word for name, value in given.items() for word in (f"--{name}", value)]
     found, err = txl("--seed", seed, *words)
     assert found["text"] == expected
-    about = {"mem_len": 12, "weights": "float32", "length": LENGTH}
+    about = {"mem_len": 12, "weights": "float32", "preface": 0, "length": LENGTH}
     assert found["settings"] == {**used, "seed": seed, **about}
-    named = ", ".join(f"{name} {'none' if x is None else x}" for name, x in used.items())
-    assert err == f"sampling with {named}, seed {seed}, mem_len 12, weights float32\n"
+    off = asdict(GenerateConfig())
+    named = "".join(f"{name} {x}, " for name, x in used.items() if x != off[name])
+    assert err == f"sampling with {named}seed {seed}\n"
 
 
 PENALTIES = {
@@ -192,6 +219,42 @@ def test_several_texts_have_the_same_seeds_wherever_they_are_drawn(run, asked, t
     texts = txl("--seed", 5, "--samples", 3)[0]["texts"]
     assert [each["text"] for each in texts] == expected
     assert [each["seed"] for each in texts] == [5, 6, 7]
+
+
+@pytest.mark.parametrize("n_texts", [1, 3])
+def test_texts_begin_after_the_preface_of_the_model_and_scores_do_not(
+    run, monkeypatch, service_of, n_texts
+):
+    plain = service_of().post(prompt="ab", seed=5)
+    scored = {"prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 0}
+    scores = service_of().post(**scored)
+    monkeypatch.setattr(run.model, "preface", tuple(run.vocab.encode("once upon a time, ")))
+    ask = service_of().post
+    answer = ask(prompt="ab", seed=5, n=n_texts)
+    for n, choice in enumerate(answer["choices"]):
+        assert choice["text"] == run.alone("ab", LENGTH, seed=5 + n)
+    assert answer["choices"][0]["text"] != plain["choices"][0]["text"]
+    assert (answer["settings"]["preface"], "preface" in plain["settings"]) == (18, False)
+    assert ask(**scored)["choices"] == scores["choices"]
+    assert "preface" not in ask(**scored)["settings"]
+    first = ask(prompt="ab", seed=5, max_tokens=9, session="tale")
+    second = ask(prompt="", max_tokens=LENGTH - 9, session="tale")
+    text = "".join(each["choices"][0]["text"] for each in (first, second))
+    assert text == run.alone("ab", LENGTH, seed=5)
+    assert ("preface" in first["settings"], "preface" in second["settings"]) == (True, False)
+
+
+def test_a_server_without_the_preface_is_asked_for_by_an_option(run, monkeypatch):
+    from transformer_xl.apps.serve import server
+    from transformer_xl.cli import models
+
+    given = []
+    monkeypatch.setattr(server, "serve", lambda *each: given.append(each[0].preface))
+    monkeypatch.setattr(run.model, "preface", (1, 2))
+    monkeypatch.setattr(models, "load", lambda *each: (run.model, run.vocab))
+    for words in ([], ["--no_preface"]):
+        assert main(["serve", str(run.folder), "--port", "0", *words]) == 0
+    assert given == [(1, 2), ()]
 
 
 def test_a_text_without_a_seed_is_drawn_again_with_the_one_that_is_said(asked):

@@ -13,6 +13,7 @@ from transformer_xl.apps.serve import session_store
 from transformer_xl.apps.serve.errors import (
     SessionBusyError,
     SessionError,
+    SessionExistsError,
     SessionMissingError,
     StorageFullError,
     TooManySessionsError,
@@ -369,3 +370,35 @@ def test_a_session_is_found_while_another_thread_moves_it_in_the_order_of_use(ma
                 found.result(0.1)
             kept._all["a"] = session
         assert found.result(60) is session
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_a_session_is_created_with_a_state_or_not_at_all(
+    made, state, tmp_path, monkeypatch, is_stored
+):
+    kept = sessions_in(made.weights, tmp_path if is_stored else None, max_sessions=2)
+    put(kept, "old", state)
+    kept.create("new", kept.peek("old"))
+    for sessions in [kept, sessions_in(made.weights, tmp_path)] if is_stored else [kept]:
+        assert same(sessions.peek("new"), state)
+    for name, error in (("new", SessionExistsError), ("old", SessionExistsError)):
+        with pytest.raises(error, match="take another name, or delete it first"):
+            kept.create(name, state)
+        assert not kept.find(name).is_busy
+    with pytest.raises(TooManySessionsError):
+        kept.create("third", state)
+    kept.delete("new")
+    session = kept.open("new")
+    with pytest.raises(SessionBusyError):
+        kept.create("new", state)
+    kept.close(session)
+    if is_stored:
+        monkeypatch.setattr(session_store, "write_state", lambda *given: failing())
+        with pytest.raises(OSError, match="full"):
+            kept.create("new", state)
+        monkeypatch.undo()
+        kept.create("new", state)
+
+
+def failing():
+    raise OSError("the disk is full")

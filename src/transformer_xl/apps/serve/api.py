@@ -19,7 +19,7 @@ from transformer_xl.apps.serve.chat import chat
 from transformer_xl.apps.serve.completions import complete
 from transformer_xl.apps.serve.errors import ApiError, file_error
 from transformer_xl.apps.serve.guard import Guard
-from transformer_xl.apps.serve.repeats import KEY, notes_of
+from transformer_xl.apps.serve.repeats import KEY, Notes, notes_of
 from transformer_xl.apps.serve.responses import JsonResponse, add_handlers
 from transformer_xl.apps.serve.schemas import errors
 from transformer_xl.apps.serve.service import Service
@@ -52,6 +52,8 @@ def create_app(service: Service) -> FastAPI:
         # These pages load scripts from other hosts.
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,
+        servers=[{"url": root_path}] if (root_path := service.settings.root_path) else None,
     )
     app.add_middleware(Guard, service=service)
     add_handlers(app)
@@ -69,7 +71,11 @@ def _description(app: FastAPI) -> dict[str, Any]:
     """Return the description of the endpoints, without the 422 that FastAPI adds: all are 400."""
     if app.openapi_schema is None:
         found = get_openapi(
-            title=app.title, version=app.version, description=app.description, routes=app.routes
+            title=app.title,
+            version=app.version,
+            description=app.description,
+            routes=app.routes,
+            servers=app.servers,
         )
         for operations in found["paths"].values():
             for operation in operations.values():
@@ -124,8 +130,6 @@ def _add_chats(app: FastAPI, service: Service) -> None:
 
 def _add_models(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models")
-    # Otherwise the route below would match, with an empty name.
-    @app.get("/v1/models/", include_in_schema=False)
     async def models() -> schemas.ModelList:
         """List the models, of which there is one."""
         return schemas.ModelList(data=[await one_model(service.name)])
@@ -194,6 +198,22 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
         await service.with_session(service.sessions.save, name)
         return JsonResponse(_info(await service.with_session(service.sessions.find, name)))
 
+    @app.post(
+        "/v1/sessions/{name}/fork",
+        response_model=schemas.SessionInfo,
+        responses=errors(404, 409, 429, 507),
+    )
+    async def fork(name: Name, body: schemas.ForkRequest) -> Response:
+        """Copy a session, as it is after its last answer, to a new one that goes on by itself.
+
+        Both sample the same tokens unless given a seed.
+        """
+        state = await service.with_session(service.sessions.peek, name)
+        # Keys belong to the requests of one session.
+        state = state._replace(note=Notes(turns_of(state, name)).encoded())
+        await service.with_session(partial(service.sessions.create, state=state), body.name)
+        return JsonResponse(_info(await service.with_session(service.sessions.find, body.name)))
+
     @app.delete("/v1/sessions/{name}", responses=errors(404, 409))
     async def delete(name: Name) -> schemas.Deleted:
         """Delete a session."""
@@ -225,7 +245,7 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
         """Describe the last token and at most so many before it, as far as they are known."""
         read = [] if state.read is None or not most else state.read.tolist()
         tokens = [*read[-most:], state.last_token]
-        return {"tokens": tokens, "texts": [service.token_text(token) for token in tokens]}
+        return {"tokens": tokens, "texts": service.texts_of(tokens)}
 
 
 def _info(session: Session) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from transformer_xl.apps.serve.completions import Form, Output, complete
+from transformer_xl.apps.serve.completions import Form, complete
 from transformer_xl.apps.serve.errors import ApiError
+from transformer_xl.apps.serve.outputs import Output, Spelled
 from transformer_xl.apps.serve.schemas import ChatRequest, CompletionRequest, Message
 from transformer_xl.apps.serve.service import Service
 
@@ -29,17 +30,16 @@ class ChatOutput(Output):
         self._has_begun = True
         return {"delta": {**role, "content": text}}
 
-    def _scores(self) -> dict[str, Any]:
+    def _scores(self, tokens: list[Spelled]) -> dict[str, Any]:
         content = [
-            self._scored_token(each.token, each.log_prob)
-            | {"top_logprobs": [self._scored_token(*pair) for pair in each.top]}
-            for each in self._scored
+            self._scored_token(each.raw, each.scored and each.scored.log_prob)
+            | {"top_logprobs": [self._scored_token(raw, x) for _, raw, x in each.likeliest]}
+            for each in tokens
         ]
         return {"content": content, "refusal": None}
 
-    def _scored_token(self, token: int, log_prob: float | None) -> dict[str, Any]:
-        raw = [*self._service.token_bytes(token)]
-        return {"token": self._token_text(token), "logprob": log_prob, "bytes": raw}
+    def _scored_token(self, raw: bytes, log_prob: float | None) -> dict[str, Any]:
+        return {"token": self._service.token_text(raw), "logprob": log_prob, "bytes": [*raw]}
 
 
 async def chat(service: Service, body: ChatRequest, request: Request) -> Response:

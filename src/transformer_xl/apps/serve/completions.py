@@ -5,10 +5,9 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
@@ -17,6 +16,7 @@ from starlette.responses import Response, StreamingResponse
 
 from transformer_xl.apps.serve import repeats
 from transformer_xl.apps.serve.errors import NOT_BEGUN, ApiError, SessionError, file_error
+from transformer_xl.apps.serve.outputs import Output
 from transformer_xl.apps.serve.responses import (
     JsonResponse,
     encoded,
@@ -27,18 +27,9 @@ from transformer_xl.apps.serve.schemas import SAMPLING, CompletionRequest
 from transformer_xl.apps.serve.service import Service
 from transformer_xl.apps.serve.session_store import Turn
 from transformer_xl.apps.serve.sessions import Session
-from transformer_xl.apps.serve.texts import (
-    Drawn,
-    Ended,
-    Event,
-    PromptRead,
-    Scored,
-    Shares,
-    Text,
-    make_writer,
-)
+from transformer_xl.apps.serve.texts import Ended, Event, PromptRead, Text, make_writer
 from transformer_xl.config.checks import UnusedError
-from transformer_xl.data.vocab import unknown_warning
+from transformer_xl.data.vocab import StreamDecoder, unknown_warning
 from transformer_xl.inference.generate import Sampler, random_numbers, seed_of
 
 log = logging.getLogger("transformer_xl.serve")
@@ -49,90 +40,6 @@ _SEED_BITS = 48
 """Bits of a random seed: few enough to be exact as a number in JavaScript."""
 _EVENT_SECONDS = 0.002
 """Least time between two events, of all streamed responses together."""
-
-
-_FINISH_REASONS = {"stop": "stop", "repetition": "stop"}
-"""OpenAI's reasons by ours; all others are "length"."""
-
-
-class Output:
-    """What a text of a response has written since the last event of the response.
-
-    ``echo`` is the text of its prompt, if it is returned; ``unscored`` the first token of the
-    prompt, if it is returned with scores, as nothing predicts it.
-    """
-
-    def __init__(
-        self, service: Service, index: int, echo: str | None, unscored: list[Scored]
-    ) -> None:
-        self._index, self._echo, self._unscored = index, echo, unscored
-        self._service, self._token_text, self._offset = service, service.token_text, 0
-        # All of it, for an answer that is kept.
-        self.said: list[str] = []
-        self._clear()
-
-    def _clear(self) -> None:
-        self.is_new = False
-        # Joined once, at the end.
-        self._parts: list[str] = []
-        self._tokens: list[int] = []
-        self._scored: list[Scored] = []
-        self._attention: list[Shares] = []
-        self._reason: str | None = None
-
-    def add(self, event: Event) -> None:
-        """Add an event of the text."""
-        if isinstance(event, Drawn):
-            self._parts.append(event.text)
-            self.said.append(event.text)
-            self._tokens.append(event.token)
-            if event.scored:
-                self._scored.append(event.scored)
-            if event.attended is not None:
-                self._attention.append(event.attended)
-        elif isinstance(event, Ended):
-            self._parts.append(event.text)
-            self._reason = event.reason
-        elif self._echo is None:
-            return
-        else:
-            self._parts.append(self._echo)
-            self._scored += [*self._unscored, *event.scored]
-        self.is_new = True
-
-    def take(self, *, is_part: bool = False) -> dict[str, Any]:
-        """Return the new output as a choice of the response; ``is_part``: of a stream."""
-        choice: dict[str, Any] = {
-            "index": self._index,
-            **self._content("".join(self._parts), is_part=is_part),
-            "logprobs": self._scores() if self._scored else None,
-            "finish_reason": self._reason and _FINISH_REASONS.get(self._reason, "length"),
-            "token_ids": self._tokens,
-        }
-        if self._reason == "repetition":
-            choice["stop_reason"] = self._reason
-        if self._attention:
-            choice["attention"] = self._attention
-        self._clear()
-        return choice
-
-    def _content(self, text: str, *, is_part: bool) -> dict[str, Any]:
-        return {"text": text}
-
-    def _scores(self) -> dict[str, Any]:
-        tokens = [self._token_text(each.token) for each in self._scored]
-        *offsets, self._offset = accumulate(map(len, tokens), initial=self._offset)
-        return {
-            "tokens": tokens,
-            "token_logprobs": [each.log_prob for each in self._scored],
-            "top_logprobs": [
-                None
-                if each.log_prob is None
-                else {self._token_text(token): log_prob for token, log_prob in each.top}
-                for each in self._scored
-            ],
-            "text_offset": offsets,
-        }
 
 
 class Form(NamedTuple):
@@ -279,11 +186,9 @@ class Answer:
         (text,), (output,) = self._texts, self._outputs
         self._about["settings"]["seed"] = told.seed
         self._about |= {"session_turn": told.turn, "repeated": True}
-        output.add(PromptRead([]))
-        for token in told.tokens:
-            text.written.append(token)
-            output.add(Drawn(token, "", None, None))
-        self._receive(output, Ended(told.reason, told.text))
+        text.written += told.tokens
+        output.tell_again(told)
+        self._receive(0, Ended(told.reason))
 
     def _make_texts(self, n: int, max_tokens: int) -> None:
         body, service, session = self._body, self._service, self._session
@@ -293,12 +198,11 @@ class Answer:
         if prompts is None:
             message = "prompt is missing: give the text to continue"
             raise ApiError(400, message, "missing_required_parameter", "prompt")
-        if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        # An empty list has no tokens, as an empty text.
+        if isinstance(prompts, str) or not prompts or isinstance(prompts[0], int):
             prompts = [prompts]
         # More than the queue holds would be refused for ever.
         most = min(service.settings.max_texts, service.settings.max_queue)
-        if not prompts:
-            raise ApiError(400, "the list of prompts is empty: give one", "empty_prompt", "prompt")
         if n * len(prompts) > most:
             message = f"{len(prompts)} prompts times n={n} must be at most {most}"
             raise ApiError(400, message, "too_many", "n")
@@ -318,6 +222,8 @@ class Answer:
             seed = secrets.randbits(_SEED_BITS) if state is None else state.random
         shown = seed if isinstance(seed, int) else None
         settings = {**sampler.settings, "seed": shown, "max_tokens": max_tokens}
+        if service.model.preface and state is None and (session or max_tokens):
+            settings["preface"] = len(service.model.preface)
         self._about = {"settings": settings, **self._form.about}
         if session:
             self._about["session_turn"] = self._notes.turns + 1
@@ -325,29 +231,27 @@ class Answer:
             ids, warning = read_prompt(service, given)
             if warning:
                 self._about.setdefault("warnings", []).append(warning)
-            prompt = (*last, *ids)
-            if not prompt:
-                message = "the prompt is empty: give at least one token to continue"
-                raise ApiError(400, message, "empty_prompt", "prompt")
-            self._n_prompt += len(ids)
-            echo, unscored = None, []
-            if body.echo:
-                echo = given if isinstance(given, str) else service.vocab.decode(ids)
-                if body.logprobs is not None and state is None:
-                    unscored = [Scored(prompt[0], None)]
+            context = last or (() if ids else _start(service))
+            prompt = (*context, *ids)
+            self._n_prompt += len(prompt) - len(last)
+            begun = make_writer(service.vocab, (), before, context).decoder
+            start = 0
+            if body.logprobs is not None and not body.echo:
+                # As at OpenAI, places are those in the prompt and the text together.
+                start = len(given) if isinstance(given, str) else _n_characters(begun.fork(), ids)
             for _ in range(n):
                 number = len(self._texts)
-                output = self._form.output(service, number, echo, unscored)
                 own = seed_of(seed, number) if isinstance(seed, int) else seed
+                writer = make_writer(service.vocab, stop, before, prompt, is_echoed=bool(body.echo))
                 text = Text(
                     prompt=prompt,
                     mems=None if state is None else state.mems,
                     before=before,
-                    writer=make_writer(service.vocab, stop, before, prompt),
+                    writer=writer,
                     generator=random_numbers(own),
                     sampler=sampler,
                     max_tokens=max_tokens,
-                    sink=partial(self._receive, output),
+                    sink=partial(self._receive, number),
                     logprobs=body.logprobs,
                     scores_prompt=bool(body.echo) and body.logprobs is not None,
                     attention=body.attention or 0,
@@ -355,6 +259,8 @@ class Answer:
                     deadline=self._started + service.settings.max_seconds,
                 )
                 self._texts.append(text)
+                echoing = begun.fork() if body.echo else None
+                output = self._form.output(service, number, text, ids, echoing, start)
                 self._outputs.append(output)
 
     def _sampler(self) -> Sampler:
@@ -368,8 +274,9 @@ class Answer:
             message = str(error).removeprefix("generate.")
             raise ApiError(400, message, "invalid_value", message.partition("=")[0]) from error
 
-    def _receive(self, output: Output, event: Event) -> None:
-        """Handle an event of the engine, in the thread of the event loop."""
+    def _receive(self, number: int, event: Event) -> None:
+        """Handle an event of a text, in the thread of the event loop."""
+        output = self._outputs[number]
         if isinstance(event, Ended) and self._session:
             # The session is saved before the end is reported.
             self._service.keep(self._close(output, event, self._session))
@@ -403,7 +310,10 @@ class Answer:
             written, reason = self._texts[0].written, cast(Any, event.reason)
             said, seed = "".join([*output.said, event.text]), self._about["settings"]["seed"]
             request, turn = repeats.digest(self._body), self._notes.turns + 1
-            told = repeats.Told(self._key, request, turn, written, said, reason, seed)
+            n_behind = output.n_behind if reason == "stop" else 0
+            told = repeats.Told(
+                *(self._key, request, turn, written, said, reason, seed, n_behind, output.echo)
+            )
         return self._notes.after(told).encoded()
 
     def _add_event(self, output: Output, event: Event) -> None:
@@ -573,6 +483,26 @@ def read_prompt(service: Service, prompt: str | list[int]) -> tuple[list[int], s
         message = f"the prompt has {len(ids)} tokens; at most {limit} are read at once"
         raise ApiError(400, message, "too_long", "prompt")
     return ids, warning
+
+
+def _start(service: Service) -> tuple[int]:
+    """Return the token that an empty prompt stands for.
+
+    Raises:
+        ApiError: There is none.
+    """
+    if service.vocab.start_id is None:
+        message = (
+            "the prompt is empty, and this vocabulary has no token for the beginning of a text: "
+            "give at least one token to continue"
+        )
+        raise ApiError(400, message, "empty_prompt", "prompt")
+    return (service.vocab.start_id,)
+
+
+def _n_characters(decoder: StreamDecoder, tokens: Sequence[int]) -> int:
+    """Return how many characters are complete with tokens."""
+    return sum(len(decoder.push(token)) for token in tokens)
 
 
 def _event(value: dict[str, Any]) -> bytes:

@@ -226,7 +226,7 @@ class Engine:
                 _call(function, future)
             try:
                 for texts in came:
-                    self._readings.append(Reading(texts, self._reader.prepared(texts[0].mems)))
+                    self._readings.append(Reading(texts, self._reader.start_of(texts[0])))
                 self._end_early(is_stopping)
                 self._read()
                 self._write()
@@ -394,7 +394,7 @@ class Engine:
             self._events.append((text, Ended("failed")))
             return
         state = None if mems is None else text.state(mems, self._mem_len)
-        self._events.append((text, Ended(reason, text.writer.flush(), state)))
+        self._events.append((text, Ended(reason, text.writer.held, state)))
 
     def _give_up(self, came: list[list[Text]]) -> None:
         ended = {text for text, event in self._events if isinstance(event, Ended)}

@@ -72,6 +72,12 @@ class SessionBusyError(SessionError):
     status, code = 409, "session_busy"
 
 
+class SessionExistsError(SessionError):
+    """There is a session of the name of a new one."""
+
+    status, code = 409, "session_exists"
+
+
 class TooManySessionsError(SessionError):
     """The largest number of sessions is reached."""
 

@@ -43,13 +43,18 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started, status = time.perf_counter(), 500
+        started, status, method = time.perf_counter(), 500, scope["method"]
+        # HEAD is answered as GET is, wherever that is.
+        given = {"method": "GET" if method == "HEAD" else method, "path": self._path(scope)}
+        scope = {**scope, **given}
 
         async def sending(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message = {**message, "headers": [*message.get("headers", ()), *_HEADERS]}
+            elif method == "HEAD":
+                message = {**message, "body": b""}
             await send(message)
 
         try:
@@ -59,7 +64,17 @@ class Guard:
         except ApiError as error:
             await error_response(error)(scope, receive, sending)
         finally:
-            self._record(scope, status, time.perf_counter() - started)
+            self._record(scope, method, status, time.perf_counter() - started)
+
+    def _path(self, scope: Scope) -> str:
+        """Return the path of a request without that of a proxy, and without slashes at its end.
+
+        Not by a redirect: a proxy may have removed a part of the path that it would need.
+        """
+        path, root = scope["path"], self._service.settings.root_path
+        if f"{path}/".startswith(f"{root}/"):
+            path = path.removeprefix(root)
+        return path.rstrip("/") or "/"
 
     async def _checked(self, request: Request) -> bytes:
         """Check a request and return its body.
@@ -110,12 +125,12 @@ class Guard:
             raise ApiError(408, message, "timeout") from None
         return bytes(body)
 
-    def _record(self, scope: Scope, status: int, seconds: float) -> None:
+    def _record(self, scope: Scope, method: str, status: int, seconds: float) -> None:
         # The route instead of the path: each invented path would become a metric of its own.
         route = getattr(scope.get("route"), "path_format", "other")
-        metrics, method = self._service.metrics, scope["method"]
-        method = method if method in ("GET", "POST", "DELETE") else "other"
-        metrics.requests.labels(method, route, str(status)).inc()
+        metrics = self._service.metrics
+        known = method if method in ("GET", "HEAD", "POST", "DELETE") else "other"
+        metrics.requests.labels(known, route, str(status)).inc()
         metrics.seconds.labels(route).observe(seconds)
         note = scope.get("note")
         # As received, in ASCII, without the query string.

@@ -29,7 +29,7 @@ _RULES = {
     "less_than_equal": "must be at most {le}",
     "finite_number": "must be a finite number",
     "int_parsing_size": "must be an integer of at most 64 bits",
-    "string_too_short": "must have at least {min_length} characters",
+    "string_too_short": "must have at least {min_length} characters: give more, or leave it out",
     "string_too_long": "must have at most {max_length} characters",
     "too_short": "must have at least {min_length} items",
     "too_long": "must have at most {max_length} items",

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transformer_xl.apps.serve.texts import Scored, Shares, Text
-from transformer_xl.inference.generate.prompts import PROMPT_SEGMENT
+from transformer_xl.inference.generate.prompts import PROMPT_SEGMENT, text_start
 from transformer_xl.model import LanguageModel, Memory
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import join
@@ -61,15 +61,22 @@ class PromptReader:
         self._model, self._mem_len = model, model.config.mem_len
         # Everything read enters the memory, so no extended context is read again.
         self._lengths = Lengths.of(model.config, segment_len=PROMPT_SEGMENT, ext_len=0)
-        self._start = model.keep(model.start_memory(1, self._mem_len))
+        self._start = text_start(model, self._lengths)
+        self._empty = model.keep(model.start_memory(1, self._mem_len))
         self._is_kept = self._start.has_keys
         # Where results depend on the bounds of segments, a segment is read as a whole.
         can_cut = self._is_kept and not model.depends_on_segments
         self._piece = min(piece, PROMPT_SEGMENT) if can_cut else PROMPT_SEGMENT
 
-    def prepared(self, mems: Memory | None) -> Memory:
-        """Return a memory in the form that is read here; None: that of the start of a text."""
-        return (self._start if mems is None else self._model.keep(mems)).seen()
+    def prepared(self, mems: Memory) -> Memory:
+        """Return a memory in the form that is read here."""
+        return self._model.keep(mems).seen()
+
+    def start_of(self, text: Text) -> Memory:
+        """Return the memory with which a text starts."""
+        if text.mems is not None:
+            return self.prepared(text.mems)
+        return (self._start if text.has_preface else self._empty).seen()
 
     def read(self, readings: Sequence[Reading]) -> None:
         """Read a chunk of the first prompt, batched with chunks of others."""

@@ -251,7 +251,9 @@ class RedisStore:
     def save(self, lease: Lease, state: State, turn: Turn) -> int:
         """Append a turn, if no other server has acquired the session since."""
         size = len(turn.read) + len(turn.drawn) + 1
-        is_whole = lease.n_appended + size > self._settings.session_snapshot
+        # The turns of a copy, or of a text behind a preface, are not all that was read.
+        is_whole = size == 1 or (not lease.version and bool(self._model.preface))
+        is_whole |= lease.n_appended + size > self._settings.session_snapshot
         content = b""
         if is_whole:
             content = pack_state(state._replace(random=None, note=""), self._weights)

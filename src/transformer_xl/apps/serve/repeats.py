@@ -23,7 +23,7 @@ _MOST_BYTES = 1 << 18
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
-class Told(msgspec.Struct, forbid_unknown_fields=True):
+class Told(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """An answer that a session has given."""
 
     key: str
@@ -35,6 +35,10 @@ class Told(msgspec.Struct, forbid_unknown_fields=True):
     text: str
     reason: Literal["stop", "repetition", "length", "cancelled"]
     seed: int | None = None
+    n_behind: _Count = 0
+    """How many of the last tokens are behind the text, as of a stop string; they are not told."""
+    echo: str | None = None
+    """The text of the prompt, where it was told."""
 
 
 class Notes(msgspec.Struct, forbid_unknown_fields=True):

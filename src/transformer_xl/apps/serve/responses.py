@@ -67,18 +67,21 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> Response:
-        return error_response(invalid(error.errors(), request.url.path))
+        return error_response(invalid(error.errors(), request.scope["path"]))
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:
         phrase = HTTPStatus(error.status_code).phrase
-        message = f"{request.method} {request.url.path}: {phrase}"
+        message = f"{request.method} {request.scope['path']}: {phrase}"
         if error.detail and error.detail != phrase:
             message += f": {error.detail}"
         if error.status_code in (404, 405):
             message += "; GET /openapi.json lists the endpoints"
         code = phrase.lower().replace(" ", "_")
-        return error_response(ApiError(error.status_code, message, code), error.headers)
+        headers = dict(error.headers or {})
+        if headers.get("Allow") == "GET":
+            headers["Allow"] = "GET, HEAD"
+        return error_response(ApiError(error.status_code, message, code), headers)
 
     @app.exception_handler(Exception)
     async def _fault(request: Request, error: Exception) -> Response:

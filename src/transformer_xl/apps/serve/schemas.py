@@ -268,6 +268,9 @@ class Drawing(BaseModel):
         "its own random numbers."
     )
     max_tokens: int
+    preface: int | None = Field(
+        None, description="Tokens of the model folder that were read before the prompt."
+    )
 
 
 class _Response(BaseModel):
@@ -342,6 +345,14 @@ class SessionInfo(BaseModel):
     is_saved: bool
     in_memory: bool
     nbytes: int = Field(description="Its size in memory; 0 if it is only on the disk.")
+
+
+class ForkRequest(BaseModel):
+    """A request for a copy of a session."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: SessionName = Field(description="Name of the new session; there must be none of it.")
 
 
 class SessionDetail(SessionInfo):

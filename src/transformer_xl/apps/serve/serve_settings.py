@@ -44,6 +44,11 @@ class ServeSettings:
     names: tuple[str, ...] = ()
     """Host names that are accepted besides localhost, such as that of a proxy; *.example.com: all
     of that domain. With another --host than a loopback one: the only names that are accepted."""
+    root_path: str = ""
+    """Path below which a proxy serves this server, such as /txl. The page needs none: only for a
+    proxy that does not remove the path, and for programs that read /openapi.json."""
+    preface: bool = True
+    """Read the preface of the model, if it has one, into the memory before texts that begin."""
     api_key: str | None = field(default=None, metadata=HIDDEN)
     """Key that requests must send, Authorization: Bearer KEY; better set by TXL_API_KEY. Several:
     one a line."""
@@ -107,6 +112,10 @@ class ServeSettings:
         require(
             not (self.is_shared and self.save == "later"),
             "save='later' is for sessions in a folder: servers that share a store save each answer",
+        )
+        require(
+            re.fullmatch(r"(/[^/?#\s]+)*", self.root_path) is not None,
+            f"root_path={self.root_path!r} must begin with a slash and not end with one, as /txl",
         )
         for name in self.names:
             require(

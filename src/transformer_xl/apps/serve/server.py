@@ -1,13 +1,15 @@
 """The server process: the socket, timeouts of connections, signals, graceful shutdown."""
 
 import asyncio
+import errno
 import logging
+import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,6 +21,7 @@ from transformer_xl.apps.serve.api import create_app
 from transformer_xl.apps.serve.serve_settings import ServeSettings, without_password
 from transformer_xl.apps.serve.service import Service
 from transformer_xl.config import GenerateConfig
+from transformer_xl.config.files import NotRegularError
 from transformer_xl.config.locking import locked
 from transformer_xl.data import Vocab
 from transformer_xl.model import LanguageModel
@@ -136,6 +139,13 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+_REMEDIES = {
+    errno.EADDRINUSE: "end the program that does, or give another --port; 0 is a free one",
+    errno.EACCES: "give another --port, of at least 1024, or run it as a user who may",
+}
+"""What to do about an address that cannot be used, by the number of the error."""
+
+
 def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket.
 
@@ -145,8 +155,12 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         kind = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=kind, backlog=1024)
-    except OSError as error:
-        raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    except (OSError, UnicodeError) as error:
+        number: int = getattr(error, "errno", None) or 0
+        remedy = _REMEDIES.get(number, "give an address of this machine as --host")
+        # Without what Python adds to it.
+        why = os.strerror(number) if number in errno.errorcode else error
+        raise OSError(f"cannot listen on {host}:{port}: {why}: {remedy}") from error
 
 
 @contextmanager
@@ -160,13 +174,33 @@ def alone_in(folder: Path | None) -> Iterator[None]:
     if folder is None:
         yield
         return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise OSError(f"sessions={folder} is not a folder: give a folder or a new path") from error
     held = f"another server keeps its sessions in {folder}: stop it, or give another folder"
-    with locked(folder / ".lock", held):
+    with ExitStack() as ending:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            ending.enter_context(locked(folder / ".lock", held))
+        except (FileExistsError, NotADirectoryError) as error:
+            message = f"sessions={folder} is not a folder: give a folder or a new path"
+            raise OSError(message) from error
+        except NotRegularError:
+            raise
+        except OSError as error:
+            raise OSError(
+                f"sessions={folder} cannot be written to ({error.strerror or error}): give a "
+                "folder that can, or leave --sessions out to keep them in memory only"
+            ) from error
         yield
+
+
+def check_place(settings: ServeSettings) -> None:
+    """Check that a server can listen and keep its sessions, before a model is loaded for it.
+
+    Raises:
+        OSError: It cannot listen on the address, or cannot use the folder of the sessions.
+        RuntimeError: Another server keeps its sessions in that folder.
+    """
+    with listen(settings.host, settings.port), alone_in(settings.folder):
+        pass
 
 
 def address_of(listening: socket.socket) -> str:
@@ -205,6 +239,8 @@ def serve(
         drawing = server.service.sampler().settings
         known = ", ".join(f"{key} {'none' if x is None else x}" for key, x in drawing.items())
         log.info("default sampling: %s", known)
+        if model.preface:
+            log.info("texts begin after the preface, of %d tokens", len(model.preface))
         log.info("listening on %s", address_of(listening))
         # The engine's thread is always busy; the default interval of 5 ms would delay requests.
         sys.setswitchinterval(_SWITCH_SECONDS)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache, partial
@@ -127,8 +127,7 @@ class Service:
         self.sessions = Sessions(settings, weights, model, largest=largest, run=self._in_engine)
         self.engine = Engine(model, settings, self._deliver, lambda n: self.metrics.stepped(n))
         self.metrics = Metrics(self.engine, self.sessions)
-        self.token_text = lru_cache(maxsize=65_536)(self._token_text)
-        self.token_bytes = lru_cache(maxsize=65_536)(self._token_bytes)
+        self.token_text = lru_cache(maxsize=65_536)(_token_text)
         self._loop: asyncio.AbstractEventLoop | None = None
         threads = _STORE_THREADS if settings.is_shared else _DISK_THREADS
         self._disk = ThreadPoolExecutor(threads, "disk")
@@ -251,21 +250,13 @@ class Service:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(tell, events)
 
-    def _token_bytes(self, token: int) -> bytes:
-        """Return the bytes of a token; of a word, with the space before it."""
-        try:
-            return self.vocab.decode_bytes([token])
-        except ValueError:
-            symbol = self.vocab.symbols[token]
-            return b"\n" if token == self.vocab.eos_id else f" {symbol}".encode()
-
-    def _token_text(self, token: int) -> str:
-        """Return a token as text; invalid UTF-8 is escaped as OpenAI does."""
-        raw = self.token_bytes(token)
-        try:
-            return raw.decode("utf-8")
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+    def texts_of(self, tokens: Sequence[int]) -> list[str]:
+        """Return successive tokens as texts, the first one as at the beginning of a line."""
+        decoder, found = self.vocab.stream_decoder(), []
+        for token in tokens:
+            found.append(self.token_text(decoder.raw(token)))
+            decoder.push(token)
+        return found
 
     async def _expire(self) -> None:
         while True:
@@ -275,6 +266,14 @@ class Service:
                     log.info("%d sessions expired", gone)
             except OSError as error:
                 log.error("a session cannot be deleted: %s", error)
+
+
+def _token_text(raw: bytes) -> str:
+    """Return a token as text; invalid UTF-8 is escaped as OpenAI does."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 @torch.no_grad()

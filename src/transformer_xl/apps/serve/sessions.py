@@ -16,6 +16,7 @@ from typing import Any
 from transformer_xl.apps.serve.errors import (
     SessionBusyError,
     SessionError,
+    SessionExistsError,
     SessionMissingError,
     StorageFullError,
     TooManySessionsError,
@@ -151,6 +152,25 @@ class Sessions:
             self._release(session)
             raise
         return session
+
+    def create(self, name: str, state: State) -> None:
+        """Create a session with a state.
+
+        Raises:
+            SessionError: There is one of this name, or no capacity for another one.
+            OSError: It cannot be saved; then it is not created.
+        """
+        session = self.open(name)
+        if session.state is not None:
+            self.close(session)
+            raise SessionExistsError(
+                f"there is a session {name!r}: take another name, or delete it first"
+            )
+        try:
+            self.close(session, state)
+        except OSError:
+            self.delete(name)
+            raise
 
     def is_at_hand(self, name: str) -> bool:
         """Whether :meth:`open` would not block on the store."""

@@ -53,7 +53,7 @@ class Ended(NamedTuple):
     """repetition: it loops. late: the deadline passed before it began. stopping: the server stops
     before it began. failed: an internal error of the server."""
     text: str = ""
-    """The remaining text that was held back."""
+    """The remaining text that was held back, without an incomplete character."""
     state: State | None = None
     """The new state of the session. None: unchanged."""
     error: str = "the model failed"
@@ -69,7 +69,7 @@ class Text:
     prompt: tuple[int, ...]
     """Tokens to read; of a session first its last token, which was sampled and not read."""
     mems: Memory | None
-    """The initial memory; None: as at the start of a text."""
+    """The initial memory; None: as at the start of a text, after the preface of the model."""
     before: Tokens
     """The tokens in that memory, as far as they are known."""
     writer: TextWriter
@@ -89,6 +89,11 @@ class Text:
     is_cancelled: bool = False
     """Set by any thread to end it."""
     written: list[int] = field(default_factory=list)
+
+    @property
+    def has_preface(self) -> bool:
+        """Whether it begins after the preface of the model: not where its prompt is scored only."""
+        return self.mems is None and bool(self.max_tokens or self.keeps_state)
 
     @property
     def to_read(self) -> tuple[int, ...]:
@@ -142,8 +147,14 @@ def most_tokens(mem_len: int) -> int:
 
 
 def make_writer(
-    vocab: Vocab, stop: Sequence[str], before: Tokens, prompt: Sequence[int]
+    vocab: Vocab,
+    stop: Sequence[str],
+    before: Tokens,
+    prompt: Sequence[int],
+    *,
+    is_echoed: bool = False,
 ) -> TextWriter:
     """Return the decoder of the tokens after a prompt."""
-    # Not the whole prompt: to decode a long one takes as long as to tokenize it.
-    return TextWriter(vocab, stop, prompt[-_PROMPT_CONTEXT:], before)
+    # Unless the prompt is decoded anyway: for a long one it takes as long as to tokenize it.
+    context = prompt if is_echoed else prompt[-_PROMPT_CONTEXT:]
+    return TextWriter(vocab, stop, context, before)
