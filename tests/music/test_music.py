@@ -84,15 +84,6 @@ def test_reading_a_midi_file_gives_the_steps_that_were_written(steps, steps_per_
         assert read_midi(path, settings) == steps
 
 
-def test_a_midi_file_with_other_parts_is_refused(tmp_path):
-    write_music(tmp_path / "a.mid", [(60, 48)])
-    with pytest.raises(ValueError, match=r"a\.mid has 2 parts .* has 4 voices: give a file"):
-        read_midi(tmp_path / "a.mid")
-    (tmp_path / "b.mid").write_bytes(b"no MIDI")
-    with pytest.raises(ValueError, match=r"b\.mid is no MIDI file that can be read"):
-        read_midi(tmp_path / "b.mid")
-
-
 def test_a_midi_file_with_an_endless_pause_is_refused(tmp_path):
     write_music(tmp_path / "a.mid", [(60,)], MusicConfig(voices=1))
     file = mido.MidiFile(tmp_path / "a.mid")
@@ -101,24 +92,6 @@ def test_a_midi_file_with_an_endless_pause_is_refused(tmp_path):
     file.save(tmp_path / "a.mid")
     with pytest.raises(ValueError, match="at most 1,000,000 are read: cut it"):
         read_midi(tmp_path / "a.mid", MusicConfig(voices=1))
-
-
-def test_notes_are_read_at_the_nearest_step_and_later_ones_are_heard(tmp_path):
-    track = mido.MidiTrack()
-    for kind, note, time in (
-        ("note_on", 60, 0),
-        ("note_on", 64, 250),
-        ("note_off", 60, 250),
-        ("note_off", 64, 10),
-        ("note_on", 67, 0),
-        ("note_off", 67, 1),
-    ):
-        track.append(mido.Message(kind, note=note, velocity=80, time=time))
-    file = mido.MidiFile(ticks_per_beat=480)
-    file.tracks.append(track)
-    file.save(tmp_path / "a.mid")
-    steps = read_midi(tmp_path / "a.mid", MusicConfig(voices=1))
-    assert [pitch for (pitch,) in steps] == [60, 60, 64, 64, 67]
 
 
 @FEW
@@ -282,15 +255,3 @@ def test_each_voice_has_a_color_of_its_own():
         picture = piano_roll([tuple(range(50, 50 + n_voices))], "svg").decode()
         colors = {x.lower() for x in re.findall(r"fill: (#[0-9a-fA-F]{6}); opacity: 0.85", picture)}
         assert len(colors) == n_voices, n_voices
-
-
-def test_a_note_that_is_not_ended_lasts_as_long_as_its_track(tmp_path):
-    file = mido.MidiFile(type=1, ticks_per_beat=480)
-    track = mido.MidiTrack()
-    file.tracks.append(track)
-    track.append(mido.Message("note_on", note=60, velocity=80, time=0))
-    track.append(mido.Message("note_off", note=60, velocity=0, time=480))
-    track.append(mido.Message("note_on", note=64, velocity=80, time=0))
-    track.append(mido.MetaMessage("end_of_track", time=480))
-    file.save(tmp_path / "a.mid")
-    assert read_midi(tmp_path / "a.mid", MusicConfig(voices=1)) == [(60,)] * 4 + [(64,)] * 4

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
+from transformer_xl.apps.music_reading import DRUMS, require_mido
+from transformer_xl.apps.music_reading import read_midi as read_midi
 from transformer_xl.config.checks import require
 from transformer_xl.config.files import replace_file, require_new_file
 from transformer_xl.config.music import (
@@ -54,12 +56,8 @@ _LABELED = {0: "C", 4: "E", 7: "G"}
 _TICKS = 120
 """Ticks of a MIDI file in a step."""
 _VELOCITY = 80
-_DRUMS = 9
-"""The MIDI channel without pitches."""
 _BARS, _ROWS = 16, 32
 """Bars in a row of a piano roll at the least, and rows at the most."""
-_MOST_STEPS = 1_000_000
-"""Steps that are read from a MIDI file at most; a pause may be of any length there."""
 
 
 class Note(NamedTuple):
@@ -239,7 +237,7 @@ def midi(steps: Steps, settings: MusicConfig | None = None) -> bytes:
     mido = require_mido()
     settings = settings or MusicConfig()
     notes, n_voices = notes_of(steps), len(steps[0])
-    channels = [n for n in range(16) if n != _DRUMS]
+    channels = [n for n in range(16) if n != DRUMS]
     require(
         n_voices <= len(channels),
         f"{n_voices} voices: a MIDI file has channels for {len(channels)} at most",
@@ -268,88 +266,6 @@ def midi(steps: Steps, settings: MusicConfig | None = None) -> bytes:
     content = BytesIO()
     file.save(file=content)
     return content.getvalue()
-
-
-def read_midi(path: Path | str, settings: MusicConfig | None = None) -> list[tuple[int, ...]]:
-    """Read a piece from a MIDI file that has a part for each voice, highest voice first.
-
-    A part is what one track plays on one channel. Notes begin and end at the nearest step; a note
-    has at least one; one that is not ended lasts as long as its track. Where notes of a part
-    overlap, the later one is heard. A file of `midi` gives the steps that it was made of, unless a
-    voice rests throughout.
-
-    Args:
-        path: The file.
-        settings: The number of voices, and the duration of a step. None: the defaults.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        RuntimeError: mido is not installed.
-        ValueError: It is no MIDI file, or has another number of parts.
-    """
-    mido = require_mido()
-    settings = settings or MusicConfig()
-    try:
-        file = mido.MidiFile(path)
-    except FileNotFoundError:
-        raise
-    # Damaged files raise what their bytes lead to.
-    except Exception as error:
-        raise ValueError(f"{path} is no MIDI file that can be read: {error!r}") from error
-    per_tick = settings.steps_per_quarter / file.ticks_per_beat if file.ticks_per_beat > 0 else 0
-    require(per_tick > 0, f"{path} counts seconds and not quarter notes: convert it to ticks")
-    parts: dict[tuple[int, int], list[Note]] = {}
-    n_steps = 0
-    for n, track in enumerate(file.tracks):
-        at, begun = 0, dict[tuple[int, int], int]()
-        ended: list[tuple[tuple[int, int], int, int]] = []
-        for message in track:
-            at += message.time
-            if message.type not in ("note_on", "note_off"):
-                continue
-            key = message.channel, message.note
-            if key in begun:
-                ended.append((key, begun.pop(key), round(at * per_tick)))
-            if message.type == "note_on" and message.velocity:
-                begun[key] = round(at * per_tick)
-        last = round(at * per_tick)
-        ended += [(key, start, last) for key, start in begun.items()]
-        for (channel, pitch), start, end in ended:
-            part = parts.setdefault((n, channel), [])
-            part.append(Note(0, pitch, start, max(1, end - start)))
-        n_steps = max(n_steps, last)
-    require(
-        len(parts) == settings.voices,
-        f"{path} has {len(parts)} parts (a part is a track on a channel) and a step has "
-        f"{settings.voices} voices: give a file with a part for each voice",
-    )
-    # In the order of tracks and channels, and not in that in which their first notes end.
-    parts = dict(sorted(parts.items()))
-    n_steps = max(n_steps, *(x.start + x.length for part in parts.values() for x in part))
-    require(
-        n_steps <= _MOST_STEPS,
-        f"{path} has {n_steps:,} steps and at most {_MOST_STEPS:,} are read: cut it",
-    )
-    steps = np.full((n_steps, settings.voices), REST)
-    for voice, part in enumerate(parts.values()):
-        for note in sorted(part, key=lambda note: note.start):
-            steps[note.start : note.start + note.length, voice] = note.pitch
-    return [tuple(step) for step in steps.tolist()]
-
-
-def require_mido() -> Any:
-    """Check that the library for MIDI files is installed, and return it.
-
-    Raises:
-        RuntimeError: It is not.
-    """
-    try:
-        import mido
-    except ImportError:
-        raise RuntimeError(
-            "MIDI files need the library mido: pip install 'transformer-xl[music]'"
-        ) from None
-    return mido
 
 
 def require_matplotlib() -> None:

@@ -1,0 +1,304 @@
+"""Every note of a MIDI file is in the steps that are read from it, or is counted."""
+
+import re
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import mido
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as trying
+from hypothesis import strategies as st
+
+from transformer_xl.apps.music import REST, read_midi, write_music
+from transformer_xl.config.music import MusicConfig
+
+# Ticks of a step where nothing else is said.
+STEP = 120
+
+
+class Note(NamedTuple):
+    """A note of a track on a channel, in ticks."""
+
+    track: int
+    channel: int
+    pitch: int
+    begin: int
+    end: int
+
+
+def chord(*pitches: int, begin: int = 0, steps: int = 1, track: int = 0, channel: int = 0):
+    """Notes that sound together; the begin is in steps."""
+    end = begin + steps
+    return [Note(track, channel, pitch, begin * STEP, end * STEP) for pitch in pitches]
+
+
+def written(path: Path, notes: Iterable[Note], kind: int = 1, ticks: int = 4 * STEP) -> Path:
+    """Write a MIDI file as another program would."""
+    file = mido.MidiFile(type=kind, ticks_per_beat=ticks)
+    notes = [*notes]
+    for n in range(1 + max(note.track for note in notes)):
+        own = [note for note in notes if note.track == n]
+        # Ends come before begins, as one of the same pitch may follow.
+        events = [(x.end, 0, x) for x in own] + [(x.begin, 1, x) for x in own]
+        track, at = mido.MidiTrack(), 0
+        for time, is_begin, note in sorted(events):
+            # An end may be a begin without velocity.
+            velocity = 80 if is_begin else 0
+            about = {"channel": note.channel, "note": note.pitch, "velocity": velocity}
+            track.append(mido.Message("note_on", time=time - at, **about))
+            at = time
+        file.tracks.append(track)
+    file.save(path)
+    return path
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Reads notes of a file that another program wrote: the steps, and what is said of them."""
+
+    def call(notes: Iterable[Note], voices: int = 4, **about) -> tuple[list, str]:
+        said: list[str] = []
+        path = written(tmp_path / "a.mid", notes, **about)
+        steps = read_midi(path, MusicConfig(voices=voices), say=said.append)
+        assert len(said) <= 1
+        return steps, said[0].removeprefix(f"{path}: ") if said else ""
+
+    return call
+
+
+def count(said: str, what: str) -> int:
+    """Return how many of something are left out or changed."""
+    found = re.search(rf"([\d,]+) {what}", said)
+    return int(found[1].replace(",", "")) if found else 0
+
+
+# All of different pitches, so that each is known again; a step is 120 ticks.
+NOTES = st.lists(
+    st.tuples(
+        st.integers(0, 2),
+        st.sampled_from([0, 1, 9]),
+        st.integers(0, 127),
+        st.integers(0, 1500),
+        st.integers(1, 700),
+    ),
+    min_size=1,
+    max_size=14,
+    unique_by=lambda note: note[2],
+).map(lambda notes: [Note(*note[:4], note[3] + note[4]) for note in notes])
+
+
+@trying(max_examples=25, deadline=None, suppress_health_check=[*HealthCheck])
+@given(NOTES, st.integers(1, 6))
+def test_every_note_is_in_the_steps_or_counted(read, notes, voices):
+    heard = [note for note in notes if note.channel != 9]
+    if not heard:
+        with pytest.raises(ValueError, match="no notes but those of the drum channel"):
+            read(notes, voices)
+        return
+    steps, said = read(notes, voices)
+    n_lost = n_cut = 0
+    for note in heard:
+        begin, end = round(note.begin / STEP), round(note.end / STEP)
+        expected = [*range(begin, max(end, begin + 1))]
+        found = [n for n, step in enumerate(steps) if note.pitch in step]
+        n_lost += not found
+        n_cut += 0 < len(found) < len(expected)
+        assert found == expected[: len(found)]
+    assert {pitch for step in steps for pitch in step} <= {REST, *(x.pitch for x in heard)}
+    assert count(said, "notes? beyond") + count(said, "notes? shorter") == n_lost
+    assert count(said, "notes? cut short") == n_cut
+    assert count(said, "notes? of the drum channel") == len(notes) - len(heard)
+
+
+def test_a_chord_of_one_part_is_spread_over_the_voices(read):
+    steps, said = read(chord(72, 48, 64, 67) + chord(74, 50, 65, 69, begin=1))
+    assert steps == [(72, 67, 64, 48), (74, 69, 65, 50)]
+    assert said == "changed: 1 part spread over 4 voices by pitch"
+
+
+def test_voices_move_little_and_do_not_cross(read):
+    held = chord(72, steps=3) + chord(48, steps=3)
+    moving = chord(67, 60) + chord(65, begin=1) + chord(64, 62, begin=2)
+    steps, _ = read(held + moving)
+    assert steps == [(72, 67, 60, 48), (72, 65, REST, 48), (72, 64, 62, 48)]
+    # Two hands, of which each plays chords.
+    right, left = chord(72, 67), chord(55, 48, track=1, channel=1)
+    assert read(right + left)[0] == [(72, 67, 55, 48)]
+
+
+def test_a_part_for_each_voice_stays_in_it_also_where_voices_cross(read):
+    notes = [note for n, x in enumerate((60, 67, 64, 70)) for note in chord(x, track=n)]
+    assert read(notes) == ([(60, 67, 64, 70)], "")
+    # A chord takes the voices that rest.
+    later = chord(72, 76, begin=1) + chord(69, begin=1, track=1) + chord(48, begin=1, track=3)
+    assert read(notes + later) == ([(60, 67, 64, 70), (76, 69, 72, 48)], "")
+
+
+def test_what_has_no_voice_is_counted_and_outer_notes_are_kept(read):
+    steps, said = read(chord(72, 70, 67, 64, 60, 48))
+    assert steps == [(72, 70, 67, 48)]
+    assert said.startswith("left out: 2 notes beyond 4 voices; changed: ")
+    # Of two that double each other one is left out first.
+    steps, said = read(chord(72, 67, 64, 60) + chord(67, channel=1))
+    assert steps == [(72, 67, 64, 60)]
+    assert count(said, "note that others double") == 1
+    # What began earlier gives way.
+    steps, said = read(chord(60, steps=3) + chord(64, begin=1), voices=1)
+    assert steps == [(60,), (64,), (REST,)]
+    assert said == "changed: 1 note cut short by later ones"
+    # An inner one, if there is one.
+    steps, said = read(chord(72, 64, 48, steps=2) + chord(67, begin=1), voices=3)
+    assert steps == [(72, 64, 48), (72, 67, 48)]
+
+
+def test_drums_are_left_out_and_counted(read):
+    notes = chord(60, 64) + chord(36, 38, 42, track=1, channel=9)
+    steps, said = read(notes, voices=2)
+    assert steps == [(64, 60)]
+    assert said.startswith("left out: 3 notes of the drum channel; changed: 1 part spread")
+
+
+def test_a_warning_counts_where_nothing_is_called(tmp_path):
+    path = written(tmp_path / "a.mid", chord(60, 64))
+    with pytest.warns(UserWarning, match=r"a\.mid: left out: 1 note beyond 1 voice"):
+        assert read_midi(path, MusicConfig(voices=1)) == [(64,)]
+
+
+def test_notes_shorter_than_a_step_are_no_chord(read):
+    grace = [Note(0, 0, 62, 0, 40), Note(0, 0, 60, 40, 480), Note(0, 0, 67, 481, 490)]
+    steps, said = read(grace, voices=1)
+    assert steps == [(60,)] * 4 + [(67,)]
+    assert said == "left out: 1 note shorter than a step"
+    # As long as a step at the least, where nothing follows in it.
+    assert read([Note(0, 0, 60, 0, 10), Note(0, 0, 62, 120, 130)], 1) == ([(60,), (62,)], "")
+
+
+def test_repeated_notes_and_notes_without_an_end_are_counted(tmp_path):
+    track = mido.MidiTrack()
+    # The second begins before the first has ended.
+    for kind, time in (("note_on", 0), ("note_on", 240), ("note_off", 240)):
+        track.append(mido.Message(kind, note=60, velocity=80, time=time))
+    track.append(mido.Message("note_on", note=64, velocity=80, time=0))
+    track.append(mido.MetaMessage("end_of_track", time=240))
+    mido.MidiFile(tracks=[track], ticks_per_beat=480).save(tmp_path / "a.mid")
+    said: list[str] = []
+    steps = read_midi(tmp_path / "a.mid", MusicConfig(voices=1), say=said.append)
+    assert steps == [(60,)] * 4 + [(64,)] * 2
+    assert count(said[0], "repeated note held") == 1
+    assert count(said[0], "note without an end, held to the end of the track") == 1
+
+
+def test_controls_that_change_what_sounds_are_counted(tmp_path):
+    track = mido.MidiTrack()
+    track += [mido.Message("control_change", control=64, value=value) for value in (127, 0, 127)]
+    track += [mido.Message("pitchwheel", pitch=pitch) for pitch in (100, 0)]
+    track += [
+        mido.Message("note_on", note=60, time=time, velocity=9 - time // 9) for time in (0, 81)
+    ]
+    mido.MidiFile(tracks=[track], ticks_per_beat=480).save(tmp_path / "a.mid")
+    with pytest.warns(match="left out: 2 uses of the sustain pedal, 1 pitch bend$"):
+        assert read_midi(tmp_path / "a.mid", MusicConfig(voices=1)) == [(60,)]
+
+
+def test_patterns_of_format_2_follow_one_another(read):
+    notes = chord(60, steps=2) + chord(62, steps=2, track=1)
+    assert read(notes, 1, kind=2)[0] == [(60,), (60,), (62,), (62,)]
+    assert read(notes, 2, kind=1) == ([(60, 62)] * 2, "")
+
+
+def test_time_in_seconds_is_read_at_the_tempo(read):
+    # 25 frames a second of 40 ticks: 1,000 ticks a second. A step is a quarter of 60 / 80 seconds.
+    division = -25 * 256 + 40
+    notes = [Note(0, 0, 60, 0, 1500), Note(0, 0, 62, 1500, 3000)]
+    steps, said = read(notes, 1, ticks=division)
+    assert steps == [(60,)] * 8 + [(62,)] * 8
+    assert said == "changed: 4 quarter notes in place of seconds, 80 a minute"
+
+
+@pytest.mark.parametrize("form", ["rmid", "other chunks", "longer header", "more tracks"])
+def test_other_forms_of_the_file_are_read(tmp_path, form):
+    path = tmp_path / "a.mid"
+    write_music(path, [(60, 48), (62, 50)])
+    content = path.read_bytes()
+    header, tracks = content[8:14], content[14:]
+    other = b"XFIH\0\0\0\3abc"
+    changed = {
+        "rmid": b"RIFF\0\0\0\0RMIDDISP\3\0\0\0abc\0data"
+        + struct.pack("<I", len(content))
+        + content,
+        "other chunks": content[:14] + other + tracks + other,
+        "longer header": b"MThd\0\0\0\x08" + header + b"ab" + tracks,
+        "more tracks": content[:10] + b"\0\1" + content[12:],
+    }
+    path.write_bytes(changed[form])
+    said: list[str] = []
+    assert read_midi(path, MusicConfig(voices=2), say=said.append) == [(60, 48), (62, 50)]
+    counted = [f"{path}: changed: 3 tracks read where the header says 1"]
+    assert said == (counted if form == "more tracks" else [])
+
+
+def test_what_is_damaged_is_refused_wherever_it_ends(tmp_path):
+    path = tmp_path / "a.mid"
+    write_music(path, [(60, 48)])
+    content = path.read_bytes()
+    for length in range(len(content)):
+        path.write_bytes(content[:length])
+        with pytest.raises(ValueError, match=r"a\.mid is no MIDI file that can be read"):
+            read_midi(path, MusicConfig(voices=2))
+    for other in (b"no MIDI", b"RIFF\0\0\0\0RMID", b"RIFF\0\0\0\0WAVEdata"):
+        path.write_bytes(other)
+        with pytest.raises(ValueError, match="it has no header MThd"):
+            read_midi(path)
+
+
+@pytest.mark.parametrize(
+    ("track", "reason"),
+    [
+        (b"\x00\x90\x3c", "a track ends within an event"),
+        (b"\x00\x3c\x40", "byte 1 of a track begins no event"),
+        (b"\x00\xf8", "byte 2 of a track begins no event"),
+        (b"\xff" * 9 + b"\x00", "byte 0 of a track begins a number of more than 8 bytes"),
+    ],
+)
+def test_a_track_that_is_damaged_is_refused(tmp_path, track, reason):
+    path = tmp_path / "a.mid"
+    body = struct.pack(">4sI", b"MTrk", len(track)) + track
+    path.write_bytes(struct.pack(">4sI3H", b"MThd", 6, 0, 1, 480) + body)
+    with pytest.raises(ValueError, match=rf"read: {reason}: restore it from a copy, or save it"):
+        read_midi(path)
+
+
+def test_a_file_without_notes_or_of_too_many_bytes_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "a.mid"
+    write_music(path, [(REST,)])
+    with pytest.raises(ValueError, match=r"a\.mid has no notes: give a file with notes"):
+        read_midi(path)
+    monkeypatch.setattr("transformer_xl.apps.music_reading._MOST_BYTES", 10)
+    with pytest.raises(ValueError, match=r"a\.mid has \d+ bytes and at most 10 are read: cut it"):
+        read_midi(path)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b"\xff\x59\x02\xf8\x00",
+        b"\xff\x58\x00",
+        b"\xf0\x02\x80\xff",
+        b"\xb0\x07\xff",
+        b"\x90\x80\x40",
+    ],
+    ids=["key of 8 flats", "short time signature", "sysex", "controller of 255", "note of 128"],
+)
+def test_events_that_nothing_depends_on_may_be_any(tmp_path, event):
+    path = tmp_path / "a.mid"
+    # The second note has running status, which goes on behind events that are of no channel.
+    track = b"\0\x90\x3c\x40\x78\x3c\0\0" + event + b"\0\x90\x3e\x40\x78\x3e\0"
+    body = struct.pack(">4sI", b"MTrk", len(track)) + track
+    path.write_bytes(struct.pack(">4sI3H", b"MThd", 6, 0, 1, 480) + body)
+    said: list[str] = []
+    assert read_midi(path, MusicConfig(voices=1), say=said.append) == [(60,), (62,)]
+    counted = [f"{path}: left out: 1 note above 127"]
+    assert said == (counted if event[:2] == b"\x90\x80" else [])
