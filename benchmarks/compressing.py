@@ -112,7 +112,7 @@ def ours(
 @torch.no_grad()
 def loss(packed: bytes, data: bytes, model: LanguageModel, vocab: Vocab | None) -> float | None:
     """Return the loss of a model on a file cut as it was compressed, in bits a byte."""
-    coding = unpack(packed)[0].coding
+    coding = unpack(packed)[0].model_coding
     if coding is None:
         return None
     columns = torch.from_numpy(coding.cut(to_tokens(data, vocab), start_symbol(model))).long()

@@ -188,7 +188,7 @@ def test_an_archive_of_an_earlier_version_is_restored(artifacts, expected, name)
         return
     assert known["learns"], refused
     assert expected["machine"] != describing.machine(), refused
-    assert re.search("cannot be read here|draws other weights .* read it there", refused)
+    assert re.search("cannot be decompressed here|starts from other weights", refused)
 
 
 def test_an_old_checkpoint_converts_to_the_same_model(artifacts, expected, tmp_path):

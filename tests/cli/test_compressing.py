@@ -246,13 +246,13 @@ def test_what_would_be_read_as_unknown_is_named_by_compress(txl, tmp_path):
 
 def test_an_archive_of_what_does_not_shrink_needs_no_model(txl, byte_model, tmp_path):
     noise = tmp_path / "noise"
-    noise.write_bytes(bytes(range(256)))
+    noise.write_bytes(random.Random(0).randbytes(256))
     given = ("--model", byte_model)
     ended = txl("compress", noise, *given, "--learn")
     assert ended.code == 0
     assert (
-        f"{noise} is incompressible and stored unchanged: it can be restored on any machine"
-        in ended.err
+        f"{noise}: stored unchanged, as it is incompressible with the model; it can be restored on "
+        "any machine" in ended.err
     )
     ended = txl("decompress", tmp_path / "noise.txl", tmp_path / "out", *given)
     assert ended.code == 0
@@ -324,19 +324,23 @@ def test_the_standard_input_is_no_file_that_could_be_overwritten(
 
 
 def test_without_a_model_a_shipped_one_is_chosen_and_found_again(txl, notes, shipped, tmp_path):
+    # The letters that it knows in no order, in which xz finds no repetition.
+    data = bytes(random.Random(0).choices(_NOTES, k=600))
+    notes.write_bytes(data)
     ended = txl("compress", notes, "--verify", "--json")
     assert ended.code == 0
     assert ended.json["model"] == "notes-2"
-    assert "using the shipped model notes (version 2): bits per byte of a sample" in ended.err
+    assert f"{notes}: using the shipped model notes (version 2): by a sample, notes" in ended.err
+    assert ended.json["method"] == "model"
     ended = txl("decompress", tmp_path / "notes.txt.txl", tmp_path / "again")
-    assert (ended.code, (tmp_path / "again").read_bytes()) == (0, _NOTES)
+    assert (ended.code, (tmp_path / "again").read_bytes()) == (0, data)
     assert "using the shipped model notes (version 2), which compressed it" in ended.err
     # The same archive as with the model given by name, by either version.
     assert txl("compress", notes, tmp_path / "named", "--model", "notes").code == 0
     assert (tmp_path / "named").read_bytes() == (tmp_path / "notes.txt.txl").read_bytes()
     assert txl("compress", notes, tmp_path / "older", "--model", "notes-1").code == 0
     assert txl("decompress", tmp_path / "older", tmp_path / "three").code == 0
-    assert (tmp_path / "three").read_bytes() == _NOTES
+    assert (tmp_path / "three").read_bytes() == data
 
 
 def test_what_no_shipped_model_can_represent_is_stored(txl, shipped, tmp_path, monkeypatch):
@@ -349,9 +353,13 @@ def test_what_no_shipped_model_can_represent_is_stored(txl, shipped, tmp_path, m
     data.write_bytes(b"\xff\xfe" * 100)
     ended = txl("compress", data, "--verify", "--json")
     assert ended.code == 0
-    assert f"{data} is stored unchanged: no shipped model can represent it exactly" in ended.err
+    assert (
+        f"{data}: stored with xz, {ended.json['compressed_bytes']} bytes: no shipped model can "
+        "represent it exactly" in ended.err
+    )
     assert ended.err.count("--learn") == 1
     assert "model" not in ended.json
+    assert ended.json["method"] == "xz"
     assert txl("decompress", tmp_path / "data.txl", tmp_path / "again").code == 0
     assert (tmp_path / "again").read_bytes() == data.read_bytes()
 
@@ -361,7 +369,7 @@ def test_a_model_that_was_not_used_is_not_reported(txl, shipped, tmp_path):
     data.write_bytes(random.Random(0).randbytes(300))
     ended = txl("compress", data, "--json")
     assert ended.code == 0
-    assert f"{data} is incompressible and stored unchanged" in ended.err
+    assert f"{data}: stored unchanged, 371 bytes: it is incompressible with notes" in ended.err
     assert ended.json["streams"] == 0
     assert "model" not in ended.json
 
@@ -385,3 +393,45 @@ def test_a_folder_is_said_to_be_no_file(txl):
         ended = txl("compress", folder)
         assert (ended.code, ended.out) == (1, ""), folder
         assert f"cannot read {folder}: Is a directory" in ended.err, folder
+
+
+def test_a_model_that_is_given_is_kept_and_xz_is_named_where_it_is_smaller(txl, shipped, tmp_path):
+    data = tmp_path / "data"
+    data.write_bytes(_NOTES)
+    ended = txl("compress", data, "--model", "notes", "--json")
+    assert (ended.code, ended.json["method"]) == (0, "model")
+    assert f"{data}: xz would be smaller, " in ended.err
+    n_bytes = ended.json["compressed_bytes"]
+    assert f"bytes in place of {n_bytes:,}; without --model and --learn the" in ended.err
+    ended = txl("compress", data, tmp_path / "x", "--json")
+    assert (ended.json["method"], ended.json["compressed_bytes"] < n_bytes) == ("xz", True)
+    # It needs neither a model nor the library of the models.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "constriction", None)
+        assert txl("decompress", tmp_path / "x", tmp_path / "again").code == 0
+    assert (tmp_path / "again").read_bytes() == data.read_bytes()
+
+
+@pytest.mark.parametrize("data", [b"\xef\xbb\xbfa cat\r\n" * 90, b"a\rb\r", b"\xff", b""], ids=str)
+def test_bytes_come_back_as_they_were(txl, shipped, tmp_path, data):
+    (tmp_path / "data").write_bytes(data)
+    assert txl("compress", tmp_path / "data").code == 0
+    assert txl("decompress", tmp_path / "data.txl", tmp_path / "again").code == 0
+    assert (tmp_path / "again").read_bytes() == data
+
+
+def test_beside_a_pipe_nothing_is_written(txl, byte_model, tmp_path, monkeypatch):
+    import os
+
+    given, taken = os.pipe()
+    os.write(taken, _NOTES)
+    os.close(taken)
+    stdout = io.TextIOWrapper(io.BytesIO())
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stdout)
+        from transformer_xl.cli import main
+
+        words = ["compress", f"/dev/fd/{given}", "--model", str(byte_model), "--streams", "8"]
+        assert main(words) == 0
+    os.close(given)
+    assert stdout.buffer.getvalue().startswith(b"TXLZ")

@@ -1,5 +1,8 @@
 """A shipped model is chosen by content, and found by the checksum in an archive."""
 
+import lzma
+import random
+import re
 import shutil
 from dataclasses import replace
 
@@ -10,18 +13,24 @@ from transformer_xl.apps.compress import (
     Settings,
     UnrestorableError,
     choose,
+    choosing,
     compress,
+    compress_best,
     decompress,
     find,
+    needs_model,
     store,
 )
-from transformer_xl.apps.compress.choosing import PART_BYTES, sample_of
+from transformer_xl.apps.compress.choosing import PART_BYTES, PARTS, sample_of
 from transformer_xl.config import files
 from transformer_xl.data import train_vocab
 from transformer_xl.inference.generate import from_pretrained
 from transformer_xl.model import TransformerXL, build_model
 
 NOTES = b"so it goes, " * 40
+# What the model knows and xz cannot: the same letters in no order.
+DRAWN = bytes(random.Random(0).choices(NOTES, k=600))
+NOISE = random.Random(0).randbytes(300)
 # Of the characters of the model, but for the last.
 TOY = b"the cat saw a dog and ran to the sea.\n" * 20
 
@@ -40,9 +49,11 @@ def test_the_model_that_needs_the_fewest_bits_is_chosen(shipped):
 
 def test_a_model_that_cannot_represent_all_of_it_is_ruled_out(shipped):
     # Only outside the sample there is a character that the better model lacks.
-    data = (TOY * 100)[: 4 * PART_BYTES] + "Ω".encode() + (TOY * 100)[: 7 * PART_BYTES]
+    data = (TOY * 200)[: PART_BYTES + 9] + "Ω".encode() + (TOY * 200)[: 40 * PART_BYTES]
     assert "Ω".encode() not in sample_of(data)
-    choice = choose(data, Settings(streams=64))
+    said: list[str] = []
+    choice = choose(data, Settings(streams=64), say=said.append)
+    assert said[0].startswith("toy-1 is left out: the model's vocabulary (chars) cannot represent")
     assert [*choice.bits_per_byte] == ["toy", "notes"]
     assert choice.shipped.full_name == "notes-2"
 
@@ -97,10 +108,10 @@ def test_a_model_of_integers_is_not_asked(shipped, tmp_path, monkeypatch, tiny_c
 
 
 def test_what_is_stored_needs_no_model():
-    for data in (b"", b"\xff\xfe" * 9):
+    for data, method in ((b"", "stored"), (b"\xff\xfe\r\n", "stored"), (b"\xff\xfe" * 900, "xz")):
         found = store(data)
         assert decompress(found.content) == data
-        assert found.report()["streams"] == 0
+        assert (found.report()["streams"], found.method) == (0, method)
 
 
 @pytest.mark.parametrize("damage", ["recipe", "settings", "weights"])
@@ -151,16 +162,75 @@ def test_a_checksum_that_no_model_has_is_named(shipped):
         find(compress(b"", model, vocab).content)
 
 
-@pytest.mark.parametrize("n", [0, 1, 3 * PART_BYTES, 3 * PART_BYTES + 1, 100_003])
+@pytest.mark.parametrize("n", [0, 1, PARTS * PART_BYTES, PARTS * PART_BYTES + 1, 100_003])
 def test_a_sample_is_short_and_of_whole_characters(n):
     text = ("aß東🙂" * n).encode()[: n + 3]
     text = text.decode("utf-8", "ignore").encode()
     sample = sample_of(text)
     sample.decode()
-    assert len(sample) <= 3 * PART_BYTES + 3
+    assert len(sample) <= PARTS * (PART_BYTES + 3)
     assert text.startswith(sample[:PART_BYTES])
     assert text.endswith(sample[-PART_BYTES + 3 :])
-    if len(text) <= 3 * PART_BYTES:
+    if len(text) <= PARTS * PART_BYTES:
         assert sample == text
     noise = bytes(range(128, 192)) * n
-    assert len(sample_of(noise)) <= max(len(noise), 3 * PART_BYTES + 12)
+    assert len(sample_of(noise)) <= max(len(noise), PARTS * (PART_BYTES + 3))
+
+
+def test_a_sample_has_parts_of_every_region():
+    # Twelve regions, each of bytes of its own.
+    data = b"".join(bytes([65 + n]) * 100_000 for n in range(PARTS))
+    assert {*sample_of(data)} == {*range(65, 65 + PARTS)}
+
+
+def test_the_smallest_of_models_and_xz_is_stored(shipped):
+    said: list[str] = []
+    for data, method in (
+        (DRAWN, "model"),
+        # What is repeated, and what is no text.
+        (NOTES, "xz"),
+        (bytes(500), "xz"),
+        (TOY + NOISE, "xz"),
+        (NOISE, "stored"),
+        (b"a", "stored"),
+        (b"", "stored"),
+    ):
+        said.clear()
+        found, choice = compress_best(data, say=said.append)
+        packed = lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)
+        assert len(found.content) <= min(len(packed) + 40, len(data) + 80)
+        assert (found.method, found.report()["method"]) == (method, method)
+        assert needs_model(found.content) == (choice is not None) == (method == "model")
+        assert found.model == (choice.shipped.full_name if choice else None)
+        assert decompress(found.content, *(choice[1:3] if choice else ())) == data
+        assert bool(said) == bool(data)
+        if data is NOTES:
+            assert re.fullmatch(r"stored with xz, \d\d bytes; by a sample, notes about .*", said[0])
+
+
+def test_where_the_model_turns_out_worse_than_xz_that_is_stored_and_said(shipped, monkeypatch):
+    monkeypatch.setattr(choosing, "_MARGIN", 1e9)
+    said: list[str] = []
+    found, choice = compress_best(NOTES, say=said.append)
+    assert (found.method, choice) == ("xz", None)
+    assert re.fullmatch(r"stored with xz, \d\d bytes; notes: \d+", said[-1])
+
+
+def test_the_time_of_choosing_does_not_grow_with_the_file(shipped, monkeypatch):
+    sizes = []
+    own = choosing.compress
+
+    def watched(data, *args):
+        sizes.append(len(data))
+        return own(data, *args)
+
+    monkeypatch.setattr(choosing, "compress", watched)
+    monkeypatch.setattr(choosing, "PART_BYTES", 20)
+    compress_best(bytes(range(32, 127)) * 5000)
+    assert sizes
+    assert max(sizes) <= PARTS * (20 + 3)
+
+
+def test_a_model_that_learns_is_not_chosen(shipped):
+    with pytest.raises(ValueError, match="learn=True without a model starts an untrained one"):
+        compress_best(NOTES, Settings(learn=True))

@@ -111,7 +111,10 @@ def test_learning_pays_and_repeats_itself(model, vocab):
         return compress(data, model, vocab, settings).content
 
     content = found(0.03)
-    assert len(content) < 0.8 * len(found(1e-9))
+    assert needs_model(content)
+    assert len(content) < 0.8 * len(data)
+    # Without learning it is of no use.
+    assert not needs_model(found(1e-9))
     assert found(0.03) == content
     assert decompress(content, model, vocab) == data
 

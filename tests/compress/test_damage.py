@@ -239,3 +239,32 @@ def test_a_header_says_all_that_it_is_told(content):
     assert isinstance(header.coding, Coding)
     assert pack(header, payload) == content
     assert len(content) - len(payload) <= 160
+
+
+def test_damaged_xz_is_refused_and_takes_no_more_than_it_says(noise):
+    from transformer_xl.apps.compress import store
+
+    content = store(bytes(100_000)).content
+    header, payload = unpack(content)
+    assert header.coding == "xz"
+    for place in range(len(content)):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << place % 8
+        with pytest.raises(RuntimeError):
+            decompress(bytes(damaged))
+    for size in (0, 99_999, 100_001, 1 << 48):
+        forged = pack(msgspec.structs.replace(header, size=size), payload)
+        with pytest.raises(RuntimeError, match="it is damaged"):
+            decompress(forged)
+    for other in (b"", noise, payload[:-8]):
+        fields = {"payload_crc": zlib.crc32(other)}
+        with pytest.raises(RuntimeError, match=r"it is damaged|unpacked with xz"):
+            decompress(pack(msgspec.structs.replace(header, **fields), other))
+    with pytest.raises(RuntimeError, match="allow more RAM"):
+        decompress(content, ram=1e-5)
+
+
+def test_archives_without_xz_keep_their_format(content):
+    # Older versions of the package read them.
+    assert content[4] == 3
+    assert compress(b"abc", settings=Settings(learn=True)).content[4] == 3

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from transformer_xl.apps.compress import ArchiveError, Settings, compress, decompress
 from transformer_xl.apps.compress.arithmetic import MARGIN, STEPS
-from transformer_xl.apps.compress.header import unpack
+from transformer_xl.apps.compress.contents import made_here
+from transformer_xl.apps.compress.header import pack, unpack
 from transformer_xl.apps.compress.predicting import Predictor
 from transformer_xl.model import positions
 
@@ -47,6 +48,17 @@ data = (folder / "text").read_bytes()
 found = compress(data, load_model(folder), load_vocab(folder), Settings(streams=20))
 assert found.streams == 20
 (folder / "text.txl").write_bytes(found.content)
+print(torch.backends.cpu.get_cpu_capability())
+"""
+_LEARN = """
+import sys
+from pathlib import Path
+import torch
+from transformer_xl.apps.compress import Settings, compress
+
+found = compress(b"a" * 600, settings=Settings(learn=True, streams=60, segment_len=8))
+assert found.method == "model"
+(Path(sys.argv[1]) / "text.txl").write_bytes(found.content)
 print(torch.backends.cpu.get_cpu_capability())
 """
 _PLAIN = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "OMP_NUM_THREADS": "2"}
@@ -143,6 +155,31 @@ def _as_format(version, header, payload):
     )
 
 
+def test_what_differs_where_an_archive_was_made_is_named():
+    settings = Settings(learn=True, streams=60, segment_len=8)
+    header, payload = unpack(compress(b"a" * 600, settings=settings).content)
+    assert header.made_by == made_here(header.coding.learning)
+    package, torch_, instructions, processor = header.made_by.split(", ")
+
+    def restore(made_by):
+        # As one whose weights were others where it was made.
+        coding = msgspec.structs.replace(header.coding, model=bytes(16))
+        decompress(pack(msgspec.structs.replace(header, made_by=made_by, coding=coding), payload))
+
+    for made_by, differ in (
+        (f"{package}, torch 1.0, {instructions}", f"torch 1.0 (here {torch_})"),
+        (f"{package}, {torch_}, OLD, {processor}", f"OLD (here {instructions})"),
+        (f"{package}, {torch_}, {instructions}, Z80", f"Z80 (here {processor})"),
+        (f"0.0, torch 1.0, {instructions}", f"0.0, torch 1.0 (here {package}, {torch_})"),
+    ):
+        with pytest.raises(ArchiveError) as found:
+            restore(made_by)
+        assert f"by {made_by}, of which differ: {differ}; decompress it on" in str(found.value)
+        assert ("ATEN_CPU_CAPABILITY=old" in str(found.value)) == ("OLD" in made_by)
+    with pytest.raises(ArchiveError, match="as it is here, so that the processor or its settings"):
+        restore(f"{package}, {torch_}, {instructions}")
+
+
 @pytest.mark.slow
 def test_numbers_of_other_instructions_are_far_within_the_margin(changed, tmp_path):
     # So wide that powers are computed several at once, which rounds otherwise than one by one.
@@ -173,3 +210,15 @@ def test_an_archive_of_other_instructions_and_threads_restores(changed, vocab, t
     (tmp_path / "text").write_bytes(data)
     _run_with_plain_instructions(_COMPRESS, tmp_path)
     assert decompress((tmp_path / "text.txl").read_bytes(), model, vocab) == data
+
+
+@pytest.mark.slow
+def test_other_instructions_are_named_where_a_fresh_model_learned_with_them(tmp_path):
+    here = torch.backends.cpu.get_cpu_capability()
+    if here == "DEFAULT":
+        pytest.skip("there are no other instructions")
+    _run_with_plain_instructions(_LEARN, tmp_path)
+    with pytest.raises(ArchiveError) as found:
+        decompress((tmp_path / "text.txl").read_bytes())
+    assert f"of which differ: DEFAULT (here {here}); decompress" in str(found.value)
+    assert "ATEN_CPU_CAPABILITY=default" in str(found.value)

@@ -19,7 +19,7 @@ from transformer_xl.config.files import replace_file, require_new_file
 if TYPE_CHECKING:
     import torch
 
-    from transformer_xl.apps.compress import Choice
+    from transformer_xl.apps.compress import Compressed
 
 _SUFFIX = ".txl"
 
@@ -30,11 +30,11 @@ class Compress(LoadsModels):
 
     A symbol takes -log2 p bits, with p its probability under the model. Without --model and
     --learn, the model is the one of those that come with the package (txl models) that compresses a
-    sample of the file best. With --learn the model is trained on what was coded; with --learn and
-    without --model it starts randomly initialized, and decompression needs only the file, on the
-    same kind of processor with the same PyTorch. Without --learn, any machine with the model can
-    decompress. Incompressible data are stored unchanged, and so are those that no model of the
-    package can represent.
+    sample of the file best; a file that xz packs smaller is stored with xz. With --learn the model
+    is trained on what was coded; with --learn and without --model it starts randomly initialized,
+    and decompression needs only the file, on the same kind of processor with the same PyTorch.
+    Without --learn, any machine with the model can decompress. Incompressible data are stored
+    unchanged.
 
     Examples:
       txl compress notes.txt
@@ -50,7 +50,7 @@ class Compress(LoadsModels):
     """The archive; - is the standard output. None: FILE.txl."""
     model: str | None = None
     """A model folder, a run folder, or the name of a model; one of bytes compresses any file. None:
-    a shipped one, chosen by the contents of the file; with --learn, an untrained one."""
+    a shipped one or xz, chosen by the contents of the file; with --learn, an untrained one."""
     learn: bool = False
     """Train while coding. Decompression then needs the same kind of processor."""
     lr: float | None = None
@@ -90,28 +90,25 @@ class Compress(LoadsModels):
             )
         model, vocab = load(self.model) if self.model else (None, None)
         data, name = read_bytes(self.file), name_of(self.file)
-        choice = None
+        is_given = bool(self.model) or self.learn
         try:
-            if not self.model and not self.learn:
-                choice = _shipped(
-                    self.file, lambda: compression.choose(data, settings, _device(), say=say)
-                )
-                model, vocab = choice.model, choice.vocab
-                sizes = ", ".join(f"{name} {x:.2f}" for name, x in choice.bits_per_byte.items())
-                say(f"{choice.shipped.using}: bits per byte of a sample of the file: {sizes}")
             with _progress("compressing") as progress:
-                found = compression.compress(data, model, vocab, settings, progress)
+                if is_given:
+                    found = compression.compress(data, model, vocab, settings, progress)
+                else:
+                    with _shipped(self.file):
+                        found, choice = compression.compress_best(
+                            data,
+                            settings,
+                            _device(),
+                            say=lambda text: say(f"{name}: {text}"),
+                            progress=progress,
+                        )
+                    model, vocab = (choice.model, choice.vocab) if choice else (None, None)
         except compression.UnrestorableError as error:
-            if self.model or self.learn:
-                raise ValueError(f"{name}: {error}") from error
-            say(f"{name} is stored unchanged: {error}")
-            found = compression.store(data)
-        else:
-            if data and not found.streams:
-                anywhere = ": it can be restored on any machine" if self.learn else ""
-                say(f"{name} is incompressible and stored unchanged{anywhere}")
-        is_used = choice is not None and compression.needs_model(found.content)
-        chosen = {"model": choice.shipped.full_name} if choice and is_used else {}
+            raise ValueError(f"{name}: {error}") from error
+        if is_given:
+            self._compare(found, data, name)
         if self.verify:
             say("verifying: restoring what was compressed")
             given = (model, vocab) if compression.needs_model(found.content) else (None, None)
@@ -125,12 +122,28 @@ class Compress(LoadsModels):
                 raise RuntimeError(f"{name}: restored contents differ; no archive was written")
             say(f"verified: the {len(data):,} bytes are restored")
         _write(out, found.content)
-        report = found.report() | chosen | ({"verified": True} if self.verify else {})
+        report = found.report() | ({"verified": True} if self.verify else {})
         if out is None:
             say(f"{report['bytes']:,} bytes to {report['compressed_bytes']:,}")
         else:
             known = {name: x for name, x in report.items() if self.json or x is not None}
             show({"file": str(out), **known}, as_json=self.json)
+
+    def _compare(self, found: "Compressed", data: bytes, name: str) -> None:
+        """Say whether the model that was given is worse than xz, or of no use."""
+        from transformer_xl.apps.compress import store
+
+        if found.method == "model":
+            size, other = len(found.content), store(data, self.ram)
+            if len(other.content) < size and other.method == "xz":
+                say(
+                    f"{name}: xz would be smaller, {len(other.content):,} bytes in place of "
+                    f"{size:,}; without --model and --learn the smallest is chosen"
+                )
+        elif data:
+            how = "with xz" if found.method == "xz" else "unchanged"
+            anywhere = "; it can be restored on any machine" if self.learn else ""
+            say(f"{name}: stored {how}, as it is incompressible with the model{anywhere}")
 
 
 @dataclass(kw_only=True)
@@ -165,17 +178,19 @@ class Decompress(LoadsModels):
         out = _checked_out(self, self.file.with_suffix("") if self.file.suffix == _SUFFIX else None)
         from transformer_xl.apps.compress import check_installed, decompress, find, needs_model
 
-        check_installed()
         content = read_bytes(self.file)
         started = time.perf_counter()
         with _archive(self.file, None):
             needed = needs_model(content)
+        if needed:
+            check_installed()
         if self.model and not needed:
             say(f"{name_of(self.file)} needs no model: --model {self.model} is ignored")
         # Outside the block: an error of the model is not one of the archive.
         model, vocab = load(self.model) if self.model and needed else (None, None)
         if needed and not self.model:
-            choice = _shipped(self.file, lambda: find(content, _device(), say=say))
+            with _shipped(self.file):
+                choice = find(content, _device(), say=say)
             model, vocab = choice.model, choice.vocab
             say(f"{choice.shipped.using}, which compressed it")
         with _progress("restoring") as progress, _archive(self.file, self.model):
@@ -190,7 +205,7 @@ class Decompress(LoadsModels):
 def _checked_out(command: Compress | Decompress, default: Path | None) -> Path | None:
     """Check files and model before anything is loaded; return the output, None: standard output."""
     require_readable(command.file, is_text=False)
-    is_piped = str(command.file) == "-"
+    is_piped = str(command.file) == "-" or _is_device(command.file)
     out = command.out or (Path("-") if is_piped else default)
     if out is None:
         raise ValueError(f"{command.file} does not end in {_SUFFIX}: give the output file")
@@ -200,13 +215,18 @@ def _checked_out(command: Compress | Decompress, default: Path | None) -> Path |
             "--json and the output cannot both go to the standard output: give an output file",
         )
     else:
-        if not is_piped and out.is_file() and out.samefile(command.file):
+        if str(command.file) != "-" and out.is_file() and out.samefile(command.file):
             raise FileExistsError(f"{out} is the input file: give the output another name")
         # Checked now, not after hours of computing.
         require_new_file(out, force=command.force)
     if command.model is not None:
         require_model(command.model)
     return None if str(out) == "-" else out
+
+
+def _is_device(file: Path) -> bool:
+    """Whether a file is a pipe, such as /dev/stdin, beside which nothing is written."""
+    return not file.is_file() or file.parent in (Path("/dev"), Path("/dev/fd"))
 
 
 @contextmanager
@@ -223,15 +243,16 @@ def _archive(file: Path, model: str | None) -> Iterator[None]:
         raise ValueError(f"{name_of(file)}: {error}{given}") from error
 
 
-def _shipped(file: Path, pick: Callable[[], "Choice"]) -> "Choice":
-    """Return a shipped model that ``pick`` chooses; name the file in errors about it."""
+@contextmanager
+def _shipped(file: Path) -> Iterator[None]:
+    """Prepare for shipped models; name the file in errors about them."""
     from transformer_xl.config.device import prepare_process
 
     prepare_process()
     from transformer_xl.apps.compress import UnrestorableError
 
     try:
-        return pick()
+        yield
     except UnrestorableError:
         raise
     except ValueError as error:

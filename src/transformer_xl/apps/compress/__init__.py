@@ -1,7 +1,7 @@
 """Lossless compression with a model: a symbol of probability p costs -log2 p bits."""
 
 from transformer_xl.apps.compress.arithmetic import check_installed
-from transformer_xl.apps.compress.choosing import Choice, choose, find
+from transformer_xl.apps.compress.choosing import Choice, choose, compress_best, find
 from transformer_xl.apps.compress.contents import (
     Compressed,
     UnrestorableError,
@@ -22,6 +22,7 @@ __all__ = [
     "check_installed",
     "choose",
     "compress",
+    "compress_best",
     "decompress",
     "find",
     "needs_model",

@@ -8,14 +8,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Literal
 
 import numpy as np
 import torch
 from jaxtyping import Int32
 
-from transformer_xl.apps.compress import arithmetic
+from transformer_xl.apps.compress import arithmetic, xz
 from transformer_xl.apps.compress.coding import Bits, Progress, Rounds, decode, encode
-from transformer_xl.apps.compress.header import ArchiveError, Coding, Header, Learning, pack, unpack
+from transformer_xl.apps.compress.header import (
+    XZ,
+    ArchiveError,
+    Coding,
+    Header,
+    Learning,
+    pack,
+    unpack,
+)
 from transformer_xl.apps.compress.planning import RAM, Settings, check_possible, plan
 from transformer_xl.apps.compress.predicting import (
     FRESH_LR,
@@ -27,6 +36,7 @@ from transformer_xl.apps.compress.predicting import (
     reproducible,
 )
 from transformer_xl.config.checks import require
+from transformer_xl.config.device import describe_machine
 from transformer_xl.data import Vocab
 from transformer_xl.data.vocab import describe_unknown
 from transformer_xl.model import LanguageModel
@@ -51,19 +61,23 @@ class Compressed:
     """An archive and its figures."""
 
     content: bytes
+    method: Literal["model", "xz", "stored"]
+    """How the text is coded; stored: as it is."""
     size: int
     """Bytes of the text."""
     seconds: float
     model_bits: float
-    """Cost of the text by the model: the sum of -log2 p. 0 if the text is stored."""
+    """Cost of the text by the model: the sum of -log2 p. 0 without a model."""
     coded_bits: float
     """The same, with log2 V for each symbol that is coded without the model."""
     plain_tokens: int
     """Symbols that are coded without the model."""
     streams: int
-    """0 if the text is stored."""
+    """0 without a model."""
+    model: str | None = None
+    """The shipped model that was chosen and used."""
 
-    def report(self) -> dict[str, float | int | None]:
+    def report(self) -> dict[str, float | int | str | None]:
         """Return the figures; None for those that an empty text does not have."""
         size, n = self.size, len(self.content)
         return {
@@ -77,6 +91,8 @@ class Compressed:
             "streams": self.streams,
             "seconds": self.seconds,
             "bytes_per_second": size / self.seconds if self.seconds else None,
+            "method": self.method,
+            **({} if self.model is None else {"model": self.model}),
         }
 
 
@@ -89,7 +105,8 @@ def compress(
 ) -> Compressed:
     """Compress a text, or any bytes that the vocabulary can represent.
 
-    Data that does not shrink is stored uncompressed. Without a model a small untrained one learns.
+    Data that the model does not shrink is stored (`store`). Without a model a small untrained one
+    learns.
 
     Raises:
         RuntimeError: The library for arithmetic coding is missing; the model's numbers are not
@@ -110,7 +127,6 @@ def compress(
         )
         _check_pair(model, vocab)
     tokens = to_tokens(data, vocab)
-    payload, coding, bits = data, None, Bits(coded=8.0 * len(data))
     if len(tokens):
         learning = learning_of(settings, model)
         model = fresh_model(settings.seed) if model is None else model
@@ -118,33 +134,48 @@ def compress(
         with _rounds(model, planned, progress) as rounds:
             coded, found = encode(tokens, rounds)
         if len(coded) < len(data):
-            payload, coding, bits = coded, planned, found
-    return _archive(data, payload, coding, bits, started)
+            return _archive(data, coded, planned, found, started)
+    return store(data, settings.ram, started)
 
 
-def store(data: bytes) -> Compressed:
-    """Put data into an archive as they are."""
-    return _archive(data, data, None, Bits(coded=8.0 * len(data)), time.perf_counter())
+def store(data: bytes, ram: float = RAM, started: float | None = None) -> Compressed:
+    """Put data into an archive without a model: with xz, or as they are if that is not smaller.
+
+    Args:
+        data: The data.
+        ram: Limit of RAM in gigabytes.
+        started: When compressing them began, by `time.perf_counter`. None: now.
+    """
+    started = time.perf_counter() if started is None else started
+    packed = xz.pack(data, ram)
+    bits = Bits(coded=8.0 * len(data))
+    if len(packed) < len(data):
+        return _archive(data, packed, XZ, bits, started)
+    return _archive(data, data, None, bits, started)
 
 
 def _archive(
-    data: bytes, payload: bytes, coding: Coding | None, bits: Bits, started: float
+    data: bytes, payload: bytes, coding: Coding | Literal["xz"] | None, bits: Bits, started: float
 ) -> Compressed:
+    of_model = coding if isinstance(coding, Coding) else None
+    learning = of_model.learning if of_model else None
     header = Header(
         size=len(data),
         digest=_digest(data),
         payload_crc=zlib.crc32(payload),
-        made_by=made_here(),
+        # The same everywhere.
+        made_by=version("transformer-xl") if coding == XZ else made_here(learning),
         coding=coding,
     )
     return Compressed(
         content=pack(header, payload),
+        method="model" if of_model else "stored" if coding is None else XZ,
         size=len(data),
         seconds=time.perf_counter() - started,
         model_bits=bits.model,
         coded_bits=bits.coded,
         plain_tokens=bits.plain_tokens,
-        streams=coding.streams if coding else 0,
+        streams=of_model.streams if of_model else 0,
     )
 
 
@@ -167,9 +198,12 @@ def decompress(
         ValueError: The model is not the one that compressed the file.
     """
     header, data = unpack(content)
-    if (coding := header.coding) is not None:
+    coding = header.model_coding
+    if coding is None:
+        data = xz.unpack(data, header.size, ram) if header.coding == XZ else data
+    else:
         arithmetic.check_installed()
-        model, vocab = _model_of(coding, model, vocab), _text_vocab(vocab)
+        model, vocab = _model_of(header, coding, model, vocab), _text_vocab(vocab)
         check_possible(header, coding, len(data), model.config, vocab is None, ram)
         try:
             with _rounds(model, coding, progress) as rounds:
@@ -183,6 +217,8 @@ def decompress(
         is_text = vocab is not None
         data = vocab.decode_bytes(tokens.tolist()) if is_text else tokens.astype(np.uint8).tobytes()
     if len(data) != header.size or _digest(data) != header.digest:
+        if coding is None:
+            raise ArchiveError("it is damaged: its content does not match its checksum")
         raise _numbers_differ(header)
     return data
 
@@ -193,7 +229,7 @@ def needs_model(content: bytes) -> bool:
     Raises:
         ArchiveError: It is not an archive, has another version, or is damaged.
     """
-    coding = unpack(content)[0].coding
+    coding = unpack(content)[0].model_coding
     return coding is not None and not (coding.learning and coding.learning.fresh)
 
 
@@ -226,10 +262,17 @@ def to_tokens(data: bytes, vocab: Vocab | None) -> Int32[np.ndarray, " n"]:
     raise UnrestorableError(f"{name} cannot represent this file{problem}")
 
 
-def made_here() -> str:
-    """Return the versions and the processor, on which the rounding of sums depends."""
-    processor = torch.backends.cpu.get_cpu_capability()
-    return f"{version('transformer-xl')}, torch {torch.__version__}, {processor}"
+def made_here(learning: Learning | None = None) -> str:
+    """Return the versions and the instructions, on which the rounding of sums depends.
+
+    Where a model learned, the processor or the GPU, too, by which libraries choose their sums.
+    """
+    machine = describe_machine()
+    parts = [version("transformer-xl"), f"torch {torch.__version__}", machine["instructions"]]
+    if learning is not None:
+        name = machine["gpu"] if learning.device == "cuda" else machine["processor"]
+        parts.append(str(name).replace(", ", " "))
+    return ", ".join(parts)[:200]
 
 
 def learning_of(settings: Settings, model: LanguageModel | None) -> Learning | None:
@@ -258,7 +301,9 @@ def _rounds(model: LanguageModel, coding: Coding, progress: Progress | None) -> 
         yield Rounds(coding, predictor, learner, progress)
 
 
-def _model_of(coding: Coding, model: LanguageModel | None, vocab: Vocab | None) -> LanguageModel:
+def _model_of(
+    header: Header, coding: Coding, model: LanguageModel | None, vocab: Vocab | None
+) -> LanguageModel:
     """Return the model that coded a text, or raise an error."""
     learning = coding.learning
     if learning is not None and learning.fresh:
@@ -266,8 +311,8 @@ def _model_of(coding: Coding, model: LanguageModel | None, vocab: Vocab | None) 
         model = fresh_model(learning.seed)
         if fingerprint(model, _FRESH_VOCAB) != coding.model:
             raise ArchiveError(
-                f"this version of torch ({torch.__version__}) initializes other weights than the "
-                "one that compressed it: decompress it with that version"
+                "an untrained model starts from other weights here than where it was compressed, "
+                f"and nothing was written: {_differences(header)}"
             )
         return model
     if model is None:
@@ -303,16 +348,39 @@ def _text_vocab(vocab: Vocab | None) -> Vocab | None:
 
 
 def _numbers_differ(header: Header) -> ArchiveError:
-    remedy = "decompress it on a machine of that kind, with those versions"
-    if header.coding is not None and header.coding.learning is not None:
-        remedy = (
-            "a model that learns (--learn) is reproducible only on the same kind of processor with "
-            f"the same PyTorch: {remedy}"
-        )
+    learns = header.model_coding is not None and header.model_coding.learning is not None
+    why = (
+        "a model that learns (--learn) is reproducible only on the same kind of processor with the "
+        "same PyTorch; "
+    )
     return ArchiveError(
         "this machine computes different probabilities from those used for coding: it cannot be "
-        f"decompressed here, and nothing was written; it was made by {header.made_by}, and this is "
-        f"{made_here()}; {remedy}"
+        f"decompressed here, and nothing was written: {why if learns else ''}"
+        f"{_differences(header)}"
+    )
+
+
+def _differences(header: Header) -> str:
+    """Say what was different where an archive was made, and what to do."""
+    coding = header.model_coding
+    here = made_here(coding.learning if coding else None).split(", ")
+    # Archives of older versions end with the instructions.
+    pairs = [*zip(header.made_by.split(", "), here, strict=False)]
+    different = [pair for pair in pairs if pair[0] != pair[1]]
+    if not different:
+        return (
+            f"it was made by {header.made_by}, as it is here, so that the processor or its "
+            "settings differ: decompress it on the machine that made it"
+        )
+    there, own = (", ".join(each) for each in zip(*different, strict=True))
+    instructions = pairs[2][0] if len(pairs) > 2 and pairs[2] in different else ""
+    start = (
+        "; for the instructions, where the processor has them, set the environment variable "
+        f"ATEN_CPU_CAPABILITY={instructions.lower()}"
+    )
+    return (
+        f"it was made by {header.made_by}, of which differ: {there} (here {own}); decompress it "
+        f"on a machine of that kind, with those versions{start if instructions else ''}"
     )
 
 

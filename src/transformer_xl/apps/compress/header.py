@@ -16,10 +16,14 @@ import numpy as np
 from jaxtyping import Bool, Int32
 
 MAGIC = b"TXLZ"
-VERSION = 3
+VERSION = 4
 """Incremented whenever the coding changes."""
-READABLE = (1, 2, 3)
+READABLE = (1, 2, 3, 4)
 """Versions that can be read."""
+XZ: Literal["xz"] = "xz"
+
+_VERSION_WITHOUT_XZ = 3
+"""What older versions of the package read, too."""
 
 _PREFIX = struct.Struct("<4sBHI")
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
@@ -107,14 +111,20 @@ class Header(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
     payload_crc: Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
     made_by: Annotated[str, msgspec.Meta(max_length=200)]
     """Versions and processor, for the message when the file cannot be decoded."""
-    coding: Coding | None
-    """None: the content is stored as it is."""
+    coding: Coding | Literal["xz"] | None
+    """How a model codes the content. None: it is stored as it is."""
+
+    @property
+    def model_coding(self) -> Coding | None:
+        """How a model codes the content. None: without a model."""
+        return self.coding if isinstance(self.coding, Coding) else None
 
 
 def pack(header: Header, payload: bytes) -> bytes:
     """Return the whole file."""
     packed = msgspec.msgpack.encode(header)
-    prefix = _PREFIX.pack(MAGIC, VERSION, len(packed), zlib.crc32(packed))
+    version = VERSION if header.coding == XZ else _VERSION_WITHOUT_XZ
+    prefix = _PREFIX.pack(MAGIC, version, len(packed), zlib.crc32(packed))
     return prefix + packed + payload
 
 
