@@ -32,3 +32,30 @@ def test_a_text_that_is_measured_tells_what_is_read_as_unknown(txl, tmp_path):
         f"warning: {path}: not in the vocabulary: 'Ω' (1 in all, the first in line 2); "
         in ended.err
     )
+
+
+def test_a_text_of_any_platform_is_measured_as_the_text(txl, trained, tmp_path):
+    path = tmp_path / "text"
+    path.write_text("the cat saw a dog\n" * 9)
+    plain = txl("eval", trained, "--file", path, "--json").json["nll"]
+    path.write_bytes(("the cat saw a dog\r\n" * 9).encode("utf-16"))
+    ended = txl("eval", trained, "--file", path, "--json")
+    assert ended.json["nll"] == plain
+    assert f"normalized the text of {path}: 9 CR LF to LF, 1 from UTF-16 to UTF-8" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xef\xbb\xbf", "is empty (0 tokens): at least 2 tokens"),
+        ("the cat saw".encode("utf-16-le"), "iconv -f UTF-16LE -t UTF-8\n"),
+    ],
+)
+def test_what_is_no_text_is_refused_with_the_remedy(txl, trained, tmp_path, content, message):
+    path = tmp_path / "text"
+    path.write_bytes(content)
+    for words in (["eval", trained, "--file", path], ["score", trained, path]):
+        ended = txl(*words)
+        assert ended.out == ""
+        expected = "the text has 0 tokens" if words[0] == "score" and len(content) == 3 else message
+        assert expected.strip() in ended.err

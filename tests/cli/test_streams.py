@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from safetensors.torch import load_file
 
 from transformer_xl.cli import scoring as streams
 from transformer_xl.config import ModelConfig
+from transformer_xl.config.recipes import recipe_of
 from transformer_xl.data.imported import Rules
 from transformer_xl.interop.convert.cutting import VocabOptions, imported_vocab
 from transformer_xl.model import TransformerXL
@@ -80,6 +83,82 @@ def test_the_sums_of_all_lines_are_one_object(txl, trained, stdin):
     assert set(found) == {"lines", *figures}
     stdin(b"")
     assert txl("score", trained, "-", "--by", "line", "--json").json["nll"] is None
+
+
+def test_a_text_of_any_platform_has_the_scores_of_the_text(txl, trained, stdin):
+    stdin(TEXT.encode())
+    plain = txl("score", trained, "-", "--by", "line").out
+    for end, encoding in product(("\r\n", "\r"), ("utf-8", "utf-8-sig", "utf-16")):
+        stdin(TEXT.replace("\n", end).encode(encoding))
+        found = txl("score", trained, "-", "--by", "line")
+        assert found.out == plain
+        n = f"18 {end.replace(chr(13), 'CR').replace(chr(10), ' LF')} to LF"
+        assert found.err.startswith(f"normalized the text of the standard input: {n}")
+        assert len(found.err.splitlines()) == 1
+    stdin(TEXT.replace("\n", "\r\n").encode())
+    assert "'\\r' (1 in all" in txl("score", trained, "-", "--by", "line", "--raw").err
+
+
+def test_a_run_on_raw_text_scores_raw_text(txl, trained, stdin, monkeypatch):
+    recipe = recipe_of(trained)
+    raw = replace(recipe, data=replace(recipe.data, raw=True))
+    monkeypatch.setattr(streams, "recipe_of", lambda folder: raw)
+    stdin(b"the cat\r\n")
+    assert "'\\r' (1 in all" in txl("score", trained, "-").err
+
+
+def test_separate_lines_do_not_depend_on_what_stands_before(txl, trained, stdin):
+    stdin(b"the dog ran.\n")
+    (alone,) = records(txl("score", trained, "-", "--by", "line"))
+    for before in ("", "the cat saw a dog.\n", "\n\n", "a\n" * 300):
+        for is_pipe in (False, True):
+            stdin(f"{before}the dog ran.\n".encode(), is_pipe=is_pipe)
+            found = records(txl("score", trained, "-", "--by", "line", "--separate_lines"))
+            assert [x["line"] for x in found] == [*range(1, before.count("\n") + 2)]
+            assert found[-1]["nll_sum"] == pytest.approx(alone["nll_sum"], 1e-5)
+            assert found[-1]["tokens"] == 12
+    stdin(b"the cat\nthe dog ran.\n" * 2)
+    ended = txl("score", trained, "-", "--by", "line", "--separate_lines", "--json")
+    assert (ended.json["lines"], ended.json["tokens"]) == (4, 38)
+
+
+def test_the_most_surprising_lines_come_first(txl, trained, stdin):
+    odd = "god a was\n"
+    stdin((TEXT + odd + TEXT).encode())
+    lines = records(txl("score", trained, "-", "--by", "line"))
+    stdin((TEXT + odd + TEXT).encode())
+    found = records(txl("score", trained, "-", "--by", "line", "--top", 3))
+    assert found == sorted(lines, key=lambda x: -x["nll_sum"])[:3]
+
+
+def test_a_text_that_was_trained_on_is_told(txl, trained, monkeypatch, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    recipe = recipe_of(trained)
+    for given, is_told in ((path, True), (tmp_path, True), (tmp_path / "other", False)):
+        of_text = replace(recipe, data=replace(recipe.data, name="", path=str(given)))
+        monkeypatch.setattr(streams, "recipe_of", lambda folder, found=of_text: found)
+        err = txl("score", trained, path, "--by", "line").err
+        assert (f"was trained on {path}" in err) == is_told
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--separate_lines"], "--separate_lines has no effect by token"),
+        (["--top", 3], "--top has no effect by token"),
+        (["--by", "line", "--top", 0], "top=0 must be at least 1"),
+        (["--by", "line", "--top", 2, "--json"], "leave out --top or --json"),
+        (["--by", "line", "--separate_lines", "--state", "a"], "leave out one of them"),
+    ],
+    ids=str,
+)
+def test_options_without_effect_are_refused(txl, trained, tmp_path, words, message):
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    ended = txl("score", trained, path, *words)
+    assert (ended.code, ended.out) == (2, "")
+    assert message in ended.err
 
 
 @pytest.mark.parametrize("cut", [1, 130, 200])

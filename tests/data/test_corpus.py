@@ -55,9 +55,8 @@ def test_the_splits_together_are_the_text(sample, vocab):
 def test_bytes_take_any_file(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("binary")
     (folder / "file").write_bytes(data)
-    config = DataConfig(
-        path=str(folder / "file"), cache_dir=str(folder), valid_fraction=0.0, test_fraction=0.0
-    )
+    shares = {"valid_fraction": 0.0, "test_fraction": 0.0}
+    config = DataConfig(path=str(folder / "file"), cache_dir=str(folder), raw=True, **shares)
     assert raw_split(prepare(config), "train") == data
 
 

@@ -1,6 +1,7 @@
 import hashlib
 import json
 from inspect import unwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -338,3 +339,23 @@ def test_integers_of_every_kind_are_decoded():
 def test_the_repr_shows_kind_size_and_special_tokens():
     vocab = train_vocab("words", ["a a a b b c d\n"], vocab_size=4)
     assert repr(vocab) == f"Vocab('words', size=4, eos_id=2, unk_id=3, {vocab.hash[:12]})"
+
+
+@pytest.mark.parametrize("kind", ["bytes", "chars", "words", "bpe"])
+def test_what_is_no_text_is_refused_with_what_to_give(kind):
+    vocab = train_vocab(kind, ["a b\n"], 300 if kind == "bpe" else None)
+    for text, remedy in (
+        (b"a b", r"b'a b' is bytes .*decode\("),
+        (Path("a.txt"), r"a\.txt.* is \w+ .*read_text\("),
+        (None, r"None is NoneType and no text \(str\)"),
+        (["a b"], r"\['a b'\] is list .*one text at a time"),
+    ):
+        for encode in (vocab.encode, vocab.encode_lines, vocab.encode_known, vocab.number_of):
+            with pytest.raises(ValueError, match=remedy):
+                encode(text)
+
+
+def test_half_of_a_surrogate_pair_is_no_text_in_bytes_either():
+    for encode in (train_vocab(kind, []).encode for kind in ("bytes", "bpe")):
+        with pytest.raises(ValueError, match=r"character 1 is '\\ud800', half of a surrogate"):
+            encode("a\ud800")

@@ -12,10 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from transformer_xl.config import ModelConfig
 from transformer_xl.data.imported import Rules
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.inference.evaluate import flow, score
-from transformer_xl.inference.evaluate.flow import Cutter, Flow, LineSums
+from transformer_xl.inference.evaluate.flow import Cutter, Flow, LineFlow, LineSums
 from transformer_xl.interop.convert.cutting import VocabOptions, imported_vocab
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.lengths import Lengths
@@ -127,6 +128,41 @@ def test_what_has_no_symbol_is_left_out_and_told_with_its_line():
         else:
             assert min(told) == 3
             assert sum((piece.unknown for piece in found), Counter()) == {"Ω": 1, "\udcff": 1}
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"attn_type": 2}, {"mem_len": 0}, {"reset_at": 0}], ids=str
+)
+def test_separate_lines_have_the_scores_of_each_alone(settings):
+    vocab, text = VOCABS["chars"]
+    torch.manual_seed(0)
+    config = ModelConfig(
+        vocab_size=len(vocab),
+        n_layer=2,
+        n_head=2,
+        d_model=8,
+        d_inner=8,
+        **{"mem_len": 4} | settings,
+    )
+    model = TransformerXL(config)
+    with torch.no_grad():
+        # What was read before has weight.
+        [x.mul_(9) for x in model.parameters() if x.ndim > 1]
+    lengths = Lengths.of(config, segment_len=6)
+    for seed in range(2):
+        reader = Reader(model, lengths)
+        scored = LineFlow(reader).scores(arrivals(text.encode(), seed), Cutter(vocab, "line"))
+        found = [pair for group in scored for pair in group]
+        alone = [
+            pair
+            for line in text.splitlines(keepends=True)
+            for ids in [vocab.encode(line)]
+            for pair in zip(ids, score(model, ids, segment_len=6), strict=True)
+        ]
+        assert [x for x, _ in found] == [x for x, _ in alone]
+        assert [x for _, x in found] == [
+            x if x is None else pytest.approx(x, abs=1e-4) for _, x in alone
+        ]
 
 
 BAD_LINE = "the \N{SNOWMAN} saw a dog\n".encode().replace(b"dog", b"d\xffg")

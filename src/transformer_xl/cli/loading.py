@@ -3,6 +3,7 @@
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from transformer_xl.cli.printing import say
 from transformer_xl.config import Config, DataConfig, EvalConfig, GenerateConfig
+from transformer_xl.config.checks import require
 from transformer_xl.config.files import require_new_file
 from transformer_xl.config.locating import locate, locate_here, may_be_on_hub
 from transformer_xl.config.recipes import load_recipe, recipe_names, recipe_of
@@ -186,9 +188,13 @@ def require_readable(path: Path, *, is_text: bool = True) -> None:
     if str(path) == "-" or (path.exists() and not (path.is_file() or path.is_dir())):
         return
     with named(path), path.open("rb") as file:
-        is_empty = is_text and not file.read(1)
-    if is_empty:
-        raise ValueError(f"{path} is empty (0 tokens): at least 2 tokens are needed to predict one")
+        has_content = not is_text or bool(file.read(1))
+    require_content(str(path), has_content)
+
+
+def require_content(name: str, has_content: bool) -> None:
+    """Require that a text is not empty."""
+    require(has_content, f"{name} is empty (0 tokens): at least 2 tokens are needed to predict one")
 
 
 def read_bytes(path: Path) -> bytes:
@@ -197,9 +203,30 @@ def read_bytes(path: Path) -> bytes:
         return sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
 
 
-def read_text(path: Path, vocab: "Vocab") -> str:
-    """Read a text; it must be UTF-8 unless the vocabulary is one of bytes."""
-    return _decodable(read_bytes(path).decode("utf-8", "surrogateescape"), vocab, name_of(path))
+def read_text(path: Path, vocab: "Vocab", *, is_raw: bool = False) -> str:
+    """Read a text, normalized unless it ``is_raw``; say what was changed.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is empty, or it is not UTF-8 and the vocabulary is not one of bytes.
+    """
+    from transformer_xl.data.normalizing import Normalizer, normalized
+
+    content, name = read_bytes(path), name_of(path)
+    if not is_raw:
+        normalizer = Normalizer(name)
+        content = b"".join(normalized([content], normalizer))
+        say_changes(name, normalizer.changes)
+    require_content(name, bool(content))
+    return _decodable(content.decode("utf-8", "surrogateescape"), vocab, name)
+
+
+def say_changes(name: str, changes: Counter[str], remedy: str = "") -> None:
+    """Say in a line what normalization changed in a text, if it changed anything."""
+    from transformer_xl.data.normalizing import describe_changes
+
+    if described := describe_changes(changes):
+        say(f"normalized the text of {name}: {described}{remedy and '; '}{remedy}")
 
 
 def encoded(name: str, text: str, vocab: "Vocab", encode: Callable[[str], list[int]]) -> list[int]:
@@ -221,8 +248,8 @@ def encoded_prompt(prompt: str, vocab: "Vocab") -> list[int]:
 
 
 def start_of(vocab: "Vocab") -> list[int]:
-    """Return the tokens of an empty prompt: ``<eos>`` where a text begins, if there is one."""
-    return [] if vocab.eos_id is None else [vocab.eos_id]
+    """Return the tokens of an empty prompt."""
+    return [] if vocab.start_id is None else [vocab.start_id]
 
 
 def _decodable(text: str, vocab: "Vocab", name: str) -> str:

@@ -1,11 +1,14 @@
 """The command score: log-probabilities of a text, streamed."""
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from heapq import nlargest
 from io import UnsupportedOperation
+from operator import itemgetter
 from pathlib import Path
 from select import select
 from time import monotonic
@@ -17,12 +20,15 @@ from transformer_xl.cli.given import Folder, LoadsModels
 from transformer_xl.cli.loading import (
     Weights,
     load_with_state,
+    name_of,
     named,
     require_readable,
     saved_at_end,
+    say_changes,
 )
 from transformer_xl.cli.printing import say, show
 from transformer_xl.config.checks import require
+from transformer_xl.config.recipes import recipe_of
 
 if TYPE_CHECKING:
     from transformer_xl.data import Vocab
@@ -31,6 +37,7 @@ if TYPE_CHECKING:
 _BLOCK = 1 << 16
 _IDLE_SECONDS = 0.02
 _WARNINGS = 5
+_RAW_REMEDY = "--raw reads every byte as it is"
 
 
 @dataclass(kw_only=True)
@@ -41,13 +48,20 @@ class Score(LoadsModels):
     constant memory, with the same numbers as the whole text up to rounding. With --by line, each
     line is tokenized separately and scored with its mean and sum; a line above 65,536 bytes is
     scored in parts. Text outside the vocabulary is read as <unk> if there is one, else skipped,
-    with a warning, and counted as unknown.
+    with a warning, and counted as unknown. CR LF and CR are read as LF, and a byte-order mark is
+    left out.
+
+    A line is read behind those before it, also with --mem_len 0, as the lines of a segment see each
+    other. With --separate_lines it is a text of its own: for sentences or records that have nothing
+    to do with each other.
 
     Examples:
       txl score runs/demo notes.txt
       cat notes.txt | txl score runs/demo -
       tail -F app.log | txl score runs/demo - --by line --state app.state
       txl score runs/demo notes.txt --by line --json
+      txl score runs/log today.log --by line --top 10
+      txl score runs/demo sentences.txt --by line --separate_lines
     """
 
     dir: Folder
@@ -57,6 +71,14 @@ class Score(LoadsModels):
     by: Literal["token", "line"] = "token"
     """One JSON object per token, or per line with the mean (nll) and the sum (nll_sum) of its
     -log p in nats, and the means in bits."""
+    separate_lines: bool = False
+    """With --by line: each line is a text of its own, so its scores do not depend on other lines;
+    the first token of a line has none. Many lines are read at once."""
+    top: int | None = None
+    """With --by line: print so many lines only, those with the largest nll_sum, at the end. They
+    are the odd ones of a log if the model was trained on a log without them."""
+    raw: bool = False
+    """Read every byte as it is, as is done for a run with data.raw: no line end is normalized."""
     mem_len: int | None = None
     """Memory length; None: as configured in the model."""
     segment_len: int = 128
@@ -74,8 +96,31 @@ class Score(LoadsModels):
         require(self.segment_len >= 1, f"segment_len={self.segment_len} must be at least 1")
         is_length = self.mem_len is None or self.mem_len >= 0
         require(is_length, f"mem_len={self.mem_len} must be at least 0")
+        for name in ("separate_lines", "top"):
+            require(
+                self.by == "line" or not getattr(self, name),
+                f"--{name} has no effect by token: give --by line, too, or leave it out",
+            )
+        require(self.top is None or self.top >= 1, f"top={self.top} must be at least 1")
+        require(
+            not (self.top and self.json),
+            "--json prints sums and no lines: leave out --top or --json",
+        )
+        require(
+            not (self.separate_lines and self.state),
+            f"--state {self.state} goes on from what was read before, and with --separate_lines no "
+            "line does: leave out one of them",
+        )
+        recipe = recipe_of(self.dir)
+        is_raw = self.raw or (recipe is not None and recipe.data.raw)
+        if self.by == "line" and recipe is not None and _is_within(self.file, recipe.data.path):
+            say(
+                f"warning: {self.dir} was trained on {self.file}: what it learned by heart is not "
+                "surprising, odd lines included; score a text that it was not trained on"
+            )
         # Slow imports come after all checks of the arguments.
-        from transformer_xl.inference.evaluate.flow import Flow
+        from transformer_xl.data.normalizing import Normalizer, normalized
+        from transformer_xl.inference.evaluate.flow import Flow, LineFlow
         from transformer_xl.inference.generate import State, write_state
         from transformer_xl.model.lengths import Lengths
         from transformer_xl.model.limits import require_mem_len
@@ -96,19 +141,34 @@ class Score(LoadsModels):
 
         # The signals first: a named pipe that nobody has opened yet is waited for.
         with saved_at_end(save), _opened(self.file) as file:
-            n_unknown = self._show(Flow(reader), _blocks(file, self.file), vocab)
-            if reader.state.last_token is None:
+            blocks = _blocks(file, self.file)
+            normalizer = Normalizer(name_of(self.file), _RAW_REMEDY)
+            if not is_raw:
+                blocks = normalized(blocks, normalizer)
+            try:
+                has_tokens, n_unknown = self._show(
+                    LineFlow(reader) if self.separate_lines else Flow(reader), blocks, vocab
+                )
+            finally:
+                say_changes(name_of(self.file), normalizer.changes, _RAW_REMEDY)
+            if not has_tokens:
                 empty = "the text has 0 tokens"
                 why = "no part of the text is in the vocabulary" if n_unknown else empty
                 say(f"no token was scored: {why}")
 
-    def _show(self, flow: "Flow", blocks: Iterable[bytes], vocab: "Vocab") -> int:
-        """Print scores as they come, and the sums even if reading fails; count unknown symbols."""
+    def _show(self, flow: "Flow", blocks: Iterable[bytes], vocab: "Vocab") -> tuple[bool, int]:
+        """Print scores as they come, and the sums even if reading fails.
+
+        Returns:
+            Whether there was a token, and the number of unknown symbols.
+        """
         from transformer_xl.inference.evaluate.flow import Cutter, LineSums, Sums
 
         unknown, lines, total = _Unknown(vocab), LineSums(vocab), Sums()
         ids: list[int] = []
         log_probs: list[float | None] = []
+        has_tokens = False
+        most: list[dict[str, Any]] = []
 
         def see(piece: "Piece") -> None:
             unknown.see(piece)
@@ -127,12 +187,17 @@ class Score(LoadsModels):
         records = lines.add if self.by == "line" else tokens
         try:
             for scored in flow.scores(blocks, Cutter(vocab, self.by), see):
+                has_tokens |= bool(scored)
                 for record in records(scored):
-                    if not self.json:
+                    if self.top:
+                        most = nlargest(self.top, [*most, record], key=itemgetter("nll_sum"))
+                    elif not self.json:
                         show(record, as_json=True)
                 sys.stdout.flush()
         finally:
             unknown.print_total()
+            for record in most:
+                show(record, as_json=True)
             if self.json and self.by == "line":
                 figures = {"lines": lines.n_lines, **lines.total.figures(), "unknown": unknown.n}
                 show(figures, as_json=True)
@@ -140,7 +205,7 @@ class Score(LoadsModels):
                 figures = {"tokens": total.n_predicted, "nll": total.nll, "nll_sum": total.nll_sum}
                 about = {"unknown": unknown.n, "ids": ids, "log_probs": log_probs}
                 show(figures | about, as_json=True)
-        return unknown.n
+        return has_tokens, unknown.n
 
 
 class _Unknown:
@@ -179,6 +244,14 @@ def _describe_treatment(treated: Counter[str]) -> str:
     if len(treated) == 1:
         return next(iter(treated))
     return ", ".join(f"{n:,} {how}" for how, n in sorted(treated.items(), reverse=True))
+
+
+def _is_within(file: Path, given: str | None) -> bool:
+    """Whether a file is one of ``data.path``, or in a folder of it."""
+    if str(file) == "-":
+        return False
+    places = {Path(place).resolve() for place in (given or "").split(os.pathsep) if place}
+    return not places.isdisjoint([file.resolve(), *file.resolve().parents])
 
 
 def _opened(path: Path) -> Any:

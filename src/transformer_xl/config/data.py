@@ -15,8 +15,16 @@ from transformer_xl.config.checks import (
 )
 
 _OF_TEXTS = (
-    *("name", "valid_path", "test_path", "json_field", "split_by", "valid_fraction"),
-    *("test_fraction", "vocab_size", "vocab_from", "tokenizer", "reset_at", "workers"),
+    *("name", "valid_path", "test_path", "json_field", "raw", "split_by"),
+    *(
+        "valid_fraction",
+        "test_fraction",
+        "vocab_size",
+        "vocab_from",
+        "tokenizer",
+        "reset_at",
+        "workers",
+    ),
     "completion_at",
     *("cache_dir", "corpus", "verify"),
 )
@@ -45,6 +53,10 @@ class DataConfig:
     """The test text, given as data.path is; None: split off the text."""
     json_field: str = "text"
     """The field of JSON lines, or the column of a Hugging Face dataset, that holds the text."""
+    raw: bool = False
+    """Read every byte of the files as it is. False: files are text, of which line ends become LF, a
+    byte-order mark is left out, UTF-16 with one becomes UTF-8, and a line end divides files; the
+    texts of known corpora are never changed."""
     split_by: Literal["fraction", "file"] = "fraction"
     """Hold out the end of the text, or whole files spread over it."""
     valid_fraction: Fraction = 0.05
@@ -118,5 +130,7 @@ class DataConfig:
             yield Unused("vocab_size", f"vocab={self.vocab!r}")
         if self.tokenizer is None and self.vocab not in ("words", "chars"):
             yield Unused("vocab_from", f"vocab={self.vocab!r}: nothing is counted")
+        if self.corpus:
+            yield Unused("raw", f"corpus={self.corpus!r}, which is prepared already")
         if self.name.startswith("hf:"):
             yield Unused("path", f"name={self.name!r}, which says where the text is")

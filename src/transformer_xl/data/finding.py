@@ -14,9 +14,10 @@ from transformer_xl.config.locking import Say
 from transformer_xl.data.catalogue import KNOWN_CORPORA, RemoteFile
 from transformer_xl.data.download import copies_of, differs, download
 from transformer_xl.data.hub import HUB_PREFIX, find_hub_text
+from transformer_xl.data.normalizing import Normalizer
 from transformer_xl.data.store import StoredObject, fetch, is_url, list_objects, local_path
 from transformer_xl.data.text import TextFiles
-from transformer_xl.data.unpacking import first_bytes, parts_within, unpacking_of
+from transformer_xl.data.unpacking import RAW_REMEDY, first_bytes, parts_within, unpacking_of
 
 _PROBE_BYTES = 8192
 _LISTED_SKIPPED = 5
@@ -206,10 +207,12 @@ def _begins_like_text(file: Path, config: DataConfig) -> bool:
         return True
     head = first_bytes(file, _PROBE_BYTES)
     try:
-        codecs.getincrementaldecoder("utf-8")().decode(head, final=len(head) < _PROBE_BYTES)
-    except UnicodeDecodeError:
+        # UTF-16 with a byte-order mark is text, too.
+        text = head if config.raw else Normalizer(str(file), RAW_REMEDY).push(head)
+        codecs.getincrementaldecoder("utf-8")().decode(text, final=len(head) < _PROBE_BYTES)
+    except ValueError:
         return False
-    return bool(head) and b"\0" not in head
+    return bool(head) and b"\0" not in text
 
 
 # Tests and tables, and what many systems install separately or not at all: the corpus should be

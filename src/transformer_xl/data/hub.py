@@ -8,11 +8,13 @@ the last complete file. Tokens are stored in our own format.
 import hashlib
 import itertools
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from transformer_xl.config import DataConfig
 from transformer_xl.config.files import replace_file
+from transformer_xl.config.locating import ask_hub
 from transformer_xl.config.locking import Say
 from transformer_xl.data.locking import once
 from transformer_xl.data.unpacking import optional_package, texts_of
@@ -70,6 +72,7 @@ def _identity(name: str) -> list[Any]:
 def _import(name: str, field: str, listing: Path, say: Say) -> None:
     datasets = optional_package("datasets", f"data.name={HUB_PREFIX + name!r}")
     path, _, configuration = name.partition(":")
+    _require_answer(path)
     say(f"reading {name} with datasets; its text is kept in {listing.parent}")
     try:
         splits = datasets.load_dataset(path, configuration or None, streaming=True)
@@ -83,6 +86,26 @@ def _import(name: str, field: str, listing: Path, say: Say) -> None:
     except Exception as error:  # The package has classes of its own for each kind of trouble.
         raise OSError(f"datasets cannot read {name}: {type(error).__name__}: {error}") from error
     replace_file(listing, json.dumps(parts).encode())
+
+
+def _require_answer(path: str) -> None:
+    """Require that the hub answers, for a data set that is no folder.
+
+    Raises:
+        OSError: It cannot be reached; datasets would try that for half a minute.
+    """
+    if Path(path).exists() or find_spec("huggingface_hub") is None:
+        return
+    from huggingface_hub import errors
+
+    failed = ask_hub(path, "README.md", "dataset")
+    answers = errors.HfHubHTTPError, errors.HFValidationError, errors.OfflineModeIsEnabled
+    if failed is not None and not isinstance(failed, answers):
+        raise OSError(
+            f"{path} is no folder, and the Hugging Face hub cannot be reached "
+            f"({type(failed).__name__}): connect to the network, give hf:FOLDER, or a text with "
+            "data.path"
+        ) from failed
 
 
 def _write_part(part: str, rows: Any, field: str, name: str, folder: Path, say: Say) -> list[str]:

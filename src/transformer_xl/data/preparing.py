@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from transformer_xl.config import FORMAT_VERSION, DataConfig
+from transformer_xl.config.checks import names_nearest
 from transformer_xl.config.files import (
     checksum,
     remove_temporary,
@@ -43,6 +44,7 @@ from transformer_xl.data.finding import fetch_text, find_text
 from transformer_xl.data.hub import HUB_PREFIX
 from transformer_xl.data.locking import LOCK, locked
 from transformer_xl.data.making_vocab import count_part, train_vocab, vocab_of_counts
+from transformer_xl.data.plain_texts import is_normal, is_raw, named_by_origin, plain_texts
 from transformer_xl.data.store import is_url, local_path
 from transformer_xl.data.tasks import (
     Executor,
@@ -53,7 +55,7 @@ from transformer_xl.data.tasks import (
     token_dtype,
 )
 from transformer_xl.data.text import SPLITS, Span, TextFiles, divide, find_cut, read_blocks
-from transformer_xl.data.unpacking import MissingPackageError, unpack, unpacking_of
+from transformer_xl.data.unpacking import MissingPackageError, unpacking_of
 from transformer_xl.data.vocab import VOCAB_FILE, Vocab, VocabKind, describe_unknown
 from transformer_xl.data.vocab_files import (
     BroughtVocab,
@@ -72,6 +74,8 @@ _COPY_BYTES = 1 << 17
 _SECONDS_BETWEEN_LINES = 10.0
 _SERVED = ("text", "counts", "parts")
 _ONE_WEEK = 7 * 24 * 60 * 60
+# What normalization changed in the text, in the manifest of what is not raw.
+_CHANGES = "text_changes"
 
 
 def cache_folder(config: DataConfig) -> Path:
@@ -82,6 +86,7 @@ def cache_folder(config: DataConfig) -> Path:
     return Path(given).expanduser()
 
 
+@names_nearest
 def prepare(
     config: DataConfig,
     progress: Callable[[str], None] | None = None,
@@ -110,6 +115,8 @@ def prepare(
         >>> len(prepare(DataConfig(path="mine.txt", vocab="chars")).vocab)
         10
     """
+    if not isinstance(config, DataConfig):
+        raise ValueError(f"config={config!r:.60} is no DataConfig: that of a recipe is its .data")
     if config.vocab == "features":
         raise ValueError(
             "data.vocab=features: arrays are read as they are, and no text is prepared; txl train "
@@ -132,9 +139,18 @@ def _built(config: DataConfig, cache: Path, say: Say, executor: Executor | None)
     files = find_text(config, cache / "downloads", say)
     settings = _settings(config)
     title = re.sub(r"[^\w.+-]", "_", config.name or files.root.name or "text")
-    folder = cache / f"{title}-{_key(settings, files)}"
-    building = cache / f".building-{folder.name}"
-    while not folder.is_dir():
+    # Of the text as it is, as in earlier versions, and of one that is normalized.
+    of_raw, of_normalized = (
+        cache / f"{title}-{_key(settings | more, files)}" for more in ({}, {"text": "normalized"})
+    )
+    building = cache / f".building-{(of_raw if is_raw(config) else of_normalized).name}"
+
+    def found() -> Path | None:
+        if not is_raw(config) and of_normalized.is_dir():
+            return of_normalized
+        return of_raw if of_raw.is_dir() and _is_current(of_raw, config, files, say) else None
+
+    while (folder := found()) is None:
         try:
             cache.mkdir(parents=True, exist_ok=True)
             _remove_abandoned(cache, building)
@@ -145,13 +161,13 @@ def _built(config: DataConfig, cache: Path, say: Say, executor: Executor | None)
                 "choose another folder with --data.cache_dir or the variable TXL_CACHE"
             ) from error
         with locked(building, say) as is_ours:
-            if is_ours and folder.is_dir():
+            if is_ours and found():
                 # Another process has just finished it.
                 shutil.rmtree(building, ignore_errors=True)
             elif is_ours:
                 try:
                     fetched = fetch_text(config, files, say)
-                    _Builder(config, building, say, executor).build(fetched, settings)
+                    manifest = _Builder(config, building, say, executor).build(fetched, settings)
                 except MissingPackageError:
                     raise
                 except ValueError:
@@ -160,10 +176,31 @@ def _built(config: DataConfig, cache: Path, say: Say, executor: Executor | None)
                     if executor is None:
                         shutil.rmtree(building, ignore_errors=True)
                     raise
+                folder = of_normalized if manifest.get(_CHANGES) else of_raw
                 # The lock file moves with the folder, so that waiting processes notice.
                 building.rename(folder)
                 (folder / LOCK).unlink(missing_ok=True)
     return Corpus(folder)
+
+
+def _is_current(folder: Path, config: DataConfig, files: TextFiles, say: Say) -> bool:
+    """Whether a corpus of the text as it is, perhaps of an earlier version, needs no other text.
+
+    That it needs none is noted in its manifest: the text is looked through once.
+    """
+    path = folder / "manifest.json"
+    try:
+        manifest = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return True  # Opening it tells what is damaged.
+    if is_raw(config) or not isinstance(manifest, dict) or _CHANGES in manifest:
+        return True
+    say("looking through the text once for line ends to normalize")
+    if not is_normal(config, fetch_text(config, files, say)):
+        return False
+    with contextlib.suppress(OSError):
+        replace_file(path, json.dumps(manifest | {_CHANGES: {}}, indent=2).encode())
+    return True
 
 
 def _prepared(config: DataConfig, cache: Path, say: Say) -> Corpus:
@@ -214,7 +251,8 @@ def _settings(config: DataConfig) -> dict[str, Any]:
     still found.
     """
     left_out = {"cache_dir", "workers", "vocab_from", "json_field", "tokenizer", "reset_at"}
-    left_out |= {"completion_at", "corpus", "verify"}
+    # Whether the text is raw is in the names of folders.
+    left_out |= {"completion_at", "corpus", "verify", "raw"}
     given = dataclasses.asdict(config)
     if config.vocab == "bpe" and not config.tokenizer:
         # Units of their own, in no longer one.
@@ -280,26 +318,36 @@ class _Builder:
     ) -> None:
         self.config, self.folder, self.say = config, folder, say
         self.executor = executor or perform_all
+        self.origins: dict[Path, Path] = {}
         cores = os.cpu_count() or 1
         if hasattr(os, "sched_getaffinity"):
             cores = len(os.sched_getaffinity(0))
         self.n_workers = config.workers or cores
 
-    def build(self, files: TextFiles, settings: dict[str, Any]) -> None:
-        """Write all files; the manifest, which records ``settings``, is the last."""
-        if not (self.folder / "manifest.json").is_file():
-            manifest = self._write(files) | {"settings": settings}
-            replace_file(self.folder / "manifest.json", json.dumps(manifest, indent=2).encode())
+    def build(self, files: TextFiles, settings: dict[str, Any]) -> dict[str, Any]:
+        """Write all files; the manifest, which records ``settings``, is the last.
+
+        Returns:
+            The manifest.
+        """
+        path = self.folder / "manifest.json"
+        if not path.is_file():
+            with named_by_origin(self.origins):
+                manifest = self._write(files) | {"settings": settings}
+            replace_file(path, json.dumps(manifest, indent=2).encode())
         for name in _SERVED:
             shutil.rmtree(self.folder / name, ignore_errors=True)
         for name in ("plan", *SPLITS):
             (self.folder / f"{name}.json").unlink(missing_ok=True)
         remove_temporary(self.folder)
+        return json.loads(path.read_bytes())
 
     def _write(self, files: TextFiles) -> dict[str, Any]:
         """Write all files but the manifest; return the manifest without the settings."""
         _require_use(self.config, files)
-        files = self._unpacked(files)
+        texts = self.folder / "text"
+        files, changes = plain_texts(self.config, files, texts, self._perform, self.say)
+        self.origins.update(files.origins)
         parts = self._plan(files)
         if not any(parts.values()) or not (parts["train"] or self.config.name in KNOWN_CORPORA):
             raise ValueError(
@@ -325,26 +373,8 @@ class _Builder:
             "vocab": {"kind": vocab.kind, "size": len(vocab), "hash": vocab.hash},
             "splits": splits,
             "source": {"name": self.config.name, "description": files.description},
+            **({} if is_raw(self.config) else {_CHANGES: changes}),
         }
-
-    def _unpacked(self, files: TextFiles) -> TextFiles:
-        """Extract the text of files that are not plain text."""
-        tasks: list[Task] = []
-        unpacked = {name: list(paths) for name, paths in files.parts.items()}
-        for name, paths in files.parts.items():
-            for number, path in enumerate(paths):
-                if how := unpacking_of(path, self.config):
-                    target = self.folder / "text" / name / f"{number:06d}.txt"
-                    given = (path, how, self.config.json_field, name)
-                    tasks.append(Task(unpack, given, target, path.stat().st_size))
-                    unpacked[name][number] = target
-        if not tasks:
-            return files
-        self.say(f"unpacking {len(tasks):,} files")
-        self._perform(tasks, "unpacked")
-        origins = {task.target: task.given[0] for task in tasks}
-        replaced = {name: tuple(paths) for name, paths in unpacked.items()}
-        return dataclasses.replace(files, origins=origins, **replaced)
 
     def _plan(self, files: TextFiles) -> dict[str, list[list[Span]]]:
         """Divide the text into splits and parts, deterministically."""
@@ -454,7 +484,10 @@ class _Builder:
         if n_unknown:
             spans = (span for part in parts for span in part)
             found = find_unknown(load_vocab(self.folder), spans)
-            where = "" if found is None else f": {found[0]}: {describe_unknown(found[2], found[1])}"
+            where = ""
+            if found is not None:
+                file, line, unknown = found
+                where = f": {self.origins.get(file, file)}: {describe_unknown(unknown, line)}"
             self.say(
                 f"warning: {name}: {n_unknown:,} of {n_tokens:,} characters are not in the "
                 f"vocabulary and become <unk>{where}"
@@ -495,6 +528,8 @@ def _require_use(config: DataConfig, files: TextFiles) -> None:
     }
     if len(given) == 2:
         unused["split_by"] = "valid and test text are given, so none is split off"
+    if is_raw(dataclasses.replace(config, raw=False)):
+        unused["raw"] = "the texts of known corpora are never changed"
     paths = [path for paths in files.parts.values() for path in paths]
     is_from_hub = config.name.startswith(HUB_PREFIX)
     if not is_from_hub and not {"lines", "parquet"} & {unpacking_of(x, config) for x in paths}:

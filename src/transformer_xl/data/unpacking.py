@@ -11,8 +11,8 @@ import importlib
 import io
 import json
 import lzma
-import shutil
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,14 +21,17 @@ from typing import Any, Literal
 import numpy as np
 
 from transformer_xl.config import DataConfig
-from transformer_xl.config.files import write_atomically
+from transformer_xl.config.files import replace_file, write_atomically
+from transformer_xl.data.normalizing import Normalizer, describe_changes, normalized
 
 Unpacking = Literal["", "text", "lines", "parquet", "json", "numpy"]
 
 _BLOCK = 1 << 20
-_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+_READ_BYTES = 1 << 16
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 # Enough to show where the trouble is.
 _SHOWN = 60
+RAW_REMEDY = "--data.raw True reads every byte as it is"
 
 
 class MissingPackageError(ValueError):
@@ -51,7 +54,7 @@ def optional_package(name: str, what: str, extra: str = "") -> Any:
 def unpacking_of(path: Path, config: DataConfig) -> Unpacking:
     """Say how the text in a file is found: by the end of its name; empty: it is plain text."""
     name = path.name.lower()
-    is_compressed = name.endswith(_COMPRESSED)
+    is_compressed = name.endswith(COMPRESSED)
     inner = name.rsplit(".", 1)[0] if is_compressed else name
     kinds: dict[str, Unpacking] = {".jsonl": "lines", ".ndjson": "lines", ".parquet": "parquet"}
     if config.vocab == "integers":
@@ -102,29 +105,89 @@ def parts_within(path: Path) -> tuple[str, ...]:
     return tuple(part for part in parts if content.get(part))
 
 
-def unpack(path: Path, how: Unpacking, field: str, part: str, target: Path) -> None:
-    """Write the text in a file to ``target``, atomically.
+def blocks_of(path: Path, how: Unpacking, field: str, part: str) -> Iterator[bytes]:
+    """Yield the text in a file in blocks.
 
     It is in the field or column ``field`` of records. Of a file that holds several parts, ``part``
     is taken.
     """
+    if how in ("", "text"):
+        with opened(path) as file:
+            while block := file.read(_READ_BYTES):
+                yield block
+        return
+    readers = {
+        "lines": lambda: _json_lines(path, field),
+        "parquet": lambda: _parquet(path, field),
+        "json": lambda: _json_integers(path, part),
+        "numpy": lambda: _numpy_integers(path),
+    }
+    for piece in readers[how]():
+        yield piece.encode("utf-8", "surrogatepass")
+
+
+def unpack(
+    path: Path,
+    how: Unpacking,
+    field: str,
+    part: str,
+    is_raw: bool,
+    adds_line_end: bool,
+    target: Path,
+) -> None:
+    """Write the text in a file to ``target``, and the changes that were made beside it, atomically.
+
+    The text is that of :func:`blocks_of`, normalized unless it ``is_raw``, and ends with a line end
+    if ``adds_line_end``.
+    """
+    changes = Counter[str]()
 
     def write(temporary: Path) -> None:
+        last = b""
         with temporary.open("wb") as out:
-            if how == "text":
-                with opened(path) as file:
-                    shutil.copyfileobj(file, out, _BLOCK)
-                return
-            readers = {
-                "lines": lambda: _json_lines(path, field),
-                "parquet": lambda: _parquet(path, field),
-                "json": lambda: _json_integers(path, part),
-                "numpy": lambda: _numpy_integers(path),
-            }
-            for piece in readers[how]():
-                out.write(piece.encode("utf-8", "surrogatepass"))
+            for block in _text_blocks(path, how, field, part, is_raw, changes):
+                out.write(block)
+                last = block[-1:]
+            if adds_line_end and last not in (b"", b"\n"):
+                out.write(b"\n")
+                changes["line end"] += 1
+        # Before the text is there: then all of it is.
+        replace_file(target.with_suffix(".json"), json.dumps(changes).encode())
 
     write_atomically(target, write)
+
+
+def changes_of(path: Path, how: Unpacking, field: str, part: str) -> tuple[Counter[str], bytes]:
+    """Return what normalization changes in the text of a file, and the last byte of the text.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is damaged or no text.
+    """
+    changes, last = Counter[str](), b""
+    for block in _text_blocks(path, how, field, part, False, changes):
+        last = block[-1:]
+    return changes, last
+
+
+def _text_blocks(
+    path: Path, how: Unpacking, field: str, part: str, is_raw: bool, changes: Counter[str]
+) -> Iterator[bytes]:
+    """Yield the normalized text in a file; add the changes to ``changes`` at its end."""
+    blocks = blocks_of(path, how, field, part)
+    if is_raw:
+        yield from blocks
+        return
+    normalizer = Normalizer(str(path), RAW_REMEDY)
+    yield from normalized(blocks, normalizer)
+    # Counts that were corrected to zero are none.
+    changes += +normalizer.changes
+    if changes and normalizer.n_zeros:
+        raise ValueError(
+            f"{path} has {normalizer.n_zeros:,} zero bytes, so that it is no text, and "
+            f"normalizing it would change bytes ({describe_changes(changes)}): {RAW_REMEDY}, or "
+            "remove the zero bytes"
+        )
 
 
 def _as_lines(text: str) -> str:
@@ -139,14 +202,25 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
         OSError: It cannot be read.
         ValueError: It is damaged, or a line is no JSON.
     """
-    with opened(path) as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                yield number, json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{path}: line {number:,} is no JSON: {error}") from None
+    for number, line in enumerate(_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            yield number, json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}: line {number:,} is no JSON: {error}") from None
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file, normalized, without their line ends."""
+    waiting: list[bytes] = []
+    for block in normalized(blocks_of(path, "text", "", ""), Normalizer(str(path))):
+        first, *others = block.split(b"\n")
+        waiting.append(first)
+        for line in others:
+            yield b"".join(waiting)
+            waiting = [line]
+    yield b"".join(waiting)
 
 
 def _json_lines(path: Path, field: str) -> Iterator[str]:

@@ -20,10 +20,11 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import repeat
+from itertools import chain, islice, repeat
 from operator import index
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
@@ -69,6 +70,8 @@ class Vocab:
         kind: The kind of tokenization.
         eos_id: ID of the token that ends a line; None if a line break is an ordinary token.
         unk_id: ID of the token for unknown symbols; None if there is none.
+        start_id: ID of the token that an empty prompt stands for: the one that ends a line, as a
+            text begins after a line end; None if no single token does.
         token_bytes: Number of UTF-8 bytes of each token; None if tokens do not restore the text
             (words). ``<unk>`` counts 0, so that it never lowers the bits per byte.
         skips_undecoded: Whether `encode_known` skips bytes that are not UTF-8 even with ``<unk>``.
@@ -113,6 +116,14 @@ class Vocab:
     def __len__(self) -> int:
         return len(self.symbols)
 
+    @cached_property
+    def start_id(self) -> int | None:
+        """The ID of the token that an empty prompt stands for."""
+        if self.eos_id is not None:
+            return self.eos_id
+        ids = [] if self.unknown("\n") else self.encode("\n")
+        return ids[0] if len(ids) == 1 else None
+
     def _symbol_bytes(self) -> list[bytes] | None:
         if self.kind in ("words", "integers"):
             return None
@@ -150,7 +161,7 @@ class Vocab:
         Raises:
             ValueError: The vocabulary has no such token.
         """
-        if symbol in self._ids:
+        if _as_text(symbol) in self._ids:
             return self._ids[symbol]
         try:
             found = self._lookup(symbol).tolist()
@@ -165,9 +176,9 @@ class Vocab:
         """Encode a text as token IDs.
 
         Raises:
-            ValueError: The vocabulary cannot encode part of the text.
+            ValueError: It is no ``str``, or the vocabulary cannot encode part of it.
         """
-        return self._required(self._lookup(text), text).tolist()
+        return self._required(self._lookup(_as_text(text)), text).tolist()
 
     def encode_lines(self, text: str, *, prepared: bool = False) -> list[int]:
         """Encode the text of a file; if there is an ``<eos>``, it ends each line.
@@ -179,7 +190,7 @@ class Vocab:
 
     def encode_array(self, text: str, *, prepared: bool = False) -> np.ndarray:
         """Encode the text of a file as `encode_lines` does, as an array."""
-        return self._required(self._lookup_lines(text, prepared=prepared), text)
+        return self._required(self._lookup_lines(_as_text(text), prepared=prepared), text)
 
     def encode_known(self, text: str) -> tuple[list[int], Counter[str]]:
         """Encode a text as `encode_lines` does, skipping and counting unknown symbols.
@@ -187,6 +198,7 @@ class Vocab:
         With an ``<unk>`` they are encoded as it. Bytes that are not UTF-8 (surrogates) are treated
         alike, but always skipped if ``skips_undecoded``.
         """
+        text = _as_text(text)
         clean = UNDECODED.sub("", text) if self.skips_undecoded else text
         ids = self._lookup_lines(clean)
         known = ids[ids != MISSING].tolist()
@@ -202,7 +214,10 @@ class Vocab:
         """Return the IDs of a text; of symbols without one, that of ``<unk>`` or `MISSING`."""
         if self.kind == "bytes":
             # Undecodable bytes arrive as surrogates and are restored.
-            data = text.encode("utf-8", "surrogateescape")
+            try:
+                data = text.encode("utf-8", "surrogateescape")
+            except UnicodeEncodeError as error:
+                raise _half_refusal(error.start, text) from error
             return np.frombuffer(data, dtype=np.uint8).astype(np.int64)
         if self.kind == "chars":
             points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
@@ -230,10 +245,7 @@ class Vocab:
             return self._tokenizer.encode(text, **how).ids
         except BaseException as error:
             if half := HALF.search(text):
-                raise ValueError(
-                    f"character {half.start():,} is {half[0]!r}, half of a surrogate pair and no "
-                    "text: remove it, or decode the text again"
-                ) from error
+                raise _half_refusal(half.start(), text) from error
             # Its errors, as for a word without a token, have no class of their own. A panic of
             # Rust, as if a pattern exceeds its backtracking limit, is not even an Exception.
             is_of_text = isinstance(error, Exception) or type(error).__name__ == "PanicException"
@@ -293,6 +305,12 @@ class Vocab:
         """Return token IDs as a list, if all are in the vocabulary."""
         # Faster for arrays and tensors than iterating.
         given = ids.tolist() if hasattr(ids, "tolist") else ids
+        if isinstance(given, Iterator):
+            # Before all of a batch is generated.
+            first = [*islice(given, 1)]
+            if first and isinstance(first[0], dict):
+                raise ValueError("these are several texts: batch.decode(vocab) returns them")
+            given = chain(first, given)
         try:
             if isinstance(given, str | bytes | dict):
                 raise TypeError
@@ -367,6 +385,15 @@ class StreamDecoder:
         self._space = ""
         return "" if begins_line else self.flush() + "\n"
 
+    def raw(self, token: int) -> bytes:
+        """Return the bytes that a token would add to the text, without decoding it.
+
+        Those of a word are the text that it completes, with the space before it.
+        """
+        if self._bytes is not None:
+            return self._bytes[token]
+        return self.fork().push(token).encode()
+
     def _join(self, word: str) -> str:
         """Return the text that a word completes."""
         text, self._space = self._space + word, " "
@@ -376,15 +403,45 @@ class StreamDecoder:
         """End the text; an incomplete character becomes U+FFFD."""
         return self._utf8.decode(b"", final=True)
 
+    def pending(self) -> str:
+        """Return the text that `flush` would return, and do not end the text."""
+        if self._bytes is None:
+            return self.fork().flush()
+        # Without a copy, as servers ask for each token.
+        return "\ufffd" if self._utf8.getstate()[0] else ""
+
     def fork(self) -> "StreamDecoder":
         """Return an independent copy, to decode another continuation of the same text."""
         other = copy.copy(self)
-        other._utf8 = copy.copy(self._utf8)
+        if self._bytes is not None:
+            other._utf8 = copy.copy(self._utf8)
         return other
 
 
 def _no_symbol(number: int, n: int) -> ValueError:
-    return ValueError(f"{number} is no symbol: this vocabulary has 0 to {n - 1}")
+    return ValueError(
+        f"{number} is no symbol: this vocabulary has 0 to {n - 1}; decode tokens with the "
+        "vocabulary that encoded them, and leave out those of padding"
+    )
+
+
+def _half_refusal(place: int, text: str) -> ValueError:
+    return ValueError(
+        f"character {place:,} is {text[place]!r}, half of a surrogate pair and no text: remove it, "
+        "or decode the text again"
+    )
+
+
+def _as_text(text: Any) -> str:
+    """Return a text; refuse what is something else."""
+    if isinstance(text, str):
+        return text
+    remedy = "give one text at a time"
+    if isinstance(text, bytes | bytearray | memoryview):
+        remedy = 'decode it first, as with text.decode("utf-8", "surrogateescape")'
+    elif isinstance(text, PathLike):
+        remedy = 'give what is in the file, as with path.read_text("utf-8")'
+    raise ValueError(f"{text!r:.60} is {type(text).__name__} and no text (str): {remedy}")
 
 
 def definition_hash(kind: VocabKind, definition: bytes, rules: object = None) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders
 
 from transformer_xl.config import FORMAT_VERSION
+from transformer_xl.config.checks import names_nearest
 from transformer_xl.config.locating import locate, locate_here
 from transformer_xl.data.imported import ImportedVocab, Rules
 from transformer_xl.data.tokenizer_trial import LARGEST, tried
@@ -26,6 +27,7 @@ from transformer_xl.data.vocab import (
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")
 
 
+@names_nearest
 def load_vocab(name: Path | str) -> Vocab:
     """Load the vocabulary of a model, or of a corpus folder.
 

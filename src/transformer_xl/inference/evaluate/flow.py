@@ -12,6 +12,7 @@ import numpy as np
 from transformer_xl.data import Vocab
 from transformer_xl.data.text import split_point
 from transformer_xl.inference.evaluate.measuring import token_bytes_in
+from transformer_xl.inference.evaluate.streams import score_each
 from transformer_xl.model.reading import Reader
 
 Unit = Literal["token", "line"]
@@ -20,6 +21,8 @@ Scored = tuple[int, float | None]
 
 LONGEST = 1 << 16
 """Maximum bytes of a line, or characters without a split point; longer ones are split anyway."""
+# Of so many lines, those of similar lengths are read together.
+_LINES_AT_ONCE = 256
 
 
 class Piece(NamedTuple):
@@ -108,6 +111,8 @@ class Flow:
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self._waiting: deque[int] = deque()
+        # If results depend on the segmentation, an incomplete segment has to wait.
+        self._may_read_early = not reader.model.depends_on_segments
 
     def scores(
         self,
@@ -130,8 +135,7 @@ class Flow:
             for block in blocks:
                 yield from self._segments(cutter.push(block), see)
                 if not block:
-                    # If results depend on the segmentation, an incomplete segment has to wait.
-                    yield from self._read(takes_all=not self.reader.model.depends_on_segments)
+                    yield from self._read(takes_all=self._may_read_early)
                     yield []
         except OSError as error:
             failure = error
@@ -146,14 +150,37 @@ class Flow:
     ) -> Iterator[list[Scored]]:
         for piece in pieces:
             see(piece)
-            self._waiting.extend(piece.ids)
+            self._add(piece.ids)
             yield from self._read(takes_all=False)
+
+    def _add(self, ids: list[int]) -> None:
+        self._waiting.extend(ids)
 
     def _read(self, *, takes_all: bool) -> Iterator[list[Scored]]:
         while self._waiting and (takes_all or len(self._waiting) >= self.reader.remaining):
             n = min(self.reader.remaining, len(self._waiting))
             tokens = [self._waiting.popleft() for _ in range(n)]
             yield list(zip(tokens, self.reader.read(tokens), strict=True))
+
+
+class LineFlow(Flow):
+    """Scores each piece as a text of its own, several at once, and yields them in their order."""
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__(reader)
+        self._may_read_early = True
+        self._lines: deque[list[int]] = deque()
+
+    def _add(self, ids: list[int]) -> None:
+        self._lines.append(ids)
+
+    def _read(self, *, takes_all: bool) -> Iterator[list[Scored]]:
+        while self._lines and (takes_all or len(self._lines) >= _LINES_AT_ONCE):
+            n = min(_LINES_AT_ONCE, len(self._lines))
+            lines = [self._lines.popleft() for _ in range(n)]
+            found = score_each(self.reader.model, lines, self.reader.lengths)
+            for line, log_probs in zip(lines, found, strict=True):
+                yield list(zip(line, log_probs, strict=True))
 
 
 @dataclass

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Integer, Real
 from torch import Tensor
 
 from transformer_xl.config import EvalConfig
+from transformer_xl.config.checks import names_nearest
 from transformer_xl.config.knn import KnnConfig
 from transformer_xl.data import Vocab
 from transformer_xl.data.recordings import Recordings
@@ -77,7 +78,12 @@ class Result:
     knn_temperature: float | None = None
     knn_window: int | None = None
 
+    def __repr__(self) -> str:
+        known = {name: x for name, x in asdict(self).items() if x is not None}
+        return f"Result({', '.join(f'{name}={x!r}' for name, x in known.items())})"
 
+
+@names_nearest
 @torch.no_grad()
 def evaluate(
     model: LanguageModel,

@@ -26,6 +26,8 @@ from transformer_xl.model.reading import Reader, read, read_all
 from transformer_xl.model.wrapping import evaluating
 from transformer_xl.ops.nll import IGNORED
 
+_TEXTS_AT_ONCE = 32
+
 
 def as_text(ids: Any, config: ModelConfig) -> Int[Tensor, " length"]:
     """Return a text as :func:`as_tokens` does; require at least two tokens."""
@@ -209,6 +211,33 @@ def score(
     # The first token has no score, and is read with the segment after it.
     parts = (text[:1], *text[1:].split(reader.lengths.segment_len))
     return chain.from_iterable(map(reader.read, parts))
+
+
+@torch.no_grad()
+def score_each(
+    model: LanguageModel, texts: Sequence[Sequence[int]], lengths: Lengths
+) -> list[list[float | None]]:
+    """Return the log-probabilities of the tokens of texts as :func:`score` does of each alone.
+
+    Texts of similar lengths are read as a batch.
+    """
+    found: list[list[float | None]] = [[None] * len(text[:1]) for text in texts]
+    order = sorted(
+        (n for n, text in enumerate(texts) if len(text) > 1), key=lambda n: len(texts[n])
+    )
+    with evaluating(model):
+        for first in range(0, len(order), _TEXTS_AT_ONCE):
+            batch = order[first : first + _TEXTS_AT_ONCE]
+            rows = [as_tokens(texts[n], model.config) for n in batch]
+            sizes = torch.tensor([len(row) - 1 for row in rows])
+            padded = pad_sequence(rows, batch_first=True)
+            targets = pad_sequence(rows, batch_first=True, padding_value=IGNORED)[:, 1:]
+            mems = model.keep(model.start_memory(len(batch), lengths.mem_len))
+            for piece in read(model, padded[:, :-1], lengths, mems, targets=targets, sizes=sizes):
+                assert piece.nll is not None
+                for n, size, row in zip(batch, sizes.tolist(), piece.nll.tolist(), strict=True):
+                    found[n] += [-x for x in row[: max(size - piece.start, 0)]]
+    return found
 
 
 @torch.no_grad()

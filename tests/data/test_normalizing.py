@@ -1,0 +1,240 @@
+"""Text of any platform is the text with LF line ends, in UTF-8."""
+
+import codecs
+import gzip
+import json
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transformer_xl.config import DataConfig
+from transformer_xl.data import preparing
+from transformer_xl.data.corpus import raw_split
+from transformer_xl.data.normalizing import Normalizer, describe_changes, normalized
+from transformer_xl.data.preparing import prepare
+from transformer_xl.data.text import TextFiles
+
+LINES = "to be,\nor not\n\nto be — naïve?\n"
+BOMS = {
+    "utf-8": codecs.BOM_UTF8,
+    "utf-16-le": codecs.BOM_UTF16_LE,
+    "utf-16-be": codecs.BOM_UTF16_BE,
+    "utf-32-le": codecs.BOM_UTF32_LE,
+    "utf-32-be": codecs.BOM_UTF32_BE,
+}
+
+
+def read(blocks):
+    normalizer = Normalizer("a.txt", "--raw")
+    return b"".join(normalized(blocks, normalizer)), dict(+normalizer.changes)
+
+
+def blocks_of(data, draw):
+    blocks = []
+    while data:
+        size = draw.choice((0, 1, 1, 2, 3, 50))
+        blocks.append(data[:size])
+        data = data[size:]
+    return blocks
+
+
+@pytest.mark.parametrize("encoding", [*BOMS, None], ids=str)
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=repr)
+def test_a_text_is_the_same_whatever_its_line_ends_and_encoding(encoding, end):
+    data = LINES.replace("\n", end).encode(encoding or "utf-8")
+    found, changes = read([BOMS.get(encoding, b"") + data])
+    assert found == LINES.encode()
+    kind = {"\r\n": "CR LF", "\r": "CR"}.get(end)
+    assert {x: n for x, n in changes.items() if x.startswith("CR")} == ({kind: 4} if kind else {})
+    assert bool(changes) == (encoding is not None or kind is not None)
+
+
+@given(
+    st.text(alphabet="ab\r\n\ufeff\x0c\x85\u2028é", max_size=20),
+    st.sampled_from([*BOMS, None]),
+    st.integers(0, 1000),
+)
+def test_what_is_read_does_not_depend_on_the_blocks(text, encoding, seed):
+    data = BOMS.get(encoding, b"") + text.encode(encoding or "utf-8")
+    whole = read([data])
+    assert read(blocks_of(data, random.Random(seed))) == whole
+    # Once normalized, it is normal.
+    assert read([whole[0]]) == (whole[0], {})
+    # All else is kept.
+    kept = str.maketrans("", "", "\r\n\ufeff")
+    assert whole[0].decode().translate(kept) == text.translate(kept)
+
+
+def test_a_byte_order_mark_is_none_of_the_text_where_files_were_joined():
+    assert read(["\ufeffone\n\ufefftwo\ufeff\n".encode()]) == (
+        "one\ntwo\ufeff\n".encode(),
+        {"BOM": 2},
+    )
+    assert read([codecs.BOM_UTF8]) == (b"", {"BOM": 1})
+    # An incomplete one stays.
+    assert read([codecs.BOM_UTF8[:2]]) == (codecs.BOM_UTF8[:2], {})
+
+
+@pytest.mark.parametrize("order", ["le", "be"])
+def test_utf16_without_a_byte_order_mark_is_refused_with_the_remedy(order):
+    for text in (LINES[:-15] * 40, "ab"):
+        with pytest.raises(ValueError, match=rf"a\.txt.*iconv -f UTF-16{order.upper()}.*--raw"):
+            read(blocks_of(text.encode(f"utf-16-{order}"), random.Random(1)))
+    # A zero byte here and there is none.
+    assert read([b"a\0bcde\0f\n"]) == (b"a\0bcde\0f\n", {})
+
+
+def test_what_is_not_the_utf16_of_its_byte_order_mark_is_located():
+    for encoding, data, place in (("utf-16-le", b"a\0\0\xdcb\0", 4), ("utf-32-be", b"\xff" * 4, 4)):
+        with pytest.raises(ValueError, match=rf"{encoding[:6].upper()}, but byte {place} is no"):
+            read([BOMS[encoding] + data])
+
+
+def test_changes_are_described_with_counts():
+    assert describe_changes(Normalizer("a").changes) == ""
+    normalizer = Normalizer("a")
+    normalizer.push(b"a\r\n" * 1200 + b"b\r")
+    assert describe_changes(normalizer.changes) == "1,200 CR LF to LF, 1 CR to LF"
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Prepare the text of files, whole."""
+
+    def make(files, vocab="bytes", **settings):
+        tmp_path.joinpath("texts").mkdir(exist_ok=True)
+        for name, data in files.items():
+            path = tmp_path / "texts" / name
+            # One that is written anew is another one.
+            if not path.exists() or path.read_bytes() != data:
+                path.write_bytes(data)
+        config = DataConfig(
+            path=":".join(str(tmp_path / "texts" / x) for x in files),
+            vocab=vocab,
+            cache_dir=str(tmp_path / "cache"),
+            **{"valid_fraction": 0.0, "test_fraction": 0.0} | settings,
+        )
+        said = []
+        corpus = prepare(config, said.append)
+        return corpus, [line for line in said if "normalized" in line]
+
+    return make
+
+
+@pytest.mark.parametrize("vocab", ["bytes", "chars", "bpe"])
+def test_a_line_ends_with_its_file(made, vocab):
+    corpus, said = made({"a.txt": b"one two", "b.txt": b"", "c.txt": b"three four"}, vocab)
+    assert raw_split(corpus, "train") == b"one two\nthree four"
+    assert said == [
+        "normalized the text of 1 of 3 files: 1 line end added between files; --data.raw True "
+        "reads every byte as it is"
+    ]
+    assert corpus.manifest["splits"]["train"]["text_files"] == ["a.txt", "c.txt"]
+
+
+@pytest.mark.parametrize("vocab", ["bytes", "chars", "bpe", "words"])
+def test_a_corpus_is_the_same_whatever_platform_its_files_are_from(made, vocab):
+    windows = LINES.replace("\n", "\r\n").encode()
+    files = {
+        "a.txt": windows,
+        "b.txt": codecs.BOM_UTF8 + windows,
+        "c.txt": LINES.encode("utf-16"),
+        "d.txt": LINES.replace("\n", "\r").encode(),
+        "e.txt.gz": gzip.compress(windows),
+        "f.jsonl": "".join(
+            f"{json.dumps({'text': x})}\r\n" for x in LINES.replace("\n", "\r\n").split("\n")[:-1]
+        ).encode("utf-16"),
+    }
+    corpus, said = made(files, vocab)
+    plain, nothing = made({f"{name[0]}-plain.txt": LINES.encode() for name in files}, vocab)
+    assert corpus.split("train").tolist() == plain.split("train").tolist()
+    assert len(said) == 1
+    assert nothing == []
+
+
+def test_splits_and_parts_of_a_text_with_cr_lf_are_those_of_the_text(made, monkeypatch):
+    monkeypatch.setattr(preparing, "PART_BYTES", 97)
+    shares = {"valid_fraction": 0.21, "test_fraction": 0.13}
+    text = LINES * 6
+    for vocab in ("bytes", "words"):
+        plain, _ = made({"plain.txt": text.encode()}, vocab, **shares)
+        for encoding in ("utf-8", "utf-16"):
+            data = text.replace("\n", "\r\n").encode(encoding)
+            corpus, _ = made({f"{encoding}.txt": data}, vocab, **shares)
+            for split in ("train", "valid", "test"):
+                assert corpus.split(split).tolist() == plain.split(split).tolist()
+
+
+def test_a_raw_text_keeps_every_byte(made):
+    files = {"a.bin": b"\xef\xbb\xbfa\0\r\nb\r", "b.bin": b"c"}
+    corpus, said = made(files, raw=True)
+    assert (raw_split(corpus, "train"), said) == (b"".join(files.values()), [])
+    with pytest.raises(ValueError, match=r"a\.bin has 1 zero bytes.*--data\.raw True"):
+        made(files)
+
+
+def test_other_line_ends_of_unicode_and_bytes_of_other_encodings_are_kept(made):
+    for number, data in enumerate(("a\x0cb\x85c\u2028d\n".encode(), b"caf\xe9\n", b"\0\n")):
+        corpus, said = made({f"{number}.txt": data})
+        assert (raw_split(corpus, "train"), said) == (data, [])
+
+
+def test_a_corpus_of_an_earlier_version_is_used_unless_its_text_is_normalized(made):
+    # A corpus of an earlier version is one of the raw text.
+    normal, windows = {"a.txt": LINES.encode()}, {"b.txt": LINES.replace("\n", "\r\n").encode()}
+    for files in (normal, windows):
+        earlier, _ = made(files, raw=True)
+        assert "text_changes" not in earlier.manifest
+        corpus, said = made(files)
+        assert (corpus.folder == earlier.folder) == (files is normal) == (not said)
+        assert raw_split(corpus, "train") == LINES.encode()
+        # Found again, without looking through the text.
+        again, said = made(files)
+        assert (again.folder, said) == (corpus.folder, [])
+        assert "text_changes" in again.manifest
+        # The raw one is still there.
+        assert raw_split(made(files, raw=True)[0], "train") == next(iter(files.values()))
+
+
+def test_errors_name_the_file_and_its_bytes_and_not_the_copy(made, tmp_path):
+    path = tmp_path / "texts" / "a.txt"
+    with pytest.raises(ValueError, match=rf"^{path} is not UTF-8 text: byte 3 is 0xff"):
+        made({"a.txt": b"a\r\n\xff"}, "chars")
+    with pytest.raises(ValueError, match=rf"^{path}: .*not in the vocabulary.*line 3"):
+        made({"a.txt": b"a\r\n" * 2 + "ß\r\n".encode()}, "chars", tokenizer="shakespeare")
+
+
+def test_a_folder_of_utf16_is_a_folder_of_text(made, tmp_path):
+    made({"a.txt": LINES.encode("utf-16"), "b.txt": LINES.encode("utf-16-le")}, raw=True)
+    said = []
+    config = DataConfig(path=str(tmp_path / "texts"), cache_dir=str(tmp_path / "cache"))
+    assert prepare(config, said.append).manifest["splits"]["train"]["text_files"] == ["a.txt"]
+    assert any("skipped 1 files" in line and "b.txt" in line for line in said)
+
+
+def test_a_file_of_a_byte_order_mark_is_empty(made):
+    with pytest.raises(ValueError, match="there is no training text"):
+        made({"a.txt": codecs.BOM_UTF8})
+
+
+def test_a_text_in_a_store_is_normalized_as_one_here(web, tmp_path):
+    for name in ("a.txt", "b.txt"):
+        (web.folder / name).write_bytes(codecs.BOM_UTF8 + b"one\r\ntwo")
+    config = DataConfig(
+        path=f"{web.url}/a.txt:{web.url}/b.txt",
+        cache_dir=str(tmp_path / "cache"),
+        valid_fraction=0.0,
+        test_fraction=0.0,
+    )
+    for _ in range(2):
+        assert raw_split(prepare(config), "train") == b"one\ntwo\none\ntwo"
+
+
+def test_a_text_that_is_never_changed_takes_no_setting_for_that():
+    config = DataConfig(name="tiny-shakespeare", raw=True)
+    files = TextFiles(root=Path(), description="", train=())
+    with pytest.raises(ValueError, match=r"data\.raw=True has no effect: the texts of known"):
+        preparing._require_use(config, files)
