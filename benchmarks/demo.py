@@ -28,7 +28,7 @@ from transformer_xl.train.checkpoint.checkpoints import checkpoints_in, read_abo
 from transformer_xl.train.report import plot_curves
 
 README, RESULTS = ROOT / "README.md", ROOT / "docs" / "results.md"
-SAMPLE = ("generate", "python-code", "--prompt", "class Stack:", "--length", "140", "--seed", "4")
+SAMPLE = ("generate", "shakespeare", "--prompt", "ROMEO:", "--length", "320")
 LOG = "printed.txt"
 """What a training of this program printed, in its run folder."""
 KEPT = re.compile(r"(\d[\d,]* parameters on|memory +\d+:|gzip:|evaluating the best)")

@@ -311,6 +311,20 @@ def test_what_is_no_file_is_never_replaced_by_one(tmp_path):
     assert not (tmp_path / "nothing").exists()
 
 
+def test_a_place_that_cannot_be_written_to_is_named_before_any_work(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("x")
+    for require in (require_new, require_new_file):
+        with pytest.raises(NotADirectoryError, match=r"/file is a file, not a folder"):
+            require(tmp_path / "file" / "new")
+    # As on a disk that is read-only, where not even root may write.
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    for require in (require_new, require_new_file):
+        for path in (tmp_path / "new", tmp_path / "a" / "new"):
+            with pytest.raises(PermissionError, match=r"or its disk is read-only; give another"):
+                require(path)
+            assert not path.exists()
+
+
 def test_a_link_is_not_replaced_unasked(tmp_path):
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "link").symlink_to("mine")

@@ -11,8 +11,21 @@ import lazy_loader
 
 __version__ = "0.1.0"
 
-__getattr__, __dir__, _names = lazy_loader.attach_stub(__name__, __file__)
+_load, __dir__, _names = lazy_loader.attach_stub(__name__, __file__)
 __all__ = [*_names, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> object:
+    try:
+        return _load(name)
+    except AttributeError:
+        from transformer_xl.config.checks import near
+
+        if name in __all__ or not (nearest := near(name, __all__)):
+            raise
+        raise AttributeError(
+            f"No {__name__} attribute {name}: did you mean {nearest}?", name=name
+        ) from None
 
 
 class _Package(ModuleType):

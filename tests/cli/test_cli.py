@@ -19,6 +19,7 @@ import pytest
 import transformer_xl
 from transformer_xl import cli
 from transformer_xl.cli import main, parse
+from transformer_xl.cli.given import option_names
 from transformer_xl.cli.printing import show
 from transformer_xl.cli.runs import Train
 
@@ -112,13 +113,13 @@ def test_the_help_shows_what_a_setting_does_and_what_it_is_by_default(txl, toy_t
 
 def test_a_wrong_command_line_is_a_misuse_that_is_explained(txl):
     for words, message in [
-        (["trian"], "Unrecognized options: trian"),
-        (["xyzzy"], "Available subcommands: recipes, prepare, train"),
+        (["trian"], "there is no command or option trian: did you mean train?"),
+        (["--verion"], "did you mean --version?"),
+        (["xyzzy"], "the commands are recipes, prepare, train"),
         (["--json"], "--json"),
         (["train"], "RECIPE"),
         (["train", "--out", "x"], "RECIPE"),
         (["eval"], "DIR"),
-        (["train", "demo"], "--out"),
         (["train", "demo", "--out", "x", "--train.setps", "3"], "--train.steps"),
         (["train", "demo", "--out", "x", "--train.steps", "three"], "three"),
         (["train", "demo", "--out", "x", "--train.optimizer", "adam"], "adamw"),
@@ -143,6 +144,47 @@ def test_an_unknown_option_is_answered_with_options_of_that_command(txl):
     assert "Perhaps you meant: --verify" in " ".join(
         word for word in txl("compress", "text", "--verfy").err.split() if word != "│"
     )
+
+
+def test_the_nearest_option_is_named_whatever_else_is_wrong(txl):
+    for words, nearest in [
+        (["train", "--trian.steps", "5", "demo"], "--trian.steps: did you mean --train.steps?"),
+        (["train", "demo", "--train.setps", "5"], "--train.setps: did you mean --train.steps?"),
+        (["train", "demo", "--out", "x", "--steps=5"], "--steps: did you mean --train.steps?"),
+        (["generate", "--temperatur", "0"], "--temperatur: did you mean --temperature?"),
+    ]:
+        ended = txl(*words)
+        assert ended.code == 2, words
+        assert ended.err.endswith(f"txl: there is no option {nearest}\n"), words
+    # Known options, in either spelling, and what follows --.
+    for words in (["train", "--train.batch-size", "3"], ["doctor", "a", "--", "--jsn"]):
+        assert "there is no option" not in txl(*words).err, words
+
+
+def test_the_names_of_options_are_those_in_the_help(txl):
+    for verb, kind in cli.commands().items():
+        rows = txl(verb, "--help").out.splitlines()
+        # Options begin a row, help texts are indented.
+        rows = [row[2:] for row in rows if re.match("[│ ] -", row)]
+        shown = {x for row in rows for x in re.findall(r"(?:^|, )--([\w.]+)", row)}
+        assert {*option_names(kind)} == shown | {"help"}, verb
+
+
+def test_help_is_written_however_narrow_the_terminal_is(txl, monkeypatch):
+    # Of a terminal; first, as without a least width the others would not end.
+    with monkeypatch.context() as patch:
+        patch.delenv("COLUMNS", raising=False)
+        patch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((3, 24)))
+        widths = []
+        patch.setattr("tyro.cli", lambda *_, **__: widths.append(os.environ["COLUMNS"]))
+        parse(["models"])
+        assert widths == ["40"]
+        assert "COLUMNS" not in os.environ
+    for columns in ("1", "5", "0", "-1"):
+        monkeypatch.setenv("COLUMNS", columns)
+        for words, code in ([["--help"], 0], [["models", "--help"], 0], [["train"], 2]):
+            assert txl(*words).code == code, (columns, words)
+        assert os.environ["COLUMNS"] == columns
 
 
 def test_a_wrong_recipe_is_named_with_what_is_wrong(txl, tmp_path):
@@ -318,8 +360,7 @@ def completion(tmp_path_factory):
 
 
 def test_no_two_files_of_commands_import_each_other():
-    """What lies below commands: given.py, loading.py, out_files.py and printing.py."""
-    shared = {"given", "loading", "out_files", "printing"}
+    shared = {"fitting", "given", "loading", "out_files", "printing", "tables"}
     for path in Path(cli.__file__).parent.glob("*.py"):
         if path.name == "__init__.py":
             continue

@@ -84,6 +84,15 @@ def test_eval_searches_the_past_of_the_text(txl, trained, text):
     assert [(row["mem_len"], row["knn_k"]) for row in curve] == [(0, 5), (8, 5)]
 
 
+def test_eval_takes_the_text_as_its_second_word(txl, trained, short):
+    found = [txl("eval", trained, *words, short, "--json").json for words in ((), ("--file",))]
+    assert found[0]["nll"] == found[1]["nll"]
+    assert found[0]["split"] == str(short)
+    code, out, err = txl("eval", trained, short, "--file", "other")
+    assert (code, out) == (2, "")
+    assert f"{short} and --file other are two texts: leave out one of them" in err
+
+
 def test_eval_by_windows_has_no_memory(txl, trained, short):
     words = ["--file", short, "--eval.window", 4, "--eval.batch_size", 3]
     found = txl("eval", trained, *words, "--json").json

@@ -113,6 +113,10 @@ def test_train_prints_its_result_on_stdout_and_the_rest_on_stderr(txl, toy_toml,
     assert "step 2: validation" in ended.err
     assert f"next: txl generate {tmp_path / 'run'}" in ended.err
     assert load_recipe(tmp_path / "run" / "recipe.toml").train.steps == 2
+    # Without --json and --quiet, the figures that it ends with are not repeated.
+    ended = txl("train", toy_toml, "--out", tmp_path / "run", "--train.steps", 2)
+    assert ended.out == ""
+    assert ended.err.count("nats, perplexity") == 1
 
 
 def test_train_goes_on_and_a_finished_run_is_not_trained_again(txl, toy_toml, trained, monkeypatch):
@@ -137,6 +141,9 @@ def test_train_refuses_a_folder_of_another_recipe_and_of_other_things(txl, toy_t
     code, out, err = txl("train", toy_toml, "--out", trained / "model")
     assert (code, out) == (1, "")
     assert "exists and is no run folder: nothing in it was touched" in err
+    code, out, err = txl("train", toy_toml, "--out", trained, "--train.steps", 99)
+    assert (code, out) == (2, "")
+    assert f"begins anew: txl train {trained} --out NEW" in err
     assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before
 
 
@@ -146,7 +153,7 @@ def test_what_cannot_be_trained_is_explained_and_leaves_nothing(
     monkeypatch.chdir(tmp_path)
     Path("empty.txt").write_text("")
     Path("short.txt").write_text("the cat\n" * 3)
-    Path("binary").write_bytes(b"\xff\xfe\x00\x80" * 2000)
+    Path("binary").write_bytes(b"\x81\xfe\x00\x80" * 2000)
     for words, code, message in [
         (["--data.path", "missing.txt"], 1, "there is no file or folder missing.txt"),
         (
@@ -154,11 +161,16 @@ def test_what_cannot_be_trained_is_explained_and_leaves_nothing(
             2,
             "no training text: text at empty.txt is empty, or",
         ),
-        (["--data.path", "binary"], 2, "binary is not UTF-8 text: byte 0 is 0xff. Convert"),
+        (["--data.path", "binary"], 2, "binary is not UTF-8 text: byte "),
         (["--data.path", "binary", "--data.vocab", "words"], 2, "is not UTF-8 text"),
         (["--data.path", "binary", "--data.vocab", "bpe"], 2, "is not UTF-8 text"),
         (
             ["--data.path", "short.txt"],
+            2,
+            "the validation text has one token; to predict one, at least 2 are needed: give",
+        ),
+        (
+            ["--data.path", "short.txt", "--train.batch_size", "4", "--train.segment_len", "8"],
             2,
             "tokens, fewer than one segment per stream: batch_size=4",
         ),
@@ -180,7 +192,8 @@ def test_what_cannot_be_trained_is_explained_and_leaves_nothing(
 def test_any_file_can_be_trained_on_byte_by_byte(txl, toy_toml, tmp_path):
     path = tmp_path / "binary"
     path.write_bytes(bytes(range(256)) * 20)
-    words = ["--data.path", path, "--data.vocab", "bytes", "--train.steps", 1, "--quiet", "--json"]
+    words = ["--data.path", path, "--data.vocab", "bytes", "--data.raw", "True"]
+    words += ["--train.steps", 1, "--quiet", "--json"]
     assert txl("train", toy_toml, "--out", tmp_path / "run", *words).json["bits_per_byte"] > 0
 
 

@@ -61,7 +61,7 @@ def made(monkeypatch):
         loss = LOSSES[task.model] + abs(task.factor - 2) / 10 + task.seed / 100 + 1 / minutes
         return found(loss, tokens=round(1000 * minutes))
 
-    def paces(configs):
+    def paces(configs, seconds):
         return {name: [0.5] * len(stages_of(config)) for name, config in configs.items()}, 100.0
 
     # Each look at a plan makes and names all its recipes anew; the tests of standings draw.

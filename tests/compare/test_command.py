@@ -102,3 +102,47 @@ def test_without_any_model_that_could_be_trained_it_fails(tmp_path, text, monkey
     words = ("--models", "lstm", "--rates", "1", "--no_baselines")
     assert call(text, tmp_path / "out", *words) == 1
     assert "no contestant could be trained" in capsys.readouterr().err
+
+
+def test_the_cost_is_said_first_and_the_best_last(tmp_path, text, capsys):
+    assert call(text, tmp_path / "out", "--models", "txl", "gpt", "--no_baselines") == 0
+    out, err = capsys.readouterr()
+    # 8 runs of the search and 2 long ones, a quarter for evaluations, and 0.2 minutes for each.
+    assert err.startswith("8 runs of 1 minutes to find rates, and 2 runs of 4 minutes: with ")
+    assert " 22 to 30.7 minutes, about; " in err.splitlines()[0]
+    assert out.splitlines()[-1].startswith("txl is best: ")
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_evaluations_are_as_long_as_their_share_of_the_time(tmp_path, text, made, capsys):
+    # 16 x 128 tokens in half a second, of which a quarter of 15 s is taken.
+    words = ("--models", "txl", "--rates", "1", "--no_baselines", "--search_minutes", "0.25")
+    text.write_text("".join(f"line {n} of a text\n" for n in range(40_000)))
+    assert call(text, tmp_path / "out", *words) == 0
+    assert {task.eval_tokens for task in made} == {15_000}
+    assert "evaluating on 15,000 tokens of each split" in capsys.readouterr().err
+    # All of it where there is time, as before, and what is given in any case.
+    assert call(text, tmp_path / "long", *words[:-2]) == 0
+    assert made[-1].eval_tokens is None
+    assert call(text, tmp_path / "given", *words, "--tokens", "50") == 0
+    assert made[-1].eval_tokens == 50
+
+
+def test_baselines_take_no_longer_than_a_run(tmp_path, text, monkeypatch, capsys):
+    measured = []
+    monkeypatch.setattr(baselines, "baselines", lambda *_, names: measured.extend(names) or [])
+    words = ("--models", "lstm", "--rates", "1", "--minutes")
+    # 7.6 kB, of which n-grams take 0.06 s.
+    assert call(text, tmp_path / "out", *words, "0.0005") == 0
+    assert {"uniform", "gzip -9"} <= {*measured}
+    assert "n-gram" not in measured
+    assert "n-gram" in capsys.readouterr().err.split("they would take longer")[0].splitlines()[-1]
+
+
+def test_what_is_not_installed_is_said_before_the_text_is_prepared(
+    tmp_path, text, made, monkeypatch, capsys
+):
+    monkeypatch.setattr(compare, "find_spec", lambda name: None)
+    monkeypatch.setattr(compare, "prepare", lambda *_: pytest.fail("work"))
+    assert call(text, tmp_path / "out", "--models", "txl", "mamba2") == 1
+    assert "mamba2: the layers are those of transformers: pip install" in capsys.readouterr().err

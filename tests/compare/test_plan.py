@@ -259,9 +259,9 @@ def test_a_contestant_that_comes_later_is_measured_in_turns_with_the_others(
 ):
     measured, paces = [], compare.paces
 
-    def noted(configs):
+    def noted(configs, limit):
         measured.append([*configs])
-        seconds, peak = paces(configs)
+        seconds, peak = paces(configs, limit)
         # The machine is slower each time.
         return {name: [len(measured) * x for x in each] for name, each in seconds.items()}, peak
 

@@ -5,11 +5,20 @@ from functools import partial
 
 import pytest
 
+from transformer_xl.cli.tables import WIDTH, narrow
 from transformer_xl.inference.evaluate.streams import spans
 from transformer_xl.studies import save_figure
 from transformer_xl.studies import standings as module
 from transformer_xl.studies.compare import Run
-from transformer_xl.studies.standings import draw, flops, loss_at, markdown, standings, tokens
+from transformer_xl.studies.standings import (
+    draw,
+    flops,
+    loss_at,
+    markdown,
+    standings,
+    tokens,
+    verdict,
+)
 
 
 @pytest.fixture(name="run")
@@ -271,3 +280,35 @@ def test_the_same_figure_is_the_same_file(tmp_path):
         save_figure(figure, tmp_path / name)
         plt.close(figure)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "other.svg").read_bytes()
+
+
+def test_a_sentence_says_what_is_best_and_what_is_better_still(run):
+    result = standings([run("a", 2.0), run("b", 2.2)]) | {"baselines": []}
+    assert verdict(result) == "a is best: 2.89 beside 3.17 bits per byte of b"
+    close = standings([run("a", 2.0), run("b", 2.001)]) | {"baselines": []}
+    assert verdict(close) == "a is best: 2.885 beside 2.887 bits per byte of b"
+    result["baselines"] = [
+        {"name": "xz -9e", "trained": False, "bits": 2.8},
+        {"name": "PPMd", "trained": True, "bits": 1.5},
+        {"name": "uniform", "trained": False, "bits": 8.0},
+    ]
+    assert verdict(result).endswith("; but PPMd, given the training text, takes 1.50")
+    assert (
+        verdict(standings([run("a", 2.0)]) | {"baselines": []}) == "a is best: 2.89 bits per byte"
+    )
+
+
+def test_a_wide_table_becomes_several_of_all_its_cells(run):
+    rows = [{"name": "xz -9e", "trained": True, "bits": 2.8}]
+    table = markdown(standings([run("a", 2.0), run("b", 2.2)]), rows)
+    narrowed = narrow(table)
+    assert max(map(len, narrowed.splitlines())) <= WIDTH < max(map(len, table.splitlines()))
+
+    def cells(text):
+        lines = [x for x in text.splitlines() if x.startswith("|") and "--" not in x]
+        return {x.strip() for line in lines for x in line.split("|")}
+
+    assert cells(narrowed) == cells(table)
+    # A baseline has a loss, and nothing in the other columns.
+    assert narrowed.count("xz -9e") == 1
+    assert narrow(narrowed) == narrowed

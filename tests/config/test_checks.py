@@ -20,7 +20,7 @@ from transformer_xl.config import (
     ModelConfig,
     TrainConfig,
 )
-from transformer_xl.config.checks import HIDDEN, _alternatives
+from transformer_xl.config.checks import HIDDEN, _alternatives, names_nearest
 from transformer_xl.config.recipes import dump_recipe, load_recipe, parse_recipe, recipe_names
 from transformer_xl.model.pretrained import load_config, load_eval_config
 
@@ -177,6 +177,41 @@ def test_an_error_names_the_setting_the_value_what_is_allowed_and_what_is_near()
         said = refusal(made)
         assert "=" in said
         assert message is None or said == message
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "nearest"),
+    [
+        (ModelConfig, "n_layers", "n_layer"),
+        (ModelConfig, "memlen", "mem_len"),
+        (TrainConfig, "step", "steps"),
+        (GenerateConfig, "Temperature_", "temperature"),
+        (Config, "modle", "model"),
+    ],
+)
+def test_an_unknown_setting_in_python_is_a_type_error_with_the_nearest_name(kind, name, nearest):
+    message = rf"{kind.__name__}.*unexpected keyword argument '{name}': did you mean '{nearest}'\?"
+    with pytest.raises(TypeError, match=message):
+        kind(**{name: 1})
+    if kind is not Config:
+        with pytest.raises(TypeError, match=message):
+            replace(kind(), **{name: 1})
+    # Python's own words where nothing is similar.
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'xyzzy'$"):
+        kind(xyzzy=1)
+
+
+def test_a_function_names_the_nearest_argument():
+    @names_nearest
+    def called(length, *, temperature=1.0):
+        return length, temperature
+
+    assert called(3, temperature=0) == (3, 0)
+    assert called.__name__ == "called"
+    with pytest.raises(TypeError, match="'temperature_': did you mean 'temperature'"):
+        called(3, temperature_=0)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'length'"):
+        called()
 
 
 def test_numbers_of_numpy_and_torch_and_lists_become_what_files_can_hold():

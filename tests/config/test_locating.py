@@ -4,12 +4,14 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import transformer_xl as txl
-from transformer_xl.config import locating
+from transformer_xl.config import DataConfig, locating
 from transformer_xl.config.locating import Located, locate, may_be_on_hub
+from transformer_xl.data.hub import find_hub_text
 from transformer_xl.model.pretrained import find_model_folder, model_weights
 
 
@@ -26,13 +28,20 @@ def hub(monkeypatch, tmp_path):
             raise errors.LocalEntryNotFoundError("not in the cache")
         return tmp_path / "hub" / name
 
-    def hf_hub_download(name, file):
+    def get_hf_file_metadata(url, timeout):
+        assert timeout <= 5
+        asked.append("?")
+        owner, name = url.split("/")[3:5]
+        if not (tmp_path / "hub" / owner / name).is_dir():
+            raise ConnectionError("no network")
+
+    def hf_hub_download(name, file, local_files_only):
         asked.append(file)
         if not (found(name) / file).is_file():
             raise errors.EntryNotFoundError(file)
         return str(found(name) / file)
 
-    def snapshot_download(name, allow_patterns):
+    def snapshot_download(name, allow_patterns, local_files_only):
         copy = tmp_path / "cache" / name / "0123456789abcdef"
         for path in found(name).iterdir():
             if any(path.match(pattern) for pattern in allow_patterns):
@@ -41,6 +50,7 @@ def hub(monkeypatch, tmp_path):
                 shutil.copy(path, copy)
         return str(copy)
 
+    monkeypatch.setattr(library, "get_hf_file_metadata", get_hf_file_metadata)
     monkeypatch.setattr(library, "hf_hub_download", hf_hub_download)
     monkeypatch.setattr(library, "snapshot_download", snapshot_download)
     locating._download.cache_clear()
@@ -85,6 +95,14 @@ def test_an_unknown_name_is_explained(shipped):
     )
 
 
+def test_an_empty_name_is_not_the_folder_one_is_in(shipped, monkeypatch):
+    monkeypatch.chdir(shipped / "toy-1")
+    assert locate(".") == Located(Path())
+    for name in ("", None, 3):
+        with pytest.raises(ValueError, match=r"is no name of a model: give a model folder"):
+            txl.from_pretrained(name)  # pyright: ignore[reportArgumentType]
+
+
 def test_everything_that_loads_takes_a_name(shipped):
     folder = shipped / "toy-1"
     expected = model_weights(txl.TransformerXL.from_pretrained(folder))
@@ -98,9 +116,10 @@ def test_everything_that_loads_takes_a_name(shipped):
 
 
 def test_the_path_of_a_missing_run_is_not_looked_up_on_the_hub(shipped):
-    assert may_be_on_hub("runs/demo")
-    Path("runs").mkdir()
-    assert not may_be_on_hub("runs/demo")
+    assert may_be_on_hub("me/demo")
+    Path("me").mkdir()
+    for path in ("me/demo", "runs/demo", "models/wt103"):
+        assert not may_be_on_hub(path)
     with pytest.raises(FileNotFoundError, match=r"^runs/demo does not exist: give"):
         locate("runs/demo")
     for path in ("./x/y", "x/y/", "x//y"):
@@ -151,6 +170,51 @@ def test_only_our_models_are_downloaded(hub, shipped):
     assert "model.safetensors" not in asked
     with pytest.raises(RuntimeError, match=r"no model\.safetensors; other files"):
         locate("me/pickled")
+
+
+def test_the_hub_is_asked_once_and_what_is_cached_is_used_without_it(hub, shipped, monkeypatch):
+    library = pytest.importorskip("huggingface_hub")
+    from huggingface_hub import errors
+
+    root, asked = hub
+    with pytest.raises(OSError, match=r"can the hub be reached \(ConnectionError\): connect"):
+        locate("me/toy")
+    assert asked.count("?") == 1
+    for error in (ConnectionError("no network"), errors.EntryNotFoundError("config.json")):
+
+        def refuse(url, timeout, error=error):
+            raise error
+
+        monkeypatch.setattr(library, "get_hf_file_metadata", refuse)
+        locating._download.cache_clear()
+        shutil.copytree(shipped / "toy-1", root / "me" / "toy")
+        assert locate("me/toy").path.name == "0123456789abcdef"
+        locating._download.cache_clear()
+        shutil.rmtree(root / "me")
+    with pytest.raises(RuntimeError, match=r"it has no config\.json"):
+        locate("me/toy")
+
+
+def test_the_hub_is_asked_once_for_a_data_set_too(monkeypatch, tmp_path):
+    library = pytest.importorskip("huggingface_hub")
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace())
+    asked = []
+
+    def refuse(url, timeout):
+        asked.append(url)
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(library, "get_hf_file_metadata", refuse)
+    with pytest.raises(OSError, match=r"me/data is no folder, .* reached \(ConnectionError\)"):
+        find_hub_text(DataConfig(name="hf:me/data"), tmp_path, print)
+    assert [url.count("/datasets/me/data/") for url in asked] == [1]
+
+
+def test_the_nearest_folder_is_named(shipped):
+    Path("runs/demo").mkdir(parents=True)
+    for name in ("runs/dmeo", "rusn/demo", "rnus/dem", "./runs/demi"):
+        with pytest.raises(OSError, match=r"did you mean the folder runs/demo\?\)$"):
+            locate(name)
 
 
 def test_without_a_network_the_hub_is_an_error_that_says_so(shipped):

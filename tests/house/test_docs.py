@@ -5,6 +5,8 @@ import inspect
 import re
 import shlex
 import shutil
+import subprocess
+import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from itertools import pairwise
@@ -233,6 +235,45 @@ def test_the_tree_on_the_page_of_the_architecture_is_the_tree() -> None:
         if not (PACKAGE / pattern).exists() and not any(fnmatch(file, pattern) for file in files)
     ]
     assert not stale, f"the tree in docs/architecture.md draws {stale}, which do not exist"
+
+
+def test_contributing_names_the_targets_of_make_and_those_that_ci_runs() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    (targets,) = re.findall(r"^\.PHONY: (.*)", (ROOT / "Makefile").read_text("utf-8"), re.M)
+    assert {*re.findall(r"^make ([\w-]+)", text, re.M)} == {*targets.split()} - {"help"}
+    ran = re.findall(r"^make ([\w-]+)", (ROOT / ".ci/run").read_text("utf-8"), re.M)
+    (named,) = re.findall(r"It runs (.*?)\sin at most", text, re.S)
+    assert re.findall(r"`(?:make )?([\w-]+)`", named) == ran
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not in a repository")
+def test_what_the_commands_of_the_readme_write_is_ignored_by_git() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    written = ["bach.png", "romeo.state", "sessions/tale"]
+    for words in filter(None, map(_arguments, _commands(text))):
+        written += [out for option, out in pairwise(words) if option in ("--out", "--copy")]
+        written += [f"{words[1]}.txl"] if words[0] == "compress" else []
+        written += [words[2]] if words[0] in ("export", "convert") else []
+    # Below what may be folders.
+    paths = [out if Path(out).suffix else f"{out}/file" for out in written]
+    command = ["git", "check-ignore", "--no-index", *paths]
+    ignored = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.split()
+    assert len(paths) > 8
+    assert ignored == paths
+
+
+def test_the_pages_name_the_packages_in_the_order_of_the_layers() -> None:
+    lint = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
+    layers = lint["contracts"][0]["layers"]
+    pages = FENCE.findall((ROOT / "CONTRIBUTING.md").read_text("utf-8"))
+    block = next(text for _, text in pages if text.startswith("cli\n"))
+    assert [" ".join(line.split()) for line in block.splitlines()] == layers
+    text = (ROOT / "docs/architecture.md").read_text("utf-8")
+    packages = re.findall(r"^\| `(\w+)` \|", text, re.M)
+    # Two packages of a layer stand in either order.
+    layer_of = {name: n for n, layer in enumerate(layers) for name in layer.split(" | ")}
+    assert {*packages} == {*layer_of}
+    assert packages == sorted(packages, key=layer_of.__getitem__)
 
 
 def test_the_readers_read_what_is_there() -> None:

@@ -172,7 +172,7 @@ def test_every_part_of_a_recipe_can_be_made_and_read_by_public_names() -> None:
 
 
 def test_an_unknown_public_name_is_an_error_that_names_it() -> None:
-    with pytest.raises(AttributeError, match="attribute TransformerXXL"):
+    with pytest.raises(AttributeError, match="attribute TransformerXXL: did you mean Transform"):
         transformer_xl.TransformerXXL  # noqa: B018
 
 

@@ -23,3 +23,43 @@ def test_a_configuration_names_the_class_of_its_model(tiny_config, of_kind, kind
 def test_a_model_of_another_kind_is_not_built(tiny_config, of_kind):
     with pytest.raises(ValueError, match="kind='lstm' is no Transformer-XL"):
         TransformerXL(of_kind(tiny_config, "lstm"))
+
+
+def test_a_subclass_elsewhere_takes_over_no_kind(tiny_config, of_kind, tmp_path):
+    # Defined here, and so after the models of the package, as that of a user is.
+    class Repeated(TransformerXL):
+        kind = "transformer_xl"
+
+    class Other(TransformerXL):
+        kind = "lstm"
+
+    class Unnamed(TransformerXL):
+        pass
+
+    for kind, expected in KINDS.items():
+        model = build_model(of_kind(tiny_config, kind))
+        assert type(model) is expected
+        model.save_pretrained(tmp_path / kind)
+        for load in (load_model, TransformerXL.from_pretrained):
+            assert type(load(tmp_path / kind)) is expected
+    # Only they themselves build them.
+    folder = tmp_path / "transformer_xl"
+    tokens = torch.randint(31, (2, 5))
+    for own in (Repeated, Unnamed):
+        found = own.from_pretrained(folder)
+        assert type(found) is own
+        assert not found.training
+        assert torch.equal(found(tokens).log_probs, load_model(folder)(tokens).log_probs)
+    with pytest.raises(ValueError, match="kind='lstm' is no Transformer-XL"):
+        Unnamed.from_pretrained(tmp_path / "lstm")
+
+
+def test_a_subclass_with_other_parameters_is_not_loaded_in_part(tiny_config, tmp_path):
+    class Larger(TransformerXL):
+        def __init__(self, config):
+            super().__init__(config)
+            self.bias = torch.nn.Parameter(torch.zeros(3))
+
+    TransformerXL(tiny_config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="Larger has other parameters than the model in"):
+        Larger.from_pretrained(tmp_path)

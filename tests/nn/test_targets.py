@@ -6,7 +6,8 @@ from inspect import unwrap
 import pytest
 import torch
 
-from transformer_xl.model import TransformerXL
+from transformer_xl.model import TransformerXL, build_model
+from transformer_xl.model.arguments import as_tokens
 
 
 @pytest.fixture
@@ -99,3 +100,56 @@ def test_what_is_no_tensor_of_the_right_type_is_named(model, refused):
     ):
         with refused(message):
             unwrap(TransformerXL.forward)(model, **{"tokens": tokens(), **given})
+
+
+OUTSIDE = "token {}{} is outside the vocabulary of 31 .*another one; it is at row 1, position 2"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({}, {"cutoffs": (6, 12)}, {"cutoffs": (6, 12), "div_val": 2}, {"sample_softmax": 8}),
+        *({"kind": "gpt"}, {"kind": "lstm"}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_training", [True, False])
+def test_what_is_outside_the_vocabulary_is_named_with_its_place(
+    tiny_config, of_kind, options, is_training
+):
+    config = of_kind(tiny_config, options.get("kind", "transformer_xl"))
+    model = build_model(replace(config, **options)).train(is_training)
+    for wrong in (31, -1, 2**40):
+        given = tokens()
+        given[1, 2] = wrong
+        for call in (model, model.read):
+            with pytest.raises(ValueError, match=OUTSIDE.format(wrong, "")):
+                call(given)
+        given[0, 0] = -100
+        with pytest.raises(ValueError, match=OUTSIDE.format(wrong, " of the targets")):
+            model(tokens(), targets=given)
+    with pytest.raises(ValueError, match=r"; -100 would be ignored$"):
+        model(tokens(), targets=torch.full((2, 4), -1))
+
+
+def test_padding_may_be_outside_the_vocabulary(model):
+    given = torch.tensor([[1, 2, 99], [3, -100, -100]])
+    out = model(given, targets=given, lengths=torch.tensor([2, 1]))
+    assert out.nll.isfinite().all()
+    assert not out.nll[0, 2]
+
+
+def test_another_error_stays_what_it_is(model, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(model.embedding, "forward", fail)
+    with pytest.raises(RuntimeError, match=r"^no memory$"):
+        model(tokens())
+
+
+def test_bytes_are_tokens_of_a_vocabulary_of_bytes_alone(tiny_config):
+    assert as_tokens(b"ab", replace(tiny_config, vocab_size=256)).tolist() == [97, 98]
+    for size in (31, 4096):
+        with pytest.raises(ValueError, match=rf"the bytes b'ab' .* one of {size}, .*vocab\.encode"):
+            as_tokens(b"ab", replace(tiny_config, vocab_size=size))

@@ -4,6 +4,7 @@ import gzip
 import json
 import lzma
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -271,3 +272,42 @@ def test_without_a_report_a_training_ends_with_its_model(tmp_path, toy_recipe):
     assert not (tmp_path / "results.json").exists()
     # The same call with a report goes on from there.
     assert train(config, tmp_path, quiet=True)["test"]["nll"] > 0
+
+
+def test_a_training_ends_with_its_figures_once(tmp_path, short, monkeypatch, capsys):
+    monkeypatch.setattr(finish, "COMPARED_BYTES", 100)
+    config = short(data={"test_fraction": 0.1}, eval={"mem_lens": (0,), "dynamic": "sgd"})
+    results = train(config, tmp_path)
+    said = capsys.readouterr().err
+    figures = repr(results)
+    assert said.endswith(f"{figures}\n")
+    for line in figures.splitlines():
+        assert said.count(line) == 1, line
+    # Two memories, dynamic evaluation, and the compressors.
+    assert [line.split()[0] for line in figures.splitlines()] == [
+        *("memory", "memory", "learning", "memory", "gzip:"),
+    ]
+    assert results == json.loads((tmp_path / "results.json").read_text())
+    assert repr(train(config, tmp_path, quiet=True)) == figures
+
+
+@pytest.mark.parametrize("given", ["mine.txt", Path("mine.toml"), {"model": {}}, None], ids=str)
+def test_what_is_no_recipe_is_refused_with_the_way_to_one(tmp_path, given):
+    with pytest.raises(ValueError, match=r"config=.* is no Config: load_recipe\(NAME_OR_FILE\)"):
+        train(given, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_is_no_path_is_refused(short):
+    with pytest.raises(ValueError, match="run_dir=None is no path"):
+        train(short(), None)
+
+
+def test_a_result_prints_what_it_has(tmp_path, short):
+    config = short()
+    train(config, tmp_path, quiet=True)
+    model = TransformerXL.from_pretrained(tmp_path)
+    result = evaluate(model, prepare(config.data).split("valid"), mem_len=8)
+    assert repr(result).startswith(f"Result(nll={result.nll!r}, ppl={result.ppl!r}, ")
+    assert "None" not in repr(result)
+    assert "dynamic" not in repr(result)

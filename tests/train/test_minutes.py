@@ -176,3 +176,15 @@ def test_one_step_that_has_to_wait_ends_no_run(tmp_path, toy_recipe, seconds_at,
     train(toy_recipe(train=settings), tmp_path)
     assert now[0] == pytest.approx(64)
     assert "are over" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("warmup_steps", [5, 50])
+def test_a_time_limit_within_the_warmup_is_said(
+    tmp_path, toy_recipe, seconds_at, capsys, warmup_steps
+):
+    settings = {"steps": 1000, "minutes": 1 / 3, "schedule": "constant_cooldown"}
+    settings |= {"cooldown_fraction": 0.5, "eval_every": 0, "save_every": 0}
+    seconds_at(lambda time: 1)
+    train(toy_recipe(train={**settings, "warmup_steps": warmup_steps}), tmp_path)
+    said = "begins after 10 of train.warmup_steps=50, and the learning rate has not reached its"
+    assert (said in capsys.readouterr().err) == (warmup_steps == 50)

@@ -3,14 +3,17 @@
 import inspect
 import io
 import os
+import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Union, cast
 
 from transformer_xl.cli.printing import say
+from transformer_xl.config.checks import near
 from transformer_xl.config.files import is_disk_full
 
 _DESCRIPTION = """\
@@ -22,6 +25,10 @@ exit codes: 0 success, 1 failure, 2 usage error, 130 interrupted by Ctrl-C
 
 shell completion: txl --tyro-print-completion bash (or zsh, tcsh)
 """
+_LEAST_COLUMNS = 40
+"""Columns in which the parser writes at least; in fewer than 6 it would never end."""
+_OPTIONS = ("-h", "--help", "--version", "--tyro-print-completion", "--tyro-write-completion")
+"""The options before a command."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,17 +70,40 @@ def parse(argv: list[str]) -> Any:
 
     Raises:
         SystemExit: With 0 if help was requested, with 2 for a usage error.
+        ValueError: There is no such command.
     """
+    with _wide_enough():
+        return _parsed(argv)
+
+
+def _parsed(argv: list[str]) -> Any:
     # Imported late, so that Ctrl-C is handled from the start.
     import tyro
 
+    from transformer_xl.cli.lists import registry
+
     kinds = commands()
     options: Any = {"use_underscores": True, "config": (tyro.conf.FlagCreatePairsOff,)}
+    # Lists of numbers may be divided by commas.
+    options["registry"] = registry()
     # Parsed by itself, so that a message about an option does not list those of other commands.
     if argv and (kind := kinds.get(argv[0])) is not None:
         name, *rest = argv
         about = inspect.getdoc(kind)
-        return tyro.cli(kind, prog=f"txl {name}", description=about, args=_joined(rest), **options)
+        try:
+            return tyro.cli(
+                kind, prog=f"txl {name}", description=about, args=_joined(rest), **options
+            )
+        except SystemExit as stop:
+            if stop.code:
+                from transformer_xl.cli.given import option_names
+
+                _say_spellings(rest, option_names(kind))
+            raise
+    if argv and argv[0].partition("=")[0] not in _OPTIONS:
+        nearest = near(argv[0], [*kinds, *_OPTIONS])
+        hint = f"did you mean {nearest}?" if nearest else f"the commands are {', '.join(kinds)}"
+        raise ValueError(f"there is no command or option {argv[0]}: {hint}")
     choices = tuple(
         Annotated[kind, tyro.conf.subcommand(name, description=_Description(kind))]
         for name, kind in kinds.items()
@@ -85,6 +115,36 @@ def parse(argv: list[str]) -> Any:
     line: Any = make_dataclass("CommandLine", [("__tyro_dummy_inner__", choice)])
     line = tyro.cli(line, prog="txl", description=_DESCRIPTION, args=argv, **options)
     return line.__tyro_dummy_inner__
+
+
+def _say_spellings(argv: list[str], options: list[str]) -> None:
+    """Say which options are most similar to those that a command does not have.
+
+    The parser itself names them only if nothing else is wrong with the command line.
+    """
+    # By name, and by name without the section: --steps is --train.steps.
+    known = {x.rpartition(".")[2]: x for x in options} | {x: x for x in options}
+    for word in argv[: argv.index("--")] if "--" in argv else argv:
+        name = word[2:].partition("=")[0].replace("-", "_")
+        is_unknown = word[:2] == "--" and name[:1].isalpha() and name not in options
+        if is_unknown and (nearest := near(name, known, cutoff=0.7)):
+            say(f"txl: there is no option --{name}: did you mean --{known[nearest]}?")
+
+
+@contextmanager
+def _wide_enough() -> Iterator[None]:
+    """Let the parser write in no fewer columns than it can."""
+    columns = os.environ.get("COLUMNS")
+    if shutil.get_terminal_size().columns >= _LEAST_COLUMNS:
+        yield
+        return
+    os.environ["COLUMNS"] = str(_LEAST_COLUMNS)
+    try:
+        yield
+    finally:
+        del os.environ["COLUMNS"]
+        if columns is not None:
+            os.environ["COLUMNS"] = columns
 
 
 def _joined(argv: list[str]) -> list[str]:

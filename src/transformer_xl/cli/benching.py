@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from transformer_xl.cli.fitting import FittedRecipe
 from transformer_xl.cli.given import (
     READ_BY_SEGMENTS,
     Given,
     LoadsModels,
     Recipe,
-    RecipeCommand,
     nothing,
     refuse_others,
 )
@@ -57,7 +57,7 @@ class EvaluationSpeed:
 
 
 @dataclass(kw_only=True)
-class Bench(RecipeCommand, LoadsModels):
+class Bench(FittedRecipe, LoadsModels):
     """Measure the speed of training, evaluation and generation with a recipe on this machine.
 
     The tokens are random and the memory is full, so no text is needed. Speeds are compared with

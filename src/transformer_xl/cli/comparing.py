@@ -1,5 +1,6 @@
 """The command compare, which trains models of several kinds at equal cost."""
 
+import time
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from json import dumps
@@ -8,13 +9,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from transformer_xl.cli.fitting import text_settings
 from transformer_xl.cli.given import Given, LoadsModels, nothing
 from transformer_xl.cli.printing import say, show
+from transformer_xl.cli.tables import narrow
 from transformer_xl.config import DataConfig
 from transformer_xl.config.recipes import load_recipe, recipe_names
 
 if TYPE_CHECKING:
     from transformer_xl.data import Corpus
+    from transformer_xl.studies.compare import Plan
+
+_BASELINE_SECONDS = {
+    "uniform": 0.1,
+    "unigram": 0.1,
+    "bzip2 -9": 0.5,
+    "gzip -9": 1.0,
+    "zstd -19": 3.0,
+    "xz -9e": 5.0,
+    "PPMd": 8.0,
+    "n-gram": 8.0,
+}
+"""Seconds that a baseline takes for a million bytes of text on one core, about."""
+_START_MINUTES = 0.2
+"""What the start of a run and the end of its evaluation take, about."""
 
 
 @dataclass(kw_only=True)
@@ -50,9 +68,11 @@ class Compare(LoadsModels):
     jobs: int = 1
     """Runs at the same time, each with its share of the threads."""
     tokens: int | None = None
-    """Evaluate on this many tokens from the start of each split; None: on all."""
+    """Evaluate on this many tokens from the start of each split; None: on all, or on as many as
+    take a quarter of the search's time."""
     baselines: bool = True
-    """Also measure compressors and n-grams; PPMd and zstd require the extra compare."""
+    """Also measure compressors and n-grams, for as long as a run takes at most; PPMd and zstd
+    require the extra compare."""
     out: Path = Path("runs/compare")
     """Folder of the runs and of comparison.json, comparison.md and comparison.svg."""
     json: bool = False
@@ -84,25 +104,60 @@ class Compare(LoadsModels):
             search_minutes=self.search_minutes,
             jobs=self.jobs,
             eval_tokens=self.tokens,
+            has_short_evaluations=True,
         )
+        lacking = self._lacking()
+        say(self._estimate(plan))
         comparison = study.Comparison(plan, self.out, say)
         comparison.go()
         runs = comparison.planned()
         result = standings.standings(runs)
         # Written before the baselines, too, which take their time.
         self._write(result | {"baselines": []})
-        result["baselines"] = self._baselines(comparison.corpus, result["unit"])
+        result["baselines"] = self._baselines(comparison.corpus, result["unit"], lacking)
         table = self._write(result)
-        (say if self.json else print)(table)
+        (say if self.json else print)(narrow(table))
         if not result["models"]:
             raise RuntimeError("no contestant could be trained: see above why")
         if find_spec("matplotlib"):
             standings.draw(self.out / "comparison.svg", runs)
             say(f"wrote {self.out / 'comparison.svg'}")
-        else:
-            say("no plot: it requires pip install 'transformer-xl[plot]'")
+        (say if self.json else print)(standings.verdict(result))
         if self.json:
             show(result, as_json=True)
+
+    def _lacking(self) -> list[str]:
+        """Return the baselines whose packages are missing; say what will be missing, and why."""
+        if not find_spec("matplotlib"):
+            say("no plot: it requires pip install 'transformer-xl[plot]'")
+        needed = {"PPMd": "pyppmd", "zstd -19": "zstandard"} if self.baselines else {}
+        lacking = [name for name, package in needed.items() if not find_spec(package)]
+        if lacking:
+            say(
+                f"without {' and '.join(lacking)}: they require "
+                "pip install 'transformer-xl[compare]'"
+            )
+        return lacking
+
+    def _estimate(self, plan: "Plan") -> str:
+        """Say how long the whole takes, about."""
+        from transformer_xl.studies.compare import EVALUATION_SHARE
+
+        searched, beyond, long = plan.n_runs
+        least, most = (
+            (1 + EVALUATION_SHARE) * (n * plan.searched_minutes + long * plan.minutes)
+            + _START_MINUTES * (n + long)
+            for n in (searched, searched + beyond)
+        )
+        least, most = least / plan.jobs, most / plan.jobs + self.baselines * plan.minutes
+        runs = f"{long} runs of {plan.minutes:g} minutes"
+        if searched:
+            runs = f"{searched} runs of {plan.searched_minutes:g} minutes to find rates, and {runs}"
+        return (
+            f"{runs}: with evaluations and baselines {least:.3g} to {most:.3g} minutes, about; "
+            "Ctrl-C stops, and the same command goes on; fewer --models, --rates or --minutes take "
+            "less"
+        )
 
     def _write(self, result: dict[str, Any]) -> str:
         """Write the result and its tables, which are returned."""
@@ -119,23 +174,25 @@ class Compare(LoadsModels):
         path = Path(self.corpus)
         is_recipe = path.suffix == ".toml" or (self.corpus in recipe_names() and not path.exists())
         data = load_recipe(self.corpus).data if is_recipe else DataConfig(path=self.corpus)
-        return replace(data, **self.data)
+        return replace(data, **text_settings(data, self.data))
 
-    def _baselines(self, corpus: "Corpus", unit: str) -> list[dict[str, Any]]:
-        """Return the rows of compressors and n-grams, for which their packages are there."""
+    def _baselines(self, corpus: "Corpus", unit: str, lacking: list[str]) -> list[dict[str, Any]]:
+        """Return the rows of compressors and n-grams, as far as there is time for them."""
         if not self.baselines:
             return []
         from transformer_xl.inference.baselines import BASELINES, baselines
         from transformer_xl.train.finish import held_out
 
-        needed = {"PPMd": "pyppmd", "zstd -19": "zstandard"}
-        lacking = [name for name, package in needed.items() if not find_spec(package)]
-        if lacking:
-            say(
-                f"without {' and '.join(lacking)}: they require "
-                "pip install 'transformer-xl[compare]'"
-            )
-        names = tuple(name for name in BASELINES if name not in lacking)
-        found = baselines(corpus, held_out(corpus), names=names)
+        split, began = held_out(corpus), time.monotonic()
+        million = (corpus.n_bytes("train") + corpus.n_bytes(split)) / 1e6
+        found, late = [], []
+        for name in sorted({*BASELINES} - {*lacking}, key=_BASELINE_SECONDS.__getitem__):
+            taken = time.monotonic() - began + million * _BASELINE_SECONDS[name]
+            if taken > 60 * self.minutes:
+                late.append(name)
+            else:
+                found += baselines(corpus, split, names=(name,))
+        if late:
+            say(f"without {', '.join(late)}: they would take longer than a run; raise --minutes")
         rows = [asdict(row) | {"bits": getattr(row, unit.replace(" ", "_"))} for row in found]
         return [row for row in rows if row["bits"] is not None]

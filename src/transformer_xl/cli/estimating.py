@@ -3,7 +3,8 @@
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from transformer_xl.cli.given import RecipeCommand, Value
+from transformer_xl.cli.fitting import FittedRecipe
+from transformer_xl.cli.given import Value
 from transformer_xl.cli.printing import say, show
 from transformer_xl.config import Config
 from transformer_xl.config.recipes import load_recipe
@@ -32,7 +33,7 @@ class Assume:
 
 
 @dataclass(kw_only=True)
-class Estimate(RecipeCommand):
+class Estimate(FittedRecipe):
     """Estimate memory, FLOPs and communication of a recipe on many GPUs, without running it.
 
     Memory and bytes are computed from the settings, seconds from a data sheet and assumed shares of

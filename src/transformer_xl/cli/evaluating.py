@@ -3,7 +3,9 @@
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
 
 from transformer_xl.cli.given import (
     READ_BY_SEGMENTS,
@@ -50,7 +52,7 @@ class Eval(LoadsModels):
       txl eval runs/demo --eval.split test
       txl eval runs/demo --mem_len 1024 --json
       txl eval runs/demo --eval.mem_lens 0 64 256 1024
-      txl eval runs/demo --file notes.txt
+      txl eval runs/demo notes.txt
       txl eval models/wt103 --preset wt103-large --file wiki.test.tokens
       txl eval runs/demo --weights int8
       txl eval runs/demo --eval.dynamic rms --eval.dynamic_lr 1e-4 --eval.dynamic_decay 0.001
@@ -60,6 +62,8 @@ class Eval(LoadsModels):
 
     dir: Folder
     """A model folder, a run folder, or the name of a model (txl models)."""
+    place: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")] = None
+    """The text to evaluate, as with --file."""
     preset: str | None = None
     """Use the lengths with which a model was published, such as wt103-large; implies --prepared."""
     prepared: bool = False
@@ -75,6 +79,9 @@ class Eval(LoadsModels):
     eval: GivenWithLengths[EvalConfig] = field(default_factory=nothing)
     data: Given[DataConfig] = field(default_factory=nothing)
     knn: Given[KnnConfig] = field(default_factory=nothing)
+
+    def __post_init__(self) -> None:
+        self.file = self.file or self.place
 
     @cached_property
     def recipe(self) -> Config | None:
@@ -169,6 +176,10 @@ class Eval(LoadsModels):
         """Refuse contradicting options before any work is done."""
         settings = self.settings
         window, dynamic = settings.window, settings.dynamic
+        require(
+            self.place in (None, self.file),
+            f"{self.place} and --file {self.file} are two texts: leave out one of them",
+        )
         require(
             not (self.file and "split" in self.eval),
             "--eval.split names a part of the corpus of the run, and --file another text: "
@@ -266,7 +277,7 @@ class Eval(LoadsModels):
                 f"--prepared has no effect with a vocabulary of kind {kind}, which does not split "
                 "a text into words; leave it out",
             )
-            text = read_text(self.file, vocab)
+            text = read_text(self.file, vocab, is_raw=self.text.raw)
             encode = partial(vocab.encode_lines, prepared=self.prepared or bool(self.preset))
             ids = encoded(name_of(self.file), text, vocab, encode)
             return ids, len(text.encode("utf-8", "surrogateescape"))

@@ -179,16 +179,19 @@ class Serve(LoadsModels):
             require(bool(value), f"{variable} is set and empty: give it a value, or unset it")
             settings = replace(settings, **{name: value})
         settings.check_store()
-        from transformer_xl.apps.serve.server import serve
+        from transformer_xl.apps.serve.server import check_place, serve
         from transformer_xl.config.recipes import generation_of
         from transformer_xl.model.pretrained import find_model_folder, weights_path
 
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
         logging.getLogger("transformer_xl.serve").setLevel(logging.INFO)
         generation = generation_of(self.dir)
-        # A file of keys that cannot be read ends the command before the model is loaded.
+        # What cannot be read or used ends the command before the model is loaded.
         settings.keys  # noqa: B018
+        check_place(settings)
         model, vocab = load(self.dir, self.weights)
+        if not settings.preface:
+            model.preface = ()
         # Not resolved: a symbolic link keeps its own name.
         folder = Path(os.path.abspath(self.dir)).name or "transformer-xl"  # noqa: PTH100
         weights = weights_path(find_model_folder(self.dir))

@@ -1,6 +1,7 @@
 """The commands recipes, prepare and train."""
 
 import os
+import shlex
 import sys
 import textwrap
 from dataclasses import asdict, dataclass, field, replace
@@ -9,18 +10,29 @@ from typing import Annotated, Literal
 
 import tyro
 
-from transformer_xl.cli.given import Given, LoadsModels, Recipe, RecipeCommand, nothing
+from transformer_xl.cli.fitting import (
+    TEXT_RECIPE,
+    FittedRecipe,
+    fitted_to_text,
+    is_text,
+    recipe_of_text,
+    text_settings,
+)
+from transformer_xl.cli.given import Given, LoadsModels, Recipe, nothing
 from transformer_xl.cli.loading import is_model, recipe_or_model, require_model, told_apart
 from transformer_xl.cli.printing import say, say_if_slow, show
 from transformer_xl.config import Config, DataConfig, EvalConfig, GenerateConfig
 from transformer_xl.config.checks import require
+from transformer_xl.config.locating import locate
 from transformer_xl.config.recipes import (
     dump_recipe,
     load_recipe,
     recipe_copy,
     recipe_names,
+    recipe_of,
     recipe_text,
 )
+from transformer_xl.config.shipped import shipped_model
 
 _GROUPS = (
     "for two CPU cores",
@@ -162,8 +174,9 @@ class Prepare:
 
     RECIPE is a recipe, or a known corpus with its usual settings: enwik8, text8, wikitext-103,
     wikitext-2, ptb-word, ptb-char, lm1b, tiny-shakespeare, jsb-chorales, python-stdlib, or
-    hf:ORG/NAME of Hugging Face datasets. A recipe comes before a corpus of the same name. An
-    interrupted command resumes; any number of --data.workers gives the same bytes.
+    hf:ORG/NAME of Hugging Face datasets, or a file or folder of text. A recipe comes before a
+    corpus of the same name. An interrupted command resumes; any number of --data.workers gives the
+    same bytes.
 
     Examples:
       txl prepare demo
@@ -174,7 +187,7 @@ class Prepare:
     """
 
     recipe: Recipe
-    """A recipe by its name or file, or a corpus."""
+    """A recipe by its name or file, a corpus, or a file or folder of text."""
     json: bool = False
     """Print the result as one JSON object on the last line."""
     data: Given[DataConfig] = field(default_factory=nothing)
@@ -190,24 +203,31 @@ class Prepare:
 
         name = self.recipe
         is_corpus = name in KNOWN_CORPORA or name.startswith("hf:")
-        is_recipe = name in recipe_names() or not is_corpus
-        settings = load_recipe(name).data if is_recipe else common_settings(name)
-        corpus = prepare(replace(settings, **self.data), say)
+        if is_text(name):
+            settings = recipe_of_text(name).data
+        elif name in recipe_names() or not is_corpus:
+            settings = load_recipe(name).data
+        else:
+            settings = common_settings(name)
+        corpus = prepare(replace(settings, **text_settings(settings, self.data)), say)
         splits = {name: corpus.n_tokens(name) for name in ("train", "valid", "test")}
         about = {"folder": str(corpus.folder), "vocab": len(corpus.vocab), **splits}
         show(about, as_json=self.json)
 
 
 @dataclass(kw_only=True)
-class Train(RecipeCommand, LoadsModels):
+class Train(FittedRecipe, LoadsModels):
     """Train a model by a recipe, or fine-tune one; the same command resumes an interrupted run.
 
-    Any setting of the recipe can be changed here. Ctrl-C saves a checkpoint and stops. A model or
-    run folder in place of a recipe is fine-tuned: its architecture, vocabulary and weights are
-    used, and --data.path gives the text. So is a model by its name; a recipe of the same name comes
-    first, and python-code-1, with the version, is always the model.
+    Any setting of the recipe can be changed here. Ctrl-C saves a checkpoint and stops. A file or
+    folder of text in place of a recipe is trained on byte by byte, for three minutes at most, by a
+    recipe for two CPU cores that suits its size. A model or run folder in place of a recipe is
+    fine-tuned: its architecture, vocabulary and weights are used, and --data.path gives the text;
+    without it, a run is trained on with its own. So is a model by its name; a recipe of the same
+    name comes first, and python-code-1, with the version, is always the model.
 
     Examples:
+      txl train mine.txt
       txl train demo --out runs/demo
       txl train shakespeare-char-cpu --out runs/bard --train.seed 2
       txl train mine.toml --out runs/mine --model.mem_len 256 --data.path corpus/
@@ -216,29 +236,63 @@ class Train(RecipeCommand, LoadsModels):
     """
 
     recipe: Recipe
-    """A recipe by its name or file, or a model: a folder, or its name (txl models)."""
-    out: Path
-    """The run folder: created if new, resumed if it holds a run of the same recipe."""
+    """A file or folder of text, a recipe by its name or file, or a model: a folder, or its name
+    (txl models)."""
+    out: Path | None = None
+    """The run folder: created if new, resumed if it holds a run of the same recipe; None: runs/ and
+    the name of the text or the recipe."""
     quiet: bool = False
     """Print only the result."""
     eval: Given[EvalConfig] = field(default_factory=nothing)
     generate: Given[GenerateConfig] = field(default_factory=nothing)
 
+    @property
+    def folder(self) -> Path:
+        """The run folder.
+
+        Raises:
+            ValueError: It must be given.
+        """
+        if self.out is not None:
+            return self.out
+        path = Path(self.recipe)
+        require(
+            not path.is_dir() or is_text(self.recipe),
+            f"{self.recipe} is a model: give the run folder of the new training with --out",
+        )
+        return Path("runs") / (path.stem if path.is_file() else path.resolve().name)
+
     def config(self) -> Config:
-        """Return the recipe, or that of fine-tuning a model, with the given settings."""
-        return self.changed(recipe_or_model(self.recipe))
+        """Return the recipe with the given settings."""
+        return self.changed(self._own())
+
+    def _own(self) -> Config:
+        """Return the recipe, that of a text, or that of fine-tuning a model."""
+        if is_text(self.recipe):
+            for name in ("name", "path", "corpus"):
+                require(
+                    not self.data.get(name),
+                    f"{self.recipe} and --data.{name} {self.data.get(name)} are two texts: leave "
+                    "out one of them, or give a recipe in place of the first",
+                )
+            return recipe_of_text(self.recipe)
+        config = recipe_or_model(self.recipe)
+        if is_model(self.recipe) and not {"name", "path", "corpus"} & self.data.keys():
+            config = _with_own_text(self.recipe, config)
+        return config
 
     def has_saved(self) -> bool:
         """Return whether there is a checkpoint to resume from."""
         from transformer_xl.train.checkpoint import CHECKPOINTS
 
-        return any((self.out / CHECKPOINTS).glob("step_*"))
+        return any((self.folder / CHECKPOINTS).glob("step_*"))
 
     def run(self) -> None:
         """Train, evaluate, report."""
         from transformer_xl.config.device import prepare_process
         from transformer_xl.config.distributed import Stalled, is_first_process
         from transformer_xl.train import train
+        from transformer_xl.train.checkpoint import RunFolder
 
         prepare_process()
         if is_first_process():
@@ -246,11 +300,19 @@ class Train(RecipeCommand, LoadsModels):
                 require_model(self.recipe)
             if self.train.get("init_from") is not None:
                 require_model(self.train["init_from"])
-        config = self.config()
-        say_if_slow(config.train.precision)
+        folder = self.folder
+        RunFolder(folder).require_writable()
         try:
             with told_apart(self.recipe):
-                results = train(config, self.out, quiet=self.quiet)
+                own = self._own()
+                if not self.has_saved():
+                    self.say(self._beginning(own))
+                config = self.changed(own)
+                say_if_slow(config.train.precision)
+                if (self.data or is_text(self.recipe)) and config.data.vocab != "features":
+                    given = {x: getattr(self, x) for x in ("train", "generate")}
+                    config = fitted_to_text(config, given, self.say)
+                results = train(config, folder, quiet=self.quiet)
         except Stalled as error:
             say(f"txl: {error}")
             # Not sys.exit: threads may still wait for the process that hangs.
@@ -258,10 +320,39 @@ class Train(RecipeCommand, LoadsModels):
             os._exit(1)
         if not is_first_process():
             return
-        flat = results["test"] | {k: x for k, x in results.items() if k.endswith("per_byte")}
         if not self.quiet:
             has_text = config.data.vocab != "features"
-            after = f"generate {self.out} --prompt 'some text to continue'"
-            say(f"next: txl {after if has_text else f'eval {self.out}'}")
-        # Last, so that the result is the last line where stdout and stderr go to one file.
-        show(flat, as_json=self.json)
+            after = f"generate {folder} --prompt 'some text to continue'"
+            say(f"next: txl {after if has_text else f'eval {folder}'}")
+        # Last, so that the result is the last line where stdout and stderr go to one file. Where
+        # the training is shown, it has ended with its figures.
+        if self.quiet or self.json:
+            flat = results["test"] | {k: x for k, x in results.items() if k.endswith("per_byte")}
+            show(flat, as_json=self.json)
+
+    def _beginning(self, own: Config) -> str:
+        """Say which weights the training begins with, and how to begin with others."""
+        text = shlex.quote(self.data.get("path") or (self.recipe if is_text(self.recipe) else ""))
+        text = "TEXT" if text == "''" else text
+        if (model := self.train.get("init_from", own.train.init_from)) is not None:
+            begins = f"from the weights of {model}"
+            if self.recipe in recipe_names() or "init_from" in self.train:
+                return f"{begins}; without train.init_from, from random weights"
+            return f"{begins}; to begin with random weights, give a recipe (txl recipes)"
+        if is_text(self.recipe):
+            known = f"from random weights, byte by byte, as the recipe {TEXT_RECIPE}"
+            return f"{known}; from those of a model: txl train english-1 --data.path {text}"
+        begins = f"from random weights, by the recipe {self.recipe}"
+        if (model := shipped_model(self.recipe)) is not None:
+            begins += f"; from those of the model: txl train {model.full_name} --data.path {text}"
+        return begins
+
+
+def _with_own_text(name: str, config: Config) -> Config:
+    """Return the recipe that fine-tunes a run with the text that the run was trained on."""
+    recipe = recipe_of(name)
+    if recipe is None or not locate(name).is_path:
+        return config
+    texts = ("name", "path", "valid_path", "test_path", "corpus")
+    own = {x: getattr(recipe.data, x) for x in texts}
+    return replace(config, data=replace(config.data, **own))

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from transformer_xl.cli.fitting import FittedRecipe, is_text, recipe_of_text
 from transformer_xl.cli.given import (
     Given,
     LoadsModels,
-    RecipeCommand,
     Value,
     nothing,
     refuse_others,
 )
 from transformer_xl.cli.loading import corpus_of, evaluation_of, read_text, require_model
 from transformer_xl.cli.printing import say, say_if_slow, show
+from transformer_xl.cli.tables import narrow
 from transformer_xl.config import Config, EvalConfig, GenerateConfig
 from transformer_xl.config.checks import Count, Positive, Range, check, no_type_check, require
 from transformer_xl.config.files import require_new_file
@@ -153,9 +154,10 @@ class Recl(LoadsModels):
             show(_environment() | about, as_json=True)
 
     def _tokens(self, vocab: "Vocab") -> Any:
-        if self.file:
-            return vocab.encode_lines(read_text(self.file, vocab))
         recipe = recipe_of(self.dirs[0])
+        if self.file:
+            is_raw = recipe is not None and recipe.data.raw
+            return vocab.encode_lines(read_text(self.file, vocab, is_raw=is_raw))
         if recipe is None:
             raise ValueError(
                 f"{self.dirs[0]} is a model folder without a recipe, so its corpus is unknown: "
@@ -212,7 +214,7 @@ class Recl(LoadsModels):
 
 
 @dataclass(kw_only=True)
-class Ablate(RecipeCommand, LoadsModels):
+class Ablate(FittedRecipe, LoadsModels):
     """Repeat the paper's ablations at any size: recurrence, relative encoding, full loss.
 
     Each row of Table 6 (or 7, or 10) is trained with each seed, for the same steps or minutes, as
@@ -249,8 +251,13 @@ class Ablate(RecipeCommand, LoadsModels):
 
     def config(self) -> Config:
         """Return the recipe with the given settings, without the lengths of its evaluation."""
-        recipe = load_recipe(self.recipe)
+        name = self.recipe
+        recipe = recipe_of_text(name) if is_text(name) else load_recipe(name)
         evaluation = EvalConfig(batch_size=recipe.eval.batch_size)
+        if self.steps is not None or self.minutes is not None:
+            # Steps are in place of the time limit of the recipe.
+            steps = {} if self.steps is None else {"steps": self.steps}
+            self.train.update(steps, minutes=self.minutes)
         return self.changed(replace(recipe, eval=evaluation))
 
     def has_saved(self) -> bool:
@@ -279,7 +286,7 @@ class Ablate(RecipeCommand, LoadsModels):
         replace_file(self.out / "ablation.json", content.encode())
         table = study.markdown(result["rows"])
         replace_file(self.out / "ablation.md", table.encode())
-        (say if self.json else print)(table)
+        (say if self.json else print)(narrow(table))
         if find_spec("matplotlib"):
             study.draw_ablation(self.out / "ablation.svg", result["rows"])
             say(f"wrote {self.out / 'ablation.svg'}")

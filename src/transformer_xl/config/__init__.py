@@ -5,12 +5,20 @@ A recipe file is one :class:`Config`; the command line overrides single fields a
 """
 
 from dataclasses import dataclass, field, fields
+from typing import Any
 
-from transformer_xl.config.checks import Unused, check, no_type_check, refuse_unused, require
+from transformer_xl.config.checks import (
+    ContradictionError,
+    Unused,
+    check,
+    no_type_check,
+    refuse_unused,
+    require,
+)
 from transformer_xl.config.data import DataConfig
 from transformer_xl.config.evaluation import EvalConfig, GenerateConfig
 from transformer_xl.config.model import Cluster, ModelConfig, Quirk
-from transformer_xl.config.training import TrainConfig
+from transformer_xl.config.training import TrainConfig, fitted_stages
 
 __all__ = [
     "FORMAT_VERSION",
@@ -59,7 +67,15 @@ class Config:
             refuse_unused(self.train, unused)
         elif not self.model.mem_len:
             refuse_unused(self.train, (Unused("reset_memory", "model.mem_len=0: no memory"),))
-        require(
+        stages = self.train.stages
+        self._require(
+            not stages or stages[-1][2] == self.model.mem_len,
+            f"train.stages={[list(x) for x in stages]} must end with the lengths of the model, "
+            f"model.mem_len={self.model.mem_len}. For one length from the beginning: "
+            "--train.stages with nothing behind it",
+            stages=stages and fitted_stages(stages, self.train.segment_len, self.model.mem_len),
+        )
+        self._require(
             self.train.compile != "layers"
             or (
                 self.model.kind == "transformer_xl"
@@ -69,12 +85,14 @@ class Config:
             f"with value_residual=false and layer_attn_lens=[]. model.kind={self.model.kind!r}, "
             f"model.value_residual={self.model.value_residual}, model.layer_attn_lens="
             f"{list(self.model.layer_attn_lens)}: set train.compile=true",
+            compile=True,
         )
-        require(
+        self._require(
             not self.train.reset_memory
             or (self.model.start_memory == "empty" and not self.model.ext_len),
             f"train.reset_memory={self.train.reset_memory} needs model.start_memory='empty' and "
             "model.ext_len=0: only then is a reset memory that of the beginning of a text",
+            reset_memory=0.0,
         )
         if self.data.completion_at is None and self.model.completion_at is None:
             about = "data.completion_at=None: no token is outside of a completion"
@@ -92,3 +110,9 @@ class Config:
             refuse_unused(self.generate, (Unused(name, about) for name in generation))
         lengths = ("attn_len", "clamp_len", "ext_len")
         refuse_unused(self.eval, (x for x in self.model.unused() if x.name in lengths))
+
+    def _require(self, holds: bool, message: str, **remedy: Any) -> None:
+        """Raise a ContradictionError unless settings of the training suit the others."""
+        if not holds:
+            ((name, value),) = remedy.items()
+            raise ContradictionError(message, self.train, name, value)

@@ -7,12 +7,13 @@ are validated alike, and then :func:`require` for constraints between settings.
 
 import dataclasses
 import difflib
+import functools
+import inspect
 import math
 import operator
 import types
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import (
     Annotated,
@@ -21,6 +22,7 @@ from typing import (
     NamedTuple,
     TypeVar,
     Union,
+    cast,
     get_args,
     get_origin,
     get_type_hints,
@@ -95,9 +97,36 @@ def no_type_check(checks_itself: _Any) -> _Any:
     """Mark a class or function that validates and converts its arguments itself.
 
     The type checks installed by the tests skip decorators of this name. That of the standard
-    library would remove the annotations, which define the rules.
+    library would remove the annotations, which define the rules. A class is decorated with
+    :func:`names_nearest`, too.
     """
-    return checks_itself
+    return names_nearest(checks_itself) if isinstance(checks_itself, type) else checks_itself
+
+
+def names_nearest(called: _Any) -> _Any:
+    """Let the TypeError of an unknown keyword argument name the most similar one.
+
+    Decorates a function, or the ``__init__`` of a class. What takes any keyword is left as it is.
+    """
+    function: Any = called
+    if isinstance(function, type):
+        function.__init__ = names_nearest(function.__init__)
+        return called
+    known = inspect.signature(function).parameters
+    if any(x.kind == x.VAR_KEYWORD for x in known.values()):
+        return called
+
+    @functools.wraps(function)
+    def call(*args: Any, **given: Any) -> Any:
+        for name in given.keys() - known.keys():
+            if nearest := near(name, known):
+                raise TypeError(
+                    f"{function.__qualname__}() got an unexpected keyword argument {name!r}: "
+                    f"did you mean {nearest!r}?"
+                )
+        return function(*args, **given)
+
+    return cast(_Any, call)
 
 
 def require(holds: bool, message: str) -> None:
@@ -115,6 +144,20 @@ class Unused(NamedTuple):
     """The settings that make it ineffective."""
     part: str | None = None
     """The item of a list that has no effect. None: the setting as a whole."""
+
+
+class ContradictionError(ValueError):
+    """Two settings contradict each other, and one of them has a value that suits the other.
+
+    Attributes:
+        settings: The settings.
+        name: Name of the setting that can give way: of a recipe, it does where the other is given.
+        value: A value with which it suits the other.
+    """
+
+    def __init__(self, message: str, settings: Any, name: str, value: Any) -> None:
+        super().__init__(message)
+        self.settings, self.name, self.value = settings, name, value
 
 
 class UnusedError(ValueError):
@@ -248,12 +291,14 @@ def read_settings(
         raise ValueError(f"{source}: {'' if is_named else f'{section}: '}{error}") from error
 
 
-def near(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that is most similar, if any is similar enough."""
-    return next(iter(difflib.get_close_matches(word, list(known), 1)), None)
+def near(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the known word that is most similar, if any is similar enough, in any case."""
+    words = {x.lower(): x for x in known}
+    found = difflib.get_close_matches(word.lower(), words, 1, cutoff)
+    return words[found[0]] if found else None
 
 
-@lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=64)
 def _rules(kind: type) -> dict[str, tuple[Any, bool]]:
     """Return the annotation of each setting, and whether its value is hidden."""
     hints = get_type_hints(kind, include_extras=True)

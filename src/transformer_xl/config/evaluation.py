@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, Literal
 
 from transformer_xl.config.checks import (
+    ContradictionError,
     Count,
     Length,
     NotNegative,
@@ -85,18 +86,18 @@ class EvalConfig:
             f"window={self.window} and dynamic={self.dynamic!r} are two ways to evaluate: "
             "choose one",
         )
-        for name in ("mem_lens", "mem_len", "ext_len"):
-            value = getattr(self, name)
-            require(
-                self.window is None or not value,
-                f"{name}={value} with window={self.window}: each token is predicted from a "
-                "window read anew, without any memory; leave out one of them",
-            )
-        require(
-            self.window is None or self.max_steps is None,
-            f"max_steps={self.max_steps} with window={self.window}: windows are not divided into "
-            "segments; leave out one of them",
-        )
+        without = {
+            **dict.fromkeys(
+                ("mem_lens", "mem_len", "ext_len"),
+                "each token is predicted from a window read anew, without any memory",
+            ),
+            "max_steps": "windows are not divided into segments",
+        }
+        for name, why in without.items() if self.window is not None else ():
+            value, off = getattr(self, name), type(self).__dataclass_fields__[name].default
+            if value not in (off, 0):
+                message = f"{name}={value} with window={self.window}: {why}; leave out one of them"
+                raise ContradictionError(message, self, name, off)
         require(
             self.dynamic is None or not self.ext_len,
             f"ext_len={self.ext_len} with dynamic={self.dynamic!r}: what is read again would "

@@ -189,13 +189,31 @@ def require_not_shipped(path: Path) -> None:
 
 
 def require_new(folder: Path) -> None:
-    """Require that a folder does not exist, or is empty and can be replaced."""
+    """Require that a folder does not exist, or is empty and can be replaced, and can be written.
+
+    Raises:
+        FileExistsError: It exists and is not empty.
+        OSError: It is a link to nothing or a mount point, or its place cannot be written to.
+    """
     if folder.is_symlink() and not folder.exists():
         raise OSError(f"{folder} is a symbolic link to nothing: delete it, or give another folder")
     if folder.resolve().is_mount():
         raise OSError(f"{folder} is a mount point, which cannot be replaced: give a folder in it")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} exists and is not empty: choose another folder")
+    _require_writable(folder.resolve())
+
+
+def _require_writable(path: Path) -> None:
+    """Require that a file or folder can be made, with the folders above it that are missing."""
+    place = next(x for x in path.absolute().parents if x.exists())
+    if not place.is_dir():
+        raise NotADirectoryError(f"cannot write {path}: {place} is a file, not a folder")
+    if not os.access(place, os.W_OK):
+        raise PermissionError(
+            f"cannot write {path}: no permission for the folder {place}, or its disk is read-only; "
+            "give another folder"
+        )
 
 
 def require_new_file(file: Path, *, force: bool = False) -> None:
@@ -215,11 +233,7 @@ def require_new_file(file: Path, *, force: bool = False) -> None:
         )
     if file.exists() and not force:
         raise FileExistsError(f"{file} exists; --force overwrites it")
-    place = next(x for x in file.absolute().parents if x.exists())
-    if not place.is_dir():
-        raise NotADirectoryError(f"cannot write {file}: {place} is a file, not a folder")
-    if not os.access(place, os.W_OK):
-        raise PermissionError(f"cannot write {file}: no permission for the folder {place}")
+    _require_writable(file)
 
 
 @contextmanager

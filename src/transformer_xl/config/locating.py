@@ -2,16 +2,20 @@
 
 Whatever takes a model takes such a name, and :func:`locate` is the only place that resolves it, in
 this order. The hub is asked only for a name that has the form of one, and whose first part is no
-local folder, so that the path of a run that is missing stays a path.
+local folder or one that runs and models are usually in, so that the path of a run that is missing
+stays a path. It is asked once: without a network the error comes at once.
 """
 
 import json
 import re
+from contextlib import suppress
 from functools import cache
+from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
 from transformer_xl.config import MODEL_TYPE
+from transformer_xl.config.checks import near
 from transformer_xl.config.shipped import hint, shipped_model
 
 # What a model folder or a run folder has at least one of.
@@ -20,6 +24,10 @@ _MARKS = ("config.json", "vocab.json", "recipe.toml", "model", "checkpoints")
 _HUB_NAME = re.compile(
     r"(?!.*(?:--|\.\.|[.-]/|[.-]$))[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII
 )
+# Folders in the examples of this package. Of the hub they are no owners.
+_LOCAL = ("runs", "models")
+_SECONDS = 5.0
+"""How long the hub may take to answer whether it has a model."""
 # No pickles, and no code.
 _HUB_FILES = (
     *("config.json", "model.safetensors", "model.safetensors.index.json"),
@@ -44,6 +52,7 @@ def locate(name: Path | str) -> Located:
     Raises:
         FileNotFoundError: There is no such model.
         OSError: The hub cannot be reached, or refuses.
+        ValueError: The name is empty, or no name at all.
         RuntimeError: The model on the hub is none of this package, or huggingface_hub is missing.
     """
     if (found := locate_here(name)) is not None:
@@ -57,7 +66,16 @@ def locate(name: Path | str) -> Located:
 
 
 def locate_here(name: Path | str) -> Located | None:
-    """Resolve the name of a model without the hub; None if there is neither path nor model."""
+    """Resolve the name of a model without the hub; None if there is neither path nor model.
+
+    Raises:
+        ValueError: The name is empty, as a variable that is not set, or no name at all.
+    """
+    if not isinstance(name, str | PathLike) or not str(name):
+        raise ValueError(
+            f"{name!r} is no name of a model: give a model folder, a run folder, a shipped model, "
+            "or OWNER/NAME of the Hugging Face hub; . is the folder that you are in"
+        )
     path = Path(name)
     # The text itself: ./python-code is a path.
     model = shipped_model(str(name))
@@ -75,14 +93,31 @@ def may_be_on_hub(name: Path | str) -> bool:
     """Whether a name is to be looked up on the hub if there is no such path."""
     # The text as it was given: ./OWNER/NAME is a path.
     text = name if isinstance(name, str) else name.as_posix()
-    return bool(_HUB_NAME.fullmatch(text)) and not Path(name).parent.exists()
+    owner = Path(name).parent
+    return bool(_HUB_NAME.fullmatch(text)) and owner.name not in _LOCAL and not owner.exists()
 
 
 def _remedy(name: str) -> str:
+    nearest = _nearest_folder(Path(name))
+    folder = f"; did you mean the folder {nearest}?" if nearest else ""
     return (
         "give a model folder, a run folder, a shipped model, or OWNER/NAME of the Hugging Face hub "
-        f"({hint(name)})"
+        f"({hint(name)}{folder})"
     )
+
+
+def _nearest_folder(path: Path) -> Path | None:
+    """Return the folder whose path is most similar, part by part, if any is similar enough."""
+    parent = path.parent
+    if not parent.is_dir():
+        parent = None if parent == path else _nearest_folder(parent)
+    if parent is None:
+        return None
+    with suppress(OSError):
+        names = [x.name for x in parent.iterdir() if x.is_dir()]
+        found = path.name if path.name in names else near(path.name, names)
+        return None if found is None else parent / found
+    return None
 
 
 @cache
@@ -95,15 +130,26 @@ def _download(name: str) -> Path:
             f"{name} is no folder; to download it from the Hugging Face hub, "
             "pip install 'transformer-xl[hf]'"
         ) from error
+    # What follows would try for half a minute whether a network is there.
+    failed = ask_hub(name, "config.json")
+    is_cached = failed is not None
     try:
-        # First, as weights of other models may be large.
-        _require_ours(Path(hf_hub_download(name, "config.json")), name)
-        folder = Path(snapshot_download(name, allow_patterns=[*_HUB_FILES]))
-    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
+        try:
+            # First, as weights of other models may be large.
+            config = hf_hub_download(name, "config.json", local_files_only=is_cached)
+            _require_ours(Path(config), name)
+            patterns = [*_HUB_FILES]
+            folder = snapshot_download(name, allow_patterns=patterns, local_files_only=is_cached)
+        except errors.LocalEntryNotFoundError:
+            if isinstance(failed, errors.EntryNotFoundError | errors.RepositoryNotFoundError):
+                raise failed from None
+            raise
+    except errors.LocalEntryNotFoundError as error:
+        why = f" ({type(failed).__name__})" if failed else ""
         raise OSError(
             f"{name} is no folder, and neither in the cache of the Hugging Face hub nor can the "
-            f"hub be reached: connect to the network, or {_remedy(name)}"
-        ) from error
+            f"hub be reached{why}: connect to the network, or {_remedy(name)}"
+        ) from failed or error
     except errors.EntryNotFoundError as error:
         raise RuntimeError(
             f"{name} on the Hugging Face hub is no model: it has no config.json"
@@ -120,10 +166,11 @@ def _download(name: str) -> Path:
         ) from error
     except RuntimeError:
         raise
-    except Exception as error:  # Those of its network libraries have no common class.
+    except Exception as error:
         raise OSError(
             f"cannot download {name} from the Hugging Face hub: {type(error).__name__}: {error}"
         ) from error
+    folder = Path(folder)
     if not any(folder.glob("model*.safetensors")):
         raise RuntimeError(
             f"{name} on the Hugging Face hub has no model.safetensors; other files, such as "
@@ -131,6 +178,17 @@ def _download(name: str) -> Path:
             "and convert it with `txl convert`"
         )
     return folder
+
+
+def ask_hub(name: str, file: str, repo_type: str | None = None) -> Exception | None:
+    """Ask the Hugging Face hub once for a file; return the error, if there is one."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    try:
+        get_hf_file_metadata(hf_hub_url(name, file, repo_type=repo_type), timeout=_SECONDS)
+    except Exception as error:  # noqa: BLE001  (those of its network libraries have no common class)
+        return error
+    return None
 
 
 def _require_ours(path: Path, name: str) -> None:

@@ -1,11 +1,13 @@
 """Settings of training."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Annotated, Literal
+from itertools import groupby, pairwise
+from typing import Annotated, Any, Literal
 
 from transformer_xl.config.checks import (
+    ContradictionError,
     Count,
     Fraction,
     Length,
@@ -32,6 +34,27 @@ _WITHOUT = {
     "adagrad": ("muon_lr", "momentum", "beta1", "beta2"),
 }
 """The settings that an optimizer does not have."""
+
+
+def fitted_stages(
+    stages: tuple[Stage, ...], segment_len: int, mem_len: int | None = None
+) -> tuple[Stage, ...]:
+    """Return stages that end with these lengths and have none above them.
+
+    Stages that are then alike are joined, and a single one is no curriculum.
+
+    Args:
+        stages: The stages.
+        segment_len: The segment length of the last.
+        mem_len: Its memory length; None: as it is.
+    """
+    if mem_len is None:
+        mem_len = stages[-1][2]
+    *before, (last, _, _) = stages
+    lower = [(start, min(x, segment_len), min(m, mem_len)) for start, x, m in before]
+    alike = groupby([*lower, (last, segment_len, mem_len)], key=lambda stage: stage[1:])
+    found = tuple(next(group) for _, group in alike)
+    return found if len(found) > 1 else ()
 
 
 @no_type_check
@@ -171,30 +194,36 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check(self, "train")
-        require(
+        self._require(
             self.batch_size % self.accumulate == 0,
             f"accumulate={self.accumulate} must divide batch_size={self.batch_size}",
+            accumulate=math.gcd(self.accumulate, self.batch_size),
         )
-        require(
+        self._require(
             self.minutes is None
             or (self.schedule == "constant_cooldown" and 0 < self.cooldown_fraction < 1),
             f"minutes={self.minutes} needs schedule=constant_cooldown and a cooldown_fraction "
-            "above 0 and below 1: only then can the end be chosen while the training runs",
+            "above 0 and below 1: only then can the end be chosen while the training runs; or set "
+            "minutes to None, and steps",
+            schedule="constant_cooldown",
         )
-        require(
+        self._require(
             self.warmup_steps <= self.steps,
             f"warmup_steps={self.warmup_steps} is more than steps={self.steps}: lower warmup_steps "
             "or raise steps",
+            warmup_steps=self.steps // 10,
         )
-        require(
+        self._require(
             not (self.random_segment_len and self.compile),
             f"random_segment_len=true with compile={str(self.compile).lower()} would compile the "
             "model for each length: choose one",
+            compile=False,
         )
-        require(
+        self._require(
             self.schedule != "plateau" or self.eval_every > 0,
             "schedule='plateau' with eval_every=0: the learning rate depends on evaluations during "
             "the training; set eval_every",
+            eval_every=type(self).__dataclass_fields__["eval_every"].default,
         )
         for name in ("roll", "reset_memory"):
             value = getattr(self, name)
@@ -226,6 +255,12 @@ class TrainConfig:
         if self.average != "ema":
             yield Unused("average_decay", f"average={self.average!r}")
 
+    def _require(self, holds: bool, message: str, **remedy: Any) -> None:
+        """Raise a ContradictionError unless settings suit each other; ``remedy``: one that does."""
+        if not holds:
+            ((name, value),) = remedy.items()
+            raise ContradictionError(message, self, name, value)
+
     def _check_stages(self) -> None:
         if not self.stages:
             return
@@ -235,14 +270,16 @@ class TrainConfig:
             starts[0] == 0 and all(a < b for a, b in pairwise(starts)),
             f"stages={stages}: the starts must rise from 0 to below 1",
         )
-        require(
+        self._require(
             self.stages[-1][1] == self.segment_len,
             f"stages={stages} must end with segment_len={self.segment_len}; for one length from "
             "the beginning, stages is empty: --train.stages with nothing behind it",
+            stages=fitted_stages(self.stages, self.segment_len),
         )
-        require(
+        self._require(
             self.minutes is None or starts[-1] < 1 - self.cooldown_fraction,
             f"stages={stages} with minutes={self.minutes}: the last must start before the "
             f"cooldown, below {1 - self.cooldown_fraction:g}: its speed decides how many steps "
             "are left",
+            stages=(),
         )

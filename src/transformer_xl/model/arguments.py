@@ -19,6 +19,9 @@ Rows = Sequence[int] | Tensor
 
 _Model = TypeVar("_Model")
 _SHOWN = 60
+_BYTES = 256
+_ADDED = 64
+"""Symbols that a vocabulary of bytes may have besides them."""
 
 
 @overload
@@ -65,20 +68,40 @@ def as_tokens(ids: Any, config: ModelConfig, what: str = "ids") -> Int[Tensor, "
     """
     given = ids.detach().cpu() if isinstance(ids, Tensor) and is_integer(ids) else None
     require_token_inputs(config)
+    if isinstance(ids, bytes | bytearray) and not _BYTES <= config.vocab_size < _BYTES + _ADDED:
+        raise ValueError(
+            f"{what} must be integers in a row: the bytes {shown(ids)} are tokens of a vocabulary "
+            f"of {_BYTES} bytes alone, and this model has one of {config.vocab_size}, of which "
+            "vocab.encode makes them of a text"
+        )
     # NumPy, as torch cannot compare unsigned integers.
     array = _array(ids) if given is None else given.numpy()
     is_whole = array.dtype.kind in "iu" or array.shape == (0,)
     if not is_whole or array.ndim != 1:
         raise ValueError(f"{what} must be integers in a row, not {_described(ids)}")
-    V = config.vocab_size
-    if array.size and not 0 <= (least := array.min()) <= (most := array.max()) < V:
-        raise ValueError(
-            f"token {least if least < 0 else most}{'' if what == 'ids' else f' of {what}'} is "
-            f"outside the vocabulary of {V} (the model knows 0 to {V - 1}): it was made with "
-            "another one"
-        )
+    require_known(array, config.vocab_size, "" if what == "ids" else f" of {what}")
     # Copied, as a memory-mapped array is read-only.
     return given.long() if given is not None else torch.from_numpy(array.astype(np.int64))
+
+
+def require_known(tokens: np.ndarray, vocab_size: int, what: str = "", ignored: int = 0) -> None:
+    """Require tokens of a vocabulary, or a number in their place that is ``ignored``.
+
+    Raises:
+        ValueError: A token is outside of it; the error calls it ``what``, and says where it is.
+    """
+    if tokens.size and not 0 <= tokens.min() <= tokens.max() < vocab_size:
+        wrong = np.argwhere(((tokens < 0) | (tokens >= vocab_size)) & (tokens != ignored))
+        if not len(wrong):
+            return
+        *row, position = wrong[0].tolist()
+        place = f"row {row[0]}, position {position}" if row else f"position {position}"
+        raise ValueError(
+            f"token {tokens[*row, position]}{what} is outside the vocabulary of {vocab_size} (the "
+            f"model knows 0 to {vocab_size - 1}): it was made with another one; it is at {place}"
+            + f"; {ignored} would be ignored"
+            * (ignored < 0)
+        )
 
 
 def require_token_inputs(config: ModelConfig) -> None:
@@ -230,3 +253,16 @@ def _described(ids: Any) -> str:
     if isinstance(ids, str):
         return f"the text {shown(ids)}, of which vocab.encode makes them"
     return shown(ids)
+
+
+def explain_unknown(tokens: Tensor, vocab_size: int, what: str = "", ignored: int = 0) -> None:
+    """After an error of torch, require the tokens that were looked up to be of the vocabulary.
+
+    They are not looked at before, which would cost time in each step of a training. On a GPU, an
+    assertion of the device has failed, after which nothing can be read from it.
+
+    Raises:
+        ValueError: As :func:`require_known`.
+    """
+    if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
+        require_known(tokens.detach().numpy(), vocab_size, what, ignored)

@@ -1,6 +1,6 @@
 """Embeddings: of tokens by one table or one for each cluster, of real vectors by a projection."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
+from transformer_xl.model.arguments import explain_unknown
 from transformer_xl.model.wrapping import unwrapped
 from transformer_xl.ops import dropout
 
@@ -70,7 +71,7 @@ class AdaptiveEmbedding(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.clusters = config.clusters
+        self.clusters, self.num_embeddings = config.clusters, config.vocab_size
         self.weights = Tables(
             torch.empty(cluster.stop - cluster.start, cluster.width) for cluster in self.clusters
         )
@@ -177,10 +178,24 @@ class FeatureEmbedding(nn.Linear):
 
 
 def embedded(
-    module: nn.Module, tokens: Int[Tensor, "B T"] | Float[Tensor, "B T F"]
+    module: nn.Module,
+    tokens: Int[Tensor, "B T"] | Float[Tensor, "B T F"],
+    look_up: Callable[[Tensor], Tensor] | None = None,
 ) -> Float[Tensor, "B T D"]:
-    """Embed a segment at the width of the model, with the embedding or a wrapper around it."""
-    return unwrapped(module, "widened").widened(module(tokens))
+    """Embed a segment at the width of the model, with the embedding or a wrapper around it.
+
+    ``look_up``: what is called in the place of ``module``.
+
+    Raises:
+        ValueError: A token is outside the vocabulary (on a GPU, a device-side assertion).
+    """
+    own = unwrapped(module, "widened")
+    try:
+        return own.widened((look_up or module)(tokens))
+    except (IndexError, RuntimeError):
+        if not isinstance(own, FeatureEmbedding):
+            explain_unknown(tokens, own.num_embeddings)
+        raise
 
 
 def _markers(config: ModelConfig) -> list[int]:

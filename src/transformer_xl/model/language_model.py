@@ -2,7 +2,7 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.arguments import shown
+from transformer_xl.model.arguments import explain_unknown, shown
 from transformer_xl.model.embedding import AdaptiveEmbedding, Embedding, FeatureEmbedding, embedded
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.limits import require_loading, require_weights
@@ -26,6 +26,7 @@ from transformer_xl.model.pretrained import (
     copy_weights,
     find_model_folder,
     load_config,
+    load_preface,
     model_weights,
     read_config,
     read_weights,
@@ -106,6 +107,9 @@ class LanguageModel(nn.Module, ABC):
             backward pass (Chen et al., arXiv 1604.06174). True, or a function that calls a layer
             with its arguments in the place of :func:`torch.utils.checkpoint.checkpoint`.
         recompute_every: Of so many layers, only the first one is recomputed.
+        preface: Tokens that are read into the memory before a text is generated, of models that
+            write poorly without context; ``()`` for none. Texts that continue a memory, scores,
+            evaluation and compression do without.
         left_out: Settings of the model folder that have no effect; archives that earlier versions
             compressed with the model depend on them.
 
@@ -120,6 +124,7 @@ class LanguageModel(nn.Module, ABC):
     """
 
     kind: ClassVar[str]
+    _kinds: ClassVar[dict[str, type["LanguageModel"]]] = {}
     _title: ClassVar[str]
     has_attention: ClassVar[bool] = False
     remembers_positions: ClassVar[bool] = True
@@ -127,7 +132,15 @@ class LanguageModel(nn.Module, ABC):
     recomputes: ClassVar[bool] = False
     recompute: bool | Callable[..., Any] = False
     recompute_every = 1
+    preface: tuple[int, ...] = ()
     left_out: Mapping[str, Any] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # A class without a kind of its own is abstract, or not what settings describe. Nor is one
+        # that repeats the kind of another: the models in folders are of the first.
+        if "kind" in vars(cls):
+            cls._kinds.setdefault(cls.kind, cls)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -257,8 +270,10 @@ class LanguageModel(nn.Module, ABC):
 
         Raises:
             ValueError: An argument is no tensor of the right type; shapes are inconsistent or do
-                not fit the memory; a length is out of range; both or neither of ``tokens`` and
-                ``inputs_embeds`` are given; ``lengths`` with ``ext_len``.
+                not fit the memory; a length is out of range; a token or target is outside the
+                vocabulary (not on a GPU, where a device-side assertion fails, or the loss is NaN);
+                both or neither of ``tokens`` and ``inputs_embeds`` are given; ``lengths`` with
+                ``ext_len``.
         """
         segment = Segment.of(tokens, inputs_embeds, lengths, starts, self.config)
         resolved = Lengths.of(
@@ -285,12 +300,16 @@ class LanguageModel(nn.Module, ABC):
             return out
         head = mixture or self.head
         n = targets.shape[1]
-        if segment.short is None:
-            out.nll = head.nll(hidden[:, -n:], targets)
-        else:
+        if segment.short is not None:
             out.is_real = segment.is_real(n)
-            nll = head.nll(hidden[:, -n:], targets.masked_fill(~out.is_real, 0))
-            out.nll = nll.masked_fill(~out.is_real, 0.0)
+            targets = targets.masked_fill(~out.is_real, 0)
+        try:
+            nll = head.nll(hidden[:, -n:], targets)
+        except (IndexError, RuntimeError):
+            if mixture is None:
+                explain_unknown(targets, self.config.vocab_size, " of the targets", IGNORED)
+            raise
+        out.nll = nll if out.is_real is None else nll.masked_fill(~out.is_real, 0.0)
         return out
 
     def read(
@@ -385,14 +404,22 @@ class LanguageModel(nn.Module, ABC):
         """Write ``config.json``, ``model.safetensors`` and, if given, the vocabulary."""
         weights = model_weights(self)
         require_own_weights(weights, self.config)
-        write_model(self.config, weights, Path(folder))
+        about = {"preface": list(self.preface)} if self.preface else {}
+        write_model(self.config, weights, Path(folder), about)
         if vocab is not None:
             vocab.save(Path(folder))
 
     @classmethod
     def from_pretrained(cls, name: Path | str) -> "LanguageModel":
-        """Load a model by its folder or name, as :func:`load_model` does."""
-        return load_model(name)
+        """Load a model by its folder or name, as :func:`load_model` does.
+
+        A subclass of a model of this package is built itself, if it has the same parameters.
+
+        Raises:
+            ValueError: The model is of another kind than such a subclass, or has other parameters.
+        """
+        is_described = cls._kinds.get(getattr(cls, "kind", ""), cls) is cls
+        return _loaded(name, build_model if is_described else cls)
 
 
 def build_model(config: ModelConfig) -> LanguageModel:
@@ -405,16 +432,7 @@ def build_model(config: ModelConfig) -> LanguageModel:
         >>> type(build_model(ModelConfig(kind="lstm", vocab_size=10))).__name__
         'LSTMModel'
     """
-    # A class without a kind of its own is abstract, or not what settings describe.
-    kinds = {model.kind: model for model in _subclasses(LanguageModel) if "kind" in vars(model)}
-    return kinds[config.kind](config)
-
-
-def _subclasses(model: type[LanguageModel]) -> Iterator[type[LanguageModel]]:
-    """Yield the subclasses of a class, and those of these."""
-    for subclass in model.__subclasses__():
-        yield subclass
-        yield from _subclasses(subclass)
+    return LanguageModel._kinds[config.kind](config)
 
 
 def load_model(name: Path | str) -> LanguageModel:
@@ -429,11 +447,21 @@ def load_model(name: Path | str) -> LanguageModel:
         RuntimeError: A file is damaged.
         ValueError: The settings are invalid.
     """
+    return _loaded(name, build_model)
+
+
+def _loaded(name: Path | str, build: Callable[[ModelConfig], LanguageModel]) -> LanguageModel:
     folder = find_model_folder(name)
     config = load_config(folder / CONFIG_FILE)
     weights = read_model_weights(folder, config)
-    model = build_model(config)
+    model = build(config)
+    if {name for name, _ in model.named_parameters()} != weights.keys():
+        raise ValueError(
+            f"{type(model).__name__} has other parameters than the model in {folder}: build it "
+            "with its config, and load what they share with load_state_dict(..., strict=False)"
+        )
     copy_weights(model, weights)
+    model.preface = load_preface(folder / CONFIG_FILE, config.vocab_size)
     settings = json.loads(json.dumps(asdict(config)))
     model.left_out = {
         name: value

@@ -67,8 +67,8 @@ class Stepper(ABC):
         """Read a token of each stream and set the next state; return the output of the layers.
 
         Raises:
-            IndexError: A token is outside the vocabulary (on a GPU, a device-side assertion).
-            ValueError: The number of tokens is not the batch size, or adapters were changed.
+            ValueError: A token is outside the vocabulary (on a GPU, a device-side assertion); the
+                number of tokens is not the batch size; or adapters were changed.
         """
         hidden, self.state = self.read(tokens)
         return hidden
@@ -546,7 +546,7 @@ class FixedStepper(RingStepper):
     def _embedded(self, tokens: Tensor) -> Float[Tensor, "B 1 D"]:
         embed = self._model.embedding
         if isinstance(embed, AdaptiveEmbedding):
-            return embed.in_fixed_shapes(tokens)
+            return embedded(embed, tokens, embed.in_fixed_shapes)
         return super()._embedded(tokens)
 
     def _capacity_for(self, span: int) -> int:

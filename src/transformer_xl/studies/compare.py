@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,14 @@ RUNS_FILE = "runs.json"
 """In the folder of a comparison: what was measured of each run."""
 FACTORS = (0.5, 1.0, 2.0, 4.0)
 """Factors of the learning rates of a recipe that are searched."""
+EVALUATION_SHARE = 0.25
+"""Share of the time of a training that an evaluation may take where it is limited."""
+_LEAST_TOKENS = 2_000
+"""Tokens on which a limited evaluation is made at least."""
+_PACE_SHARE = 0.1
+"""Share of the time of a run that measuring the pace of a contestant takes, about, at most."""
+_BORROWED = ("mamba2", "rwkv", "xlnet", "xlstm")
+"""Kinds of models whose layers are those of transformers."""
 MOST_BEYOND = 3
 """How often the search goes on beyond them, while the lowest or highest rate is the best one."""
 _NOT_DYNAMIC = {x.name: x.default for x in fields(EvalConfig) if x.name.startswith("dynamic")}
@@ -64,6 +73,7 @@ def load_contestants(names: Sequence[str]) -> dict[str, Config]:
 
     Raises:
         FileNotFoundError: A recipe file does not exist.
+        RuntimeError: A package that a contestant requires is missing.
         ValueError: A name is unknown, two are the same, or a recipe is invalid.
     """
     found: dict[str, Config] = {}
@@ -76,6 +86,12 @@ def load_contestants(names: Sequence[str]) -> dict[str, Config]:
             found[stem] = load_recipe(recipe)
         except ValueError as error:
             raise ValueError(f"{error}; contestants are {', '.join(contestants())}") from error
+    borrowed = [name for name, x in found.items() if x.model.kind in _BORROWED]
+    if borrowed and not find_spec("transformers"):
+        raise RuntimeError(
+            f"{' and '.join(borrowed)}: the layers are those of transformers: "
+            "pip install 'transformer-xl[hf]', or leave out what requires it"
+        )
     return found
 
 
@@ -103,6 +119,9 @@ class Plan:
     """Runs at the same time; each has its share of the threads."""
     eval_tokens: int | None = None
     """Evaluate on this many tokens from the start of each split; None: on all."""
+    has_short_evaluations: bool = False
+    """Evaluate on fewer, if an evaluation would take more than a share of the search's time
+    (:data:`EVALUATION_SHARE`) by the pace of the slowest contestant."""
     later_precision: Rounded | None = None
     """Precision of the long runs of all seeds but the first; None: as their recipes have it."""
 
@@ -136,6 +155,12 @@ class Plan:
     def searched_minutes(self) -> float:
         """Training time of a run of the search."""
         return self.minutes / 4 if self.search_minutes is None else self.search_minutes
+
+    @property
+    def n_runs(self) -> tuple[int, int, int]:
+        """Runs of the search, further ones beyond the given factors at most, and long ones."""
+        n, has_search = len(self.models), len(self.factors) > 1
+        return n * len(self.factors) * has_search, n * MOST_BEYOND * has_search, n * len(self.seeds)
 
 
 def threads_of(jobs: int) -> int:
@@ -238,6 +263,7 @@ class Comparison:
     ) -> None:
         self.plan, self.folder, self._say = plan, folder, say
         self.corpus = prepare(plan.data, say)
+        self._eval_tokens = plan.eval_tokens
         self.failed: list[Run] = []
         self.runs: list[Run] = self._read()
 
@@ -323,6 +349,10 @@ class Comparison:
         """Search the learning rates and train, seed by seed."""
         self._say_other_threads()
         self._measure_paces()
+        if self.plan.has_short_evaluations and self.plan.eval_tokens is None:
+            self._eval_tokens = self._short_evaluation()
+            if self._eval_tokens is not None:
+                self._say(f"evaluating on {self._eval_tokens:,} tokens of each split, to save time")
         # What belongs to the search depends on what it has found.
         tasks: list[Task] = []
         while new := [task for task in self.search() if task not in tasks]:
@@ -365,6 +395,17 @@ class Comparison:
         """Return the measured pace of a contestant."""
         return self.done(self._pace_task(model))
 
+    def _short_evaluation(self) -> int | None:
+        """Return on how many tokens an evaluation takes its share of the time; None: on all."""
+        plan, speeds = self.plan, []
+        for model, recipe in plan.models.items():
+            if (pace := self.pace(model)) is not None:
+                step = recipe.train.batch_size * recipe.train.segment_len
+                speeds.append(step / pace.found["seconds"][-1])
+        n = max(EVALUATION_SHARE * 60 * plan.searched_minutes * min(speeds), _LEAST_TOKENS)
+        n = int(float(f"{n:.1e}"))
+        return n if n < max(map(self.corpus.n_tokens, ("valid", "test"))) else None
+
     def _say_other_threads(self) -> None:
         """Say which runs there are with another number of threads only, and are made anew."""
         threads = threads_of(self.plan.jobs)
@@ -392,7 +433,8 @@ class Comparison:
         self._say("measuring the pace of each contestant, in turns")
         configs = {model: self._pace_task(model).config for model in self.plan.models}
         threads = threads_of(self.plan.jobs)
-        self.take_paces(*in_process(threads, paces, configs))
+        seconds = 60 * _PACE_SHARE * self.plan.minutes * len(configs)
+        self.take_paces(*in_process(threads, paces, configs, seconds))
 
     def take_paces(self, measured: Mapping[str, list[float]], ceiling: float) -> None:
         """Take the paces of contestants whose pace is not known.
@@ -441,7 +483,7 @@ class Comparison:
             parent=self.folder,
             minutes=minutes,
             threads=threads_of(self.plan.jobs),
-            eval_tokens=self.plan.eval_tokens,
+            eval_tokens=self.plan.eval_tokens if phase == "pace" else self._eval_tokens,
             is_detailed=phase == "run" and seed == self.plan.seeds[0],
             checksums=self.corpus.checksums,
         )

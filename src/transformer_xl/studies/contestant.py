@@ -48,6 +48,9 @@ WRITTEN = (1_000, 10_000, 100_000, 1_000_000)
 """Tokens of a stream after which the size of the state and the time of a token are measured."""
 _OF_MACHINE = ("processor", "instructions", "gpu", "threads")
 """What is recorded of the machine of a run."""
+_WRITTEN_PER_TOKEN = 10
+"""Tokens of a stream after which writing is measured at most, for each token of an evaluation that
+is limited to so many."""
 _STEPS = 256
 """Tokens of which the time is the median."""
 
@@ -183,7 +186,8 @@ def _details(
             ids = corpus.split(test["split"])[: n_tokens and n_tokens + 1]
             more = _detailed(model, ids, lengths)
     # In the precision of the weights, as `txl generate` does.
-    return {**more, "writing": [*_written(model, corpus, lengths, trained)]}
+    counts = [n for n in WRITTEN if n_tokens is None or n <= _WRITTEN_PER_TOKEN * n_tokens]
+    return {**more, "writing": [*_written(model, corpus, lengths, trained, counts)]}
 
 
 def _trained(config: Config, model: LanguageModel, folder: Path) -> dict[str, Any]:
@@ -320,7 +324,7 @@ def _with_context(model: LanguageModel, lengths: Lengths, n: int) -> Lengths:
 
 @torch.no_grad()
 def _written(
-    model: LanguageModel, corpus: Corpus, lengths: Lengths, trained: int
+    model: LanguageModel, corpus: Corpus, lengths: Lengths, trained: int, counts: Sequence[int]
 ) -> Iterator[dict[str, Any]]:
     """Measure the time of a token and the size of the state, after ever more tokens.
 
@@ -330,13 +334,13 @@ def _written(
     calls the model for each token. A text that is shorter than a count ends the measurement.
     """
     model.eval()
-    ids = np.asarray(corpus.split("train")[: max(WRITTEN)], dtype=np.int64)
+    ids = np.asarray(corpus.split("train")[: max(counts, default=0)], dtype=np.int64)
     text, done = torch.from_numpy(ids)[None].to(model.device), 0
     # Without a memory, the context of training is cached.
     mem_len = lengths.mem_len or trained
     lengths = lengths._replace(ext_len=0, segment_len=min(128, mem_len), mem_len=mem_len)
     memory = model.start_memory(1, mem_len)
-    for n in WRITTEN:
+    for n in counts:
         if n > text.shape[1]:
             return
         memory = read_all(model, text[:, done:n], lengths, memory)

@@ -5,6 +5,7 @@ trains each for the steps that take that time, so that its results do not depend
 machine is.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -24,6 +25,8 @@ from transformer_xl.train.step import Network, train_step
 
 ROUNDS = 10
 """Turns of each model."""
+_LEAST_ROUNDS = 3
+"""Its turns at least, where there is little time."""
 _STEPS = 2
 """Steps in a turn."""
 
@@ -35,12 +38,13 @@ def stages_of(config: Config) -> tuple[Stage, ...]:
 
 
 def paces(
-    configs: Mapping[str, Config], rounds: int = ROUNDS
+    configs: Mapping[str, Config], seconds: float = math.inf, rounds: int = ROUNDS
 ) -> tuple[dict[str, list[float]], float]:
     """Measure the seconds of a training step of each model in each stage, in turns.
 
     Args:
         configs: The recipes by name, with their text.
+        seconds: After this time, no further turn begins, but for the first three.
         rounds: Turns of each.
 
     Returns:
@@ -59,8 +63,10 @@ def paces(
     first = next(iter(configs.values()))
     dtype = pick_precision(first.train.precision, device)
     taken: dict[tuple[str, int], list[float]] = {key: [] for key in steps}
-    peaks = []
-    for _ in range(rounds):
+    peaks, first_began = [], time.perf_counter()
+    for n in range(rounds):
+        if n >= _LEAST_ROUNDS and time.perf_counter() - first_began > seconds:
+            break
         peaks.append(ceiling(dtype, device))
         for key, step in steps.items():
             began = time.perf_counter()

@@ -254,6 +254,25 @@ def markdown(result: Mapping[str, Any], baselines: Sequence[Mapping[str, Any]] =
     return "\n\n".join(parts) + "\n"
 
 
+def verdict(result: Mapping[str, Any]) -> str:
+    """Say in a sentence which contestant is best at equal time, and what is better than it."""
+    best, *others = result["models"]
+    unit = result["unit"]
+    said = f"{best['model']} is best: {best['mean']:.2f} {unit}"
+    if others:
+        # As many digits as tell them apart.
+        means = [best["mean"], others[0]["mean"]]
+        digits = next((n for n in (2, 3) if f"{means[0]:.{n}f}" != f"{means[1]:.{n}f}"), 4)
+        one, other = (f"{x:.{digits}f}" for x in means)
+        said = f"{best['model']} is best: {one} beside {other} {unit} of {others[0]['model']}"
+    better = [row for row in result["baselines"] if row["bits"] < best["mean"]]
+    if better:
+        row = min(better, key=lambda row: row["bits"])
+        trained = ", given the training text" * row["trained"]
+        said += f"; but {row['name']}{trained}, takes {row['bits']:.2f}"
+    return said
+
+
 def _by_mem_len(rows: Sequence[Mapping[str, Any]]) -> str:
     """Format the loss by memory length at evaluation, or by the context of a model without one."""
     by_name = {

@@ -208,15 +208,12 @@ def new_state(
         roll_seed=settings.seed if settings.roll else None,
         completions=config.model,
     )
-    if settings.stages and settings.stages[-1][2] != config.model.mem_len:
-        raise ValueError(
-            f"train.stages ends with mem_len={settings.stages[-1][2]}, and model.mem_len is "
-            f"{config.model.mem_len}: the last stage must have the lengths of the model. For one "
-            "length from the beginning: --train.stages with nothing behind it"
-        )
     # Needed only at the end of the run, but validated before it.
     if (n_valid := len(corpus.split("valid"))) < 2:
-        raise ValueError("the validation text has one token; to predict one, at least 2 are needed")
+        raise ValueError(
+            "the validation text has one token; to predict one, at least 2 are needed: give more "
+            "text, or hold out more of it (data.valid_fraction)"
+        )
     _require_training_targets(corpus, config)
     for name in ("valid", "test"):
         if corpus.n_tokens(name) > 1:

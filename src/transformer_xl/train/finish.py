@@ -1,7 +1,7 @@
 """What a finished run shows: how well the model predicts, what it writes, and the report."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -29,6 +29,26 @@ COMPARED_BYTES = 10_000
 they write are their own headers and tables."""
 
 
+class Results(dict[str, Any]):
+    """What a training has found, as ``results.json`` holds it; ``repr`` gives its figures."""
+
+    def __repr__(self) -> str:
+        return "\n".join(figure_lines(self))
+
+
+def figure_lines(results: Mapping[str, Any]) -> list[str]:
+    """Write the figures with which a training ends, a line each."""
+    lines = [memory_line(row) for row in results["memory_curve"]]
+    if (learned := results.get("dynamic")) is not None:
+        lines.append(f"learning from each segment after its score ({learned.get('dynamic')}):")
+        lines.append(memory_line(learned))
+    end = "_bits_per_byte"
+    packed = {name.removesuffix(end): x for name, x in results.items() if name.endswith(end)}
+    if packed:
+        lines.append("   ".join(f"{name}: {x:.4f} bits per byte" for name, x in packed.items()))
+    return lines
+
+
 def finish(
     config: Config,
     folder: RunFolder,
@@ -36,7 +56,7 @@ def finish(
     device: torch.device,
     say: Callable[[str], None],
     quiet: bool = False,
-) -> dict[str, Any]:
+) -> Results:
     """Evaluate the best model of a run at every memory length, let it write, draw the report.
 
     What an earlier call with the same settings and text has written is returned as it is. How far
@@ -47,8 +67,7 @@ def finish(
     """
     if (results := _read_results(config, folder, corpus)) is not None:
         say(f"the run is finished; report: {folder.path / REPORT_FILE}")
-        for row in results["memory_curve"]:
-            say(memory_line(row))
+        say(repr(results))
         return results
     # The program has written it itself.
     with any_size():
@@ -76,20 +95,18 @@ def finish(
                 mem_len=mem_len,
                 dynamic=dynamic,
             )
-        row = describe(split, result)
-        say(memory_line(row))
-        return row
+        return describe(split, result)
 
     lengths = Lengths.of(config.model, **settings.lengths_after(segment_len))
     chosen = None if settings.window else lengths.mem_len
     mem_lens = {*settings.mem_lens, config.model.mem_len, chosen} if chosen is not None else {None}
     rows = {mem_len: measure(mem_len) for mem_len in sorted(mem_lens, key=lambda n: n or 0)}
-    results = {
-        "settings": _settings(config.eval, config.generate),
-        "checksum": corpus.checksums[split],
-        "test": rows[chosen],
-        "memory_curve": [*rows.values()],
-    }
+    results = Results(
+        settings=_settings(config.eval, config.generate),
+        checksum=corpus.checksums[split],
+        test=rows[chosen],
+        memory_curve=[*rows.values()],
+    )
     if settings.dynamic and isinstance(corpus, Corpus):
         say(f"the same, learning from each segment after its score ({settings.dynamic})")
         with autocast(config.train.precision, device):
@@ -114,6 +131,8 @@ def finish(
     from transformer_xl.train.report import write_report
 
     say(f"report: {write_report(folder.path)}")
+    # Last, as this is what the training was for.
+    say(repr(results))
     return results
 
 
@@ -160,12 +179,12 @@ def _settings(evaluation: EvalConfig, generation: GenerateConfig) -> dict[str, A
 
 def _read_results(
     config: Config, folder: RunFolder, corpus: Corpus | FeatureCorpus
-) -> dict[str, Any] | None:
+) -> Results | None:
     """Return the results of a run that was finished before with these settings and this text."""
     if not (folder.path / REPORT_FILE).is_file():
         return None
     try:
-        results = json.loads((folder.path / RESULTS_FILE).read_text(encoding="utf-8"))
+        results = Results(json.loads((folder.path / RESULTS_FILE).read_text(encoding="utf-8")))
         # A setting that came later has had its default before.
         settings = _settings(EvalConfig(), GenerateConfig())
         for section, values in results["settings"].items():
@@ -203,12 +222,10 @@ def _compressed(corpus: Corpus, split: str, say: Callable[[str], None]) -> dict[
     except ValueError as error:
         say(f"no comparison with gzip and xz: {error}")
         return {}
-    bits = {
-        name.split()[0]: 8 * compressed_bytes(name, text) / len(text)
+    return {
+        f"{name.split()[0]}_bits_per_byte": 8 * compressed_bytes(name, text) / len(text)
         for name in ("gzip -9", "xz -9e")
     }
-    say("   ".join(f"{name}: {x:.4f} bits per byte" for name, x in bits.items()))
-    return {f"{name}_bits_per_byte": x for name, x in bits.items()}
 
 
 def describe(split: str, result: Result) -> dict[str, Any]:

@@ -21,12 +21,14 @@ import torch
 from torch import Tensor
 
 from transformer_xl.config import Config
+from transformer_xl.config.checks import names_nearest
 from transformer_xl.config.device import autocast, pick_device, pick_precision
 from transformer_xl.config.distributed import joined
 from transformer_xl.data import Corpus
 from transformer_xl.data.features import FeatureCorpus, open_corpus
 from transformer_xl.inference.evaluate import Result, cost_of, evaluate_by
 from transformer_xl.model import LanguageModel
+from transformer_xl.model.arguments import shown
 from transformer_xl.model.pretrained import model_weights
 from transformer_xl.ops import choose_backend
 from transformer_xl.train.beginning import (
@@ -98,6 +100,7 @@ _LATEST_END = 1.1
 """Maximum duration of a run, as a factor of its time limit."""
 
 
+@names_nearest
 def train(
     config: Config, run_dir: Path | str, *, quiet: bool = False, reports: bool = True
 ) -> dict[str, Any]:
@@ -115,10 +118,12 @@ def train(
 
     Returns:
         The contents of ``results.json``: the evaluation, also at other memory lengths, and the
-        compression of the same text by gzip and xz. Empty without ``reports``.
+        compression of the same text by gzip and xz; printed, its figures. Empty without
+        ``reports``.
 
     Raises:
-        ValueError: The recipe does not fit the corpus, the run folder or the number of processes.
+        ValueError: ``config`` is no recipe, or it does not fit the corpus, the run folder or the
+            number of processes.
         OSError: A file cannot be read or written.
         RuntimeError: Training diverged, or a file is damaged; as `Stalled`, another process stopped
             or hangs.
@@ -136,6 +141,13 @@ def train(
         >>> train(recipe, Path("runs/mine"), quiet=True, reports=False)
         {}
     """
+    if not isinstance(config, Config):
+        raise ValueError(
+            f"config={shown(config)} is no Config: load_recipe(NAME_OR_FILE) reads that of a "
+            "recipe, and Config(model=ModelConfig(), data=DataConfig(path=TEXT)) is one for a text"
+        )
+    if not isinstance(run_dir, Path | str):
+        raise ValueError(f"run_dir={shown(run_dir)} is no path: give that of the run folder")
     device = pick_device()
     with (
         joined(device, config.train.hang_minutes) as world,
@@ -323,6 +335,12 @@ class _Run:
             left = max(1, round((limit - state.seconds) * pace))
             state.cooldown_steps = min(left, settings.steps - state.step)
             state.total_steps = state.step + state.cooldown_steps
+            if state.step < settings.warmup_steps:
+                self.progress.say(
+                    f"warning: the cooldown of train.minutes={settings.minutes:g} begins after "
+                    f"{state.step} of train.warmup_steps={settings.warmup_steps}, and the learning "
+                    "rate has not reached its peak: lower train.warmup_steps or raise train.minutes"
+                )
 
     def _stop(self, number: int, interrupts: list[int]) -> None:
         """Wait for the checkpoint and raise the interruption."""

@@ -43,6 +43,7 @@ def texts(tmp_path_factory):
     folder = tmp_path_factory.mktemp("texts")
     line = "the cat saw a dog and ran to sea\n"
     (folder / "text.txt").write_text(line * 30 + "a quiz" + line)
+    (folder / "windows.txt").write_bytes(b"the cat saw a dog\r\n" * 30)
     (folder / "other.txt").write_text("a dog and a cat ran\n" * 30)
     (folder / "several").mkdir()
     for n in range(10):
@@ -147,7 +148,9 @@ def handed_on(tmp_path) -> Callable[..., dict]:
         # With completions, as some settings of the training have an effect only then.
         completions = {"reset_at": "a", "completion_at": "b"} if section == "train" else {}
         data = DataConfig(**completions)
-        config = Config(model=ModelConfig(), data=data)
+        # The stages of the table end with this memory.
+        model = ModelConfig(mem_len=8) if section == "train" else ModelConfig()
+        config = Config(model=model, data=data)
         (tmp_path / "recipe.toml").write_text(dump_recipe(config))
         found = {}
         for pack in _packs(section, kind, table):

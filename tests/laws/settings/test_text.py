@@ -14,6 +14,7 @@ DATA = {
     "valid_path": ({}, "other.txt", "tokens"),
     "test_path": ({}, "other.txt", "tokens"),
     "json_field": ({"path": "rows.jsonl"}, "title", "tokens"),
+    "raw": ({"path": "windows.txt"}, True, "tokens"),
     "split_by": (
         {"path": "several", "vocab": "bytes", "valid_fraction": 0.2, "test_fraction": 0.2},
         "file",

@@ -3,11 +3,13 @@
 import dataclasses
 import re
 import tomllib
+from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from transformer_xl.config import Config, GenerateConfig
-from transformer_xl.config.checks import near, read_settings
+from transformer_xl.config.checks import ContradictionError, UnusedError, near, read_settings
 from transformer_xl.config.locating import locate
 
 
@@ -24,7 +26,9 @@ def recipe_text(name: str) -> str:
         ValueError: The name is unknown.
     """
     if name not in (names := recipe_names()):
-        nearest = near(name, names)
+        folder = Path(name).parent
+        files = [str(x) for x in folder.iterdir()] if folder.is_dir() else []
+        nearest = near(name, [*names, *files])
         hint = f"did you mean {nearest}? " if nearest else ""
         raise ValueError(
             f"no recipe and no file is called {name!r}; {hint}`txl recipes` lists the recipes"
@@ -129,3 +133,50 @@ def differences(one: Config, other: Config) -> list[str]:
             if a != b:
                 found.append(f"{section.name}.{field.name}: {a!r}, {b!r}")
     return found
+
+
+def changed(
+    config: Config, given: Mapping[str, Mapping[str, Any]], say: Callable[[str], None]
+) -> Config:
+    """Return a recipe with settings in place of its own.
+
+    Where settings of the recipe contradict given ones, or have no effect beside them, those of the
+    recipe give way, which ``say`` is told. What was given never does.
+
+    Args:
+        config: The recipe.
+        given: Settings by section and name.
+        say: Is told which settings of the recipe have changed, and why.
+
+    Raises:
+        ValueError: A given setting is invalid, or contradicts another one.
+    """
+    kinds = {x.name: x.type for x in dataclasses.fields(Config)}
+    sections = {name: dict(given.get(name, {})) for name in kinds}
+    why: dict[str, str] = {}
+    while True:
+        try:
+            changed = {
+                name: dataclasses.replace(getattr(config, name), **values)
+                for name, values in sections.items()
+            }
+            found = dataclasses.replace(config, **changed)
+            break
+        except (UnusedError, ContradictionError) as error:
+            section = next(name for name, kind in kinds.items() if kind is type(error.settings))
+            is_given = error.name in given.get(section, {})
+            if is_given or error.value == getattr(error.settings, error.name):
+                raise
+            sections[section][error.name] = error.value
+            # Without the remedy.
+            reason = re.split(r"[:;]|\. ", str(error))[0]
+            why.setdefault(f"{section}.{error.name}", reason)
+    for name, reason in why.items():
+        section, _, key = name.partition(".")
+        say(f"note: {reason}; {name}={_shown(getattr(getattr(found, section), key))} is taken")
+    return found
+
+
+def _shown(value: Any) -> str:
+    is_list = type(value) is tuple
+    return str([list(x) if type(x) is tuple else x for x in value]) if is_list else repr(value)

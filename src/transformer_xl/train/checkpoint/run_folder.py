@@ -13,6 +13,7 @@ All writes are atomic, so that a run can be resumed after being killed at any mo
 """
 
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -87,10 +88,11 @@ class RunFolder:
 
         Raises:
             FileExistsError: The folder holds something else.
+            OSError: It cannot be written.
             PermissionError: It is that of a shipped model.
             ValueError: The folder holds the run of another recipe, or cannot hold this one.
         """
-        require_not_shipped(self.path)
+        self.require_writable()
         if not self.holds_run:
             # But for files that a process killed in begin() leaves.
             ours = (_LOCK_FILE, f".{RECIPE_FILE}.")
@@ -117,7 +119,34 @@ class RunFolder:
             raise ValueError(
                 f"{self.path} holds a run of another recipe (there, here): {'; '.join(wrong)}. "
                 "Give another --out, or the same settings to go on there, or delete the folder"
+                + self._going_on(wrong)
             )
+
+    def require_writable(self) -> None:
+        """Require that files can be written here, before any work is done.
+
+        Raises:
+            OSError: They cannot.
+            PermissionError: It is the folder of a shipped model.
+        """
+        require_not_shipped(self.path)
+        path = self.path.absolute()
+        place = next(x for x in (path, *path.parents) if x.exists())
+        if place.is_dir() and not os.access(place, os.W_OK):
+            raise PermissionError(
+                f"cannot write to the run folder {self.path}: {place} is read-only, or belongs to "
+                "another user; give another --out"
+            )
+
+    def _going_on(self, differences: list[str]) -> str:
+        """Return how to train on with other settings of the training, where there is a model."""
+        is_same_model = all(x.startswith("train.") for x in differences)
+        if not is_same_model or not (self.path / "model" / "best").is_dir():
+            return ""
+        return (
+            f". To train on from its weights, with a learning rate that begins anew: txl train "
+            f"{self.path} --out NEW"
+        )
 
     def begin(self, config: Config, n_parameters: int) -> None:
         """Create the folder of a new run, or clean up an old one after a kill, and lock it.

@@ -1,0 +1,200 @@
+"""Recipes that are made to fit what is given with them: settings, a text, its size and symbols."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from transformer_xl.cli.given import RecipeCommand
+from transformer_xl.cli.printing import say
+from transformer_xl.config import Config, DataConfig
+from transformer_xl.config.files import read_small_file
+from transformer_xl.config.locating import locate_here
+from transformer_xl.config.recipes import changed, load_recipe, recipe_names
+from transformer_xl.config.training import TrainConfig, fitted_stages
+
+TEXT_RECIPE = "shakespeare-char-cpu"
+"""The recipe with which a text that is given in place of a recipe is trained, byte by byte."""
+PASSES = 50
+"""How often such a training reads the text at most."""
+_HELD_OUT = range(200, 100_001)
+"""Bytes of such a text that are held out, for the validation and again for the test."""
+_SHARE = 0.2
+"""Its greatest share that is."""
+_IN_RECIPE = re.compile(rb"^\s*\[model\]\s*(#.*)?$", re.MULTILINE)
+
+Say = Callable[[str], None]
+
+
+def is_text(name: str) -> bool:
+    """Whether a name in place of a recipe is the path of a text: a file or folder of it."""
+    path = Path(name)
+    if name in recipe_names() or path.suffix == ".toml" or not path.exists():
+        return False
+    if path.is_dir():
+        found = locate_here(name)
+        return found is not None and found.is_path and not _holds_model(found.path)
+    try:
+        return not _IN_RECIPE.search(read_small_file(path))
+    except (OSError, ValueError):
+        # No recipe is as long; what cannot be read is said where texts are.
+        return True
+
+
+def _holds_model(folder: Path) -> bool:
+    return any((folder / x).exists() for x in ("config.json", "recipe.toml", "model"))
+
+
+def recipe_of_text(name: str) -> Config:
+    """Return a recipe for two CPU cores that suits the size of a text.
+
+    It is :data:`TEXT_RECIPE` by bytes. A short text is read :data:`PASSES` times at most, with
+    validations that find the best model on the way; of a long one, little is held out.
+
+    Raises:
+        FileNotFoundError: There is no such file or folder.
+        ValueError: A folder holds no text.
+    """
+    base, data = load_recipe(TEXT_RECIPE), DataConfig(path=name)
+    n_bytes = max(sum(path.stat().st_size for path in _files(data)), 1)
+    least, most = _HELD_OUT[0] / n_bytes, _HELD_OUT[-1] / n_bytes
+    held_out = float(f"{min(max(data.valid_fraction, least), most, _SHARE):.3g}")
+    n_steps = PASSES * n_bytes // (base.train.batch_size * base.train.segment_len)
+    steps = min(max(n_steps, 100), 1_000_000)
+    train = replace(
+        base.train,
+        steps=steps,
+        warmup_steps=min(base.train.warmup_steps, steps // 10),
+        eval_every=min(500, steps // 10),
+    )
+    data = replace(data, valid_fraction=held_out, test_fraction=held_out)
+    return replace(base, data=data, train=train, generate=replace(base.generate, prompt="\n"))
+
+
+def _files(data: DataConfig, tell: Say = lambda _: None) -> tuple[Path, ...]:
+    """List the files of a text on this machine; ``tell`` is told what is left out."""
+    from transformer_xl.data.finding import list_texts
+
+    assert data.path is not None
+    return list_texts(data.path, data, Path(), tell).train
+
+
+def text_settings(recipe: DataConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return given settings of the text, with those that a path implies.
+
+    A path is that of a text of one's own, and so data.name is empty, unless a copy of the recipe's
+    corpus is there. Whole files can be held out of three or more.
+    """
+    found = dict(given)
+    path = given.get("path")
+    if not path or _is_url(replace(recipe, path=path)):
+        return found
+    if recipe.name and "name" not in given and not _is_copy(recipe.name, Path(path)):
+        found["name"] = ""
+    data = replace(recipe, path=path, name=found.get("name", recipe.name))
+    is_by_file = data.split_by == "file" and "split_by" not in given
+    held_out = {"valid_path", "test_path"} & {x for x in given if given[x] is not None}
+    if is_by_file and not data.name and not held_out and len(_files(data)) < 3:
+        found["split_by"] = "fraction"
+    return found
+
+
+def _is_url(data: DataConfig) -> bool:
+    """Whether a text is not, or not all of it, on this machine."""
+    return "://" in (data.path or "")
+
+
+def _is_copy(name: str, path: Path) -> bool:
+    """Whether a path has the files of a known corpus, by their names."""
+    from transformer_xl.data.catalogue import KNOWN_CORPORA
+
+    if name == "python-stdlib":
+        return (path / "os.py").is_file()
+    if name not in KNOWN_CORPORA:
+        return False
+    names = [x for file in KNOWN_CORPORA[name].files.values() for x in (file.name, *file.also)]
+    if path.is_dir():
+        return any(next(path.rglob(Path(x).name), None) for x in names)
+    return any(path.match(Path(x).name) for x in names)
+
+
+@dataclass(kw_only=True)
+class FittedRecipe(RecipeCommand):
+    """A command that takes a recipe, which gives way where it contradicts the given settings."""
+
+    def changed(self, config: Config) -> Config:
+        """Return a configuration with the given settings."""
+        given = {x: getattr(self, x) for x in config.__dataclass_fields__ if hasattr(self, x)}
+        given["data"] = text_settings(config.data, given["data"])
+        return changed(config, given, self.say)
+
+    def say(self, text: str) -> None:
+        """Print a message, unless the command is quiet or another process prints it."""
+        from transformer_xl.config.distributed import is_first_process
+
+        if not getattr(self, "quiet", False) and is_first_process():
+            say(text)
+
+
+def fitted_to_text(config: Config, given: Mapping[str, Mapping[str, Any]], tell: Say) -> Config:
+    """Return a recipe whose own prompt and batch suit the text, which is prepared.
+
+    A prompt that the vocabulary cannot encode is replaced, and a batch that is larger than the
+    training text is made smaller. What was given stays as it is.
+    """
+    from transformer_xl.data import prepare
+    from transformer_xl.inference.generate.text_writer import prompt_for
+
+    # What the training says again, when it opens the corpus.
+    later: list[str] = []
+    if config.data.path and not (config.data.name or config.data.corpus or _is_url(config.data)):
+        _files(config.data, later.append)
+    corpus = prepare(config.data, lambda line: None if line in later else tell(line))
+    settings = config.generate
+    if "prompt" not in given.get("generate", {}) and not _is_encoded(settings.prompt, corpus.vocab):
+        prompt = prompt_for(corpus.vocab)
+        tell(
+            f"note: the prompt of the recipe, {settings.prompt!r}, is not in the vocabulary of "
+            f"this text; the sample at the end begins with {prompt!r}. --generate.prompt TEXT "
+            "gives another"
+        )
+        config = replace(config, generate=replace(settings, prompt=prompt))
+    fitted = _fitted_batch(config.train, given.get("train", {}), corpus.n_tokens("train"))
+    if fitted != config.train:
+        tell(
+            f"note: the training text has {corpus.n_tokens('train'):,} tokens; "
+            f"train.batch_size={fitted.batch_size} and train.segment_len={fitted.segment_len} are "
+            f"taken, not the recipe's {config.train.batch_size} and {config.train.segment_len}"
+        )
+    return replace(config, train=fitted)
+
+
+def _is_encoded(prompt: str, vocab: Any) -> bool:
+    try:
+        return bool(vocab.encode(prompt))
+    except ValueError:
+        return False
+
+
+def _fitted_batch(train: TrainConfig, given: Mapping[str, Any], n_tokens: int) -> TrainConfig:
+    """Return the settings with a batch that a text of so many tokens fills, if there is one."""
+    longest = max([train.segment_len, *(x for _, x, _ in train.stages)])
+    batch_size, segment_len = train.batch_size, longest
+    if n_tokens >= batch_size * segment_len or "stages" in given:
+        return train
+    if "batch_size" not in given:
+        batch_size = min(batch_size, max(n_tokens // segment_len, 1))
+    if "segment_len" not in given:
+        segment_len = min(segment_len, max(n_tokens // batch_size, 1))
+    parts = train.accumulate if batch_size % train.accumulate == 0 else 1
+    if "accumulate" in given and parts != train.accumulate:
+        return train
+    stages = train.stages and fitted_stages(train.stages, segment_len)
+    return replace(
+        train,
+        batch_size=batch_size,
+        segment_len=segment_len,
+        accumulate=parts,
+        stages=stages,
+    )
