@@ -12,6 +12,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "tasks" / "logs.md"
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_the_lines_on_top_are_the_odd_ones(txl, tmp_path, monkeypatch):
     page = PAGE.read_text("utf-8")

@@ -1,0 +1,83 @@
+"""The preface of a model, which `generate` of transformers reads before texts that begin."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from transformer_xl.inference.generate import generate
+from transformer_xl.model import TransformerXL, load_model
+
+N = 12
+
+
+@pytest.fixture(params=[{}, {"mem_len": 5}, {"kind": "gpt", "mem_len": 24}], ids=str)
+def pair(
+    transformers: Any,
+    any_folder: Callable[..., tuple[TransformerXL, Path]],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> tuple[TransformerXL, Any, Path]:
+    """A model with a preface, longer than one memory and shorter than another, and its wrapper."""
+    model, _ = any_folder(**request.param)
+    model.preface = (3, 5, 2, 7, 1, 4, 4)
+    model.save_pretrained(tmp_path / "with")
+    wrapper = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "with")
+    return model, wrapper, tmp_path
+
+
+def ours(model: TransformerXL, prompt: list[int]) -> list[int]:
+    return [*prompt, *generate(model, prompt, length=N, temperature=0)]
+
+
+def test_it_writes_what_generate_writes(pair: tuple[TransformerXL, Any, Path]) -> None:
+    model, wrapper, _ = pair
+    prompts = [[2, 6, 1], [5]]
+    expected = [ours(model, prompt) for prompt in prompts]
+    for prompt, text in zip(prompts, expected, strict=True):
+        how = {"max_new_tokens": N, "do_sample": False}
+        assert wrapper.generate(torch.tensor([prompt]), **how)[0].tolist() == text
+        chunked = wrapper.generate(torch.tensor([prompt]), **how, prefill_chunk_size=2)
+        assert chunked[0].tolist() == text
+    # Rows that are padded on the left begin after it, too.
+    batch, mask = torch.tensor([[2, 6, 1], [0, 0, 5]]), torch.tensor([[1, 1, 1], [0, 0, 1]])
+    found = wrapper.generate(batch, attention_mask=mask, max_new_tokens=N, do_sample=False)
+    assert found[0].tolist() == expected[0]
+    assert found[1, 2:].tolist() == expected[1]
+    # The model itself reads nothing before its inputs.
+    cold = wrapper(torch.tensor([[2, 6, 1]])).logits
+    assert torch.equal(cold, model(torch.tensor([[2, 6, 1]])).log_probs)
+
+
+def test_beams_and_several_texts_begin_after_it(pair: tuple[TransformerXL, Any, Path]) -> None:
+    model, wrapper, _ = pair
+    prompt = torch.tensor([[2, 6, 1]])
+    after = wrapper(torch.tensor([[*model.preface]])).past_key_values
+    for how in ({"num_beams": 3}, {"num_beams": 3, "num_return_sequences": 2}):
+        settings = {"max_new_tokens": N, "do_sample": False, **how}
+        expected = wrapper.generate(prompt, past_key_values=after, **settings)
+        assert torch.equal(wrapper.generate(prompt, **settings), expected)
+
+
+def test_assisted_generation_takes_back_tokens_after_it(pair: tuple) -> None:
+    model, wrapper, _ = pair
+    expected = ours(model, [2, 6, 1])
+    for how in ({"assistant_model": wrapper}, {"prompt_lookup_num_tokens": 3}):
+        found = wrapper.generate(
+            torch.tensor([[2, 6, 1]]), max_new_tokens=N, do_sample=False, **how
+        )
+        assert found[0].tolist() == expected, how
+
+
+def test_it_is_saved_and_can_be_switched_off(transformers: Any, pair: tuple) -> None:
+    model, wrapper, place = pair
+    wrapper.save_pretrained(place / "again")
+    assert load_model(place / "again").preface == model.preface
+    auto = transformers.AutoModelForCausalLM
+    without = auto.from_pretrained(place / "with", preface=None)
+    model.preface = ()
+    for prompt in ([2, 6, 1], [5]):
+        found = without.generate(torch.tensor([prompt]), max_new_tokens=N, do_sample=False)
+        assert found[0].tolist() == ours(model, prompt)
