@@ -335,9 +335,9 @@ class Train(FittedRecipe, LoadsModels):
         text = shlex.quote(self.data.get("path") or (self.recipe if is_text(self.recipe) else ""))
         text = "TEXT" if text == "''" else text
         if (model := self.train.get("init_from", own.train.init_from)) is not None:
-            begins = f"from the weights of {model}"
             if self.recipe in recipe_names() or "init_from" in self.train:
-                return f"{begins}; without train.init_from, from random weights"
+                return f"from the weights of {model}; without train.init_from, from random weights"
+            begins = f"from the weights of {self.recipe}"
             return f"{begins}; to begin with random weights, give a recipe (txl recipes)"
         if is_text(self.recipe):
             known = f"from random weights, byte by byte, as the recipe {TEXT_RECIPE}"
