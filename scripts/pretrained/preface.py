@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 from transformer_xl import load_vocab
+from transformer_xl.config.checks import require
 from transformer_xl.config.files import replace_file
 from transformer_xl.config.shipped import SUMS_FILE, require_shipped, write_sums
 
@@ -25,6 +26,11 @@ def write_preface(folder: Path, text: str) -> int:
     path, tokens = folder / "config.json", load_vocab(folder).encode(text)
     content = json.loads(path.read_text(encoding="utf-8"))
     content.pop("preface", None)
+    require(
+        len(tokens) < content["mem_len"],
+        f"{len(tokens)} tokens with mem_len={content['mem_len']}: a preface must fit the memory: "
+        "else sessions, which read token by token, write other texts; shorten it",
+    )
     written = json.dumps(content, indent=2)
     # In one line, unlike other lists: there are hundreds.
     line = f',\n  "preface": {json.dumps(tokens)}\n}}\n'

@@ -7,7 +7,7 @@ from transformer_xl.inference.generate import Session, from_pretrained
 def test_the_command_names_the_preface_and_goes_without_it(txl):
     words = ["generate", "english", "--prompt", "The river", "--length", 8]
     found = txl(*words, "--json")
-    assert "preface 290 tokens (--no_preface: without)" in found.err
+    assert "preface 196 tokens (--no_preface: without)" in found.err
     model, vocab = from_pretrained("english")
     sampling = generation_of("english").sampling
     session = Session(model, vocab)

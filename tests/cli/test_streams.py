@@ -129,6 +129,10 @@ def test_the_most_surprising_lines_come_first(txl, trained, stdin):
     stdin((TEXT + odd + TEXT).encode())
     found = records(txl("score", trained, "-", "--by", "line", "--top", 3))
     assert found == sorted(lines, key=lambda x: -x["nll_sum"])[:3]
+    # Of equal ones the first.
+    stdin(b"a dog.\n" + b"\n" * 7)
+    found = records(txl("score", trained, "-", "--by", "line", "--separate_lines", "--top", 3))
+    assert [x["line"] for x in found] == [1, 2, 3]
 
 
 def test_a_text_that_was_trained_on_is_told(txl, trained, monkeypatch, tmp_path):

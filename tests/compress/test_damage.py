@@ -252,7 +252,7 @@ def test_damaged_xz_is_refused_and_takes_no_more_than_it_says(noise):
         damaged[place] ^= 1 << place % 8
         with pytest.raises(RuntimeError):
             decompress(bytes(damaged))
-    for size in (0, 99_999, 100_001, 1 << 48):
+    for size in (0, 99_999, 100_001, 1 << 30):
         forged = pack(msgspec.structs.replace(header, size=size), payload)
         with pytest.raises(RuntimeError, match="it is damaged"):
             decompress(forged)
@@ -261,7 +261,29 @@ def test_damaged_xz_is_refused_and_takes_no_more_than_it_says(noise):
         with pytest.raises(RuntimeError, match=r"it is damaged|unpacked with xz"):
             decompress(pack(msgspec.structs.replace(header, **fields), other))
     with pytest.raises(RuntimeError, match="allow more RAM"):
-        decompress(content, ram=1e-5)
+        decompress(content, ram=1e-4)
+
+
+def test_a_small_file_of_xz_cannot_ask_for_much_ram(monkeypatch):
+    from transformer_xl.apps.compress import store, xz
+
+    data = bytes(1 << 20)
+    # With a small dictionary: only what comes out is as large as the limit.
+    content = store(data, ram=1e-4).content
+    assert len(content) < 1_000
+    assert decompress(content, ram=1 / 1024) == data
+    header, payload = unpack(content)
+    huge = pack(msgspec.structs.replace(header, size=1 << 48), payload)
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("it was decoded")
+
+    monkeypatch.setattr(xz.lzma, "LZMADecompressor", refuse)
+    why = r"unpacks to 1,048,576 bytes, and ram=0\.0009 GB are allowed; allow more \(--ram\)"
+    with pytest.raises(RuntimeError, match=why):
+        decompress(content, ram=0.0009)
+    with pytest.raises(RuntimeError, match="unpacks to 281,474,976,710,656 bytes, and ram=4 GB"):
+        decompress(huge)
 
 
 def test_archives_without_xz_keep_their_format(content):

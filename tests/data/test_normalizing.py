@@ -7,13 +7,18 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_xl.config import DataConfig
-from transformer_xl.data import preparing
+from transformer_xl.data import preparing, train_vocab
 from transformer_xl.data.corpus import raw_split
-from transformer_xl.data.normalizing import Normalizer, describe_changes, normalized
+from transformer_xl.data.normalizing import (
+    Normalizer,
+    describe_changes,
+    normalized,
+    normalized_prompt,
+)
 from transformer_xl.data.preparing import prepare
 from transformer_xl.data.text import TextFiles
 
@@ -66,6 +71,25 @@ def test_what_is_read_does_not_depend_on_the_blocks(text, encoding, seed):
     # All else is kept.
     kept = str.maketrans("", "", "\r\n\ufeff")
     assert whole[0].decode().translate(kept) == text.translate(kept)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.lists(st.sampled_from(b"\n\r\xef\xbb\xbfa"), max_size=4), max_size=8))
+def test_bytes_do_not_depend_on_the_blocks_either(blocks):
+    assert read(map(bytes, blocks)) == read([b"".join(map(bytes, blocks))])
+
+
+def test_a_prompt_is_normalized_as_the_text_was():
+    for kind in ("bytes", "chars"):
+        vocab = train_vocab(kind, [LINES])
+        for text in (LINES, "\ufeff" + LINES.replace("\n", "\r\n"), LINES.replace("\n", "\r")):
+            assert normalized_prompt(text, vocab)[0] == LINES
+        # It is text already: no UTF-16, no bytes of another encoding.
+        for text in ("a\0b\0", "\udcff\udcfea\udc00", "\ud800", ""):
+            assert normalized_prompt(text, vocab) == (text, {})
+    # One with CR is of raw text.
+    vocab = train_vocab("chars", [LINES, "\r"])
+    assert normalized_prompt("a\r\n", vocab) == ("a\r\n", {})
 
 
 def test_a_byte_order_mark_is_none_of_the_text_where_files_were_joined():
@@ -135,6 +159,32 @@ def test_a_line_ends_with_its_file(made, vocab):
     assert corpus.manifest["splits"]["train"]["text_files"] == ["a.txt", "c.txt"]
 
 
+def test_a_packed_file_counts_if_there_is_text_in_it(made):
+    files = {"a.txt": b"one two", "b.txt.gz": gzip.compress(b"", mtime=0)}
+    raw, _ = made(files, raw=True)
+    # Nothing follows, so that no line end is needed, in a corpus that is there or a new one.
+    assert made(files)[0].folder == raw.folder
+    files |= {"c.txt.gz": gzip.compress(codecs.BOM_UTF8, mtime=0)}
+    assert raw_split(made(files)[0], "train") == b"one two"
+    files |= {"d.txt.gz": gzip.compress(b"three", mtime=0)}
+    assert raw_split(made(files)[0], "train") == b"one two\nthree"
+
+
+@pytest.mark.parametrize("is_raw", [False, True])
+def test_a_text_that_is_prepared_in_both_ways_at_once_is_prepared(made, monkeypatch, is_raw):
+    build, files = preparing._Builder.build, {"a.txt": LINES.encode()}
+
+    def build_beside_another(*given):
+        monkeypatch.setattr(preparing._Builder, "build", build)
+        made(files, raw=not is_raw)
+        return build(*given)
+
+    monkeypatch.setattr(preparing._Builder, "build", build_beside_another)
+    corpus, _ = made(files, raw=is_raw)
+    assert raw_split(corpus, "train") == LINES.encode()
+    assert not [*corpus.folder.parent.glob(".building-*")]
+
+
 @pytest.mark.parametrize("vocab", ["bytes", "chars", "bpe", "words"])
 def test_a_corpus_is_the_same_whatever_platform_its_files_are_from(made, vocab):
     windows = LINES.replace("\n", "\r\n").encode()
@@ -193,7 +243,9 @@ def test_a_corpus_of_an_earlier_version_is_used_unless_its_text_is_normalized(ma
         assert raw_split(corpus, "train") == LINES.encode()
         # Found again, without looking through the text.
         again, said = made(files)
-        assert (again.folder, said) == (corpus.folder, [])
+        assert again.folder == corpus.folder
+        is_said = ["normalized the text: 4 CR LF to LF; --data.raw True reads every byte as it is"]
+        assert said == ([] if files is normal else is_said)
         assert "text_changes" in again.manifest
         # The raw one is still there.
         assert raw_split(made(files, raw=True)[0], "train") == next(iter(files.values()))

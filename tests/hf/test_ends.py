@@ -17,6 +17,8 @@ MODES = {
     "beams": {"num_beams": 3},
     "in chunks": {"prefill_chunk_size": 3},
     "sampled": {"do_sample": True, "top_k": 1},
+    "a penalty for the prompt": {"encoder_repetition_penalty": 1.3},
+    "no pair of the prompt": {"encoder_no_repeat_ngram_size": 3},
 }
 
 
@@ -89,6 +91,23 @@ def test_rows_that_end_are_padded_and_do_not_disturb_the_others(
             added = whole.removeprefix(text)
             assert "d" not in added[:-1]
         assert len({len(x) - len(y) for x, y in zip(found, texts, strict=True)}) > 1
+
+
+def test_guidance_reads_no_padding(language_model: Any, tokenizer: Any, texts: list[str]) -> None:
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    ends = {"eos_token_id": tokenizer.vocab.encode("d")[0], "pad_token_id": tokenizer.pad_token_id}
+    guided = language_model.generate(**batch, **GREEDY, **ends, guidance_scale=1.5)
+    assert (guided == tokenizer.pad_token_id).any(1)[1:].any()
+
+
+def test_rows_padded_on_the_right_go_on_behind_their_text(
+    language_model: Any, tokenizer: Any, texts: list[str]
+) -> None:
+    expected = language_model.generate(
+        **tokenizer(texts, padding=True, return_tensors="pt"), **GREEDY
+    )
+    right = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")
+    assert torch.equal(language_model.generate(**right, **GREEDY), expected)
 
 
 def test_a_stop_string_cuts_what_is_written_without_it(

@@ -81,3 +81,26 @@ def test_it_is_saved_and_can_be_switched_off(transformers: Any, pair: tuple) -> 
     for prompt in ([2, 6, 1], [5]):
         found = without.generate(torch.tensor([prompt]), max_new_tokens=N, do_sample=False)
         assert found[0].tolist() == ours(model, prompt)
+
+
+def test_it_goes_with_the_tokens_that_it_has(
+    pair: tuple[TransformerXL, Any, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    model, wrapper, place = pair
+    largest = max(model.preface)
+    for size, kept in ((largest + 4, True), (largest + 1, True), (largest, False)):
+        wrapper.resize_token_embeddings(size)
+        wrapper.save_pretrained(place / "smaller")
+        assert load_model(place / "smaller").preface == (model.preface if kept else ())
+        wrapper.generate(torch.tensor([[2, 6, 1]]), max_new_tokens=1)
+        assert ("beyond the new vocabulary of 7" in caplog.text) is not kept
+
+
+@pytest.mark.parametrize("preface", [[99], [-1], [1.5], [True], "abc", 5], ids=str)
+def test_one_that_could_not_be_loaded_is_not_saved(
+    transformers: Any, folder: Path, tmp_path: Path, preface: Any
+) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, preface=preface)
+    with pytest.raises(ValueError, match=r"config\.preface=.*give a list of tokens below 15"):
+        model.save_pretrained(tmp_path / "new")
+    assert not (tmp_path / "new").exists()

@@ -55,6 +55,13 @@ def written(path: Path, notes: Iterable[Note], kind: int = 1, ticks: int = 4 * S
     return path
 
 
+def of_track(path: Path, track: bytes) -> Path:
+    """Write a MIDI file of one track, whose bytes are given."""
+    body = struct.pack(">4sI", b"MTrk", len(track)) + track
+    path.write_bytes(struct.pack(">4sI3H", b"MThd", 6, 0, 1, 480) + body)
+    return path
+
+
 @pytest.fixture
 def read(tmp_path):
     """Reads notes of a file that another program wrote: the steps, and what is said of them."""
@@ -259,16 +266,33 @@ def test_what_is_damaged_is_refused_wherever_it_ends(tmp_path):
     [
         (b"\x00\x90\x3c", "a track ends within an event"),
         (b"\x00\x3c\x40", "byte 1 of a track begins no event"),
-        (b"\x00\xf8", "byte 2 of a track begins no event"),
+        (b"\x00\xf4", "byte 2 of a track begins no event"),
+        (b"\x00\xf2\x40", "a track ends within an event"),
+        (b"\x00\x90\x3c\xf8", "a track ends within an event"),
         (b"\xff" * 9 + b"\x00", "byte 0 of a track begins a number of more than 8 bytes"),
     ],
 )
 def test_a_track_that_is_damaged_is_refused(tmp_path, track, reason):
-    path = tmp_path / "a.mid"
-    body = struct.pack(">4sI", b"MTrk", len(track)) + track
-    path.write_bytes(struct.pack(">4sI3H", b"MThd", 6, 0, 1, 480) + body)
+    path = of_track(tmp_path / "a.mid", track)
     with pytest.raises(ValueError, match=rf"read: {reason}: restore it from a copy, or save it"):
         read_midi(path)
+
+
+@pytest.mark.parametrize("name", ["clock", "active_sensing", "songpos", "tune_request"])
+def test_system_messages_are_left_out_and_counted(tmp_path, name):
+    message = bytes(mido.Message(name).bytes())
+    # Running status goes on behind them.
+    events = b"\0\x90\x3c\x40", b"\x78\x3c\0", b"\0\x3e\x40", b"\x78\x3e\0"
+    path = of_track(tmp_path / "a.mid", b"".join(b"\0" + message + event for event in events))
+    said: list[str] = []
+    assert read_midi(path, MusicConfig(voices=1), say=said.append) == [(60,), (62,)]
+    assert said == [f"{path}: left out: 4 system messages (common or real-time)"]
+
+
+def test_real_time_messages_may_stand_within_another_message(tmp_path):
+    path = of_track(tmp_path / "a.mid", b"\0\x90\xf8\x3c\xfe\x40\x78\x3c\xf8\0")
+    with pytest.warns(UserWarning, match="left out: 3 system messages"):
+        assert read_midi(path, MusicConfig(voices=1)) == [(60,)]
 
 
 def test_a_file_without_notes_or_of_too_many_bytes_is_refused(tmp_path, monkeypatch):
@@ -293,11 +317,9 @@ def test_a_file_without_notes_or_of_too_many_bytes_is_refused(tmp_path, monkeypa
     ids=["key of 8 flats", "short time signature", "sysex", "controller of 255", "note of 128"],
 )
 def test_events_that_nothing_depends_on_may_be_any(tmp_path, event):
-    path = tmp_path / "a.mid"
     # The second note has running status, which goes on behind events that are of no channel.
     track = b"\0\x90\x3c\x40\x78\x3c\0\0" + event + b"\0\x90\x3e\x40\x78\x3e\0"
-    body = struct.pack(">4sI", b"MTrk", len(track)) + track
-    path.write_bytes(struct.pack(">4sI3H", b"MThd", 6, 0, 1, 480) + body)
+    path = of_track(tmp_path / "a.mid", track)
     said: list[str] = []
     assert read_midi(path, MusicConfig(voices=1), say=said.append) == [(60,), (62,)]
     counted = [f"{path}: left out: 1 note above 127"]

@@ -51,6 +51,25 @@ def test_a_seed_writes_what_generate_writes(client, made):
         }, settings
 
 
+def test_a_prompt_of_any_platform_is_the_prompt(client, http):
+    settings = {"max_tokens": 5, "seed": 1, "echo": True, "logprobs": 1}
+    plain = complete(client, "the\ncat", **settings).choices[0]
+    for prompt in ("the\r\ncat", "the\rcat", "\ufeffthe\ncat"):
+        assert complete(client, prompt, **settings).choices[0].text == plain.text
+        # Places count from the beginning of the prompt that was read.
+        found = complete(client, prompt, **settings | {"echo": False}).choices[0]
+        assert found.text == plain.text[7:]
+        assert found.logprobs.text_offset == plain.logprobs.text_offset[7:]
+    chats = [
+        http.post(
+            "/v1/chat/completions",
+            json={"messages": [{"role": "user", "content": content}], "max_tokens": 5, "seed": 1},
+        ).json()["choices"]
+        for content in ("the\ncat", "\ufeffthe\r\ncat")
+    ]
+    assert chats[0] == chats[1]
+
+
 def test_a_stream_says_the_same_piece_by_piece(client, made):
     settings = {"max_tokens": 200, "seed": 3, "stop": None}
     chunks = list(

@@ -23,17 +23,21 @@ _SUSTAIN = 64
 """The controller of the pedal."""
 _SYSEX = 0xF0, 0xF7
 _META, _END = 0xFF, 0x2F
+_REAL_TIME = range(0xF8, 0xFF)
+_SYSTEM = {0xF1: 1, 0xF2: 2, 0xF3: 1, 0xF6: 0} | dict.fromkeys(_REAL_TIME, 0)
+"""The number of values of system messages (common and real-time), which belong in no file."""
 _OCTAVE = 12
 _LEFT_OUT, _CHANGED = "left out", "changed"
 _DRUM_NOTES = _LEFT_OUT, "note{s} of the drum channel"
 _TOO_HIGH = _LEFT_OUT, f"note{{s}} above {HIGHEST}"
+_OF_SYSTEM = _LEFT_OUT, "system message{s} (common or real-time)"
 _DOUBLED = _LEFT_OUT, "note{s} that others double"
 _MOST_STEPS = 1_000_000
 """Steps that are read from a MIDI file at most; a pause may be of any length there."""
 _MOST_BYTES = 1 << 22
 """Bytes of a MIDI file that is read."""
 
-Told = Counter[tuple[str, str]]
+Counts = Counter[tuple[str, str]]
 """How many of what was left out or changed."""
 
 
@@ -53,51 +57,51 @@ def read_midi(
     as its track. A file of `midi` gives the steps that it was made of, unless a voice rests
     throughout.
 
-    Drums (channel 10, counted from 1) are left out. Velocities, instruments, tempo and signatures
-    are no part of a step.
+    Drums (channel 10, counted from 1) and system messages are left out. Velocities, instruments,
+    tempo and signatures are no part of a step.
 
     Args:
         path: The file, of format 0, 1 or 2, also in the RMID form. The patterns of format 2 follow
             one another.
         settings: The number of voices, the duration of a step, and for a file that counts seconds
             the tempo. None: the defaults.
-        say: Called with one line that counts the notes that are left out or changed, if there are
-            any. Default: a warning.
+        say: Called with one line that counts what is left out or changed, if there is anything.
+            Default: a warning.
 
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: It is no MIDI file, is damaged or too large, or has no notes.
     """
-    path, settings, told = Path(path), settings or MusicConfig(), Told()
-    file = _file_of(path, told)
+    path, settings, counts = Path(path), settings or MusicConfig(), Counts()
+    file = _file_of(path, counts)
     try:
-        played, n_ticks = _played(file, told)
+        played, n_ticks = _played(file, counts)
     except IndexError:
         raise _damaged(path, "a track ends within an event") from None
     except ValueError as error:
         raise _damaged(path, str(error)) from None
-    but = " but those of the drum channel" if _DRUM_NOTES in told else ""
+    but = " but those of the drum channel" if _DRUM_NOTES in counts else ""
     require(bool(played), f"{path} has no notes{but}: give a file with notes of pitch")
     per_quarter = _ticks_per_quarter(file.division, settings.tempo)
     require(per_quarter > 0, f"{path} has no ticks in a quarter note: it is damaged, save it again")
     if file.division < 0:
         quarters = f"quarter note{{s}} in place of seconds, {settings.tempo:g} a minute"
-        told[_CHANGED, quarters] = round(n_ticks / per_quarter)
+        counts[_CHANGED, quarters] = round(n_ticks / per_quarter)
     per_step = per_quarter / settings.steps_per_quarter
     n_steps = round(n_ticks / per_step) + 1
     require(
         n_steps <= _MOST_STEPS,
         f"{path} has {n_steps:,} steps and at most {_MOST_STEPS:,} are read: cut it",
     )
-    notes = _on_grid(played, per_step, told)
+    notes = _on_grid(played, per_step, counts)
     n_steps = max(round(n_ticks / per_step), *(note.end for note in notes))
-    steps = _steps_of(notes, n_steps, settings.voices, told)
-    if told:
+    steps = _steps_of(notes, n_steps, settings.voices, counts)
+    if counts:
         lists = []
         for verb in (_LEFT_OUT, _CHANGED):
-            each = [(text, n) for (of, text), n in told.items() if of == verb]
-            counts = ", ".join(f"{n:,} {text.format(s='s' * (n != 1))}" for text, n in each)
-            lists += [f"{verb}: {counts}"] if each else []
+            each = [(text, n) for (of, text), n in counts.items() if of == verb]
+            line = ", ".join(f"{n:,} {text.format(s='s' * (n != 1))}" for text, n in each)
+            lists += [f"{verb}: {line}"] if each else []
         say(f"{path}: {'; '.join(lists)}")
     return [tuple(step) for step in steps.tolist()]
 
@@ -119,7 +123,7 @@ class _File(NamedTuple):
     tracks: list[bytes]
 
 
-def _file_of(path: Path, told: Told) -> _File:
+def _file_of(path: Path, counts: Counts) -> _File:
     """Read the chunks of a file, also in the RMID form; those of other kinds are passed over.
 
     Raises:
@@ -142,7 +146,7 @@ def _file_of(path: Path, told: Told) -> _File:
     if len(tracks) < n_tracks or any(len(chunk) < length for length, chunk in tracks):
         raise _damaged(path, f"it ends early, within track {len(tracks)} of {n_tracks}")
     if len(tracks) > n_tracks:
-        told[_CHANGED, f"tracks read where the header says {n_tracks}"] = len(tracks)
+        counts[_CHANGED, f"tracks read where the header says {n_tracks}"] = len(tracks)
     return _File(kind, division, [chunk for _, chunk in tracks])
 
 
@@ -173,8 +177,10 @@ def _ticks_per_quarter(division: int, tempo: float) -> float:
     return (30_000 / 1001 if frames == 29 else frames) * ticks * 60 / tempo
 
 
-def _events(track: bytes) -> tuple[list[tuple[int, int, bytes]], int]:
+def _events(track: bytes, counts: Counts) -> tuple[list[tuple[int, int, bytes]], int]:
     """Return the time, status and data of each event of a channel, and the length of the track.
+
+    System messages, which some programs write as they received them, are left out and counted.
 
     mido is for writing only: it refuses a file for any event that it cannot represent, such as a
     key signature of 8 flats, also where nothing depends on it.
@@ -194,13 +200,24 @@ def _events(track: bytes) -> tuple[list[tuple[int, int, bytes]], int]:
             if (first, kind) == (_META, _END):
                 break
             continue
+        if first in _SYSTEM:
+            counts[_OF_SYSTEM] += 1
+            place += 1 + _SYSTEM[first]
+            continue
         if first >= 0x80:
             running, place = first, place + 1
         require(0x80 <= running < 0xF0, f"byte {place:,} of a track begins no event")
         # A change of the program and the pressure of a channel have one value.
         n_values = 1 if running >> 4 in (0xC, 0xD) else 2
-        events.append((at, running, track[place : place + n_values]))
-        place += n_values
+        values = bytearray()
+        while len(values) < n_values:
+            # Real-time messages may also stand within another message.
+            if track[place] in _REAL_TIME:
+                counts[_OF_SYSTEM] += 1
+            else:
+                values.append(track[place])
+            place += 1
+        events.append((at, running, bytes(values)))
     if place > len(track):
         raise IndexError
     return events, at
@@ -217,7 +234,7 @@ def _number(track: bytes, place: int) -> tuple[int, int]:
     raise ValueError(f"byte {place:,} of a track begins a number of more than 8 bytes")
 
 
-def _played(file: _File, told: Told) -> tuple[list[_Played], int]:
+def _played(file: _File, counts: Counts) -> tuple[list[_Played], int]:
     """Return the notes of a file, and its length in ticks; count what is left out.
 
     Raises:
@@ -226,24 +243,24 @@ def _played(file: _File, told: Told) -> tuple[list[_Played], int]:
     notes: list[_Played] = []
     n_ticks = first = 0
     for n, track in enumerate(file.tracks):
-        events, length = _events(track)
+        events, length = _events(track, counts)
         begun: dict[tuple[int, int], int] = {}
         for time, status, values in events:
             at, kind, channel = first + time, status >> 4, status & 0xF
             if kind == _BEND and (values[0], values[1]) != (0, 64):
-                told[_LEFT_OUT, "pitch bend{s}"] += 1
+                counts[_LEFT_OUT, "pitch bend{s}"] += 1
             elif kind == _CONTROL and values[0] == _SUSTAIN and values[1] >= 64:
-                told[_LEFT_OUT, "use{s} of the sustain pedal"] += 1
+                counts[_LEFT_OUT, "use{s} of the sustain pedal"] += 1
             if kind not in (_ON, _OFF):
                 continue
             pitch, is_begin = values[0], kind == _ON and values[1] > 0
             if channel == DRUMS or pitch > HIGHEST:
                 if is_begin:
-                    told[_DRUM_NOTES if channel == DRUMS else _TOO_HIGH] += 1
+                    counts[_DRUM_NOTES if channel == DRUMS else _TOO_HIGH] += 1
                 continue
             key = channel, pitch
             if is_begin and begun.get(key) == at:
-                told[_DOUBLED] += 1
+                counts[_DOUBLED] += 1
                 continue
             if key in begun:
                 notes.append(_Played(16 * n + channel, pitch, begun.pop(key), at))
@@ -251,7 +268,7 @@ def _played(file: _File, told: Told) -> tuple[list[_Played], int]:
                 begun[key] = at
         end = first + length
         if begun:
-            told[_CHANGED, "note{s} without an end, held to the end of the track"] += len(begun)
+            counts[_CHANGED, "note{s} without an end, held to the end of the track"] += len(begun)
         notes += [_Played(16 * n + key[0], key[1], begin, end) for key, begin in begun.items()]
         n_ticks = max(n_ticks, end)
         if file.kind == 2:
@@ -259,7 +276,7 @@ def _played(file: _File, told: Told) -> tuple[list[_Played], int]:
     return notes, n_ticks
 
 
-def _on_grid(played: list[_Played], per_step: float, told: Told) -> list[_Played]:
+def _on_grid(played: list[_Played], per_step: float, counts: Counts) -> list[_Played]:
     """Return notes with times in steps and parts counted from 0, by their begin.
 
     A note that is shorter than a step gives way to the next one of its part in the same step: they
@@ -274,27 +291,27 @@ def _on_grid(played: list[_Played], per_step: float, told: Told) -> list[_Played
     for note in played:
         begin, end = round(note.begin / per_step), round(note.end / per_step)
         if begin == end and note.begin < last[note.part, begin] >= note.end:
-            told[_LEFT_OUT, "note{s} shorter than a step"] += 1
+            counts[_LEFT_OUT, "note{s} shorter than a step"] += 1
         else:
             notes.append(_Played(parts[note.part], note.pitch, begin, max(end, begin + 1)))
     return sorted(notes, key=lambda note: (note.begin, -note.pitch, note.part))
 
 
 def _steps_of(
-    notes: list[_Played], n_steps: int, n_voices: int, told: Told
+    notes: list[_Played], n_steps: int, n_voices: int, counts: Counts
 ) -> Int[np.ndarray, "steps voices"]:
     """Return the steps of notes that are in the order of their begin; count what has no voice."""
     steps = np.full((n_steps, n_voices), REST)
     n_parts = len({note.part for note in notes})
     has_voices = n_parts == n_voices
     if not has_voices and n_voices > 1:
-        told[_CHANGED, f"part{{s}} spread over {n_voices} voices by pitch"] = n_parts
+        counts[_CHANGED, f"part{{s}} spread over {n_voices} voices by pitch"] = n_parts
     # The last note of each voice.
     heard = [_Played(-1, REST, -1, 0)] * n_voices
 
     def place(note: _Played, voice: int) -> None:
         if note.begin and steps[note.begin - 1, voice] == note.pitch:
-            told[_CHANGED, "repeated note{s} held"] += 1
+            counts[_CHANGED, "repeated note{s} held"] += 1
         steps[note.begin : note.end, voice] = note.pitch
         heard[voice] = note
 
@@ -310,7 +327,7 @@ def _steps_of(
             sounding = {note.pitch for note in heard if note.end > begin}
             first = {note.pitch: note for note in reversed(waiting) if note.pitch not in sounding}
             if n_doubled := len(waiting) - len(first):
-                told[_DOUBLED] += n_doubled
+                counts[_DOUBLED] += n_doubled
             waiting = [note for note in waiting if first.get(note.pitch) is note]
         while len(waiting) > len(free):
             held = [voice for voice, note in enumerate(heard) if note.begin < begin < note.end]
@@ -321,11 +338,11 @@ def _steps_of(
             voice = min(held, key=lambda voice: (heard[voice].pitch in outer, heard[voice].end))
             steps[begin : heard[voice].end, voice] = REST
             heard[voice] = heard[voice]._replace(end=begin)
-            told[_CHANGED, "note{s} cut short by later ones"] += 1
+            counts[_CHANGED, "note{s} cut short by later ones"] += 1
             free = sorted([*free, voice])
         if n_left := max(0, len(waiting) - len(free)):
             beyond = f"note{{s}} beyond {n_voices} voice{'s' * (n_voices > 1)}"
-            told[_LEFT_OUT, beyond] += n_left
+            counts[_LEFT_OUT, beyond] += n_left
             # The outer ones are kept.
             lowest = waiting[-1:] if len(free) > 1 else []
             waiting = waiting[: len(free) - len(lowest)] + lowest

@@ -25,6 +25,7 @@ from transformer_xl.cli.loading import (
     name_of,
     read_text,
     require_readable,
+    warn_of_another_text,
 )
 from transformer_xl.cli.printing import say, say_if_slow, show
 from transformer_xl.config import Config, DataConfig, EvalConfig
@@ -187,7 +188,7 @@ class Eval(LoadsModels):
         )
         if self.file and dynamic != "rms":
             why = "--file is the text, and --eval.dynamic rms alone reads the training text, too"
-            refuse_others(self.data, "data.", (), why)
+            refuse_others(self.data, "data.", ("raw",), why)
         require(
             not (window and settings.segment_len),
             f"--eval.segment_len {settings.segment_len} with --eval.window {window}: "
@@ -269,6 +270,7 @@ class Eval(LoadsModels):
     def _tokens(self, vocab: "Vocab") -> tuple[Any, int]:
         """Return the tokens of the text and its number of bytes."""
         from transformer_xl.data.imported import ImportedVocab
+        from transformer_xl.data.unpacking import RAW_REMEDY
 
         if self.file:
             kind = vocab.rules.join if isinstance(vocab, ImportedVocab) else vocab.kind
@@ -277,7 +279,7 @@ class Eval(LoadsModels):
                 f"--prepared has no effect with a vocabulary of kind {kind}, which does not split "
                 "a text into words; leave it out",
             )
-            text = read_text(self.file, vocab, is_raw=self.text.raw)
+            text = read_text(self.file, vocab, is_raw=self.text.raw, remedy=RAW_REMEDY)
             encode = partial(vocab.encode_lines, prepared=self.prepared or bool(self.preset))
             ids = encoded(name_of(self.file), text, vocab, encode)
             return ids, len(text.encode("utf-8", "surrogateescape"))
@@ -287,6 +289,8 @@ class Eval(LoadsModels):
             "give a text with --file, or the run folder instead",
         )
         corpus, split = self._corpus(vocab), self.settings.split
+        if not self.data:
+            warn_of_another_text(corpus, self.dir)
         return corpus.split(split), corpus.n_bytes(split)
 
     def _corpus(self, vocab: "Vocab") -> "Corpus":

@@ -18,7 +18,7 @@ TEXT_RECIPE = "shakespeare-char-cpu"
 """The recipe with which a text that is given in place of a recipe is trained, byte by byte."""
 PASSES = 50
 """How often such a training reads the text at most."""
-_HELD_OUT = range(200, 100_001)
+_LEAST_HELD_OUT, _MOST_HELD_OUT = 200, 100_000
 """Bytes of such a text that are held out, for the validation and again for the test."""
 _SHARE = 0.2
 """Its greatest share that is."""
@@ -58,7 +58,7 @@ def recipe_of_text(name: str) -> Config:
     """
     base, data = load_recipe(TEXT_RECIPE), DataConfig(path=name)
     n_bytes = max(sum(path.stat().st_size for path in _files(data)), 1)
-    least, most = _HELD_OUT[0] / n_bytes, _HELD_OUT[-1] / n_bytes
+    least, most = _LEAST_HELD_OUT / n_bytes, _MOST_HELD_OUT / n_bytes
     held_out = float(f"{min(max(data.valid_fraction, least), most, _SHARE):.3g}")
     n_steps = PASSES * n_bytes // (base.train.batch_size * base.train.segment_len)
     steps = min(max(n_steps, 100), 1_000_000)

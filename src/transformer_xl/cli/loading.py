@@ -164,8 +164,33 @@ def corpus_of(data: DataConfig, vocab: "Vocab", folder: Path | str, remedy: str)
     if corpus.vocab.hash != vocab.hash:
         raise ValueError(
             f"the vocabulary of the corpus is not the one of the model in {folder}: give {remedy}"
+            f"{_raw_remedy(corpus)}"
         )
     return corpus
+
+
+def warn_of_another_text(corpus: "Corpus", folder: Path | str) -> None:
+    """Warn if a run was trained on other tokens than those of the corpus, as far as is known."""
+    from transformer_xl.train.checkpoint.checkpoints import checkpoints_in, read_about
+    from transformer_xl.train.checkpoint.run_folder import CHECKPOINTS
+
+    for checkpoint in checkpoints_in(locate(folder).path / CHECKPOINTS):
+        try:
+            trained = read_about(checkpoint)["corpus"]
+        except (OSError, ValueError, KeyError):
+            continue
+        if not trained.items() <= corpus.checksums.items():
+            say(
+                f"warning: {folder} was trained on another text, as the checksums of its tokens "
+                f"tell{_raw_remedy(corpus)}"
+            )
+        return
+
+
+def _raw_remedy(corpus: "Corpus") -> str:
+    """Return what reads the text as earlier versions did, if that is another one."""
+    is_normalized = bool(corpus.manifest.get("text_changes"))
+    return "; --data.raw True reads it as earlier versions did" if is_normalized else ""
 
 
 def name_of(path: Path) -> str:
@@ -203,8 +228,10 @@ def read_bytes(path: Path) -> bytes:
         return sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
 
 
-def read_text(path: Path, vocab: "Vocab", *, is_raw: bool = False) -> str:
+def read_text(path: Path, vocab: "Vocab", *, is_raw: bool = False, remedy: str = "") -> str:
     """Read a text, normalized unless it ``is_raw``; say what was changed.
+
+    ``remedy`` says which option of the command reads it as it is.
 
     Raises:
         OSError: It cannot be read.
@@ -214,9 +241,9 @@ def read_text(path: Path, vocab: "Vocab", *, is_raw: bool = False) -> str:
 
     content, name = read_bytes(path), name_of(path)
     if not is_raw:
-        normalizer = Normalizer(name)
+        normalizer = Normalizer(name, remedy)
         content = b"".join(normalized([content], normalizer))
-        say_changes(name, normalizer.changes)
+        say_changes(name, normalizer.changes, remedy)
     require_content(name, bool(content))
     return _decodable(content.decode("utf-8", "surrogateescape"), vocab, name)
 
@@ -243,7 +270,11 @@ def encoded(name: str, text: str, vocab: "Vocab", encode: Callable[[str], list[i
 
 
 def encoded_prompt(prompt: str, vocab: "Vocab") -> list[int]:
-    """Tokenize a prompt, with a warning if parts are outside the vocabulary."""
+    """Tokenize a prompt, normalized, with a warning if parts are outside the vocabulary."""
+    from transformer_xl.data.normalizing import normalized_prompt
+
+    prompt, changes = normalized_prompt(prompt, vocab)
+    say_changes("the prompt", changes)
     return encoded("the prompt", _decodable(prompt, vocab, "the prompt"), vocab, vocab.encode)
 
 

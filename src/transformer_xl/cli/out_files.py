@@ -14,6 +14,8 @@ from transformer_xl.config.music import MIDI_SUFFIXES, MUSIC_SUFFIXES, PICTURE_S
 if TYPE_CHECKING:
     from transformer_xl.data import Vocab
 
+MOST_FILES = 10_000
+"""Files that ``--out`` writes, at most."""
 PIECE_END = "\n"
 """The text that ends a piece of music: a line."""
 _OF_STEPS = ("voices", "steps_per_quarter")
@@ -83,7 +85,12 @@ class OutFiles:
             )
             same = [str(x) for x in self.paths if x.resolve() == path.resolve()]
             require(len(same) == 1, f"--out {' '.join(same)} is given twice: give it once")
-        for n in range(self.n_texts):
+        require(
+            not self.paths or self.n_texts <= MOST_FILES,
+            f"--out writes a file for each of {self.n_texts:,} texts, at most {MOST_FILES:,}: "
+            "write fewer, or leave out --out",
+        )
+        for n in range(self.n_texts if self.paths else 0):
             for path in self.of_text(n):
                 require(
                     state is None or path.resolve() != state.resolve(),

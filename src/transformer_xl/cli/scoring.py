@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from heapq import nlargest
+from heapq import heappush, heappushpop
 from io import UnsupportedOperation
-from operator import itemgetter
 from pathlib import Path
 from select import select
 from time import monotonic
@@ -168,7 +167,8 @@ class Score(LoadsModels):
         ids: list[int] = []
         log_probs: list[float | None] = []
         has_tokens = False
-        most: list[dict[str, Any]] = []
+        # A heap, by sum; of lines with equal sums the later one is the smaller.
+        most: list[tuple[float, int, dict[str, Any]]] = []
 
         def see(piece: "Piece") -> None:
             unknown.see(piece)
@@ -190,13 +190,14 @@ class Score(LoadsModels):
                 has_tokens |= bool(scored)
                 for record in records(scored):
                     if self.top:
-                        most = nlargest(self.top, [*most, record], key=itemgetter("nll_sum"))
+                        add = heappush if len(most) < self.top else heappushpop
+                        add(most, (record["nll_sum"], -lines.n_lines, record))
                     elif not self.json:
                         show(record, as_json=True)
                 sys.stdout.flush()
         finally:
             unknown.print_total()
-            for record in most:
+            for _, _, record in sorted(most, reverse=True):
                 show(record, as_json=True)
             if self.json and self.by == "line":
                 figures = {"lines": lines.n_lines, **lines.total.figures(), "unknown": unknown.n}

@@ -5,15 +5,14 @@ A recipe file is one :class:`Config`; the command line overrides single fields a
 """
 
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 from transformer_xl.config.checks import (
-    ContradictionError,
     Unused,
     check,
     no_type_check,
     refuse_unused,
     require,
+    require_fitting,
 )
 from transformer_xl.config.data import DataConfig
 from transformer_xl.config.evaluation import EvalConfig, GenerateConfig
@@ -68,14 +67,16 @@ class Config:
         elif not self.model.mem_len:
             refuse_unused(self.train, (Unused("reset_memory", "model.mem_len=0: no memory"),))
         stages = self.train.stages
-        self._require(
+        require_fitting(
+            self.train,
             not stages or stages[-1][2] == self.model.mem_len,
             f"train.stages={[list(x) for x in stages]} must end with the lengths of the model, "
             f"model.mem_len={self.model.mem_len}. For one length from the beginning: "
             "--train.stages with nothing behind it",
             stages=stages and fitted_stages(stages, self.train.segment_len, self.model.mem_len),
         )
-        self._require(
+        require_fitting(
+            self.train,
             self.train.compile != "layers"
             or (
                 self.model.kind == "transformer_xl"
@@ -87,7 +88,8 @@ class Config:
             f"{list(self.model.layer_attn_lens)}: set train.compile=true",
             compile=True,
         )
-        self._require(
+        require_fitting(
+            self.train,
             not self.train.reset_memory
             or (self.model.start_memory == "empty" and not self.model.ext_len),
             f"train.reset_memory={self.train.reset_memory} needs model.start_memory='empty' and "
@@ -110,9 +112,3 @@ class Config:
             refuse_unused(self.generate, (Unused(name, about) for name in generation))
         lengths = ("attn_len", "clamp_len", "ext_len")
         refuse_unused(self.eval, (x for x in self.model.unused() if x.name in lengths))
-
-    def _require(self, holds: bool, message: str, **remedy: Any) -> None:
-        """Raise a ContradictionError unless settings of the training suit the others."""
-        if not holds:
-            ((name, value),) = remedy.items()
-            raise ContradictionError(message, self.train, name, value)

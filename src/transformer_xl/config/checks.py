@@ -160,6 +160,20 @@ class ContradictionError(ValueError):
         self.settings, self.name, self.value = settings, name, value
 
 
+def require_fitting(settings: Any, holds: bool, message: str, **remedy: Any) -> None:
+    """Raise a ContradictionError unless settings suit each other.
+
+    Args:
+        settings: The settings.
+        holds: Whether they do.
+        message: What contradicts what.
+        remedy: The setting that can give way, with a value that suits the others.
+    """
+    if not holds:
+        ((name, value),) = remedy.items()
+        raise ContradictionError(message, settings, name, value)
+
+
 class UnusedError(ValueError):
     """A setting is given that has no effect."""
 

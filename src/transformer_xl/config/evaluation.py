@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, Literal
 
 from transformer_xl.config.checks import (
-    ContradictionError,
     Count,
     Length,
     NotNegative,
@@ -18,6 +17,7 @@ from transformer_xl.config.checks import (
     no_type_check,
     refuse_unused,
     require,
+    require_fitting,
 )
 
 MAX_HISTORY = 4_096
@@ -93,11 +93,14 @@ class EvalConfig:
             ),
             "max_steps": "windows are not divided into segments",
         }
-        for name, why in without.items() if self.window is not None else ():
+        for name, why in without.items():
             value, off = getattr(self, name), type(self).__dataclass_fields__[name].default
-            if value not in (off, 0):
-                message = f"{name}={value} with window={self.window}: {why}; leave out one of them"
-                raise ContradictionError(message, self, name, off)
+            require_fitting(
+                self,
+                self.window is None or value in (off, 0),
+                f"{name}={value} with window={self.window}: {why}; leave out one of them",
+                **{name: off},
+            )
         require(
             self.dynamic is None or not self.ext_len,
             f"ext_len={self.ext_len} with dynamic={self.dynamic!r}: what is read again would "

@@ -4,10 +4,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from transformer_xl.config.checks import (
-    ContradictionError,
     Count,
     Fraction,
     Length,
@@ -20,6 +19,7 @@ from transformer_xl.config.checks import (
     no_type_check,
     refuse_unused,
     require,
+    require_fitting,
 )
 
 Stage = tuple[Fraction, Count, Length]
@@ -194,12 +194,14 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check(self, "train")
-        self._require(
+        require_fitting(
+            self,
             self.batch_size % self.accumulate == 0,
             f"accumulate={self.accumulate} must divide batch_size={self.batch_size}",
             accumulate=math.gcd(self.accumulate, self.batch_size),
         )
-        self._require(
+        require_fitting(
+            self,
             self.minutes is None
             or (self.schedule == "constant_cooldown" and 0 < self.cooldown_fraction < 1),
             f"minutes={self.minutes} needs schedule=constant_cooldown and a cooldown_fraction "
@@ -207,19 +209,22 @@ class TrainConfig:
             "minutes to None, and steps",
             schedule="constant_cooldown",
         )
-        self._require(
+        require_fitting(
+            self,
             self.warmup_steps <= self.steps,
             f"warmup_steps={self.warmup_steps} is more than steps={self.steps}: lower warmup_steps "
             "or raise steps",
             warmup_steps=self.steps // 10,
         )
-        self._require(
+        require_fitting(
+            self,
             not (self.random_segment_len and self.compile),
             f"random_segment_len=true with compile={str(self.compile).lower()} would compile the "
             "model for each length: choose one",
             compile=False,
         )
-        self._require(
+        require_fitting(
+            self,
             self.schedule != "plateau" or self.eval_every > 0,
             "schedule='plateau' with eval_every=0: the learning rate depends on evaluations during "
             "the training; set eval_every",
@@ -255,12 +260,6 @@ class TrainConfig:
         if self.average != "ema":
             yield Unused("average_decay", f"average={self.average!r}")
 
-    def _require(self, holds: bool, message: str, **remedy: Any) -> None:
-        """Raise a ContradictionError unless settings suit each other; ``remedy``: one that does."""
-        if not holds:
-            ((name, value),) = remedy.items()
-            raise ContradictionError(message, self, name, value)
-
     def _check_stages(self) -> None:
         if not self.stages:
             return
@@ -270,13 +269,15 @@ class TrainConfig:
             starts[0] == 0 and all(a < b for a, b in pairwise(starts)),
             f"stages={stages}: the starts must rise from 0 to below 1",
         )
-        self._require(
+        require_fitting(
+            self,
             self.stages[-1][1] == self.segment_len,
             f"stages={stages} must end with segment_len={self.segment_len}; for one length from "
             "the beginning, stages is empty: --train.stages with nothing behind it",
             stages=fitted_stages(self.stages, self.segment_len),
         )
-        self._require(
+        require_fitting(
+            self,
             self.minutes is None or starts[-1] < 1 - self.cooldown_fraction,
             f"stages={stages} with minutes={self.minutes}: the last must start before the "
             f"cooldown, below {1 - self.cooldown_fraction:g}: its speed decides how many steps "

@@ -9,6 +9,10 @@ import codecs
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformer_xl.data.vocab import Vocab
 
 _MARK = "\ufeff".encode()
 # UTF-32 first: one of its marks begins like one of UTF-16.
@@ -20,7 +24,7 @@ _ENCODINGS = {
 }
 _LONGEST_MARK = 4
 _MARKS = re.compile(rb"(?<=\n)(?:\xef\xbb\xbf)+")
-_BEGUN_MARK = re.compile(rb"(?<=\n)\xef\xbb?$")
+_BEGUN_MARK = re.compile(rb"(?<=\n)\xef\xbb?\Z")
 # So many bytes tell UTF-16 without a BOM.
 _PROBE_BYTES = 512
 _DESCRIBED = {
@@ -72,6 +76,11 @@ class Normalizer:
             ValueError: As :meth:`push`.
         """
         return self._push(b"", is_over=True)
+
+    def of_text(self, text: str) -> str:
+        """Return a text that is whole and decoded already, as a prompt is."""
+        data = self._with_lf(text.encode("utf-8", "surrogatepass"))
+        return self._without_marks(data, is_over=True).decode("utf-8", "surrogatepass")
 
     def _push(self, block: bytes, *, is_over: bool) -> bytes:
         block = block if self._is_known else self._recognized(block, is_over=is_over)
@@ -161,6 +170,17 @@ def normalized(blocks: Iterable[bytes], normalizer: Normalizer) -> Iterator[byte
             yield text
     if text := normalizer.flush():
         yield text
+
+
+def normalized_prompt(text: str, vocab: "Vocab") -> tuple[str, Counter[str]]:
+    """Return a prompt as the text is that a model was trained on, and what was changed.
+
+    A vocabulary of characters with a CR is one of raw text: then the prompt stays as it is.
+    """
+    normalizer = Normalizer("the prompt")
+    if vocab.kind == "chars" and not vocab.unknown("\r"):
+        return text, normalizer.changes
+    return normalizer.of_text(text), +normalizer.changes
 
 
 def describe_changes(changes: Counter[str]) -> str:

@@ -24,6 +24,7 @@ import os
 import re
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -44,7 +45,14 @@ from transformer_xl.data.finding import fetch_text, find_text
 from transformer_xl.data.hub import HUB_PREFIX
 from transformer_xl.data.locking import LOCK, locked
 from transformer_xl.data.making_vocab import count_part, train_vocab, vocab_of_counts
-from transformer_xl.data.plain_texts import is_normal, is_raw, named_by_origin, plain_texts
+from transformer_xl.data.normalizing import describe_changes
+from transformer_xl.data.plain_texts import (
+    CHANGES,
+    is_current,
+    is_raw,
+    named_by_origin,
+    plain_texts,
+)
 from transformer_xl.data.store import is_url, local_path
 from transformer_xl.data.tasks import (
     Executor,
@@ -55,7 +63,7 @@ from transformer_xl.data.tasks import (
     token_dtype,
 )
 from transformer_xl.data.text import SPLITS, Span, TextFiles, divide, find_cut, read_blocks
-from transformer_xl.data.unpacking import MissingPackageError, unpacking_of
+from transformer_xl.data.unpacking import RAW_REMEDY, MissingPackageError, unpacking_of
 from transformer_xl.data.vocab import VOCAB_FILE, Vocab, VocabKind, describe_unknown
 from transformer_xl.data.vocab_files import (
     BroughtVocab,
@@ -74,8 +82,6 @@ _COPY_BYTES = 1 << 17
 _SECONDS_BETWEEN_LINES = 10.0
 _SERVED = ("text", "counts", "parts")
 _ONE_WEEK = 7 * 24 * 60 * 60
-# What normalization changed in the text, in the manifest of what is not raw.
-_CHANGES = "text_changes"
 
 
 def cache_folder(config: DataConfig) -> Path:
@@ -148,7 +154,7 @@ def _built(config: DataConfig, cache: Path, say: Say, executor: Executor | None)
     def found() -> Path | None:
         if not is_raw(config) and of_normalized.is_dir():
             return of_normalized
-        return of_raw if of_raw.is_dir() and _is_current(of_raw, config, files, say) else None
+        return of_raw if of_raw.is_dir() and is_current(of_raw, config, files, say) else None
 
     while (folder := found()) is None:
         try:
@@ -176,31 +182,22 @@ def _built(config: DataConfig, cache: Path, say: Say, executor: Executor | None)
                     if executor is None:
                         shutil.rmtree(building, ignore_errors=True)
                     raise
-                folder = of_normalized if manifest.get(_CHANGES) else of_raw
+                folder = of_normalized if manifest.get(CHANGES) else of_raw
                 # The lock file moves with the folder, so that waiting processes notice.
-                building.rename(folder)
+                try:
+                    building.rename(folder)
+                except OSError:
+                    if not folder.is_dir():
+                        raise
+                    # Another process has made the same, with the other data.raw.
+                    shutil.rmtree(building, ignore_errors=True)
                 (folder / LOCK).unlink(missing_ok=True)
-    return Corpus(folder)
-
-
-def _is_current(folder: Path, config: DataConfig, files: TextFiles, say: Say) -> bool:
-    """Whether a corpus of the text as it is, perhaps of an earlier version, needs no other text.
-
-    That it needs none is noted in its manifest: the text is looked through once.
-    """
-    path = folder / "manifest.json"
-    try:
-        manifest = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return True  # Opening it tells what is damaged.
-    if is_raw(config) or not isinstance(manifest, dict) or _CHANGES in manifest:
-        return True
-    say("looking through the text once for line ends to normalize")
-    if not is_normal(config, fetch_text(config, files, say)):
-        return False
-    with contextlib.suppress(OSError):
-        replace_file(path, json.dumps(manifest | {_CHANGES: {}}, indent=2).encode())
-    return True
+                # What was normalized has been said.
+                return Corpus(folder)
+    corpus = Corpus(folder)
+    if described := describe_changes(Counter(corpus.manifest.get(CHANGES))):
+        say(f"normalized the text: {described}; {RAW_REMEDY}")
+    return corpus
 
 
 def _prepared(config: DataConfig, cache: Path, say: Say) -> Corpus:
@@ -373,7 +370,7 @@ class _Builder:
             "vocab": {"kind": vocab.kind, "size": len(vocab), "hash": vocab.hash},
             "splits": splits,
             "source": {"name": self.config.name, "description": files.description},
-            **({} if is_raw(self.config) else {_CHANGES: changes}),
+            **({} if is_raw(self.config) else {CHANGES: changes}),
         }
 
     def _plan(self, files: TextFiles) -> dict[str, list[list[Span]]]:

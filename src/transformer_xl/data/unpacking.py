@@ -170,6 +170,20 @@ def changes_of(path: Path, how: Unpacking, field: str, part: str) -> tuple[Count
     return changes, last
 
 
+def has_text(path: Path, how: Unpacking, field: str, part: str) -> bool:
+    """Whether the text of a file, normalized, is not empty; reads no more of it than needed.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is damaged or no text.
+    """
+    try:
+        return any(_text_blocks(path, how, field, part, False, Counter()))
+    except MissingPackageError:
+        # Unpacking it raises this again, and what is unpacked by then is kept.
+        return True
+
+
 def _text_blocks(
     path: Path, how: Unpacking, field: str, part: str, is_raw: bool, changes: Counter[str]
 ) -> Iterator[bytes]:

@@ -124,7 +124,7 @@ class TransformerXLHarness(TemplateLM):
         """Return the log-probability of each continuation of a context, and whether it is greedy.
 
         Raises:
-            ValueError: A continuation has no token, as a blank between words.
+            ValueError: A continuation has no token: it is empty, or a blank between words.
         """
         texts: list[Any] = [request.args for request in requests]
         pairs = [(x, *self._encode_pair(*x)) for x in texts]
@@ -137,8 +137,6 @@ class TransformerXLHarness(TemplateLM):
         the continuation are those of the whole behind the longest common prefix with the tokens of
         the context.
         """
-        if not continuation:
-            return self.tok_encode(context), []
         first, whole = self.tok_encode(context), self.tok_encode(context + continuation)
         same = takewhile(lambda pair: pair[0] == pair[1], zip(first, whole, strict=False))
         n = len(list(same))

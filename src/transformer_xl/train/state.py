@@ -18,6 +18,7 @@ from transformer_xl.config.training import Stage
 from transformer_xl.data import Segments
 from transformer_xl.model import LanguageModel, Memory
 from transformer_xl.train.checkpoint.checkpoints import empty, read_about, read_tensors, stored
+from transformer_xl.train.checkpoint.run_folder import OF_RAW_TEXT
 from transformer_xl.train.optim import Optimizer, Plateau, average_start, lr_scale
 
 DEVIATION = 5
@@ -234,7 +235,7 @@ class TrainState:
         if about["corpus"] != self.corpus:
             raise ValueError(
                 "the text is not the one that the run began with: its tokens have another "
-                "checksum. Give that text, or another --out"
+                f"checksum. Give that text, or another --out; {OF_RAW_TEXT}"
             )
         self.segments.load_state_dict(about["segments"])
         for name in _NUMBERS:

@@ -189,7 +189,7 @@ def decompress(
     """Decompress an archive completely, or raise an error.
 
     It takes at most ``ram`` gigabytes besides the model and the text, whose memory grows only as
-    far as it is decoded.
+    far as it is decoded. A text that is packed with xz must itself be within the limit.
 
     Raises:
         ArchiveError: The file is damaged or has another version, was compressed on a machine whose

@@ -130,7 +130,8 @@ class Settings:
     seed: Annotated[int, Range(ge=0, le=(1 << 63) - 1)] = 0
     """Seed of the weights of an untrained model."""
     ram: Annotated[float, Range(ge=0.001, le=1e6)] = RAM
-    """Limit of RAM in gigabytes, besides the model and the text; decompression needs as much."""
+    """Limit of RAM in gigabytes, besides the model and the text; decompression needs as much, or
+    the size of the text if it is packed with xz and larger."""
 
     def __post_init__(self) -> None:
         check(self)

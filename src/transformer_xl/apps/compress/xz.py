@@ -27,11 +27,20 @@ def pack(data: bytes, ram: float) -> bytes:
 
 
 def unpack(payload: bytes, size: int, ram: float) -> bytes:
-    """Decompress data of a known size; nothing that is larger is made.
+    """Decompress data of a known size, which is at most the limit of RAM in gigabytes.
+
+    A few bytes can stand for gigabytes, and the size is what the file says of itself: it is
+    checked first, and nothing that is larger is made.
 
     Raises:
-        ArchiveError: The payload is damaged, or takes more RAM (in gigabytes) than the limit.
+        ArchiveError: The payload is damaged, or the data or the dictionary exceed the limit.
+        RuntimeError: There is not enough memory.
     """
+    if size > ram * GIGABYTE:
+        raise ArchiveError(
+            f"it unpacks to {size:,} bytes, and ram={ram:g} GB are allowed; allow more (--ram) if "
+            "the file can be trusted"
+        )
     decoder = lzma.LZMADecompressor(lzma.FORMAT_ALONE, memlimit=int(ram * GIGABYTE))
     try:
         data = decoder.decompress(payload, size + 1)
@@ -40,4 +49,6 @@ def unpack(payload: bytes, size: int, ram: float) -> bytes:
             f"it cannot be unpacked with xz ({error}): restore it from a copy, or allow more RAM "
             "(--ram) if it is the limit"
         ) from error
+    except MemoryError as error:
+        raise RuntimeError(f"there is not enough memory for {size:,} bytes") from error
     return data

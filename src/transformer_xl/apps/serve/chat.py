@@ -10,6 +10,8 @@ from transformer_xl.apps.serve.errors import ApiError
 from transformer_xl.apps.serve.outputs import Output, Spelled
 from transformer_xl.apps.serve.schemas import ChatRequest, CompletionRequest, Message
 from transformer_xl.apps.serve.service import Service
+from transformer_xl.data.normalizing import normalized_prompt
+from transformer_xl.data.vocab import Vocab
 
 _MAX_TOKENS = 256
 """Tokens of a message if the request does not say: a model may never end one by itself."""
@@ -64,7 +66,7 @@ async def chat(service: Service, body: ChatRequest, request: Request) -> Respons
         raise ApiError(400, message, "invalid_value", "top_logprobs")
     template = service.chat_template
     try:
-        messages = [_plain(each) for each in body.messages]
+        messages = [_plain(each, service.vocab) for each in body.messages]
         prompt = await service.render_chat(messages)
     except ValueError as error:
         raise ApiError(400, str(error), "chat_template", "messages") from error
@@ -89,10 +91,11 @@ async def chat(service: Service, body: ChatRequest, request: Request) -> Respons
     return await complete(service, completion, request, form)
 
 
-def _plain(message: Message) -> dict[str, str]:
-    """Return a message as templates expect it, with one text."""
+def _plain(message: Message, vocab: Vocab) -> dict[str, str]:
+    """Return a message as templates expect it, with one text, normalized."""
     content = message.content
     if not isinstance(content, str):
         content = "\n".join(part.text for part in content)
     name = {} if message.name is None else {"name": message.name}
+    content, _ = normalized_prompt(content, vocab)
     return {"role": message.role, "content": content, **name}

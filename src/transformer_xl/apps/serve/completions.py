@@ -29,6 +29,7 @@ from transformer_xl.apps.serve.session_store import Turn
 from transformer_xl.apps.serve.sessions import Session
 from transformer_xl.apps.serve.texts import Ended, Event, PromptRead, Text, make_writer
 from transformer_xl.config.checks import UnusedError
+from transformer_xl.data.normalizing import normalized_prompt
 from transformer_xl.data.vocab import StreamDecoder, unknown_warning
 from transformer_xl.inference.generate import Sampler, random_numbers, seed_of
 
@@ -228,6 +229,8 @@ class Answer:
         if session:
             self._about["session_turn"] = self._notes.turns + 1
         for given in prompts:
+            if isinstance(given, str):
+                given, _ = normalized_prompt(given, service.vocab)
             ids, warning = read_prompt(service, given)
             if warning:
                 self._about.setdefault("warnings", []).append(warning)

@@ -119,8 +119,7 @@ class Session:
         vocab: Its vocabulary.
         mem_len: Memory length. None: as configured.
         seed: Random seed. None: a different one each time.
-        preface: Whether to begin by reading the preface of the model, if it has one. Texts are then
-            generated, and scored, after it.
+        preface: Whether the text begins after the preface of the model, if it has one.
 
     Example:
         >>> session = Session.open("shakespeare", seed=1)
@@ -156,8 +155,10 @@ class Session:
         # The current generation, and whether it is ahead of the reader.
         self._writing: GenerationBatch | None = None
         self._is_ahead = False
-        if preface:
-            self._reader.read(model.preface, scored=False)
+        if preface and model.preface:
+            # The last token that is read does not enter the memory: one more, which is forgotten.
+            self._reader.read([*model.preface, 0], scored=False)
+            self._reader.state = self._reader.state._replace(last_token=None)
 
     @classmethod
     def open(
@@ -215,8 +216,9 @@ class Session:
                 "the state belongs to a weights file, and this model comes from no folder: "
                 "model.save_pretrained(folder, vocab), then Session.open(folder)"
             )
-        last_token = self._last_token("saved")
-        mems = self._reader_state().mems
+        mems, last_token, _ = self._reader_state()
+        if last_token is None:
+            raise ValueError("nothing was read yet that could be saved: write() something first")
         read = torch.from_numpy(self._history.kept[:-1])
         state = State(mems, last_token, self._random, read=read)
         positions = most_positions(self.model, self.mem_len)
@@ -248,7 +250,7 @@ class Session:
         Args:
             text: The text, or its tokens.
             scored: Return the log-probability of each token, in nats; None for the first token of
-                the session, unless a preface was read before it. False: return an empty list.
+                the session. False: return an empty list.
         """
         given = self.vocab.encode(text) if isinstance(text, str) else text
         tokens = as_tokens(given, self.model.config).tolist()
@@ -295,13 +297,14 @@ class Session:
                 of this call; ``is_looping`` tells whether one has ended the text.
 
         Raises:
-            ValueError: Nothing was read yet, or a setting is out of range.
+            ValueError: A setting is out of range, or nothing was read yet and no token of the
+                vocabulary begins a text.
             RuntimeError: From the iterator: the session went on in another way after this call.
         """
         length = whole("length", length)
         vocab_size = self.model.config.vocab_size
         sampler = Sampler(temperature, top_k, top_p, vocab_size, self.vocab, **more)
-        last_token = self._last_token("continued")
+        last_token = self._last_token()
         # Refuses a wrong stop before an earlier call is ended.
         writer = TextWriter(self.vocab, stop, [last_token], self._before())
         return writer.pieces(self._drawn(length, sampler, seed), goes_on=True)
@@ -325,9 +328,9 @@ class Session:
             stop: As for :meth:`generate`.
 
         Raises:
-            ValueError: Nothing was read yet, or a setting is out of range.
+            ValueError: As by :meth:`generate`.
         """
-        prompt, mems = [self._last_token("continued")], self._reader_state().mems
+        prompt, mems = [self._last_token()], self._reader_state().mems
         writer = TextWriter(self.vocab, stop, prompt, self._before())
         ((best,),) = beam_search(
             self.model,
@@ -346,7 +349,7 @@ class Session:
 
     def _drawn(self, length: int | None, sampler: Sampler, seed: int | None) -> Iterator[int]:
         """Begin a generation, which ends an earlier one; return its tokens."""
-        prompts = [[self._last_token("continued")]]
+        prompts = [[self._last_token()]]
         mems, before = self._reader.state.mems, self._before()
         if self._writing is not None and self._is_ahead:
             mems = self._writing.stepper()
@@ -408,9 +411,20 @@ class Session:
             return self._writing.history(0)
         return self._history.kept[:-1]
 
-    def _last_token(self, what: str) -> int:
+    def _last_token(self) -> int:
+        """Return the last token; an empty text begins with the one that an empty prompt stands for.
+
+        Raises:
+            ValueError: The vocabulary has none.
+        """
         if self._writing is not None and self._is_ahead:
             return self._writing.last_tokens[0]
-        if (last_token := self._reader.state.last_token) is None:
-            raise ValueError(f"nothing was read yet that could be {what}: write() something first")
-        return last_token
+        if (last_token := self._reader.state.last_token) is not None:
+            return last_token
+        if (start := self.vocab.start_id) is None:
+            raise ValueError(
+                "nothing was read yet, and no token of the vocabulary begins a text: write() "
+                "something first"
+            )
+        self.write([start])
+        return start

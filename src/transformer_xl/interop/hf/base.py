@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from transformer_xl.interop.hf.cache import TransformerXLCache
 from transformer_xl.interop.hf.configuration import TransformerXLConfig, path_of
@@ -32,6 +33,8 @@ from transformer_xl.model.pretrained import (
 )
 from transformer_xl.model.resizing import resize_vocabulary
 from transformer_xl.model.wrapping import unwrapped
+
+_LOGGER = logging.get_logger(__name__)
 
 
 class TransformerXLPreTrainedModel(PreTrainedModel):
@@ -110,7 +113,8 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
     ) -> nn.Module:
         """Add tokens at the end of the vocabulary, or remove them from there.
 
-        An adaptive softmax takes them into its last cluster.
+        An adaptive softmax takes them into its last cluster. A preface that has one of the removed
+        tokens is removed, too, with a warning.
 
         Args:
             new_num_tokens: The new size. None: as it is, up to the multiple.
@@ -137,6 +141,12 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
             size = replace(self.transformer.config, vocab_size=new_num_tokens).vocab_size
             resize_vocabulary(self.transformer, size, draws=not mean_resizing)
             self.config.vocab_size = size
+            if not _is_preface(self.config.preface, size):
+                self.config.preface = None
+                _LOGGER.warning(
+                    f"config.preface has tokens beyond the new vocabulary of {size}: it is None "
+                    "now, and texts are generated without one"
+                )
             self._freeze()
         return self.transformer.embedding
 
@@ -192,7 +202,10 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         )[0]
 
     def _require_unchanged(self) -> None:
-        """Require that the settings to be written are those with which the model computes."""
+        """Require that the settings to be written are those with which the model computes.
+
+        The preface, which it does not compute with, must be one.
+        """
         model, config = self.transformer.config, self.config.to_model_config()
         for name in (field.name for field in fields(config)):
             if (value := getattr(config, name)) != (own := getattr(model, name)):
@@ -201,6 +214,11 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
                     f"{own!r}: change it back, or load with from_pretrained(folder, "
                     f"{name}={value!r})"
                 )
+        if not _is_preface(self.config.preface, model.vocab_size):
+            raise ValueError(
+                f"config.preface={self.config.preface!r} could not be loaded again: give a list of "
+                f"tokens below {model.vocab_size}, or None"
+            )
 
     def save_pretrained(
         self,
@@ -373,6 +391,12 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
             )
         model.recompute = partial(gradient_checkpointing_func, use_reentrant=False)
         model.recompute_every = every_n_layers
+
+
+def _is_preface(preface: Any, vocab_size: int) -> bool:
+    """Whether a preface is a list of tokens of the vocabulary, or none."""
+    is_list = preface is None or isinstance(preface, (list, tuple))
+    return is_list and all(type(x) is int and 0 <= x < vocab_size for x in preface or ())
 
 
 def _require_loading(config: TransformerXLConfig, n_tensors: int, path: Path) -> None:

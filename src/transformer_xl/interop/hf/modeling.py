@@ -52,6 +52,8 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config)
+        # Calls of ``generate`` that have not returned: they nest where a model assists itself.
+        self._n_generating = 0
         self.post_init()
 
     def _freeze(self) -> None:
@@ -111,6 +113,8 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         shift_labels = kwargs.pop("shift_labels", None)
         count = kwargs.pop("num_items_in_batch", None)
         wanted = self._wanted(kwargs)
+        if self._n_generating and input_ids is not None:
+            attention_mask = self._without_ended(input_ids, attention_mask)
         inputs = self._inputs(input_ids, attention_mask, inputs_embeds, kwargs)
         cache = self._start(own_cache(past_key_values, self.transformer), inputs)
         targets = inputs.targets(labels, shift_labels)
@@ -201,9 +205,17 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             kwargs["attention_mask"] = mask
         elif tokens is not None and tokens.ndim == 2 and kwargs.get("inputs_embeds") is None:
             tokens, mask = self._with_beginnings(tokens, kwargs.get("attention_mask"))
+            if mask is not None and mask.shape == tokens.shape and not bool(mask[:, -1].all()):
+                # Padded on the right, behind which nothing can be written.
+                order = mask.argsort(dim=1, stable=True)
+                tokens, mask = tokens.gather(1, order), mask.gather(1, order)
             inputs, kwargs["attention_mask"] = tokens, mask
             kwargs.pop("input_ids", None)
-        out = super().generate(inputs, *args, **kwargs)
+        self._n_generating += 1
+        try:
+            out = super().generate(inputs, *args, **kwargs)
+        finally:
+            self._n_generating -= 1
         settings = kwargs.get("generation_config")
         written = getattr(out, "past_key_values", None)
         if isinstance(written, TransformerXLCache) and not getattr(settings, "is_assistant", None):
@@ -321,7 +333,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             input_ids,
             next_sequence_length=next_sequence_length,
             inputs_embeds=inputs_embeds,
-            attention_mask=self._without_ended(input_ids, attention_mask),
+            attention_mask=attention_mask,
             **kwargs,
         )
 
@@ -365,6 +377,24 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         tokens, mask = tokens.clone(), mask.clone()
         tokens[is_empty, -1], mask[is_empty, -1] = start, 1
         return tokens, mask
+
+    def _get_logits_processor(
+        self,
+        generation_config: Any,
+        input_ids_seq_length: int | None = None,
+        encoder_input_ids: Tensor | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Hand the prompts on without padding beyond the vocabulary, which would be an index."""
+        if encoder_input_ids is not None and encoder_input_ids.numel():
+            is_real = encoder_input_ids < self.config.vocab_size
+            # Of the same row, so that nothing more counts as read.
+            first = encoder_input_ids.gather(1, is_real.int().argmax(1, keepdim=True))
+            encoder_input_ids = torch.where(is_real, encoder_input_ids, first)
+        return super()._get_logits_processor(
+            generation_config, input_ids_seq_length, encoder_input_ids, *args, **kwargs
+        )
 
     def _get_stopping_criteria(self, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
         """Have rows padded that end in another way than by a token, as by a stop string.

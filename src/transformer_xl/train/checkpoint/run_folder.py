@@ -50,11 +50,13 @@ RESULTS_FILE = "results.json"
 SAMPLE_FILE = "sample.json"
 CHECKPOINTS = "checkpoints"
 _LOCK_FILE = ".lock"
+OF_RAW_TEXT = "a run of an earlier version, which normalized no text, goes on with --data.raw True"
+"""The remedy where the tokens or the vocabulary of a run are others than those of its text."""
 
 # Settings that may change when a run is resumed, as no weight depends on them; with the schedule
 # plateau weights do depend on validations, which are compared with those of the checkpoint. The
-# text, the prepared corpus, the vocabulary and the initial model may be moved; checksums of all but
-# the last are compared.
+# text, the prepared corpus, the vocabulary and the initial model may be moved, and runs of earlier
+# versions read raw text, whatever their recipe says; checksums of all but the model are compared.
 _MAY_DIFFER = (
     *("eval.", "generate.", "train.log_every", "train.save_every", "train.keep_checkpoints"),
     # How the work is divided: results are the same up to rounding.
@@ -62,7 +64,7 @@ _MAY_DIFFER = (
     *("train.hang_minutes", "train.max_skips", "train.spike"),
     *("train.init_from", "data.tokenizer"),
     *("data.path", "data.valid_path", "data.test_path", "data.cache_dir", "data.workers"),
-    *("data.corpus", "data.verify"),
+    *("data.corpus", "data.verify", "data.raw"),
 )
 # Compared with the prepared corpus, whose checksums are compared with those of the run.
 _SAID_BY_CORPUS = (
@@ -139,7 +141,9 @@ class RunFolder:
             )
 
     def _going_on(self, differences: list[str]) -> str:
-        """Return how to train on with other settings of the training, where there is a model."""
+        """Return how to go on with the run nevertheless, if there is a way."""
+        if all(x.startswith("model.vocab_size") for x in differences):
+            return f"; {OF_RAW_TEXT}"
         is_same_model = all(x.startswith("train.") for x in differences)
         if not is_same_model or not (self.path / "model" / "best").is_dir():
             return ""
