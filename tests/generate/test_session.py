@@ -364,10 +364,14 @@ def test_a_text_that_was_asked_for_does_not_begin_after_the_session_went_on(sess
 
 
 def test_what_cannot_be_is_named(session, folder, tiny_config, tmp_path):
-    with pytest.raises(ValueError, match="nothing was read yet that could be continued: write"):
-        session.generate(3)
     with pytest.raises(ValueError, match="nothing was read yet that could be saved"):
         session.save(tmp_path / "state")
+    letters = train_vocab("chars", ["".join(map(chr, range(48, 48 + len(BYTES))))])
+    with pytest.raises(ValueError, match="no token of the vocabulary begins a text: write"):
+        Session(session.model, letters).generate(3)
+    # The token that an empty prompt stands for.
+    drawn = generate(session.model, [10], length=5, seed=3).decode(BYTES)
+    assert "".join(session.fork().generate(5, seed=3)) == drawn
     session.write("a")
     for settings, message in (
         ({"length": -1}, "length=-1 must be at least 0"),

@@ -173,6 +173,9 @@ class Compare(LoadsModels):
         """Return the text and the vocabulary."""
         path = Path(self.corpus)
         is_recipe = path.suffix == ".toml" or (self.corpus in recipe_names() and not path.exists())
+        is_place = not {":", "*", "?"} & set(self.corpus)
+        if not is_recipe and is_place and not path.exists():
+            raise FileNotFoundError(f"there is no file or folder {self.corpus}")
         data = load_recipe(self.corpus).data if is_recipe else DataConfig(path=self.corpus)
         return replace(data, **text_settings(data, self.data))
 

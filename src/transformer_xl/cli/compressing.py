@@ -65,7 +65,8 @@ class Compress(LoadsModels):
     seed: int = 0
     """Seed of the random initialization; for --learn without --model."""
     ram: float = 4.0
-    """Limit on RAM in gigabytes, without model and file; decompression needs as much."""
+    """Limit on RAM in gigabytes, without model and file; decompression needs as much. A text that
+    is stored with xz must be within it to be restored."""
     verify: bool = False
     """Decompress the result and compare it with the file before it is written. Takes longer than
     compression, as tokens are decoded one at a time."""
@@ -114,7 +115,9 @@ class Compress(LoadsModels):
             given = (model, vocab) if compression.needs_model(found.content) else (None, None)
             try:
                 with _progress("verifying") as progress:
-                    restored = compression.decompress(found.content, *given, progress, self.ram)
+                    restored = compression.decompress(
+                        found.content, *given, progress, max(self.ram, len(data) / 1e9)
+                    )
             except RuntimeError as error:
                 why = f"{name} cannot be restored; no archive was written: {error}"
                 raise RuntimeError(why) from error
@@ -167,7 +170,8 @@ class Decompress(LoadsModels):
     model: str | None = None
     """The model it was compressed with; None: a shipped one, or it needs none."""
     ram: float = 4.0
-    """Limit on RAM in gigabytes, without the model and the restored file."""
+    """Limit on RAM in gigabytes, without the model and the restored file; of an archive of xz with
+    the restored file."""
     force: bool = False
     """Overwrite an existing file."""
     json: bool = False

@@ -21,6 +21,7 @@ from transformer_xl.cli.loading import (
     corpus_of,
     encoded,
     evaluation_of,
+    is_within,
     load,
     name_of,
     read_text,
@@ -279,6 +280,11 @@ class Eval(LoadsModels):
                 f"--prepared has no effect with a vocabulary of kind {kind}, which does not split "
                 "a text into words; leave it out",
             )
+            if self.recipe is not None and is_within(self.file, self.recipe.data.path):
+                say(
+                    f"warning: {self.dir} was trained on {self.file}: its loss on a text that it "
+                    "knows is lower than on others"
+                )
             text = read_text(self.file, vocab, is_raw=self.text.raw, remedy=RAW_REMEDY)
             encode = partial(vocab.encode_lines, prepared=self.prepared or bool(self.preset))
             ids = encoded(name_of(self.file), text, vocab, encode)

@@ -24,7 +24,7 @@ from transformer_xl.config import GenerateConfig
 from transformer_xl.config.checks import require
 from transformer_xl.config.knn import KnnConfig
 from transformer_xl.config.music import MusicConfig
-from transformer_xl.config.recipes import generation_of
+from transformer_xl.config.recipes import generation_of, recipe_of
 
 if TYPE_CHECKING:
     from transformer_xl.data import Vocab
@@ -206,7 +206,9 @@ class Generate(LoadsModels):
         return (text_of(steps, music, marked=has_marks(vocab)),)
 
     def _encoded(self, text: str, vocab: "Vocab") -> list[int]:
-        ids = encoded_prompt(text, vocab)
+        recipe = recipe_of(self.dir)
+        is_raw = recipe is not None and recipe.data.raw
+        ids = encoded_prompt(text, vocab, is_raw=is_raw)
         # A piece begins where one ends; a prompt may stand anywhere in a text.
         return ids if self.midi is None else [*start_of(vocab), *ids]
 

@@ -1,5 +1,6 @@
 """Loading models and reading texts, for several commands."""
 
+import os
 import signal
 import sys
 import threading
@@ -217,6 +218,14 @@ def require_readable(path: Path, *, is_text: bool = True) -> None:
     require_content(str(path), has_content)
 
 
+def is_within(file: Path, given: str | None) -> bool:
+    """Whether a file is one of ``data.path``, or in a folder of it."""
+    if str(file) == "-":
+        return False
+    places = {Path(place).resolve() for place in (given or "").split(os.pathsep) if place}
+    return not places.isdisjoint([file.resolve(), *file.resolve().parents])
+
+
 def require_content(name: str, has_content: bool) -> None:
     """Require that a text is not empty."""
     require(has_content, f"{name} is empty (0 tokens): at least 2 tokens are needed to predict one")
@@ -238,8 +247,14 @@ def read_text(path: Path, vocab: "Vocab", *, is_raw: bool = False, remedy: str =
         ValueError: It is empty, or it is not UTF-8 and the vocabulary is not one of bytes.
     """
     from transformer_xl.data.normalizing import Normalizer, normalized
+    from transformer_xl.data.unpacking import opened
 
-    content, name = read_bytes(path), name_of(path)
+    name = name_of(path)
+    if is_raw or str(path) == "-":
+        content = read_bytes(path)
+    else:
+        with named(path), opened(path) as file:
+            content = file.read()
     if not is_raw:
         normalizer = Normalizer(name, remedy)
         content = b"".join(normalized([content], normalizer))
@@ -269,12 +284,16 @@ def encoded(name: str, text: str, vocab: "Vocab", encode: Callable[[str], list[i
     return ids
 
 
-def encoded_prompt(prompt: str, vocab: "Vocab") -> list[int]:
-    """Tokenize a prompt, normalized, with a warning if parts are outside the vocabulary."""
+def encoded_prompt(prompt: str, vocab: "Vocab", *, is_raw: bool = False) -> list[int]:
+    """Tokenize a prompt, with a warning if parts are outside the vocabulary.
+
+    It is normalized unless the model reads raw text.
+    """
     from transformer_xl.data.normalizing import normalized_prompt
 
-    prompt, changes = normalized_prompt(prompt, vocab)
-    say_changes("the prompt", changes)
+    if not is_raw:
+        prompt, changes = normalized_prompt(prompt, vocab)
+        say_changes("the prompt", changes)
     return encoded("the prompt", _decodable(prompt, vocab, "the prompt"), vocab, vocab.encode)
 
 

@@ -1,10 +1,9 @@
 """The command score: log-probabilities of a text, streamed."""
 
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from heapq import heappush, heappushpop
 from io import UnsupportedOperation
@@ -18,6 +17,7 @@ import tyro
 from transformer_xl.cli.given import Folder, LoadsModels
 from transformer_xl.cli.loading import (
     Weights,
+    is_within,
     load_with_state,
     name_of,
     named,
@@ -112,7 +112,7 @@ class Score(LoadsModels):
         )
         recipe = recipe_of(self.dir)
         is_raw = self.raw or (recipe is not None and recipe.data.raw)
-        if self.by == "line" and recipe is not None and _is_within(self.file, recipe.data.path):
+        if self.by == "line" and recipe is not None and is_within(self.file, recipe.data.path):
             say(
                 f"warning: {self.dir} was trained on {self.file}: what it learned by heart is not "
                 "surprising, odd lines included; score a text that it was not trained on"
@@ -139,7 +139,7 @@ class Score(LoadsModels):
                 say(f"saved the memory to {self.state}; the same command resumes from it")
 
         # The signals first: a named pipe that nobody has opened yet is waited for.
-        with saved_at_end(save), _opened(self.file) as file:
+        with saved_at_end(save), _opened(self.file, is_raw=is_raw) as file:
             blocks = _blocks(file, self.file)
             normalizer = Normalizer(name_of(self.file), _RAW_REMEDY)
             if not is_raw:
@@ -247,17 +247,18 @@ def _describe_treatment(treated: Counter[str]) -> str:
     return ", ".join(f"{n:,} {how}" for how, n in sorted(treated.items(), reverse=True))
 
 
-def _is_within(file: Path, given: str | None) -> bool:
-    """Whether a file is one of ``data.path``, or in a folder of it."""
-    if str(file) == "-":
-        return False
-    places = {Path(place).resolve() for place in (given or "").split(os.pathsep) if place}
-    return not places.isdisjoint([file.resolve(), *file.resolve().parents])
+@contextmanager
+def _opened(path: Path, *, is_raw: bool) -> Iterator[Any]:
+    """Open a file, decompressing it as the end of its name says, unless it ``is_raw``."""
+    from transformer_xl.data.unpacking import opened
 
-
-def _opened(path: Path) -> Any:
-    with named(path):
-        return nullcontext(sys.stdin.buffer) if str(path) == "-" else path.open("rb")
+    with ExitStack() as stack:
+        with named(path):
+            if str(path) == "-":
+                file: Any = sys.stdin.buffer
+            else:
+                file = stack.enter_context(path.open("rb") if is_raw else opened(path))
+        yield file
 
 
 def _blocks(file: Any, path: Path) -> Iterator[bytes]:

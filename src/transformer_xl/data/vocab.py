@@ -217,7 +217,7 @@ class Vocab:
             try:
                 data = text.encode("utf-8", "surrogateescape")
             except UnicodeEncodeError as error:
-                raise _half_refusal(error.start, text) from error
+                raise half_refusal(error.start, text) from error
             return np.frombuffer(data, dtype=np.uint8).astype(np.int64)
         if self.kind == "chars":
             points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
@@ -245,7 +245,7 @@ class Vocab:
             return self._tokenizer.encode(text, **how).ids
         except BaseException as error:
             if half := HALF.search(text):
-                raise _half_refusal(half.start(), text) from error
+                raise half_refusal(half.start(), text) from error
             # Its errors, as for a word without a token, have no class of their own. A panic of
             # Rust, as if a pattern exceeds its backtracking limit, is not even an Exception.
             is_of_text = isinstance(error, Exception) or type(error).__name__ == "PanicException"
@@ -425,7 +425,8 @@ def _no_symbol(number: int, n: int) -> ValueError:
     )
 
 
-def _half_refusal(place: int, text: str) -> ValueError:
+def half_refusal(place: int, text: str) -> ValueError:
+    """Return the error for half of a surrogate pair at a place of a text."""
     return ValueError(
         f"character {place:,} is {text[place]!r}, half of a surrogate pair and no text: remove it, "
         "or decode the text again"

@@ -25,6 +25,7 @@ from transformer_xl.model.pretrained import (
     SavesItself,
     copy_weights,
     find_model_folder,
+    is_preface,
     load_config,
     load_preface,
     model_weights,
@@ -405,6 +406,11 @@ class LanguageModel(nn.Module, ABC):
         weights = model_weights(self)
         require_own_weights(weights, self.config)
         about = {"preface": list(self.preface)} if self.preface else {}
+        if not is_preface(self.preface, self.config.vocab_size):
+            raise ValueError(
+                f"preface={self.preface!r:.60} must be tokens below {self.config.vocab_size}; "
+                "model.preface = () goes without one"
+            )
         write_model(self.config, weights, Path(folder), about)
         if vocab is not None:
             vocab.save(Path(folder))

@@ -472,6 +472,12 @@ def load_config(path: Path) -> ModelConfig:
     return read_settings(ModelConfig, values, str(path), "model", is_stored=True)
 
 
+def is_preface(tokens: Any, vocab_size: int) -> bool:
+    """Whether a value is a list of tokens of the vocabulary."""
+    is_list = isinstance(tokens, list | tuple) and all(type(x) is int for x in tokens)
+    return is_list and all(0 <= x < vocab_size for x in tokens)
+
+
 def load_preface(path: Path, vocab_size: int) -> tuple[int, ...]:
     """Read the preface of a model: the tokens that are read before a text is generated.
 
@@ -479,8 +485,7 @@ def load_preface(path: Path, vocab_size: int) -> tuple[int, ...]:
         RuntimeError: As by :func:`read_config`, or the preface is no list of tokens.
     """
     tokens = read_config(path).get("preface") or []
-    is_list = isinstance(tokens, list) and all(type(x) is int for x in tokens)
-    if not is_list or not all(0 <= x < vocab_size for x in tokens):
+    if not is_preface(tokens, vocab_size):
         raise RuntimeError(
             f"{path} is damaged: its preface must be a list of tokens below {vocab_size}; remove "
             "it, or restore the file from a copy"

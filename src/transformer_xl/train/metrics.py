@@ -267,6 +267,9 @@ class Progress:
         began, first_step = marks[0]
         if not first_step < step < self._total:
             return ""
+        if self._passes and 50 * (step - first_step) < self._total:
+            # The first steps, which include what is done once, say little.
+            return ""
         seconds = (now - began) / (step - first_step) * (self._total - step)
         seconds = min(seconds, max(self._deadline - now, 0))
         return f"{timedelta(seconds=round(seconds))} left"

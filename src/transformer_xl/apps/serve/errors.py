@@ -54,10 +54,10 @@ NOT_BEGUN: Mapping[str, type[LateError | StoppingError]] = {
 class SessionError(ApiError):
     """A session is not available."""
 
-    status, code = 409, "session_not_saved"
+    status, code, param_name = 409, "session_not_saved", "session"
 
     def __init__(self, message: str) -> None:
-        super().__init__(self.status, message, self.code, "session")
+        super().__init__(self.status, message, self.code, self.param_name)
 
 
 class SessionMissingError(SessionError):
@@ -75,7 +75,7 @@ class SessionBusyError(SessionError):
 class SessionExistsError(SessionError):
     """There is a session of the name of a new one."""
 
-    status, code = 409, "session_exists"
+    status, code, param_name = 409, "session_exists", "name"
 
 
 class TooManySessionsError(SessionError):

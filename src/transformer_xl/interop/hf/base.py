@@ -27,6 +27,7 @@ from transformer_xl.model.limits import require_loading
 from transformer_xl.model.memory import KeysAndValues
 from transformer_xl.model.pretrained import (
     add_checksums,
+    is_preface,
     require_storable,
     verify_weights,
     weights_path,
@@ -141,7 +142,7 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
             size = replace(self.transformer.config, vocab_size=new_num_tokens).vocab_size
             resize_vocabulary(self.transformer, size, draws=not mean_resizing)
             self.config.vocab_size = size
-            if not _is_preface(self.config.preface, size):
+            if not is_preface(self.config.preface or (), size):
                 self.config.preface = None
                 _LOGGER.warning(
                     f"config.preface has tokens beyond the new vocabulary of {size}: it is None "
@@ -214,7 +215,7 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
                     f"{own!r}: change it back, or load with from_pretrained(folder, "
                     f"{name}={value!r})"
                 )
-        if not _is_preface(self.config.preface, model.vocab_size):
+        if not is_preface(self.config.preface or (), model.vocab_size):
             raise ValueError(
                 f"config.preface={self.config.preface!r} could not be loaded again: give a list of "
                 f"tokens below {model.vocab_size}, or None"
@@ -391,12 +392,6 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
             )
         model.recompute = partial(gradient_checkpointing_func, use_reentrant=False)
         model.recompute_every = every_n_layers
-
-
-def _is_preface(preface: Any, vocab_size: int) -> bool:
-    """Whether a preface is a list of tokens of the vocabulary, or none."""
-    is_list = preface is None or isinstance(preface, (list, tuple))
-    return is_list and all(type(x) is int and 0 <= x < vocab_size for x in preface or ())
 
 
 def _require_loading(config: TransformerXLConfig, n_tensors: int, path: Path) -> None:

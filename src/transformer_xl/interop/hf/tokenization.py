@@ -15,7 +15,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerFast
 from transformers.generation.stopping_criteria import StopStringCriteria
 from transformers.pipelines.token_classification import TokenClassificationPipeline
 
-from transformer_xl.data.vocab import HALF, Vocab, _half_refusal
+from transformer_xl.data.vocab import HALF, Vocab, half_refusal
 from transformer_xl.data.vocab_files import load_vocab
 from transformer_xl.interop.hf.backend import backend_of, encodes_lines
 from transformer_xl.interop.hf.configuration import path_of
@@ -239,7 +239,7 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
             ValueError: A part of it has no symbol in the vocabulary, or is no text.
         """
         if half := HALF.search(text):
-            raise _half_refusal(half.start(), text)
+            raise half_refusal(half.start(), text)
         # The longest first, where one begins with another.
         added = sorted(self._added, key=len, reverse=True)
         parts = re.split(f"({'|'.join(map(re.escape, added))})", text) if added else [text]
