@@ -29,11 +29,15 @@ def change(folder: Path, **settings: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
 
 
+def _unbuilt(config: ModelConfig) -> txl.LanguageModel:
+    raise AssertionError("the model was built")
+
+
 def test_thousands_of_layers_of_nearly_nothing_are_refused_before_they_are_built(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "_MOST_SECONDS", 1)
-    monkeypatch.setattr(language_model, "build_model", None)
+    monkeypatch.setattr(language_model, "build_model", _unbuilt)
     change(folder, n_layer=10_000)
     save_file({f"t{i}": torch.zeros(0) for i in range(10_000)}, folder / "model.safetensors")
     with pytest.raises(ValueError, match=r"n_layer=10000.* the limit is 1 s: --any_size"):
@@ -53,7 +57,7 @@ def test_the_limit_is_lifted_by_a_flag(folder: Path, monkeypatch: pytest.MonkeyP
 def test_more_weights_than_memory_are_refused_before_they_are_built(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(language_model, "build_model", None)
+    monkeypatch.setattr(language_model, "build_model", _unbuilt)
     change(folder, d_inner=1 << 40)
     with pytest.raises(ValueError, match=r"to load .* would take at least 17.6 TB"):
         load_model(folder)

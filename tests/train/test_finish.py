@@ -4,6 +4,7 @@ import gzip
 import json
 import lzma
 from functools import partial
+from inspect import unwrap
 from pathlib import Path
 
 import pytest
@@ -294,13 +295,13 @@ def test_a_training_ends_with_its_figures_once(tmp_path, short, monkeypatch, cap
 @pytest.mark.parametrize("given", ["mine.txt", Path("mine.toml"), {"model": {}}, None], ids=str)
 def test_what_is_no_recipe_is_refused_with_the_way_to_one(tmp_path, given):
     with pytest.raises(ValueError, match=r"config=.* is no Config: load_recipe\(NAME_OR_FILE\)"):
-        train(given, tmp_path / "run")
+        unwrap(train)(given, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_folder_that_is_no_path_is_refused(short):
     with pytest.raises(ValueError, match="run_dir=None is no path"):
-        train(short(), None)
+        unwrap(train)(short(), None)
 
 
 def test_a_result_prints_what_it_has(tmp_path, short):
