@@ -104,7 +104,7 @@ PAIRS = [
     ("because:", "return"),
     ("because:\n    ", "return"),
     ("the ", "cat"),
-    ("caf", "\u00e9"),
+    ("voil", "\u00e0"),
     ("bec", "ause"),
     ("", "\n"),
     ("", "the"),
@@ -115,7 +115,7 @@ PAIRS = [
 def test_a_continuation_is_the_rest_of_the_whole(
     harness: Any, tmp_path: Path, kind: VocabKind
 ) -> None:
-    text = "it was because:\n    return the cat caf\u00e9\n" * 9
+    text = "it was because:\n    return the cat voil\u00e0\n" * 9
     vocab = train_vocab(kind, [text], {"bytes": None, "bpe": 320}.get(kind), ["unknown"])
     torch.manual_seed(2)
     config = ModelConfig(vocab_size=len(vocab), n_layer=1, n_head=2, d_model=8, d_inner=8)

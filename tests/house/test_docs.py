@@ -199,6 +199,9 @@ def test_the_readme_reads_no_folder_and_no_recipe_that_its_commands_have_not_mad
         assert ".venv" not in command
         out = [new for flag, new in pairwise(words) if flag in ("--out", "--copy")]
         out += words[3:4] if words[1] == "convert" else []
+        if words[1] == "train" and "--out" not in words:
+            # As the command names it.
+            out.append(f"runs/{Path(words[2]).stem}")
         read = {x for x in words if re.match(r"(runs|models)/|.*\.toml$", x)} - set(out)
         assert read <= made, f"`{command}` reads {read - made}, which nothing above has made"
         made.update(out)
