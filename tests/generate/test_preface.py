@@ -117,6 +117,7 @@ def test_shipped_prefaces_are_the_texts_in_the_repository(name):
     assert f"{len(vocab.encode(text))} tokens" in card
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["english", "python-code"])
 def test_shipped_models_do_not_stutter(name, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
