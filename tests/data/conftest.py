@@ -87,10 +87,11 @@ class Web:
             request.send_header("Content-Length", str(len(part)))
         if self.tells_version:
             request.send_header("ETag", hashlib.md5(data).hexdigest())
+        if is_get:
+            # Before anything goes out, so that who has the headers alone finds it counted.
+            self.sent[name] += len(part)
         request.end_headers()
         if is_get:
-            # Before it goes out, so that who has it finds it counted.
-            self.sent[name] += len(part)
             # Who asked may have been killed.
             with suppress(ConnectionError):
                 request.wfile.write(part)
