@@ -271,3 +271,9 @@ def test_what_the_training_says_again_is_not_said_before(toy_recipe):
     fitting.fitted_to_text(toy_recipe(data={"path": "texts"}), {}, said.append)
     assert said
     assert not [line for line in said if "skipped" in line]
+
+
+def test_compare_looks_for_its_text_first(txl):
+    ended = txl("compare", "nope.txt")
+    assert ended.code == 1
+    assert ended.err.strip() == "txl: there is no file or folder nope.txt"

@@ -1,5 +1,6 @@
 """A text that has other characters than the model knows: what of it, where, and what to do."""
 
+import gzip
 from dataclasses import replace
 
 import pytest
@@ -45,6 +46,20 @@ def test_a_text_of_any_platform_is_measured_as_the_text(txl, trained, tmp_path):
     ended = txl("eval", trained, "--file", path, "--json")
     assert ended.json["nll"] == plain
     assert f"normalized the text of {path}: 9 CR LF to LF, 1 from UTF-16 to UTF-8" in ended.err
+
+
+def test_a_compressed_text_is_measured_as_the_text(txl, trained, tmp_path):
+    path, packed = tmp_path / "text", tmp_path / "text.gz"
+    path.write_text("the cat saw a dog\n" * 9)
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    plain, found = (txl("eval", trained, "--file", x, "--json").json["nll"] for x in (path, packed))
+    assert found == plain
+    lines, found = (txl("score", trained, x, "--by", "line").out for x in (path, packed))
+    assert found == lines
+
+
+def test_a_text_that_the_run_has_learned_is_told(txl, trained, toy_text):
+    assert "was trained on" in txl("eval", trained, toy_text, "--eval.max_steps", 2).err
 
 
 def test_a_prompt_of_any_platform_is_the_prompt(txl, trained):
