@@ -194,7 +194,9 @@ def test_whatever_is_asked_text_tokens_places_and_scores_agree(asker, seed):
         assert "".join(event["text"] for event in events) == choice["text"]
         assert [x for event in events for x in event["token_ids"]] == ids
         for name, values in choice["logprobs"].items():
-            assert [x for e in events for x in (e["logprobs"] or {name: []})[name]] == values
+            sent = [x for e in events for x in (e["logprobs"] or {name: []})[name]]
+            # Two computations of one sum need not agree in their last bits.
+            assert all(x == pytest.approx(y) for x, y in zip(sent, values, strict=True))
 
 
 @pytest.mark.parametrize("seed", range(2))

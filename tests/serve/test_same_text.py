@@ -235,7 +235,12 @@ def test_texts_begin_after_the_preface_of_the_model_and_scores_do_not(
         assert choice["text"] == run.alone("ab", LENGTH, seed=5 + n)
     assert answer["choices"][0]["text"] != plain["choices"][0]["text"]
     assert (answer["settings"]["preface"], "preface" in plain["settings"]) == (18, False)
-    assert ask(**scored)["choices"] == scores["choices"]
+    found, expected = (each["choices"][0] for each in (ask(**scored), scores))
+    # Two computations of one sum need not agree in their last bits.
+    for name in ("token_logprobs", "top_logprobs"):
+        pairs = zip(*(each["logprobs"].pop(name) for each in (found, expected)), strict=True)
+        assert all(score == pytest.approx(again) for score, again in pairs)
+    assert found == expected
     assert "preface" not in ask(**scored)["settings"]
     first = ask(prompt="ab", seed=5, max_tokens=9, session="tale")
     second = ask(prompt="", max_tokens=LENGTH - 9, session="tale")
