@@ -13,7 +13,7 @@ from transformer_xl.inference.evaluate import evaluate, score
 from transformer_xl.inference.evaluate.rollout import attended
 from transformer_xl.inference.generate import Session, generate, generate_batch
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.wrapping import evaluating
+from transformer_xl.model.calling import evaluating
 from transformer_xl.studies.recl import context_losses
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from transformer_xl.model import Positions, RelAttention, layer
+from transformer_xl.model.segment import View
 from transformer_xl.ops import reference
 
 
@@ -37,7 +38,7 @@ def test_the_output_is_the_operation_between_its_projections(tiny_config):
     first_key = torch.tensor([0, 2])
     attended = reference.rel_attention(q, k, v, r, u, w, attn_len=4, first_key=first_key)
     expected = attended.reshape(2, 3, 16) @ module.o_proj.weight.T
-    found = module(q, k, v, Positions(r, u, w), 4, first_key)
+    found = module(q, k, v, Positions(r, u, w), View(first_key, 4))
     torch.testing.assert_close(found, expected)
 
 

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from transformer_xl.model import DecoderLayer, FeedForward, Memory, Positions
 from transformer_xl.model.memory import KeysAndValues
+from transformer_xl.model.segment import View
 from transformer_xl.ops import reference
 
 B, T, M, H, K, D = 2, 3, 4, 2, 8, 16
@@ -124,10 +125,10 @@ def test_a_memory_of_keys_and_values_gives_the_same_and_takes_the_segment(
     k, v = layer.keys_and_values(memory)
     store = KeysAndValues([k.permute(2, 0, 1, 3)], [v.permute(2, 0, 1, 3)])
     kept = Memory(store).with_capacity(T, M + T)
-    expected = through(layer, x, memory, Positions(r, u, w), 3, first_key)
-    torch.testing.assert_close(
-        through(layer, x, kept.store.past(0), Positions(r, u, w), 3, first_key), expected
-    )
+    view = View(first_key, 3)
+    expected = through(layer, x, memory, Positions(r, u, w), view)
+    found = through(layer, x, x[:, :0], Positions(r, u, w), view.over(kept))
+    torch.testing.assert_close(found, expected)
     k, _ = layer.keys_and_values(torch.cat([memory, x], 1))
     found = kept.extend([None], M + T, T).state_dict()["keys"][0]
     torch.testing.assert_close(found, k.permute(2, 0, 1, 3))
@@ -137,12 +138,12 @@ def test_a_memory_of_keys_and_values_gives_the_same_and_takes_the_segment(
 def test_what_a_query_sees_is_handed_on(tiny_config, setting):
     layer = filled(DecoderLayer(tiny_config))
     x, (memory, r, u, w) = torch.randn(B, T, D), surroundings()
-    options = {"attn_len": 2} if setting == "attn_len" else {"first_key": torch.tensor([M, M])}
+    view = View(attn_len=2) if setting == "attn_len" else View(torch.tensor([M, M]))
     changed = memory.clone()
     changed[:, 0] += 1
     torch.testing.assert_close(
-        through(layer, x, memory, Positions(r, u, w), **options),
-        through(layer, x, changed, Positions(r, u, w), **options),
+        through(layer, x, memory, Positions(r, u, w), view),
+        through(layer, x, changed, Positions(r, u, w), view),
     )
     assert not torch.allclose(
         through(layer, x, memory, Positions(r, u, w)),

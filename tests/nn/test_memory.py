@@ -33,7 +33,7 @@ def write(memory, T, mem_len):
     roomy = memory.with_capacity(T, mem_len)
     new = torch.randn(2, N, memory.batch_size, T, H, K)
     for n in range(N):
-        roomy.store.past(n)(new[0, n], new[1, n])
+        roomy.store.join(n, new[0, n], new[1, n])
     return roomy.extend([None] * N, mem_len, T), new.permute(0, 1, 4, 2, 3, 5)
 
 
@@ -244,7 +244,7 @@ def test_written_positions_stand_behind_the_memory():
     before = kept(3)
     roomy = before.with_capacity(2, 5)
     k, v = torch.randn(2, B, 2, H, K)
-    all_k, all_v = roomy.store.past(1)(k, v)
+    all_k, all_v = roomy.store.join(1, k, v)
     old_k, old_v = contents(before)[:, 1]
     assert torch.equal(all_k, torch.cat([old_k.permute(1, 2, 0, 3), k], 1))
     assert torch.equal(all_v, torch.cat([old_v.permute(1, 2, 0, 3), v], 1))
@@ -306,7 +306,7 @@ def test_two_who_go_on_from_one_memory_before_either_writes_do_not_share_places(
     roomy = [before.with_capacity(2, 8) for _ in range(3)]
     new = torch.randn(3, 2, B, 2, H, K)
     for own, (k, v) in zip(roomy, new, strict=True):
-        own.store.past(0)(k, v)
+        own.store.join(0, k, v)
     for own, segment in zip(roomy, new, strict=True):
         after = contents(own.extend([None] * N, 8, 2))
         assert torch.equal(after[:, 0, :, :, -2:], segment.permute(0, 3, 1, 2, 4))
@@ -370,7 +370,7 @@ def test_another_precision_leaves_the_older_memory_as_it_was():
     expected = contents(before)
     roomy = before.with_capacity(1, 8)
     for n in range(N):
-        roomy.store.past(n)(*torch.randn(2, B, 1, H, K).bfloat16())
+        roomy.store.join(n, *torch.randn(2, B, 1, H, K).bfloat16())
     after = roomy.extend([None] * N, 8, 1)
     assert after.store.keys[0].dtype == torch.bfloat16
     assert torch.equal(contents(before), expected)

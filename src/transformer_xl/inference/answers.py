@@ -16,10 +16,10 @@ from transformer_xl.data import Vocab
 from transformer_xl.inference.generate import beam_search, generate_batch
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.arguments import require_at_least
+from transformer_xl.model.calling import evaluating
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.limits import require_remembering
 from transformer_xl.model.reading import read, read_all
-from transformer_xl.model.wrapping import evaluating
 
 Texts = Sequence[Sequence[int]]
 

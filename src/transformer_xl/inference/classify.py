@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from transformer_xl.config.checks import Count, NotNegative, Positive, Share, check, no_type_check
 from transformer_xl.model import LanguageModel, Memory
 from transformer_xl.model.arguments import require_token_inputs
+from transformer_xl.model.calling import evaluating
 from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.model.reading import read
-from transformer_xl.model.wrapping import evaluating, projected
 from transformer_xl.ops.nll import IGNORED
 
 __all__ = ["Fit", "LongDocumentClassifier", "Reading", "accuracy", "fit"]
@@ -96,7 +96,7 @@ class LongDocumentClassifier(nn.Module):
             last = piece.hidden[torch.arange(len(rows)), here - 1]
             left = left - here
             is_whole = left == 0
-            yield Reading(rows, projected(self.head, last), is_whole)
+            yield Reading(rows, self.head(last), is_whole)
             if is_whole.any():
                 mems = mems.select(~is_whole)
                 rows, left = rows[~is_whole], left[~is_whole]

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from transformer_xl.model import LanguageModel, Stepper
 from transformer_xl.model.arguments import require_at_least, require_model
+from transformer_xl.model.calling import evaluating
 from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.model.mixture import MixtureHead
 from transformer_xl.model.reading import read
-from transformer_xl.model.wrapping import evaluating
 
 
 @torch.no_grad()

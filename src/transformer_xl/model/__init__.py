@@ -4,14 +4,15 @@ from transformer_xl.model.borrowed import Mamba2Model, RWKVModel, XLNetModel, XL
 from transformer_xl.model.embedding import AdaptiveEmbedding, Embedding
 from transformer_xl.model.gpt import GPT
 from transformer_xl.model.language_model import LanguageModel, Output, build_model, load_model
-from transformer_xl.model.layer import DecoderLayer, FeedForward, GRUGate, RelAttention
+from transformer_xl.model.layer import DecoderLayer, FeedForward, RelAttention
 from transformer_xl.model.lstm import LSTMModel
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.positions import Positions, relative_positions
+from transformer_xl.model.positions import Positions, PositionScheme, relative_positions
 from transformer_xl.model.recurrent import RecurrentModel
 from transformer_xl.model.softmax import AdaptiveSoftmax, Softmax
 from transformer_xl.model.stepper import Stepper
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model.variants.gates import GRUGate
 
 __all__ = [
     "GPT",
@@ -26,6 +27,7 @@ __all__ = [
     "Mamba2Model",
     "Memory",
     "Output",
+    "PositionScheme",
     "Positions",
     "RWKVModel",
     "RecurrentModel",

@@ -21,7 +21,7 @@ from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.recurrent import RecurrentModel, refuse_ext_len
-from transformer_xl.model.segment import Segment
+from transformer_xl.model.segment import Segment, View
 
 CHUNK = 64
 """Tokens that a scan computes at once; shorter segments are padded to it."""
@@ -299,9 +299,8 @@ class XLNetModel(BorrowedModel):
         """False: a token attends to the memory and to all of its segment before it."""
         return False
 
-    def _read(
-        self, segment: Segment, mems: Memory | None, lengths: Lengths
-    ) -> tuple[Float[Tensor, "B T D"], Memory]:
+    def require_readable(self, segment: Segment, mems: Any, lengths: Lengths) -> None:
+        """Require a memory of this model, and no limits of attention."""
         refuse_ext_len(self.kind, lengths)
         for name in ("attn_len", "clamp_len"):
             if (n := getattr(lengths, name)) is not None:
@@ -309,27 +308,29 @@ class XLNetModel(BorrowedModel):
                     f"{name}={n}: a model of kind={self.kind!r} attends to all of its memory, so "
                     "leave the limit out"
                 )
-        B, T = segment.shape
-        mems = self.start_memory(B) if mems is None else mems
-        self.require_memory(mems, B)
-        x, M = self._embedded(segment), len(mems)
-        past = [state.to(x.dtype) for state in mems.with_capacity(T, lengths.mem_len).states]
+        super().require_readable(segment, mems, lengths)
+
+    def _read(
+        self, x: Float[Tensor, "B T D"], memory: Memory, view: View
+    ) -> tuple[Float[Tensor, "B T D"], Memory]:
+        (B, T, _), M = x.shape, len(memory)
+        past = [state.to(x.dtype) for state in memory.with_capacity(T, view.mem_len).states]
         # The first position that each row sees.
-        first = mems.forgotten if mems.forgotten is not None else _zeros(B, self.device)
+        first = memory.forgotten if memory.forgotten is not None else _zeros(B, self.device)
         parts = []
-        for start, stop in segment.pieces():
-            if segment.starts is not None:
-                first = torch.where(segment.starts[:, start], M + start, first)
+        for start, stop in view.pieces(T):
+            if view.starts is not None:
+                first = torch.where(view.starts[:, start], M + start, first)
             part, present = self._advance(x[:, start:stop], past, first)
             past = [torch.cat(pair, 1) for pair in zip(past, present, strict=True)]
             parts.append(part)
         present = [state[:, M:] for state in past]
-        most = lengths.mem_len if segment.short is None else M + T
-        after = mems.extend(present, most)
+        most = view.mem_len if view.padding is None else M + T
+        after = memory.extend(present, most)
         if first.any():
             after = after.forgetting(first - (M + T - len(after)))
-        if segment.short is not None:
-            after = after.realigned(segment.short, lengths.mem_len)
+        if view.padding is not None:
+            after = after.realigned(view.padding, view.mem_len)
         return torch.cat(parts, 1), after
 
     def _advance(

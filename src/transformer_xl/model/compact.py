@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from transformer_xl.config.checks import names_nearest
+from transformer_xl.model.calling import first_wrapped
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.stepper import reason_against_native
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model.wrapping import first_wrapped
 from transformer_xl.ops.packed import CompactWeight, Int8Weight, PackedWeight
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.arguments import explain_unknown
-from transformer_xl.model.wrapping import unwrapped
+from transformer_xl.model.calling import unwrapped
 from transformer_xl.ops import dropout
 
 

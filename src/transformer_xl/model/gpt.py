@@ -9,6 +9,7 @@ too, where the weights that made them are older than those that read them.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -16,12 +17,12 @@ from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.layer import DecoderLayer, draw_weights, make_norm
-from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.layer import ContentAttention, DecoderLayer, draw_weights
 from transformer_xl.model.memory import Memory
+from transformer_xl.model.parts import NOT_MIXED, FirstLayer
 from transformer_xl.model.positions import rotary, rotated
-from transformer_xl.model.segment import Segment
-from transformer_xl.ops import attention
+from transformer_xl.model.segment import NO_LIMITS, View
+from transformer_xl.model.variants.norms import make_norm
 
 
 class GPT(LanguageModel):
@@ -35,14 +36,10 @@ class GPT(LanguageModel):
     Args:
         config: Widths, lengths and options. Its ``vocab_size`` must be set.
 
-    Attributes:
-        frequency_precision: To which the frequencies of the positions are rounded.
-
     Raises:
         ValueError: The size of the vocabulary is not set, or ``kind`` is that of another class.
     """
 
-    frequency_precision: torch.dtype = torch.float32
     kind = "gpt"
     _title = "GPT"
     recomputes = True
@@ -50,8 +47,8 @@ class GPT(LanguageModel):
     def _build(self, config: ModelConfig) -> None:
         # The layers of a model whose positions are none of their business.
         own = replace(config, kind="transformer_xl", attn_type=2, norm_first=True)
-        self.layers: Sequence[DecoderLayer] = nn.ModuleList(  # pyright: ignore[reportAttributeAccessIssue]
-            DecoderLayer(own) for _ in range(config.n_layer)
+        self.layers: Sequence[GPTLayer] = nn.ModuleList(  # pyright: ignore[reportAttributeAccessIssue]
+            GPTLayer(own, n, RotaryAttention(own)) for n in range(config.n_layer)
         )
         self.final_norm = make_norm(config)
 
@@ -68,50 +65,59 @@ class GPT(LanguageModel):
         return 2 * self.config.n_head * self.config.head_width
 
     def _read(
-        self, segment: Segment, mems: Memory | None, lengths: Lengths
+        self, x: Float[Tensor, "B T D"], memory: Memory, view: View
     ) -> tuple[Float[Tensor, "B T D"], Memory]:
-        B, T = segment.shape
-        if mems is None:
-            mems = self.start_memory(B, lengths.mem_len)
-        self.require_continued(segment, mems, lengths.ext_len)
-        mems = mems.with_capacity(T, lengths.mem_len)
-        M, first_key = mems.length, segment.first_keys(mems.length, mems.forgotten)
-        width, precision = self.config.head_width, self.frequency_precision
-        sin, cos = rotary(M + T, width, self.dtype, self.device, precision)
-        dropped = self.config.attn_dropout if self.training else 0.0
-
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            q, k = rotated(q, sin[M:], cos[M:]), rotated(k, sin, cos)
-            seen = {"attn_len": lengths.attn_len, "first_key": first_key}
-            return attention(q, k, v.to(q.dtype), dropout=dropped, **seen)
-
-        x, present = self._embedded(segment), []
-        for n, (layer, state) in enumerate(zip(self.layers, mems.states, strict=True)):
-            join = _Join(state, self.config.n_head)
-            x, _ = self._through(n, layer, x, join, attend)
-            present.append(join.present)
-        kept = max(T - lengths.ext_len, 0)
-        mems = segment.remembered(mems, present, first_key, lengths.mem_len, kept)
-        return self.final_norm(x), mems
+        T = x.shape[1]
+        memory = memory.with_capacity(T, view.mem_len)
+        S, width, precision = memory.length + T, self.config.head_width, self.frequency_precision
+        positions = RotaryPositions(*rotary(S, width, self.dtype, self.device, precision))
+        states = []
+        for n, (layer, past) in enumerate(zip(self.layers, memory.states, strict=True)):
+            x, state = self._through(n, layer, x, past, positions, view)
+            states.append(state)
+        return self.final_norm(x), view.remember(memory, states)
 
 
-class _Join:
-    """Appends the keys and values of a segment to those of one layer's memory.
+class RotaryPositions(NamedTuple):
+    """Sine and cosine of the angles of all keys, the oldest first."""
 
-    Attributes:
-        present: What the memory stores of the segment, (B, T, 2 H K).
-    """
+    sin: Float[Tensor, "S half"]
+    cos: Float[Tensor, "S half"]
 
-    present: Tensor
 
-    def __init__(self, state: Float[Tensor, "B M two_H_K"], n_head: int) -> None:
-        self.past = [x.unflatten(-1, (n_head, -1)) for x in state.chunk(2, -1)]
+class RotaryAttention(ContentAttention):
+    """Attention whose queries and keys are rotated by their positions."""
 
-    def __call__(
-        self, k: Float[Tensor, "B T H K"], v: Float[Tensor, "B T H K"]
-    ) -> tuple[Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
-        self.present = torch.cat([k.flatten(2), v.flatten(2)], -1).detach()
-        if not self.past[0].shape[1]:
-            return k, v
-        before, values = (x.to(k.dtype) for x in self.past)
-        return torch.cat([before, k], 1), torch.cat([values, v], 1)
+    def forward(
+        self,
+        q: Float[Tensor, "B T H K"],
+        k: Float[Tensor, "B S H K"],
+        v: Float[Tensor, "B S H K"],
+        positions: Any,
+        view: View = NO_LIMITS,
+    ) -> Float[Tensor, "B T D"]:
+        """Attend with the queries of a segment to the keys and values of memory and segment."""
+        sin, cos = positions
+        M = k.shape[1] - q.shape[1]
+        q, k = rotated(q, sin[M:], cos[M:]), rotated(k, sin, cos)
+        return super().forward(q, k, v, positions, view)
+
+
+class GPTLayer(DecoderLayer):
+    """A layer whose memory holds keys, before they are rotated, and values."""
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        past: Float[Tensor, "B M two_H_K"],
+        positions: Any,
+        view: View = NO_LIMITS,
+        first: FirstLayer = NOT_MIXED,
+    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T two_H_K"]]:
+        """Transform the hidden states of a segment; return also its keys and values."""
+        q, k, v = self.project(x, x[:, :0])
+        state = torch.cat([k.flatten(2), v.flatten(2)], -1).detach()
+        if past.shape[1]:
+            heads = (y.unflatten(-1, k.shape[2:]).to(k.dtype) for y in past.chunk(2, -1))
+            k, v = (torch.cat(pair, 1) for pair in zip(heads, (k, v), strict=True))
+        return self.finish(x, self.attention(q, k, v, positions, view)), state

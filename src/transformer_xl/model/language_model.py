@@ -34,7 +34,7 @@ from transformer_xl.model.pretrained import (
     weights_path,
     write_model,
 )
-from transformer_xl.model.segment import Segment, require_targets
+from transformer_xl.model.segment import Segment, View, require_targets
 from transformer_xl.model.softmax import AdaptiveSoftmax, CalledSoftmax, Softmax
 from transformer_xl.ops import dropout
 from transformer_xl.ops.nll import IGNORED
@@ -107,6 +107,7 @@ class LanguageModel(nn.Module, ABC):
         recompute: Activation checkpointing: recompute the activations of the layers in the
             backward pass (Chen et al., arXiv 1604.06174). True, or a function that calls a layer
             with its arguments in the place of :func:`torch.utils.checkpoint.checkpoint`.
+        frequency_precision: To which the frequencies of sinusoidal positions are rounded.
         recompute_every: Of so many layers, only the first one is recomputed.
         preface: Tokens that are read into the memory before a text is generated, of models that
             write poorly without context; ``()`` for none. Texts that continue a memory, scores,
@@ -133,6 +134,7 @@ class LanguageModel(nn.Module, ABC):
     recomputes: ClassVar[bool] = False
     recompute: bool | Callable[..., Any] = False
     recompute_every = 1
+    frequency_precision: torch.dtype = torch.float32
     preface: tuple[int, ...] = ()
     left_out: Mapping[str, Any] = {}
 
@@ -143,7 +145,7 @@ class LanguageModel(nn.Module, ABC):
         if "kind" in vars(cls):
             cls._kinds.setdefault(cls.kind, cls)
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, **parts: Any) -> None:
         super().__init__()
         if config.kind != self.kind:
             raise ValueError(
@@ -158,7 +160,7 @@ class LanguageModel(nn.Module, ABC):
             self.embedding = FeatureEmbedding(config)
         else:
             self.embedding = AdaptiveEmbedding(config) if config.div_val > 1 else Embedding(config)
-        self._build(config)
+        self._build(config, **parts)
         is_adaptive = config.cutoffs or config.div_val > 1
         if config.n_mixtures:
             # Under the name of what it replaces, which those of the weights begin with.
@@ -169,8 +171,11 @@ class LanguageModel(nn.Module, ABC):
         self.init_weights()
 
     @abstractmethod
-    def _build(self, config: ModelConfig) -> None:
-        """Create the modules between the embedding and the softmax."""
+    def _build(self, config: ModelConfig, *args: Any, **kwargs: Any) -> None:
+        """Create the modules between the embedding and the softmax.
+
+        Further arguments are those of the class, components that replace some of ``config``.
+        """
 
     @abstractmethod
     def init_weights(self) -> None:
@@ -193,9 +198,9 @@ class LanguageModel(nn.Module, ABC):
 
     @abstractmethod
     def _read(
-        self, segment: Segment, mems: Memory | None, lengths: Lengths
+        self, x: Float[Tensor, "B T D"], memory: Memory, view: View
     ) -> tuple[Float[Tensor, "B T D"], Memory]:
-        """Read a segment; return the output of the layers and the memory after it."""
+        """Read an embedded segment; return the output of the layers and the memory after it."""
 
     @property
     @abstractmethod
@@ -289,7 +294,11 @@ class LanguageModel(nn.Module, ABC):
         if targets is not None:
             reach = segment.shape, resolved.ext_len, context
             targets = require_targets(targets, *reach, are_real=self.config.n_mixtures > 0)
-        raw, mems = self._read(segment, mems, resolved)
+        if mems is None:
+            mems = self.start_memory(segment.shape[0], resolved.mem_len)
+        self.require_readable(segment, mems, resolved)
+        view = View.of(segment, mems, resolved)
+        raw, mems = self._read(self._embedded(segment), mems, view)
         hidden = self._dropped(raw, self.config.dropouts.output)
         out = Output(hidden=hidden, raw_hidden=raw, mems=mems, targets=targets)
         mixture = self.softmax if isinstance(self.softmax, MixtureHead) else None
@@ -353,7 +362,7 @@ class LanguageModel(nn.Module, ABC):
             x = embedded(self.embedding, segment.tokens)
         else:
             x = segment.given.to(self.dtype)
-        return self._dropped(x, self.config.dropouts.input)
+        return self.dropped_input(x)
 
     def _through(self, n: int, layer: nn.Module, *given: Any) -> Any:
         """Call layer ``n``, whose activations may be recomputed in the backward pass."""
@@ -365,6 +374,10 @@ class LanguageModel(nn.Module, ABC):
 
     def _dropped(self, x: Tensor, p: float) -> Tensor:
         return dropout(x, p, self.training, self.config.variational_dropout)
+
+    def dropped_input(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
+        """Apply the dropout of what the first layer reads, embeddings and positions."""
+        return self._dropped(x, self.config.dropouts.input)
 
     def require_memory(self, mems: Any, batch_size: int | None = None) -> None:
         """Require a memory of this model, with ``batch_size`` streams unless None.
@@ -388,16 +401,16 @@ class LanguageModel(nn.Module, ABC):
                 "use mems.select(rows), or mems=None to begin anew"
             )
 
-    def require_continued(self, segment: Segment, mems: Any, ext_len: int) -> None:
-        """Require a memory of positions that can be continued with a segment.
+    def require_readable(self, segment: Segment, mems: Any, lengths: Lengths) -> None:
+        """Require a memory that can be continued with a segment.
 
         Raises:
             ValueError: It is no memory of this model, or padded rows are to be read again.
         """
-        if segment.short is not None and ext_len:
+        if segment.short is not None and lengths.ext_len:
             raise ValueError(
-                f"lengths with ext_len={ext_len}: rows that end at different places cannot be read "
-                "again from one place on; set ext_len to 0"
+                f"lengths with ext_len={lengths.ext_len}: rows that end at different places cannot "
+                "be read again from one place on; set ext_len to 0"
             )
         self.require_memory(mems, segment.shape[0])
 

@@ -1,7 +1,6 @@
 """One layer: attention over memory and segment, then a feed-forward network.
 
-Its parts, in this order: normalization, the gate of GTrXL, attention, feed-forward, the layer, its
-initial weights.
+Its parts, in this order: attention, feed-forward, the layer, its initial weights.
 """
 
 import re
@@ -10,226 +9,97 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.memory import Past, Present
-from transformer_xl.model.positions import Positions
-from transformer_xl.model.wrapping import is_plain, projected
+from transformer_xl.model.calling import is_hooked
+from transformer_xl.model.linear import linear_map, project, rows_from
+from transformer_xl.model.parts import NOT_MIXED, FirstLayer, PostNorm, PreNorm, keep_input
+from transformer_xl.model.positions import LayerPositions, Positions
+from transformer_xl.model.segment import NO_LIMITS, View
+from transformer_xl.model.variants.gates import GATE_BIAS, GatedPreNorm, GRUGate
+from transformer_xl.model.variants.norms import RMSNorm, make_norm
 from transformer_xl.ops import (
     attention,
     dropout,
-    linear,
-    project,
     reference,
     rel_attention,
     relu_dropout,
     relu_squared_dropout,
-    rms_norm,
 )
 
 
-class RMSNorm(nn.Module):
-    """RMSNorm (Zhang and Sennrich, 2019): scales by the root mean square, without a bias."""
+class Attention(nn.Module):
+    """The projections of multi-head attention, whose scores are up to a subclass.
 
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """Normalize each position."""
-        return rms_norm(x, self.weight, self.eps)
-
-
-def make_norm(config: ModelConfig) -> nn.LayerNorm | RMSNorm:
-    """Create the configured normalization of hidden states."""
-    if config.norm == "rms":
-        return RMSNorm(config.d_model, config.norm_eps)
-    return nn.LayerNorm(config.d_model, eps=config.norm_eps)
-
-
-GATE_BIAS = 2.0
-"""Initial $b_g$, at which a gate is close to the identity."""
-
-
-class GRUGate(nn.Module):
-    r"""Interpolates elementwise between the input of a block and its output.
-
-    The gate of GTrXL (Parisotto et al., 2019, arXiv 1910.06764, section 3.2, "Gated-Recurrent-Unit-
-    type gating"), with x the input of a block and y its output:
-
-    $$r = \sigma(W_r y + U_r x), \quad z = \sigma(W_z y + U_z x - b_g)$$
-    $$\hat h = \tanh(W_g y + U_g (r \odot x)), \quad g(x, y) = (1 - z) \odot x + z \odot \hat h$$
-
-    The larger $b_g$, the closer a layer is to the identity; it is initialized to 2 and learned.
-    Each gate has 6 D^2 + D parameters.
+    Projections have no bias. Queries and keys may be normalized (QK-norm; Henry et al., 2020), with
+    learned scales, before u and v are added. Position keys are not: they do not depend on the
+    input, and through their norm a head learns which distances matter.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        D = config.d_model
-        # W_r, W_z and W_g; U_r and U_z; U_g.
-        self.made_proj = nn.Linear(D, 3 * D, bias=False)
-        self.old_proj = nn.Linear(D, 2 * D, bias=False)
-        self.reset_proj = nn.Linear(D, D, bias=False)
-        self.bias = nn.Parameter(torch.empty(D))
-
-    def forward(
-        self, x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"]
-    ) -> Float[Tensor, "B T D"]:
-        """Gate a block.
-
-        Args:
-            x: Its input.
-            y: Its output.
-        """
-        D = x.shape[-1]
-        made, candidate = projected(self.made_proj, y).split([2 * D, D], -1)
-        r, z = (made + projected(self.old_proj, x)).chunk(2, -1)
-        candidate = candidate + projected(self.reset_proj, r.sigmoid() * x)
-        z = (z - self.bias).sigmoid()
-        # Under autocast too, the residual stream stays in the precision of the weights.
-        return x + z * (candidate.tanh() - x)
-
-
-Attend = Callable[
-    [Float[Tensor, "B T H K"], Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]],
-    Float[Tensor, "B T H K"],
-]
-"""Attends with queries, keys and values of a segment to those in a ring buffer, too."""
-
-
-Mix = Callable[[Float[Tensor, "B S H K"]], Float[Tensor, "B S H K"]]
-"""Mixes the values of a layer with those of the first one, or remembers them for the others."""
-
-
-class RelAttention(nn.Module):
-    """Multi-head relative attention (section 3.3), without the residual connection.
-
-    Projections have no bias; the biases ``u`` and ``v`` are passed with the positions. With
-    absolute positions, which are part of the input, there are none.
-
-    Queries and keys may be normalized (QK-norm; Henry et al., 2020), with learned scales, before
-    ``u`` and ``v`` are added. Position keys are not: they do not depend on the input, and through
-    their norm a head learns which distances matter.
-    """
-
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, *, has_r_proj: bool = False) -> None:
         super().__init__()
         self.n_head, self.d_head = config.n_head, config.head_width
         width = self.n_head * self.d_head
-        self.qkv_proj = nn.Linear(config.d_model, 3 * width, bias=False)
-        if config.attn_type == 0:
-            self.r_proj = nn.Linear(config.d_model, width, bias=False)
-        self.o_proj = nn.Linear(width, config.d_model, bias=False)
+        self.qkv_proj = linear_map(config.d_model, 3 * width, bias=False)
+        if has_r_proj:
+            self.r_proj = linear_map(config.d_model, width, bias=False)
+        self.o_proj = linear_map(width, config.d_model, bias=False)
         self.attn_dropout, self.qkv_dropout = config.attn_dropout, config.qkv_dropout
         self.is_locked = config.variational_dropout
         self.q_norm = self.k_norm = None
         if config.qk_norm:
             self.q_norm, self.k_norm = (RMSNorm(self.d_head, config.norm_eps) for _ in range(2))
 
-    def forward(
-        self,
-        q: Float[Tensor, "B T H K"],
-        k: Float[Tensor, "B S H K"],
-        v: Float[Tensor, "B S H K"],
-        positions: Positions | Attend | None,
-        attn_len: int | None = None,
-        first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
-    ) -> Float[Tensor, "B T D"]:
-        """Attend with queries to keys and values.
-
-        Args:
-            q: Queries of the segment.
-            k: Keys of memory and segment.
-            v: Their values.
-            positions: Their relative positions; None: content scores only. Or another attention.
-            attn_len: How many keys a query sees, counting its own.
-            first_key: Index of the first key that each stream, or each query, sees.
-        """
-        if callable(positions):
-            return projected(self.o_proj, positions(q, k, v).flatten(2))
-        k, v = k.to(q.dtype), v.to(q.dtype)
-        dropped = self.attn_dropout if self.training else 0.0
-        seen = {"attn_len": attn_len, "first_key": first_key, "dropout": dropped}
-        if positions is None:
-            attended = attention(q, k, v, **seen)
-        else:
-            *given, bias = positions.to(q.dtype)
-            attended = rel_attention(q, k, v, *given, distance_bias=bias, **seen)
-        return projected(self.o_proj, attended.flatten(2))
+    def merged(self, attended: Float[Tensor, "B T H K"]) -> Float[Tensor, "B T D"]:
+        """Project the attended values of all heads to the width of the model."""
+        return self.o_proj(attended.flatten(2))
 
     def weights(
         self,
         q: Float[Tensor, "B T H K"],
         k: Float[Tensor, "B S H K"],
-        positions: Positions | None,
-        attn_len: int | None = None,
-        first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
+        positions: Any,
+        view: View,
     ) -> Float[Tensor, "B H T S"]:
-        """Return the attention weights of :meth:`forward`, without dropout."""
-        if positions is None:
-            none = k.new_zeros(k.shape[1:])
-            positions = Positions(none, none[0], none[0])
-        *given, bias = positions.to(q.dtype)
-        seen = {"attn_len": attn_len, "first_key": first_key}
-        return reference.attention_weights(q, k.to(q.dtype), *given, distance_bias=bias, **seen)
+        """Return the attention weights, without dropout."""
+        raise NotImplementedError
 
     def attended_with_weights(
         self,
         q: Float[Tensor, "B T H K"],
         k: Float[Tensor, "B S H K"],
         v: Float[Tensor, "B S H K"],
-        positions: Positions | None,
-        attn_len: int | None = None,
-        first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
+        positions: Any,
+        view: View,
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B H T S"]]:
-        """Return what :meth:`forward` does, by the reference, with the attention weights."""
-        weights = self.weights(q, k, positions, attn_len, first_key)
+        """Return what a call does, by the reference, with the attention weights."""
+        weights = self.weights(q, k, positions, view)
         dropped = F.dropout(weights.type_as(q), self.attn_dropout if self.training else 0.0)
-        attended = torch.einsum("bhts,bshk->bthk", dropped, v.to(q.dtype))
-        return projected(self.o_proj, attended.flatten(2)), weights
+        return self.merged(torch.einsum("bhts,bshk->bthk", dropped, v.to(q.dtype))), weights
 
     def project(
         self, x: Float[Tensor, "B T D"], memory: Float[Tensor, "B M D"] | None = None
     ) -> tuple[Float[Tensor, "B T H K"], Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
         """Project the segment to queries, and memory and segment to keys and values."""
-        if is_plain(self.qkv_proj):
-            q, k, v = project(x, memory, self.qkv_proj.weight, self.n_head)
-        else:
-            q, k, v = self._called(x, memory)
+        q, k, v = project(self.qkv_proj, x, memory, self.n_head)
         return self._finished(q, self.q_norm), self._finished(k, self.k_norm), self._finished(v)
-
-    def _called(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Project with a module that was wrapped, which must be called."""
-        read = x if memory is None else torch.cat([memory, x], 1)
-        q, k, v = (self._heads(y) for y in self.qkv_proj(read).chunk(3, -1))
-        return q[:, read.shape[1] - x.shape[1] :], k, v
 
     def queries(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T H K"]:
         """Project to queries only."""
-        return self._finished(self._heads(self._parts(x, slice(1))), self.q_norm)
+        return self._finished(self._heads(self.qkv_proj(x).chunk(3, -1)[0]), self.q_norm)
 
     def keys_and_values(
         self, x: Float[Tensor, "B S D"]
     ) -> tuple[Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
         """Project hidden states to keys and values only."""
-        k, v = self._parts(x, slice(1, 3)).chunk(2, -1)
+        k, v = rows_from(self.qkv_proj, x, self.n_head * self.d_head).chunk(2, -1)
         return self._finished(self._heads(k), self.k_norm), self._finished(self._heads(v))
 
     def positions(self, encoding: Float[Tensor, "S D"]) -> Float[Tensor, "S H K"]:
         """Project position encodings."""
-        return self._finished(self._heads(projected(self.r_proj, encoding)))
-
-    def _parts(self, x: Tensor, parts: slice) -> Tensor:
-        """Project to some of queries, keys and values, in this order."""
-        width, qkv_proj = self.n_head * self.d_head, self.qkv_proj
-        columns = slice((parts.start or 0) * width, parts.stop * width)
-        if is_plain(qkv_proj):
-            return linear(x, qkv_proj.weight[columns], None)
-        return qkv_proj(x)[..., columns]
+        return self._finished(self._heads(self.r_proj(encoding)))
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.n_head, self.d_head))
@@ -241,6 +111,73 @@ class RelAttention(nn.Module):
         # Preserves the memory layout, in which heads are outermost.
         x = x.movedim(-2, 0) if norm is None else norm(x.movedim(-2, 0))
         return dropout(x, self.qkv_dropout, self.training, self.is_locked).movedim(0, -2)
+
+
+class RelAttention(Attention):
+    """Relative attention (section 3.3): content and position scores."""
+
+    def __init__(self, config: ModelConfig, *, has_r_proj: bool = True) -> None:
+        super().__init__(config, has_r_proj=has_r_proj)
+
+    def forward(
+        self,
+        q: Float[Tensor, "B T H K"],
+        k: Float[Tensor, "B S H K"],
+        v: Float[Tensor, "B S H K"],
+        positions: Positions,
+        view: View = NO_LIMITS,
+    ) -> Float[Tensor, "B T D"]:
+        """Attend with the queries of a segment to the keys and values of memory and segment."""
+        r, u, v_bias, distance_bias = positions.to(q.dtype)
+        attended = rel_attention(
+            *(q, k.to(q.dtype), v.to(q.dtype), r, u, v_bias),
+            distance_bias=distance_bias,
+            attn_len=view.attn_len,
+            first_key=view.first_key,
+            dropout=self.attn_dropout if self.training else 0.0,
+        )
+        return self.merged(attended)
+
+    def weights(
+        self,
+        q: Float[Tensor, "B T H K"],
+        k: Float[Tensor, "B S H K"],
+        positions: Positions,
+        view: View = NO_LIMITS,
+    ) -> Float[Tensor, "B H T S"]:
+        """Return the attention weights, without dropout."""
+        *terms, bias = positions.to(q.dtype)
+        seen = {"attn_len": view.attn_len, "first_key": view.first_key}
+        return reference.attention_weights(q, k.to(q.dtype), *terms, distance_bias=bias, **seen)
+
+
+class ContentAttention(Attention):
+    """Attention with content scores only, for absolute positions, a part of the input."""
+
+    def forward(
+        self,
+        q: Float[Tensor, "B T H K"],
+        k: Float[Tensor, "B S H K"],
+        v: Float[Tensor, "B S H K"],
+        positions: LayerPositions,
+        view: View = NO_LIMITS,
+    ) -> Float[Tensor, "B T D"]:
+        """Attend with the queries of a segment to the keys and values of memory and segment."""
+        dropped = self.attn_dropout if self.training else 0.0
+        seen = {"attn_len": view.attn_len, "first_key": view.first_key}
+        return self.merged(attention(q, k.to(q.dtype), v.to(q.dtype), dropout=dropped, **seen))
+
+    def weights(
+        self,
+        q: Float[Tensor, "B T H K"],
+        k: Float[Tensor, "B S H K"],
+        positions: LayerPositions,
+        view: View = NO_LIMITS,
+    ) -> Float[Tensor, "B H T S"]:
+        """Return the attention weights, without dropout."""
+        none = k.new_zeros(k.shape[1:])
+        seen = {"attn_len": view.attn_len, "first_key": view.first_key}
+        return reference.attention_weights(q, k.to(q.dtype), none, none[0], none[0], **seen)
 
 
 def _dropped(unit: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
@@ -274,49 +211,56 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.activation = config.activation
-        self.inner = nn.Linear(config.d_model, (1 + config.is_gated) * config.d_inner)
-        self.outer = nn.Linear(config.d_inner, config.d_model)
+        self._activate = _ACTIVATIONS[config.activation]
+        # Without gradients.
+        self._works_in_place = config.activation in ("relu", "relu_squared")
+        self.inner = linear_map(config.d_model, (1 + config.is_gated) * config.d_inner)
+        self.outer = linear_map(config.d_inner, config.d_model)
         self.dropout = config.dropouts.feed_forward
         self.is_locked = config.variational_dropout
 
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Transform each position."""
-        inner = projected(self.inner, x)
-        if self.activation in ("relu", "relu_squared") and not is_plain(self.inner):
-            # These work in place without gradients, and a forward hook may hold this tensor.
-            inner = inner if inner.requires_grad else inner.clone()
-        activate = _ACTIVATIONS[self.activation]
-        inner = activate(inner, self.dropout, self.training, self.is_locked)
-        return projected(self.outer, inner)
+        inner = self.inner(x)
+        if self._works_in_place and not inner.requires_grad and is_hooked(self.inner):
+            # The hook may hold this tensor.
+            inner = inner.clone()
+        inner = self._activate(inner, self.dropout, self.training, self.is_locked)
+        return self.outer(inner)
 
 
 class DecoderLayer(nn.Module):
-    r"""Attention and feed-forward, each with a residual connection and a normalization.
+    """Attention and feed-forward, each with a residual connection and a normalization.
 
     Post-norm (the paper) normalizes the sum of input and output of a block; pre-norm normalizes
     the input.
 
-    With ``gate="gru"``, gates replace the residual connections, and a ReLU is applied to the output
-    of each block first: the layer of GTrXL (Parisotto et al., 2019, sections 3.1 and 3.2). With E
-    the input of the layer, M its memory, f the feed-forward network:
-
-    $$Y = g(E, \mathrm{ReLU}(\mathrm{Attention}(\mathrm{LayerNorm}([\mathrm{SG}(M) \circ E]))))$$
-    $$E' = g'(Y, \mathrm{ReLU}(f(\mathrm{LayerNorm}(Y))))$$
+    Args:
+        config: Widths and options.
+        number: The number of the layer, from 0.
+        attention: Its attention. None: that of the paper.
+        keep: Which hidden states the memory keeps, given the layer, its input, its output and the
+            view.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        number: int = 0,
+        attention: Attention | None = None,
+        keep: Callable[..., Tensor] = keep_input,
+    ) -> None:
         super().__init__()
-        self.attention = RelAttention(config)
+        self.number, self.keep = number, keep
+        self.attention = attention or RelAttention(config, has_r_proj=config.attn_type == 0)
         self.attention_norm = make_norm(config)
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = make_norm(config)
         self.attention_gate = self.feed_forward_gate = None
+        self.residual = PreNorm() if config.norm_first else PostNorm()
         if config.gate == "gru":
             self.attention_gate, self.feed_forward_gate = GRUGate(config), GRUGate(config)
-        self.norm_first = config.norm_first
-        self.has_raw_queries = config.norm_first and "raw_queries" in config.quirks
-        self.is_recurrent = config.enhanced_recurrence
+            self.residual = GatedPreNorm()
         self.dropout = config.dropout
         self.is_locked = config.variational_dropout
 
@@ -329,61 +273,57 @@ class DecoderLayer(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "B T D"],
-        past: Past,
-        positions: Positions | Attend | None,
-        attn_len: int | None = None,
-        first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
-        mix: Mix | None = None,
-    ) -> tuple[Float[Tensor, "B T D"], Present]:
+        past: Float[Tensor, "B M D"],
+        positions: LayerPositions,
+        view: View = NO_LIMITS,
+        first: FirstLayer = NOT_MIXED,
+    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T D"]]:
         """Transform the hidden states of a segment.
 
         Args:
             x: Hidden states of the segment.
-            past: The memory of this layer: hidden states, or a function that appends the segment's
-                keys and values to the cached ones.
-            positions: As in :meth:`RelAttention.forward`.
-            attn_len: How many keys a query sees, counting its own.
-            first_key: Index of the first key that each stream, or each query, sees.
-            mix: Changes the projected values; None: nothing does.
+            past: The memory of this layer; empty if its keys and values are cached.
+            positions: The positions of memory and segment.
+            view: What the queries may see.
+            first: What is mixed in of the first layer.
 
         Returns:
-            The hidden states, and what the memory stores of the segment.
+            The hidden states, and those that the memory keeps of the segment.
         """
-        normalized = self.attention_norm(x) if self.norm_first else x
-        if isinstance(past, Tensor):
-            # Normalized and projected for each segment, as the weights may have changed.
-            before = past.to(x.dtype)
-            before = self.attention_norm(before) if self.norm_first else before
-            q, k, v = self.attention.project(normalized, before if before.shape[1] else None)
-        else:
-            q, k, v = self.attention.project(normalized)
-        if mix is not None:
-            v = mix(v)
-        if not isinstance(past, Tensor):
-            k, v = past(k, v)
-        if self.has_raw_queries:
-            q = self.attention.queries(x)
-        attended = self.attention(q, k, v, positions, attn_len, first_key)
-        y = self._merged(x, attended, self.attention_gate)
-        if not self.norm_first:
-            y = self.attention_norm(y)
-        transformed = self.feed_forward(self.feed_forward_norm(y) if self.norm_first else y)
-        y = self._merged(y, transformed, self.feed_forward_gate)
-        if not self.norm_first:
-            y = self.feed_forward_norm(y)
-        if isinstance(past, Tensor):
-            return y, y if self.is_recurrent else x
-        return y, self.keys_and_values(y) if self.is_recurrent else None
+        x = first.inputs(self.number, x)
+        past, x, state = positions.placed(past, x)
+        q, k, v = self.project(x, past)
+        k, v = view.joined(self.number, k, first.values(self.number, v))
+        y = self.finish(x, self.attention(q, k, v, positions, view))
+        return y, self.keep(self, state, y, view)
 
-    def _merged(self, x: Tensor, made: Tensor, gate: GRUGate | None) -> Tensor:
-        made = dropout(made, self.dropout, self.training, self.is_locked)
-        return x + made if gate is None else gate(x, torch.relu(made))
+    def project(
+        self, x: Float[Tensor, "B T D"], past: Float[Tensor, "B M D"]
+    ) -> tuple[Float[Tensor, "B T H K"], Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
+        """Project the segment to queries, and memory and segment to keys and values."""
+        before, norm = self.residual.before, self.attention_norm
+        if not past.shape[1]:
+            return self.attention.project(before(norm, x))
+        # Normalized and projected for each segment, as the weights may have changed.
+        return self.attention.project(before(norm, x), before(norm, past.to(x.dtype)))
+
+    def finish(
+        self, x: Float[Tensor, "B T D"], attended: Float[Tensor, "B T D"]
+    ) -> Float[Tensor, "B T D"]:
+        """Return the output of the layer, given its input and what attention made of it."""
+        before, after = self.residual.before, self.residual.after
+        x = after(self.attention_norm, self.attention_gate, x, self._dropped(attended))
+        made = self._dropped(self.feed_forward(before(self.feed_forward_norm, x)))
+        return after(self.feed_forward_norm, self.feed_forward_gate, x, made)
 
     def keys_and_values(
         self, x: Float[Tensor, "B S D"]
     ) -> tuple[Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
         """Project inputs of the layer to keys and values."""
-        return self.attention.keys_and_values(self.attention_norm(x) if self.norm_first else x)
+        return self.attention.keys_and_values(self.residual.before(self.attention_norm, x))
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        return dropout(x, self.dropout, self.training, self.is_locked)
 
 
 @torch.no_grad()

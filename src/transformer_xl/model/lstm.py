@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.recurrent import RecurrentModel
-from transformer_xl.model.segment import Segment
+from transformer_xl.model.segment import Segment, View
 from transformer_xl.ops import dropout
 from transformer_xl.ops.products import emulates
 
@@ -79,16 +78,20 @@ class LSTMModel(RecurrentModel):
         # Quantized layers may have no parameters of torch.
         return next(chain(self.lstm.parameters(), self.parameters()))
 
-    def _read(
-        self, segment: Segment, mems: Memory | None, lengths: Lengths
-    ) -> tuple[Float[Tensor, "B T D"], Memory]:
+    def _embedded(self, segment: Segment) -> Float[Tensor, "B T D"]:
         config, (B, _) = self.config, segment.shape
         is_masked = config.variational_dropout and config.dropout and config.n_layer > 1
-        if self.training and (config.weight_dropout or is_masked):
-            self._drawn = self._draw(B)
+        is_drawn = self.training and (config.weight_dropout or is_masked)
+        self._drawn = self._draw(B) if is_drawn else None
+        with _without_unsupported_autocast(self.device):
+            return super()._embedded(segment)
+
+    def _read(
+        self, x: Float[Tensor, "B T D"], memory: Memory, view: View
+    ) -> tuple[Float[Tensor, "B T D"], Memory]:
         try:
             with _without_unsupported_autocast(self.device):
-                return super()._read(segment, mems, lengths)
+                return super()._read(x, memory, view)
         finally:
             self._drawn = None
 

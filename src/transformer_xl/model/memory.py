@@ -6,7 +6,6 @@ immutable: every operation returns a new one.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,18 +14,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transformer_xl.model.arguments import Rows, require_state, stream_numbers, whole
-
-Join = Callable[
-    [Float[Tensor, "B T H K"], Float[Tensor, "B T H K"]],
-    tuple[Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]],
-]
-"""Appends a segment's keys and values to the cached ones and returns all of them."""
-
-Past = Float[Tensor, "B M D"] | Join
-"""The memory of one layer: hidden states, or a function that appends to its keys and values."""
-
-Present = Float[Tensor, "B T D"] | tuple[Float[Tensor, "B T H K"], Float[Tensor, "B T H K"]] | None
-"""What a layer returns for the memory. None: its :data:`Join` has appended keys and values."""
 
 
 class HiddenStates:
@@ -53,10 +40,6 @@ class HiddenStates:
     def with_capacity(self, T: int, mem_len: int) -> "HiddenStates":
         """Return the states as autograd can use them, detached."""
         return self.changed(lambda x: _savable(x.detach()))
-
-    def past(self, layer: int) -> Float[Tensor, "B M D"]:
-        """Return the memory of one layer, as the layer takes it."""
-        return self.states[layer]
 
     def last_input(self) -> Float[Tensor, "B 1 D"]:
         """Return the last input of the first layer, of a memory that is not empty."""
@@ -97,7 +80,7 @@ class KeysAndValues:
         values: For each layer, (H, B, capacity, K).
         inputs: With ``input_recurrence``, the inputs of the first layer alone, (1, B, capacity, D),
             in float32 at least.
-        adapters: What :func:`~transformer_xl.model.wrapping.adapters` returned for the model that
+        adapters: What :func:`~transformer_xl.model.calling.adapters` returned for the model that
             projected them. None: unknown, as after loading; set by the first model that uses them.
         is_prefix: Whether they are parameters themselves (prefix tuning), to which gradients flow;
             those that are appended are detached.
@@ -187,10 +170,6 @@ class KeysAndValues:
         grown.stop, grown._free = M, {M + T: True}
         return grown
 
-    def past(self, layer: int) -> Join:
-        """Return a function that appends to one layer."""
-        return partial(self.join, layer)
-
     def join(
         self, layer: int, k: Float[Tensor, "B T H K"], v: Float[Tensor, "B T H K"]
     ) -> tuple[Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
@@ -222,11 +201,7 @@ class KeysAndValues:
             to[layer][:, :, self.stop : self.stop + new.shape[2]] = new
 
     def extended(self, present: Sequence[Any], kept: int, cut: int) -> "KeysAndValues":
-        """Return the store after a segment; layers have appended theirs, or return others."""
-        for layer, new in enumerate(present):
-            if new is not None:
-                # Overwrites those that the segment itself attended to.
-                self.join(layer, *new)
+        """Return the store after a segment, whose keys and values have been joined."""
         after = self._in_same_buffers(self.start + cut, self.stop + kept)
         if self._is_joined:
             after = after.changed(lambda x: x.detach())
@@ -298,6 +273,17 @@ class Memory:
         if not isinstance(self.store, HiddenStates):
             raise ValueError("the memory holds keys and values and no hidden states")
         return self.store.states
+
+    @property
+    def cache(self) -> KeysAndValues | None:
+        """The keys and values, if the memory stores these."""
+        return self.store if isinstance(self.store, KeysAndValues) else None
+
+    def pasts(self, x: Float[Tensor, "B T D"]) -> Sequence[Float[Tensor, "B M D"]]:
+        """Return the hidden states of each layer, as many as are not cached as keys and values."""
+        if isinstance(self.store, HiddenStates):
+            return self.store.states
+        return [x[:, :0]] * len(self.store.keys)
 
     @property
     def has_keys(self) -> bool:

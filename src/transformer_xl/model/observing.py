@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.layer import DecoderLayer, RelAttention
+from transformer_xl.model.layer import Attention, DecoderLayer
 
 
 class Observed:
@@ -71,7 +71,7 @@ def observed(model: LanguageModel, *, attentions: bool = False) -> Iterator[Obse
     def attend(attention: nn.Module, given: tuple[Any, ...], out: Tensor) -> Tensor:
         if get_ident() != own_thread:
             return out
-        assert isinstance(attention, RelAttention)
+        assert isinstance(attention, Attention)
         attended, weights = attention.attended_with_weights(*given)
         found._attentions.append(weights)
         return attended

@@ -6,6 +6,7 @@ models, too.
 """
 
 from abc import abstractmethod
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -14,7 +15,7 @@ from torch import Tensor
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.segment import Segment
+from transformer_xl.model.segment import Segment, View
 
 
 def refuse_ext_len(kind: str, lengths: Lengths) -> None:
@@ -82,25 +83,25 @@ class RecurrentModel(LanguageModel):
         """Precision of the state."""
         return self.dtype
 
-    def _read(
-        self, segment: Segment, mems: Memory | None, lengths: Lengths
-    ) -> tuple[Float[Tensor, "B T D"], Memory]:
+    def require_readable(self, segment: Segment, mems: Any, lengths: Lengths) -> None:
+        """Require a memory of this model, and no extended context."""
         refuse_ext_len(self.kind, lengths)
-        B, T = segment.shape
-        if mems is None:
-            mems = self.start_memory(B)
-        self.require_memory(mems, B)
-        x = self._embedded(segment)
-        initial, state = self._initial_state(), self._state(mems)
-        parts, begins = [], segment.starts
-        for start, stop in segment.pieces():
+        super().require_readable(segment, mems, lengths)
+
+    def _read(
+        self, x: Float[Tensor, "B T D"], memory: Memory, view: View
+    ) -> tuple[Float[Tensor, "B T D"], Memory]:
+        T, padding, begins = x.shape[1], view.padding, view.starts
+        initial, state = self._initial_state(), self._state(memory)
+        parts = []
+        for start, stop in view.pieces(T):
             if begins is not None:
                 state = torch.where(begins[:, start, None], initial, state)
             part = x[:, start:stop]
-            if segment.short is None:
+            if padding is None:
                 part, state = self._advance(part, state)
             else:
-                real = (T - segment.short).clamp(start, stop) - start
+                real = (T - padding).clamp(start, stop) - start
                 part, state = self._advance_padded(part, state, real)
             parts.append(part)
         raw = parts[0] if len(parts) == 1 else torch.cat(parts, 1)

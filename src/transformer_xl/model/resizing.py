@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from transformer_xl.model.arguments import require_at_least
+from transformer_xl.model.calling import first_wrapped
 from transformer_xl.model.language_model import LanguageModel, build_model
-from transformer_xl.model.wrapping import first_wrapped
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformer_xl.model.positions import Positions
 
 
-class View(NamedTuple):
+class RingView(NamedTuple):
     """The slots of the ring buffer that a step attends to."""
 
     newest: int | Int[Tensor, "1"]
@@ -29,7 +29,7 @@ def attend(
     keys: Float[Tensor, "H B capacity K"],
     values: Float[Tensor, "H B capacity K"],
     positions: Positions,
-    view: View,
+    view: RingView,
 ) -> Float[Tensor, "B 1 H K"]:
     """Attend to the slots of a ring; the token's own keys and values have been written there.
 

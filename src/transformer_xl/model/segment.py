@@ -1,4 +1,4 @@
-"""The segment of a forward pass: its tokens or vectors, padding, and where documents begin."""
+"""The segment of a forward pass, and what its queries see: padding, documents, lengths."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.arguments import require_tensor, whole_tensor
-from transformer_xl.model.memory import Memory
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.memory import KeysAndValues, Memory
 
 
 class Segment(NamedTuple):
@@ -105,51 +106,89 @@ class Segment(NamedTuple):
             return torch.ones(B, n, dtype=torch.bool, device=self.device)
         return torch.arange(T - n, T, device=self.device) < T - self.short[:, None]
 
-    def pieces(self) -> Iterator[tuple[int, int]]:
+
+class View(NamedTuple):
+    """What the queries of a segment may see, and what the memory keeps of the segment."""
+
+    first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None
+    """Index of the first key that each stream, or each query, sees, among the keys of memory and
+    segment. None: 0."""
+    attn_len: int | None = None
+    """How many keys a query sees at most, counting its own. None: all."""
+    clamp_len: int | None = None
+    """Distances above it count as it. None: no limit."""
+    mem_len: int = 0
+    """How many positions the memory keeps at most."""
+    ext_len: int = 0
+    """How many positions at the end of the segment are read again with the next one; the memory
+    leaves them out."""
+    padding: Int[Tensor, " B"] | None = None
+    """How many positions at the end of each row are padding. None: no padding."""
+    starts: Bool[Tensor, "B T"] | None = None
+    """Where documents begin. None: nowhere."""
+    cache: KeysAndValues | None = None
+    """Keys and values of the memory, if it holds these in place of hidden states."""
+    is_fixed: bool = False
+    """Whether the weights are fixed, so that what depends on them alone may be cached."""
+
+    @classmethod
+    def of(cls, segment: Segment, memory: Memory, lengths: Lengths) -> "View":
+        """Return the view of a segment that is read after a memory."""
+        first_key, M = memory.forgotten, memory.length
+        if segment.starts is not None:
+            place = torch.arange(M, M + segment.starts.shape[1], device=segment.device)
+            before = 0 if first_key is None else first_key[:, None]
+            first_key = torch.where(segment.starts, place, before).cummax(1).values
+        return cls(
+            first_key,
+            lengths.attn_len,
+            lengths.clamp_len,
+            lengths.mem_len,
+            lengths.ext_len,
+            segment.short,
+            segment.starts,
+        )
+
+    def over(self, memory: Memory) -> "View":
+        """Return the view with the keys and values of a memory, if it holds these."""
+        cache = memory.cache
+        # Beside a prefix that is learned, weights may be learned, too.
+        is_fixed = cache is not None and not torch.is_grad_enabled()
+        return self._replace(cache=cache, is_fixed=is_fixed)
+
+    def joined(
+        self, layer: int, k: Float[Tensor, "B S H K"], v: Float[Tensor, "B S H K"]
+    ) -> tuple[Float[Tensor, "B all H K"], Float[Tensor, "B all H K"]]:
+        """Return all keys and values of a layer, given those projected in this call."""
+        return (k, v) if self.cache is None else self.cache.join(layer, k, v)
+
+    def pieces(self, T: int) -> Iterator[tuple[int, int]]:
         """Yield start and end of the parts between which documents begin, in any row."""
         starts = self.starts
         cuts = [] if starts is None else starts[:, 1:].any(0).nonzero()[:, 0].add(1).tolist()
-        return pairwise([0, *cuts, self.shape[1]])
+        return pairwise([0, *cuts, T])
 
-    def first_keys(
-        self, M: int, forgotten: Int[Tensor, " B"] | None
-    ) -> Int[Tensor, " B"] | Int[Tensor, "B T"] | None:
-        """Return the index of the first key that each stream sees, memory of length M included.
-
-        If documents begin in the segment, there is an index for each query.
-        """
-        if self.starts is None:
-            return forgotten
-        place = torch.arange(M, M + self.starts.shape[1], device=self.device)
-        before = 0 if forgotten is None else forgotten[:, None]
-        return torch.where(self.starts, place, before).cummax(1).values
-
-    def remembered(
-        self,
-        mems: Memory,
-        present: Sequence[Any],
-        first_key: Tensor | None,
-        mem_len: int,
-        kept: int,
-    ) -> Memory:
-        """Return the memory after the segment, of its first ``kept`` positions.
+    def remember(self, memory: Memory, states: Sequence[Float[Tensor, "B T D"]]) -> Memory:
+        """Return the memory after the segment, detached.
 
         Args:
-            mems: The memory before it.
-            present: What each layer returned for the memory.
-            first_key: What :meth:`first_keys` returned.
-            mem_len: Maximum length of the memory.
-            kept: How many positions are remembered.
+            memory: The memory before it.
+            states: What each layer keeps of the segment.
         """
-        M = mems.length
+        M, T = memory.length, states[0].shape[1]
+        n_kept = max(T - self.ext_len, 0)
         # Padded rows are truncated after realigned() has moved the padding to the front.
-        most = mem_len if self.short is None else M + kept
-        mems = mems.extend(present, most, kept)
-        if self.starts is not None and kept:
+        most = self.mem_len if self.padding is None else M + n_kept
+        memory = memory.extend(states, most, n_kept)
+        if self.starts is not None and n_kept:
             # The next segment continues the document of the last position.
-            assert first_key is not None
-            mems = mems.forgetting(first_key[:, kept - 1] - (M + kept - mems.length))
-        return mems if self.short is None else mems.realigned(self.short, mem_len)
+            assert self.first_key is not None
+            memory = memory.forgetting(self.first_key[:, n_kept - 1] - (M + n_kept - memory.length))
+        return memory if self.padding is None else memory.realigned(self.padding, self.mem_len)
+
+
+NO_LIMITS = View()
+"""All queries see all keys before them; nothing is remembered."""
 
 
 def _filled(x: Tensor | None, padding: Bool[Tensor, "B T"]) -> Tensor | None:

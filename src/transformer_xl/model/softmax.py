@@ -12,13 +12,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
+from transformer_xl.model.calling import is_plain, unwrapped
 from transformer_xl.model.embedding import (
     AdaptiveEmbedding,
     Embedding,
     FeatureEmbedding,
     Tables,
 )
-from transformer_xl.model.wrapping import is_plain, unwrapped
 from transformer_xl.ops import linear, linear_nll, native
 from transformer_xl.ops.nll import IGNORED
 

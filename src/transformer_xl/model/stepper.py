@@ -6,7 +6,6 @@ All generation uses it: of functions and sessions, the server and transformers.
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import chain
 from typing import Any, ClassVar, cast
 
@@ -15,15 +14,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transformer_xl.model.arguments import Rows, step_inputs, stream_numbers
+from transformer_xl.model.calling import first_wrapped
 from transformer_xl.model.capture import captured
 from transformer_xl.model.embedding import AdaptiveEmbedding, embedded
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import KeysAndValues, Memory, join
+from transformer_xl.model.positions import Positions
 from transformer_xl.model.reading import read
-from transformer_xl.model.ring import View, attend
+from transformer_xl.model.ring import RingView, attend
+from transformer_xl.model.segment import View
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model.wrapping import adapted, first_wrapped
+from transformer_xl.model.variants.residuals import factors
 from transformer_xl.ops import choose_backend, native, triton
 
 _LEAST_CAPACITY = 64
@@ -185,11 +187,6 @@ def reason_against_native(model: TransformerXL, dtype: torch.dtype) -> str | Non
     return None
 
 
-def _alone(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the keys and values of a token: the attention appends them to a ring itself."""
-    return k, v
-
-
 class RingStepper(Stepper):
     """Keeps keys and values in a ring buffer, in which the newest position replaces the oldest.
 
@@ -203,6 +200,7 @@ class RingStepper(Stepper):
 
     def __init__(self, model: TransformerXL, lengths: Lengths, memory: Memory) -> None:
         self._model, self._reset_at = model, model.config.reset_at
+        self._matrices = [x for layer in model.layers for x in layer.matrices]
         self._mem_len, self._size = lengths.mem_len, lengths.mem_len + 1
         self._limit = lengths.windowed().attn_len or self._size
         self._clamp_len = lengths.clamp_len
@@ -283,7 +281,7 @@ class RingStepper(Stepper):
         return stream_numbers(rows, self.batch_size, self._first.device)
 
     def _require_plain(self) -> None:
-        if adapted(self._model):
+        if self._matrices != [x for layer in self._model.layers for x in layer.matrices]:
             raise ValueError(
                 "the model was given adapters since these streams were begun, whose keys and "
                 "values belong to the weights of that time: begin anew with mems=None "
@@ -326,11 +324,12 @@ class RingStepper(Stepper):
             ring[:, :, :M] = x[:, :, place]
             return ring
 
-        positions = self._model._relative_positions(capacity, self._clamp_len, is_fixed=True)
+        view = View(clamp_len=self._clamp_len, is_fixed=True)
+        positions = self._model.positions(self._model, capacity, 1, view)
         # In one assignment, so that an interrupt leaves a consistent state.
         self._rings, self._positions, self._capacity, self._origin = (
             tuple([laid(x) for x in layers] for layers in cached),
-            [each for each in positions if each is not None],
+            [each for each in positions if isinstance(each, Positions)],
             capacity,
             self.state - M,
         )
@@ -361,7 +360,7 @@ class RingStepper(Stepper):
         """Compute the layers for embedded tokens at the next position."""
         return self._through(x, self._view())
 
-    def _view(self) -> View:
+    def _view(self) -> RingView:
         n, span = self.state, self._longest() + 1
         reach = min(span, self._limit)
         if self._has_to_move(span, reach):
@@ -377,19 +376,20 @@ class RingStepper(Stepper):
         hidden = None
         if len(place) > int(seen.min()):
             hidden = distance >= seen[:, None]
-        return View(newest, places, order, hidden, seen)
+        return RingView(newest, places, order, hidden, seen)
 
-    def _through(self, x: Float[Tensor, "B 1 D"], view: View) -> Float[Tensor, "B 1 D"]:
+    def _through(self, x: Float[Tensor, "B 1 D"], view: RingView) -> Float[Tensor, "B 1 D"]:
         """Compute the layers for embedded tokens; write their keys and values into the ring."""
-        x = self._recurrent(x, view.newest)
-        mixes = zip(self._model.value_mixes(), self._model.input_mixes(x), strict=True)
-        for n, (mix, mix_input) in enumerate(mixes):
-            attend = partial(self._attended, n, view)
-            x, of_output = self._model.layers[n](mix_input(x), _alone, attend, mix=mix)
-            if of_output is not None:
-                self._write(n, view.newest, of_output)
-        norm = self._model.final_norm
-        return x if norm is None else norm(x)
+        model = self._model
+        x, first, nothing = self._recurrent(x, view.newest), model.residuals(model), x[:, :0]
+        for n, layer in enumerate(model.layers):
+            x = first.inputs(n, x)
+            q, k, v = layer.project(x, nothing)
+            attended = self._attended(n, view, q, k, first.values(n, v))
+            x = layer.finish(x, layer.attention.merged(attended))
+            if model.config.enhanced_recurrence:
+                self._write(n, view.newest, layer.keys_and_values(x))
+        return model.final_norm(x)
 
     def _write(self, n: int, newest: Any, present: Sequence[Tensor]) -> None:
         """Write the keys and values of a token into the ring of a layer."""
@@ -413,7 +413,7 @@ class RingStepper(Stepper):
         self._set(ring, newest, own[None])
         return own.to(x.dtype)
 
-    def _attended(self, n: int, view: View, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attended(self, n: int, view: RingView, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write the keys and values, (B, 1, H, K), into the ring of layer ``n``; attend to it."""
         self._write(n, view.newest, (k, v))
         keys, values = (rings[n] for rings in self._rings[:2])
@@ -457,9 +457,13 @@ class NativeStepper(RingStepper):
 
     def _described(self) -> native.Decoder:
         model, config, final = self._model, self._model.config, self._model.final_norm
+        N = config.n_layer
         tensors = []
-        factors = model.value_factors(), model.embedding_factors()
-        made = model.layers, self._positions, *self._rings[:2], *factors
+        mixes = (
+            factors(model.value_own, model.value_first, N),
+            factors(model.embedding_own, model.embedding_first, N),
+        )
+        made = model.layers, self._positions, *self._rings[:2], *mixes
         for layer, at, keys, values, of_values, of_embedding in zip(*made, strict=True):
             qkv, o, inner, outer = layer.matrices
             norms = layer.attention_norm, layer.feed_forward_norm
@@ -489,7 +493,7 @@ class NativeStepper(RingStepper):
             tensors.append(described)
         return native.Decoder(
             tensors,
-            None if final is None else (final.weight, getattr(final, "bias", None)),
+            (final.weight, getattr(final, "bias", None)) if config.final_norm else None,
             activation=config.activation,
             norm_first=config.norm_first,
             is_rms=config.norm == "rms",
@@ -552,7 +556,7 @@ class FixedStepper(RingStepper):
     def _capacity_for(self, span: int) -> int:
         return self._size
 
-    def _fixed_view(self) -> View:
+    def _fixed_view(self) -> RingView:
         place = (self._number - self._origin) % self._size
         distance = (place - self._all_places) % self._size
         if self._reset_at is not None:
@@ -560,9 +564,9 @@ class FixedStepper(RingStepper):
             self._first.copy_(torch.where(is_reset, self._number, self._first))
         seen = (self._number + 1 - self._first).clamp(max=self._limit)
         if self._has_kernel:
-            return View(place[None], slice(None), None, None, seen)
+            return RingView(place[None], slice(None), None, None, seen)
         hidden = distance >= seen[:, None]
-        return View(place[None], slice(None), self._size - 1 - distance, hidden, seen)
+        return RingView(place[None], slice(None), self._size - 1 - distance, hidden, seen)
 
     @property
     def _position(self) -> Int[Tensor, ""]:
@@ -573,7 +577,7 @@ class FixedStepper(RingStepper):
         keys = self._rings[0][0]
         return choose_backend(keys.device, keys.dtype, keys.shape[3]).backend == "triton"
 
-    def _attended(self, n: int, view: View, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attended(self, n: int, view: RingView, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if not self._has_kernel:
             return super()._attended(n, view, q, k, v)
         assert isinstance(view.newest, Tensor)

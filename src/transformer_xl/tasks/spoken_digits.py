@@ -15,8 +15,8 @@ from jaxtyping import Float, Int64
 from transformer_xl.config.files import replace_file
 from transformer_xl.data.recordings import UNCOUNTED, Recordings, read_recordings, write_recordings
 from transformer_xl.data.text import SPLITS
+from transformer_xl.model.calling import evaluating
 from transformer_xl.model.reading import read
-from transformer_xl.model.wrapping import evaluating
 from transformer_xl.tasks.speech import (
     MU,
     RATE,

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformer_xl.apps.compress.header import Coding
 from transformer_xl.config import ModelConfig, TrainConfig
 from transformer_xl.config.checks import require
-from transformer_xl.model import GPT, LanguageModel, Memory, Stepper, build_model
+from transformer_xl.model import LanguageModel, Memory, Stepper, build_model
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.pretrained import model_weights
 from transformer_xl.model.reading import read
@@ -47,7 +47,6 @@ AT_ONCE = 1 << 31
 
 _MUON_LR = 7.0
 """Muon's learning rate, as a multiple of AdamW's."""
-_EXACT = "exact_frequencies"
 
 
 class Learner:
@@ -126,11 +125,7 @@ class Predictor:
         self, model: LanguageModel, streams: int, mem_len: int, *, exact_frequencies: bool = True
     ) -> None:
         self.model = copy.deepcopy(model).double().eval().requires_grad_(False)
-        config = model.config
-        has_sinusoids = config.kind == "transformer_xl" and config.attn_type in (0, 2)
-        if exact_frequencies and has_sinusoids and _EXACT not in config.quirks:
-            self.model.config = dataclasses.replace(config, quirks=(*config.quirks, _EXACT))
-        if exact_frequencies and isinstance(self.model, GPT):
+        if exact_frequencies:
             self.model.frequency_precision = torch.float64
         self.lengths = lengths(model, mem_len)
         self._at: Memory | Stepper

@@ -27,9 +27,9 @@ from transformer_xl.inference.evaluate.streams import (
 from transformer_xl.inference.knn import knn_nll
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.arguments import Text, require_at_least, require_model, whole
+from transformer_xl.model.calling import evaluating
 from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.model.limits import require_reading
-from transformer_xl.model.wrapping import evaluating
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ from transformer_xl.inference.generate.text_writer import TextWriter
 from transformer_xl.inference.knn import KnnSoftmax, remembered
 from transformer_xl.model import Memory, Stepper
 from transformer_xl.model.arguments import as_tokens, require_model, shown, whole
-from transformer_xl.model.wrapping import evaluating
+from transformer_xl.model.calling import evaluating_all
 
 
 def random_numbers(seed: Any) -> torch.Generator:
@@ -95,6 +95,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
         own = None if isinstance(mems, Stepper) else mems
         begun = Prompts(model, prompts, own, mem_len, knn, length=self._length)
         self._lengths, self._model, self._sampler = begun.lengths, model, sampler
+        self._modules = [*model.modules()]
         self.generators = list(generators)
         # The tokens of each text that are not in the memory yet.
         self._unread = begun.tokens
@@ -119,7 +120,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
         """Return the stepper; a caller that advances it must not use this object any more."""
         if isinstance(self._at, Stepper):
             return self._at
-        with evaluating(self._model):
+        with evaluating_all(self._modules):
             return Stepper.of(self._model, self._lengths, self._at.mems)
 
     @property
@@ -186,7 +187,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
         going = [row for row, text in enumerate(self.texts) if self._remaining(text) != 0]
         if not going:
             raise StopIteration
-        with evaluating(self._model):
+        with evaluating_all(self._modules):
             if isinstance(self._at, Prompts):
                 hidden, mems, pasts = self._at.read(going)
                 stepper = Stepper.of(self._model, self._lengths, mems)

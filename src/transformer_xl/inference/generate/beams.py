@@ -24,8 +24,8 @@ from transformer_xl.inference.generate.sampler import require_finite
 from transformer_xl.inference.generate.text_writer import TextWriter
 from transformer_xl.model import LanguageModel, Memory, Stepper
 from transformer_xl.model.arguments import Text, as_tokens, require_model, shown, whole
+from transformer_xl.model.calling import evaluating
 from transformer_xl.model.lengths import Lengths
-from transformer_xl.model.wrapping import evaluating
 
 
 @dataclass(frozen=True, eq=False)

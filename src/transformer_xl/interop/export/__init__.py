@@ -89,7 +89,7 @@ class KeptStep(Step):
         super().__init__(model, mem_len, n_tokens)
         assert isinstance(model, TransformerXL)
         # Projected positions depend only on the weights: they are constants of the program.
-        model.project_positions(mem_len + n_tokens, self.lengths.clamp_len)
+        model.positions.project(model, mem_len + n_tokens, self.lengths.clamp_len)
 
     def _memory_shape(self, batch_size: int) -> tuple[int, ...]:
         config = self.model.config

@@ -21,6 +21,7 @@ from transformer_xl.interop.hf.configuration import TransformerXLConfig, path_of
 from transformer_xl.interop.hf.inputs import PACKING, Inputs, Reading, Wanted, read, require_packing
 from transformer_xl.model import Memory, Stepper, build_model
 from transformer_xl.model.arguments import require_token_inputs
+from transformer_xl.model.calling import unwrapped
 from transformer_xl.model.language_model import require_own_weights
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.limits import require_loading
@@ -33,7 +34,6 @@ from transformer_xl.model.pretrained import (
     weights_path,
 )
 from transformer_xl.model.resizing import resize_vocabulary
-from transformer_xl.model.wrapping import unwrapped
 
 _LOGGER = logging.get_logger(__name__)
 

@@ -1,0 +1,123 @@
+"""Modules are called, so that hooks, adapters, quantization and offloading are honoured.
+
+Where a result is computed from weights alone, by a compiled step for example, it has to be known
+whether a call would give another one.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+from transformer_xl.model.linear import is_fast
+
+# The prefix of this package, which differs in folders written by `save_with_code`.
+_BUILT_IN = (__name__[: -len("model.calling")], "torch.nn.modules.")
+
+Adapters = tuple[tuple[Any, ...], ...]
+"""A fingerprint of the adapters of a model."""
+
+
+def evaluating(module: nn.Module) -> AbstractContextManager[None]:
+    """Put a module and its submodules in evaluation mode inside a ``with`` block.
+
+    Each submodule gets its own previous mode back. Not thread-safe for a module in training mode:
+    call ``eval()`` before sharing it between threads.
+    """
+    return evaluating_all([*module.modules()])
+
+
+def evaluating_all(modules: Sequence[nn.Module]) -> AbstractContextManager[None]:
+    """Put modules in evaluation mode, as :func:`evaluating`; for a list that is used often."""
+    in_training = [module for module in modules if module.training]
+    return _not_training(in_training) if in_training else nullcontext()
+
+
+@contextmanager
+def _not_training(modules: Sequence[nn.Module]) -> Iterator[None]:
+    for module in modules:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.training = True
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+def _has_hooks(register: Callable[[Any], Any]) -> bool:
+    # A handle refers to all hooks that were registered in the same place.
+    handle = register(_nothing)
+    hooks = handle.hooks_dict_ref()
+    handle.remove()
+    return bool(hooks)
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether forward hooks are registered on a module, or on all modules."""
+    return any(
+        _has_hooks(register)
+        for register in (
+            module.register_forward_hook,
+            module.register_forward_pre_hook,
+            register_module_forward_hook,
+            register_module_forward_pre_hook,
+        )
+    )
+
+
+def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a call of a module is the forward pass of its class ``kind`` and nothing else."""
+    is_own = "forward" not in vars(module) or is_fast(module)
+    return type(module) is kind and is_own and not is_hooked(module)
+
+
+def first_wrapped(model: nn.Module) -> str | None:
+    """Return which part of a model was wrapped, replaced or hooked, if any."""
+    for name, module in model.named_modules():
+        kind = type(module)
+        if not (kind.__module__.startswith(_BUILT_IN) and is_plain(module, kind)):
+            return f"{name or 'the model'} ({kind.__name__})"
+    return None
+
+
+def unwrapped(module: nn.Module, attribute: str) -> Any:
+    """Return the module that has an attribute: the module itself or one that it wraps."""
+    while not hasattr(module, attribute):
+        # PEFT's name of the adapted module.
+        module = module.get_submodule("base_layer")
+    return module
+
+
+def adapters(model: nn.Module) -> Adapters:
+    """Return a fingerprint of the adapters of a model, to detect that they changed.
+
+    It has, for each adapted module, the active and merged adapters, their scales, and the version
+    counters of the weights. Empty without adapters.
+    """
+    return tuple(_state(module) for module in model.modules() if _takes_adapters(type(module)))
+
+
+@cache
+def _takes_adapters(kind: type) -> bool:
+    return hasattr(kind, "active_adapters")
+
+
+def _state(module: Any) -> tuple[Any, ...]:
+    return (
+        id(module),
+        tuple(module.active_adapters),
+        bool(module.disable_adapters),
+        tuple(getattr(module, "merged_adapters", ())),
+        tuple(getattr(module, "scaling", {}).items()),
+        tuple(parameter._version for parameter in module.parameters()),
+    )

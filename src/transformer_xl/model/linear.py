@@ -1,0 +1,87 @@
+"""Linear maps that are computed by :func:`transformer_xl.ops.linear`."""
+
+import weakref
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from transformer_xl.ops import linear
+
+
+class _Product:
+    """The forward pass of a linear map."""
+
+    def __init__(self, module: nn.Module) -> None:
+        # A strong reference would be a circle, and weights would outlive their model.
+        self._module = weakref.ref(module)
+
+    def __call__(
+        self, input: Float[Tensor, "*batch E"], first_row: int = 0
+    ) -> Float[Tensor, "*batch rows"]:
+        """Multiply by the weights, or by the rows of them from ``first_row`` on."""
+        module: Any = self._module()
+        return linear(input, module.weight[first_row:] if first_row else module.weight, module.bias)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Product":
+        return _Product(memo[id(self._module())])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Product, (self._module(),)
+
+
+def linear_map(in_features: int, out_features: int, *, bias: bool = True) -> nn.Linear:
+    """Create a linear map whose forward pass is the faster product.
+
+    The class stays that of torch, as ``quantize_dynamic`` and others look for exactly this one.
+    """
+    module = nn.Linear(in_features, out_features, bias=bias)
+    module.forward = _Product(module)
+    return module
+
+
+def is_fast(module: nn.Module) -> bool:
+    """Whether a module is still a map of :func:`linear_map`: not replaced, nor its ``forward``."""
+    return isinstance(module.forward, _Product)
+
+
+def rows_from(
+    module: nn.Module, x: Float[Tensor, "*batch E"], first_row: int
+) -> Float[Tensor, "*batch rows"]:
+    """Return the outputs of a linear map from ``first_row`` on, computing no others if possible."""
+    return module(x, first_row) if is_fast(module) else module(x)[..., first_row:]
+
+
+def project(
+    qkv_proj: nn.Module,
+    x: Float[Tensor, "B T D"],
+    memory: Float[Tensor, "B M D"] | None,
+    n_head: int,
+) -> tuple[Float[Tensor, "B T H K"], Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
+    """Project a segment to queries, and memory and segment to keys and values.
+
+    A map of :func:`linear_map` is called for each of them: queries of the memory, which nobody
+    needs, would be a third of its products. A module that was put in its place may not know how to
+    leave them out, and is called once for both.
+
+    Returns:
+        Queries, keys and values; the latter with heads outermost in memory, as attention reads
+        them.
+    """
+    past = None
+    if memory is None:
+        own = qkv_proj(x)
+    elif is_fast(qkv_proj):
+        own = qkv_proj(x)
+        past = qkv_proj(memory, own.shape[-1] // 3)
+    else:
+        past, own = qkv_proj(torch.cat([memory, x], 1)).split([memory.shape[1], x.shape[1]], 1)
+        past = past[..., own.shape[-1] // 3 :]
+    # Dimensions: queries, keys and values; heads; streams; positions; head width.
+    q, k, v = own.unflatten(-1, (3, n_head, -1)).permute(2, 3, 0, 1, 4)
+    if past is not None:
+        before = past.unflatten(-1, (2, n_head, -1)).permute(2, 3, 0, 1, 4)
+        k, v = (torch.cat(pair, 2) for pair in zip(before, (k, v), strict=True))
+    q, k, v = (y.permute(1, 2, 0, 3) for y in (q, k, v))
+    return q, k, v

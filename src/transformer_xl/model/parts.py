@@ -1,0 +1,107 @@
+"""The components of the paper's model, each of which a variant may be put in the place of."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from transformer_xl.model.memory import Memory
+from transformer_xl.model.positions import LayerPositions
+from transformer_xl.model.segment import View
+
+Mix = Callable[[int, Tensor], Tensor]
+"""Mixes a tensor of a layer, given its number, with that of the first layer."""
+
+
+def unmixed(layer: int, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return a tensor as it is."""
+    return x
+
+
+class FirstLayer(NamedTuple):
+    """What layers mix in of the first one, in one forward pass."""
+
+    inputs: Mix = unmixed
+    """Mixes the input of a layer."""
+    values: Mix = unmixed
+    """Mixes its projected values."""
+
+
+NOT_MIXED = FirstLayer()
+
+
+class Residuals:
+    """Residual connections to the first layer: none."""
+
+    def add_parameters(self, model: Any) -> None:
+        """Register parameters on the model, under the names that they have in files."""
+
+    def __call__(self, model: Any) -> FirstLayer:
+        """Return what is mixed in one forward pass."""
+        return NOT_MIXED
+
+
+class InputStage:
+    """What happens to embeddings before the first layer: nothing."""
+
+    def add_parameters(self, model: Any) -> None:
+        """Register parameters on the model, under the names that they have in files."""
+
+    def __call__(
+        self, model: Any, x: Float[Tensor, "B T D"], memory: Memory, view: View
+    ) -> Float[Tensor, "B T D"]:
+        """Return the input of the first layer."""
+        return x
+
+
+Seen = Iterable[tuple[Tensor, LayerPositions, View]]
+"""For each layer, what it reads of the memory, its positions, and its view."""
+
+
+def whole_memory(
+    pasts: Sequence[Float[Tensor, "B M D"]], positions: Sequence[LayerPositions], view: View
+) -> Seen:
+    """Return what layers see: all of the memory."""
+    return zip(pasts, positions, [view] * len(pasts), strict=True)
+
+
+def keep_input(
+    layer: nn.Module, x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"], view: View
+) -> Float[Tensor, "B T D"]:
+    """Return what the memory keeps of a segment: the input x of the layer (section 3.2)."""
+    return x
+
+
+def remember(
+    memory: Memory,
+    states: Sequence[Float[Tensor, "B T D"]],
+    positions: Sequence[LayerPositions],
+    view: View,
+) -> Memory:
+    """Return the memory after a segment, given what layers keep of it."""
+    return view.remember(memory, states)
+
+
+class PostNorm:
+    """The sum of input and output of a block is normalized (Vaswani et al., 2017)."""
+
+    def before(self, norm: nn.Module, x: Tensor) -> Tensor:
+        """Return what the block reads, given the input."""
+        return x
+
+    def after(self, norm: nn.Module, gate: Any, x: Tensor, y: Tensor) -> Tensor:
+        """Return the output, given the input x and what the block computed, y."""
+        return norm(x + y)
+
+
+class PreNorm:
+    """The input of a block is normalized, and the output added to it."""
+
+    def before(self, norm: nn.Module, x: Tensor) -> Tensor:
+        """Return what the block reads, given the input."""
+        return norm(x)
+
+    def after(self, norm: nn.Module, gate: Any, x: Tensor, y: Tensor) -> Tensor:
+        """Return the output, given the input x and what the block computed, y."""
+        return x + y

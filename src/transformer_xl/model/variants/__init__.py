@@ -1,0 +1,1 @@
+"""Variants of the model of the paper: components that are put in when a model is built."""

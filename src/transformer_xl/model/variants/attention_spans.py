@@ -1,0 +1,36 @@
+"""Attention lengths that differ by layer."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from transformer_xl.model.parts import Seen
+from transformer_xl.model.positions import LayerPositions
+from transformer_xl.model.segment import View
+
+
+class AttentionSpans:
+    """Limits what each layer sees (``layer_attn_lens``), the lowest layer first.
+
+    Positions of the memory that are out of reach of a layer are not projected, unless keys and
+    values are cached already, or the values of all layers are mixed with those of the first.
+    """
+
+    def __init__(self, spans: Sequence[int], *, cuts: bool) -> None:
+        self._spans, self._cuts = tuple(spans), cuts
+
+    def __call__(
+        self, pasts: Sequence[Tensor], positions: Sequence[LayerPositions], view: View
+    ) -> Seen:
+        """Return what each layer sees."""
+        for span, past, at in zip(self._spans, pasts, positions, strict=True):
+            attn_len = span if view.attn_len is None else min(span, view.attn_len)
+            seen = view._replace(attn_len=attn_len)
+            cut = max(past.shape[1] + 1 - attn_len, 0)
+            if not self._cuts or view.cache is not None or not cut:
+                yield past, at, seen
+                continue
+            first_key = view.first_key
+            if first_key is not None:
+                seen = seen._replace(first_key=(first_key - cut).clamp(min=0))
+            yield past[:, cut:], at.without(cut), seen
