@@ -11,9 +11,9 @@ from torch.nn.modules.module import register_module_forward_hook
 from transformer_xl.config import ModelConfig
 from transformer_xl.inference.generate import generate
 from transformer_xl.model import FeedForward, RelAttention, TransformerXL, build_model
+from transformer_xl.model.calling import is_plain
 from transformer_xl.model.compact import compact
 from transformer_xl.model.softmax import Softmax
-from transformer_xl.model.calling import is_plain
 
 QUANTIZATION = ("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per")
 
@@ -78,7 +78,7 @@ def replaced(module):
     forward = module.forward
     module.forward = lambda x: forward(x) / 2
     yield
-    del module.forward
+    module.forward = forward
 
 
 @contextmanager

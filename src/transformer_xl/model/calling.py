@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.module import (
     register_module_forward_hook,
@@ -63,8 +64,11 @@ def _has_hooks(register: Callable[[Any], Any]) -> bool:
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether forward hooks are registered on a module, or on all modules."""
-    return any(
+    """Whether forward hooks are registered on a module, or on all modules.
+
+    It cannot be known in a traced program, where it is False: call the module there.
+    """
+    return not torch.compiler.is_compiling() and any(
         _has_hooks(register)
         for register in (
             module.register_forward_hook,

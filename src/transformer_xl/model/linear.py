@@ -18,7 +18,7 @@ class _Product:
         self._module = weakref.ref(module)
 
     def __call__(
-        self, input: Float[Tensor, "*batch E"], first_row: int = 0
+        self, input: Float[Tensor, "*batch E"], *, first_row: int = 0
     ) -> Float[Tensor, "*batch rows"]:
         """Multiply by the weights, or by the rows of them from ``first_row`` on."""
         module: Any = self._module()
@@ -50,7 +50,7 @@ def rows_from(
     module: nn.Module, x: Float[Tensor, "*batch E"], first_row: int
 ) -> Float[Tensor, "*batch rows"]:
     """Return the outputs of a linear map from ``first_row`` on, computing no others if possible."""
-    return module(x, first_row) if is_fast(module) else module(x)[..., first_row:]
+    return module(x, first_row=first_row) if is_fast(module) else module(x)[..., first_row:]
 
 
 def project(
@@ -74,7 +74,7 @@ def project(
         own = qkv_proj(x)
     elif is_fast(qkv_proj):
         own = qkv_proj(x)
-        past = qkv_proj(memory, own.shape[-1] // 3)
+        past = qkv_proj(memory, first_row=own.shape[-1] // 3)
     else:
         past, own = qkv_proj(torch.cat([memory, x], 1)).split([memory.shape[1], x.shape[1]], 1)
         past = past[..., own.shape[-1] // 3 :]

@@ -39,7 +39,7 @@ class HiddenStates:
 
     def with_capacity(self, T: int, mem_len: int) -> "HiddenStates":
         """Return the states as autograd can use them, detached."""
-        return self.changed(lambda x: _savable(x.detach()))
+        return self.changed(lambda x: savable(x.detach()))
 
     def last_input(self) -> Float[Tensor, "B 1 D"]:
         """Return the last input of the first layer, of a memory that is not empty."""
@@ -326,7 +326,7 @@ class Memory:
 
     def with_capacity(self, T: int, mem_len: int) -> "Memory":
         """Return a memory, detached, to which a segment of ``T`` tokens can be appended."""
-        forgotten = None if self.forgotten is None else _savable(self.forgotten)
+        forgotten = None if self.forgotten is None else savable(self.forgotten)
         return Memory(self.store.with_capacity(T, mem_len), forgotten)
 
     def extend(self, present: Sequence[Any], mem_len: int, kept: int | None = None) -> "Memory":
@@ -507,7 +507,7 @@ def _is_sealed(x: Tensor) -> bool:
     )
 
 
-def _savable(x: Tensor) -> Tensor:
+def savable(x: Tensor) -> Tensor:
     """Return a tensor that autograd, if it is recording, can save."""
     return x.clone() if torch.is_grad_enabled() and _is_sealed(x) else x
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.arguments import require_tensor, whole_tensor
 from transformer_xl.model.lengths import Lengths
-from transformer_xl.model.memory import KeysAndValues, Memory
+from transformer_xl.model.memory import KeysAndValues, Memory, savable
 
 
 class Segment(NamedTuple):
@@ -135,6 +135,7 @@ class View(NamedTuple):
     def of(cls, segment: Segment, memory: Memory, lengths: Lengths) -> "View":
         """Return the view of a segment that is read after a memory."""
         first_key, M = memory.forgotten, memory.length
+        first_key = None if first_key is None else savable(first_key)
         if segment.starts is not None:
             place = torch.arange(M, M + segment.starts.shape[1], device=segment.device)
             before = 0 if first_key is None else first_key[:, None]

@@ -125,13 +125,16 @@ class Softmax(Predictor, nn.Linear):
         self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"]
     ) -> Float[Tensor, "*batch"]:
         """Return what :meth:`Predictor.nll` does, without all logits at once, unless hooked."""
-        if not is_plain(self, Softmax):
-            return super().nll(hidden, targets)
-        x, flat = self.narrowed(hidden).flatten(0, -2), targets.flatten()
-        if self.training and self.n_samples:
+        is_plain_one, x = is_plain(self, Softmax), hidden.flatten(0, -2)
+        if is_plain_one and self.training and self.n_samples:
+            flat = targets.flatten()
             words = log_uniform_words(self.n_samples, self.out_features, flat.device)
-            return sampled_nll(x, self.weight, self.bias, flat, words).view(targets.shape)
-        return linear_nll(x, self.weight, self.bias, flat).view(targets.shape)
+            nll = sampled_nll(self.narrowed(x), self.weight, self.bias, flat, words)
+        elif is_plain_one and not torch.compiler.is_compiling():
+            nll = linear_nll(self.narrowed(x), self.weight, self.bias, targets.flatten())
+        else:
+            return super().nll(hidden, targets)
+        return nll.view(targets.shape)
 
     def narrowed(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch E"]:
         """Project to the width of the embedding."""
