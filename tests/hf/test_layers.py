@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.model import TransformerXL
+from transformer_xl.model.positions import encoding_of
 
 KINDS: dict[str, dict[str, Any]] = {
     "the paper's": {},
@@ -57,7 +58,7 @@ def _added(own: TransformerXL, ids: Tensor) -> Any:
     """What absolute positions add to the first layer's input."""
     if own.config.attn_type != 2:
         return 0.0
-    return own._encoding(ids.shape[1], own.config.clamp_len)
+    return encoding_of(own, ids.shape[1], own.config.clamp_len)
 
 
 def test_states_of_a_long_or_padded_input_are_in_its_columns(

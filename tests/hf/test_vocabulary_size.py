@@ -168,8 +168,8 @@ def test_added_tokens_are_written_with_a_model_that_grew(
     tokenizer.add_special_tokens({"eos_token": "<|end|>"})
     model.resize_token_embeddings(len(tokenizer))
     ids = tokenizer("the cat<|end|>", return_tensors="pt")
-    optimizer = torch.optim.Adam(model.parameters(), 0.1)
-    for _ in range(30):
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    for _ in range(60):
         loss = model(**ids, labels=ids["input_ids"]).loss
         optimizer.zero_grad()
         loss.backward()

@@ -32,21 +32,25 @@ def model():
 
 @torch.no_grad()
 def test_inputs_are_mixed_with_the_normalized_embedding(model):
-    outputs = []
+    inputs, outputs = [], []
+
+    def note(layer, given, out):
+        inputs.append(given[0])
+        outputs.append(out)
 
     tokens = torch.randint(31, (2, 10))
     mems = model(tokens[:, :6]).mems
     for layer in model.layers:
-        layer.register_forward_hook(lambda _, given, out: outputs.append(out[0]))
+        layer.register_forward_hook(note)
     after = model(tokens[:, 6:], mems).mems
     embedded = model.embedding(tokens[:, 6:])
+    torch.testing.assert_close(inputs[0], embedded)
     size = (embedded**2).mean(-1, keepdim=True) + CONFIG.norm_eps
-    torch.testing.assert_close(after.states[0][:, -4:], embedded)
     for n in (1, 2):
         a, b = model.embedding_own[n - 1], model.embedding_first[n - 1]
+        torch.testing.assert_close(inputs[n], a * outputs[n - 1] + b * embedded / size.sqrt())
         # The memory holds what the layer has read.
-        expected = a * outputs[n - 1] + b * embedded / size.sqrt()
-        torch.testing.assert_close(after.states[n][:, -4:], expected)
+        torch.testing.assert_close(after.states[n][:, -4:], inputs[n])
 
 
 @torch.no_grad()

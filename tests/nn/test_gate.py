@@ -59,7 +59,7 @@ def test_a_gated_layer_is_that_of_the_paper():
     y = equations(layer.attention_gate, x, attended[0].relu())
     made = layer.feed_forward(layer.feed_forward_norm(y)).relu()
     expected = equations(layer.feed_forward_gate, y, made)
-    torch.testing.assert_close(layer(x, memory, Positions(r, u, w))[0], expected)
+    torch.testing.assert_close(layer(x, memory, Positions(r, u, w)), expected)
 
 
 def test_the_gradients_are_those_of_the_formula():

@@ -15,7 +15,7 @@ B, T, M, H, K, D = 2, 3, 4, 2, 8, 16
 
 def through(layer, *given, **options):
     """What a layer puts out."""
-    return layer(*given, **options)[0]
+    return layer(*given, **options)
 
 
 def filled(module):

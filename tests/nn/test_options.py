@@ -68,7 +68,7 @@ def test_enhanced_recurrence_remembers_what_each_layer_put_out(name):
     model = made({"enhanced_recurrence": True} | ENHANCED[name])
     put_out = []
     for layer in model.layers:
-        layer.register_forward_hook(lambda _, given, out: put_out.append(out[0]))
+        layer.register_forward_hook(lambda _, given, out: put_out.append(out))
     _, mems = model.read(some_text(2, 6), None)
     for state, expected in zip(mems.states, put_out, strict=True):
         torch.testing.assert_close(state, expected, **EXACT)

@@ -18,11 +18,12 @@ class Ruled(TransformerXL):
 
     rule: Rule
 
-    def _read(self, segment, mems, lengths):
-        V = self.config.vocab_size
-        states = one_hot(segment.tokens, V).float()
+    def _embedded(self, segment):
+        return one_hot(segment.tokens, self.config.vocab_size).float()
+
+    def _read(self, states, mems, view):
         M, T = len(mems), states.shape[1]
-        most = lengths.mem_len if segment.short is None else M + T
+        most = view.mem_len if view.padding is None else M + T
         read = torch.cat([mems.states[0], states], 1).argmax(2).tolist()
         unseen = [0] * len(read) if mems.forgotten is None else mems.forgotten.tolist()
         answers = [
@@ -30,9 +31,9 @@ class Ruled(TransformerXL):
             for row, n in zip(read, unseen, strict=True)
         ]
         mems = mems.extend([states], most)
-        if segment.short is not None:
-            mems = mems.realigned(segment.short, lengths.mem_len)
-        return one_hot(torch.tensor(answers), V).float(), mems
+        if view.padding is not None:
+            mems = mems.realigned(view.padding, view.mem_len)
+        return one_hot(torch.tensor(answers), self.config.vocab_size).float(), mems
 
     def keep(self, memory: Memory) -> Memory:
         return memory

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.layer import Attention, ContentAttention, DecoderLayer, RelAttention
@@ -41,6 +42,8 @@ class Components(NamedTuple):
     """What happens to embeddings before the first layer."""
     spans: Callable[..., Seen]
     """What each layer sees of the memory, as :func:`~transformer_xl.model.parts.whole_memory`."""
+    kept: Callable[..., Tensor]
+    """What the memory keeps of a layer, as :func:`~transformer_xl.model.parts.keep_input`."""
     remember: Callable[..., Memory]
     """The memory after a segment, as :func:`~transformer_xl.model.parts.remember`."""
 
@@ -55,6 +58,7 @@ def components(config: ModelConfig, positions: PositionScheme | None) -> Compone
         FirstLayerResiduals() if has_residuals else Residuals(),
         InputRecurrence() if config.input_recurrence else InputStage(),
         AttentionSpans(lens, cuts=cuts) if lens else whole_memory,
+        keep_output if config.enhanced_recurrence else keep_input,
         AuthorsMemory(stores=stores, swaps=swaps) if stores or swaps else remember,
     )
 
@@ -66,10 +70,8 @@ def make_layer(config: ModelConfig, number: int, positions: PositionScheme) -> D
         if positions.is_absolute
         else RelAttention(config, has_r_proj=positions.has_projection)
     )
-    kind = RawQueryLayer if "raw_queries" in config.quirks else DecoderLayer
-    return kind(
-        config, number, attention, keep_output if config.enhanced_recurrence else keep_input
-    )
+    layer = RawQueryLayer if "raw_queries" in config.quirks else DecoderLayer
+    return layer(config, number, attention)
 
 
 def frequency_precision(config: ModelConfig) -> torch.dtype:

@@ -19,7 +19,6 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.layer import ContentAttention, DecoderLayer, draw_weights
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.parts import NOT_MIXED, FirstLayer
 from transformer_xl.model.positions import rotary, rotated
 from transformer_xl.model.segment import NO_LIMITS, View
 from transformer_xl.model.variants.norms import make_norm
@@ -47,8 +46,8 @@ class GPT(LanguageModel):
     def _build(self, config: ModelConfig) -> None:
         # The layers of a model whose positions are none of their business.
         own = replace(config, kind="transformer_xl", attn_type=2, norm_first=True)
-        self.layers: Sequence[GPTLayer] = nn.ModuleList(  # pyright: ignore[reportAttributeAccessIssue]
-            GPTLayer(own, n, RotaryAttention(own)) for n in range(config.n_layer)
+        self.layers: Sequence[DecoderLayer] = nn.ModuleList(  # pyright: ignore[reportAttributeAccessIssue]
+            DecoderLayer(own, n, RotaryAttention(own)) for n in range(config.n_layer)
         )
         self.final_norm = make_norm(config)
 
@@ -71,11 +70,11 @@ class GPT(LanguageModel):
         memory = memory.with_capacity(T, view.mem_len)
         S, width, precision = memory.length + T, self.config.head_width, self.frequency_precision
         positions = RotaryPositions(*rotary(S, width, self.dtype, self.device, precision))
-        states = []
-        for n, (layer, past) in enumerate(zip(self.layers, memory.states, strict=True)):
-            x, state = self._through(n, layer, x, past, positions, view)
-            states.append(state)
-        return self.final_norm(x), view.remember(memory, states)
+        cache, nothing = _KeysAndValues(memory), x[:, :0]
+        view = view._replace(cache=cache)
+        for layer in self.layers:
+            x = self._through(layer.number, layer, x, nothing, positions, view)
+        return self.final_norm(x), view.remember(memory, cache.states[: len(self.layers)])
 
 
 class RotaryPositions(NamedTuple):
@@ -103,21 +102,25 @@ class RotaryAttention(ContentAttention):
         return super().forward(q, k, v, positions, view)
 
 
-class GPTLayer(DecoderLayer):
-    """A layer whose memory holds keys, before they are rotated, and values."""
+class _KeysAndValues:
+    """The memory of a GPT, to which layers append their keys and values.
 
-    def forward(
-        self,
-        x: Float[Tensor, "B T D"],
-        past: Float[Tensor, "B M two_H_K"],
-        positions: Any,
-        view: View = NO_LIMITS,
-        first: FirstLayer = NOT_MIXED,
-    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T two_H_K"]]:
-        """Transform the hidden states of a segment; return also its keys and values."""
-        q, k, v = self.project(x, x[:, :0])
-        state = torch.cat([k.flatten(2), v.flatten(2)], -1).detach()
-        if past.shape[1]:
-            heads = (y.unflatten(-1, k.shape[2:]).to(k.dtype) for y in past.chunk(2, -1))
-            k, v = (torch.cat(pair, 1) for pair in zip(heads, (k, v), strict=True))
-        return self.finish(x, self.attention(q, k, v, positions, view)), state
+    Attributes:
+        states: What the memory keeps of the segment, of each layer.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._pasts = memory.states
+        self.states: list[Float[Tensor, "B T two_H_K"]] = []
+
+    def join(
+        self, layer: int, k: Float[Tensor, "B T H K"], v: Float[Tensor, "B T H K"]
+    ) -> tuple[Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
+        """Return the keys and values of memory and segment, given those of the segment."""
+        self.states.append(torch.cat([k.flatten(2), v.flatten(2)], -1).detach())
+        past = self._pasts[layer]
+        if not past.shape[1]:
+            return k, v
+        heads = (y.unflatten(-1, k.shape[2:]).to(k.dtype) for y in past.chunk(2, -1))
+        k, v = (torch.cat(pair, 1) for pair in zip(heads, (k, v), strict=True))
+        return k, v

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.calling import is_hooked
 from transformer_xl.model.linear import linear_map, project, rows_from
-from transformer_xl.model.parts import NOT_MIXED, FirstLayer, PostNorm, PreNorm, keep_input
+from transformer_xl.model.parts import NOT_MIXED, FirstLayer, PostNorm, PreNorm
 from transformer_xl.model.positions import LayerPositions, Positions
 from transformer_xl.model.segment import NO_LIMITS, View
 from transformer_xl.model.variants.gates import GATE_BIAS, GatedPreNorm, GRUGate
@@ -239,19 +239,13 @@ class DecoderLayer(nn.Module):
         config: Widths and options.
         number: The number of the layer, from 0.
         attention: Its attention. None: that of the paper.
-        keep: Which hidden states the memory keeps, given the layer, its input, its output and the
-            view.
     """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        number: int = 0,
-        attention: Attention | None = None,
-        keep: Callable[..., Tensor] = keep_input,
+        self, config: ModelConfig, number: int = 0, attention: Attention | None = None
     ) -> None:
         super().__init__()
-        self.number, self.keep = number, keep
+        self.number = number
         self.attention = attention or RelAttention(config, has_r_proj=config.attn_type == 0)
         self.attention_norm = make_norm(config)
         self.feed_forward = FeedForward(config)
@@ -277,7 +271,7 @@ class DecoderLayer(nn.Module):
         positions: LayerPositions,
         view: View = NO_LIMITS,
         first: FirstLayer = NOT_MIXED,
-    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T D"]]:
+    ) -> Float[Tensor, "B T D"]:
         """Transform the hidden states of a segment.
 
         Args:
@@ -286,16 +280,10 @@ class DecoderLayer(nn.Module):
             positions: The positions of memory and segment.
             view: What the queries may see.
             first: What is mixed in of the first layer.
-
-        Returns:
-            The hidden states, and those that the memory keeps of the segment.
         """
-        x = first.inputs(self.number, x)
-        past, x, state = positions.placed(past, x)
         q, k, v = self.project(x, past)
         k, v = view.joined(self.number, k, first.values(self.number, v))
-        y = self.finish(x, self.attention(q, k, v, positions, view))
-        return y, self.keep(self, state, y, view)
+        return self.finish(x, self.attention(q, k, v, positions, view))
 
     def project(
         self, x: Float[Tensor, "B T D"], past: Float[Tensor, "B M D"]

@@ -81,6 +81,8 @@ def project(
     # Dimensions: queries, keys and values; heads; streams; positions; head width.
     q, k, v = own.unflatten(-1, (3, n_head, -1)).permute(2, 3, 0, 1, 4)
     if past is not None:
+        # Its own, so that the backward pass does not keep the keys and values of the segment twice.
+        q = q.contiguous()
         before = past.unflatten(-1, (2, n_head, -1)).permute(2, 3, 0, 1, 4)
         k, v = (torch.cat(pair, 2) for pair in zip(before, (k, v), strict=True))
     q, k, v = (y.permute(1, 2, 0, 3) for y in (q, k, v))

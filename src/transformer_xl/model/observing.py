@@ -60,13 +60,13 @@ def observed(model: LanguageModel, *, attentions: bool = False) -> Iterator[Obse
         raise ValueError(f"a model of kind={model.config.kind!r} has no attention to look at")
     found, own_thread = Observed(), get_ident()
 
-    def remember(layer: nn.Module, given: tuple[Any, ...], out: tuple[Any, ...]) -> None:
+    def remember(layer: nn.Module, given: tuple[Any, ...], out: Any) -> None:
         # Another thread may be reading with the same model.
         if get_ident() != own_thread:
             return
         if not found.hidden:
             found.hidden.append(given[0])
-        found.hidden.append(out[0])
+        found.hidden.append(out)
 
     def attend(attention: nn.Module, given: tuple[Any, ...], out: Tensor) -> Tensor:
         if get_ident() != own_thread:

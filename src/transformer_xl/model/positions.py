@@ -32,12 +32,12 @@ class Positions(NamedTuple):
 
     def placed(
         self, past: Float[Tensor, "B M D"], x: Float[Tensor, "B T D"]
-    ) -> tuple[Float[Tensor, "B M D"], Float[Tensor, "B T D"], Float[Tensor, "B T D"]]:
-        """Return memory and segment as the layer reads them, and what the memory keeps.
+    ) -> tuple[Float[Tensor, "B M D"], Float[Tensor, "B T D"]]:
+        """Return memory and segment as the layer reads them.
 
         Relative positions are a part of the scores, so all of them are as given.
         """
-        return past, x, x
+        return past, x
 
     def without(self, n: int) -> "Positions":
         """Return the positions without the ``n`` largest distances."""
@@ -54,8 +54,8 @@ class LayerPositions(Protocol):
 
     def placed(
         self, past: Float[Tensor, "B M D"], x: Float[Tensor, "B T D"]
-    ) -> tuple[Float[Tensor, "B M D"], Float[Tensor, "B T D"], Float[Tensor, "B T D"]]:
-        """Return memory and segment as the layer reads them, and what the memory keeps."""
+    ) -> tuple[Float[Tensor, "B M D"], Float[Tensor, "B T D"]]:
+        """Return memory and segment as the layer reads them."""
         ...
 
     def without(self, n: int) -> "LayerPositions":
@@ -83,7 +83,7 @@ class PositionScheme(nn.Module, ABC):
         """Register parameters on the model, for those whose names in files have no prefix."""
 
     @abstractmethod
-    def forward(
+    def encode(
         self, model: "TransformerXL", n_keys: int, n_queries: int, view: View
     ) -> Sequence[LayerPositions]:
         """Return the positions of a segment for each layer.
@@ -128,10 +128,10 @@ class RelativeSinusoids(PositionScheme):
         model.content_bias = nn.Parameter(torch.empty(bias_shape(model)))
         model.position_bias = nn.Parameter(torch.empty(bias_shape(model)))
 
-    def forward(
+    def encode(
         self, model: "TransformerXL", n_keys: int, n_queries: int, view: View
     ) -> Sequence[Positions]:
-        """See :meth:`PositionScheme.forward`."""
+        """See :meth:`PositionScheme.encode`."""
         if view.is_fixed:
             keys = self._cached(model, n_keys, view.clamp_len)
         else:

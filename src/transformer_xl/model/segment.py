@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,7 +11,7 @@ from torch import Tensor
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.arguments import require_tensor, whole_tensor
 from transformer_xl.model.lengths import Lengths
-from transformer_xl.model.memory import KeysAndValues, Memory, savable
+from transformer_xl.model.memory import Memory, savable
 
 
 class Segment(NamedTuple):
@@ -107,6 +107,16 @@ class Segment(NamedTuple):
         return torch.arange(T - n, T, device=self.device) < T - self.short[:, None]
 
 
+class Cache(Protocol):
+    """Keys and values of a memory."""
+
+    def join(
+        self, layer: int, k: Float[Tensor, "B T H K"], v: Float[Tensor, "B T H K"]
+    ) -> tuple[Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
+        """Append those of a segment to those of a layer; return all of them."""
+        ...
+
+
 class View(NamedTuple):
     """What the queries of a segment may see, and what the memory keeps of the segment."""
 
@@ -126,7 +136,7 @@ class View(NamedTuple):
     """How many positions at the end of each row are padding. None: no padding."""
     starts: Bool[Tensor, "B T"] | None = None
     """Where documents begin. None: nowhere."""
-    cache: KeysAndValues | None = None
+    cache: Cache | None = None
     """Keys and values of the memory, if it holds these in place of hidden states."""
     is_fixed: bool = False
     """Whether the weights are fixed, so that what depends on them alone may be cached."""

@@ -325,7 +325,7 @@ class RingStepper(Stepper):
             return ring
 
         view = View(clamp_len=self._clamp_len, is_fixed=True)
-        positions = self._model.positions(self._model, capacity, 1, view)
+        positions = self._model.positions.encode(self._model, capacity, 1, view)
         # In one assignment, so that an interrupt leaves a consistent state.
         self._rings, self._positions, self._capacity, self._origin = (
             tuple([laid(x) for x in layers] for layers in cached),

@@ -75,7 +75,8 @@ class TransformerXL(LanguageModel):
         self.layers: Sequence[DecoderLayer] = nn.ModuleList(  # pyright: ignore[reportAttributeAccessIssue]
             make_layer(config, n, chosen.positions) for n in range(config.n_layer)
         )
-        self.positions, self.residuals, self.input_stage, self.spans, self.remember = chosen
+        self.positions, self.residuals, self.input_stage = chosen[:3]
+        self.spans, self.kept, self.remember = chosen[3:]
         self.value_own = self.value_first = self.embedding_own = self.embedding_first = None
         self.input_decay = None
         for part in (self.positions, self.residuals, self.input_stage):
@@ -95,12 +96,14 @@ class TransformerXL(LanguageModel):
         memory = memory.with_capacity(T, view.mem_len)
         view = view.over(memory)
         x = self.input_stage(self, x, memory, view)
-        positions = self.positions(self, memory.length + T, T, view)
+        positions = self.positions.encode(self, memory.length + T, T, view)
         first, states = self.residuals(self), []
-        seen = self.spans(memory.pasts(x), positions, view)
-        for n, (layer, of_layer) in enumerate(zip(self.layers, seen, strict=True)):
-            x, state = self._through(n, layer, x, *of_layer, first)
-            states.append(state)
+        seen_by_layers = self.spans(memory.pasts(x), positions, view)
+        for layer, (past, at, seen) in zip(self.layers, seen_by_layers, strict=True):
+            h = first.inputs(layer.number, x)
+            past, placed = at.placed(past, h)
+            x = self._through(layer.number, layer, placed, past, at, seen, first)
+            states.append(self.kept(layer, h, x, seen))
         return self.final_norm(x), self.remember(memory, states, positions, view)
 
     @torch.no_grad()

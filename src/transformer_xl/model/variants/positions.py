@@ -36,10 +36,10 @@ class ShawTable(PositionScheme):
         model.distance_embedding = nn.Parameter(torch.empty(N, rows, H, K))
         model.distance_bias = nn.Parameter(torch.empty(N, rows, H))
 
-    def forward(
+    def encode(
         self, model: "TransformerXL", n_keys: int, n_queries: int, view: View
     ) -> Sequence[Positions]:
-        """See :meth:`PositionScheme.forward`."""
+        """See :meth:`PositionScheme.encode`."""
         row = distances(n_keys, _last_row(model, view.clamp_len), model.device)
         u = model.content_bias.expand(model.config.n_layer, -1, -1)
         zero = torch.zeros_like(u[0])
@@ -55,9 +55,9 @@ class AbsolutePositions(NamedTuple):
 
     def placed(
         self, past: Float[Tensor, "B M D"], x: Float[Tensor, "B T D"]
-    ) -> tuple[Float[Tensor, "B M D"], Float[Tensor, "B T D"], Float[Tensor, "B T D"]]:
-        """Return memory and segment with their positions, and the segment without them."""
-        return past + self.memory, x + self.segment, x
+    ) -> tuple[Float[Tensor, "B M D"], Float[Tensor, "B T D"]]:
+        """Return memory and segment with their positions."""
+        return past + self.memory, x + self.segment
 
     def without(self, n: int) -> "AbsolutePositions":
         """Return the positions without those of the ``n`` oldest keys."""
@@ -69,9 +69,9 @@ class NoPositions:
 
     def placed(
         self, past: Float[Tensor, "B M D"], x: Float[Tensor, "B T D"]
-    ) -> tuple[Float[Tensor, "B M D"], Float[Tensor, "B T D"], Float[Tensor, "B T D"]]:
+    ) -> tuple[Float[Tensor, "B M D"], Float[Tensor, "B T D"]]:
         """Return memory and segment as they are."""
-        return past, x, x
+        return past, x
 
     def without(self, n: int) -> "NoPositions":
         """Return the same."""
@@ -87,10 +87,10 @@ class AbsoluteSinusoids(PositionScheme):
 
     is_absolute = True
 
-    def forward(
+    def encode(
         self, model: "TransformerXL", n_keys: int, n_queries: int, view: View
     ) -> Sequence[LayerPositions]:
-        """See :meth:`PositionScheme.forward`."""
+        """See :meth:`PositionScheme.encode`."""
         encoding = model.dropped_input(encoding_of(model, n_keys, view.clamp_len))
         first = _divided(encoding, n_queries, view)
         return [first, *[NoPositions()] * (model.config.n_layer - 1)]
@@ -110,10 +110,10 @@ class AbsoluteTable(PositionScheme):
         N, rows, D = model.config.n_layer, model.config.n_positions or 0, model.config.d_model
         model.position_embedding = nn.Parameter(torch.empty(N, rows, D))
 
-    def forward(
+    def encode(
         self, model: "TransformerXL", n_keys: int, n_queries: int, view: View
     ) -> Sequence[AbsolutePositions]:
-        """See :meth:`PositionScheme.forward`."""
+        """See :meth:`PositionScheme.encode`."""
         row = distances(n_keys, _last_row(model, None), model.device)
         return [_divided(table[row], n_queries, view) for table in model.position_embedding]
 
