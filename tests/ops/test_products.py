@@ -114,11 +114,7 @@ def test_under_autocast_no_second_copy_of_the_weight_is_kept():
         ),
     ):
         linear(*leaves)
-        products.project(leaves[0].detach(), None, torch.randn(18, 24, requires_grad=True), 2)
-    assert {shape[0]: dtype for shape, dtype in sizes if len(shape) == 2} == {
-        16: torch.float32,
-        18: torch.float32,
-    }
+    assert {shape[0]: dtype for shape, dtype in sizes if len(shape) == 2} == {16: torch.float32}
 
 
 @pytest.mark.parametrize("fails", [False, True])

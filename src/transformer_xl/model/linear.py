@@ -78,12 +78,13 @@ def project(
     else:
         past, own = qkv_proj(torch.cat([memory, x], 1)).split([memory.shape[1], x.shape[1]], 1)
         past = past[..., own.shape[-1] // 3 :]
-    # Dimensions: queries, keys and values; heads; streams; positions; head width.
-    q, k, v = own.unflatten(-1, (3, n_head, -1)).permute(2, 3, 0, 1, 4)
-    if past is not None:
-        # Its own, so that the backward pass does not keep the keys and values of the segment twice.
-        q = q.contiguous()
-        before = past.unflatten(-1, (2, n_head, -1)).permute(2, 3, 0, 1, 4)
-        k, v = (torch.cat(pair, 2) for pair in zip(before, (k, v), strict=True))
-    q, k, v = (y.permute(1, 2, 0, 3) for y in (q, k, v))
-    return q, k, v
+    q, k, v = own.unflatten(-1, (3, n_head, -1)).unbind(2)
+    if past is None:
+        return q, k, v
+    before = past.unflatten(-1, (2, n_head, -1)).unbind(2)
+    k, v = (
+        torch.cat([y.permute(2, 0, 1, 3) for y in pair], 2).permute(1, 2, 0, 3)
+        for pair in zip(before, (k, v), strict=True)
+    )
+    # A copy, so that the backward pass does not keep the keys and values of the segment twice.
+    return q.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3), k, v

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformer_xl.ops import reference, skew, triton
 from transformer_xl.ops.dropout import dropout, relu_dropout, relu_squared_dropout
 from transformer_xl.ops.nll import linear_nll
-from transformer_xl.ops.products import linear, project
+from transformer_xl.ops.products import linear
 from transformer_xl.ops.rms_norm import rms_norm
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "dropout",
     "linear",
     "linear_nll",
-    "project",
     "rel_attention",
     "relu_dropout",
     "relu_squared_dropout",

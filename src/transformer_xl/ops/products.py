@@ -50,41 +50,6 @@ def linear(
     return _linear(x, weight, bias)
 
 
-def project(
-    x: Float[Tensor, "B T D"],
-    memory: Float[Tensor, "B M D"] | None,
-    weight: Float[Tensor, "three_W D"] | CompactWeight,
-    n_head: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Project a segment to queries, and memory and segment together to keys and values.
-
-    Args:
-        x: Hidden states of the segment.
-        memory: Hidden states of the memory. None: no memory.
-        weight: The matrices of queries, keys and values, stacked.
-        n_head: Number of heads.
-
-    Returns:
-        Queries (B, T, H, K), keys and values (B, M + T, H, K), with heads outermost in memory, the
-        layout that the attention reads.
-    """
-    is_read = not torch.is_grad_enabled() or torch.compiler.is_compiling()
-    if is_read or isinstance(weight, CompactWeight):
-        own = linear(x, weight, None).unflatten(-1, (3, n_head, -1))
-        if memory is None:
-            return own[:, :, 0], own[:, :, 1], own[:, :, 2]
-        width = own.shape[3] * own.shape[4]
-        past = linear(memory, weight[width:], None).unflatten(-1, (2, n_head, -1))
-        k, v = (
-            torch.cat([past[:, :, n].permute(2, 0, 1, 3), own[:, :, n + 1].permute(2, 0, 1, 3)], 2)
-            for n in range(2)
-        )
-        return own[:, :, 0], k.permute(1, 2, 0, 3), v.permute(1, 2, 0, 3)
-    dtype = _autocast_dtype(x, weight)
-    with torch.autocast(x.device.type, enabled=False):
-        return cast(Any, _Projection.apply(x, memory, weight, n_head, dtype))
-
-
 def product(
     a: Float[Tensor, "rows inner"],
     b: Float[Tensor, "inner F"],
@@ -214,76 +179,6 @@ def _autocast_dtype(x: Tensor, weight: Tensor) -> torch.dtype | None:
     if not torch.is_autocast_enabled(device) or torch.float64 in (x.dtype, weight.dtype):
         return None
     return torch.get_autocast_dtype(device)
-
-
-class _Projection(torch.autograd.Function):
-    """Queries, keys and values, with one product for the segment and one for the memory.
-
-    Avoids concatenating the inputs, and the gradient of the memory if it is not needed.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        memory: Tensor | None,
-        weight: Tensor,
-        n_head: int,
-        dtype: torch.dtype | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.dtypes = x.dtype, None if memory is None else memory.dtype, weight.dtype
-        x, rounded = x.to(dtype or x.dtype), weight.to(dtype or weight.dtype)
-        B, T, _ = x.shape
-        M = 0
-        # Dimensions: queries, keys and values; heads; streams; positions; head width.
-        own = product(x.flatten(0, 1), rounded.T).view(B, T, 3, n_head, -1).permute(2, 3, 0, 1, 4)
-        q = own[0].contiguous()
-        if memory is None:
-            k, v = (y.contiguous() for y in own[1:])
-        else:
-            M = memory.shape[1]
-            memory = memory.to(x.dtype)
-            past = product(memory.flatten(0, 1), rounded[len(weight) // 3 :].T)
-            past = past.view(B, M, 2, n_head, -1).permute(2, 3, 0, 1, 4)
-            k, v = (torch.cat(pair, 2) for pair in zip(past, own[1:], strict=True))
-        ctx.save_for_backward(x, memory, weight)
-        q, k, v = (y.permute(1, 2, 0, 3) for y in (q, k, v))
-        return q, k, v
-
-    @staticmethod
-    @once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, *grad_outputs: Tensor
-    ) -> tuple[Tensor | None, ...]:
-        # backward() may be called under autocast, but uses the precision of the forward pass.
-        with torch.autocast(grad_outputs[0].device.type, enabled=False):
-            return _Projection._gradients(ctx, *grad_outputs)
-
-    @staticmethod
-    def _gradients(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
-        x, memory, weight = ctx.saved_tensors
-        x_dtype, memory_dtype, weight_dtype = ctx.dtypes
-        weight = weight.to(x.dtype)
-        B, T, H, K = dq.shape
-        M = dk.shape[1] - T
-        own = dq.new_empty(B, T, 3, H, K)
-        for n, part in enumerate((dq, dk[:, M:], dv[:, M:])):
-            own[:, :, n] = part
-        own = own.view(B * T, -1)
-        dx = d_memory = dw = None
-        if ctx.needs_input_grad[0]:
-            dx = product(own, weight).view(x.shape).to(x_dtype)
-        if ctx.needs_input_grad[2]:
-            dw = product(own.T, x.flatten(0, 1)).to(weight_dtype)
-        if memory is not None and (ctx.needs_input_grad[1] or dw is not None):
-            past = dq.new_empty(B, M, 2, H, K)
-            past[:, :, 0], past[:, :, 1] = dk[:, :M], dv[:, :M]
-            past = past.view(B * M, -1)
-            if ctx.needs_input_grad[1]:
-                d_memory = product(past, weight[H * K :]).view(memory.shape).to(memory_dtype)
-            if dw is not None:
-                add_product(dw[H * K :], past.T, memory.flatten(0, 1))
-        return dx, d_memory, dw, None, None
 
 
 class _Linear(torch.autograd.Function):
