@@ -25,8 +25,9 @@ from .inference.generate import (
 from .interop.convert import convert
 from .interop.export import export
 from .model.compact import compact
-from .model.language_model import LanguageModel
+from .model.language_model import LanguageModel, register_model
 from .model.memory import Memory
+from .model.positions import Positions, PositionScheme
 from .model.transformer_xl import TransformerXL
 from .ops import rel_attention
 from .train import train
@@ -42,6 +43,8 @@ __all__ = [
     "LanguageModel",
     "Memory",
     "ModelConfig",
+    "PositionScheme",
+    "Positions",
     "Result",
     "Session",
     "TrainConfig",
@@ -60,6 +63,7 @@ __all__ = [
     "load_state",
     "load_vocab",
     "prepare",
+    "register_model",
     "rel_attention",
     "save_state",
     "shipped_path",

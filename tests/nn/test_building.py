@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
-from transformer_xl.model import TransformerXL, build_model, load_model
+from transformer_xl.config import ModelConfig
+from transformer_xl.model import TransformerXL, build_model, load_model, register_model
 from transformer_xl.model.lstm import LSTMModel
 
 KINDS = {"transformer_xl": TransformerXL, "lstm": LSTMModel}
@@ -63,3 +66,31 @@ def test_a_subclass_with_other_parameters_is_not_loaded_in_part(tiny_config, tmp
     TransformerXL(tiny_config).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="Larger has other parameters than the model in"):
         Larger.from_pretrained(tmp_path)
+
+
+def test_a_registered_kind_is_built_saved_and_loaded(tiny_config, tmp_path):
+    class Registered(TransformerXL):
+        kind = "registered"
+
+    with pytest.raises(ValueError, match=r"model\.kind=.registered. is unknown; choose from .trans"):
+        replace(tiny_config, kind="registered")
+    register_model("registered", Registered)
+    register_model("registered", Registered)
+    config = replace(tiny_config, kind="registered", norm_first=True)
+    model = build_model(config).eval()
+    model.save_pretrained(tmp_path)
+    found, tokens = load_model(tmp_path), torch.randint(31, (2, 5))
+    assert type(found) is Registered
+    assert torch.equal(found(tokens).log_probs, model(tokens).log_probs)
+    # Its settings are those of a Transformer-XL.
+    with pytest.raises(ValueError, match="state_size=5 has no effect"):
+        replace(config, state_size=5)
+    for kind, settings_of, message in (
+        ("registered", "transformer_xl", "is registered already"),
+        ("lstm", "lstm", "is registered already"),
+        ("another", "registered", "is no kind of this package"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            register_model(kind, lambda config: model, settings_of)
+    with pytest.raises(ValueError, match=r"model\.kind=.another. is unknown"):
+        ModelConfig(kind="another")

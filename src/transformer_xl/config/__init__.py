@@ -79,7 +79,7 @@ class Config:
             self.train,
             self.train.compile != "layers"
             or (
-                self.model.kind == "transformer_xl"
+                self.model.family == "transformer_xl"
                 and not (self.model.value_residual or self.model.layer_attn_lens)
             ),
             "train.compile='layers' needs layers that are alike: those of kind='transformer_xl' "

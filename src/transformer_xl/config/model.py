@@ -13,6 +13,7 @@ from transformer_xl.config.checks import (
     Range,
     Unused,
     check,
+    near,
     no_type_check,
     refuse_unused,
     require,
@@ -54,9 +55,6 @@ Activation = Literal["relu", "relu_squared", "gelu", "geglu", "swiglu"]
 * ``geglu``, ``swiglu``: the GELU, or x sigmoid(x), of one projection times another (Shazeer, 2020).
 """
 
-Kind = Literal["transformer_xl", "gpt", "lstm", "mamba2", "rwkv", "xlnet", "xlstm"]
-"""The architecture of a model."""
-
 Quirk = Literal["stored_positions", "swapped_ext_len", "raw_queries", "exact_frequencies"]
 """Deviations of the authors' code from the paper, which converted checkpoints depend on.
 
@@ -86,6 +84,9 @@ _OF_TABLES = (
 )
 """Settings of the token embeddings, and of what a softmax shares with them."""
 
+KINDS: dict[str, str] = {}
+"""The kinds of models that are known, and for each the one whose settings it has."""
+
 _USED: dict[str, tuple[str, ...]] = {
     "transformer_xl": _ATTENTION,
     "lstm": ("weight_dropout",),
@@ -99,6 +100,7 @@ _USED: dict[str, tuple[str, ...]] = {
     "mamba2": ("n_head", "norm_eps", "state_size", "expand", "conv_width"),
 }
 """Of the settings of attention and recurrence, those that each kind of model uses."""
+KINDS.update((kind, kind) for kind in _USED)
 
 MOST_CUTOFFS = 1_000
 """Maximum number of cutoffs of an adaptive softmax; the paper has three."""
@@ -120,11 +122,12 @@ class ModelConfig:
         ValueError: n_head=3 must divide d_model=128; change one of them or set d_head
     """
 
-    kind: Kind = "transformer_xl"
+    kind: str = "transformer_xl"
     """The architecture: the paper's Transformer-XL; or, to compare with, another one with its
     embedding and softmax: a GPT with rotary positions (with mem_len, its keys and values are
     carried across segments), an LSTM, or Mamba-2, RWKV, xLSTM or XLNet with layers of the library
-    transformers."""
+    transformers. One of transformer_xl, gpt, lstm, mamba2, rwkv, xlnet, xlstm, or a kind that was
+    registered (transformer_xl.register_model)."""
     vocab_size: Length = 0
     """Number of tokens in the vocabulary; 0: as in the vocabulary of the corpus."""
     n_features: Length = 0
@@ -260,6 +263,12 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check(self, "model")
+        nearest = near(self.kind, [*KINDS])
+        require(
+            self.kind in KINDS,
+            f"model.kind={self.kind!r} is unknown; choose from {', '.join(map(repr, KINDS))}"
+            + (f"; did you mean {nearest!r}?" if nearest else ""),
+        )
         # First, so that stored settings of parts that an LSTM lacks need not fit each other.
         refuse_unused(self, self.unused())
         require(
@@ -294,33 +303,33 @@ class ModelConfig:
             f"below vocab_size={self.vocab_size}",
         )
         require(
-            not (self.has_attention or self.kind == "xlnet")
+            not (self.has_attention or self.family == "xlnet")
             or self.d_head is not None
             or self.d_model % self.n_head == 0,
             f"n_head={self.n_head} must divide d_model={self.d_model}; "
             "change one of them or set d_head",
         )
         require(
-            self.kind != "gpt" or self.head_width % 2 == 0,
+            self.family != "gpt" or self.head_width % 2 == 0,
             f"d_head={self.head_width} must be even with kind='gpt': rotary positions rotate pairs",
         )
         require(
-            self.kind != "mamba2" or self.expand * self.d_model % self.n_head == 0,
+            self.family != "mamba2" or self.expand * self.d_model % self.n_head == 0,
             f"n_head={self.n_head} must divide expand x d_model = {self.expand * self.d_model}; "
             "change one of them",
         )
         require(
-            self.kind != "xlstm" or self.d_model % (2 * self.n_head) == 0,
+            self.family != "xlstm" or self.d_model % (2 * self.n_head) == 0,
             f"n_head={self.n_head} must divide d_model / 2 = {self.d_model / 2:g}, the width of "
             "queries and keys; change one of them",
         )
         require(
-            self.kind != "rwkv" or min(self.n_layer, self.d_model) > 1,
+            self.family != "rwkv" or min(self.n_layer, self.d_model) > 1,
             f"n_layer={self.n_layer} and d_model={self.d_model} must be 2 or more: the initial "
             "weights of an RWKV differ from the first to the last layer and feature",
         )
         require(
-            self.kind not in ("transformer_xl", "xlnet")
+            self.family not in ("transformer_xl", "xlnet")
             or self.d_model % 2 == 0
             or self.attn_type in (1, 3),
             f"d_model={self.d_model} must be even: position encodings are pairs of sine and cosine",
@@ -388,7 +397,7 @@ class ModelConfig:
         projections.
         """
         about = f"kind={self.kind!r}, which has no such part"
-        used = _USED[self.kind]
+        used = _USED[self.family]
         yield from (Unused(name, about) for name in (*_ATTENTION, *_RECURRENT) if name not in used)
         if self.init == "normal":
             yield Unused("init_range", "init='normal'")
@@ -400,7 +409,7 @@ class ModelConfig:
         if self.n_mixtures:
             about = f"n_mixtures={self.n_mixtures}: the targets are numbers, not symbols"
             yield from (Unused(name, about) for name in ("vocab_size", "sample_softmax"))
-        if self.kind != "transformer_xl":
+        if self.family != "transformer_xl":
             return
         about = f"attn_type={self.attn_type}"
         if self.attn_type == 3:
@@ -419,9 +428,14 @@ class ModelConfig:
             yield Unused("proj_same_dim", f"{about}: no projection is left out")
 
     @property
+    def family(self) -> str:
+        """The kind of this package whose settings these are: ``kind``, unless it was registered."""
+        return KINDS[self.kind]
+
+    @property
     def has_attention(self) -> bool:
         """Whether the layers are those of a Transformer: attention and feed-forward."""
-        return self.kind in ("transformer_xl", "gpt")
+        return self.family in ("transformer_xl", "gpt")
 
     @property
     def clusters(self) -> tuple[Cluster, ...]:

@@ -3,7 +3,13 @@
 from transformer_xl.model.borrowed import Mamba2Model, RWKVModel, XLNetModel, XLSTMModel
 from transformer_xl.model.embedding import AdaptiveEmbedding, Embedding
 from transformer_xl.model.gpt import GPT
-from transformer_xl.model.language_model import LanguageModel, Output, build_model, load_model
+from transformer_xl.model.language_model import (
+    LanguageModel,
+    Output,
+    build_model,
+    load_model,
+    register_model,
+)
 from transformer_xl.model.layer import DecoderLayer, FeedForward, RelAttention
 from transformer_xl.model.lstm import LSTMModel
 from transformer_xl.model.memory import Memory
@@ -39,5 +45,9 @@ __all__ = [
     "XLSTMModel",
     "build_model",
     "load_model",
+    "register_model",
     "relative_positions",
 ]
+
+for _build in (*(TransformerXL, GPT, LSTMModel, Mamba2Model, RWKVModel, XLNetModel, XLSTMModel),):
+    register_model(_build.kind, _build, _build.kind)

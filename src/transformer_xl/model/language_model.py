@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.config import ModelConfig
+from transformer_xl.config.model import KINDS
 from transformer_xl.model.arguments import explain_unknown, shown
 from transformer_xl.model.embedding import AdaptiveEmbedding, Embedding, FeatureEmbedding, embedded
 from transformer_xl.model.lengths import Lengths
@@ -126,7 +127,6 @@ class LanguageModel(nn.Module, ABC):
     """
 
     kind: ClassVar[str]
-    _kinds: ClassVar[dict[str, type["LanguageModel"]]] = {}
     _title: ClassVar[str]
     has_attention: ClassVar[bool] = False
     remembers_positions: ClassVar[bool] = True
@@ -137,13 +137,6 @@ class LanguageModel(nn.Module, ABC):
     frequency_precision: torch.dtype = torch.float32
     preface: tuple[int, ...] = ()
     left_out: Mapping[str, Any] = {}
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        # A class without a kind of its own is abstract, or not what settings describe. Nor is one
-        # that repeats the kind of another: the models in folders are of the first.
-        if "kind" in vars(cls):
-            cls._kinds.setdefault(cls.kind, cls)
 
     def __init__(self, config: ModelConfig, **parts: Any) -> None:
         super().__init__()
@@ -437,8 +430,41 @@ class LanguageModel(nn.Module, ABC):
         Raises:
             ValueError: The model is of another kind than such a subclass, or has other parameters.
         """
-        is_described = cls._kinds.get(getattr(cls, "kind", ""), cls) is cls
+        is_described = _BUILDERS.get(getattr(cls, "kind", ""), cls) is cls
         return _loaded(name, build_model if is_described else cls)
+
+
+_BUILDERS: dict[str, Callable[[ModelConfig], LanguageModel]] = {}
+"""What builds the models of each kind."""
+
+
+def register_model(
+    kind: str, build: Callable[[ModelConfig], LanguageModel], settings_of: str = "transformer_xl"
+) -> None:
+    """Have :func:`build_model`, and all that loads models, build those of a kind.
+
+    Args:
+        kind: The name of the kind, of ``ModelConfig.kind``.
+        build: Builds a model, given its settings; a class whose attribute ``kind`` is that name.
+        settings_of: The kind of this package whose settings such models have.
+
+    Raises:
+        ValueError: Another ``build`` is registered for the kind, or ``settings_of`` is unknown.
+
+    Example:
+        >>> from transformer_xl import ModelConfig, TransformerXL
+        >>> class Mine(TransformerXL):
+        ...     kind = "mine"
+        >>> register_model("mine", Mine)
+        >>> type(build_model(ModelConfig(kind="mine", vocab_size=10, n_layer=1))).__name__
+        'Mine'
+    """
+    if _BUILDERS.get(kind, build) is not build:
+        raise ValueError(f"kind={kind!r} is registered already: choose another name")
+    if KINDS.get(settings_of) != settings_of:
+        raise ValueError(f"settings_of={settings_of!r} is no kind of this package")
+    _BUILDERS[kind] = build
+    KINDS[kind] = settings_of
 
 
 def build_model(config: ModelConfig) -> LanguageModel:
@@ -451,7 +477,7 @@ def build_model(config: ModelConfig) -> LanguageModel:
         >>> type(build_model(ModelConfig(kind="lstm", vocab_size=10))).__name__
         'LSTMModel'
     """
-    return LanguageModel._kinds[config.kind](config)
+    return _BUILDERS[config.kind](config)
 
 
 def load_model(name: Path | str) -> LanguageModel:

@@ -41,18 +41,18 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 def layer_matrices(config: ModelConfig) -> list[tuple[int, int]]:
     """List (rows, columns) of the matrices of a layer, as Muon splits them."""
     D, F, width = config.d_model, config.d_inner, config.n_head * config.head_width
-    if config.kind == "lstm":
+    if config.family == "lstm":
         return [(4 * D, D)] * 2
-    if config.kind == "rwkv":
+    if config.family == "rwkv":
         return [(D, D)] * 5 + [(F, D), (D, F)]
-    if config.kind == "xlnet":
+    if config.family == "xlnet":
         return [(D, D)] * 5 + [(F, D), (D, F)]
-    if config.kind == "xlstm":
+    if config.family == "xlstm":
         return [(D // 2, D)] * 2 + [(D, D)] * 3 + [(F, D)] * 2 + [(D, F)]
-    if config.kind == "mamba2":
+    if config.family == "mamba2":
         inner = config.expand * D
         return [(2 * (inner + config.state_size) + config.n_head, D), (D, inner)]
-    has_r = config.kind == "transformer_xl" and config.attn_type == 0
+    has_r = config.family == "transformer_xl" and config.attn_type == 0
     n_projections = 4 if has_r else 3
     matrices = [(width, D)] * n_projections + [(D, width)]
     matrices += [(F, D)] * (1 + config.is_gated) + [(D, F)]
@@ -69,7 +69,7 @@ def table_numbers(config: ModelConfig) -> int:
 def least_weights(config: ModelConfig) -> int:
     """Count the parameters of matrices and embeddings: nearly all of a model."""
     layer = sum(rows * columns for rows, columns in layer_matrices(config))
-    if config.kind == "mamba2":
+    if config.family == "mamba2":
         # Depthwise: a weight for each feature and place.
         layer += (config.expand * config.d_model + 2 * config.state_size) * config.conv_width
     tables = table_numbers(config)
@@ -84,7 +84,7 @@ def least_weights(config: ModelConfig) -> int:
 
 def state_bytes(config: ModelConfig, n_streams: int, mem_len: int) -> int:
     """Count the bytes of a memory in float32: of hidden states, or of a GPT's keys and values."""
-    is_gpt = config.kind == "gpt"
+    is_gpt = config.family == "gpt"
     width = 2 * config.n_head * config.head_width if is_gpt else config.d_model
     return FLOAT * config.n_layer * n_streams * mem_len * width
 
@@ -160,11 +160,11 @@ def require_weights(config: ModelConfig) -> None:
         ValueError: They do not fit.
     """
     device = torch.get_default_device()
-    if config.kind in _BORROWED and device.type == "meta":
+    if config.family in _BORROWED and device.type == "meta":
         device = torch.device("cpu")
     if device.type != "meta":
         names = ("vocab_size", "n_layer", "n_head", "d_model", "d_inner")
-        if config.kind == "mamba2":
+        if config.family == "mamba2":
             names += ("state_size", "expand", "conv_width")
         settings = _named(config, "model", *names, "d_head", "d_embed", "n_positions")
         size = FLOAT * least_weights(config)

@@ -150,7 +150,7 @@ class CallingStepper(Stepper):
 
 def choose_stepper(model: LanguageModel) -> tuple[type[Any], str]:
     """Choose the stepper of a model; return it with the reason, for display."""
-    if not isinstance(model, TransformerXL) or model.config.attn_type in (2, 3):
+    if not isinstance(model, TransformerXL) or model.positions.is_absolute:
         return CallingStepper, "the model has no keys and values that could be kept"
     if model.config.layer_attn_lens:
         return CallingStepper, "the layers have attention lengths of their own"
@@ -171,7 +171,7 @@ def reason_against_native(model: TransformerXL, dtype: torch.dtype) -> str | Non
     config = model.config
     weights = [linear.weight for layer in model.layers for linear in layer.matrices]
     for is_set, what in (
-        (config.attn_type in (2, 3), f"attn_type={config.attn_type}"),
+        (model.positions.is_absolute, f"attn_type={config.attn_type}"),
         (bool(config.layer_attn_lens), "layer_attn_lens"),
         (config.gate != "none", f"gate={config.gate!r}"),
         (config.enhanced_recurrence, "enhanced_recurrence=True"),

@@ -5,6 +5,10 @@ column in front, (T, S + 1), and viewed with a row stride of S from offset T, th
 the shifted matrix: key j of query i is column T - i + j of row i. The content product is added into
 that view, and future positions are masked.
 
+In the names of section 3.3, $q^T k$ is term (a), $q^T r$ (b), $u^T k$ (c) and $v^T r$ (d). Two
+products compute all four: ``q_content``, q + u, times the keys is (a) + (c); ``q_position``, q + v,
+times the position keys is (b) + (d), with a column for each distance.
+
 Queries are processed in blocks, which skips keys that no query of a block sees, and heads in
 groups, whose scores fit in the cache. The backward pass recomputes the scores instead of saving
 them.
@@ -189,6 +193,7 @@ class _Attention:
         for queries, keys in self._cuts():
             T, S = queries.stop - queries.start, keys.stop - keys.start
             q = self.q[:, :, queries]
+            # q + u and q + v, scaled.
             q_content, q_position = (
                 torch.add(bias, q, alpha=self.scale).contiguous()
                 for bias in (self.content_bias, self.position_bias)
@@ -211,6 +216,7 @@ class _Attention:
         for head in range(0, self.H, size):
             heads = slice(head, min(head + size, self.H))
             matrices = slice(heads.start * self.B, heads.stop * self.B)
+            # Terms (b) + (d), by distance.
             q_position, r = block.q_position[heads], block.r[heads]
             if self.is_half and q_position.shape[1] < FEW_ROWS:
                 # With few rows in half precision, keys times queries is faster.
@@ -235,6 +241,7 @@ class _Attention:
         """Return the attention weights of a group before dropout, and the dropout mask if any."""
         score, q, k = group.score, block.q_content[group.matrices], block.k[group.matrices]
         N, T, _ = score.shape
+        # Terms (a) + (c), added to (b) + (d), which the relative shift has moved to their keys.
         if self.is_half and T < FEW_ROWS:
             score += torch.bmm(k, q.mT).mT
         else:
