@@ -70,7 +70,7 @@ def is_built(kind: str) -> bool:
 
 def build(kind: str, peer: Any, folder: Path) -> None:
     """Write the files of an engine into a new folder."""
-    memory = [torch.stack([*x]) for x in peer.mems.store.tensors()]
+    memory = [torch.stack([*x]) for x in peer.mems.by_name()]
     if kind == "onnx_txl":
         from transformer_xl.interop.export import export
 
@@ -111,7 +111,7 @@ def load(way: str, peer: Any, folder: Path) -> Scores:
         if peer.stepper.is_fast == (kind == "eager"):
             raise RuntimeError(f"{way} has a {type(peer.stepper).__name__}")
         return peer.scores
-    memory = [torch.stack([*x]) for x in peer.mems.store.tensors()]
+    memory = [torch.stack([*x]) for x in peer.mems.by_name()]
     if kind.startswith("onnx"):
         return onnx_scores(folder / "step.onnx", int(way[-1]), memory, peer.job.shape.vocab)
     if kind == "aot":

@@ -249,7 +249,7 @@ def test_the_step_for_compilers_computes_what_the_model_does() -> None:
     tokens = torch.randint(50, (2 * shape.mem_len + 3, 1, 1))
     with torch.no_grad():
         peer = peers.build("ours", job)
-        memory = [torch.stack([*x]) for x in peer.mems.store.tensors()]
+        memory = [torch.stack([*x]) for x in peer.mems.by_name()]
         scores = ring_step.ring_scores(ring_step.RingStep(peer.model, shape.mem_len), memory)
         found = [scores(token) for token in tokens]
         called = peers.build("ours_called", job)

@@ -5,7 +5,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from transformer_xl.inference.generate import State, generate, load_state, save_state, write_state
+from transformer_xl.inference.generate import (
+    Sampling,
+    State,
+    generate,
+    load_state,
+    save_state,
+    write_state,
+)
 from transformer_xl.model import Memory, TransformerXL
 from transformer_xl.model.memory import KeysAndValues
 from transformer_xl.model.pretrained import CHECKSUM_KEY
@@ -19,15 +26,15 @@ def weights(model, tmp_path):
 
 @pytest.mark.parametrize("settings", [{"temperature": 0}, {"top_p": 0.9}], ids=str)
 def test_a_saved_text_goes_on_as_if_it_had_not_stopped(model, weights, tmp_path, settings):
-    whole = list(generate(model, [7, 2], length=40, seed=3, **settings))
-    first = generate(model, [7, 2], length=15, seed=3, **settings)
+    sampling = Sampling(**settings)
+    whole = list(generate(model, [7, 2], sampling, length=40, seed=3))
+    first = generate(model, [7, 2], sampling, length=15, seed=3)
     begun = list(first)
     save_state(tmp_path / "state", first, weights)
     state = load_state(tmp_path / "state", weights)
     assert state.last_token == begun[-1]
-    rest = generate(
-        model, [state.last_token], length=25, mems=state.mems, seed=state.random, **settings
-    )
+    again = {"mems": state.mems, "seed": state.random}
+    rest = generate(model, [state.last_token], sampling, length=25, **again)
     assert begun + list(rest) == whole
 
 
@@ -89,12 +96,12 @@ def test_a_memory_of_another_model_is_refused(model, weights, tmp_path):
 def _changed(state, what):
     """Return a state that no text of the model can have left."""
     mems, M = state.mems, len(state.mems)
-    both = mems.store.tensors()
+    both = mems.by_name()
     if what == "fewer layers":
         both = [tensors[1:] for tensors in both]
     if what in (dims := {"wider heads": -1, "more heads": 0, "two texts": 1}):
         both = [[torch.cat([x, x], dims[what]) for x in tensors] for tensors in both]
-    mems = Memory(KeysAndValues(*both), mems.forgotten)
+    mems = KeysAndValues(*both, forgotten=mems.forgotten)
     if what == "hidden states":
         mems = Memory([torch.zeros(1, M, 5)] * 3)
     if what == "all forgotten and more":

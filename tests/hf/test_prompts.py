@@ -70,7 +70,7 @@ def test_a_prefix_is_a_memory_of_keys_and_values(transformers: Any, language_mod
         cache = language_model(IDS[:, :4]).past_key_values
         expected = language_model(IDS[:, 4:], past_key_values=cache)
     prefix = transformers.DynamicCache()
-    for layer, (k, v) in enumerate(zip(*cache.mems.store.tensors(), strict=True)):
+    for layer, (k, v) in enumerate(zip(*cache.mems.by_name(), strict=True)):
         prefix.update(k.transpose(0, 1), v.transpose(0, 1), layer)
     for has_graph in (False, True):
         with torch.set_grad_enabled(has_graph):

@@ -98,7 +98,7 @@ def test_bfloat16_forgets_as_float32_does(model, is_kept):
         found.append(x.float())
     error = torch.cat(found, 1) - expected
     assert error.norm() < 0.02 * expected.norm()
-    assert not is_kept or mems.to(dtype=torch.bfloat16).store.inputs[0].dtype == torch.float32
+    assert not is_kept or mems.to(dtype=torch.bfloat16).inputs[0].dtype == torch.float32
     stepper = Stepper.of(model, Lengths.of(CONFIG), model.start_memory(2))
     steps = torch.stack([stepper(token) for token in tokens.unbind(1)], 1)
     whole = model(tokens, attn_len=CONFIG.mem_len + 1).hidden

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from transformer_xl.model import DecoderLayer, FeedForward, Memory, Positions
+from transformer_xl.model import DecoderLayer, FeedForward, Positions
 from transformer_xl.model.memory import KeysAndValues
 from transformer_xl.model.segment import View
 from transformer_xl.ops import reference
@@ -124,7 +124,7 @@ def test_a_memory_of_keys_and_values_gives_the_same_and_takes_the_segment(
     first_key = torch.tensor([0, M // 2])
     k, v = layer.keys_and_values(memory)
     store = KeysAndValues([k.permute(2, 0, 1, 3)], [v.permute(2, 0, 1, 3)])
-    kept = Memory(store).with_capacity(T, M + T)
+    kept = store.with_capacity(T, M + T)
     view = View(first_key, 3)
     expected = through(layer, x, memory, Positions(r, u, w), view)
     found = through(layer, x, x[:, :0], Positions(r, u, w), view.over(kept))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.inference.generate import generate
+from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.model import TransformerXL, build_model
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.stepper import CallingStepper, Stepper
@@ -88,7 +88,7 @@ def test_the_model_is_called_for_each_token_and_writes_the_same():
     text = drawn(20)
     hidden = torch.stack([stepper(token) for token in text.T], 1)
     torch.testing.assert_close(hidden, model(text).hidden, rtol=0, atol=1e-12)
-    written = list(generate(model, [1, 2, 3], length=12, temperature=0))
+    written = list(generate(model, [1, 2, 3], length=12, sampling=Sampling(temperature=0)))
     ids = torch.tensor([[1, 2, 3, *written]])
     assert model(ids[:, :-1]).log_probs.argmax(-1)[0, 2:].tolist() == written
 

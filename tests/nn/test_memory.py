@@ -25,7 +25,7 @@ def memory(M, forgotten=None):
 def kept(M, rows=B):
     shape = (H, rows, M, K)
     keys, values = ([torch.randn(shape) for _ in range(N)] for _ in range(2))
-    return Memory(KeysAndValues(keys, values))
+    return KeysAndValues(keys, values)
 
 
 def write(memory, T, mem_len):
@@ -33,7 +33,7 @@ def write(memory, T, mem_len):
     roomy = memory.with_capacity(T, mem_len)
     new = torch.randn(2, N, memory.batch_size, T, H, K)
     for n in range(N):
-        roomy.store.join(n, new[0, n], new[1, n])
+        roomy.join(n, new[0, n], new[1, n])
     return roomy.extend([None] * N, mem_len, T), new.permute(0, 1, 4, 2, 3, 5)
 
 
@@ -51,13 +51,13 @@ def test_a_memory_knows_its_length_and_its_streams():
 
 def test_a_memory_shows_its_sizes_and_no_values():
     assert repr(memory(5)) == (
-        f"Memory(n_layer={N}, batch_size={B}, length=5, width={D}, store=HiddenStates, "
+        f"Memory(n_layer={N}, batch_size={B}, length=5, width={D}, "
         f"dtype=torch.float32, device='cpu', nbytes={N * B * 5 * D * 4})"
     )
     # Free capacity does not count.
     roomy = kept(5).with_capacity(3, 5).to(dtype=torch.bfloat16)
     assert repr(roomy) == (
-        f"Memory(n_layer={N}, batch_size={B}, length=5, width={H * K}, store=KeysAndValues, "
+        f"KeysAndValues(n_layer={N}, batch_size={B}, length=5, width={H * K}, "
         f"dtype=torch.bfloat16, device='cpu', nbytes={roomy.nbytes:_})"
     )
     assert roomy.nbytes == 2 * N * H * B * 5 * K * 2
@@ -244,7 +244,7 @@ def test_written_positions_stand_behind_the_memory():
     before = kept(3)
     roomy = before.with_capacity(2, 5)
     k, v = torch.randn(2, B, 2, H, K)
-    all_k, all_v = roomy.store.join(1, k, v)
+    all_k, all_v = roomy.join(1, k, v)
     old_k, old_v = contents(before)[:, 1]
     assert torch.equal(all_k, torch.cat([old_k.permute(1, 2, 0, 3), k], 1))
     assert torch.equal(all_v, torch.cat([old_v.permute(1, 2, 0, 3), v], 1))
@@ -306,7 +306,7 @@ def test_two_who_go_on_from_one_memory_before_either_writes_do_not_share_places(
     roomy = [before.with_capacity(2, 8) for _ in range(3)]
     new = torch.randn(3, 2, B, 2, H, K)
     for own, (k, v) in zip(roomy, new, strict=True):
-        own.store.join(0, k, v)
+        own.join(0, k, v)
     for own, segment in zip(roomy, new, strict=True):
         after = contents(own.extend([None] * N, 8, 2))
         assert torch.equal(after[:, 0, :, :, -2:], segment.permute(0, 3, 1, 2, 4))
@@ -370,19 +370,19 @@ def test_another_precision_leaves_the_older_memory_as_it_was():
     expected = contents(before)
     roomy = before.with_capacity(1, 8)
     for n in range(N):
-        roomy.store.join(n, *torch.randn(2, B, 1, H, K).bfloat16())
+        roomy.join(n, *torch.randn(2, B, 1, H, K).bfloat16())
     after = roomy.extend([None] * N, 8, 1)
-    assert after.store.keys[0].dtype == torch.bfloat16
+    assert after.keys[0].dtype == torch.bfloat16
     assert torch.equal(contents(before), expected)
 
 
 def test_most_steps_move_nothing_and_the_room_stays_bounded():
     mem_len, moves, memory = 16, 0, kept(0)
     for _ in range(10 * mem_len):
-        places = {x.data_ptr() for x in memory.store.keys}
+        places = {x.data_ptr() for x in memory.keys}
         memory, _ = write(memory, 1, mem_len)
-        moves += places != {x.data_ptr() for x in memory.store.keys}
-        assert memory.store.keys[0].shape[2] <= 2 * mem_len + 1
+        moves += places != {x.data_ptr() for x in memory.keys}
+        assert memory.keys[0].shape[2] <= 2 * mem_len + 1
     assert moves <= 10 + 4
 
 
@@ -394,7 +394,7 @@ def test_joined_streams_keep_what_each_had():
     found = contents(joined)
     assert torch.equal(found[:, :, :, :2], contents(long))
     assert torch.equal(found[:, :, :, 2:3, 2:], contents(short))
-    assert joined.store.keys[0].isfinite().all()
+    assert joined.keys[0].isfinite().all()
 
 
 def test_joined_streams_of_equal_length_have_forgotten_nothing():

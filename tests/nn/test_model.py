@@ -345,7 +345,7 @@ def test_keeping_keys_and_values_leaves_the_memory_as_it_is(model):
     assert kept.has_keys
     assert not mems.has_keys
     assert (len(kept), kept.batch_size, kept.forgotten.tolist()) == (4, 2, [0, 4])
-    for layer, state, keys in zip(model.layers, mems.states, kept.store.keys, strict=True):
+    for layer, state, keys in zip(model.layers, mems.states, kept.keys, strict=True):
         assert torch.equal(keys, layer.keys_and_values(state)[0].permute(2, 0, 1, 3))
 
 

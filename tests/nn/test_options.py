@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.inference.generate import generate
+from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.model import TransformerXL
 
 EXACT = {"rtol": 0, "atol": 1e-12}
@@ -103,7 +103,7 @@ def test_enhanced_recurrence_reaches_back_without_limit(is_enhanced):
 def test_with_enhanced_recurrence_writing_is_reading_token_by_token(name):
     model = made({"enhanced_recurrence": True} | ENHANCED[name])
     _, mems = model.read(torch.tensor([[3, 1, 4]]))
-    found = list(generate(model, [5], length=15, mems=mems, temperature=0))
+    found = list(generate(model, [5], length=15, mems=mems, sampling=Sampling(temperature=0)))
     token, expected = 5, []
     for _ in range(15):
         out = model(torch.tensor([[token]]), mems)

@@ -27,7 +27,7 @@ except ModuleNotFoundError as error:
 
 from transformer_xl.config.device import pick_device
 from transformer_xl.data import load_vocab
-from transformer_xl.inference.generate import generate_batch
+from transformer_xl.inference.generate import Sampling, generate_batch
 from transformer_xl.model import Memory, load_model
 from transformer_xl.model.arguments import require_token_inputs
 from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
@@ -196,26 +196,32 @@ class TransformerXLHarness(TemplateLM):
         """Continue contexts up to one of the stop strings of the task."""
         found = []
         for settings, group in groupby(requests, key=self._settings):
-            until, arguments = settings
+            until, length, sampling = settings
             for batch in chunks([request.args[0] for request in group], self.batch_size):
                 prompts = [self.tok_encode(text) or [self._prefix] for text in batch]
                 written = generate_batch(
-                    self.model, prompts, seed=self._seed, mem_len=self.mem_len, **arguments
+                    self.model,
+                    prompts,
+                    sampling,
+                    length=length,
+                    seed=self._seed,
+                    mem_len=self.mem_len,
                 )
                 found.extend(written.decode(self.vocab, until))
         for request, text in zip(requests, found, strict=True):
             self.cache_hook.add_partial("generate_until", request.args, text)
         return found
 
-    def _settings(self, request: Instance) -> tuple[list[str], dict[str, Any]]:
-        """Return the stop strings of a request, and the arguments of ``generate_batch``."""
+    def _settings(self, request: Instance) -> tuple[list[str], int, Sampling]:
+        """Return the stop strings of a request, its length, and how tokens are drawn."""
         asked: Any = request.args
         settings: dict[str, Any] = dict(normalize_gen_kwargs(asked[1], self._max_gen_toks))
-        arguments = {"length": settings["max_gen_toks"], "temperature": 0.0}
+        drawing: dict[str, Any] = {"temperature": 0.0}
         if settings.get("do_sample"):
             chosen = {name: settings.get(name) for name in _SAMPLING_SETTINGS}
-            arguments |= {name: x for name, x in chosen.items() if x is not None}
-        return [text for text in settings["until"] if text], arguments
+            drawing |= {name: x for name, x in chosen.items() if x is not None}
+        until = [text for text in settings["until"] if text]
+        return until, settings["max_gen_toks"], Sampling(**drawing)
 
     def _initial_memory(self, batch_size: int) -> Memory:
         return self.model.keep(self.model.start_memory(batch_size, self.lengths.mem_len))

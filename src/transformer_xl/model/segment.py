@@ -11,7 +11,7 @@ from torch import Tensor
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.arguments import require_tensor, whole_tensor
 from transformer_xl.model.lengths import Lengths
-from transformer_xl.model.memory import Memory, savable
+from transformer_xl.model.memory import KeysAndValues, Memory, savable
 
 
 class Segment(NamedTuple):
@@ -162,7 +162,7 @@ class View(NamedTuple):
 
     def over(self, memory: Memory) -> "View":
         """Return the view with the keys and values of a memory, if it holds these."""
-        cache = memory.cache
+        cache = memory if isinstance(memory, KeysAndValues) else None
         # Beside a prefix that is learned, weights may be learned, too.
         is_fixed = cache is not None and not torch.is_grad_enabled()
         return self._replace(cache=cache, is_fixed=is_fixed)

@@ -205,15 +205,14 @@ class RingStepper(Stepper):
         self._limit = lengths.windowed().attn_len or self._size
         self._clamp_len = lengths.clamp_len
         memory = memory.last(self._mem_len)
-        store = memory.store
-        assert isinstance(store, KeysAndValues)
-        model.require_own(store)
+        assert isinstance(memory, KeysAndValues)
+        model.require_own(memory)
         # Index of the first position that each stream sees.
         self._first = torch.zeros(memory.batch_size, dtype=torch.int64, device=model.device)
         if memory.forgotten is not None:
             self._first += memory.forgotten
         self.state = len(memory)
-        self._lay_out(store.tensors(), slice(None), self.state, self._capacity_for(self.state + 1))
+        self._lay_out(memory.by_name(), slice(None), self.state, self._capacity_for(self.state + 1))
 
     @property
     def batch_size(self) -> int:
@@ -240,8 +239,8 @@ class RingStepper(Stepper):
         cached = ([x.index_select(2, place) for x in rings] for rings in self._rings)
         forgotten = (self._first - (self.state - M)).clamp(min=0)
         # Each step checks that the model has no adapters.
-        store = KeysAndValues(*cached, adapters=())
-        return Memory(store, forgotten if forgotten.any() else None)
+        mask = forgotten if forgotten.any() else None
+        return KeysAndValues(*cached, forgotten=mask, adapters=())
 
     @torch.no_grad()
     def select(self, rows: Rows) -> "RingStepper":
@@ -268,7 +267,7 @@ class RingStepper(Stepper):
         if self._has_to_move(span):
             self._move(span)
         place = self._places(self.state - M, self.state)
-        for rings, given in zip(self._rings, memory.store.tensors(), strict=True):
+        for rings, given in zip(self._rings, memory.by_name(), strict=True):
             for x, new in zip(rings, given, strict=True):
                 x[:, row : row + 1, place] = new.to(x.dtype)
         self._first[row] = self.state - M

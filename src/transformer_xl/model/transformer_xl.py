@@ -143,25 +143,25 @@ class TransformerXL(LanguageModel):
     def require_readable(self, segment: Segment, mems: Any, lengths: Lengths) -> None:
         """Require that a memory can be continued with a segment."""
         super().require_readable(segment, mems, lengths)
-        if isinstance(mems.store, KeysAndValues):
-            if torch.is_grad_enabled() and not mems.store.is_prefix:
+        if isinstance(mems, KeysAndValues):
+            if torch.is_grad_enabled() and not mems.is_prefix:
                 raise ValueError(
                     "a memory of keys and values needs fixed weights: use it under torch.no_grad()"
                 )
             if not torch.compiler.is_compiling():
-                self.require_own(mems.store)
+                self.require_own(mems)
 
     @torch.no_grad()
-    def require_own(self, store: KeysAndValues) -> None:
+    def require_own(self, memory: KeysAndValues) -> None:
         """Require keys and values that were projected with this model's adapters.
 
         Raises:
             ValueError: The adapters differ.
         """
-        if store.adapters is None:
+        if memory.adapters is None:
             # Keys and values from a file, for example; `keep` has done this for its own.
             self.positions.renew(self)
-        store.require(adapters(self))
+        memory.require(adapters(self))
 
     @torch.no_grad()
     def keep(self, memory: Memory) -> Memory:
@@ -189,8 +189,9 @@ class TransformerXL(LanguageModel):
         if self.config.input_recurrence:
             exact = torch.promote_types(memory.states[0].dtype, torch.float32)
             inputs = [memory.states[0][None].to(exact, copy=True)]
-        store = KeysAndValues(keys, values, inputs, adapters=adapters(self))
-        return Memory(store, memory.forgotten)
+        return KeysAndValues(
+            keys, values, inputs, forgotten=memory.forgotten, adapters=adapters(self)
+        )
 
     @property
     def _state_width(self) -> int:
@@ -198,17 +199,16 @@ class TransformerXL(LanguageModel):
 
     def is_own(self, mems: Memory) -> bool:
         """Whether a memory has the number of layers and the widths of this model."""
-        store = mems.store
-        if not isinstance(store, KeysAndValues):
+        if not isinstance(mems, KeysAndValues):
             return super().is_own(mems)
         heads = [(self.config.n_head, self.config.head_width)] * self.config.n_layer
         inputs = [self.config.d_model] * self.config.input_recurrence
         # With absolute positions, keys change with each segment and cannot be cached.
-        if self.positions.is_absolute or [x.shape[3] for x in store.inputs] != inputs:
+        if self.positions.is_absolute or [x.shape[3] for x in mems.inputs] != inputs:
             return False
         return all(
             [(x.shape[0], x.shape[3]) for x in tensors] == heads
-            for tensors in (store.keys, store.values)
+            for tensors in (mems.keys, mems.values)
         )
 
     @property

@@ -177,4 +177,4 @@ def most_seen(seen: Float[Tensor, " S"], most: int) -> Shares:
 
 def _row(memory: Memory, row: int, first: int, stop: int) -> Memory:
     """Copy some positions of one stream."""
-    return Memory(memory.store.between(first, stop)).select([row])
+    return memory.between(first, stop).select([row])

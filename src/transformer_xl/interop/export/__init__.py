@@ -74,7 +74,7 @@ class Step(nn.Module, ABC):
         """Return the distribution after each token, the new memory, and its visible positions."""
         ((_, hidden, _, after),) = read(self.model, tokens, self.lengths, mems)
         assert after.forgotten is not None
-        new = [torch.stack([*layers]) for layers in after.store.tensors()]
+        new = [torch.stack([*layers]) for layers in after.by_name()]
         return self.model.head.log_probs(hidden), *new, self.mem_len - after.forgotten
 
 
@@ -108,8 +108,9 @@ class KeptStep(Step):
         Int[Tensor, " B"],
     ]:
         """Read tokens; return the distribution after each, and the memory after all of them."""
-        store = _InputKeysAndValues(keys.unbind(), values.unbind())
-        return self._read(tokens, Memory(store, self.mem_len - seen))  # pyright: ignore[reportReturnType]
+        forgotten = self.mem_len - seen
+        memory = _InputKeysAndValues(keys.unbind(), values.unbind(), forgotten=forgotten)
+        return self._read(tokens, memory)  # pyright: ignore[reportReturnType]
 
 
 class StateStep(Step):

@@ -346,9 +346,9 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         use_cache = self.config.use_cache if use_cache is None else use_cache
         if not (use_cache and self.config.has_memory):
             return None
-        if isinstance(mems, Memory) and isinstance(mems.store, KeysAndValues):
+        if isinstance(mems, KeysAndValues):
             # Those of a later step would be other ones.
-            mems.store.is_prefix = False
+            mems.is_prefix = False
         segment = inputs.segment
         if (reset_at := self.transformer.config.reset_at) is not None:
             segment = segment.with_starts(segment.starts, reset_at)

@@ -13,7 +13,7 @@ from transformers import Cache
 
 from transformer_xl.model import LanguageModel, Memory, Stepper
 from transformer_xl.model.lengths import Lengths
-from transformer_xl.model.memory import HiddenStates, KeysAndValues
+from transformer_xl.model.memory import KeysAndValues
 from transformer_xl.model.segment import Segment
 
 # Enough tokens to distinguish the whole text from its continuation.
@@ -175,7 +175,7 @@ class TransformerXLCache(Cache):
         return torch.equal(own.repeat_interleave(times, 0), self.tail)
 
     def __len__(self) -> int:
-        return len(self.mems.store.tensors()[0])
+        return len(self.mems.by_name()[0])
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.batch_size} texts, {self.seen} tokens read)"
@@ -333,9 +333,8 @@ def own_cache(cache: Any, model: LanguageModel) -> TransformerXLCache | None:
     keys, values = (
         [getattr(x, name).transpose(0, 1) for x in layers] for name in ("keys", "values")
     )
-    store, config = KeysAndValues(keys, values), model.config
-    store.is_prefix = True
-    mems = Memory(store)
+    mems, config = KeysAndValues(keys, values), model.config
+    mems.is_prefix = True
     if config.input_recurrence:
         raise ValueError(
             "input_recurrence=True: a prefix of keys and values has no input from which the "
@@ -362,13 +361,12 @@ def own_cache(cache: Any, model: LanguageModel) -> TransformerXLCache | None:
 def _flatten(cache: TransformerXLCache) -> tuple[list[Any], tuple[Any, ...]]:
     """Return the tensors of a cache, and what is no tensor."""
     mems = cache.mems
-    store = mems.store
-    adapters = store.adapters if isinstance(store, KeysAndValues) else None
+    adapters = mems.adapters if isinstance(mems, KeysAndValues) else None
     # A number would be a constant of a traced program.
     seen = cache._seen
     if not isinstance(seen, Tensor):
         seen = torch.scalar_tensor(seen, dtype=torch.int64)
-    tensors = [[*layers] for layers in store.tensors()]
+    tensors = [[*layers] for layers in mems.by_name()]
     about = cache.mem_len, cache._starts_empty, cache.is_recording, adapters
     return [tensors, mems.forgotten, seen], about
 
@@ -378,10 +376,10 @@ def _unflatten(leaves: Any, about: tuple[Any, ...]) -> TransformerXLCache:
     tensors, forgotten, seen = leaves
     mem_len, starts_empty, is_recording, adapters = about
     if len(tensors) > 1:
-        store = KeysAndValues(*tensors, adapters=adapters)
+        mems = KeysAndValues(*tensors, forgotten=forgotten, adapters=adapters)
     else:
-        store = HiddenStates(tensors[0])
-    cache = TransformerXLCache(Memory(store, forgotten), seen, mem_len=mem_len)
+        mems = Memory(tensors[0], forgotten)
+    cache = TransformerXLCache(mems, seen, mem_len=mem_len)
     cache._starts_empty, cache.is_recording = starts_empty, is_recording
     return cache
 

@@ -51,7 +51,7 @@ class InputRecurrence(InputStage):
             reach = torch.arange(M, M + T, device=x.device) - first
         factor = model.input_decay.to(x.dtype).tanh()
         if M:
-            before = memory.store.last_input().to(x.dtype) * factor
+            before = memory.last_input().to(x.dtype) * factor
             if reach is not None:
                 before = before.masked_fill((reach[:, :1] < 1)[..., None], 0)
             x = torch.cat([x[:, :1] + before, x[:, 1:]], 1)
@@ -62,5 +62,5 @@ class InputRecurrence(InputStage):
                 added = added.masked_fill((reach[:, n:] < n)[..., None], 0)
             x = torch.cat([x[:, :n], x[:, n:] + added], 1)
             factor, n = factor * factor, 2 * n
-        memory.store.append_input(x)
+        memory.append_input(x)
         return x.to(precision)
