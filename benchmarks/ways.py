@@ -1,4 +1,4 @@
-"""How many functions, in how many files, lie on the way to a weight update and to a token?
+"""How many functions, in how many files, lie on the way to a loss, an update and a token?
 
     python benchmarks/ways.py
     python benchmarks/ways.py --base c1f4c10 --list
@@ -9,6 +9,9 @@ program, once for each revision in a process of its own. Rules:
 * The way to a weight update is what is on the stack while the loop runs, from `main` downward, and
   what is entered between the end of one training step and the end of the next, the third and the
   fourth of the run, in which nothing is logged, evaluated or saved.
+* The way to the loss is what is entered from `LanguageModel.forward` on until it returns, with what
+  it calls, in the third call of a training: from `model(tokens, mems, targets)` to the loss, as a
+  reader opens it. Short functions count here, too, but those that are two lines or less.
 * The way to a token is what is on the stack while tokens are written, and what is entered from the
   third token that is drawn to the fourth.
 * Counted are the functions and methods of the package, each once, in whose body more than five
@@ -60,6 +63,8 @@ NAMES = re.compile("<|_?(is|has|require|check|checked)_")
 """Functions of these names are not counted."""
 SHORT = 5
 """Functions with no more lines than these are read where they are called."""
+SHORTEST = 2
+"""The same, on the way to the loss."""
 
 
 def lines_of(code: CodeType) -> int:
@@ -70,8 +75,8 @@ def lines_of(code: CodeType) -> int:
 class Way:
     """The functions of the package that are entered while this is on."""
 
-    def __init__(self, package: Path) -> None:
-        self.package = str(package)
+    def __init__(self, package: Path, short: int = SHORT) -> None:
+        self.package, self.short = str(package), short
         self.found: set[tuple[str, str]] = set()
         self.is_on = False
 
@@ -79,7 +84,7 @@ class Way:
         """Take the function of a frame, if it is one of the package and not short."""
         code, caller = frame.f_code, frame.f_back
         file = self._own(code.co_filename)
-        if file is None or NAMES.match(code.co_name) or lines_of(code) <= SHORT:
+        if file is None or NAMES.match(code.co_name) or lines_of(code) <= self.short:
             return
         if file.startswith("ops/"):
             calling = None if caller is None else self._own(caller.f_code.co_filename)
@@ -135,8 +140,37 @@ def follow(package: Path, command: list[str], name: str, first: int) -> list[tup
     return sorted(way.found)
 
 
+def follow_call(package: Path, command: list[str], name: str, number: int) -> list[tuple[str, str]]:
+    """Run a command; return what is entered in call number ``number`` of a function."""
+    from transformer_xl.cli import main
+
+    way, calls = Way(package, SHORTEST), 0
+    inside: FrameType | None = None
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal calls, inside
+        if event == "call":
+            if frame.f_code.co_qualname == name:
+                calls += 1
+                if calls == number:
+                    inside = frame
+            if inside is not None:
+                way.see(frame)
+        elif event == "return" and frame is inside:
+            inside = None
+
+    sys.setprofile(profile)
+    try:
+        code = main(command)
+    finally:
+        sys.setprofile(None)
+    if code or calls < number:
+        raise RuntimeError(f"{command} ended with {code} after {calls} calls of {name}")
+    return sorted(way.found)
+
+
 def work() -> None:
-    """Follow both ways in this process; print what was found."""
+    """Follow the ways in this process; print what was found."""
     import transformer_xl
 
     package = Path(transformer_xl.__file__).parent
@@ -148,7 +182,9 @@ def work() -> None:
         with open(os.devnull, "w") as nowhere:  # noqa: PTH123  (a descriptor is needed)
             os.dup2(nowhere.fileno(), 1)
             os.dup2(nowhere.fileno(), 2)
-            words = ["train", "tiny.toml", "--out", "run", "--quiet"]
+            words = ["train", "tiny.toml", "--out", "run"]
+            loss = follow_call(package, [*words, "--quiet"], "LanguageModel.forward", 3)
+            words = ["train", "tiny.toml", "--out", "another", "--quiet"]
             update = follow(package, words, "train_step", 3)
             words = ["generate", "run", "--length", "6", "--prompt", "the cat"]
             # One token is drawn by each call.
@@ -156,7 +192,7 @@ def work() -> None:
             sys.stdout.flush()
             os.dup2(quiet[0], 1)
             os.dup2(quiet[1], 2)
-    print(json.dumps({"update": update, "token": token}))
+    print(json.dumps({"loss": loss, "update": update, "token": token}))
 
 
 def measure(source: Path) -> dict[str, list[list[str]]]:
