@@ -20,7 +20,7 @@ from turns import circumstances
 from transformer_xl.config.device import keep_freed_memory
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data import prepare
-from transformer_xl.inference.evaluate import Dynamic, evaluate, gradient_squares
+from transformer_xl.inference.evaluate import Dynamic, WithMemory, evaluate, gradient_squares
 from transformer_xl.model import load_model
 from transformer_xl.train.checkpoint import RECIPE_FILE
 
@@ -42,16 +42,18 @@ def measured(run: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     test = corpus.split("test") if recipe.data.test_fraction else valid[arguments.tuned_on :]
     test = test[: arguments.tokens]
 
-    def nll(ids: Any, dynamic: Dynamic | None) -> float:
-        return evaluate(model, ids, segment_len=segment_len, dynamic=dynamic).nll
+    def nll(ids: Any, how: Dynamic | WithMemory) -> float:
+        return evaluate(model, ids, how).nll
+
+    lengths = {"segment_len": segment_len}
 
     tried = []
     for lr, decay in product(arguments.lrs, arguments.decays):
-        dynamic = Dynamic(rule="rms", lr=lr, decay=decay, squares=squares)
+        dynamic = Dynamic(rule="rms", lr=lr, decay=decay, squares=squares, **lengths)
         tried.append({"lr": lr, "decay": decay, "nll": nll(tuned_on, dynamic)})
         print(f"{run.name}: lr {lr:g}, decay {decay:g}: {tried[-1]['nll']:.4f} nats")
     best = min(tried, key=lambda each: each["nll"])
-    chosen = Dynamic(rule="rms", lr=best["lr"], decay=best["decay"], squares=squares)
+    chosen = Dynamic(rule="rms", lr=best["lr"], decay=best["decay"], squares=squares, **lengths)
     return {
         "run": run.name,
         "segment_len": segment_len,
@@ -61,7 +63,7 @@ def measured(run: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         "lr": best["lr"],
         "decay": best["decay"],
         "tokens": len(test) - 1,
-        "fixed": nll(test, None),
+        "fixed": nll(test, WithMemory(**lengths)),
         "dynamic": nll(test, chosen),
     }
 

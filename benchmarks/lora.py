@@ -34,7 +34,7 @@ from turns import circumstances
 import transformer_xl.hf  # noqa: F401
 from transformer_xl.config.device import keep_freed_memory
 from transformer_xl.data import Segments, load_vocab
-from transformer_xl.inference.evaluate import evaluate
+from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.model import TransformerXL
 
 RATES = {"full": (3e-4, 1e-3, 3e-3, 1e-2), "lora": (1e-3, 3e-3, 1e-2, 3e-2)}
@@ -107,8 +107,8 @@ def tuned(
 
 def nll(arguments: argparse.Namespace, model: Any, text: torch.Tensor) -> float:
     """Return the loss over a text, read with memory."""
-    settings = {"segment_len": arguments.segment_len, "batch_size": arguments.batch_size}
-    return evaluate(network(model), text, **settings).nll
+    how = WithMemory(segment_len=arguments.segment_len, batch_size=arguments.batch_size)
+    return evaluate(network(model), text, how).nll
 
 
 @torch.no_grad()

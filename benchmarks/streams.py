@@ -11,7 +11,7 @@ import argparse
 
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data import prepare
-from transformer_xl.inference.evaluate import evaluate
+from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.model import TransformerXL
 from transformer_xl.train.checkpoint import RECIPE_FILE, RunFolder
 
@@ -35,7 +35,9 @@ def main() -> None:
     print("| streams | nats per token | difference | tokens a second |\n|---|---|---|---|")
     first = None
     for batch_size in arguments.streams:
-        result = evaluate(model, ids, segment_len=arguments.segment_len, batch_size=batch_size)
+        result = evaluate(
+            model, ids, WithMemory(segment_len=arguments.segment_len, batch_size=batch_size)
+        )
         first = first or result.nll
         print(
             f"| {batch_size} | {result.nll:.6f} | {result.nll - first:+.6f} "

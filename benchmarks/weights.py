@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from turns import circumstances, take_turns, work
 
 from transformer_xl.data import load_vocab
-from transformer_xl.inference.evaluate import evaluate
+from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.inference.generate import generate_batch
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.compact import CompactTransformerXL, compact
@@ -79,11 +79,11 @@ def main() -> None:
         return
     exact = TransformerXL.from_pretrained(arguments.folder)
     tokens = tokens_of(arguments)
-    lengths = {"segment_len": 64, "batch_size": 4, "mem_len": arguments.mem_len}
+    how = WithMemory(segment_len=64, batch_size=4, mem_len=arguments.mem_len)
     losses, sizes = {}, {}
     for way in WAYS:
         model = compact(exact, way)
-        losses[way], sizes[way] = evaluate(model, tokens, **lengths).nll, nbytes(model) / 1e6
+        losses[way], sizes[way] = evaluate(model, tokens, how).nll, nbytes(model) / 1e6
     names = ("prepared", "tokens", "mem_len", "streams", "threads")
     given = {name: getattr(arguments, name) for name in names}
     flags = [

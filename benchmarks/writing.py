@@ -44,6 +44,7 @@ from transformer_xl.config import GenerateConfig
 from transformer_xl.config.recipes import generation_of
 from transformer_xl.data import Vocab
 from transformer_xl.inference.generate import Sampling, for_tokens, generate, generate_batch
+from transformer_xl.inference.generate.sampling import names_of
 from transformer_xl.model import LanguageModel
 
 WINDOW = 50
@@ -199,9 +200,9 @@ def write(
     carried: bool,
 ) -> list[list[int]]:
     """Continue prompts: as one batch, or one after another with the memory carried."""
-    settings = settings | {"length": length}
+    how = {"sampling": Sampling(**settings), "length": length}
     if not carried:
-        batch = generate_batch(model, prompts, seed=1, **settings)
+        batch = generate_batch(model, prompts, seed=1, **how)
         pieces: list[list[int]] = [[] for _ in prompts]
         for tokens in batch:
             for text, token in tokens.items():
@@ -209,7 +210,7 @@ def write(
         return pieces
     pieces, last, before = [], [], {}
     for n, prompt in enumerate(prompts):
-        written = generate(model, [*last, *prompt], seed=1 + n, **before, **settings)
+        written = generate(model, [*last, *prompt], seed=1 + n, **before, **how)
         pieces.append([*written])
         last, before = [written.last_token], {"mems": written.mems, "history": written.history}
     return pieces
@@ -222,7 +223,7 @@ def sampling_of(words: Sequence[str]) -> dict[str, Any]:
         ValueError: One is invalid, or no setting of sampling.
     """
     settings = given([f"x.{word}" for word in words])["x"]
-    names = Sampling.__annotations__.keys() | {"temperature", "top_k", "top_p"}
+    names = {*names_of(Sampling)}
     if unknown := settings.keys() - names:
         raise ValueError(f"--set {min(unknown)}: no setting of sampling; these are {sorted(names)}")
     return GenerateConfig(**settings).sampling

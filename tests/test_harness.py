@@ -14,7 +14,7 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.data.vocab import Vocab, VocabKind
 from transformer_xl.inference.evaluate import score
-from transformer_xl.inference.generate import generate
+from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.model import TransformerXL
 
 # Read when the libraries are imported.
@@ -85,7 +85,12 @@ def test_continuations_are_scored_as_if_each_were_read_alone(
     lm = harness(str(folder), batch_size=batch_size, segment_len=8)
     # Greedy continuations are found to be greedy.
     likeliest = [
-        (c, vocab.decode([*generate(model, vocab.encode(c), length=4, temperature=0)]))
+        (
+            c,
+            vocab.decode(
+                [*generate(model, vocab.encode(c), length=4, sampling=Sampling(temperature=0))]
+            ),
+        )
         for c in contexts[:2]
     ]
     found = lm.loglikelihood(_asked(*pairs, *likeliest))
@@ -166,7 +171,10 @@ def test_texts_are_written_until_a_string_comes(
 ) -> None:
     prompts = ("the cat saw", "a dog", "to")
     own = [
-        vocab.decode([*generate(model, vocab.encode(p), length=12, temperature=0)]) for p in prompts
+        vocab.decode(
+            [*generate(model, vocab.encode(p), length=12, sampling=Sampling(temperature=0))]
+        )
+        for p in prompts
     ]
     stop = own[0][3]
     lm = harness(str(folder), batch_size=2)

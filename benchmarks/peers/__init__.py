@@ -41,7 +41,11 @@ class Peer(ABC):
         options = None
         if job.device == "cuda" and job.work == "training" and self.can_be_captured:
             # As training compiles a model of ours.
-            from transformer_xl.train.step import CAPTURED
+            try:
+                from transformer_xl.train.runner import CAPTURED
+            except ModuleNotFoundError:
+                # A revision from before there was that.
+                from transformer_xl.train.step import CAPTURED
 
             options, self.is_captured = CAPTURED, True
         self.model.compile(options=options)

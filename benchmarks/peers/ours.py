@@ -82,9 +82,14 @@ class Peer(peers.Peer):
                 out = self.model(tokens, self.mems, targets)
             else:
                 lengths = {"mem_len": self.model.config.mem_len, "context": 0}
-                options = {"starts": None, "is_compiled": True, **lengths}
-                with self.network.compiles_layers(True):
-                    out = self.network(tokens, self.mems, targets, **options)
+                options = {"starts": None, **lengths}
+                if hasattr(self.network, "running"):
+                    with self.network.running(tokens, self.mems, targets, **options) as out:
+                        pass
+                else:
+                    # A revision from before there was that.
+                    with self.network.compiles_layers(True):
+                        out = self.network(tokens, self.mems, targets, is_compiled=True, **options)
         self.mems = out.mems.clone() if self.is_captured else out.mems
         return out.loss
 

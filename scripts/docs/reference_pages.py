@@ -39,14 +39,17 @@ class Part(NamedTuple):
 _TOP = (
     ("Models", "Load a model, build one, or call it.", (
         "from_pretrained", "load_vocab", "shipped_path", "TransformerXL", "LanguageModel",
-        "Memory", "compact", "rel_attention", "Vocab",
+        "register_model", "PositionScheme", "Positions", "Memory", "compact", "rel_attention",
+        "Vocab",
     )),
     ("Training", "Settings, recipes, corpora, and the training itself.", (
         "load_recipe", "train", "prepare", "Config", "ModelConfig", "DataConfig", "TrainConfig",
         "EvalConfig", "GenerateConfig",
     )),
     ("Evaluation and generation", "Read a text and write one.", (
-        "evaluate", "Result", "generate", "generate_batch", "beam_search", "Hypothesis", "Session",
+        "evaluate", "Result", "WithMemory", "SlidingWindow", "Dynamic", "WithNeighbours",
+        "generate", "generate_batch", "Sampling", "beam_search", "Searching", "Hypothesis",
+        "Session",
         "save_state", "load_state",
     )),
     ("Other formats", "Old checkpoints in, other programs out.", ("convert", "export")),

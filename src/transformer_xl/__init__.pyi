@@ -11,9 +11,18 @@ from .config.shipped import shipped_path
 from .data.preparing import prepare
 from .data.vocab import Vocab
 from .data.vocab_files import load_vocab
-from .inference.evaluate import Result, evaluate
+from .inference.evaluate import (
+    Dynamic,
+    Result,
+    SlidingWindow,
+    WithMemory,
+    WithNeighbours,
+    evaluate,
+)
 from .inference.generate import (
     Hypothesis,
+    Sampling,
+    Searching,
     Session,
     beam_search,
     from_pretrained,
@@ -37,6 +46,7 @@ __version__: str
 __all__ = [
     "Config",
     "DataConfig",
+    "Dynamic",
     "EvalConfig",
     "GenerateConfig",
     "Hypothesis",
@@ -46,10 +56,15 @@ __all__ = [
     "PositionScheme",
     "Positions",
     "Result",
+    "Sampling",
+    "Searching",
     "Session",
+    "SlidingWindow",
     "TrainConfig",
     "TransformerXL",
     "Vocab",
+    "WithMemory",
+    "WithNeighbours",
     "__version__",
     "beam_search",
     "compact",

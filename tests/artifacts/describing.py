@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_xl import TransformerXL, evaluate, generate, load_recipe, train
+from transformer_xl import TransformerXL, WithMemory, evaluate, generate, load_recipe, train
 from transformer_xl.apps.compress.contents import made_here
 from transformer_xl.config.device import describe_machine
 from transformer_xl.data import Corpus
+from transformer_xl.inference.generate import Sampling
 from transformer_xl.train import loop
 from transformer_xl.train.checkpoint.checkpoints import read_about, read_whole
 
@@ -85,7 +86,7 @@ def describe_model(model: TransformerXL) -> dict[str, Any]:
     model = model.double()
     V = model.config.vocab_size
     tokens = torch.tensor([_tokens(V, 50)])
-    result = evaluate(model, tokens[0], segment_len=SEGMENT, batch_size=1)
+    result = evaluate(model, tokens[0], WithMemory(segment_len=SEGMENT, batch_size=1))
     with torch.no_grad():
         first = model(tokens[:, :20])
         log_probs = model(tokens[:, 20:21], first.mems).log_probs
@@ -110,7 +111,9 @@ def _tokens(vocab_size: int, n: int) -> list[int]:
 
 def greedy(model: TransformerXL, prompt: list[int], mems: Any = None) -> list[int]:
     """Return the likeliest continuation."""
-    return list(generate(model, prompt, length=N_GREEDY, mems=mems, temperature=0))
+    return list(
+        generate(model, prompt, length=N_GREEDY, mems=mems, sampling=Sampling(temperature=0))
+    )
 
 
 def finish_run(run: Path, corpus: Path) -> dict[str, Any]:

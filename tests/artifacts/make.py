@@ -71,6 +71,7 @@ from transformer_xl import (
     train,
 )
 from transformer_xl.apps.compress import Settings, compress
+from transformer_xl.inference.generate import Sampling
 from transformer_xl.model import build_model, load_model
 from transformer_xl.train import Interrupted, loop
 from transformer_xl.train.checkpoint.checkpoints import read_about
@@ -248,7 +249,7 @@ def _make_sessions() -> dict[str, Any]:
     session = Session.open("models/chars", seed=5)
     session.write(SAMPLE)
     session.save("session.safetensors")
-    session_text = "".join(session.fork().generate(N_GREEDY, temperature=0))
+    session_text = "".join(session.fork().generate(N_GREEDY, sampling=Sampling(temperature=0)))
     model, vocab = load_model("models/chars"), load_vocab("models/chars")
     drawn = generate(model, vocab.encode(SAMPLE), length=5, seed=6)
     written = list(drawn)

@@ -24,6 +24,7 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.config.checks import stored
 from transformer_xl.config.distributed import World
 from transformer_xl.data import Corpus
+from transformer_xl.inference.generate import Sampling
 from transformer_xl.model import load_model
 from transformer_xl.train.checkpoint.checkpoints import Checkpoints, read_about, read_whole
 
@@ -151,7 +152,7 @@ def test_a_session_of_an_earlier_version_goes_on(artifacts, expected):
     known, path = expected["sessions"]["session"], artifacts / "session.safetensors"
     assert describing.raw_digests(path) == known["tensors"]
     session = Session.load(artifacts / "models" / "chars", path)
-    text = "".join(session.generate(describing.N_GREEDY, temperature=0))
+    text = "".join(session.generate(describing.N_GREEDY, sampling=Sampling(temperature=0)))
     assert text == known["greedy"]
 
 

@@ -10,7 +10,14 @@ import pytest
 from transformer_xl.config.knn import KnnConfig
 from transformer_xl.config.recipes import dump_recipe, load_recipe
 from transformer_xl.data import load_vocab, prepare, train_vocab
-from transformer_xl.inference.evaluate import Dynamic, evaluate, gradient_squares
+from transformer_xl.inference.evaluate import (
+    Dynamic,
+    SlidingWindow,
+    WithMemory,
+    WithNeighbours,
+    evaluate,
+    gradient_squares,
+)
 from transformer_xl.model import TransformerXL
 from transformer_xl.train import metrics, seen
 
@@ -54,9 +61,9 @@ def test_eval_learns_as_it_goes_and_leaves_the_run_as_it_is(txl, trained, text):
     squares = gradient_squares(model, training_text[:300], segment_len=16)
     settings = Dynamic(lr=1e-3, decay=0.01, eps=0.2, squares=squares)
     ids = vocab.encode(TEXT)
-    expected = evaluate(model, ids, segment_len=16, dynamic=settings)
+    expected = evaluate(model, ids, replace(settings, segment_len=16))
     assert found["nll"] == pytest.approx(expected.nll)
-    assert found["nll"] < evaluate(model, ids, segment_len=16).nll
+    assert found["nll"] < evaluate(model, ids, WithMemory(segment_len=16)).nll
     assert (found["dynamic"], found["batch_size"]) == ("rms", 1)
 
 
@@ -76,7 +83,9 @@ def test_eval_searches_the_past_of_the_text(txl, trained, text):
     found = txl("eval", trained, *words, "--json").json
     model, ids = TransformerXL.from_pretrained(trained), load_vocab(trained / "model" / "best")
     knn = KnnConfig(k=5, share=0.3, window=40)
-    expected = evaluate(model, ids.encode(TEXT), segment_len=found["segment_len"], knn=knn)
+    expected = evaluate(
+        model, ids.encode(TEXT), WithNeighbours(segment_len=found["segment_len"], knn=knn)
+    )
     assert found["nll"] == pytest.approx(expected.nll, rel=1e-5)
     assert found["nll"] < txl("eval", trained, "--file", text, "--json").json["nll"]
     assert (found["knn_k"], found["knn_window"], found["batch_size"]) == (5, 40, 1)
@@ -97,7 +106,7 @@ def test_eval_by_windows_has_no_memory(txl, trained, short):
     words = ["--file", short, "--eval.window", 4, "--eval.batch_size", 3]
     found = txl("eval", trained, *words, "--json").json
     ids = load_vocab(trained / "model" / "best").encode(SHORT)
-    expected = evaluate(TransformerXL.from_pretrained(trained), ids, window=4)
+    expected = evaluate(TransformerXL.from_pretrained(trained), ids, SlidingWindow(window=4))
     assert found["nll"] == pytest.approx(expected.nll, rel=1e-5)
     assert (found["window"], found["mem_len"]) == (4, 0)
 

@@ -17,7 +17,7 @@ from transformer_xl.cli import loading
 from transformer_xl.config import ModelConfig
 from transformer_xl.config.knn import KnnConfig
 from transformer_xl.data import load_vocab, train_vocab
-from transformer_xl.inference.evaluate import evaluate
+from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.inference.generate import generate
 from transformer_xl.model import TransformerXL
 
@@ -76,10 +76,7 @@ def test_eval_takes_other_lengths_and_other_text(txl, trained, text):
     expected = evaluate(
         TransformerXL.from_pretrained(trained),
         torch.tensor(vocab.encode(TEXT)),
-        mem_len=3,
-        segment_len=2,
-        attn_len=4,
-        clamp_len=2,
+        WithMemory(mem_len=3, segment_len=2, attn_len=4, clamp_len=2),
     )
     assert found["nll"] == pytest.approx(expected.nll)
     assert (found["split"], found["tokens"]) == (str(text), len(TEXT) - 1)

@@ -1,7 +1,7 @@
 """`txl generate` and the preface of a model."""
 
 from transformer_xl.config.recipes import generation_of
-from transformer_xl.inference.generate import Session, from_pretrained
+from transformer_xl.inference.generate import Sampling, Session, from_pretrained
 
 
 def test_the_command_names_the_preface_and_goes_without_it(txl):
@@ -9,10 +9,10 @@ def test_the_command_names_the_preface_and_goes_without_it(txl):
     found = txl(*words, "--json")
     assert "preface 196 tokens (--no_preface: without)" in found.err
     model, vocab = from_pretrained("english")
-    sampling = generation_of("english").sampling
+    sampling = Sampling(**generation_of("english").sampling)
     session = Session(model, vocab)
     session.write("The river")
-    assert found.json["text"] == "".join(session.generate(8, seed=1, **sampling))
+    assert found.json["text"] == "".join(session.generate(8, sampling, seed=1))
     without = txl(*words, "--json", "--no_preface")
     assert "preface" not in without.err
     assert without.json["text"] != found.json["text"]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.inference.evaluate import evaluate
+from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.model import build_model, load_model
 from transformer_xl.ops import timing
 from transformer_xl.studies import contestant
@@ -66,10 +66,12 @@ def test_a_contestant_is_trained_and_measured(tmp_path, contestants, kind):
     expected = evaluate(
         model,
         corpus.split(test["split"]),
-        batch_size=config.eval.batch_size,
-        segment_len=config.eval.segment_len or config.train.segment_len,
-        mem_len=mem_len,
-        ext_len=config.eval.ext_len,
+        WithMemory(
+            batch_size=config.eval.batch_size,
+            segment_len=config.eval.segment_len or config.train.segment_len,
+            mem_len=mem_len,
+            ext_len=config.eval.ext_len,
+        ),
     )
     assert test["nll"] == pytest.approx(expected.nll)
     assert (test["mem_len"], test["ext_len"]) == (mem_len or 0, config.eval.ext_len or 0)

@@ -10,7 +10,13 @@ from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
 from transformer_xl.config.distributed import World
 from transformer_xl.data import Segments, prepare
 from transformer_xl.data.completions import in_completion
-from transformer_xl.inference.evaluate import evaluate, loss_in_segment, score
+from transformer_xl.inference.evaluate import (
+    SlidingWindow,
+    WithMemory,
+    evaluate,
+    loss_in_segment,
+    score,
+)
 from transformer_xl.model import build_model
 from transformer_xl.ops import nll
 from transformer_xl.train import Network
@@ -139,24 +145,30 @@ def test_a_completion_may_be_longer_than_a_segment():
 
 
 @pytest.mark.parametrize(
-    "how", [{"segment_len": 5}, {"segment_len": 5, "mem_len": 60, "batch_size": 3}, {"window": 6}]
+    "how",
+    [
+        WithMemory(segment_len=5),
+        WithMemory(segment_len=5, mem_len=60, batch_size=3),
+        SlidingWindow(window=6),
+    ],
+    ids=str,
 )
 def test_an_evaluation_counts_completions_alone(how):
     torch.manual_seed(3)
     model = build_model(CONFIG).double().eval()
     # A window is computed for each token.
-    tokens, completed = documents(6 if "window" in how else 20)
-    found = evaluate(model, tokens, **how)
+    tokens, completed = documents(6 if isinstance(how, SlidingWindow) else 20)
+    found = evaluate(model, tokens, how)
     assert found.tokens == completed.sum()
     everything = build_model(replace(CONFIG, completion_at=None)).double().eval()
     everything.load_state_dict(model.state_dict())
-    assert evaluate(everything, tokens, **how).tokens == len(completed)
-    if "window" in how:
+    assert evaluate(everything, tokens, how).tokens == len(completed)
+    if isinstance(how, SlidingWindow):
         pieces = [tokens[max(end - 6, 0) : end] for end in range(1, len(tokens))]
         nll = [everything(torch.tensor([x.tolist()])).log_probs[0, -1].tolist() for x in pieces]
         scores = np.array([x[y] for x, y in zip(nll, tokens[1:], strict=True)])
     else:
-        lengths = {name: x for name, x in how.items() if name != "batch_size"}
+        lengths = {"segment_len": how.segment_len, "mem_len": how.mem_len}
         scores = np.array([*score(everything, tokens, **lengths)][1:])
     assert found.nll == pytest.approx(-scores[completed].mean(), rel=1e-9)
 

@@ -11,6 +11,7 @@ from transformer_xl.config import EvalConfig
 from transformer_xl.inference.evaluate import (
     Dynamic,
     DynamicEvaluation,
+    WithMemory,
     evaluate,
     gradient_squares,
     plan_dynamic,
@@ -30,13 +31,13 @@ def squares(model):
 @pytest.fixture(params=["sgd", "rms"])
 def settings(request):
     if request.param == "sgd":
-        return Dynamic(rule="sgd", lr=0.1, decay=0.1)
+        return Dynamic(rule="sgd", lr=0.1, decay=0.1, **LENGTHS)
     squares = request.getfixturevalue("squares")
-    return Dynamic(rule="rms", lr=0.01, decay=0.1, squares=squares)
+    return Dynamic(rule="rms", lr=0.01, decay=0.1, squares=squares, **LENGTHS)
 
 
 def in_pieces(model, text, settings, cuts):
-    reading = DynamicEvaluation(model, settings, **LENGTHS)
+    reading = DynamicEvaluation(model, settings)
     found = [reading.read(piece) for piece in np.split(text, cuts)]
     return torch.cat([*found, reading.finish()]), reading
 
@@ -56,17 +57,17 @@ def test_any_cutting_of_the_stream_gives_the_same_bits(model, text, settings):
 def test_without_a_learning_rate_it_is_the_plain_evaluation(tiny_config, of_kind, text, kind):
     config = of_kind(tiny_config, kind, init_std=0.3, mem_len=9 * (kind != "lstm"))
     model = build_model(config).double().eval()
-    plain = evaluate(model, text, **LENGTHS).nll
-    still = evaluate(model, text, dynamic=Dynamic(rule="sgd", lr=0.0, decay=0.5), **LENGTHS).nll
+    plain = evaluate(model, text, WithMemory(**LENGTHS)).nll
+    still = evaluate(model, text, Dynamic(rule="sgd", lr=0.0, decay=0.5, **LENGTHS)).nll
     assert still == pytest.approx(plain, rel=1e-12)
-    moving = evaluate(model, text, dynamic=Dynamic(rule="sgd", lr=0.1), **LENGTHS).nll
+    moving = evaluate(model, text, Dynamic(rule="sgd", lr=0.1, **LENGTHS)).nll
     assert abs(moving - plain) > 1e-3
 
 
 def test_the_callers_model_stays_as_it_is(model, text, settings):
     model.layers[0].requires_grad_(False)
     before = copy.deepcopy(model.state_dict())
-    evaluate(model.train(), text, dynamic=settings, **LENGTHS)
+    evaluate(model.train(), text, settings)
     gradient_squares(model, text, **LENGTHS)
     assert model.training
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
@@ -134,16 +135,14 @@ def test_a_text_that_repeats_itself_becomes_easier(model, rule):
     lengths = {"segment_len": 16, "mem_len": 0}
     squares = gradient_squares(model, text[:100], **lengths)
     lr = {"sgd": 0.1, "rms": 0.003}[rule]
-    settings = Dynamic(rule=rule, lr=lr, squares=squares)
-    plain, learned = (
-        evaluate(model, text, dynamic=each, **lengths).nll for each in (None, settings)
-    )
+    learning = Dynamic(rule=rule, lr=lr, squares=squares, **lengths)
+    plain, learned = (evaluate(model, text, how).nll for how in (WithMemory(**lengths), learning))
     assert learned < 0.8 * plain
 
 
 def test_decay_leads_back_to_the_trained_weights(model, text, squares):
     def distance(decay):
-        settings = Dynamic(rule="rms", lr=0.01, decay=decay, squares=squares)
+        settings = Dynamic(rule="rms", lr=0.01, decay=decay, squares=squares, **LENGTHS)
         _, reading = in_pieces(model, text, settings, [])
         pairs = zip(reading.model.parameters(), model.parameters(), strict=True)
         return sum((a - b).square().sum().item() for a, b in pairs)
@@ -152,23 +151,23 @@ def test_decay_leads_back_to_the_trained_weights(model, text, squares):
 
 
 def test_a_new_text_begins_without_memory_and_keeps_what_was_learned(model, text, settings):
-    reading = DynamicEvaluation(model, settings, **LENGTHS)
+    reading = DynamicEvaluation(model, settings)
     first = torch.cat([reading.read(text), reading.finish()])
     learned = copy.deepcopy(reading.model)
     second = torch.cat([reading.read(text), reading.finish()])
-    expected = DynamicEvaluation(learned, replace(settings, decay=0.0), **LENGTHS)
+    expected = DynamicEvaluation(learned, replace(settings, decay=0.0))
     assert torch.equal(second[:7], expected.read(text)[:7])
     assert not torch.equal(second, first)
 
 
 def test_the_cache_of_autocast_does_not_bring_back_old_weights(model, text, settings):
     def read(pieces):
-        reading = DynamicEvaluation(model, settings, **LENGTHS)
+        reading = DynamicEvaluation(model, settings)
         return reading, torch.cat([*(reading.read(x) for x in pieces), reading.finish()])
 
     with torch.autocast("cpu", torch.bfloat16):
         _, together = read([text])
-    reading = DynamicEvaluation(model, settings, **LENGTHS)
+    reading = DynamicEvaluation(model, settings)
     apart = []
     for piece in np.split(text, range(8, 60, 7)):
         # Each call has a cache of its own.
@@ -180,8 +179,8 @@ def test_the_cache_of_autocast_does_not_bring_back_old_weights(model, text, sett
 
 
 def test_an_evaluation_says_how_it_learned(model, text, squares):
-    settings = Dynamic(lr=0.01, decay=0.1, eps=0.2, squares=squares)
-    result = evaluate(model, text, dynamic=settings, **LENGTHS)
+    settings = Dynamic(lr=0.01, decay=0.1, eps=0.2, squares=squares, **LENGTHS)
+    result = evaluate(model, text, settings)
     scores, _ = in_pieces(model, text, settings, [])
     assert result.nll == pytest.approx(scores.double().mean().item(), rel=1e-6)
     assert (result.tokens, result.batch_size, result.mem_len) == (59, 1, 9)
@@ -198,13 +197,14 @@ def test_settings_become_a_plan(model, text):
     assert plan_dynamic(EvalConfig(), model, never, segment_len=7) is None
     config = EvalConfig(dynamic="sgd", dynamic_lr=0.5, dynamic_decay=0.25)
     plan = plan_dynamic(config, model, never, segment_len=7)
-    assert plan == Dynamic(rule="sgd", lr=0.5, decay=0.25)
+    assert plan == Dynamic(rule="sgd", lr=0.5, decay=0.25, segment_len=7)
     config = EvalConfig(dynamic="rms", dynamic_tokens=30, mem_len=3)
     plan = plan_dynamic(config, model, lambda: text, segment_len=7)
     assert plan is not None
     assert plan.squares is not None
     expected = gradient_squares(model, text[:30], segment_len=7, mem_len=3)
     assert all(torch.equal(plan.squares[name], x) for name, x in expected.items())
+    assert (plan.segment_len, plan.mem_len) == (7, 3)
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ def completion_loss(model, mems, start):
 
 @pytest.mark.parametrize("cuts", [[], [13], [*range(22)]], ids=str)
 def test_only_completions_are_learned_from(completing, cuts):
-    settings = Dynamic(rule="sgd", lr=0.1, decay=0.1)
+    settings = Dynamic(rule="sgd", lr=0.1, decay=0.1, **LENGTHS)
     scores, reading = in_pieces(completing, TABLE, settings, cuts)
     assert len(scores) == len(TABLE) - 1
     trained = copy.deepcopy(dict(completing.named_parameters()))
@@ -249,7 +249,7 @@ def test_only_completions_are_learned_from(completing, cuts):
 
 def test_prompts_alone_change_no_weight(completing):
     prompts = np.tile(TABLE[:11], 5)
-    settings = Dynamic(rule="sgd", lr=0.1, decay=0.5)
+    settings = Dynamic(rule="sgd", lr=0.1, decay=0.5, **LENGTHS)
     _, reading = in_pieces(completing, prompts, settings, [])
     for mine, trained in zip(reading.model.parameters(), completing.parameters(), strict=True):
         assert torch.equal(mine, trained)
@@ -257,7 +257,7 @@ def test_prompts_alone_change_no_weight(completing):
 
 def test_a_new_text_does_not_begin_in_a_completion(completing):
     prompts = np.tile(TABLE[1:11], 3)
-    reading = DynamicEvaluation(completing, Dynamic(rule="sgd", lr=0.1), **LENGTHS)
+    reading = DynamicEvaluation(completing, Dynamic(rule="sgd", lr=0.1, **LENGTHS))
     # Two whole segments, which end within a completion.
     reading.read(TABLE[:15])
     reading.finish()
@@ -289,6 +289,8 @@ OUT_OF_RANGE = [
     ({"lr": "fast"}, "lr='fast' must be a finite number"),
     ({"lr": float("nan")}, "lr=nan must be a finite number"),
     ({"lr": 0.1, "rule": "rms"}, "rule='rms' needs the squares of gradients"),
+    ({"lr": 0.1, "segment_len": 0}, "segment_len=0 must be at least 1"),
+    ({"lr": 0.1, "mem_len": -1}, "mem_len=-1 must be at least 0"),
 ]
 
 
@@ -298,19 +300,11 @@ def test_settings_out_of_range_are_named():
             Dynamic(**{"rule": "sgd", **wrong})
 
 
-@pytest.mark.parametrize(
-    ("lengths", "message"),
-    [
-        ({"batch_size": 2}, "one stream with memory: window=None and batch_size=2"),
-        ({"window": 3}, "window=3 and batch_size=1 must be None and 1"),
-        ({"ext_len": 2}, "dynamic evaluation reads once what ext_len=2"),
-        ({"segment_len": 0}, "segment_len=0 must be at least 1"),
-    ],
-    ids=str,
-)
-def test_what_excludes_dynamic_evaluation_is_named(model, text, lengths, message):
-    with pytest.raises(ValueError, match=message):
-        evaluate(model, text, dynamic=Dynamic(rule="sgd", lr=0.1), **lengths)
+def test_lengths_beside_the_settings_are_deprecated(model, text, settings):
+    with pytest.warns(DeprecationWarning, match=r"use DynamicEvaluation\(model, Dynamic\(..., mem"):
+        reading = DynamicEvaluation(model, settings, mem_len=3)
+    expected = DynamicEvaluation(model, replace(settings, mem_len=3))
+    assert torch.equal(reading.read(text), expected.read(text))
 
 
 def test_what_cannot_learn_or_does_not_fit_is_an_error(model, tiny_config, text, squares):

@@ -8,8 +8,16 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
+from transformer_xl.config.knn import KnnConfig
 from transformer_xl.data import train_vocab
-from transformer_xl.inference.evaluate import Dynamic, evaluate, score, token_bytes_in
+from transformer_xl.inference.evaluate import (
+    Dynamic,
+    WithMemory,
+    WithNeighbours,
+    evaluate,
+    score,
+    token_bytes_in,
+)
 from transformer_xl.inference.evaluate.streams import read_parts
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.lengths import Lengths
@@ -52,7 +60,7 @@ def test_streams_are_warmed_by_the_text_before_them():
     difference is zero where the memory holds n_layer * (attn_len - 1) positions; that is a law.
     """
     model, text = trained_on_topics(), with_topics(1001, seed=2)
-    one, several = (evaluate(model, text, batch_size=B).nll for B in (1, 20))
+    one, several = (evaluate(model, text, WithMemory(batch_size=B)).nll for B in (1, 20))
     parts = [text[start : start + 51] for start in range(0, 1000, 50)]
     cold = sum(evaluate(model, part).nll for part in parts) / 20
     assert cold - one > 0.01
@@ -63,7 +71,7 @@ def test_streams_are_warmed_by_the_text_before_them():
 @pytest.mark.parametrize("max_steps", [1, 2, 3, 100])
 def test_some_steps_are_the_first_segments_of_each_part(model, text, batch_size, max_steps):
     sizes = {"segment_len": 6, "batch_size": batch_size}
-    found = evaluate(model, text, max_steps=max_steps, token_bytes=np.ones(31), **sizes)
+    found = evaluate(model, text, WithMemory(max_steps=max_steps, **sizes), token_bytes=np.ones(31))
     ids, lengths = torch.from_numpy(text), Lengths.of(model.config, segment_len=6)
     with torch.no_grad():
         pieces = [*read_parts(model, ids, lengths=lengths, batch_size=batch_size)][:max_steps]
@@ -72,21 +80,16 @@ def test_some_steps_are_the_first_segments_of_each_part(model, text, batch_size,
     assert found.tokens == n
     assert found.nll == pytest.approx(total / n, rel=1e-9)
     assert found.bits_per_byte == pytest.approx(found.bits_per_token, rel=1e-9)
-    everything = evaluate(model, text, **sizes)
+    everything = evaluate(model, text, WithMemory(**sizes))
     assert (found.tokens == everything.tokens) == (max_steps * 6 >= -(-59 // batch_size))
     if batch_size == 1:
-        rule = Dynamic(rule="sgd", lr=0.0)
-        dynamic = evaluate(model, text, segment_len=6, max_steps=max_steps, dynamic=rule)
+        how = Dynamic(rule="sgd", lr=0.0, segment_len=6, max_steps=max_steps)
+        dynamic = evaluate(model, text, how)
         assert (dynamic.tokens, dynamic.nll) == (n, pytest.approx(found.nll, rel=1e-6))
 
 
-def test_some_steps_of_windows_are_refused(model, text, refused):
-    with refused("max_steps=2 with window=4"):
-        evaluate(model, text, window=4, max_steps=2)
-
-
 def test_the_result_says_what_was_measured_and_how(model, text):
-    result = evaluate(model, text, segment_len=7, batch_size=3)
+    result = evaluate(model, text, WithMemory(segment_len=7, batch_size=3))
     assert result.tokens == 59
     assert result.ppl == pytest.approx(math.exp(result.nll))
     assert result.bits_per_token == pytest.approx(result.nll / math.log(2))
@@ -103,17 +106,17 @@ def test_the_result_says_what_was_measured_and_how(model, text):
     assert result.ext_len == 0
     given = {"segment_len": 7, "mem_len": 9, "attn_len": 4, "clamp_len": 3, "batch_size": 2}
     given["ext_len"] = 2
-    assert given.items() <= asdict(evaluate(model, text, **given)).items()
+    assert given.items() <= asdict(evaluate(model, text, WithMemory(**given))).items()
 
 
 @pytest.mark.parametrize("name", ["mem_len", "attn_len", "clamp_len", "ext_len"])
 def test_a_length_that_is_not_given_is_that_of_the_model(model, text, name):
     other = TransformerXL(replace(model.config, **{name: 3})).eval()
     other.load_state_dict(model.state_dict())
-    result = evaluate(other, text, segment_len=4)
+    result = evaluate(other, text, WithMemory(segment_len=4))
     assert getattr(result, name) == 3
-    assert result.nll == evaluate(model, text, segment_len=4, **{name: 3}).nll
-    assert result.nll != evaluate(model, text, segment_len=4).nll
+    assert result.nll == evaluate(model, text, WithMemory(segment_len=4, **{name: 3})).nll
+    assert result.nll != evaluate(model, text, WithMemory(segment_len=4)).nll
 
 
 def test_bits_per_byte_are_bits_over_the_bytes_that_were_predicted(model, text):
@@ -171,7 +174,7 @@ def test_the_mode_of_the_model_is_restored(tiny_config, text, is_training):
     assert evaluate(model, text).nll == evaluate(model, text).nll
     assert model.training == is_training
     with pytest.raises(ValueError, match="attn_len"):
-        evaluate(model, text, attn_len=0)
+        evaluate(model, text, WithMemory(attn_len=0))
     assert model.training == is_training
     assert torch.is_grad_enabled()
 
@@ -189,7 +192,7 @@ OUT_OF_RANGE = [
 def test_a_length_out_of_range_is_named(model, text):
     for lengths, message in OUT_OF_RANGE:
         with pytest.raises(ValueError, match=message):
-            evaluate(model, text, **lengths)
+            evaluate(model, text, WithMemory(**lengths))
 
 
 @pytest.mark.parametrize("n", [0, 1])
@@ -242,20 +245,25 @@ def test_an_adaptive_model_is_measured_by_its_distribution(tiny_config, text):
     with torch.no_grad():
         log_probs = model(torch.from_numpy(text[None, :-1])).log_probs[0]
     expected = -log_probs[range(59), text[1:]].mean().item()
-    assert evaluate(model, text, segment_len=59).nll == pytest.approx(expected, abs=1e-5)
+    assert evaluate(model, text, WithMemory(segment_len=59)).nll == pytest.approx(
+        expected, abs=1e-5
+    )
 
 
 WRONG_CALLS = [
     *({"ids": ids} for ids in ([1.0, 2.0], "ab", 3, [[1, 2]], None, torch.ones(4))),
-    *({name: 1.5} for name in ("segment_len", "mem_len", "batch_size", "window", "ext_len")),
+    {"token_bytes": np.ones(30)},
+    {"token_bytes": "utf-8"},
+    {"how": "rms"},
+    {"how": KnnConfig()},
+    {"model": "runs/demo"},
+]
+WRONG_SETTINGS = [
+    *({name: 1.5} for name in ("segment_len", "mem_len", "batch_size", "ext_len", "max_steps")),
     {"segment_len": True},
     {"attn_len": 0},
     {"attn_len": "8"},
     {"clamp_len": -1},
-    {"token_bytes": np.ones(30)},
-    {"token_bytes": "utf-8"},
-    {"dynamic": "rms"},
-    {"model": "runs/demo"},
 ]
 
 
@@ -266,12 +274,26 @@ def test_a_wrong_call_is_named(model, text, refused):
             unwrap(evaluate)(**{"model": model, "ids": text, **given})
 
 
+def test_a_wrong_setting_is_named_where_a_strategy_is_made(refused):
+    for settings in WRONG_SETTINGS:
+        (name,) = settings
+        with refused(name):
+            WithMemory(**settings)
+        if name not in ("batch_size", "max_steps"):
+            with refused(name):
+                WithNeighbours(**settings)
+    with refused(r"knn=64 must be"):
+        WithNeighbours(knn=64)
+
+
 @torch.no_grad()
 def test_integers_of_every_kind_are_a_text(model, text):
-    expected = evaluate(model, text, segment_len=8).nll
+    expected = evaluate(model, text, WithMemory(segment_len=8)).nll
     tensor = torch.as_tensor(text)
     for ids in (tensor.int(), text.astype(np.uint8), [*text], tuple(text.tolist())):
-        found = unwrap(evaluate)(model, ids, segment_len=np.int64(8), mem_len=np.int32(5))
+        found = unwrap(evaluate)(
+            model, ids, WithMemory(segment_len=np.int64(8), mem_len=np.int32(5))
+        )
         assert found.nll == expected
         json.dumps(asdict(found))
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from transformer_xl.inference.evaluate import (
+    WithMemory,
     evaluate,
     loss_from_start,
     loss_in_segment,
@@ -32,7 +33,7 @@ def test_places_in_the_segment_hold_all_that_an_evaluation_holds(model, text, ba
         for i in range(stop - start)
     ]
     counts = np.bincount(places, minlength=len(found))
-    expected = evaluate(model, text, **settings).nll
+    expected = evaluate(model, text, WithMemory(**settings)).nll
     assert (found * counts).sum() / n == pytest.approx(expected, rel=1e-6)
 
 

@@ -11,7 +11,7 @@ import torch
 from transformer_xl import export
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.data.vocab_files import load_vocab
-from transformer_xl.inference.generate import generate
+from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.interop import export as writing
 from transformer_xl.interop.export import make_step
 from transformer_xl.model.pretrained import WEIGHTS_FILE, weights_checksum
@@ -130,7 +130,7 @@ def test_the_program_of_the_documents_writes_what_the_model_writes(made, tmp_pat
     )
     assert (done.returncode, done.stderr) == (0, "")
     ids = VOCAB.encode("the ")
-    expected = list(generate(model, ids, length=50, temperature=0))
+    expected = list(generate(model, ids, length=50, sampling=Sampling(temperature=0)))
     assert done.stdout == VOCAB.decode([*ids, *expected]) + "\n"
 
 

@@ -5,8 +5,10 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
+from transformer_xl.inference import forecast as forecasting
 from transformer_xl.inference.forecast import forecast
 from transformer_xl.model import build_model
+from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.mixture import LEAST_SCALE
 
 F = 3
@@ -56,7 +58,7 @@ def test_a_path_without_noise_is_what_the_model_predicts_of_itself(given, kind):
 
 def test_the_first_value_has_the_distribution_of_the_model(given):
     model, (history, known, _) = made(), given
-    found = forecast(model, history[:1], 1, known=known[:1, :1], paths=20_000, batch_size=10**6)
+    found = forecast(model, history[:1], 1, known=known[:1, :1], paths=20_000)
     with torch.no_grad():
         mixture = model(torch.from_numpy(history[:1])).mixture
     values = torch.from_numpy(np.sort(found[0, :, 0]))
@@ -75,9 +77,11 @@ def test_a_seed_draws_the_same_paths_and_each_path_is_its_own(given):
     assert len(np.unique(one[0, :, 0])) == 100
 
 
-def test_series_are_divided_into_batches(given):
+def test_series_are_divided_into_batches(given, monkeypatch):
     model, (history, known, _) = certain(made()), given
-    one, other = (forecast(model, history, 5, known=known, batch_size=n) for n in (1, 1000))
+    other = forecast(model, history, 5, known=known)
+    monkeypatch.setattr(forecasting, "_BATCH_SIZE", 1)
+    one = forecast(model, history, 5, known=known)
     np.testing.assert_allclose(one, other, rtol=0, atol=100 * LEAST_SCALE)
 
 
@@ -85,9 +89,25 @@ def test_series_are_divided_into_batches(given):
 def test_a_length_is_that_of_a_model_configured_so(given, reach):
     history, known, _ = given
     usual, other = certain(made()), certain(made(**reach))
-    found = forecast(usual, history, 5, known=known, segment_len=1, **reach)
-    np.testing.assert_array_equal(found, forecast(other, history, 5, known=known, segment_len=1))
+    lengths = Lengths.of(usual.config, segment_len=1, **reach)
+    found = forecast(usual, history, 5, known=known, lengths=lengths)
+    expected = Lengths.of(other.config, segment_len=1)
+    np.testing.assert_array_equal(found, forecast(other, history, 5, known=known, lengths=expected))
     assert np.abs(found - forecast(usual, history, 5, known=known)).max() > 1e-4
+
+
+def test_lengths_by_name_are_deprecated(given):
+    model, (history, known, _) = made(), given
+    lengths = Lengths.of(model.config, segment_len=1, mem_len=2)
+    expected = forecast(model, history, 5, known=known, lengths=lengths)
+    new = r"use forecast\(lengths=Lengths.of\(model.config, segment_len=1, mem_len=2\)\)"
+    with pytest.warns(DeprecationWarning, match=new):
+        found = forecast(model, history, 5, known=known, segment_len=1, mem_len=2)
+    np.testing.assert_array_equal(found, expected)
+    with pytest.warns(DeprecationWarning, match="without batch_size"):
+        forecast(model, history, 5, known=known, batch_size=3)
+    with pytest.raises(TypeError, match="give all of them in lengths"):
+        forecast(model, history, 5, known=known, lengths=lengths, mem_len=2)
 
 
 def test_a_model_in_training_is_left_in_training(given):

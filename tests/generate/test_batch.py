@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from transformer_xl.data.making_vocab import train_vocab
-from transformer_xl.inference.generate import generate, generate_batch, text_pieces
+from transformer_xl.inference.generate import Sampling, generate, generate_batch, text_pieces
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.stepper import RingStepper, choose_stepper
 
@@ -65,12 +65,13 @@ def test_a_memory_given_to_many_is_left_as_it_was(model):
         ([[1], []], {}, "the prompt is empty"),
         ([[1], [31]], {}, "token 31 of the prompt is outside the vocabulary of 31"),
         ([[1]], {"length": -1}, "length=-1 must be at least 0"),
-        ([[1]], {"top_k": 0}, "top_k=0 must be above 0"),
+        ([[1]], {"sampling": {"top_k": 0}}, "top_k=0 must be above 0"),
     ],
 )
 def test_a_wrong_setting_is_named(model, prompts, settings, message):
+    sampling = settings.pop("sampling", {})
     with pytest.raises(ValueError, match=message):
-        generate_batch(model, prompts, **settings)
+        generate_batch(model, prompts, Sampling(**sampling), **settings)
 
 
 def test_memories_that_do_not_fit_the_prompts_are_named(model):
@@ -85,7 +86,7 @@ def test_memories_that_do_not_fit_the_prompts_are_named(model):
 def test_a_model_with_damaged_weights_is_named(model, settings, value):
     model.softmax.bias.data[3] = value
     with pytest.raises(RuntimeError, match="probabilities are not finite: its weights are damaged"):
-        next(generate(model, [1], **settings))
+        next(generate(model, [1], Sampling(**settings)))
 
 
 @pytest.mark.parametrize("where", ["_advanced", "draw"])
@@ -150,7 +151,7 @@ def test_an_adaptive_softmax_draws_for_each_text_what_it_draws_alone(tiny_config
     config = replace(tiny_config, init_std=0.5, cutoffs=(8, 20), div_val=2, d_embed=8)
     model = TransformerXL(config).double().eval()
     prompts = [[n, n + 7] for n in range(9)]
-    found = list(generate_batch(model, prompts, length=8, seed=3, **settings))
+    found = list(generate_batch(model, prompts, Sampling(**settings), length=8, seed=3))
     for n, ids in enumerate(prompts):
-        alone = generate(model, ids, length=8, seed=3 + n, **settings)
+        alone = generate(model, ids, Sampling(**settings), length=8, seed=3 + n)
         assert [step[n] for step in found] == list(alone)

@@ -1,12 +1,12 @@
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import product
 
 import pytest
 import torch
 
 from transformer_xl.data.making_vocab import train_vocab
-from transformer_xl.inference.generate import beam_search, beams, generate
+from transformer_xl.inference.generate import Sampling, Searching, beam_search, beams, generate
 from transformer_xl.model import TransformerXL, build_model
 
 BYTES = train_vocab("bytes", [])
@@ -22,8 +22,9 @@ def small(tiny_config, of_kind, request):
 
 
 def found(model, prompts=PROMPTS, **settings):
-    settings = {"length": 6, "stop_tokens": [STOP]} | settings
-    searched = beam_search(model, prompts, **settings)
+    names = {x.name for x in fields(Searching)}
+    searching = {"stop_tokens": [STOP]} | {x: settings.pop(x) for x in names & settings.keys()}
+    searched = beam_search(model, prompts, Searching(**searching), **{"length": 6} | settings)
     return [[(x.tokens, x.is_ended) for x in each] for each in searched]
 
 
@@ -46,7 +47,10 @@ def every_sequence(model, prompt, A):
 @pytest.mark.parametrize("A", [0, 0.6, 1.0])
 def test_a_beam_of_all_sequences_is_an_exhaustive_search(small, A):
     searched = beam_search(
-        small, PROMPTS, length=L, beam_size=V**L, length_penalty=A, n_best=V**L, stop_tokens=[STOP]
+        small,
+        PROMPTS,
+        length=L,
+        searching=Searching(beam_size=V**L, length_penalty=A, n_best=V**L, stop_tokens=[STOP]),
     )
     for prompt, hypotheses in zip(PROMPTS, searched, strict=True):
         expected = every_sequence(small, prompt, A)
@@ -58,7 +62,7 @@ def test_a_beam_of_all_sequences_is_an_exhaustive_search(small, A):
 
 def test_a_beam_of_one_is_greedy(small):
     for prompt, (((tokens, is_ended),)) in zip(PROMPTS, found(small, beam_size=1), strict=True):
-        greedy = list(generate(small, prompt, length=6, temperature=0))
+        greedy = list(generate(small, prompt, length=6, sampling=Sampling(temperature=0)))
         n = greedy.index(STOP) + 1 if is_ended else 6
         assert tokens == (*greedy[:n],)
         assert is_ended == (STOP in greedy)
@@ -85,9 +89,13 @@ def test_the_memory_before_a_prompt_counts_in_either_store(small):
 
 
 def test_the_memory_of_a_hypothesis_is_that_of_its_text(small):
-    (best,), *_ = beam_search(small, PROMPTS, length=6, beam_size=3)
-    expected = list(generate(small, [*PROMPTS[0], *best.tokens], length=5, temperature=0))
-    going_on = generate(small, [best.tokens[-1]], length=5, temperature=0, mems=best.mems)
+    (best,), *_ = beam_search(small, PROMPTS, length=6, searching=Searching(beam_size=3))
+    expected = list(
+        generate(small, [*PROMPTS[0], *best.tokens], length=5, sampling=Sampling(temperature=0))
+    )
+    going_on = generate(
+        small, [best.tokens[-1]], length=5, sampling=Sampling(temperature=0), mems=best.mems
+    )
     assert list(going_on) == expected
 
 
@@ -96,7 +104,10 @@ def test_more_hypotheses_find_what_greedy_search_misses(tiny_config):
     model = TransformerXL(replace(tiny_config, init_std=0.5)).double().eval()
     prompts = [[n, n + 1] for n in range(12)]
     scores = [
-        [x.log_prob for x, *_ in beam_search(model, prompts, length=8, beam_size=size)]
+        [
+            x.log_prob
+            for x, *_ in beam_search(model, prompts, length=8, searching=Searching(beam_size=size))
+        ]
         for size in (1, 8)
     ]
     assert any(b > a + 0.01 for a, b in zip(*scores, strict=True))
@@ -112,10 +123,14 @@ def of_bytes(tiny_config):
 def test_a_stop_string_ends_a_text_as_a_stop_token_does(of_bytes, first):
     # From 40 on, most tokens end a text, and the next ones have to be found.
     ends = [10] if first == 10 else [*range(first, 128)]
-    settings = {"length": 5, "beam_size": 4, "n_best": 4, "vocab": BYTES}
+    settings, size = {"length": 5, "vocab": BYTES}, {"beam_size": 4, "n_best": 4}
     prompts = [b"one", b"two three"]
-    expected = beam_search(of_bytes, prompts, stop_tokens=ends, **settings)
-    searched = beam_search(of_bytes, prompts, stop=[chr(n) for n in ends], **settings)
+    expected = beam_search(
+        of_bytes, prompts, searching=Searching(stop_tokens=ends, **size), **settings
+    )
+    searched = beam_search(
+        of_bytes, prompts, searching=Searching(stop=[chr(n) for n in ends], **size), **settings
+    )
     for ours, theirs in zip(searched, expected, strict=True):
         assert [x.tokens for x in ours] == [x.tokens for x in theirs]
         assert [x.is_ended for x in ours] == [x.is_ended for x in theirs]
@@ -127,10 +142,10 @@ def test_a_stop_string_ends_a_text_as_a_stop_token_does(of_bytes, first):
 def test_a_stop_string_may_span_tokens(tiny_config):
     letters = train_vocab("chars", ["abcdefgh"])
     model = TransformerXL(replace(tiny_config, vocab_size=8, init_std=0.3)).double().eval()
-    settings = {"length": 8, "vocab": letters, "beam_size": 4, "n_best": 4}
-    best = beam_search(model, [[1, 2]], **settings)[0][0]
+    settings, size = {"length": 8, "vocab": letters}, {"beam_size": 4, "n_best": 4}
+    best = beam_search(model, [[1, 2]], Searching(**size), **settings)[0][0]
     stop = best.text[3:5]
-    ended = beam_search(model, [[1, 2]], stop=stop, **settings)[0]
+    ended = beam_search(model, [[1, 2]], searching=Searching(stop=stop, **size), **settings)[0]
     assert best.text.partition(stop)[0] in {x.text for x in ended if x.is_ended}
     assert all(stop not in x.text for x in ended)
     assert all((stop in letters.decode(x.tokens)) == x.is_ended for x in ended)

@@ -10,6 +10,7 @@ import torch
 from transformer_xl.data import train_vocab
 from transformer_xl.inference.generate import (
     Sampler,
+    Sampling,
     Session,
     generate,
     generate_batch,
@@ -32,6 +33,9 @@ OF_WRONG_TYPES = [
     ({"seed": 1.0}, "seed=1.0 must be an integer"),
     ({"seed": 2**64}, "must be below"),
     ({"seed": torch.zeros(3, dtype=torch.uint8)}, "seed"),
+    ({"sampling": 0.8}, r"sampling=0.8 must be a Sampling: give sampling=Sampling\(...\)"),
+]
+OF_SAMPLING = [
     ({"temperature": "1"}, "temperature='1' must be"),
     ({"temperature": None}, "temperature=None must be"),
     ({"temperature": float("nan")}, "temperature=nan"),
@@ -46,6 +50,9 @@ def test_a_setting_of_a_wrong_type_is_named_before_a_draw(model, refused):
         for call, ids in ((_generate, [1]), (_generate_batch, [[1]])):
             with refused(message):
                 call(model, ids, **settings)
+    for settings, message in OF_SAMPLING:
+        with refused(message):
+            Sampling(**settings)
 
 
 @pytest.mark.parametrize("seed", [torch.zeros(3, dtype=torch.uint8), torch.zeros(5056)])
@@ -142,11 +149,13 @@ def test_integers_of_every_kind_are_tokens(model):
 
 
 def test_integers_of_numpy_are_settings(model):
-    plain = {"length": 5, "top_k": 4, "seed": 2, "mem_len": 3}
+    plain = {"length": 5, "seed": 2, "mem_len": 3}
     other = {name: np.int64(value) for name, value in plain.items()}
-    expected = list(generate(model, [1], **plain, temperature=0.5))
-    assert list(_generate(model, [1], **other, temperature=np.float64(0.5))) == expected
-    batch = [found[0] for found in _generate_batch(model, [[1]], **other, temperature=0.5)]
+    sampling = Sampling(top_k=np.int64(4), temperature=np.float64(0.5))
+    assert sampling == Sampling(top_k=4, temperature=0.5)
+    expected = list(generate(model, [1], Sampling(top_k=4, temperature=0.5), **plain))
+    assert list(_generate(model, [1], sampling, **other)) == expected
+    batch = [found[0] for found in _generate_batch(model, [[1]], sampling, **other)]
     assert batch == expected
 
 
@@ -170,16 +179,18 @@ def test_what_cuts_nothing_is_no_cut(tiny_config, cutoffs):
     model = TransformerXL(replace(tiny_config, init_std=0.3, cutoffs=cutoffs)).eval()
     cuts = [{"top_p": 1}, {"top_k": 31}], [{"top_p": 1.0}, {"top_k": 10**9}]
     for temperature, some in zip((0.7, 1.0) if cutoffs else (1.0, 0.7), cuts, strict=True):
-        given = {"length": 25, "seed": 3, "temperature": temperature}
-        expected = list(generate(model, [1], **given))
+        how = {"length": 25, "seed": 3}
+        expected = list(generate(model, [1], Sampling(temperature=temperature), **how))
         for cut in some:
-            assert list(generate(model, [1], **given, **cut)) == expected, cut
+            sampling = Sampling(temperature=temperature, **cut)
+            assert list(generate(model, [1], sampling, **how)) == expected, cut
 
 
 def test_a_sampler_says_what_it_draws_with():
-    found = Sampler(2, 99, 1, vocab_size=99).settings
+    found = Sampler(Sampling(temperature=2, top_k=99, top_p=1), vocab_size=99).settings
     assert found == {"temperature": 2.0, "top_k": None, "top_p": None}
-    assert Sampler(0.5, 3, 0.9, 99).settings == {"temperature": 0.5, "top_k": 3, "top_p": 0.9}
+    settings = {"temperature": 0.5, "top_k": 3, "top_p": 0.9}
+    assert Sampler(Sampling(**settings), 99).settings == settings
 
 
 @pytest.fixture

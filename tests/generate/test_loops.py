@@ -11,7 +11,7 @@ import torch
 from transformer_xl import Session
 from transformer_xl.config import GenerateConfig
 from transformer_xl.data.making_vocab import train_vocab
-from transformer_xl.inference.generate import History, generate, generate_batch
+from transformer_xl.inference.generate import History, Sampling, generate, generate_batch
 from transformer_xl.inference.generate.loops import LoopRule
 from transformer_xl.inference.generate.sampler import Sampler
 
@@ -95,7 +95,9 @@ def test_plays_do_not_loop(is_nightly):
 
 def test_a_text_ends_with_the_first_token_that_completes_a_loop(model):
     whole = [*generate(model, [1, 2, 3], length=300, seed=3)]
-    written = generate(model, [1, 2, 3], length=300, on_loop="end", seed=3, **LOOP)
+    written = generate(
+        model, [1, 2, 3], length=300, sampling=Sampling(on_loop="end", **LOOP), seed=3
+    )
     text = [*written]
     assert written.is_looping
     assert text == whole[: len(text)]
@@ -104,31 +106,31 @@ def test_a_text_ends_with_the_first_token_that_completes_a_loop(model):
 
 
 def test_only_what_was_sampled_counts_as_a_loop(model):
-    settings = {"temperature": 0, "on_loop": "end", **LOOP}
-    written = generate(model, [5] * 300, length=50, **settings)
+    sampling = Sampling(temperature=0, on_loop="end", **LOOP)
+    written = generate(model, [5] * 300, sampling, length=50)
     assert [*written] == [5] * 20
     again = {"mems": written.mems, "history": written.history}
-    assert [*generate(model, [written.last_token], length=50, **again, **settings)] == [5] * 20
+    assert [*generate(model, [written.last_token], sampling, length=50, **again)] == [5] * 20
     session = _session(model)
     session.write([5] * 300)
     for _ in range(2):
         before = len(session.mark().history)
-        [*session.generate(50, **settings)]
+        [*session.generate(50, sampling)]
         assert len(session.mark().history) == before + 20
 
 
 def test_a_text_whose_last_token_completes_a_loop_has_not_ended_early(model):
-    settings = {"temperature": 0, "on_loop": "end", **LOOP}
+    sampling = Sampling(temperature=0, on_loop="end", **LOOP)
     for length, is_looping in ((20, False), (21, True)):
-        written = generate(model, [5], length=length, **settings)
+        written = generate(model, [5], sampling, length=length)
         assert len([*written]) == 20
         assert written.is_looping is is_looping
 
 
 def test_a_text_of_a_batch_ends_where_it_ends_alone(model):
-    settings = {"length": 60, "on_loop": "end", **LOOP}
-    alone = [[*generate(model, prompt, seed=3 + n, **settings)] for n, prompt in enumerate(PROMPTS)]
-    batch = generate_batch(model, PROMPTS, seed=3, **settings)
+    how = {"sampling": Sampling(on_loop="end", **LOOP), "length": 60}
+    alone = [[*generate(model, prompt, seed=3 + n, **how)] for n, prompt in enumerate(PROMPTS)]
+    batch = generate_batch(model, PROMPTS, seed=3, **how)
     texts = [[] for _ in PROMPTS]
     for step in batch:
         for text, token in step.items():
@@ -140,9 +142,9 @@ def test_a_text_of_a_batch_ends_where_it_ends_alone(model):
 
 @pytest.mark.parametrize("is_before", [True, False])
 def test_an_interrupt_while_loops_are_looked_for_changes_nothing(model, monkeypatch, is_before):
-    settings = {"length": 60, "on_loop": "end", "seed": 3, **LOOP}
-    whole = [*generate_batch(model, PROMPTS, **settings)]
-    batch = generate_batch(model, PROMPTS, **settings)
+    how = {"sampling": Sampling(on_loop="end", **LOOP), "length": 60, "seed": 3}
+    whole = [*generate_batch(model, PROMPTS, **how)]
+    batch = generate_batch(model, PROMPTS, **how)
     found, ends = [], Sampler.ends
 
     def interrupted(self, history):
@@ -169,8 +171,8 @@ def test_an_interrupt_while_loops_are_looked_for_changes_nothing(model, monkeypa
 
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_token_that_would_continue_a_loop_is_excluded(model, temperature):
-    settings = {"length": 300, "temperature": temperature, "on_loop": "break", "seed": 3, **LOOP}
-    text = [*generate(model, [1, 2, 3], **settings)]
+    sampling = Sampling(temperature=temperature, on_loop="break", **LOOP)
+    text = [*generate(model, [1, 2, 3], sampling, length=300, seed=3)]
     assert len(text) == 300
     looping = [n for n in range(20, len(text)) if slow_period(text[:n], RULE)]
     assert looping
@@ -181,7 +183,7 @@ def test_a_token_that_would_continue_a_loop_is_excluded(model, temperature):
 def test_a_model_that_goes_on_with_a_broken_loop_is_kept_from_it(model, bias):
     with torch.no_grad():
         model.softmax.bias[5] = bias
-    text = [*generate(model, [5], length=1000, temperature=0, on_loop="break")]
+    text = [*generate(model, [5], length=1000, sampling=Sampling(temperature=0, on_loop="break"))]
     assert text[:200] == [5] * 200
     # At first half of the 200 tokens count as a loop, then a quarter, and so on.
     assert Counter(text[200:])[5] < 0.7 * len(text[200:])
@@ -210,9 +212,11 @@ def _session(model, **settings):
 def test_a_session_ends_a_looping_text_as_generate_does(model):
     session = _session(model, seed=3)
     session.write([1, 2, 3])
-    expected = [*generate(model, [1, 2, 3], length=300, on_loop="end", seed=3, **LOOP)]
+    expected = [
+        *generate(model, [1, 2, 3], length=300, sampling=Sampling(on_loop="end", **LOOP), seed=3)
+    ]
     assert not session.is_looping
-    [*session.generate(300, on_loop="end", seed=3, **LOOP)]
+    [*session.generate(300, sampling=Sampling(on_loop="end", **LOOP), seed=3)]
     assert session.mark().history.tolist() == [1, 2, 3, *expected]
     assert session.is_looping
     [*session.generate(3)]
@@ -222,9 +226,11 @@ def test_a_session_ends_a_looping_text_as_generate_does(model):
 def test_a_loop_that_cannot_be_is_refused(model):
     message = "loop_min_length=40 has no effect with on_loop='continue'"
     with pytest.raises(ValueError, match=message):
-        generate(model, [1], loop_min_length=40)
+        generate(model, [1], sampling=Sampling(loop_min_length=40))
     with pytest.raises(ValueError, match="on_loop"):
-        generate(model, [1], on_loop="stop")
+        generate(model, [1], sampling=Sampling(on_loop="stop"))
     message = "loop_max_period=1000 times loop_min_count=5 must be at most 4096"
     with pytest.raises(ValueError, match=message):
-        generate(model, [1], on_loop="end", loop_max_period=1000, loop_min_count=5)
+        generate(
+            model, [1], sampling=Sampling(on_loop="end", loop_max_period=1000, loop_min_count=5)
+        )

@@ -26,6 +26,7 @@ from transformer_xl.inference.generate import (
     text_pieces,
 )
 from transformer_xl.inference.generate.sampler import extended
+from transformer_xl.inference.generate.sampling import names_of
 from transformer_xl.model import AdaptiveSoftmax, Embedding, Softmax, TransformerXL
 
 V, ROWS = 40, 6
@@ -99,14 +100,14 @@ def test_filters_and_repetition_penalty_are_those_of_transformers(logits, settin
         own = [kind(settings[name]) for name, kind in kinds.items() if name in settings]
         expected = theirs.LogitsProcessorList(own)(ids, logits).softmax(-1)
         histories = [History(row) for row in ids.tolist()]
-        found = probabilities(Sampler(**settings), softmax_of(logits), histories)
+        found = probabilities(Sampler(Sampling(**settings)), softmax_of(logits), histories)
         assert torch.equal(found > 0, expected > 0), temperature
         torch.testing.assert_close(found, expected)
 
 
 def test_presence_and_frequency_penalties_are_those_of_openai(logits):
     ids = [[1, 2, 2, 3, 2, 1]] * ROWS
-    sampler = Sampler(presence_penalty=0.5, frequency_penalty=-0.25)
+    sampler = Sampler(Sampling(presence_penalty=0.5, frequency_penalty=-0.25))
     expected = logits.clone()
     for token, count in {1: 2, 2: 3, 3: 1}.items():
         expected[:, token] -= 0.5 - 0.25 * count
@@ -116,7 +117,7 @@ def test_presence_and_frequency_penalties_are_those_of_openai(logits):
 
 def test_tokens_before_the_window_are_not_penalized(logits):
     sampler = Sampler(
-        repetition_penalty=1.5, penalty_window=3, presence_penalty=1, dry_multiplier=1
+        Sampling(repetition_penalty=1.5, penalty_window=3, presence_penalty=1, dry_multiplier=1)
     )
     histories = [History([7, 8, 9, 7, 8, 9, 1, 2, 1])] * ROWS
     expected = [History([1, 2, 1])] * ROWS
@@ -134,7 +135,9 @@ def test_the_repetition_penalty_multiplies_log_probabilities_where_there_are_no_
     expected = softmax.log_probs(torch.eye(ROWS))
     expected[:, [3, 30]] *= 1.5
     found = probabilities(
-        Sampler(repetition_penalty=1.5), softmax, [History([3, 30, 3]) for _ in range(ROWS)]
+        Sampler(Sampling(repetition_penalty=1.5)),
+        softmax,
+        [History([3, 30, 3]) for _ in range(ROWS)],
     )
     torch.testing.assert_close(found, expected.softmax(-1))
 
@@ -171,7 +174,7 @@ def test_dry_finds_what_its_definition_finds(n_symbols):
 
 
 def test_dry_subtracts_a_power_of_the_length(logits):
-    sampler = Sampler(dry_multiplier=0.8, dry_base=1.5, dry_allowed_length=2)
+    sampler = Sampler(Sampling(dry_multiplier=0.8, dry_base=1.5, dry_allowed_length=2))
     # 5 would extend a repetition of three tokens, 9 one of two.
     histories = [History([1, 2, 3, 5, 7, 2, 3, 9, 1, 2, 3])] * ROWS
     expected = logits.clone()
@@ -182,7 +185,7 @@ def test_dry_subtracts_a_power_of_the_length(logits):
 
 
 def test_the_largest_penalties_leave_finite_logits(logits):
-    sampler = Sampler(dry_multiplier=1e9, dry_base=1e30, repetition_penalty=1e20)
+    sampler = Sampler(Sampling(dry_multiplier=1e9, dry_base=1e30, repetition_penalty=1e20))
     found = probabilities(sampler, softmax_of(logits), [History([1, 2] * 60)] * ROWS)
     assert found.isfinite().all()
     assert not found[:, 1].any()
@@ -190,7 +193,7 @@ def test_the_largest_penalties_leave_finite_logits(logits):
 
 def test_extreme_repetition_penalties_leave_finite_logits(logits):
     for temperature, penalty in product((0.5, 1.0), (1e-300, 1e-40, 1e39, 1e300)):
-        sampler = Sampler(temperature, repetition_penalty=penalty)
+        sampler = Sampler(Sampling(temperature=temperature, repetition_penalty=penalty))
         found = probabilities(sampler, softmax_of(logits), [History([1, 2, 3])] * ROWS)
         assert found.isfinite().all(), penalty
         chosen = found[:, :4].sum(-1)
@@ -204,7 +207,7 @@ def test_the_number_of_operations_does_not_depend_on_the_number_of_texts(logits)
             n_calls += 1
             return function(*args, **(kwargs or {}))
 
-    sampler, found = Sampler(**PENALTIES, on_loop="break"), []
+    sampler, found = Sampler(Sampling(**PENALTIES, on_loop="break")), []
     for n in (2, ROWS):
         n_calls = 0
         histories = [History([1, 2, row, 1, 2]) for row in range(n)]
@@ -256,59 +259,63 @@ def test_a_breaker_that_no_token_contains_is_refused(text):
     with pytest.raises(ValueError, match=message):
         breaker_tokens(BYTES, ["a", text])
     with pytest.raises(ValueError, match=message):
-        Sampler(vocab=BYTES, dry_multiplier=1, dry_sequence_breakers=[text])
+        Sampler(Sampling(dry_multiplier=1, dry_sequence_breakers=[text]), vocab=BYTES)
     letters = train_vocab("chars", ["abc"])
     # The default is for texts of lines.
     assert breaker_tokens(letters, ["\n"]) == []
 
 
 def test_settings_that_are_off_change_nothing(model):
-    off = {name: getattr(GenerateConfig(), name) for name in Sampling.__annotations__}
+    off = {name: getattr(GenerateConfig(), name) for name in names_of(Sampling)}
     off |= {"dry_sequence_breakers": (), "min_p": 0.0, "typical_p": 1.0}
     for settings in ({}, {"top_k": 5}, {"top_p": 0.8, "temperature": 0.7}, {"temperature": 0}):
-        expected = list(generate(model, [1, 2], length=40, seed=3, **settings))
-        assert list(generate(model, [1, 2], length=40, seed=3, **settings, **off)) == expected
-        assert Sampler(**settings, **off).settings == Sampler(**settings).settings
+        one, other = Sampling(**settings), Sampling(**off | settings)
+        expected = list(generate(model, [1, 2], one, length=40, seed=3))
+        assert list(generate(model, [1, 2], other, length=40, seed=3)) == expected
+        assert Sampler(one).settings == Sampler(other).settings
 
 
 def test_all_settings_of_a_recipe_are_settings_of_the_sampler():
     names = {field.name for field in fields(GenerateConfig)}
     names -= {"prompt", "length", "stop", "seed", "beam_size", "length_penalty"}
-    assert {*Sampling.__annotations__} | {"temperature", "top_k", "top_p"} == names
+    assert {*names_of(Sampling)} == names
     own = {name: getattr(GenerateConfig(), name) for name in names}
-    assert {*Sampler(**own, vocab=BYTES).settings} == {"temperature", "top_k", "top_p"}
+    assert Sampling(**own) == Sampling(dry_sequence_breakers=["\n"])
+    drawing = Sampler(Sampling(**own), vocab=BYTES).settings
+    assert {*drawing} == {"temperature", "top_k", "top_p"}
     own |= {"dry_multiplier": 1.0, "min_p": 0.1, "typical_p": 0.9, "repetition_penalty": 2.0}
     own |= {"presence_penalty": 1.0, "frequency_penalty": 1.0, "on_loop": "break"}
-    assert Sampler(**own, vocab=BYTES).settings == own
+    assert Sampler(Sampling(**own), vocab=BYTES).settings == own
 
 
 @pytest.mark.parametrize("settings", EACH, ids=str)
 def test_a_batch_draws_what_each_text_draws_alone(tiny_config, settings):
     model = TransformerXL(replace(tiny_config, init_std=0.3)).double().eval()
     prompts = [[1, 2, 3, 1, 2], [4], [5, 6, 7] * 9, [1, 2, 3, 1, 2]]
-    steps = list(generate_batch(model, prompts, length=25, seed=3, **settings))
+    steps = list(generate_batch(model, prompts, Sampling(**settings), length=25, seed=3))
     for n, prompt in enumerate(prompts):
-        alone = list(generate(model, prompt, length=25, seed=3 + n, **settings))
+        alone = list(generate(model, prompt, Sampling(**settings), length=25, seed=3 + n))
         assert [step[n] for step in steps] == alone
     # The settings count.
     plain = {name: x for name, x in settings.items() if name in ("temperature", "top_k")}
-    assert alone != list(generate(model, prompt, length=25, seed=3 + n, **plain))
+    assert alone != list(generate(model, prompt, Sampling(**plain), length=25, seed=3 + n))
 
 
 @pytest.mark.parametrize("settings", EACH, ids=str)
 def test_a_text_goes_on_with_its_history_as_if_it_had_not_stopped(model, settings, tmp_path):
     model.save_pretrained(tmp_path)
-    whole = list(generate(model, [7, 2, 3], length=30, seed=3, **settings))
-    first = generate(model, [7, 2, 3], length=18, seed=3, **settings)
+    sampling = Sampling(**settings)
+    whole = list(generate(model, [7, 2, 3], sampling, length=30, seed=3))
+    first = generate(model, [7, 2, 3], sampling, length=18, seed=3)
     begun = list(first)
     again = {"mems": first.mems, "seed": first.random_state, "history": first.history}
-    rest = generate(model, [first.last_token], length=12, **again, **settings)
+    rest = generate(model, [first.last_token], sampling, length=12, **again)
     assert begun + list(rest) == whole
 
     save_state(tmp_path / "state", first, tmp_path / "model.safetensors")
     state = load_state(tmp_path / "state", tmp_path / "model.safetensors", model)
     again = {"mems": state.mems, "seed": state.random, "history": state.read}
-    rest = generate(model, [state.last_token], length=12, **again, **settings)
+    rest = generate(model, [state.last_token], sampling, length=12, **again)
     assert begun + list(rest) == whole
 
 
@@ -318,20 +325,15 @@ def test_a_session_writes_what_generate_writes_however_it_is_cut(tiny_config, tm
     model.save_pretrained(tmp_path, BYTES)
     text = b"one two three one two"
     breakers = {"dry_sequence_breakers": [10]} if "dry_multiplier" in settings else {}
-
-    def generated(*given, **more):
-        return "".join(Session.generate(*given, **settings, **more))
-
     session = Session.open(tmp_path, seed=3)
     session.write(text.decode())
     start = session.mark()
     # A session reads its prompt with the keys of a window, so generate goes on from its memory.
     mems, last = start.state.mems, text[-1:]
-    tokens = generate(
-        model, last, length=30, mems=mems, seed=3, history=text[:-1], **settings, **breakers
-    )
+    sampling = Sampling(**settings, **breakers)
+    tokens = generate(model, last, sampling, length=30, mems=mems, seed=3, history=text[:-1])
     whole = "".join(text_pieces(tokens, BYTES))
-    assert generated(session, 30) == whole
+    assert "".join(session.generate(30, Sampling(**settings))) == whole
     session.rewind(start)
     # Bytes that are no UTF-8 are only known together.
     begun = [*session._drawn(10, _sampler(settings), None)]
@@ -345,13 +347,13 @@ def test_a_session_writes_what_generate_writes_however_it_is_cut(tiny_config, tm
 
 
 def _sampler(settings):
-    return Sampler(**settings, vocab=BYTES)
+    return Sampler(Sampling(**settings), vocab=BYTES)
 
 
 def test_an_interrupt_leaves_the_history_as_it_was(model, monkeypatch):
-    settings = {"length": 12, "seed": 4, **PENALTIES}
-    whole = list(generate_batch(model, [[1], [2, 3]], **settings))
-    batch = generate_batch(model, [[1], [2, 3]], **settings)
+    how = {"sampling": Sampling(**PENALTIES), "length": 12, "seed": 4}
+    whole = list(generate_batch(model, [[1], [2, 3]], **how))
+    batch = generate_batch(model, [[1], [2, 3]], **how)
     found = [next(batch) for _ in range(5)]
     append, n_calls = History.append, []
 
@@ -390,7 +392,7 @@ WRONG = [
 def test_a_setting_that_cannot_be_is_named():
     for settings, message in WRONG:
         with pytest.raises(ValueError, match=message):
-            Sampler(vocab_size=V, **settings)
+            Sampler(Sampling(**settings), V)
 
 
 def test_an_unknown_setting_is_named(model):

@@ -12,7 +12,14 @@ from transformer_xl import beam_search, evaluate, generate, load_vocab
 from transformer_xl.config.recipes import generation_of
 from transformer_xl.config.shipped import shipped_path
 from transformer_xl.data import train_vocab
-from transformer_xl.inference.generate import Session, from_pretrained, generate_batch
+from transformer_xl.inference.evaluate import WithMemory
+from transformer_xl.inference.generate import (
+    Sampling,
+    Searching,
+    Session,
+    from_pretrained,
+    generate_batch,
+)
 from transformer_xl.inference.generate.loops import LoopRule
 from transformer_xl.model import load_model
 from transformer_xl.model.compact import compact
@@ -21,7 +28,7 @@ from transformer_xl.model.reading import read_all
 
 ROOT = Path(__file__).parents[2]
 PREFACE, PROMPT = (3, 1, 4, 1, 5), [2, 6]
-SETTINGS = {"length": 12, "seed": 3, "temperature": 0.8}
+SETTINGS = {"length": 12, "seed": 3, "sampling": Sampling(temperature=0.8)}
 
 
 @pytest.fixture
@@ -39,13 +46,15 @@ def test_texts_begin_after_the_preface(model, after):
         list(generate(model, ids, mems=after, **SETTINGS | {"seed": seed}))
         for ids, seed in (([2], 3), ([7, 7, 7], 4))
     ]
-    ((best,),) = beam_search(model, [PROMPT], length=6, beam_size=3, mems=after)
+    ((best,),) = beam_search(
+        model, [PROMPT], length=6, searching=Searching(beam_size=3), mems=after
+    )
     model.preface = PREFACE
     assert list(generate(model, PROMPT, **SETTINGS)) == expected != cold
     drawn = [*generate_batch(model, [[2], [7, 7, 7]], **SETTINGS)]
     assert [step[0] for step in drawn] == several[0]
     assert [step[1] for step in drawn] == several[1]
-    ((found,),) = beam_search(model, [PROMPT], length=6, beam_size=3)
+    ((found,),) = beam_search(model, [PROMPT], length=6, searching=Searching(beam_size=3))
     assert found.tokens == best.tokens
     # A text that goes on from a memory has begun.
     assert list(generate(model, PROMPT, mems=after, **SETTINGS)) == expected
@@ -54,7 +63,7 @@ def test_texts_begin_after_the_preface(model, after):
 
 
 def test_penalties_do_not_see_the_preface(model, after):
-    settings = {**SETTINGS, "presence_penalty": 2.0}
+    settings = SETTINGS | {"sampling": Sampling(temperature=0.8, presence_penalty=2.0)}
     expected = list(generate(model, PROMPT, mems=after, **settings))
     model.preface = PREFACE
     assert list(generate(model, PROMPT, **settings)) == expected
@@ -62,9 +71,9 @@ def test_penalties_do_not_see_the_preface(model, after):
 
 def test_scores_do_without_the_preface(model):
     ids = np.arange(20) % 7
-    expected = evaluate(model, ids, mem_len=8).nll
+    expected = evaluate(model, ids, WithMemory(mem_len=8)).nll
     model.preface = PREFACE
-    assert evaluate(model, ids, mem_len=8).nll == expected
+    assert evaluate(model, ids, WithMemory(mem_len=8)).nll == expected
 
 
 def test_a_session_begins_after_the_preface(model):
@@ -103,9 +112,11 @@ def test_a_session_of_a_shipped_model_writes_what_generate_writes(name):
         session = Session(model, vocab)
         if prompt:
             session.write(prompt)
-        found = "".join(session.generate(16, temperature=0))
+        found = "".join(session.generate(16, sampling=Sampling(temperature=0)))
         ids = vocab.encode(prompt) or [vocab.start_id]
-        assert found == generate(model, ids, length=16, temperature=0).decode(vocab), prompt
+        assert found == generate(model, ids, length=16, sampling=Sampling(temperature=0)).decode(
+            vocab
+        ), prompt
 
 
 @pytest.mark.parametrize("name", ["english", "python-code"])

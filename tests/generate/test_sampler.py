@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.inference.generate import Sampler
+from transformer_xl.inference.generate import Sampler, Sampling
 from transformer_xl.model import AdaptiveSoftmax, Embedding, Softmax
 
 PROBS = torch.tensor([0.05, 0.4, 0.1, 0.25, 0.2])
@@ -31,7 +31,10 @@ def made(kind):
 
 def draws(kind, temperature=1.0, top_k=None, top_p=None, seed=1):
     """Tokens without end."""
-    sampler, softmax = Sampler(temperature, top_k, top_p), made(kind)
+    sampler, softmax = (
+        Sampler(Sampling(temperature=temperature, top_k=top_k, top_p=top_p)),
+        made(kind),
+    )
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         while True:
@@ -109,4 +112,4 @@ def test_a_setting_out_of_range_is_named():
     for settings in OUT_OF_RANGE:
         ((name, value),) = settings.items()
         with pytest.raises(ValueError, match=f"^{name}={value} must be "):
-            Sampler(**settings)
+            Sampling(**settings)

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from transformer_xl import Session
 from transformer_xl.data.making_vocab import train_vocab
-from transformer_xl.inference.evaluate import evaluate
-from transformer_xl.inference.generate import generate, load_state, text_pieces
+from transformer_xl.inference.evaluate import WithMemory, evaluate
+from transformer_xl.inference.generate import Sampler, Sampling, generate, load_state, text_pieces
 from transformer_xl.inference.generate.history import History
 from transformer_xl.model import TransformerXL, build_model
 from transformer_xl.model.reading import Reader
@@ -51,8 +51,8 @@ def session(folder):
     return Session.open(folder, seed=1)
 
 
-def written(session, length, **settings):
-    return "".join(session.generate(length, **settings))
+def written(session, length, sampling=None, **settings):
+    return "".join(session.generate(length, sampling, **settings))
 
 
 @pytest.fixture
@@ -75,7 +75,8 @@ def test_every_token_sees_the_same_however_the_text_came(tiny_config, kind):
         assert found[1:] == pytest.approx(whole[1:], abs=1e-10)
     # Of as many keys as a session remembers; an LSTM has none.
     attn_len = None if kind == "lstm" else min(6, model.config.attn_len or 6)
-    nll = evaluate(model, list((TEXT * 3).encode()), segment_len=50, attn_len=attn_len).nll
+    how = WithMemory(segment_len=50, attn_len=attn_len)
+    nll = evaluate(model, list((TEXT * 3).encode()), how).nll
     assert -sum(whole[1:]) / len(whole[1:]) == pytest.approx(nll, abs=1e-10)
 
 
@@ -87,7 +88,7 @@ def test_an_xlnet_reads_one_token_after_another_so_that_each_sees_the_same(tiny_
     found = session.write(TEXT[:20], scored=True)
     assert other.write(TEXT[:3], scored=True) + other.write(TEXT[3:20], scored=True) == found
     ids = list(TEXT[:20].encode())
-    nll = evaluate(session.model, ids, segment_len=1).nll
+    nll = evaluate(session.model, ids, WithMemory(segment_len=1)).nll
     assert -sum(found[1:]) / 19 == pytest.approx(nll, rel=1e-5)
     drawn = list(islice(session._drawn(None, _sampler(), None), 3))
     other.write(drawn)
@@ -111,9 +112,7 @@ def test_what_was_drawn_is_remembered_as_if_it_had_been_read(tiny_config):
 
 
 def _sampler():
-    from transformer_xl.inference.generate import Sampler
-
-    return Sampler(2.0)
+    return Sampler(Sampling(temperature=2.0))
 
 
 def test_it_writes_what_generate_writes(session):
@@ -121,13 +120,13 @@ def test_it_writes_what_generate_writes(session):
     ids = list(TEXT.encode())
     begun = generate(session.model, ids[-1:], mems=session.mark().state.mems, length=25, seed=1)
     assert written(session, 25) == "".join(text_pieces(begun, BYTES, goes_on=True))
-    for settings in ({"temperature": 0}, {"top_k": 3, "seed": 7}, {"top_p": 0.5, "seed": 7}):
-        state = session.mark().state
+    for settings, seed in (({"temperature": 0}, 0), ({"top_k": 3}, 7), ({"top_p": 0.5}, 7)):
+        state, sampling = session.mark().state, Sampling(**settings)
         more = generate(
-            session.model, [state.last_token], mems=state.mems, length=9, **{"seed": 0} | settings
+            session.model, [state.last_token], sampling, mems=state.mems, length=9, seed=seed
         )
         pieces = text_pieces(more, BYTES, prompt=[state.last_token], goes_on=True)
-        assert written(session.fork(), 9, **{"seed": 0} | settings) == "".join(pieces)
+        assert written(session.fork(), 9, sampling, seed=seed) == "".join(pieces)
 
 
 def test_a_text_that_goes_on_makes_no_memory_anew(session, monkeypatch):
@@ -241,7 +240,7 @@ def test_an_interrupt_leaves_the_session_as_it_was(folder, monkeypatch, where):
             session.write(long)
     assert session.score(TEXT) == alone.score(TEXT)
     assert session.write(long, scored=True) == alone.write(long, scored=True)
-    settings = {"seed": 2, "repetition_penalty": 3.0}
+    settings = {"seed": 2, "sampling": Sampling(repetition_penalty=3.0)}
     assert written(session, 9, **settings) == written(alone, 9, **settings)
 
 
@@ -318,12 +317,12 @@ def test_a_search_continues_the_text_and_is_remembered(session):
     session.write(TEXT)
     fork = session.fork()
     text = session.search(12, beam_size=1)
-    assert text == "".join(fork.generate(12, temperature=0))
+    assert text == "".join(fork.generate(12, sampling=Sampling(temperature=0)))
     assert session.score("and") == pytest.approx(fork.score("and"))
     stopped = fork.search(12, beam_size=4, stop=text[2:4])
     assert text[2:4] not in stopped
     # What is generated goes on from what was searched, and the reverse.
-    assert len("".join(fork.generate(3, temperature=0)) + fork.search(3)) > 0
+    assert len("".join(fork.generate(3, sampling=Sampling(temperature=0))) + fork.search(3)) > 0
 
 
 def test_a_text_begun_can_be_left_and_no_other_goes_on_in_between(session):
@@ -375,7 +374,6 @@ def test_what_cannot_be_is_named(session, folder, tiny_config, tmp_path):
     session.write("a")
     for settings, message in (
         ({"length": -1}, "length=-1 must be at least 0"),
-        ({"temperature": -1.0}, "temperature=-1.0 must be at least 0"),
         ({"stop": [""]}, "a stop string is empty"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.inference.evaluate import evaluate
-from transformer_xl.inference.generate import generate, generate_batch
+from transformer_xl.inference.evaluate import WithMemory, evaluate
+from transformer_xl.inference.generate import Sampling, generate, generate_batch
 from transformer_xl.inference.generate.session import Session
 from transformer_xl.model import Stepper, TransformerXL
 from transformer_xl.model.compact import compact
@@ -127,8 +127,8 @@ def reading(model):
         out = model(segment, mems)
         found += [out.hidden, out.log_probs]
         mems = out.mems
-    settings = {"segment_len": 4, "batch_size": 2}
-    return [*found, torch.tensor(evaluate(model, text(30, 1)[0], **settings).nll)]
+    how = WithMemory(segment_len=4, batch_size=2)
+    return [*found, torch.tensor(evaluate(model, text(30, 1)[0], how).nll)]
 
 
 def writing(model):
@@ -136,7 +136,7 @@ def writing(model):
     model.eval()
     alone = list(generate(model, [1, 2], length=8, seed=4))
     side_by_side = list(generate_batch(model, [[1, 2], [3]], length=5, seed=4))
-    greedy = list(generate(model, [1, 2], length=8, temperature=0))
+    greedy = list(generate(model, [1, 2], length=8, sampling=Sampling(temperature=0)))
     return alone, side_by_side, greedy
 
 

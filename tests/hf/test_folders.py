@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import transformer_xl as txl
+from transformer_xl.inference.generate import Sampling
 from transformer_xl.model import TransformerXL
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -106,7 +107,10 @@ def test_pipelines_write_one_text_and_many(
     writer = transformers.pipeline("text-generation", model=str(folder))
     settings = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
     expected = [
-        text + vocab.decode([*txl.generate(model, vocab.encode(text), length=8, temperature=0)])
+        text
+        + vocab.decode(
+            [*txl.generate(model, vocab.encode(text), length=8, sampling=Sampling(temperature=0))]
+        )
         for text in texts
     ]
     assert writer(texts[0], **settings)[0]["generated_text"] == expected[0]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import transformer_xl as txl
 from transformer_xl.data.vocab import Vocab
+from transformer_xl.inference.generate import Sampling, Searching
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.stepper import RingStepper
 
@@ -97,7 +98,9 @@ def test_greedy_is_our_own_generate(
 ) -> None:
     written = _written(language_model, tokenizer(texts, padding=True, return_tensors="pt"))
     for row, text in zip(written, texts, strict=True):
-        assert row.tolist() == [*txl.generate(model, vocab.encode(text), length=N, temperature=0)]
+        assert row.tolist() == [
+            *txl.generate(model, vocab.encode(text), length=N, sampling=Sampling(temperature=0))
+        ]
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0])
@@ -119,9 +122,7 @@ def test_beams_are_our_own_beam_search(
         model,
         [vocab.encode(text) for text in texts],
         length=N,
-        beam_size=beam_size,
-        length_penalty=length_penalty,
-        stop_tokens=[end],
+        searching=Searching(beam_size=beam_size, length_penalty=length_penalty, stop_tokens=[end]),
     )
     for row, (best,) in zip(written, found, strict=True):
         assert row[: len(best.tokens)] == [*best.tokens]
@@ -163,7 +164,9 @@ def test_every_kind_of_model_writes_the_same_with_cache_and_padding(
         assert torch.equal(written[1], alone[0])
     if kind != "without memory":
         ids = tokenizer(texts[0])["input_ids"]
-        assert written[0].tolist() == [*txl.generate(own, ids, length=N, temperature=0)]
+        assert written[0].tolist() == [
+            *txl.generate(own, ids, length=N, sampling=Sampling(temperature=0))
+        ]
 
 
 # Each pair of what is handed in, how long it is and a way to search.

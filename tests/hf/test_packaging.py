@@ -14,6 +14,7 @@ import torch
 
 import transformer_xl as txl
 from transformer_xl.data.vocab import Vocab
+from transformer_xl.inference.generate import Sampling
 from transformer_xl.model import TransformerXL
 
 pytestmark = pytest.mark.slow
@@ -100,7 +101,9 @@ def test_a_packaged_folder_works_without_this_package(
         own = TransformerXL.from_pretrained(folder)
         assert all(map(torch.equal, own.parameters(), model.transformer.parameters()))
         expected = [
-            vocab.decode([*txl.generate(own, vocab.encode(text), length=8, temperature=0)])
+            vocab.decode(
+                [*txl.generate(own, vocab.encode(text), length=8, sampling=Sampling(temperature=0))]
+            )
             for text in ("the cat saw", "dog")
         ]
         assert found[str(folder)] == expected

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from transformer_xl.inference.generate import generate
+from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.model import TransformerXL, load_model
 
 N = 12
@@ -29,7 +29,7 @@ def pair(
 
 
 def ours(model: TransformerXL, prompt: list[int]) -> list[int]:
-    return [*prompt, *generate(model, prompt, length=N, temperature=0)]
+    return [*prompt, *generate(model, prompt, length=N, sampling=Sampling(temperature=0))]
 
 
 def test_it_writes_what_generate_writes(pair: tuple[TransformerXL, Any, Path]) -> None:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.inference.evaluate import evaluate, score
-from transformer_xl.inference.generate import generate
+from transformer_xl.inference.evaluate import WithMemory, evaluate, score
+from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.memory import join
 from transformer_xl.model.positions import frequencies
@@ -322,7 +322,9 @@ def any_model(request):
 def test_evaluating_and_scoring_say_what_the_model_says(any_model):
     text = np.random.default_rng(0).integers(0, V, 20)
     expected = losses(any_model, text, 4)
-    assert evaluate(any_model, text, segment_len=4).nll == pytest.approx(expected.mean().item())
+    assert evaluate(any_model, text, WithMemory(segment_len=4)).nll == pytest.approx(
+        expected.mean().item()
+    )
     _, *found = score(any_model, text.tolist(), segment_len=4)
     assert found == pytest.approx((-expected).tolist())
 
@@ -336,7 +338,7 @@ def test_streams_read_side_by_side_are_warmed_up_like_the_model(model):
             window = text[start - 6 :][:4] if T == 4 else text[start - 2 :][:2]
             mems = model(torch.from_numpy(window[None]), mems).mems
         expected += losses(model, text[start : start + 11], 4, mems).sum().item()
-    found = evaluate(model, text, segment_len=4, batch_size=2)
+    found = evaluate(model, text, WithMemory(segment_len=4, batch_size=2))
     assert found.nll * 20 == pytest.approx(expected, rel=1e-12)
 
 
@@ -353,7 +355,7 @@ def test_memories_can_be_joined(model):
 @torch.no_grad()
 def test_generation_writes_what_the_model_says(any_model):
     prompt = [3, 1, 4]
-    found = list(generate(any_model, prompt, length=12, temperature=0))
+    found = list(generate(any_model, prompt, length=12, sampling=Sampling(temperature=0)))
     unread, mems, expected = prompt, None, []
     for _ in range(12):
         out = any_model(torch.tensor([unread]), mems)

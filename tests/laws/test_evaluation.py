@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from transformer_xl.inference.evaluate import evaluate, score
+from transformer_xl.inference.evaluate import WithMemory, evaluate, score
 from transformer_xl.model import build_model
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.reading import read, read_all
@@ -36,7 +36,9 @@ def bigram_nll(model, text):
 
 def test_every_token_but_the_first_is_counted_once(paper, text):
     for n, batch_size in product((2, 3, 17, 31), (1, 2, 7, 30, 100)):
-        result = evaluate(paper, text[:n], segment_len=1, mem_len=0, batch_size=batch_size)
+        result = evaluate(
+            paper, text[:n], WithMemory(segment_len=1, mem_len=0, batch_size=batch_size)
+        )
         assert result.tokens == n - 1
         expected = bigram_nll(paper, text[:n]).mean().item()
         assert result.nll == pytest.approx(expected, rel=1e-12), (n, batch_size)
@@ -49,13 +51,13 @@ def test_one_stream_does_not_depend_on_the_segments(model, text):
             continue
         # The first is longer than the text.
         first, *others = (
-            evaluate(model, text, segment_len=T, **lengths).nll for T in (100, 30, 7, 1)
+            evaluate(model, text, WithMemory(segment_len=T, **lengths)).nll for T in (100, 30, 7, 1)
         )
         assert others == pytest.approx([first] * 3, abs=1e-6), lengths
 
 
 def test_a_short_memory_makes_the_segments_count(model, text):
-    short, long = (evaluate(model, text, segment_len=T, mem_len=2).nll for T in (5, 30))
+    short, long = (evaluate(model, text, WithMemory(segment_len=T, mem_len=2)).nll for T in (5, 30))
     assert abs(short - long) > 1e-4
 
 
@@ -63,7 +65,7 @@ def test_an_evaluation_is_the_mean_of_the_scores(model, text):
     scores = list(score(model, text.tolist(), segment_len=7, mem_len=5))
     assert scores[0] is None
     assert len(scores) == len(text)
-    expected = evaluate(model, text, segment_len=7, mem_len=5).nll
+    expected = evaluate(model, text, WithMemory(segment_len=7, mem_len=5)).nll
     assert -np.mean(scores[1:]) == pytest.approx(expected, rel=1e-12)
 
 
@@ -74,8 +76,8 @@ def test_streams_warmed_by_all_that_matters_say_what_one_stream_says(model, text
         # Each layer hands on attn_len - 1 = 3 positions; what is warmed up holds all of them.
         deep = with_layers(model, n_layer)
         lengths = {"segment_len": 6, "mem_len": 3 * n_layer, "attn_len": 4}
-        one = evaluate(deep, text, **lengths).nll
-        several = evaluate(deep, text, **lengths, batch_size=3).nll
+        one = evaluate(deep, text, WithMemory(**lengths)).nll
+        several = evaluate(deep, text, WithMemory(**lengths, batch_size=3)).nll
         assert several == pytest.approx(one, rel=1e-12), n_layer
 
 
@@ -98,7 +100,9 @@ def test_each_stream_is_warmed_by_a_memory_of_the_text_before_it(model, turn, te
     mem_lens = (4, 18, 40, 4, 18)[turn % 3 :][:3]
     for batch_size, mem_len in zip((3, 4, 7), mem_lens, strict=True):
         lengths = Lengths.of(model.config, segment_len=5, mem_len=mem_len)
-        found = evaluate(model, text, segment_len=5, mem_len=mem_len, batch_size=batch_size)
+        found = evaluate(
+            model, text, WithMemory(segment_len=5, mem_len=mem_len, batch_size=batch_size)
+        )
         expected = nll_of_parts(model, text, batch_size, lengths)
         assert found.nll == pytest.approx(expected, rel=1e-12), (batch_size, mem_len)
 
@@ -106,5 +110,5 @@ def test_each_stream_is_warmed_by_a_memory_of_the_text_before_it(model, turn, te
 def test_a_second_stream_warmed_by_all_before_it_says_what_one_stream_says(model, text):
     if model.config.start_memory == "zeros":
         pytest.skip("how many zeros a token sees depends on where its segment begins")
-    one, two = (evaluate(model, text, mem_len=31, batch_size=B).nll for B in (1, 2))
+    one, two = (evaluate(model, text, WithMemory(mem_len=31, batch_size=B)).nll for B in (1, 2))
     assert two == pytest.approx(one, rel=1e-12)

@@ -14,7 +14,7 @@ from transformer_xl import cli
 from transformer_xl.config import Config, DataConfig, EvalConfig, GenerateConfig
 from transformer_xl.config.recipes import dump_recipe
 from transformer_xl.data import prepare
-from transformer_xl.inference.evaluate import evaluate, score
+from transformer_xl.inference.evaluate import WithMemory, evaluate, score
 from transformer_xl.inference.generate import generate, generate_batch
 from transformer_xl.model import TransformerXL, build_model
 from transformer_xl.model.pretrained import model_weights
@@ -362,11 +362,11 @@ def test_a_length_without_use_is_refused_before_anything_is_computed(tiny_config
     with pytest.raises(ValueError, match=message):
         Config(model=config, data=DataConfig(), eval=EvalConfig(**{name: 3}))
     with pytest.raises(ValueError, match=message):
-        evaluate(build_model(config), torch.arange(20), **{name: 3})
+        evaluate(build_model(config), torch.arange(20), WithMemory(**{name: 3}))
     table = replace(tiny_config, attn_type=3, n_positions=12)
     if name == "clamp_len":
         with pytest.raises(ValueError, match="clamp_len=3 has no effect with attn_type=3"):
-            evaluate(build_model(table), torch.arange(20), clamp_len=3)
+            evaluate(build_model(table), torch.arange(20), WithMemory(clamp_len=3))
 
 
 def test_an_lstm_takes_no_number_of_positions_to_remember(tiny_config, of_kind):

@@ -10,8 +10,8 @@ import torch
 from transformer_xl.config import ModelConfig
 from transformer_xl.data import train_vocab
 from transformer_xl.inference.answers import continuations, losses, next_log_probs
-from transformer_xl.inference.evaluate import evaluate, score
-from transformer_xl.inference.generate import generate
+from transformer_xl.inference.evaluate import WithMemory, evaluate, score
+from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.lengths import Lengths
 
@@ -141,12 +141,12 @@ def test_without_a_memory_it_is_a_sliding_window(model, turn, text):
     segment_lens = ((1, 3, 19, 50) * 2)[turn:][:4]
     for ext_len, segment_len in zip((0, 2, 4, 30), segment_lens, strict=True):
         lengths = {"mem_len": 0, "ext_len": ext_len}
-        result = evaluate(model, text, segment_len=segment_len, **lengths)
+        result = evaluate(model, text, WithMemory(segment_len=segment_len, **lengths))
         expected = by_hand(model, text, ext_len, segment_len)
         assert (result.tokens, result.ext_len) == (19, ext_len)
         assert len(expected) == 19
         assert result.nll == pytest.approx(expected.mean().item(), rel=1e-12), segment_len
-        configured = evaluate(twin(model, **lengths), text, segment_len=segment_len)
+        configured = evaluate(twin(model, **lengths), text, WithMemory(segment_len=segment_len))
         assert (configured.ext_len, configured.nll) == (ext_len, result.nll)
 
 
@@ -156,7 +156,7 @@ def test_each_token_is_counted_once_in_every_stream(model, text):
         *((2, 1, 16), (5, 1, 19), (5, 2, 16), (2, 2, 19), (2, 4, 16), (5, 4, 19)),
     ):
         lengths, some = {"mem_len": 0, "ext_len": ext_len}, text[: n + 1]
-        found = evaluate(model, some, segment_len=3, batch_size=batch_size, **lengths)
+        found = evaluate(model, some, WithMemory(segment_len=3, batch_size=batch_size, **lengths))
         starts = [-(-b * n // batch_size) for b in range(batch_size + 1)]
         expected = []
         for start, end in pairwise(starts):
@@ -169,18 +169,21 @@ def test_each_token_is_counted_once_in_every_stream(model, text):
 
 
 def test_with_enough_memory_an_evaluation_does_not_depend_on_it(relative, text):
-    expected = evaluate(relative, text, mem_len=50).nll
+    expected = evaluate(relative, text, WithMemory(mem_len=50)).nll
     for ext_len, batch_size in product((1, 3, 8), (1, 2)):
         lengths = {"segment_len": 3, "mem_len": 50, "batch_size": batch_size}
-        found = evaluate(relative, text, ext_len=ext_len, **lengths).nll
+        found = evaluate(relative, text, WithMemory(ext_len=ext_len, **lengths)).nll
         assert found == pytest.approx(expected, rel=1e-12), (ext_len, batch_size)
-    assert evaluate(twin(relative, ext_len=8), text, **lengths).nll == found
+    assert evaluate(twin(relative, ext_len=8), text, WithMemory(**lengths)).nll == found
 
 
 def test_writing_and_scoring_read_nothing_again(model, text):
     other = twin(model, ext_len=4)
     prompt = text[:7].tolist()
-    one, two = (list(generate(m, prompt, length=9, temperature=0)) for m in (model, other))
+    one, two = (
+        list(generate(m, prompt, length=9, sampling=Sampling(temperature=0)))
+        for m in (model, other)
+    )
     assert one == two
     assert list(score(model, prompt, segment_len=2)) == list(score(other, prompt, segment_len=2))
 
@@ -213,7 +216,7 @@ def test_the_losses_of_texts_are_those_that_an_evaluation_counts(model):
     for mem_len, ext_len in ((20, 4), (3, 2), (3, 0)):
         how = {"segment_len": 4, "mem_len": mem_len, "ext_len": ext_len}
         lengths = Lengths.of(model.config, **how)
-        expected = [evaluate(model, np.array(text), **how).nll for text in texts]
+        expected = [evaluate(model, np.array(text), WithMemory(**how)).nll for text in texts]
         for batch_size in (1, 3):
             found = losses(model, texts, lengths, batch_size=batch_size)
             assert [len(own) + 1 for own in found] == [len(text) for text in texts]
@@ -256,4 +259,4 @@ def test_a_length_below_zero_is_named(model, text):
         with pytest.raises(ValueError, match=f"{name}=-1 must be at least 0"):
             model(some_text(), **{name: -1})
         with pytest.raises(ValueError, match=f"{name}=-1 must be at least 0"):
-            evaluate(model, text, **{name: -1})
+            evaluate(model, text, WithMemory(**{name: -1}))

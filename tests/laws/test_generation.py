@@ -2,11 +2,11 @@
 
 import torch
 
-from transformer_xl.inference.generate import Sampler, generate, generate_batch, prompts
+from transformer_xl.inference.generate import Sampler, Sampling, generate, generate_batch, prompts
 
 DRAWS = [
-    {"temperature": 0.0},
-    {"seed": 1, "temperature": 4.0, "top_k": 9, "top_p": 0.9},
+    {"sampling": Sampling(temperature=0.0)},
+    {"seed": 1, "sampling": Sampling(temperature=4.0, top_k=9, top_p=0.9)},
 ]
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [7], [3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1], [8, 2, 8], [5, 3]]
 
@@ -14,9 +14,8 @@ PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [7], [3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1], [
 @torch.no_grad()
 def from_scratch(model, prompt, length, start, settings):
     """Read the whole text anew for each token."""
-    settings = dict(settings)
-    generator = torch.Generator().manual_seed(settings.pop("seed", 0))
-    sampler, text = Sampler(**settings), [*prompt]
+    generator = torch.Generator().manual_seed(settings.get("seed", 0))
+    sampler, text = Sampler(settings["sampling"]), [*prompt]
     for _ in range(length):
         out = model(torch.tensor([text]), start, mem_len=0)
         numbers = torch.rand(1, dtype=torch.float64, generator=generator)
@@ -50,16 +49,20 @@ def test_a_long_prompt_read_in_pieces_is_the_same_prompt(model, monkeypatch):
 
 
 def test_a_text_goes_on_where_it_stopped(model):
-    whole = list(generate(model, [7, 2], length=12, temperature=0))
-    first = generate(model, [7, 2], length=8, temperature=0)
+    whole = list(generate(model, [7, 2], length=12, sampling=Sampling(temperature=0)))
+    first = generate(model, [7, 2], length=8, sampling=Sampling(temperature=0))
     begun = list(first)
-    second = generate(model, [first.last_token], length=4, mems=first.mems, temperature=0)
+    second = generate(
+        model, [first.last_token], length=4, mems=first.mems, sampling=Sampling(temperature=0)
+    )
     assert begun + list(second) == whole
 
 
 def test_texts_side_by_side_are_the_texts_alone(model, turn):
     mem_lens = (3, 6, 40, 3, 6)[turn % 3 :][:3]
-    for mem_len, settings in zip(mem_lens, [*DRAWS, {"temperature": 4.0}], strict=True):
+    for mem_len, settings in zip(
+        mem_lens, [*DRAWS, {"sampling": Sampling(temperature=4.0)}], strict=True
+    ):
         how = {"length": 6, "mem_len": mem_len, **settings}
         alone = [
             list(generate(model, ids, **how | {"seed": 7 + n})) for n, ids in enumerate(PROMPTS)
@@ -93,20 +96,33 @@ def test_a_text_that_ends_leaves_the_others_as_they_are(model):
 
 
 def test_many_texts_may_begin_with_one_memory_or_each_with_its_own(model):
-    whole = list(generate_batch(model, PROMPTS[:3], length=7, seed=1, temperature=0))
-    first = generate_batch(model, PROMPTS[:3], length=4, seed=1, temperature=0)
+    whole = list(
+        generate_batch(model, PROMPTS[:3], length=7, seed=1, sampling=Sampling(temperature=0))
+    )
+    first = generate_batch(model, PROMPTS[:3], length=4, seed=1, sampling=Sampling(temperature=0))
     begun = list(first)
     prompts = [[token] for token in first.last_tokens]
-    each = generate_batch(model, prompts, length=3, mems=first.mems, temperature=0)
+    each = generate_batch(
+        model, prompts, length=3, mems=first.mems, sampling=Sampling(temperature=0)
+    )
     assert begun + list(each) == whole
     one = first.mems.select([1])
     expected = [
-        list(generate(model, [4, n], length=5, mems=one, seed=2 + n, temperature=3.0))
+        list(
+            generate(
+                model, [4, n], length=5, mems=one, seed=2 + n, sampling=Sampling(temperature=3.0)
+            )
+        )
         for n in range(3)
     ]
     found = list(
         generate_batch(
-            model, [[4, n] for n in range(3)], length=5, mems=one, seed=2, temperature=3.0
+            model,
+            [[4, n] for n in range(3)],
+            length=5,
+            mems=one,
+            seed=2,
+            sampling=Sampling(temperature=3.0),
         )
     )
     assert [[step[n] for step in found] for n in range(3)] == expected

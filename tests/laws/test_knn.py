@@ -9,8 +9,8 @@ from tests.laws.conftest import CONFIG
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.config.knn import KnnConfig
-from transformer_xl.inference.evaluate import evaluate
-from transformer_xl.inference.generate import generate, generate_batch
+from transformer_xl.inference.evaluate import WithNeighbours, evaluate
+from transformer_xl.inference.generate import Sampling, generate, generate_batch
 from transformer_xl.inference.knn import Past, knn_nll
 from transformer_xl.model import build_model
 from transformer_xl.model.lengths import Lengths
@@ -63,14 +63,14 @@ def test_a_loss_is_that_of_the_mixture(model):
     expected = -probs.gather(1, TEXT[1:, None])[:, 0].log()
     # Distances are computed in float32.
     torch.testing.assert_close(torch.cat(pieces), expected, rtol=1e-4, atol=1e-4)
-    result = evaluate(model, TEXT, segment_len=4, mem_len=40, knn=SETTINGS)
+    result = evaluate(model, TEXT, WithNeighbours(segment_len=4, mem_len=40, knn=SETTINGS))
     assert result.nll == pytest.approx(float(expected.mean()), rel=1e-4)
     assert (result.knn_k, result.knn_window) == (3, 6)
 
 
 def test_what_is_written_follows_the_mixture_too(model):
     prompts = [TEXT[:7].tolist(), TEXT[7:9].tolist(), TEXT[:7].tolist()]
-    options = {"length": 8, "mem_len": 40, "knn": SETTINGS, "temperature": 0}
+    options = {"length": 8, "mem_len": 40, "knn": SETTINGS, "sampling": Sampling(temperature=0)}
     batch = list(generate_batch(model, prompts, **options))
     for n, prompt in enumerate(prompts):
         written = [step[n] for step in batch]
@@ -85,7 +85,7 @@ def test_what_is_written_follows_the_mixture_too(model):
 def test_without_it_nothing_changes_and_a_share_of_nearly_nothing_changes_nearly_nothing(paper):
     plain = evaluate(paper, TEXT)
     assert plain.knn_k is plain.knn_share is None
-    little = evaluate(paper, TEXT, knn=replace(SETTINGS, share=1e-9))
+    little = evaluate(paper, TEXT, WithNeighbours(knn=replace(SETTINGS, share=1e-9)))
     assert little.nll == pytest.approx(plain.nll, abs=1e-6)
 
 
@@ -172,13 +172,13 @@ def test_settings_without_a_meaning_are_refused(given, message):
 def test_a_lstm_has_a_past_too():
     config = ModelConfig(kind="lstm", vocab_size=CONFIG.vocab_size, d_model=12, n_layer=1)
     model = build_model(config).eval()
-    plain, mixed = (evaluate(model, TEXT, knn=knn).nll for knn in (None, SETTINGS))
+    plain, mixed = (evaluate(model, TEXT, how).nll for how in (None, WithNeighbours(knn=SETTINGS)))
     assert plain != mixed
 
 
 def test_an_evaluation_of_the_first_segments_is_that_of_their_text(paper):
-    some = evaluate(paper, TEXT, segment_len=4, max_steps=3, knn=SETTINGS)
-    whole = evaluate(paper, TEXT[:13], segment_len=4, knn=SETTINGS)
+    some = evaluate(paper, TEXT, WithNeighbours(segment_len=4, max_steps=3, knn=SETTINGS))
+    whole = evaluate(paper, TEXT[:13], WithNeighbours(segment_len=4, knn=SETTINGS))
     assert some.tokens == whole.tokens == 12
     assert some.nll == pytest.approx(whole.nll, rel=1e-12)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.laws.conftest import CONFIG, ENHANCED, VARIANTS
 
-from transformer_xl.inference.evaluate import evaluate
+from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.model import build_model, load_model
 from transformer_xl.model.compact import compact
 
@@ -54,9 +54,9 @@ def test_it_is_stored_and_made_compact_and_trained_in_half_precision(name, tmp_p
     for state, expected in zip(one.mems.states, other.mems.states, strict=True):
         assert torch.equal(state, expected)
 
-    exact = evaluate(model, text[0], segment_len=16).nll
+    exact = evaluate(model, text[0], WithMemory(segment_len=16)).nll
     for weights in ("bfloat16", "int8") if model.config.kind == "transformer_xl" else ():
-        nll = evaluate(compact(model, weights), text[0], segment_len=16).nll
+        nll = evaluate(compact(model, weights), text[0], WithMemory(segment_len=16)).nll
         assert nll == pytest.approx(exact, rel=0.02), weights
         assert nll != exact
 

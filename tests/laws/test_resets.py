@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.inference.evaluate import evaluate, score
-from transformer_xl.inference.generate import generate
+from transformer_xl.inference.evaluate import WithMemory, evaluate, score
+from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.model import Stepper, TransformerXL, build_model
 from transformer_xl.model.lengths import Lengths
 
@@ -63,13 +63,18 @@ def test_the_loss_of_shuffled_sentences_does_not_depend_on_their_order(model):
             continue
         how = {"segment_len": segment_len, "batch_size": batch_size}
         # Segments of one token are many: two of the orders will do.
-        found = [evaluate(model, text(x), **how).nll for x in [*orders()][: 2 + (segment_len > 1)]]
+        found = [
+            evaluate(model, text(x), WithMemory(**how)).nll
+            for x in [*orders()][: 2 + (segment_len > 1)]
+        ]
         assert found == pytest.approx([found[0]] * len(found), rel=1e-12), how
 
 
 def test_without_resets_it_does():
     model = TransformerXL(replace(CONFIG, reset_at=None)).double().eval()
-    one, other, _ = (evaluate(model, text(order), segment_len=5).nll for order in orders())
+    one, other, _ = (
+        evaluate(model, text(order), WithMemory(segment_len=5)).nll for order in orders()
+    )
     assert abs(one - other) > 1e-3
 
 
@@ -101,7 +106,7 @@ def test_one_token_at_a_time_begins_anew_too():
 def test_what_is_written_after_the_symbol_does_not_depend_on_what_was_before():
     model = TransformerXL(CONFIG).double().eval()
     one, other = (
-        list(generate(model, [*prompt, EOS, 7], length=10, temperature=0))
+        list(generate(model, [*prompt, EOS, 7], length=10, sampling=Sampling(temperature=0)))
         for prompt in ([1, 2, 3], [9, 9, 9, 9, 9])
     )
     assert one == other

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from transformer_xl.cli import loading
-from transformer_xl.inference.evaluate import evaluate
+from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.inference.generate import generate
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.compact import Weights, compact
@@ -39,10 +39,10 @@ def paper(tiny_config):
 def test_a_compact_model_predicts_nearly_the_same_and_writes(model):
     before = {name: x.clone() for name, x in model.named_parameters()}
     text = torch.randint(31, (80,))
-    exact = evaluate(model, text, segment_len=16).nll
+    exact = evaluate(model, text, WithMemory(segment_len=16)).nll
     for weights in SMALL:
         made = compact(model, weights)
-        found = evaluate(made, text, segment_len=16).nll
+        found = evaluate(made, text, WithMemory(segment_len=16)).nll
         assert found == pytest.approx(exact, rel=0.02), weights
         assert found != exact, weights
         one, other = (list(generate(made, [1, 2, 3], length=6, seed=1)) for _ in range(2))

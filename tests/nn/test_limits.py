@@ -144,11 +144,13 @@ def test_a_memory_that_no_text_could_fill_is_refused_before_a_training(
 
 def test_a_memory_longer_than_the_text_is_no_longer_than_the_text(model) -> None:
     ids = torch.randint(0, 11, (200,), generator=torch.Generator().manual_seed(1))
-    expected = txl.evaluate(model, ids, segment_len=16, mem_len=200)
-    found = txl.evaluate(model, ids, segment_len=16, mem_len=10**12, attn_len=10**12)
+    expected = txl.evaluate(model, ids, txl.WithMemory(segment_len=16, mem_len=200))
+    found = txl.evaluate(
+        model, ids, txl.WithMemory(segment_len=16, mem_len=10**12, attn_len=10**12)
+    )
     assert found.nll == expected.nll
     assert found.mem_len == 10**12
-    assert txl.evaluate(model, ids, segment_len=10**12, clamp_len=10**12).nll > 0
+    assert txl.evaluate(model, ids, txl.WithMemory(segment_len=10**12, clamp_len=10**12)).nll > 0
 
 
 def test_an_evaluation_that_fits_nowhere_is_refused_at_once(model) -> None:

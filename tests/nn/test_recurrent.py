@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.laws.conftest import RECURRENT, recurrent
 
-from transformer_xl.inference.evaluate import evaluate
+from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.model import LanguageModel, Memory, load_model
 
@@ -115,8 +115,8 @@ def test_it_learns_and_evaluates_and_writes(kind: str) -> None:
         model(text[None, :40], targets=text[None, 1:41]).loss.backward()
         optimizer.step()
     model.eval()
-    assert evaluate(model, text, segment_len=16).nll < 0.1
-    assert evaluate(model, text, segment_len=7, batch_size=3, mem_len=20).nll < 0.1
+    assert evaluate(model, text, WithMemory(segment_len=16)).nll < 0.1
+    assert evaluate(model, text, WithMemory(segment_len=7, batch_size=3, mem_len=20)).nll < 0.1
     assert list(generate(model, [0, 1, 2], length=6, sampling=Sampling(temperature=0))) == [
         3,
         4,

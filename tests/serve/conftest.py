@@ -26,7 +26,7 @@ from transformer_xl.apps.serve.texts import Drawn, Ended, Event, Text, make_writ
 from transformer_xl.config import GenerateConfig, ModelConfig
 from transformer_xl.data import Vocab, train_vocab
 from transformer_xl.data.vocab import VocabKind
-from transformer_xl.inference.generate import Sampler, generate, random_numbers
+from transformer_xl.inference.generate import Sampler, Sampling, generate, random_numbers
 from transformer_xl.model import TransformerXL, build_model
 
 SECONDS = 60
@@ -65,9 +65,10 @@ class Made:
         """Its weights file."""
         return self.folder / "model.safetensors"
 
-    def alone(self, prompt: str, n: int, **settings: Any) -> str:
+    def alone(self, prompt: str, n: int, seed: int | None = None, **settings: Any) -> str:
         """What the model writes when it writes nothing else."""
-        ids = list(generate(self.model, self.vocab.encode(prompt), length=n, **settings))
+        ids = self.vocab.encode(prompt)
+        ids = list(generate(self.model, ids, Sampling(**settings), length=n, seed=seed))
         return self.vocab.decode(ids)
 
 
@@ -125,7 +126,7 @@ class Asked:
             before=(),
             writer=make_writer(made.vocab, stop, (), prompt),
             generator=random_numbers(seed),
-            sampler=Sampler(**(drawing or {})),
+            sampler=Sampler(Sampling(**drawing or {})),
             max_tokens=n,
             sink=self._take,
             **more,

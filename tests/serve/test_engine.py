@@ -9,7 +9,7 @@ import torch
 from transformer_xl.apps.serve.errors import QueueFullError, StoppingError
 from transformer_xl.apps.serve.prompt_reading import scored, shares
 from transformer_xl.apps.serve.texts import Drawn, PromptRead
-from transformer_xl.inference.generate import generate
+from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.model import RelAttention
 from transformer_xl.model.stepper import RingStepper
 
@@ -48,8 +48,8 @@ def test_texts_side_by_side_are_those_written_alone(make_model, start, ask, vari
     for each in asked:
         engine.submit([each.text])
     for number, each in enumerate(asked):
-        text, drawing = each.text, SETTINGS[number % len(SETTINGS)]
-        alone = generate(made.model, text.prompt, length=text.max_tokens, seed=number, **drawing)
+        text, sampling = each.text, Sampling(**SETTINGS[number % len(SETTINGS)])
+        alone = generate(made.model, text.prompt, sampling, length=text.max_tokens, seed=number)
         assert each.tokens == list(alone), f"text {number}"
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from transformer_xl.apps.serve.engine import Engine
-from transformer_xl.inference.generate import Sampler, generate, random_numbers
+from transformer_xl.inference.generate import Sampler, Sampling, generate, random_numbers
 
 
 def test_a_step_that_fails_takes_no_text_that_comes_after_it(made, start, ask, monkeypatch, caplog):
@@ -45,7 +45,9 @@ def test_a_token_that_cannot_be_drawn_ends_its_own_text_alone(
     failing = ask(made, [1, 2], 6, seed=13, keeps_state=True)
     start().submit([each.text for each in (*asked, failing)])
     for n, (each, drawing) in enumerate(zip(asked, drawings, strict=True)):
-        assert each.tokens == list(generate(made.model, [1, 2], length=6, seed=n, **drawing))
+        assert each.tokens == list(
+            generate(made.model, [1, 2], Sampling(**drawing), length=6, seed=n)
+        )
     ended = failing.end()
     assert (ended.reason, ended.state, len(failing.tokens)) == ("failed", None, place)
     assert "the model's probabilities are not finite" in caplog.text
@@ -69,9 +71,8 @@ def test_a_token_that_cannot_be_decoded_ends_its_own_text_alone(
 def test_extreme_settings_write_what_is_likeliest_and_disturb_nobody(made, start, ask, drawing):
     asked = [ask(made, [1, 2], 6), ask(made, [1, 2], 6, drawing=drawing)]
     start().submit([each.text for each in asked])
-    settings = {"seed": 1}, {"temperature": 0}
-    for each, words in zip(asked, settings, strict=True):
-        assert each.tokens == list(generate(made.model, [1, 2], length=6, **words))
+    for each, sampling in zip(asked, (Sampling(), Sampling(temperature=0)), strict=True):
+        assert each.tokens == list(generate(made.model, [1, 2], sampling, length=6, seed=1))
 
 
 def test_a_text_whose_first_token_cannot_be_drawn_ends_too(made, start, ask, monkeypatch):

@@ -11,6 +11,7 @@ from transformer_xl.cli import main
 from transformer_xl.config import GenerateConfig
 from transformer_xl.config.recipes import dump_recipe, generation_of, load_recipe
 from transformer_xl.inference.generate import (
+    Sampling,
     Session,
     breaker_tokens,
     generate,
@@ -112,12 +113,12 @@ def txl(run, capsys):
 def test_the_same_settings_and_seed_write_the_same_text(run, asked, txl, seed, given, used):
     expected = run.alone(PROMPT, LENGTH, seed=seed, **used)
     ids = run.vocab.encode(PROMPT)
-    batch = generate_batch(run.model, [ids], length=LENGTH, seed=seed, **used)
+    batch = generate_batch(run.model, [ids], Sampling(**used), length=LENGTH, seed=seed)
     assert batch.decode(run.vocab) == [expected]
 
     session = Session.open(run.folder, seed=seed)
     session.write(PROMPT)
-    assert "".join(session.generate(LENGTH, **used)) == expected
+    assert "".join(session.generate(LENGTH, Sampling(**used))) == expected
 
     answer = asked(seed=seed, **given).json()
     assert answer["choices"][0]["text"] == expected
@@ -160,7 +161,7 @@ def test_filters_and_penalties_write_the_same_text(run, asked, txl, given):
 
     session = Session.open(run.folder, seed=7)
     session.write(PROMPT)
-    assert "".join(session.generate(LENGTH, **OWN | given | breakers)) == expected
+    assert "".join(session.generate(LENGTH, Sampling(**OWN | given | breakers))) == expected
 
     answer = asked(seed=7, **given, **breakers).json()
     assert answer["choices"][0]["text"] == expected
@@ -213,7 +214,7 @@ def test_texts_with_other_penalties_are_drawn_side_by_side(run, asked):
 def test_several_texts_have_the_same_seeds_wherever_they_are_drawn(run, asked, txl):
     expected = [run.alone(PROMPT, LENGTH, seed=5 + n, **OWN) for n in range(3)]
     prompts = [run.vocab.encode(PROMPT)] * 3
-    batch = generate_batch(run.model, prompts, length=LENGTH, seed=5, **OWN)
+    batch = generate_batch(run.model, prompts, Sampling(**OWN), length=LENGTH, seed=5)
     assert batch.decode(run.vocab) == expected
     assert [each["text"] for each in asked(seed=5, n=3).json()["choices"]] == expected
     texts = txl("--seed", 5, "--samples", 3)[0]["texts"]
@@ -289,7 +290,7 @@ def test_the_settings_of_a_folder_are_those_of_the_run_around_it(run, tmp_path):
 
 
 def test_in_python_nothing_is_cut_unless_it_is_asked_for(run):
-    plain = {"temperature": 1.0, "top_k": None, "top_p": None}
+    plain = Sampling(temperature=1.0, top_k=None, top_p=None)
     ids = run.vocab.encode(PROMPT)
-    expected = list(generate(run.model, ids, length=LENGTH, seed=2, **plain))
+    expected = list(generate(run.model, ids, plain, length=LENGTH, seed=2))
     assert list(generate(run.model, ids, length=LENGTH, seed=2)) == expected

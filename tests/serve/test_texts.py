@@ -6,7 +6,7 @@ import torch
 from transformer_xl.apps.serve.texts import Text, make_writer
 from transformer_xl.data import train_vocab
 from transformer_xl.data.vocab import StreamDecoder
-from transformer_xl.inference.generate import Sampler, TextWriter
+from transformer_xl.inference.generate import Sampler, Sampling, TextWriter
 
 
 @pytest.mark.parametrize("kind", ["bytes", "words"])
@@ -34,7 +34,7 @@ def test_a_long_prompt_does_not_hold_up_what_makes_its_writer(kind, monkeypatch)
 def test_a_history_is_made_only_where_a_setting_needs_it():
     vocab = train_vocab("bytes", [])
     for settings, is_made in (({}, False), ({"on_loop": "end"}, True), ({"min_p": 0.1}, False)):
-        sampler = Sampler(**settings, vocab=vocab)
+        sampler = Sampler(Sampling(**settings), vocab=vocab)
         writer = make_writer(vocab, (), (), [97])
         text = Text((97,), None, (), writer, torch.Generator(), sampler, 9, print)
         text.add(98)

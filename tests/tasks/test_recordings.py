@@ -459,8 +459,8 @@ def test_a_model_that_knows_the_future_has_no_error(monkeypatch):
     values = series_data.scaled(series_data.made_series(2, time_series.SEEDS["test"])).values
     known = dict(series_data.origins_of(values))
 
-    def forecast(model, features, horizon, *, paths, mem_len, attn_len, clamp_len, **more):
-        assert (mem_len, attn_len, clamp_len) == (8, 5, 4)
+    def forecast(model, features, horizon, *, paths, lengths, **more):
+        assert (lengths.mem_len, lengths.attn_len, lengths.clamp_len) == (8, 5, 4)
         return np.repeat(known[features.shape[1] + series_data.WEEK - 2][:, None], paths, 1)
 
     monkeypatch.setattr(time_series, "forecast", forecast)

@@ -13,7 +13,7 @@ from transformer_xl.config.music import MARKS
 from transformer_xl.data import Vocab, load_vocab, prepare, train_vocab
 from transformer_xl.data.catalogue import KNOWN_CORPORA
 from transformer_xl.inference.answers import losses
-from transformer_xl.inference.evaluate import evaluate
+from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.model import build_model
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.tasks import load_task, logs_anomalies
@@ -175,7 +175,7 @@ def test_poems_are_read_with_the_lengths_of_the_evaluation(poems, reach):
     ids = given.vocab.encode_known((poems / "test.txt").read_text("utf-8"))[0]
     lengths = Lengths.of(given.model.config, segment_len=1, **reach)
     found = task.measure(given._replace(lengths=lengths), poems, "test").metrics["bits"]
-    bits = evaluate(given.model, ids, segment_len=1, **reach).nll / math.log(2)
+    bits = evaluate(given.model, ids, WithMemory(segment_len=1, **reach)).nll / math.log(2)
     assert found == pytest.approx(bits, rel=1e-5)
     assert found != pytest.approx(task.measure(given, poems, "test").metrics["bits"], rel=1e-4)
 

@@ -14,7 +14,7 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.data import Vocab
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.inference.answers import continuations, next_log_probs
-from transformer_xl.inference.generate import beam_search
+from transformer_xl.inference.generate import Searching, beam_search
 from transformer_xl.model import build_model
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.tasks import TASKS, load_task
@@ -225,8 +225,9 @@ def test_a_continuation_may_be_searched(model, vocab, batch_size):
     assert continuations(model, vocab, some, lengths, **how, beam_size=1) == greedy
     search = {"beam_size": 4, "length_penalty": 0.5}
     found = continuations(model, vocab, some, lengths, **how, **search)
+    searching = Searching(**search, stop="\n")
     for output, text in zip(found, some, strict=True):
-        ((best,),) = beam_search(model, [text], length=6, vocab=vocab, stop="\n", **search)
+        ((best,),) = beam_search(model, [text], searching, length=6, vocab=vocab)
         assert output == best.text
     assert found != greedy
 

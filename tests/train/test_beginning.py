@@ -12,7 +12,7 @@ from transformer_xl.config import DataConfig, ModelConfig
 from transformer_xl.config.distributed import World
 from transformer_xl.data import prepare
 from transformer_xl.data.imported import Rules
-from transformer_xl.inference.evaluate import evaluate
+from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.interop.convert.cutting import VocabOptions, imported_vocab
 from transformer_xl.model import TransformerXL, load_model
 from transformer_xl.train import Interrupted, train
@@ -102,7 +102,7 @@ def test_a_run_that_hardly_moves_ends_where_the_model_was(tmp_path, trained, goi
     config = going_on(steps=1, lr=1e-30)
     found = train(config, tmp_path / "second", quiet=True)["test"]["nll"]
     test = prepare(config.data).split("test")
-    before = evaluate(load_model(trained), test, segment_len=64, batch_size=1)
+    before = evaluate(load_model(trained), test, WithMemory(segment_len=64, batch_size=1))
     assert found == pytest.approx(before.nll, rel=1e-3)
     assert "init_from" in (tmp_path / "second" / "recipe.toml").read_text()
 

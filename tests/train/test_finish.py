@@ -10,8 +10,13 @@ from pathlib import Path
 import pytest
 
 from transformer_xl.data import prepare
-from transformer_xl.inference.evaluate import evaluate, loss_in_segment, plan_dynamic
-from transformer_xl.inference.generate import generate
+from transformer_xl.inference.evaluate import (
+    WithMemory,
+    evaluate,
+    loss_in_segment,
+    plan_dynamic,
+)
+from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.model import TransformerXL
 from transformer_xl.train import Interrupted, finish, loop, report, train
 from transformer_xl.train.memory_section import parse
@@ -65,7 +70,7 @@ def test_the_result_is_what_evaluate_says_of_the_best_model(tmp_path, short):
     model = TransformerXL.from_pretrained(tmp_path / "model" / "best")
     test = prepare(config.data).split("test")
     for row in results["memory_curve"]:
-        found = evaluate(model, test, segment_len=16, mem_len=row["mem_len"])
+        found = evaluate(model, test, WithMemory(segment_len=16, mem_len=row["mem_len"]))
         assert row["nll"] == pytest.approx(found.nll, rel=1e-6)
         assert (row["tokens"], row["segment_len"], row["split"]) == (len(test) - 1, 16, "test")
         assert "attn_len" in row
@@ -132,8 +137,9 @@ def test_the_sample_is_what_generate_writes_with_these_settings(tmp_path, short)
     train(config, tmp_path, quiet=True)
     model = TransformerXL.from_pretrained(tmp_path)
     vocab = prepare(config.data).vocab
-    draw = {key: settings[key] for key in ("length", "temperature", "top_k", "seed")}
-    expected = vocab.decode([*generate(model, vocab.encode("the "), **draw)])
+    sampling = Sampling(temperature=0.7, top_k=5)
+    ids = vocab.encode("the ")
+    expected = vocab.decode([*generate(model, ids, sampling, length=30, seed=3)])
     assert read(tmp_path, "sample.json") == {
         "prompt": "the ",
         "text": expected,
@@ -207,7 +213,7 @@ def test_learning_while_it_is_evaluated_is_a_result_of_its_own(tmp_path, short):
     assert learned["nll"] < plain["nll"]
     corpus, model = prepare(config.data), TransformerXL.from_pretrained(tmp_path)
     plan = plan_dynamic(config.eval, model, lambda: corpus.split("train"), segment_len=16)
-    found = evaluate(model, corpus.split("test"), segment_len=16, dynamic=plan)
+    found = evaluate(model, corpus.split("test"), plan)
     assert learned["nll"] == pytest.approx(found.nll, rel=1e-6)
 
 
@@ -308,7 +314,7 @@ def test_a_result_prints_what_it_has(tmp_path, short):
     config = short()
     train(config, tmp_path, quiet=True)
     model = TransformerXL.from_pretrained(tmp_path)
-    result = evaluate(model, prepare(config.data).split("valid"), mem_len=8)
+    result = evaluate(model, prepare(config.data).split("valid"), WithMemory(mem_len=8))
     assert repr(result).startswith(f"Result(nll={result.nll!r}, ppl={result.ppl!r}, ")
     assert "None" not in repr(result)
     assert "dynamic" not in repr(result)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformer_xl.config.device import pick_device
 from transformer_xl.config.distributed import World
 from transformer_xl.data import prepare
-from transformer_xl.inference.evaluate import evaluate
+from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.model import TransformerXL
 from transformer_xl.train import Interrupted, Network, loop, train
 from transformer_xl.train.beginning import fit_to_corpus, new_state
@@ -527,7 +527,7 @@ def test_a_text_begins_anew_at_the_symbol_that_the_recipe_names(tmp_path, toy_re
     # The lines of a text, each begun by the end of the one before it, may change their places.
     lines = corpus.vocab.decode(corpus.split("valid")).splitlines(keepends=True)[1:-1]
     one, other = (
-        evaluate(model, corpus.vocab.encode("".join(["\n", *some])), mem_len=100).nll
+        evaluate(model, corpus.vocab.encode("".join(["\n", *some])), WithMemory(mem_len=100)).nll
         for some in (lines, lines[::-1])
     )
     assert one == pytest.approx(other, rel=1e-5)

@@ -15,7 +15,7 @@ from transformer_xl.config import Config, DataConfig, EvalConfig, ModelConfig, T
 from transformer_xl.config.recipes import dump_recipe
 from transformer_xl.data.features import FeatureCorpus
 from transformer_xl.data.recordings import Recordings, write_recordings
-from transformer_xl.inference.evaluate import evaluate
+from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.inference.forecast import forecast
 from transformer_xl.model import load_model
 from transformer_xl.train import Interrupted, train
@@ -151,12 +151,14 @@ def test_steps_that_reach_no_target_are_refused_before_anything_is_written(copie
 def test_each_target_counts_once_however_the_recordings_are_divided(config, run):
     model = load_model(run).double()
     recordings = FeatureCorpus(Path(config.data.path)).split("test")
-    whole = evaluate(model, recordings, segment_len=60, mem_len=60)
+    whole = evaluate(model, recordings, WithMemory(segment_len=60, mem_len=60))
     assert whole.tokens == recordings.counted().sum() < len(recordings)
     # No recording is longer than the memory, so that neither parts nor segments show.
     for batch_size, segment_len, mem_len in ((1, 7, 9), (4, 11, 9), (7, 3, 9), (5, 8, 40)):
         result = evaluate(
-            model, recordings, segment_len=segment_len, mem_len=mem_len, batch_size=batch_size
+            model,
+            recordings,
+            WithMemory(segment_len=segment_len, mem_len=mem_len, batch_size=batch_size),
         )
         assert result.tokens == whole.tokens
         assert result.nll == pytest.approx(whole.nll, abs=1e-9)

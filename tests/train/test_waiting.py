@@ -15,7 +15,7 @@ from transformer_xl.data import prepare
 from transformer_xl.train import Interrupted, Network, loop, train
 from transformer_xl.train.beginning import fit_to_corpus, new_state
 from transformer_xl.train.checkpoint.checkpoints import read_about
-from transformer_xl.train.step import replays_steps
+from transformer_xl.train.runner import choose_runners, replays_steps
 
 pytestmark = pytest.mark.usefixtures("one_thread", "unfinished")
 # Torch hides this warning, unless warnings are errors.
@@ -140,10 +140,12 @@ def test_layers_that_are_alike_are_compiled_once_and_evaluated_as_they_are(
         train(config, tmp_path / str(compiled), quiet=True)
     # All three, as the compiler has code for them: within a pass of training, not in evaluation.
     assert counter.frame_count == 1
-    _, state, network = begun(config, torch.device("cpu"))
-    network = Network(state.model, replace(config.train, compile="layers"), state.world)
-    for is_compiled in (False, True, False):
-        with network.compiles_layers(is_compiled):
+    _, state, _ = begun(config, torch.device("cpu"))
+    settings = replace(config.train, compile="layers")
+    compiled, eager = choose_runners(state.model, state.model, settings, state.world)
+    for runner in (eager, compiled, eager):
+        with runner.prepared():
+            is_compiled = runner is compiled
             assert ["forward" in vars(x) for x in state.model.layers] == [is_compiled] * 3
     weights = [
         load_file(tmp_path / name / "model/last/model.safetensors") for name in ("layers", "False")
@@ -241,8 +243,9 @@ def test_a_capture_draws_no_masks_and_a_replay_draws_others(toy_recipe):
         found.append(torch.stack(losses))
     assert torch.equal(*found)
     tokens, targets = torch.randint(5, (2, 4, 8), device="cuda")
-    options = {"starts": None, "mem_len": 8, "context": 0, "is_compiled": True}
-    with torch.no_grad():
-        passes = (network(tokens, state.mems[0], targets, **options) for _ in range(2))
-        first, second = (out.nll.clone() for out in passes)
-    assert not torch.equal(first, second)
+    losses = []
+    for _ in range(2):
+        segment = tokens, state.mems[0], targets
+        with torch.no_grad(), network.running(*segment, starts=None, mem_len=8, context=0) as out:
+            losses.append(out.nll.clone())
+    assert not torch.equal(*losses)

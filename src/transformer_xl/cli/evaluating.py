@@ -124,7 +124,12 @@ class Eval(LoadsModels):
         settings, recipe = self.settings, self.recipe
         self._check()
         from transformer_xl.config.device import autocast
-        from transformer_xl.inference.evaluate import cost_of, evaluate_by, plan_dynamic
+        from transformer_xl.inference.evaluate import (
+            WithNeighbours,
+            cost_of,
+            evaluate_by,
+            plan_dynamic,
+        )
         from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
         from transformer_xl.train import seen
         from transformer_xl.train.finish import describe, memory_line
@@ -134,7 +139,6 @@ class Eval(LoadsModels):
         segment_len = recipe.train.segment_len if recipe else SEGMENT_LEN
         # Quantized weights determine the precision of the computation.
         precision = recipe.train.precision if recipe and self.weights == "float32" else "float32"
-        knn = KnnConfig(**self.knn) if self.knn else None
 
         def measure(mem_len: int | None) -> dict[str, Any]:
             """Evaluate with one memory, or by windows."""
@@ -143,15 +147,17 @@ class Eval(LoadsModels):
             n = len(ids) - 1
             if cost := cost_of(chosen, n):
                 say(f"--eval.{cost}")
-            dynamic = None
-            if vocab is not None:
+            how = None
+            if self.knn:
+                lengths = chosen.lengths_after(segment_len)
+                knn = KnnConfig(**self.knn)
+                how = WithNeighbours(knn=knn, max_steps=chosen.max_steps, **lengths)
+            elif vocab is not None:
                 training = partial(self._training_text, vocab)
-                dynamic = plan_dynamic(chosen, model, training, segment_len=segment_len)
+                how = plan_dynamic(chosen, model, training, segment_len=segment_len)
             name = "a window" if mem_len is None else f"memory {mem_len:,}"
             with reading(model, n, f"evaluating, {name}"):
-                result = evaluate_by(
-                    chosen, model, ids, vocab=vocab, dynamic=dynamic, knn=knn, **sizes
-                )
+                result = evaluate_by(chosen, model, ids, vocab=vocab, how=how, **sizes)
             return describe(str(self.file or settings.split), result)
 
         lengths = Lengths.of(model.config, **settings.lengths_after(segment_len))

@@ -254,6 +254,7 @@ class Generate(LoadsModels):
 
         from transformer_xl.inference.generate import (
             History,
+            Searching,
             State,
             beam_search,
             text_pieces,
@@ -271,11 +272,9 @@ class Generate(LoadsModels):
         hypotheses = beam_search(
             model,
             prompts,
-            **searching,
+            Searching(**searching, n_best=self.samples, stop=self._stops),
             length=self.settings.length,
-            n_best=self.samples,
             vocab=vocab,
-            stop=self._stops,
             mems=None if state is None else state.mems,
             mem_len=self.mem_len,
             history=history,
@@ -342,9 +341,9 @@ class Generate(LoadsModels):
         self, vocab: "Vocab", model: "LanguageModel", seed: int | None
     ) -> dict[str, Any]:
         """Return and print the sampling settings; seed None: a saved random state is used."""
-        from transformer_xl.inference.generate import Sampler
+        from transformer_xl.inference.generate import Sampler, Sampling
 
-        drawing = Sampler(**self.settings.sampling, vocab_size=len(vocab), vocab=vocab).settings
+        drawing = Sampler(Sampling(**self.settings.sampling), len(vocab), vocab).settings
         return self._said("sampling", {**drawing, "seed": seed}, model)
 
     def _said(self, what: str, used: dict[str, Any], model: "LanguageModel") -> dict[str, Any]:
@@ -371,11 +370,12 @@ class Generate(LoadsModels):
         return {**found, "length": self.settings.length or None}
 
     def _drawing(self, vocab: "Vocab") -> dict[str, Any]:
-        from transformer_xl.inference.generate import for_tokens
+        from transformer_xl.inference.generate import Sampling, for_tokens
 
         lengths = {"length": self.settings.length or None, "mem_len": self.mem_len}
+        sampling = Sampling(**for_tokens(self.settings.sampling, vocab))
         knn = KnnConfig(**self.knn) if self.knn else None
-        return for_tokens(self.settings.sampling, vocab) | lengths | {"knn": knn}
+        return {"sampling": sampling, "knn": knn, **lengths}
 
 
 def _decoding(model: "LanguageModel") -> str:

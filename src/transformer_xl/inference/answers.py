@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transformer_xl.data import Vocab
-from transformer_xl.inference.generate import beam_search, generate_batch
+from transformer_xl.inference.generate import Sampling, Searching, beam_search, generate_batch
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.arguments import require_at_least
 from transformer_xl.model.calling import evaluating
@@ -186,11 +186,11 @@ def continuations(
             mem_len = lengths.mem_len if model.remembers_positions else None
             begun: Any = {"length": length, "mems": mems, "mem_len": mem_len}
             if beam_size is None:
-                batch = generate_batch(model, last, temperature=0.0, **begun)
+                batch = generate_batch(model, last, Sampling(temperature=0), **begun)
                 written = batch.decode(vocab, stop=stop)
             else:
-                search = {"beam_size": beam_size, "length_penalty": length_penalty}
-                found = beam_search(model, last, vocab=vocab, stop=stop, **search, **begun)
+                search = Searching(beam_size=beam_size, length_penalty=length_penalty, stop=stop)
+                found = beam_search(model, last, search, vocab=vocab, **begun)
                 written = [best.text for (best,) in found]
             for row, output in zip(rows, written, strict=True):
                 outputs[row] = output

@@ -26,6 +26,7 @@ from transformer_xl.inference.answers import by_length, losses
 from transformer_xl.inference.generate import (
     GenerationBatch,
     Sampler,
+    Sampling,
     from_pretrained,
     random_numbers,
     seed_of,
@@ -186,9 +187,7 @@ class Performer:
 
     def _texts(self, texts: list[list[int]], numbers: list[int]) -> list[dict[str, Any]]:
         settings = self._work.generation
-        sampler = Sampler(
-            **settings.sampling, vocab_size=self._model.config.vocab_size, vocab=self._vocab
-        )
+        sampler = Sampler(Sampling(**settings.sampling), self._model.config.vocab_size, self._vocab)
         seeds = [seed_of(settings.seed, n) for n in numbers]
         batch = GenerationBatch(
             self._model,

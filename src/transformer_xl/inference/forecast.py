@@ -1,6 +1,7 @@
 """Forecasts: what may follow real-valued series, drawn step by step from the mixture."""
 
-from typing import cast
+import warnings
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -10,9 +11,12 @@ from torch import Tensor
 from transformer_xl.model import LanguageModel, Stepper
 from transformer_xl.model.arguments import require_at_least, require_model
 from transformer_xl.model.calling import evaluating
-from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
+from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.mixture import MixtureHead
 from transformer_xl.model.reading import read
+
+_BATCH_SIZE = 1_000
+"""Streams that are read as a batch, each a path of a series."""
 
 
 @torch.no_grad()
@@ -25,11 +29,8 @@ def forecast(
     offsets: np.ndarray | None = None,
     paths: int = 100,
     seed: int = 1,
-    segment_len: int = SEGMENT_LEN,
-    mem_len: int | None = None,
-    attn_len: int | None = None,
-    clamp_len: int | None = None,
-    batch_size: int = 1_000,
+    lengths: Lengths | None = None,
+    **deprecated: Any,
 ) -> Float[np.ndarray, "B paths horizon"]:
     """Draw paths of the values that follow each of B series.
 
@@ -46,11 +47,10 @@ def forecast(
             number known in advance, such as the value of a season ago. None: 0.
         paths: Paths to draw for each series.
         seed: Random seed; the same seed draws the same paths.
-        segment_len: With enough memory it only affects the speed.
-        mem_len: Memory length. None: as configured.
-        attn_len: Keys that a query sees at most. None: as configured.
-        clamp_len: Largest distance told apart. None: as configured.
-        batch_size: Streams that are read as a batch, each a path of a series.
+        lengths: How the history is read, such as ``Lengths.of(model.config, mem_len=256)``;
+            ``ext_len`` is not used. None: as configured.
+        deprecated: Lengths by name, which belong into ``lengths``; and ``batch_size``, which is to
+            be left out.
 
     Returns:
         The values. Quantiles over the paths are intervals of the forecast.
@@ -59,7 +59,7 @@ def forecast(
         ValueError: The model has no mixture, or a shape or length does not fit.
     """
     config = require_model(model).config
-    require_at_least(1, horizon=horizon, paths=paths, batch_size=batch_size)
+    require_at_least(1, horizon=horizon, paths=paths, batch_size=deprecated.get("batch_size"))
     if not config.n_mixtures:
         raise ValueError(
             "a forecast needs a model that predicts real values (n_mixtures above 0), and this one "
@@ -79,20 +79,30 @@ def forecast(
         if given.shape != shape:
             raise ValueError(f"{name} of shape {given.shape} must be {shape}")
 
-    lengths = Lengths.of(
-        config,
-        segment_len=segment_len,
-        mem_len=mem_len,
-        attn_len=attn_len,
-        clamp_len=clamp_len,
-        ext_len=0,
-    )
+    batch_size = deprecated.pop("batch_size", None)
+    if batch_size is not None:
+        warnings.warn(
+            f"forecast(batch_size={batch_size}) is deprecated: use forecast() without batch_size, "
+            f"which reads {_BATCH_SIZE:,} streams at once",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+    if deprecated:
+        old = ", ".join(f"{name}={value}" for name, value in deprecated.items())
+        if lengths is not None:
+            raise TypeError(f"forecast() got lengths and {old}: give all of them in lengths")
+        new = f"lengths=Lengths.of(model.config, {old})"
+        message = f"forecast({old}) is deprecated: use forecast({new})"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+    lengths = Lengths.of(config, **deprecated) if lengths is None else lengths
+    lengths = lengths._replace(ext_len=0)
     draw = torch.Generator(model.device).manual_seed(seed)
     given = [
         torch.from_numpy(np.asarray(x)).to(model.device, model.dtype)
         for x in (history, known, offsets)
     ]
-    batches = zip(*(x.split(max(1, batch_size // paths)) for x in given), strict=True)
+    n = max(1, (batch_size or _BATCH_SIZE) // paths)
+    batches = zip(*(x.split(n) for x in given), strict=True)
     with evaluating(model):
         found = [_drawn(model, x, y, z, lengths, paths, draw) for x, y, z in batches]
     return torch.cat(found).double().cpu().numpy()

@@ -337,12 +337,12 @@ def draw_weights(parameters: Iterable[tuple[str, Tensor]], config: ModelConfig) 
         (("distance_embedding", "position_embedding"), 0.0, std, limit),
     )
     for name, parameter in parameters:
+        # Schemes of users draw their own; on the meta device, normal_ would import the compiler.
+        if name.startswith("positions.") or parameter.is_meta:
+            continue
         # Parameters of clusters have an index.
         name = re.sub(r"weights\.\d+", "weight", re.sub(r"projs\.\d+", "proj", name))
         mean, std, limit = next(row[1:] for row in table if name.endswith(row[0]))
-        # On the meta device, normal_ would import torch's compiler.
-        if parameter.is_meta:
-            continue
         if limit is None:
             parameter.normal_(mean, std)
         else:

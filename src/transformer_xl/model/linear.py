@@ -1,7 +1,6 @@
 """Linear maps that are computed by :func:`transformer_xl.ops.linear`."""
 
-import weakref
-from typing import Any
+from types import MethodType
 
 import torch
 from jaxtyping import Float
@@ -10,40 +9,27 @@ from torch import Tensor, nn
 from transformer_xl.ops import linear
 
 
-class _Product:
-    """The forward pass of a linear map."""
-
-    def __init__(self, module: nn.Module) -> None:
-        # A strong reference would be a circle, and weights would outlive their model.
-        self._module = weakref.ref(module)
-
-    def __call__(
-        self, input: Float[Tensor, "*batch E"], *, first_row: int = 0
-    ) -> Float[Tensor, "*batch rows"]:
-        """Multiply by the weights, or by the rows of them from ``first_row`` on."""
-        module: Any = self._module()
-        return linear(input, module.weight[first_row:] if first_row else module.weight, module.bias)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_Product":
-        return _Product(memo[id(self._module())])
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Product, (self._module(),)
+def forward(
+    self: nn.Linear, input: Float[Tensor, "*batch E"], *, first_row: int = 0
+) -> Float[Tensor, "*batch rows"]:
+    """Multiply by the weights, or by the rows of them from ``first_row`` on."""
+    return linear(input, self.weight[first_row:] if first_row else self.weight, self.bias)
 
 
 def linear_map(in_features: int, out_features: int, *, bias: bool = True) -> nn.Linear:
     """Create a linear map whose forward pass is the faster product.
 
-    The class stays that of torch, as ``quantize_dynamic`` and others look for exactly this one.
+    The class stays that of torch, as ``quantize_dynamic`` and others look for exactly this one. A
+    pickle of the map has the forward pass of torch.
     """
     module = nn.Linear(in_features, out_features, bias=bias)
-    module.forward = _Product(module)
+    module.forward = MethodType(forward, module)
     return module
 
 
 def is_fast(module: nn.Module) -> bool:
     """Whether a module is still a map of :func:`linear_map`: not replaced, nor its ``forward``."""
-    return isinstance(module.forward, _Product)
+    return getattr(module.forward, "__func__", None) is forward
 
 
 def rows_from(

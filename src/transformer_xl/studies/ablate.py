@@ -19,7 +19,7 @@ from transformer_xl.config.device import autocast, pick_device
 from transformer_xl.config.files import replace_file
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data import Corpus, prepare
-from transformer_xl.inference.evaluate import evaluate
+from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.model import LanguageModel, TransformerXL
 from transformer_xl.studies import require_predicted, save_figure
 from transformer_xl.train import train
@@ -293,7 +293,7 @@ def attention_length_nll(
     else:
         stride = max(1, attn_len // 4)
         lengths = {"segment_len": stride, "mem_len": 0, "ext_len": attn_len - stride}
-    return evaluate(model, ids, batch_size=batch_size, **lengths).nll
+    return evaluate(model, ids, WithMemory(batch_size=batch_size, **lengths)).nll
 
 
 def summary(measured: Sequence[Mapping[str, Any]], table: int = 6) -> list[dict[str, Any]]:

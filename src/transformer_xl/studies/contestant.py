@@ -90,13 +90,12 @@ def measured(
         share = len(ids) / max(corpus.n_tokens(split), 1)
         n_bytes = round(corpus.n_bytes(split) * share)
         return evaluate_by(
-            settings,
+            settings if mem_len is None else replace(settings, mem_len=mem_len),
             model,
             ids,
             vocab=corpus.vocab,
             n_bytes=n_bytes,
             segment_len=config.train.segment_len,
-            mem_len=mem_len,
         )
 
     with autocast(config.train.precision, device):

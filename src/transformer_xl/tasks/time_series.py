@@ -58,9 +58,6 @@ class TimeSeries(Task):
     def measure(self, trained: Trained, folder: Path, split: str) -> Measured:
         """Forecast each series from each origin."""
         series = scaled(made_series(N_SERIES[split], SEEDS[split]))
-        reach = trained.lengths._asdict()
-        # A forecast reads nothing again, and tasks refuse settings to do so.
-        del reach["ext_len"]
         quantiles, scores = [], []
         for origin, truth in origins_of(series.values):
             paths = forecast(
@@ -70,7 +67,7 @@ class TimeSeries(Task):
                 known=series.features[:, origin + 1 : origin + 1 + HORIZON, 1:],
                 offsets=seasonal_naive(series.values, origin),
                 paths=PATHS,
-                **reach,
+                lengths=trained.lengths,
             )
             quantiles.append(dict(zip(QUANTILES, np.quantile(paths, QUANTILES, 1), strict=True)))
             scores.append(crps(paths, truth))

@@ -30,8 +30,8 @@ from transformer_xl.model.pretrained import (
 )
 from transformer_xl.train.finish import held_out
 from transformer_xl.train.optim import Optimizer, new_average
+from transformer_xl.train.runner import shard
 from transformer_xl.train.state import INITIAL_LOSS_SCALE, TrainState, longest_segment
-from transformer_xl.train.step import shard
 
 _FREE = {
     *("mem_len", "ext_len", "attn_len", "layer_attn_lens", "clamp_len", "start_memory", "reset_at"),

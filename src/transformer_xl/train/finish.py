@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,14 @@ from transformer_xl.data import Corpus, raw_split
 from transformer_xl.data.features import FeatureCorpus
 from transformer_xl.inference.baselines import compressed_bytes
 from transformer_xl.inference.evaluate import Dynamic, Result, cost_of, evaluate_by, plan_dynamic
-from transformer_xl.inference.generate import beam_search, for_tokens, generate, text_pieces
+from transformer_xl.inference.generate import (
+    Sampling,
+    Searching,
+    beam_search,
+    for_tokens,
+    generate,
+    text_pieces,
+)
 from transformer_xl.model import LanguageModel, load_model
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.limits import any_size
@@ -80,20 +87,20 @@ def finish(
         say(f"eval.{cost}")
 
     def measure(mem_len: int | None, dynamic: Dynamic | None = None) -> dict[str, Any]:
+        evaluation = settings if mem_len is None else replace(settings, mem_len=mem_len)
         name = "a window" if mem_len is None else f"memory {mem_len:,}"
         with (
             autocast(config.train.precision, device),
             reading(model, len(ids) - 1, f"evaluating, {name}", quiet=quiet),
         ):
             result = evaluate_by(
-                settings,
+                evaluation,
                 model,
                 ids,
                 vocab=corpus.vocab,
                 n_bytes=corpus.n_bytes(split),
                 segment_len=segment_len,
-                mem_len=mem_len,
-                dynamic=dynamic,
+                how=dynamic,
             )
         return describe(split, result)
 
@@ -251,11 +258,13 @@ def _sample(config: Config, corpus: Corpus, model: LanguageModel) -> dict[str, A
     settings = config.generate
     prompt = corpus.vocab.encode(settings.prompt)
     if searching := settings.searching:
-        limits: Any = {"length": settings.length, "stop": settings.stop, "vocab": corpus.vocab}
-        ((best,),) = beam_search(model, [prompt], **searching, **limits)
+        search = Searching(**searching, stop=settings.stop)
+        ((best,),) = beam_search(
+            model, [prompt], search, length=settings.length, vocab=corpus.vocab
+        )
         return {"prompt": settings.prompt, "text": best.text, "settings": searching}
-    draw = {**settings.sampling, "seed": settings.seed}
-    arguments = for_tokens(draw, corpus.vocab)
-    tokens = generate(model, prompt, length=settings.length, **arguments)
+    sampling = Sampling(**for_tokens(settings.sampling, corpus.vocab))
+    tokens = generate(model, prompt, sampling, length=settings.length, seed=settings.seed)
     text = "".join(text_pieces(tokens, corpus.vocab, settings.stop, prompt))
+    draw = {**settings.sampling, "seed": settings.seed}
     return {"prompt": settings.prompt, "text": text, "settings": draw}

@@ -14,8 +14,8 @@ import torch
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.inference.classify import LongDocumentClassifier
-from transformer_xl.inference.evaluate import evaluate
-from transformer_xl.inference.generate import generate
+from transformer_xl.inference.evaluate import WithMemory, evaluate
+from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.interop.convert import convert
 from transformer_xl.interop.export import make_step
 from transformer_xl.model import build_model
@@ -190,11 +190,13 @@ def in_segments(model, kept=False, **lengths):
 
 
 def drawn(model):
-    return torch.tensor([*generate(model, TOKENS[0], length=20, seed=1, temperature=3.0)])
+    return torch.tensor(
+        [*generate(model, TOKENS[0], length=20, seed=1, sampling=Sampling(temperature=3.0))]
+    )
 
 
 def evaluated(model):
-    result = evaluate(model, TOKENS[0].numpy(), segment_len=5)
+    result = evaluate(model, TOKENS[0].numpy(), WithMemory(segment_len=5))
     return torch.tensor(result.nll)
 
 

@@ -25,7 +25,13 @@ from transformer_xl.config import GenerateConfig
 from transformer_xl.config.checks import require
 from transformer_xl.config.device import total_memory
 from transformer_xl.data import Vocab
-from transformer_xl.inference.generate import Sampler, State, largest_state, random_numbers
+from transformer_xl.inference.generate import (
+    Sampler,
+    Sampling,
+    State,
+    largest_state,
+    random_numbers,
+)
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.limits import full_memory, require_bytes
@@ -140,7 +146,7 @@ class Service:
             ValueError: A setting has no effect.
         """
         settings = self.generation.changed(**given).sampling
-        return Sampler(**settings, vocab_size=self.model.config.vocab_size, vocab=self.vocab)
+        return Sampler(Sampling(**settings), self.model.config.vocab_size, self.vocab)
 
     @property
     def is_ready(self) -> bool:

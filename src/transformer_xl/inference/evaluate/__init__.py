@@ -1,4 +1,4 @@
-"""Evaluation: with memory, by sliding windows, or dynamic."""
+"""Evaluation: with memory, by sliding windows, dynamic, or with nearest neighbours."""
 
 from transformer_xl.inference.evaluate.dynamic import (
     Dynamic,
@@ -15,6 +15,12 @@ from transformer_xl.inference.evaluate.measuring import (
     token_bytes_in,
 )
 from transformer_xl.inference.evaluate.rollout import Attended, attended
+from transformer_xl.inference.evaluate.strategies import (
+    SlidingWindow,
+    Strategy,
+    WithMemory,
+    WithNeighbours,
+)
 from transformer_xl.inference.evaluate.streams import (
     loss_from_start,
     loss_in_segment,
@@ -28,6 +34,10 @@ __all__ = [
     "Dynamic",
     "DynamicEvaluation",
     "Result",
+    "SlidingWindow",
+    "Strategy",
+    "WithMemory",
+    "WithNeighbours",
     "attended",
     "cost_of",
     "evaluate",

@@ -19,22 +19,31 @@ make no step.
 """
 
 import copy
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transformer_xl.config import EvalConfig, ModelConfig
-from transformer_xl.config.checks import NotNegative, Positive, Share, check, no_type_check
+from transformer_xl.config.checks import (
+    Length,
+    NotNegative,
+    Positive,
+    Range,
+    Share,
+    check,
+    no_type_check,
+)
 from transformer_xl.data.completions import in_completion
-from transformer_xl.inference.evaluate.streams import as_text, completed_targets
+from transformer_xl.inference.evaluate.streams import Part, as_text, completed_targets
 from transformer_xl.model import LanguageModel
-from transformer_xl.model.arguments import Text, as_tokens
+from transformer_xl.model.arguments import Text, as_tokens, shown
 from transformer_xl.model.compact import CompactTransformerXL
-from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.model.reading import read
 
 DEFAULT_LR = {"rms": 1e-4, "sgd": 0.01}
@@ -43,14 +52,22 @@ DEFAULT_LR = {"rms": 1e-4, "sgd": 0.01}
 Squares = dict[str, Tensor]
 """Mean squared gradients of each weight, by name."""
 
+AtLeastOne = Annotated[int, Range(ge=1)]
+
+_LENGTHS = ("segment_len", "mem_len", "attn_len", "clamp_len")
+
 
 @no_type_check
 @dataclass(frozen=True, kw_only=True)
 class Dynamic:
-    """Settings of dynamic evaluation.
+    """Dynamic evaluation in one stream with memory (:class:`DynamicEvaluation`).
 
     Raises:
         ValueError: A number is out of range, or ``rms`` lacks ``squares``.
+
+    Example:
+        >>> Dynamic(rule="sgd", lr=0.01, segment_len=64).decay
+        0.0
     """
 
     rule: Literal["rms", "sgd"] = "rms"
@@ -63,6 +80,17 @@ class Dynamic:
     """For ``rms``: epsilon added to the RMS of the gradients, as a multiple of their mean."""
     squares: Squares | None = None
     """For ``rms``: from :func:`gradient_squares`."""
+    segment_len: AtLeastOne = SEGMENT_LEN
+    """Tokens between two steps."""
+    mem_len: Length | None = None
+    """Memory length; the memory is not recomputed after a step. None: as configured."""
+    attn_len: AtLeastOne | None = None
+    """Keys a query sees, counting its own. None: as configured."""
+    clamp_len: Length | None = None
+    """Distances above it count as it. None: as configured."""
+    max_steps: AtLeastOne | None = None
+    """Evaluate only this many segments, from the beginning of a text. None: all."""
+    batch_size: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         check(self)
@@ -71,6 +99,32 @@ class Dynamic:
                 "rule='rms' needs the squares of gradients of the training text: gather them with "
                 "gradient_squares, or use rule='sgd'"
             )
+
+    def lengths(self, config: ModelConfig) -> Lengths:
+        """Resolve the lengths against the settings of a model.
+
+        Raises:
+            ValueError: A length has no effect in such a model.
+        """
+        lengths = {name: getattr(self, name) for name in _LENGTHS}
+        # With ext_len, tokens would be trained on twice.
+        return Lengths.of(config, **lengths, ext_len=0)
+
+    def nats(self, model: LanguageModel, part: Part, lengths: Lengths) -> float:
+        """Return the sum of -log p over the predictions that count."""
+        assert part.tokens is not None
+        learning = DynamicEvaluation(model, replace(self, mem_len=lengths.mem_len))
+        nll = learning.read(part.tokens)
+        return float(part.total(nll) + part.total(learning.finish(), start=len(nll)))
+
+    def reported(self) -> dict[str, Any]:
+        """Return the fields of a result that describe the strategy."""
+        return {
+            "dynamic": self.rule,
+            "dynamic_lr": self.lr,
+            "dynamic_decay": self.decay,
+            "dynamic_eps": self.eps if self.rule == "rms" else None,
+        }
 
 
 def plan_dynamic(
@@ -92,10 +146,10 @@ def plan_dynamic(
     rule = settings.dynamic
     if rule is None:
         return None
+    lengths = settings.lengths_after(segment_len)
+    del lengths["ext_len"]
     squares = None
     if rule == "rms":
-        lengths = settings.lengths_after(segment_len)
-        del lengths["ext_len"]
         squares = gradient_squares(model, training_text()[: settings.dynamic_tokens], **lengths)
     return Dynamic(
         rule=rule,
@@ -103,6 +157,8 @@ def plan_dynamic(
         decay=settings.dynamic_decay,
         eps=settings.dynamic_eps,
         squares=squares,
+        max_steps=settings.max_steps,
+        **lengths,
     )
 
 
@@ -117,18 +173,26 @@ class DynamicEvaluation:
 
     Args:
         model: The trained model.
-        settings: The update rule.
-        lengths: ``segment_len``, the tokens between two steps, ``mem_len``, ``attn_len`` and
-            ``clamp_len``. The memory is not recomputed after a step.
+        settings: The update rule, and the lengths with which the text is read. ``max_steps`` is
+            ignored.
+        deprecated: Lengths, which are now attributes of the settings.
 
     Raises:
-        ValueError: A length is out of range; the model is quantized; ``squares`` are those of
-            another model.
+        ValueError: A length has no effect in the model; the model is quantized; ``squares`` are
+            those of another model.
     """
 
-    def __init__(self, model: LanguageModel, settings: Dynamic, **lengths: Any) -> None:
-        # With ext_len, tokens would be trained on twice.
-        self._lengths = Lengths.of(model.config, **lengths, ext_len=0)
+    def __init__(self, model: LanguageModel, settings: Dynamic, **deprecated: Any) -> None:
+        if deprecated:
+            lengths = ", ".join(f"{name}={shown(x)}" for name, x in deprecated.items())
+            warnings.warn(
+                f"DynamicEvaluation(model, settings, {lengths}) is deprecated: use "
+                f"DynamicEvaluation(model, Dynamic(..., {lengths}))",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            settings = replace(settings, **deprecated)
+        self._lengths = settings.lengths(model.config)
         self.settings, self.segment_len = settings, self._lengths.segment_len
         self.model = _learning_copy(model)
         self._updates = _updates(self.model, settings)
@@ -192,8 +256,8 @@ class DynamicEvaluation:
 def gradient_squares(model: LanguageModel, ids: Text, **lengths: Any) -> Squares:
     """Return the mean squared gradients of each weight over segments of a training text.
 
-    The text is read as in the evaluation, with memory, without dropout, and with lengths as
-    :class:`DynamicEvaluation` takes.
+    The text is read as in the evaluation, with memory, without dropout, and with the
+    lengths of a :class:`Dynamic`, by name.
 
     Raises:
         ValueError: The text is shorter than a segment, has a token outside the vocabulary, or no

@@ -88,6 +88,63 @@ class Passage(NamedTuple):
         return cls(inputs, targets, None if counted.all() else counted, starts)
 
 
+class Part(NamedTuple):
+    """The part of a text, or of recordings, that an evaluation predicts."""
+
+    source: Int[Tensor, " length"] | Recordings
+    """The whole text in tokens, or the recordings."""
+    tokens: Int[Tensor, " read"] | None
+    """The first token of the text and those predicted, in order; None of recordings."""
+    n_predicted: int
+    """Number of predictions."""
+    counted: Bool[Tensor, " predicted"] | None
+    """Which predictions count. None: all."""
+    batch_size: int
+    """Number of streams or windows in a batch, at most one for each target."""
+
+    @classmethod
+    def of(
+        cls,
+        source: Int[Tensor, " length"] | Recordings,
+        config: ModelConfig,
+        *,
+        segment_len: int,
+        batch_size: int = 1,
+        max_steps: int | None = None,
+    ) -> "Part":
+        """Return what ``max_steps`` segments of each of ``batch_size`` streams predict.
+
+        Raises:
+            ValueError: Nothing counts, or recordings do not fit the model.
+        """
+        passage = Passage.of(source, config)
+        n, counted = len(passage.targets), passage.counted
+        tokens = source if isinstance(source, Tensor) else None
+        batch_size = min(batch_size, n)
+        if max_steps is not None:
+            places = places_read(
+                n, batch_size=batch_size, segment_len=segment_len, max_steps=max_steps
+            )
+            n = len(places)
+            tokens = None if tokens is None else torch.cat([tokens[:1], tokens[1:][places]])
+            counted = None if counted is None else counted[places]
+            if counted is not None and not counted.any():
+                what = "target" if tokens is None else "completion"
+                raise ValueError(f"max_steps={max_steps} reads no {what}: give a larger one")
+        return cls(source, tokens, n, counted, batch_size)
+
+    @property
+    def n_counted(self) -> int:
+        """Number of predictions that count."""
+        return self.n_predicted if self.counted is None else int(self.counted.sum())
+
+    def total(self, nll: Float[Tensor, " T"], start: int = 0) -> Float[Tensor, ""]:
+        """Return the sum, in float64, of losses of predictions from ``start`` on that count."""
+        if self.counted is not None:
+            nll = nll * self.counted[start : start + len(nll)].to(nll.device)
+        return nll.sum(dtype=torch.float64)
+
+
 def require_recordings(recordings: Recordings, config: ModelConfig) -> None:
     """Require recordings that a model reads and predicts.
 

@@ -1,7 +1,7 @@
 """Text generation, at a constant cost per token."""
 
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int, UInt8
@@ -14,14 +14,10 @@ from transformer_xl.inference.generate.batch import (
     random_numbers,
     seed_of,
 )
-from transformer_xl.inference.generate.beams import Hypothesis, beam_search
+from transformer_xl.inference.generate.beams import Hypothesis, Searching, beam_search
 from transformer_xl.inference.generate.history import History
-from transformer_xl.inference.generate.sampler import (
-    Sampler,
-    Sampling,
-    breaker_tokens,
-    for_tokens,
-)
+from transformer_xl.inference.generate.sampler import Sampler, breaker_tokens, for_tokens
+from transformer_xl.inference.generate.sampling import Sampling, with_deprecated
 from transformer_xl.inference.generate.session import (
     Mark,
     Session,
@@ -49,6 +45,7 @@ __all__ = [
     "Mark",
     "Sampler",
     "Sampling",
+    "Searching",
     "Session",
     "State",
     "TextWriter",
@@ -74,17 +71,15 @@ __all__ = [
 def generate(
     model: LanguageModel,
     ids: Sequence[int] | Int[Tensor, " length"],
+    sampling: Sampling | None = None,
     *,
     length: int | None = None,
     mems: Memory | None = None,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
     seed: int | UInt8[Tensor, " bytes"] | None = None,
     mem_len: int | None = None,
     history: Sequence[int] | Int[np.ndarray, " n"] | Int[Tensor, " n"] = (),
     knn: KnnConfig | None = None,
-    **more: Unpack[Sampling],
+    **deprecated: Any,
 ) -> Generation:
     """Continue a prompt, token by token.
 
@@ -95,12 +90,9 @@ def generate(
     Args:
         model: The model. It reads in evaluation mode; its mode is restored after each token.
         ids: The prompt in tokens, at least one.
+        sampling: How a token is drawn. None: from the distribution of the model.
         length: Number of tokens to generate. None: without end.
         mems: The memory to start with, of one stream. None: start of a text.
-        temperature: Sampling temperature; 0: greedy.
-        top_k: Sample from the ``top_k`` most likely tokens. None: from all.
-        top_p: Nucleus sampling: sample from the fewest tokens with this total probability. None or
-            1: from all.
         seed: Random seed, or the ``random_state`` of a generation to continue. None: a different
             one each time.
         mem_len: Memory length. None: as configured.
@@ -109,9 +101,7 @@ def generate(
         knn: Mix the distribution with that of the nearest past positions (kNN-LM), before anything
             else is applied to it. The past begins with the prompt; with ``mems`` too, which do not
             hold it. None: do not.
-        more: Further settings of sampling: filters, penalties and DRY, as in
-            :class:`~transformer_xl.GenerateConfig`. ``dry_sequence_breakers`` are tokens, none if
-            not given; ``breaker_tokens(vocab, texts)`` finds them.
+        deprecated: Settings of sampling, which belong into ``sampling``.
 
     Returns:
         An iterator over the new tokens, with the memory in its ``mems``; its ``decode(vocab)``
@@ -124,14 +114,16 @@ def generate(
     Example:
         >>> from transformer_xl import from_pretrained
         >>> model, vocab = from_pretrained("shakespeare")
-        >>> generation = generate(model, vocab.encode("ROMEO:"), length=10, temperature=0)
+        >>> greedy = Sampling(temperature=0)
+        >>> generation = generate(model, vocab.encode("ROMEO:"), greedy, length=10)
         >>> len(list(generation)), len(generation.mems) > 0
         (10, True)
     """
     if isinstance(mems, Memory) and mems.batch_size != 1:
         raise ValueError(f"mems holds {mems.batch_size} streams; select one: mems.select([0])")
     vocab_size = require_model(model).config.vocab_size
-    sampler = Sampler(temperature, top_k, top_p, vocab_size, **more)
+    sampling = with_deprecated(Sampling, sampling, deprecated, "generate", "sampling")
+    sampler = Sampler(sampling, vocab_size)
     generators = [random_numbers(seed)]
     return Generation(
         GenerationBatch(model, [ids], length, mems, sampler, generators, mem_len, history, knn)
@@ -141,32 +133,28 @@ def generate(
 def generate_batch(
     model: LanguageModel,
     prompts: Sequence[Sequence[int] | Int[Tensor, " length"]],
+    sampling: Sampling | None = None,
     *,
     length: int | None = None,
     mems: Memory | None = None,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
     seed: int | None = None,
     mem_len: int | None = None,
     knn: KnnConfig | None = None,
-    **more: Unpack[Sampling],
+    **deprecated: Any,
 ) -> GenerationBatch:
     """Continue several prompts as a batch, each as :func:`generate` does, up to rounding.
 
     Args:
         model: As for :func:`generate`.
         prompts: The prompts in tokens, of any lengths; identical prompts are read once.
+        sampling: As for :func:`generate`. Penalties see the prompt and what was generated.
         length: Number of tokens to generate for each. None: without end.
         mems: The memory to start with: of one stream, for all, or of one stream for each prompt.
             None: start of a text.
-        temperature: As for :func:`generate`.
-        top_k: As for :func:`generate`.
-        top_p: As for :func:`generate`.
         seed: Text n is sampled with ``seed + n``. None: a different one each time.
         mem_len: As for :func:`generate`.
         knn: As for :func:`generate`; each text has its own past.
-        more: As for :func:`generate`. Penalties see the prompt and what was generated.
+        deprecated: As for :func:`generate`.
 
     Returns:
         An iterator over the new tokens of each step, by the index of their text; ``end`` stops a
@@ -184,7 +172,8 @@ def generate_batch(
         2
     """
     vocab_size = require_model(model).config.vocab_size
-    sampler = Sampler(temperature, top_k, top_p, vocab_size, **more)
+    sampling = with_deprecated(Sampling, sampling, deprecated, "generate_batch", "sampling")
+    sampler = Sampler(sampling, vocab_size)
     if isinstance(prompts, str) or not len(prompts):
         raise ValueError(f"prompts={shown(prompts)}: give a list of prompts, one at least")
     seeds = [None if seed is None else seed_of(seed, n) for n in range(len(prompts))]

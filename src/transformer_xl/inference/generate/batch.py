@@ -1,11 +1,13 @@
 """Batched generation; a single text is a batch of one."""
 
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
-from jaxtyping import Int32, UInt8
+from jaxtyping import Float, Int32, UInt8
 from torch import Tensor
 
 from transformer_xl.config.knn import KnnConfig
@@ -14,7 +16,7 @@ from transformer_xl.inference.generate.history import History
 from transformer_xl.inference.generate.prompts import Prompts
 from transformer_xl.inference.generate.sampler import Sampler
 from transformer_xl.inference.generate.text_writer import TextWriter
-from transformer_xl.inference.knn import KnnSoftmax, remembered
+from transformer_xl.inference.knn import KnnSoftmax, Past, remembered
 from transformer_xl.model import Memory, Stepper
 from transformer_xl.model.arguments import as_tokens, require_model, shown, whole
 from transformer_xl.model.calling import evaluating_all
@@ -54,6 +56,31 @@ def seed_of(seed: SupportsIndex, n: int) -> int:
     return (seed + n) % 2**64 if seed + n >= 2**64 else seed + n
 
 
+@dataclass(frozen=True)
+class _Progress:
+    """What a step of a batch changes, apart from histories and random numbers.
+
+    It is replaced as a whole, so that an interrupt leaves a consistent state.
+    """
+
+    texts: Sequence[int]
+    """Indices of the texts in the batch: its rows."""
+    unread: Sequence[Sequence[int]]
+    """The tokens of each row that are not in the memory yet."""
+    pasts: Sequence[Past | None]
+    """The past of each row, for kNN-LM."""
+    reader: Prompts | Stepper
+    """The prompts; after the first step, a stepper."""
+    state: Any = None
+    """The state of the stepper after the last step that was completed."""
+    n_drawn: int = 0
+    """Tokens drawn for each text that goes on."""
+    ended: AbstractSet[int] = frozenset()
+    """Indices of the texts that were ended before their length."""
+    looping: AbstractSet[int] = frozenset()
+    """Those of them that were ended because they looped."""
+
+
 class GenerationBatch(Iterator[dict[int, int]]):
     """An iterator that samples a token for each of several texts, with their memory.
 
@@ -62,9 +89,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
     returns the texts instead.
 
     Attributes:
-        texts: Indices of the texts in the batch.
         generators: The random number generator of each text.
-        looping: Indices of the texts that were ended because they looped (``on_loop="end"``).
 
     Args:
         model: The model.
@@ -92,21 +117,27 @@ class GenerationBatch(Iterator[dict[int, int]]):
     ) -> None:
         config = require_model(model).config
         self._length: int | None = whole("length", length)
-        own = None if isinstance(mems, Stepper) else mems
-        begun = Prompts(model, prompts, own, mem_len, knn, length=self._length)
+        start = None if isinstance(mems, Stepper) else mems
+        begun = Prompts(model, prompts, start, mem_len, knn, length=self._length)
         self._lengths, self._model, self._sampler = begun.lengths, model, sampler
         self._modules = [*model.modules()]
         self.generators = list(generators)
-        # The tokens of each text that are not in the memory yet.
-        self._unread = begun.tokens
-        n = len(self._unread)
+        n = len(begun.tokens)
         known = as_tokens(before, config, "the history").tolist()
-        self._histories = [History(known, unread) for unread in self._unread]
-        self.texts, self._is_ended, self._n_drawn = list(range(n)), [False] * n, 0
-        self.looping: set[int] = set()
-        self._pasts = begun.new_pasts(n)
-        # The prompts; after the first step, a stepper.
-        self._at: Prompts | Stepper = mems if isinstance(mems, Stepper) else begun
+        self._histories = [History(known, unread) for unread in begun.tokens]
+        self._now = _Progress(range(n), begun.tokens, begun.new_pasts(n), begun)
+        if isinstance(mems, Stepper):
+            self._now = replace(self._now, reader=mems, state=mems.state)
+
+    @property
+    def texts(self) -> list[int]:
+        """Indices of the texts in the batch."""
+        return [*self._now.texts]
+
+    @property
+    def looping(self) -> set[int]:
+        """Indices of the texts that were ended because they looped (``on_loop="end"``)."""
+        return {*self._now.looping}
 
     @property
     def mems(self) -> Memory:
@@ -114,19 +145,27 @@ class GenerationBatch(Iterator[dict[int, int]]):
 
         After the first step, it has read all tokens of a text but the last.
         """
-        return self._at.mems if isinstance(self._at, Prompts) else self._at.memory()
+        reader = self._reader()
+        return reader.mems if isinstance(reader, Prompts) else reader.memory()
 
     def stepper(self) -> Stepper:
         """Return the stepper; a caller that advances it must not use this object any more."""
-        if isinstance(self._at, Stepper):
-            return self._at
+        if isinstance(reader := self._reader(), Stepper):
+            return reader
         with evaluating_all(self._modules):
-            return Stepper.of(self._model, self._lengths, self._at.mems)
+            return Stepper.of(self._model, self._lengths, reader.mems)
+
+    def _reader(self) -> Prompts | Stepper:
+        """Return what reads the next tokens: the prompts, or the stepper in its state."""
+        reader = self._now.reader
+        if isinstance(reader, Stepper):
+            reader.state = self._now.state
+        return reader
 
     @property
     def last_tokens(self) -> list[int]:
         """The last token of each text in ``texts``."""
-        return [ids[-1] for ids in self._unread]
+        return [ids[-1] for ids in self._now.unread]
 
     def history(self, text: int) -> Int32[np.ndarray, " n"]:
         """Return the tokens of a text before its last one, the last 4,096 of them at most."""
@@ -134,21 +173,21 @@ class GenerationBatch(Iterator[dict[int, int]]):
 
     def _remaining(self, text: int) -> int | None:
         """Return how many tokens of a text are still to be sampled; None: without end."""
-        if self._is_ended[text]:
+        if text in self._now.ended:
             return 0
-        return None if self._length is None else self._length - self._n_drawn
+        return None if self._length is None else self._length - self._now.n_drawn
 
     def __repr__(self) -> str:
         """Show the state without computing anything."""
         remaining = [self._remaining(text) for text in self.texts]
         return (
-            f"{type(self).__name__}(texts={self.texts}, drawn={self._n_drawn}, "
+            f"{type(self).__name__}(texts={self.texts}, drawn={self._now.n_drawn}, "
             f"remaining={remaining}, last_tokens={self.last_tokens})"
         )
 
     def end(self, text: int) -> None:
         """Stop a text before the next step."""
-        self._is_ended[text] = True
+        self._now = replace(self._now, ended=self._now.ended | {text})
 
     def decode(self, vocab: Vocab, stop: str | Sequence[str] = ()) -> list[str]:
         """Generate all remaining tokens; return the text of each, without prompts.
@@ -167,7 +206,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
             )
         writers = {
             text: TextWriter(vocab, stop, unread, self._histories[text].kept[: -len(unread)])
-            for text, unread in zip(self.texts, self._unread, strict=True)
+            for text, unread in zip(self._now.texts, self._now.unread, strict=True)
             if self._remaining(text) != 0
         }
         if writers and not stop and self._length is None:
@@ -184,56 +223,65 @@ class GenerationBatch(Iterator[dict[int, int]]):
 
     @torch.no_grad()
     def __next__(self) -> dict[int, int]:
-        going = [row for row, text in enumerate(self.texts) if self._remaining(text) != 0]
+        now = self._now
+        going = [row for row, text in enumerate(now.texts) if self._remaining(text) != 0]
         if not going:
             raise StopIteration
-        with evaluating_all(self._modules):
-            if isinstance(self._at, Prompts):
-                hidden, mems, pasts = self._at.read(going)
-                stepper = Stepper.of(self._model, self._lengths, mems)
-                state = stepper.state
-            else:
-                is_whole = len(going) == self._at.batch_size
-                stepper = self._at if is_whole else self._at.select(going)
-                hidden, state = stepper.read(torch.tensor([self._unread[row][0] for row in going]))
-                pasts = [self._pasts[row] for row in going]
-        texts = [self.texts[row] for row in going]
-        generators = [self.generators[text] for text in texts]
-        histories = [self._histories[text] for text in texts]
+        hidden, after = self._read(going)
+        generators = [self.generators[text] for text in after.texts]
+        histories = [self._histories[text] for text in after.texts]
         before = [generator.get_state() for generator in generators]
         sizes = [history.size for history in histories]
         try:
             # On the CPU, so that a seed gives the same numbers on every device.
             numbers = [torch.rand((), dtype=torch.float64, generator=each) for each in generators]
-            known = [past for past in pasts if past is not None]
+            known = [past for past in after.pasts if past is not None]
             head = KnnSoftmax(self._model.head, known) if known else self._model.head
             tokens = self._sampler(head, hidden, torch.stack(numbers), histories)
-            pasts = remembered(pasts, hidden[:, None], torch.tensor(tokens)[:, None])
+            pasts = remembered(after.pasts, hidden[:, None], torch.tensor(tokens)[:, None])
             for history, token in zip(histories, tokens, strict=True):
                 history.append(token)
-            looping, is_ended = self.looping, self._is_ended
-            if self._sampler.ends_loops:
-                looping = looping | self._newly_looping(texts, histories)
-                is_ended = [each or n in looping for n, each in enumerate(is_ended)]
-            # In one assignment, so that an interrupt leaves a consistent state.
-            (
-                stepper.state, self._at, self.texts, self._unread, self._n_drawn, self.looping,
-                self._is_ended, self._pasts,
-            ) = (
-                state, stepper, texts, [(token,) for token in tokens], self._n_drawn + 1, looping,
-                is_ended, pasts,
-            )  # fmt: skip
+            looping = self._newly_looping(after.texts, histories)
+            self._now = replace(
+                after,
+                unread=[(token,) for token in tokens],
+                pasts=pasts,
+                n_drawn=now.n_drawn + 1,
+                ended=now.ended | looping,
+                looping=now.looping | looping,
+            )
         except BaseException:
+            self._now = now
             for generator, earlier in zip(generators, before, strict=True):
                 generator.set_state(earlier)
             for history, size in zip(histories, sizes, strict=True):
                 history.cut(size)
             raise
-        return dict(zip(texts, tokens, strict=True))
+        return dict(zip(after.texts, tokens, strict=True))
+
+    def _read(self, going: Sequence[int]) -> tuple[Float[Tensor, "B D"], _Progress]:
+        """Read the unread tokens of the rows that go on; the other rows are left out.
+
+        Returns:
+            The output of the layers after the last token of each; and what then holds, but for the
+            tokens that are drawn next.
+        """
+        now, reader = self._now, self._reader()
+        with evaluating_all(self._modules):
+            if isinstance(reader, Prompts):
+                hidden, mems, pasts = reader.read(going)
+                stepper = Stepper.of(self._model, self._lengths, mems)
+                state = stepper.state
+            else:
+                stepper = reader if len(going) == reader.batch_size else reader.select(going)
+                hidden, state = stepper.read(torch.tensor([now.unread[row][0] for row in going]))
+                pasts = [now.pasts[row] for row in going]
+        texts = [now.texts[row] for row in going]
+        return hidden, replace(now, texts=texts, pasts=pasts, reader=stepper, state=state)
 
     def _newly_looping(self, texts: Sequence[int], histories: Sequence[History]) -> set[int]:
         """Return the texts that end because they loop, and not because of their length."""
-        if self._n_drawn + 1 == self._length:
+        if not self._sampler.ends_loops or self._now.n_drawn + 1 == self._length:
             return set()
         each = zip(texts, histories, strict=True)
         return {text for text, history in each if self._sampler.ends(history)}
@@ -257,7 +305,7 @@ class Generation(Iterator[int]):
         """Show the state without computing anything; ``remaining`` None: without end."""
         batch = self._batch
         return (
-            f"{type(self).__name__}(drawn={batch._n_drawn}, remaining={batch._remaining(0)}, "
+            f"{type(self).__name__}(drawn={batch._now.n_drawn}, remaining={batch._remaining(0)}, "
             f"last_token={self.last_token})"
         )
 

@@ -21,11 +21,56 @@ from transformer_xl.config.checks import names_nearest, require
 from transformer_xl.data import Vocab
 from transformer_xl.inference.generate.prompts import Prompts, selected
 from transformer_xl.inference.generate.sampler import require_finite
+from transformer_xl.inference.generate.sampling import with_deprecated
 from transformer_xl.inference.generate.text_writer import TextWriter
 from transformer_xl.model import LanguageModel, Memory, Stepper
 from transformer_xl.model.arguments import Text, as_tokens, require_model, shown, whole
 from transformer_xl.model.calling import evaluating
 from transformer_xl.model.lengths import Lengths
+
+
+@names_nearest
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Searching:
+    """How beam search ranks, ends and returns hypotheses.
+
+    Args:
+        beam_size: Number of hypotheses of each prompt.
+        length_penalty: Exponent A of the length in the score, log p / length^A: 1, the mean
+            log-probability of a token; 0, the log-probability, which favours short texts.
+        n_best: How many hypotheses of each prompt to return, at most.
+        stop_tokens: Tokens that end a hypothesis.
+        stop: Strings that end a hypothesis once its text contains one.
+
+    Raises:
+        ValueError: A setting is of a wrong type or out of range.
+
+    Example:
+        >>> Searching(beam_size=8, n_best=2).length_penalty
+        1.0
+    """
+
+    beam_size: int = 4
+    length_penalty: float = 1.0
+    n_best: int = 1
+    stop_tokens: Collection[int] = ()
+    stop: str | Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("beam_size", "n_best"):
+            object.__setattr__(self, name, whole(name, getattr(self, name), 1))
+        require(
+            self.n_best <= self.beam_size,
+            f"n_best={self.n_best} must be from 1 to beam_size={self.beam_size}",
+        )
+        object.__setattr__(self, "stop_tokens", tuple(self.stop_tokens))
+        if isinstance(self.stop, list):
+            object.__setattr__(self, "stop", tuple(self.stop))
+        penalty = self.length_penalty
+        require(
+            isinstance(penalty, int | float) and 0 <= penalty < math.inf,
+            f"length_penalty={shown(penalty)} must be a number, 0 or above",
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,21 +137,17 @@ class _Extended(NamedTuple):
     ended: list[_Beam]
 
 
-@names_nearest
 def beam_search(
     model: LanguageModel,
     prompts: Sequence[Text],
+    searching: Searching | None = None,
     *,
     length: SupportsIndex | None,
-    beam_size: int = 4,
-    length_penalty: float = 1.0,
-    n_best: int = 1,
-    stop_tokens: Collection[int] = (),
     vocab: Vocab | None = None,
-    stop: str | Sequence[str] = (),
     mems: Memory | None = None,
     mem_len: int | None = None,
     history: Sequence[int] | Int[np.ndarray, " n"] | Int[Tensor, " n"] = (),
+    **deprecated: Any,
 ) -> list[list[Hypothesis]]:
     """Find likely continuations of several prompts; deterministic.
 
@@ -120,18 +161,14 @@ def beam_search(
     Args:
         model: The model. It reads in evaluation mode; its mode is restored afterwards.
         prompts: The prompts in tokens, of any lengths; identical prompts are read once.
+        searching: How hypotheses are ranked, end and are returned. None: the defaults.
         length: Maximum number of tokens.
-        beam_size: Number of hypotheses of each prompt.
-        length_penalty: Exponent A of the length in the score, log p / length^A: 1, the mean
-            log-probability of a token; 0, the log-probability, which favours short texts.
-        n_best: How many hypotheses of each prompt to return, at most.
-        stop_tokens: Tokens that end a hypothesis.
-        vocab: The vocabulary, for ``stop`` and the texts of the hypotheses.
-        stop: Strings that end a hypothesis once its text contains one.
+        vocab: The vocabulary, for stop strings and the texts of the hypotheses.
         mems: The memory to start with: of one stream, for all, or of one stream for each prompt.
             None: start of a text.
         mem_len: Memory length. None: as configured.
         history: The last tokens in ``mems``, which complete a character that they begin.
+        deprecated: Settings of the search, which belong into ``searching``.
 
     Returns:
         For each prompt its best hypotheses, the best one first. There are fewer than ``n_best``
@@ -145,52 +182,38 @@ def beam_search(
     Example:
         >>> from transformer_xl import from_pretrained
         >>> model, vocab = from_pretrained("shakespeare")
-        >>> ((best, *others),) = beam_search(model, [vocab.encode("ROMEO:")], length=5, n_best=2)
+        >>> two = Searching(n_best=2)
+        >>> ((best, *others),) = beam_search(model, [vocab.encode("ROMEO:")], two, length=5)
         >>> len(others), best.score >= others[0].score
         (1, True)
     """
-    search = _Search(model, length, beam_size, length_penalty, stop_tokens, vocab, stop, history)
-    require(
-        1 <= (n_best := whole("n_best", n_best)) <= search.beam_size,
-        f"n_best={n_best} must be from 1 to beam_size={search.beam_size}",
-    )
+    searching = with_deprecated(Searching, searching, deprecated, "beam_search", "searching")
+    search = _Search(model, searching, length, vocab, history)
     if isinstance(prompts, str) or not len(prompts):
         raise ValueError(f"prompts={shown(prompts)}: give a list of prompts, one at least")
     with torch.no_grad(), evaluating(model):
-        size = {"length": length, "copies": beam_size}
-        found = search.run(Prompts(model, prompts, mems, mem_len, **size))
-    return [each[:n_best] for each in found]
+        size: Any = {"length": length, "copies": searching.beam_size}
+        hypotheses = search.run(Prompts(model, prompts, mems, mem_len, **size))
+    return [each[: searching.n_best] for each in hypotheses]
 
 
 class _Search:
-    """The settings of a search, and its loop."""
+    """A search for texts of up to ``length`` tokens, and its loop."""
 
     def __init__(
-        self,
-        model: Any,
-        length: Any,
-        beam_size: Any,
-        length_penalty: Any,
-        stop_tokens: Any,
-        vocab: Vocab | None,
-        stop: Any,
-        history: Any,
+        self, model: Any, searching: Searching, length: Any, vocab: Vocab | None, history: Any
     ) -> None:
         config = require_model(model).config
-        self._model, self._vocab, self._stop = model, vocab, stop
+        self._model, self._vocab, self._stop = model, vocab, searching.stop
         self._history = as_tokens(history, config, "the history").tolist()
         require(length is not None, "length=None: beam search needs the maximum number of tokens")
-        self._length, self.beam_size = whole("length", length, 1), whole("beam_size", beam_size, 1)
-        require(
-            isinstance(length_penalty, int | float) and 0 <= length_penalty < float("inf"),
-            f"length_penalty={shown(length_penalty)} must be a number, 0 or above",
-        )
-        self._length_penalty = length_penalty
-        tokens = as_tokens([*stop_tokens], config, "stop_tokens").tolist()
+        self._length, self.beam_size = whole("length", length, 1), searching.beam_size
+        self._length_penalty = searching.length_penalty
+        tokens = as_tokens([*searching.stop_tokens], config, "stop_tokens").tolist()
         self._stop_tokens = frozenset(tokens)
         require(
-            vocab is not None or not stop,
-            f"stop={shown(stop)} needs the vocabulary: give vocab, or stop_tokens",
+            vocab is not None or not self._stop,
+            f"stop={shown(self._stop)} needs the vocabulary: give vocab, or stop_tokens",
         )
 
     def run(self, prompts: Prompts) -> list[list[Hypothesis]]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from typing import Any, Literal, SupportsIndex, TypedDict
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,96 +11,52 @@ from jaxtyping import Float, Int, Int32
 from torch import Tensor
 
 from transformer_xl.config import GenerateConfig
-from transformer_xl.config.checks import checked, near, no_type_check, require
+from transformer_xl.config.checks import require
 from transformer_xl.data import Vocab
 from transformer_xl.inference.generate.history import History
 from transformer_xl.inference.generate.loops import LoopRule
+from transformer_xl.inference.generate.sampling import HOTTEST, Sampling
 from transformer_xl.model import AdaptiveSoftmax
 from transformer_xl.model.arguments import shown
 from transformer_xl.model.softmax import Predictor, drawn
 
-_COLDEST, _HOTTEST = 1e-30, 1e30
-"""Temperatures are clamped to this range, outside of which float32 over- or underflows."""
+_COLDEST = 1e-30
+"""Temperatures are clamped to this and HOTTEST, beyond which float32 under- or overflows."""
 _MAX_PENALTY = 1e30
 """Penalties are clamped to this (as a divisor, to its inverse), so that logits stay finite."""
 _MAX_EXCESS = 48
 """Tokens beyond ``dry_allowed_length`` after which the penalty of DRY grows no more."""
 
 
-class Sampling(TypedDict, total=False):
-    """Settings of sampling that are off by default; :class:`GenerateConfig` says what they are.
-
-    ``dry_sequence_breakers`` are texts for :class:`Session` and tokens for :func:`generate`, which
-    has no vocabulary.
-    """
-
-    min_p: float | None
-    typical_p: float | None
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    penalty_window: int
-    dry_multiplier: float
-    dry_base: float
-    dry_allowed_length: int
-    dry_sequence_breakers: Sequence[str] | Sequence[int]
-    on_loop: Literal["continue", "end", "break"]
-    loop_max_period: int
-    loop_min_count: int
-    loop_min_length: int
-
-
 class Sampler:
     """Samples a token from each of several distributions.
 
-    The settings are those of :class:`~transformer_xl.GenerateConfig`. They are applied in the order
-    of transformers: to the logits the repetition penalty, the presence and frequency penalties, DRY
-    and the exclusion of a token that continues a loop; then temperature, ``top_k``, ``top_p``,
-    ``min_p`` and ``typical_p``, each on what the one before has left. An adaptive softmax has no
-    logits of the whole vocabulary, so the penalties apply to log-probabilities. These are negative,
-    so the repetition penalty always multiplies.
+    The settings are applied in the order of transformers: to the logits the repetition penalty, the
+    presence and frequency penalties, DRY and the exclusion of a token that continues a loop; then
+    temperature, ``top_k``, ``top_p``, ``min_p`` and ``typical_p``, each on what the one before has
+    left. An adaptive softmax has no logits of the whole vocabulary, so the penalties apply to
+    log-probabilities. These are negative, so the repetition penalty always multiplies.
 
     Args:
-        temperature: Sampling temperature; 0: greedy.
-        top_k: Number of tokens to sample from; ``vocab_size`` or more filters nothing.
-        top_p: Total probability of the tokens to sample from.
-        vocab_size: Size of the vocabulary.
+        sampling: The settings. None: the defaults.
+        vocab_size: Size of the vocabulary; a ``top_k`` of so many or more filters nothing.
         vocab: The vocabulary, for sequence breakers that are texts.
-        more: The other settings.
 
     Raises:
-        TypeError: There is no such setting.
-        ValueError: A setting is no number, out of range or without effect.
+        ValueError: A sequence breaker is not in the vocabulary.
     """
 
-    @no_type_check
     def __init__(
         self,
-        temperature: float = 1.0,
-        top_k: SupportsIndex | None = None,
-        top_p: float | None = None,
+        sampling: Sampling | None = None,
         vocab_size: int | None = None,
         vocab: Vocab | None = None,
-        **more: Any,
     ) -> None:
-        if unknown := more.keys() - Sampling.__annotations__:
-            known = [*Sampling.__annotations__, "temperature", "top_k", "top_p", "length", "seed"]
-            nearest = near(min(unknown), known)
-            hint = f": did you mean {nearest!r}?" if nearest else ""
-            raise TypeError(f"{min(unknown)!r} is no setting of sampling{hint}")
-        # Settings must be finite, and this is equivalent.
-        temperature = _HOTTEST if temperature == math.inf else temperature
-        given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, **more}
-        breakers = given.pop("dry_sequence_breakers", ()) if vocab is None else ()
-        config = GenerateConfig(**checked(GenerateConfig, given))
-        if config.dry_multiplier and vocab is not None:
-            breakers = breaker_tokens(vocab, config.dry_sequence_breakers)
-        elif breakers:
-            require(config.dry_multiplier > 0, "dry_sequence_breakers has no effect without DRY")
-            breakers = _checked_tokens(breakers, vocab_size)
-        self._config, self._breakers = config, frozenset(breakers)
-        # The texts, or if there were none the tokens.
-        self._given_breakers = tuple(breakers) if vocab is None else config.dry_sequence_breakers
+        sampling = sampling or Sampling()
+        config = self._config = sampling.config
+        # As they were given: texts or tokens.
+        self._shown_breakers, breakers = _breakers_of(sampling, vocab_size, vocab)
+        self._breakers = frozenset(breakers)
         self.needs_history = config.has_penalties or config.on_loop != "continue"
         self.ends_loops = config.on_loop == "end"
         self._changes_logits = config.has_penalties or config.on_loop == "break"
@@ -123,7 +79,7 @@ class Sampler:
             if getattr(self, name) is None:
                 found.pop(name, None)
         if "dry_sequence_breakers" in found:
-            found["dry_sequence_breakers"] = self._given_breakers
+            found["dry_sequence_breakers"] = self._shown_breakers
         return found
 
     @cached_property
@@ -186,7 +142,7 @@ class Sampler:
             values, tokens = logits.topk(min(self.top_k, logits.shape[-1]))
         # With a maximum of 0, small temperatures do not overflow.
         values = values - values.amax(-1, keepdim=True)
-        probs = values.div_(min(max(self.temperature, _COLDEST), _HOTTEST)).softmax(-1)
+        probs = values.div_(min(max(self.temperature, _COLDEST), HOTTEST)).softmax(-1)
         if self.top_p is not None:
             if tokens is None:
                 probs, tokens = _with_probability(self.top_p, probs)
@@ -365,14 +321,24 @@ def _bytes_of(vocab: Vocab, token: int) -> bytes:
     return vocab.decode_bytes([token])
 
 
-def _checked_tokens(breakers: Any, vocab_size: int | None) -> list[int]:
+def _breakers_of(
+    sampling: Sampling, vocab_size: int | None, vocab: Vocab | None
+) -> tuple[tuple[str, ...] | tuple[int, ...], Sequence[int]]:
+    """Return the sequence breakers as they are shown, and as tokens."""
+    breakers = sampling.dry_sequence_breakers
+    if not sampling.dry_multiplier or (breakers is None and vocab is None):
+        return (), ()
+    texts = sampling.config.dry_sequence_breakers
+    if vocab is not None and breakers in (None, texts):
+        return texts, breaker_tokens(vocab, texts)
     most = 2**31 if vocab_size is None else vocab_size
-    if isinstance(breakers, str) or not all(isinstance(x, int) and 0 <= x < most for x in breakers):
+    tokens = [x for x in breakers or () if isinstance(x, int) and 0 <= x < most]
+    if len(tokens) < len(breakers or ()):
         raise ValueError(
             f"dry_sequence_breakers={shown(breakers)} must be tokens of the vocabulary: "
             "breaker_tokens(vocab, texts) finds those that contain a text"
         )
-    return sorted(breakers)
+    return (*sorted(tokens),), tokens
 
 
 def _with_probability(

@@ -6,7 +6,7 @@ States can be saved to files.
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,10 +17,11 @@ from transformer_xl.config.checks import names_nearest
 from transformer_xl.config.device import pick_device
 from transformer_xl.data import Vocab, load_vocab
 from transformer_xl.inference.generate.batch import GenerationBatch, random_numbers
-from transformer_xl.inference.generate.beams import beam_search
+from transformer_xl.inference.generate.beams import Searching, beam_search
 from transformer_xl.inference.generate.history import History
 from transformer_xl.inference.generate.prompts import PROMPT_SEGMENT
-from transformer_xl.inference.generate.sampler import Sampler, Sampling
+from transformer_xl.inference.generate.sampler import Sampler
+from transformer_xl.inference.generate.sampling import Sampling, with_deprecated
 from transformer_xl.inference.generate.state import (
     State,
     largest_state,
@@ -272,13 +273,11 @@ class Session:
     def generate(
         self,
         length: int | None = None,
+        sampling: Sampling | None = None,
         *,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
         seed: int | None = None,
         stop: str | Sequence[str] = (),
-        **more: Unpack[Sampling],
+        **deprecated: Any,
     ) -> Iterator[str]:
         """Continue the text; stream it in pieces.
 
@@ -287,14 +286,12 @@ class Session:
 
         Args:
             length: Number of tokens to generate. None: without end.
-            temperature: Sampling temperature; 0: greedy.
-            top_k: As for :func:`~transformer_xl.generate`.
-            top_p: As for :func:`~transformer_xl.generate`.
+            sampling: How a token is drawn. None: from the distribution of the model. Penalties see
+                what was read and generated before, too. Loops are those of the tokens of this call;
+                ``is_looping`` tells whether one has ended the text.
             seed: Random seed. None: continue the random numbers of the session.
             stop: End before this string, or before the first of several.
-            more: As for :func:`~transformer_xl.generate`; ``dry_sequence_breakers`` are texts, and
-                penalties see what was read and generated before, too. Loops are those of the tokens
-                of this call; ``is_looping`` tells whether one has ended the text.
+            deprecated: Settings of sampling, which belong into ``sampling``.
 
         Raises:
             ValueError: A setting is out of range, or nothing was read yet and no token of the
@@ -302,8 +299,8 @@ class Session:
             RuntimeError: From the iterator: the session went on in another way after this call.
         """
         length = whole("length", length)
-        vocab_size = self.model.config.vocab_size
-        sampler = Sampler(temperature, top_k, top_p, vocab_size, self.vocab, **more)
+        sampling = with_deprecated(Sampling, sampling, deprecated, "Session.generate", "sampling")
+        sampler = Sampler(sampling, self.model.config.vocab_size, self.vocab)
         last_token = self._last_token()
         # Refuses a wrong stop before an earlier call is ended.
         writer = TextWriter(self.vocab, stop, [last_token], self._before())
@@ -335,11 +332,9 @@ class Session:
         ((best,),) = beam_search(
             self.model,
             [prompt],
+            Searching(beam_size=beam_size, length_penalty=length_penalty, stop=stop),
             length=length,
-            beam_size=beam_size,
-            length_penalty=length_penalty,
             vocab=self.vocab,
-            stop=stop,
             mems=mems,
             mem_len=self._chosen,
             history=self._before(),

@@ -53,8 +53,10 @@ def save_state(path: Path, generation: Generation, weights: Path | str) -> None:
 
     Example:
         >>> from transformer_xl import from_pretrained, generate, shipped_path
+        >>> from transformer_xl.inference.generate import Sampling
         >>> model, vocab = from_pretrained("shakespeare")
-        >>> generation = generate(model, vocab.encode("ROMEO:"), length=5, temperature=0)
+        >>> greedy = Sampling(temperature=0)
+        >>> generation = generate(model, vocab.encode("ROMEO:"), greedy, length=5)
         >>> tokens = list(generation)
         >>> weights = shipped_path("shakespeare") / "model.safetensors"
         >>> save_state(Path("romeo.safetensors"), generation, weights)
@@ -105,14 +107,16 @@ def load_state(
 
     Example:
         >>> from transformer_xl import from_pretrained, generate, shipped_path
+        >>> from transformer_xl.inference.generate import Sampling
         >>> model, vocab = from_pretrained("shakespeare")
-        >>> generation = generate(model, vocab.encode("ROMEO:"), length=5, temperature=0)
+        >>> greedy = Sampling(temperature=0)
+        >>> generation = generate(model, vocab.encode("ROMEO:"), greedy, length=5)
         >>> tokens = list(generation)
         >>> weights = shipped_path("shakespeare") / "model.safetensors"
         >>> save_state(Path("romeo.safetensors"), generation, weights)
         >>> state = load_state(Path("romeo.safetensors"), weights, model)
-        >>> again = generate(model, [state.last_token], length=1, mems=state.mems, temperature=0)
-        >>> whole = generate(model, vocab.encode("ROMEO:"), length=6, temperature=0)
+        >>> again = generate(model, [state.last_token], greedy, length=1, mems=state.mems)
+        >>> whole = generate(model, vocab.encode("ROMEO:"), greedy, length=6)
         >>> tokens + list(again) == list(whole)
         True
     """

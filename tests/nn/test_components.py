@@ -1,0 +1,98 @@
+"""What a model is put together from: positions of a user, and linear maps that are called."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from transformer_xl import Positions, PositionScheme
+from transformer_xl.config import ModelConfig
+from transformer_xl.model import TransformerXL
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.linear import is_fast, linear_map, project
+from transformer_xl.model.stepper import Stepper
+
+CONFIG = ModelConfig(
+    vocab_size=23, n_layer=2, n_head=2, d_model=12, d_inner=20, mem_len=40, dropout=0, init_std=0.4
+)
+
+
+class Slopes(PositionScheme):
+    """The linear biases of ALiBi, with a learned factor."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(1.5))
+
+    def encode(self, model, n_keys, n_queries, view):
+        H, K = model.config.n_head, model.config.head_width
+        distance = torch.arange(n_keys - 1, -1, -1, dtype=model.dtype)
+        bias = -self.factor * distance[:, None] * torch.tensor([0.5, 0.25]).to(distance)
+        none = bias.new_zeros(n_keys, H, K)
+        return [Positions(none, none[0], none[0], bias)] * model.config.n_layer
+
+
+@pytest.fixture
+def sloped():
+    return TransformerXL(CONFIG, positions=Slopes()).double().eval()
+
+
+@torch.no_grad()
+def test_positions_of_a_user_make_segments_invisible_and_are_stepped(sloped):
+    tokens = torch.randint(23, (2, 30))
+    whole = sloped(tokens).hidden
+    other = TransformerXL(CONFIG).double().eval()
+    other.load_state_dict(sloped.state_dict(), strict=False)
+    assert (other(tokens).hidden - whole).abs().max() > 1e-3
+    for keeps in (False, True):
+        mems, hidden = sloped.start_memory(2), []
+        mems = sloped.keep(mems) if keeps else mems
+        for segment in tokens.split(7, 1):
+            out = sloped(segment, mems)
+            mems = out.mems
+            hidden.append(out.hidden)
+        torch.testing.assert_close(torch.cat(hidden, 1), whole, rtol=0, atol=1e-12)
+    stepper = Stepper.of(sloped, Lengths.of(CONFIG), sloped.start_memory(2))
+    stepped = torch.stack([stepper(token) for token in tokens.T], 1)
+    torch.testing.assert_close(stepped, whole, rtol=0, atol=1e-12)
+
+
+def test_parameters_of_a_scheme_are_those_of_the_model_and_no_others_are_made(sloped):
+    names = {name for name, _ in sloped.named_parameters()}
+    assert "positions.factor" in names
+    assert not {name for name in names if "r_proj" in name or name.endswith("_bias")}
+    sloped(torch.randint(23, (1, 6)), None, torch.randint(23, (1, 6))).loss.backward()
+    assert sloped.positions.factor.grad.abs() > 0
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+@torch.no_grad()
+def test_a_copy_of_a_linear_map_is_computed_with_its_own_weights(copied):
+    module, x = linear_map(4, 6), torch.randn(3, 4)
+    expected = module(x)
+    other = copied(module)
+    assert type(other) is nn.Linear
+    assert is_fast(other) == (copied is copy.deepcopy)
+    torch.testing.assert_close(other(x), expected)
+    other.weight.zero_()
+    torch.testing.assert_close(other(x), other.bias.expand(3, 6))
+    torch.testing.assert_close(module(x), expected)
+
+
+@pytest.mark.parametrize("M", [0, 5])
+def test_a_map_that_was_put_in_is_called_once_with_memory_and_segment(M):
+    x, memory = torch.randn(2, 3, 4), torch.randn(2, M, 4)
+    module, calls = linear_map(4, 12, bias=False), []
+
+    class Wrapper(nn.Module):
+        def forward(self, x):
+            calls.append(x.shape[1])
+            return module(x)
+
+    expected = project(module, x, memory if M else None, 2)
+    found = project(Wrapper(), x, memory if M else None, 2)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    assert calls == [M + 3]
