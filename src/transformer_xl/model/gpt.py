@@ -71,7 +71,7 @@ class GPT(LanguageModel):
         S, width, precision = memory.length + T, self.config.head_width, self.frequency_precision
         positions = RotaryPositions(*rotary(S, width, self.dtype, self.device, precision))
         cache, nothing = _KeysAndValues(memory), x[:, :0]
-        view = view._replace(cache=cache)
+        view = view._replace(join=cache.join)
         for layer in self.layers:
             x = self._through(layer.number, layer, x, nothing, positions, view)
         return self.final_norm(x), view.remember(memory, cache.states[: len(self.layers)])

@@ -19,7 +19,13 @@ _MOST_PROJECTED = 4
 
 
 class Positions(NamedTuple):
-    """The relative positions of one layer: terms (b), (c) and (d) of section 3.3."""
+    """The relative positions of one layer: terms (b), (c) and (d) of section 3.3.
+
+    Example:
+        >>> keys, bias = torch.randn(5, 2, 4), torch.zeros(2, 4)  # five distances, two heads
+        >>> Positions(keys, bias, bias).without(2).r.shape
+        torch.Size([3, 2, 4])
+    """
 
     r: Float[Tensor, "S H K"]
     """Keys of the distances, farthest first."""
@@ -74,6 +80,18 @@ class PositionScheme(nn.Module, ABC):
             scores only, keys and values cannot be cached, and results depend on the segmentation.
         has_projection: Whether each layer has a projection of position encodings,
             ``layer.attention.r_proj`` ($W_{k,R}$).
+
+    Example:
+        >>> from transformer_xl import ModelConfig, TransformerXL
+        >>> class Nowhere(PositionScheme):
+        ...     def encode(self, model, n_keys, n_queries, view):
+        ...         none = torch.zeros(n_keys, model.config.n_head, model.config.head_width)
+        ...         return [Positions(none, none[0], none[0])] * model.config.n_layer
+        >>> config = ModelConfig(vocab_size=9, n_layer=2, n_head=2, d_model=8, d_inner=8)
+        >>> model = TransformerXL(config, positions=Nowhere()).eval()
+        >>> hidden = model(torch.tensor([[3, 3, 3]])).hidden[0]
+        >>> torch.allclose(hidden[0], hidden[2])  # of equal tokens, none knows where it is
+        True
     """
 
     is_absolute: ClassVar[bool] = False

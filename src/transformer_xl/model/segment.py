@@ -1,8 +1,8 @@
 """The segment of a forward pass, and what its queries see: padding, documents, lengths."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -107,14 +107,11 @@ class Segment(NamedTuple):
         return torch.arange(T - n, T, device=self.device) < T - self.short[:, None]
 
 
-class Cache(Protocol):
-    """Keys and values of a memory."""
-
-    def join(
-        self, layer: int, k: Float[Tensor, "B T H K"], v: Float[Tensor, "B T H K"]
-    ) -> tuple[Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
-        """Append those of a segment to those of a layer; return all of them."""
-        ...
+Join = Callable[
+    [int, Float[Tensor, "B T H K"], Float[Tensor, "B T H K"]],
+    tuple[Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]],
+]
+"""Appends keys and values of a segment to the cached ones of a layer, and returns all of them."""
 
 
 class View(NamedTuple):
@@ -136,8 +133,9 @@ class View(NamedTuple):
     """How many positions at the end of each row are padding. None: no padding."""
     starts: Bool[Tensor, "B T"] | None = None
     """Where documents begin. None: nowhere."""
-    cache: Cache | None = None
-    """Keys and values of the memory, if it holds these in place of hidden states."""
+    join: Join | None = None
+    """Appends to the keys and values of the memory, if it holds these. No object that has a method
+    ``to``: offloading by accelerate would move it, and layers would append to a copy."""
     is_fixed: bool = False
     """Whether the weights are fixed, so that what depends on them alone may be cached."""
 
@@ -162,16 +160,16 @@ class View(NamedTuple):
 
     def over(self, memory: Memory) -> "View":
         """Return the view with the keys and values of a memory, if it holds these."""
-        cache = memory if isinstance(memory, KeysAndValues) else None
+        join = memory.join if isinstance(memory, KeysAndValues) else None
         # Beside a prefix that is learned, weights may be learned, too.
-        is_fixed = cache is not None and not torch.is_grad_enabled()
-        return self._replace(cache=cache, is_fixed=is_fixed)
+        is_fixed = join is not None and not torch.is_grad_enabled()
+        return self._replace(join=join, is_fixed=is_fixed)
 
     def joined(
         self, layer: int, k: Float[Tensor, "B S H K"], v: Float[Tensor, "B S H K"]
     ) -> tuple[Float[Tensor, "B all H K"], Float[Tensor, "B all H K"]]:
         """Return all keys and values of a layer, given those projected in this call."""
-        return (k, v) if self.cache is None else self.cache.join(layer, k, v)
+        return (k, v) if self.join is None else self.join(layer, k, v)
 
     def pieces(self, T: int) -> Iterator[tuple[int, int]]:
         """Yield start and end of the parts between which documents begin, in any row."""

@@ -27,7 +27,7 @@ class AttentionSpans:
             attn_len = span if view.attn_len is None else min(span, view.attn_len)
             seen = view._replace(attn_len=attn_len)
             cut = max(past.shape[1] + 1 - attn_len, 0)
-            if not self._cuts or view.cache is not None or not cut:
+            if not self._cuts or view.join is not None or not cut:
                 yield past, at, seen
                 continue
             first_key = view.first_key

@@ -20,7 +20,7 @@ def keep_output(
     layer: DecoderLayer, x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"], view: View
 ) -> Float[Tensor, "B T D"]:
     """Return what the memory keeps of a segment: the output of the layer."""
-    if view.cache is not None:
+    if view.join is not None:
         # In the place of the keys and values that the segment itself attended to.
-        view.cache.join(layer.number, *layer.keys_and_values(y))
+        view.join(layer.number, *layer.keys_and_values(y))
     return y
