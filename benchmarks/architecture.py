@@ -13,6 +13,10 @@ It needs what is installed for development. Rules:
 * A call of a model is `model(...)`, `model.read(...)`, `model.forward(...)` and the like for the
   names in `MODELS`, `self.model` and so on included. Those in the reader, in the training step
   and in the models themselves are left out: all others pass by them.
+* Branches of the main path are the statements `if` and the expressions `x if y else z` in
+  `TransformerXL._read` and `DecoderLayer.forward`: there a variant would be asked for.
+* Functions with many parameters have more than eight, without `self`, `*args` and `**kwargs`; those
+  of Triton's kernels and of relative attention itself, which has ten operands, are left out.
 * The core is the model, its attention, memory, positions, embedding, softmax and loss, and the
   training loop: the files in `CORE`, of which each revision has some.
 """
@@ -37,10 +41,15 @@ ALLOWED = {
     *("model/reading.py", "model/transformer_xl.py", "model/language_model.py", "model/lstm.py"),
     *("train/step.py", "train/runner.py"),
 }
+MAIN_PATH = {
+    "model/transformer_xl.py:TransformerXL._read",
+    "model/layer.py:DecoderLayer.forward",
+}
 CORE = (
     *("model/transformer_xl.py", "model/language_model.py", "model/layer.py", "model/memory.py"),
     *("model/positions.py", "model/embedding.py", "model/softmax.py", "model/segment.py"),
-    *("model/lengths.py", "model/reading.py"),
+    *("model/lengths.py", "model/reading.py", "model/parts.py", "model/linear.py"),
+    *("ops/products.py", "ops/skew.py", "ops/dropout.py", "train/optim.py"),
     # As earlier revisions have them.
     *("nn/model.py", "nn/language_model.py", "nn/positioned.py", "nn/layer.py", "nn/attention.py"),
     *("nn/memory.py", "nn/positions.py", "nn/embedding.py", "nn/adaptive.py", "nn/softmax.py"),
@@ -67,6 +76,8 @@ def main() -> None:
         print(*(f"  {', '.join(circle)}" for circle in each["circles"]), sep="\n")
         print(f"{name}: calls of a model that pass by the reader and the training step")
         print(*(f"  {call}" for call in each["calls"]), sep="\n")
+        print(f"{name}: functions with more than 8 parameters")
+        print(*(f"  {function}" for function in each["many_parameters"]), sep="\n")
         print(f"{name}: the core")
         print(*(f"  {file} {lines}" for file, lines in each["core"].items()), sep="\n")
     if arguments.json:
@@ -79,6 +90,7 @@ def figures(source: Path) -> dict[str, Any]:
     texts = {name: path.read_text("utf-8") for name, path in files.items()}
     lines = {name: len(text.splitlines()) for name, text in texts.items()}
     trees = {name: ast.parse(text) for name, text in texts.items()}
+    functions = [each for name, tree in trees.items() for each in _functions(tree, name)]
     n_docstrings = sum(sum(_docstring_lines(tree)) for tree in trees.values())
     graph = _imports(source)
     return {
@@ -92,6 +104,14 @@ def figures(source: Path) -> dict[str, Any]:
             for circle in networkx.strongly_connected_components(graph)
             if len(circle) > 1
         ],
+        "branches": sum(
+            sum(isinstance(node, ast.If | ast.IfExp) for node in ast.walk(function))
+            for name, function in functions
+            if name in MAIN_PATH
+        ),
+        "many_parameters": sorted(
+            f"{name} ({n})" for name, function in functions if (n := _n_parameters(function)) > 8
+        ),
         "calls": [
             f"{name}:{line}"
             for name, tree in trees.items()
@@ -129,6 +149,8 @@ def table(found: dict[str, dict[str, Any]]) -> str:
         "packages": lambda x: x["packages"],
         "imports between packages": lambda x: x["imports"],
         "circles of files": lambda x: len(x["circles"]),
+        "branches of the main path": lambda x: x["branches"],
+        "functions with more than 8 parameters": lambda x: len(x["many_parameters"]),
         "calls of a model past the reader": lambda x: len(x["calls"]),
         "files with such calls": lambda x: len({call.split(":")[0] for call in x["calls"]}),
         "lines of the core": lambda x: f"{sum(x['core'].values()):,} in {len(x['core'])} files",
@@ -136,6 +158,28 @@ def table(found: dict[str, dict[str, Any]]) -> str:
     lines = [["", *found], ["---"] * (len(found) + 1)]
     lines += [[name, *(str(show(each)) for each in found.values())] for name, show in rows.items()]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _functions(
+    tree: ast.AST, file: str, within: str = ""
+) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Yield the functions of a file as FILE:CLASS.FUNCTION."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield f"{file}:{within}{node.name}", node
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield from _functions(node, file, f"{within}{node.name}.")
+
+
+def _n_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Count the parameters of a function, but for those of kernels and of the operation."""
+    if function.name in ("rel_attention", "attention_weights", "attend_step") or any(
+        "jit" in ast.unparse(each) for each in function.decorator_list
+    ):
+        return 0
+    arguments = function.args
+    names = [x.arg for x in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    return len([name for name in names if name not in ("self", "cls")])
 
 
 def _files(source: Path) -> Iterator[Path]:
