@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer_xl.model.embedding import embedded
+from transformer_xl.model.segment import View
 
 Scores = Callable[[Tensor], Tensor]
 """From a token, (1, 1), to the log-probabilities of the next one; remembers what it has read."""
@@ -32,7 +33,9 @@ class RingStep(nn.Module):
         super().__init__()
         self.model, self.mem_len = model, mem_len
         # Constants, as they depend on the weights alone.
-        for n, each in enumerate(model._relative_positions(mem_len + 1, None, is_fixed=True)):
+        for n, each in enumerate(
+            model.positions.encode(model, mem_len + 1, 1, View(is_fixed=True))
+        ):
             self.register_buffer(f"r{n}", each.r.permute(1, 2, 0).contiguous())
 
     def forward(

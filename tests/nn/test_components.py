@@ -1,7 +1,11 @@
 """What a model is put together from: positions of a user, and linear maps that are called."""
 
 import copy
+import gc
 import pickle
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,8 +14,10 @@ from torch import nn
 from transformer_xl import Positions, PositionScheme
 from transformer_xl.config import ModelConfig
 from transformer_xl.model import TransformerXL
+from transformer_xl.model.calling import first_wrapped
 from transformer_xl.model.lengths import Lengths
-from transformer_xl.model.linear import is_fast, linear_map, project
+from transformer_xl.model.linear import Linear, is_fast, project
+from transformer_xl.model.positions import RelativeSinusoids
 from transformer_xl.model.stepper import Stepper
 
 CONFIG = ModelConfig(
@@ -67,24 +73,53 @@ def test_parameters_of_a_scheme_are_those_of_the_model_and_no_others_are_made(sl
     assert sloped.positions.factor.grad.abs() > 0
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+@pytest.mark.parametrize(
+    "copied",
+    [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))],
+    ids=["deepcopy", "pickle"],
+)
 @torch.no_grad()
-def test_a_copy_of_a_linear_map_is_computed_with_its_own_weights(copied):
-    module, x = linear_map(4, 6), torch.randn(3, 4)
-    expected = module(x)
+def test_a_copy_of_a_model_is_computed_with_its_own_weights(copied):
+    module, x = Linear(4, 6), torch.randn(3, 4)
     other = copied(module)
-    assert type(other) is nn.Linear
-    assert is_fast(other) == (copied is copy.deepcopy)
-    torch.testing.assert_close(other(x), expected)
-    other.weight.zero_()
+    assert is_fast(other)
+    assert torch.equal(other(x), module(x))
+    other.weight = nn.Parameter(torch.zeros(6, 4))
     torch.testing.assert_close(other(x), other.bias.expand(3, 6))
-    torch.testing.assert_close(module(x), expected)
+    assert not torch.equal(other(x), module(x))
+
+
+def test_a_model_is_pickled_whole_and_is_no_wrapped_one():
+    for activation in ("relu", "gelu", "swiglu"):
+        model = TransformerXL(replace(CONFIG, activation=activation)).eval()
+        other = pickle.loads(pickle.dumps(model))
+        assert first_wrapped(other) is None
+        tokens = torch.randint(23, (2, 5))
+        assert torch.equal(other(tokens).log_probs, model(tokens).log_probs)
+
+
+def test_a_model_that_is_not_used_any_more_is_freed_at_once():
+    model = TransformerXL(CONFIG)
+    weight = weakref.ref(model.layers[0].attention.qkv_proj.weight)
+    gc.disable()
+    try:
+        del model
+        assert weight() is None
+    finally:
+        gc.enable()
+
+
+def test_threads_that_look_for_hooks_do_not_find_those_of_each_other():
+    model = TransformerXL(CONFIG).eval()
+    with ThreadPoolExecutor(4) as threads:
+        found = [*threads.map(lambda _: first_wrapped(model), range(80))]
+    assert found == [None] * 80
 
 
 @pytest.mark.parametrize("M", [0, 5])
 def test_a_map_that_was_put_in_is_called_once_with_memory_and_segment(M):
     x, memory = torch.randn(2, 3, 4), torch.randn(2, M, 4)
-    module, calls = linear_map(4, 12, bias=False), []
+    module, calls = Linear(4, 12, bias=False), []
 
     class Wrapper(nn.Module):
         def forward(self, x):
@@ -96,3 +131,18 @@ def test_a_map_that_was_put_in_is_called_once_with_memory_and_segment(M):
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
     assert calls == [M + 3]
+
+
+def test_positions_of_which_the_settings_do_not_know_are_not_saved(sloped, tmp_path):
+    with pytest.raises(ValueError, match=r"positions=Slopes: kind='transformer_xl' .*register_mod"):
+        sloped.save_pretrained(tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+@torch.no_grad()
+def test_two_models_may_have_one_scheme():
+    scheme, tokens = RelativeSinusoids(), torch.randint(23, (1, 9))
+    models = [TransformerXL(CONFIG, positions=scheme).eval() for _ in range(2)]
+    for model in models * 2:
+        kept = model(tokens, model.keep(model.start_memory(1))).hidden
+        torch.testing.assert_close(kept, model(tokens).hidden, rtol=1e-4, atol=1e-5)

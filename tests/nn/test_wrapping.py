@@ -1,5 +1,6 @@
 """A module that was wrapped, replaced or hooked is called; a plain one need not be."""
 
+import copy
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from transformer_xl.inference.generate import generate
 from transformer_xl.model import FeedForward, RelAttention, TransformerXL, build_model
 from transformer_xl.model.calling import is_plain
 from transformer_xl.model.compact import compact
+from transformer_xl.model.linear import with_torch_linears
 from transformer_xl.model.softmax import Softmax
 
 QUANTIZATION = ("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per")
@@ -78,7 +80,7 @@ def replaced(module):
     forward = module.forward
     module.forward = lambda x: forward(x) / 2
     yield
-    module.forward = forward
+    del module.forward
 
 
 @contextmanager
@@ -103,7 +105,11 @@ def halved(module):
 @pytest.mark.parametrize("first", range(len(MODELS)))
 def test_what_hangs_on_a_linear_map_is_honoured_as_the_same_weights_are(first):
     model = made([*MODELS][first])
-    maps = [(name, x) for name, x in model.named_modules() if type(x) is nn.Linear]
+    maps = [
+        (name, x)
+        for name, x in model.named_modules()
+        if isinstance(x, nn.Linear) and not isinstance(x, Softmax)
+    ]
     assert len(maps) >= 8
     before = training(model), reading(model)
     ways = (hooked, hooked_before, replaced, hooked_everywhere)
@@ -115,7 +121,7 @@ def test_what_hangs_on_a_linear_map_is_honoured_as_the_same_weights_are(first):
         if ".projs." not in name:
             assert not torch.equal(before[0], expected[0]), name
         with way(module):
-            assert not is_plain(module, nn.Linear)
+            assert not is_plain(module, type(module))
             found = training(model), reading(model)
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(
@@ -142,7 +148,7 @@ def test_what_a_hook_has_kept_stays_as_it_was(tiny_config, activation):
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 def test_a_backward_hook_on_a_linear_map_sees_the_gradient(model):
     for name, module in model.named_modules():
-        if type(module) is nn.Linear and ".projs." not in name:
+        if isinstance(module, nn.Linear) and ".projs." not in name:
             seen = []
             handle = module.register_full_backward_hook(lambda *given, to=seen: to.append(given))
             training(model).sum().backward()
@@ -187,7 +193,8 @@ def test_a_hook_on_the_softmax_changes_loss_distribution_and_what_is_drawn(model
 )
 def test_maps_quantized_by_torch_are_used(model):
     model = model.float()
-    made = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    exact = with_torch_linears(copy.deepcopy(model))
+    made = torch.ao.quantization.quantize_dynamic(exact, {nn.Linear}, dtype=torch.qint8)
     kinds = {type(x) for x in made.modules()}
     assert nn.Linear not in kinds
     # The same maps, in numbers that the quantized ones stand for.

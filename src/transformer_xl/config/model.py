@@ -267,7 +267,7 @@ class ModelConfig:
         require(
             self.kind in KINDS,
             f"model.kind={self.kind!r} is unknown; choose from {', '.join(map(repr, KINDS))}"
-            + (f"; did you mean {nearest!r}?" if nearest else ""),
+            + (f"; did you mean {nearest!r}?" if nearest else "; register_model adds one"),
         )
         # First, so that stored settings of parts that an LSTM lacks need not fit each other.
         refuse_unused(self, self.unused())

@@ -12,7 +12,7 @@ from transformer_xl.model.language_model import (
 )
 from transformer_xl.model.layer import DecoderLayer, FeedForward, RelAttention
 from transformer_xl.model.lstm import LSTMModel
-from transformer_xl.model.memory import Memory
+from transformer_xl.model.memory import KeysAndValues, Memory
 from transformer_xl.model.positions import Positions, PositionScheme, relative_positions
 from transformer_xl.model.recurrent import RecurrentModel
 from transformer_xl.model.softmax import AdaptiveSoftmax, Softmax
@@ -28,6 +28,7 @@ __all__ = [
     "Embedding",
     "FeedForward",
     "GRUGate",
+    "KeysAndValues",
     "LSTMModel",
     "LanguageModel",
     "Mamba2Model",
@@ -49,5 +50,5 @@ __all__ = [
     "relative_positions",
 ]
 
-for _build in (*(TransformerXL, GPT, LSTMModel, Mamba2Model, RWKVModel, XLNetModel, XLSTMModel),):
-    register_model(_build.kind, _build, _build.kind)
+for _kind in (TransformerXL, GPT, LSTMModel, Mamba2Model, RWKVModel, XLNetModel, XLSTMModel):
+    register_model(_kind.kind, _kind, _kind.kind)

@@ -7,6 +7,7 @@ whether a call would give another one.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import torch
@@ -15,8 +16,6 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
-
-from transformer_xl.model.linear import is_fast
 
 # The prefix of this package, which differs in folders written by `save_with_code`.
 _BUILT_IN = (__name__[: -len("model.calling")], "torch.nn.modules.")
@@ -55,12 +54,17 @@ def _nothing(*_: Any) -> None:
     return None
 
 
+# So that no thread takes the hook by which another one looks for that of a user.
+_looking = Lock()
+
+
 def _has_hooks(register: Callable[[Any], Any]) -> bool:
     # A handle refers to all hooks that were registered in the same place.
-    handle = register(_nothing)
-    hooks = handle.hooks_dict_ref()
-    handle.remove()
-    return bool(hooks)
+    with _looking:
+        handle = register(_nothing)
+        hooks = handle.hooks_dict_ref()
+        handle.remove()
+        return bool(hooks)
 
 
 def is_hooked(module: nn.Module) -> bool:
@@ -81,15 +85,16 @@ def is_hooked(module: nn.Module) -> bool:
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether a call of a module is the forward pass of its class ``kind`` and nothing else."""
-    is_own = "forward" not in vars(module) or is_fast(module)
-    return type(module) is kind and is_own and not is_hooked(module)
+    is_own = type(module) is kind and "forward" not in vars(module)
+    return is_own and not is_hooked(module)
 
 
 def first_wrapped(model: nn.Module) -> str | None:
     """Return which part of a model was wrapped, replaced or hooked, if any."""
     for name, module in model.named_modules():
         kind = type(module)
-        if not (kind.__module__.startswith(_BUILT_IN) and is_plain(module, kind)):
+        is_built_in = kind.__module__.startswith(_BUILT_IN) or name.split(".")[0] == "positions"
+        if not (is_built_in and is_plain(module, kind)):
             return f"{name or 'the model'} ({kind.__name__})"
     return None
 

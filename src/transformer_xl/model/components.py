@@ -25,9 +25,7 @@ from transformer_xl.model.variants.positions import AbsoluteSinusoids, AbsoluteT
 from transformer_xl.model.variants.quirks import AuthorsMemory, RawQueryLayer
 from transformer_xl.model.variants.residuals import FirstLayerResiduals
 
-_SCHEMES: tuple[Callable[[], PositionScheme], ...] = (
-    *(RelativeSinusoids, ShawTable, AbsoluteSinusoids, AbsoluteTable),
-)
+_SCHEMES = RelativeSinusoids, ShawTable, AbsoluteSinusoids, AbsoluteTable
 """The schemes of positions by ``attn_type``."""
 
 

@@ -74,7 +74,7 @@ class GPT(LanguageModel):
         view = view._replace(join=cache.join)
         for layer in self.layers:
             x = self._through(layer.number, layer, x, nothing, positions, view)
-        return self.final_norm(x), view.remember(memory, cache.states[: len(self.layers)])
+        return self.final_norm(x), view.remember(memory, cache.states)
 
 
 class RotaryPositions(NamedTuple):
@@ -111,13 +111,13 @@ class _KeysAndValues:
 
     def __init__(self, memory: Memory) -> None:
         self._pasts = memory.states
-        self.states: list[Float[Tensor, "B T two_H_K"]] = []
+        self.states: list[Float[Tensor, "B T two_H_K"]] = [*self._pasts]
 
     def join(
         self, layer: int, k: Float[Tensor, "B T H K"], v: Float[Tensor, "B T H K"]
     ) -> tuple[Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
         """Return the keys and values of memory and segment, given those of the segment."""
-        self.states.append(torch.cat([k.flatten(2), v.flatten(2)], -1).detach())
+        self.states[layer] = torch.cat([k.flatten(2), v.flatten(2)], -1).detach()
         past = self._pasts[layer]
         if not past.shape[1]:
             return k, v

@@ -449,7 +449,7 @@ def register_model(
         settings_of: The kind of this package whose settings such models have.
 
     Raises:
-        ValueError: Another ``build`` is registered for the kind, or ``settings_of`` is unknown.
+        ValueError: ``kind`` is one of this package, or ``settings_of`` is none.
 
     Example:
         >>> from transformer_xl import ModelConfig, TransformerXL
@@ -459,8 +459,8 @@ def register_model(
         >>> type(build_model(ModelConfig(kind="mine", vocab_size=10, n_layer=1))).__name__
         'Mine'
     """
-    if _BUILDERS.get(kind, build) is not build:
-        raise ValueError(f"kind={kind!r} is registered already: choose another name")
+    if _BUILDERS.get(kind, build) is not build and KINDS[kind] == kind:
+        raise ValueError(f"kind={kind!r} is one of this package: choose another name")
     if KINDS.get(settings_of) != settings_of:
         raise ValueError(f"settings_of={settings_of!r} is no kind of this package")
     _BUILDERS[kind] = build

@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.calling import is_hooked
-from transformer_xl.model.linear import linear_map, project, rows_from
+from transformer_xl.model.calling import is_plain
+from transformer_xl.model.linear import Linear, project, rows_from
 from transformer_xl.model.parts import NOT_MIXED, FirstLayer, PostNorm, PreNorm
 from transformer_xl.model.positions import LayerPositions, Positions
 from transformer_xl.model.segment import NO_LIMITS, View
@@ -42,10 +42,10 @@ class Attention(nn.Module):
         super().__init__()
         self.n_head, self.d_head = config.n_head, config.head_width
         width = self.n_head * self.d_head
-        self.qkv_proj = linear_map(config.d_model, 3 * width, bias=False)
+        self.qkv_proj = Linear(config.d_model, 3 * width, bias=False)
         if has_r_proj:
-            self.r_proj = linear_map(config.d_model, width, bias=False)
-        self.o_proj = linear_map(width, config.d_model, bias=False)
+            self.r_proj = Linear(config.d_model, width, bias=False)
+        self.o_proj = Linear(width, config.d_model, bias=False)
         self.attn_dropout, self.qkv_dropout = config.attn_dropout, config.qkv_dropout
         self.is_locked = config.variational_dropout
         self.q_norm = self.k_norm = None
@@ -211,21 +211,23 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self._activate = _ACTIVATIONS[config.activation]
+        self.activation = config.activation
         # Without gradients.
         self._works_in_place = config.activation in ("relu", "relu_squared")
-        self.inner = linear_map(config.d_model, (1 + config.is_gated) * config.d_inner)
-        self.outer = linear_map(config.d_inner, config.d_model)
+        self.inner = Linear(config.d_model, (1 + config.is_gated) * config.d_inner)
+        self.outer = Linear(config.d_inner, config.d_model)
         self.dropout = config.dropouts.feed_forward
         self.is_locked = config.variational_dropout
 
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Transform each position."""
         inner = self.inner(x)
-        if self._works_in_place and not inner.requires_grad and is_hooked(self.inner):
-            # The hook may hold this tensor.
+        is_held = not inner.requires_grad and not is_plain(self.inner, Linear)
+        if self._works_in_place and is_held:
+            # By a forward hook, or by what was put in the place of the map.
             inner = inner.clone()
-        inner = self._activate(inner, self.dropout, self.training, self.is_locked)
+        activate = _ACTIVATIONS[self.activation]
+        inner = activate(inner, self.dropout, self.training, self.is_locked)
         return self.outer(inner)
 
 

@@ -1,6 +1,6 @@
 """Linear maps that are computed by :func:`transformer_xl.ops.linear`."""
 
-from types import MethodType
+from typing import Any, TypeVar, cast
 
 import torch
 from jaxtyping import Float
@@ -8,28 +8,34 @@ from torch import Tensor, nn
 
 from transformer_xl.ops import linear
 
-
-def forward(
-    self: nn.Linear, input: Float[Tensor, "*batch E"], *, first_row: int = 0
-) -> Float[Tensor, "*batch rows"]:
-    """Multiply by the weights, or by the rows of them from ``first_row`` on."""
-    return linear(input, self.weight[first_row:] if first_row else self.weight, self.bias)
+_Module = TypeVar("_Module", bound=nn.Module)
 
 
-def linear_map(in_features: int, out_features: int, *, bias: bool = True) -> nn.Linear:
-    """Create a linear map whose forward pass is the faster product.
+class Linear(nn.Linear):
+    """A linear map whose forward pass is the faster product of this package."""
 
-    The class stays that of torch, as ``quantize_dynamic`` and others look for exactly this one. A
-    pickle of the map has the forward pass of torch.
+    def forward(
+        self, input: Float[Tensor, "*batch E"], *, first_row: int = 0
+    ) -> Float[Tensor, "*batch rows"]:
+        """Multiply by the weights, or by the rows of them from ``first_row`` on."""
+        weight = self.weight[first_row:] if first_row else self.weight
+        return linear(input, weight, self.bias)
+
+
+def with_torch_linears(model: _Module) -> _Module:
+    """Make the linear maps of a model those of torch, with the same weights; return the model.
+
+    For programs that look for exactly :class:`torch.nn.Linear`, such as ``quantize_dynamic``.
     """
-    module = nn.Linear(in_features, out_features, bias=bias)
-    module.forward = MethodType(forward, module)
-    return module
+    for module in model.modules():
+        if type(module) is Linear:
+            cast(Any, module).__class__ = nn.Linear
+    return model
 
 
 def is_fast(module: nn.Module) -> bool:
-    """Whether a module is still a map of :func:`linear_map`: not replaced, nor its ``forward``."""
-    return getattr(module.forward, "__func__", None) is forward
+    """Whether a module is a :class:`Linear` whose ``forward`` was not replaced."""
+    return type(module) is Linear and "forward" not in vars(module)
 
 
 def rows_from(
@@ -47,7 +53,7 @@ def project(
 ) -> tuple[Float[Tensor, "B T H K"], Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
     """Project a segment to queries, and memory and segment to keys and values.
 
-    A map of :func:`linear_map` is called for each of them: queries of the memory, which nobody
+    A :class:`Linear` is called for each of them: queries of the memory, which nobody
     needs, would be a third of its products. A module that was put in its place may not know how to
     leave them out, and is called once for both.
 

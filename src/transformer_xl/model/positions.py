@@ -134,7 +134,7 @@ class RelativeSinusoids(PositionScheme):
 
     def __init__(self) -> None:
         super().__init__()
-        self._projected: dict[tuple[int | None, bool], Sequence[Tensor]] = {}
+        self._projected: dict[tuple[Any, ...], Sequence[Tensor]] = {}
         self._probe: Tensor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -207,9 +207,10 @@ class RelativeSinusoids(PositionScheme):
             self._projected, self._probe = {}, probe
 
 
-def _cache_key(model: "TransformerXL", clamp_len: int | None) -> tuple[int | None, bool]:
+def _cache_key(model: "TransformerXL", clamp_len: int | None) -> tuple[Any, ...]:
     # Under autocast, projections are in half precision and must not be used outside of it.
-    return clamp_len, torch.is_autocast_enabled(model.device.type)
+    is_rounded = torch.is_autocast_enabled(model.device.type)
+    return id(model), clamp_len, model.frequency_precision, is_rounded
 
 
 def encoding_of(model: "TransformerXL", S: int, clamp_len: int | None) -> Float[Tensor, "S D"]:

@@ -110,12 +110,23 @@ class Softmax(Predictor, nn.Linear):
     def reset_parameters(self) -> None:
         """Do nothing: the model initializes its weights."""
 
-    def forward(self, input: Float[Tensor, "*batch E"]) -> Float[Tensor, "*batch V"]:
-        """Return the logits; of a few rows by the threads that also step the layers."""
+    def forward(
+        self, input: Float[Tensor, "*batch E"], targets: Int[Tensor, "*batch"] | None = None
+    ) -> Float[Tensor, "*batch V"] | Float[Tensor, "*batch"]:
+        """Return the logits, or -log p of targets, without all logits at once."""
+        if targets is not None:
+            return self._nll(input.flatten(0, -2), targets.flatten()).view(targets.shape)
         if native.multiplies(input, self.weight):
+            # Of a few rows, by the threads that also step the layers.
             rows = native.product(input.flatten(0, -2), self.weight, self.bias)
             return rows.unflatten(0, input.shape[:-1])
         return linear(input, self.weight, self.bias)
+
+    def _nll(self, x: Float[Tensor, "n E"], targets: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+        if self.training and self.n_samples:
+            words = log_uniform_words(self.n_samples, self.out_features, x.device)
+            return sampled_nll(x, self.weight, self.bias, targets, words)
+        return linear_nll(x, self.weight, self.bias, targets)
 
     def logits(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
         """Return the unnormalized log-probabilities."""
@@ -125,16 +136,12 @@ class Softmax(Predictor, nn.Linear):
         self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"]
     ) -> Float[Tensor, "*batch"]:
         """Return what :meth:`Predictor.nll` does, without all logits at once, unless hooked."""
-        is_plain_one, x = is_plain(self, Softmax), hidden.flatten(0, -2)
-        if is_plain_one and self.training and self.n_samples:
-            flat = targets.flatten()
-            words = log_uniform_words(self.n_samples, self.out_features, flat.device)
-            nll = sampled_nll(self.narrowed(x), self.weight, self.bias, flat, words)
-        elif is_plain_one and not torch.compiler.is_compiling():
-            nll = linear_nll(self.narrowed(x), self.weight, self.bias, targets.flatten())
-        else:
+        # Forward hooks are given logits; while tracing, it is not known whether there are any.
+        is_sampled = self.training and self.n_samples > 0
+        is_traced = torch.compiler.is_compiling() and not is_sampled
+        if is_traced or not is_plain(self, Softmax):
             return super().nll(hidden, targets)
-        return nll.view(targets.shape)
+        return self(self.narrowed(hidden), targets)
 
     def narrowed(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch E"]:
         """Project to the width of the embedding."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from transformer_xl.model.arguments import Rows, step_inputs, stream_numbers
 from transformer_xl.model.calling import first_wrapped
@@ -187,6 +187,16 @@ def reason_against_native(model: TransformerXL, dtype: torch.dtype) -> str | Non
     return None
 
 
+def _maps(model: TransformerXL) -> list[nn.Module]:
+    """Return what adapters may have taken the place of, in the layers."""
+    children = (
+        part.children()
+        for layer in model.layers
+        for part in (layer.attention, layer.feed_forward, layer)
+    )
+    return [*chain.from_iterable(children)]
+
+
 class RingStepper(Stepper):
     """Keeps keys and values in a ring buffer, in which the newest position replaces the oldest.
 
@@ -200,7 +210,7 @@ class RingStepper(Stepper):
 
     def __init__(self, model: TransformerXL, lengths: Lengths, memory: Memory) -> None:
         self._model, self._reset_at = model, model.config.reset_at
-        self._matrices = [x for layer in model.layers for x in layer.matrices]
+        self._maps = _maps(model)
         self._mem_len, self._size = lengths.mem_len, lengths.mem_len + 1
         self._limit = lengths.windowed().attn_len or self._size
         self._clamp_len = lengths.clamp_len
@@ -280,7 +290,7 @@ class RingStepper(Stepper):
         return stream_numbers(rows, self.batch_size, self._first.device)
 
     def _require_plain(self) -> None:
-        if self._matrices != [x for layer in self._model.layers for x in layer.matrices]:
+        if self._maps != _maps(self._model):
             raise ValueError(
                 "the model was given adapters since these streams were begun, whose keys and "
                 "values belong to the weights of that time: begin anew with mems=None "

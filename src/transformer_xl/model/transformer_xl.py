@@ -1,6 +1,7 @@
 """Transformer-XL: embedding, layers with memory, softmax."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,12 +11,13 @@ from torch import Tensor, nn
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.calling import adapters, evaluating
 from transformer_xl.model.components import components, frequency_precision, make_layer
-from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.language_model import LanguageModel, build_model
 from transformer_xl.model.layer import DecoderLayer, draw_weights
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import KeysAndValues, Memory
 from transformer_xl.model.observing import observed
 from transformer_xl.model.positions import PositionScheme
+from transformer_xl.model.pretrained import SavesItself
 from transformer_xl.model.segment import Segment, View
 from transformer_xl.model.variants.norms import make_norm
 
@@ -105,6 +107,22 @@ class TransformerXL(LanguageModel):
             x = self._through(layer.number, layer, placed, past, at, seen, first)
             states.append(self.kept(layer, h, x, seen))
         return self.final_norm(x), self.remember(memory, states, positions, view)
+
+    def save_pretrained(self, folder: Path | str, vocab: SavesItself | None = None) -> None:
+        """Write ``config.json``, ``model.safetensors`` and, if given, the vocabulary.
+
+        Raises:
+            ValueError: The model has positions of which its settings do not know.
+        """
+        with torch.device("meta"):
+            described = build_model(self.config)
+        if type(getattr(described, "positions", None)) is not type(self.positions):
+            raise ValueError(
+                f"positions={type(self.positions).__name__}: kind={self.config.kind!r} does not "
+                "say so, and no folder could be loaded again; register_model adds a kind that has "
+                "them"
+            )
+        super().save_pretrained(folder, vocab)
 
     @torch.no_grad()
     def attention_weights(

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.linear import linear_map
+from transformer_xl.model.linear import Linear
 from transformer_xl.model.parts import PreNorm
 
 GATE_BIAS = 2.0
@@ -31,9 +31,9 @@ class GRUGate(nn.Module):
         super().__init__()
         D = config.d_model
         # W_r, W_z and W_g; U_r and U_z; U_g.
-        self.made_proj = linear_map(D, 3 * D, bias=False)
-        self.old_proj = linear_map(D, 2 * D, bias=False)
-        self.reset_proj = linear_map(D, D, bias=False)
+        self.made_proj = Linear(D, 3 * D, bias=False)
+        self.old_proj = Linear(D, 2 * D, bias=False)
+        self.reset_proj = Linear(D, D, bias=False)
         self.bias = nn.Parameter(torch.empty(D))
 
     def forward(
