@@ -5,7 +5,6 @@ that no program made of it has to copy the memory. Whoever calls it puts them in
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -69,8 +68,9 @@ class RingStep(nn.Module):
 
         x = embedded(model.embedding, tokens)
         for n, layer in enumerate(model.layers):
-            x, _ = layer(x, lambda k, v: (k, v), partial(attend, n))
-        x = x if model.final_norm is None else model.final_norm(x)
+            attended = attend(n, *layer.project(x, x[:, :0]))
+            x = layer.finish(x, layer.attention.merged(attended))
+        x = model.final_norm(x)
         k, v = (torch.stack(each) for each in zip(*new, strict=True))
         return model.head.log_probs(x), k, v
 

@@ -21,7 +21,7 @@ from transformer_xl.cli.loading import load  # noqa: E402
 from transformer_xl.config.recipes import generation_of  # noqa: E402
 from transformer_xl.data import Corpus  # noqa: E402
 from transformer_xl.inference.baselines import compressed_bytes  # noqa: E402
-from transformer_xl.inference.generate import for_tokens, generate_batch  # noqa: E402
+from transformer_xl.inference.generate import Sampling, for_tokens, generate_batch  # noqa: E402
 
 Figures = dict[str, Any]
 
@@ -98,9 +98,10 @@ def _poems(folder: Path, corpus: Corpus) -> Figures:
     texts = {part: corpus.vocab.decode(corpus.split(part)) for part in ("train", "valid", "test")}
     titles = [x.partition("\n")[0] + "\n" for x in texts["test"].split(POEM_END)[:N_POEMS]]
     model, vocab = load(folder)
-    settings = for_tokens(generation_of(folder).sampling, vocab)
+    sampling = Sampling(**for_tokens(generation_of(folder).sampling, vocab))
     prompts = [vocab.encode(POEM_END + title) for title in titles]
-    poems = generate_batch(model, prompts, length=400, seed=1, **settings).decode(vocab, POEM_END)
+    batch = generate_batch(model, prompts, sampling, length=400, seed=1)
+    poems = batch.decode(vocab, POEM_END)
     counts = {part: text.count(POEM_END) for part, text in texts.items()}
     return {
         "poems": sum(counts.values()),
@@ -128,8 +129,8 @@ def _chorales(folder: Path, corpus: Corpus) -> Figures:
     settings = generation_of(folder)
     model, vocab = load(folder)
     prompts = [vocab.encode(settings.prompt)] * N_CHORALES
-    drawing = for_tokens(settings.sampling, vocab)
-    batch = generate_batch(model, prompts, length=settings.length, seed=1, **drawing)
+    sampling = Sampling(**for_tokens(settings.sampling, vocab))
+    batch = generate_batch(model, prompts, sampling, length=settings.length, seed=1)
     texts = batch.decode(vocab, "\n")
     ended = [
         n not in batch.looping and len(text.split()) < settings.length

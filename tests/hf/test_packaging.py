@@ -47,8 +47,8 @@ found["plain"] = []
 for name in sys.argv[1:4]:
     model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=True)
     package = type(model.transformer).__module__.rpartition(".")[0]
-    wrapping = sys.modules[f"{package}.transformer_xl_model_wrapping"]
-    found["plain"].append(wrapping.first_wrapped(model.transformer) is None)
+    calling = sys.modules[f"{package}.transformer_xl_model_calling"]
+    found["plain"].append(calling.first_wrapped(model.transformer) is None)
     size = model.config.vocab_size + 2
     model.resize_token_embeddings(size)
     found["plain"].append(model(**batch).logits.shape[-1] == size)

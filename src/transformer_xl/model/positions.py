@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -55,6 +55,7 @@ class Positions(NamedTuple):
         return Positions(*(None if x is None else x.to(where) for x in self))  # pyright: ignore[reportArgumentType]
 
 
+@runtime_checkable
 class LayerPositions(Protocol):
     """The positions of one layer: parts of its scores (:class:`Positions`) or of its input."""
 

@@ -187,14 +187,10 @@ def reason_against_native(model: TransformerXL, dtype: torch.dtype) -> str | Non
     return None
 
 
-def _maps(model: TransformerXL) -> list[nn.Module]:
-    """Return what adapters may have taken the place of, in the layers."""
-    children = (
-        part.children()
-        for layer in model.layers
-        for part in (layer.attention, layer.feed_forward, layer)
-    )
-    return [*chain.from_iterable(children)]
+def _maps(model: TransformerXL) -> list[tuple[nn.Module, str, nn.Module]]:
+    """Return the linear maps of the layers, with their owners and names there."""
+    parts = [part for layer in model.layers for part in layer.modules()]
+    return [(x, *c) for x in parts for c in x.named_children() if isinstance(c[1], nn.Linear)]
 
 
 class RingStepper(Stepper):
@@ -290,7 +286,7 @@ class RingStepper(Stepper):
         return stream_numbers(rows, self.batch_size, self._first.device)
 
     def _require_plain(self) -> None:
-        if self._maps != _maps(self._model):
+        if [x for owner, name, x in self._maps if getattr(owner, name) is not x]:
             raise ValueError(
                 "the model was given adapters since these streams were begun, whose keys and "
                 "values belong to the weights of that time: begin anew with mems=None "
