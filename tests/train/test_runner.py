@@ -88,5 +88,5 @@ def test_compiled_code_is_in_place_during_a_segment_alone():
     model = torch.nn.Identity()
     compiled = CompiledRunner(model, {model: lambda *arguments: 1 / 0})
     with pytest.raises(ZeroDivisionError), compiled.prepared():
-        compiled(1, None, 2)
+        compiled(torch.zeros(1), None, torch.zeros(1))
     assert "forward" not in vars(model)

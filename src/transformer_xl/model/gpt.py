@@ -83,6 +83,16 @@ class RotaryPositions(NamedTuple):
     sin: Float[Tensor, "S half"]
     cos: Float[Tensor, "S half"]
 
+    def placed(
+        self, past: Float[Tensor, "B M D"], x: Float[Tensor, "B T D"]
+    ) -> tuple[Float[Tensor, "B M D"], Float[Tensor, "B T D"]]:
+        """Return memory and segment as they are: queries and keys are rotated."""
+        return past, x
+
+    def without(self, n: int) -> "RotaryPositions":
+        """Return the positions without those of the ``n`` oldest keys."""
+        return RotaryPositions(self.sin[n:], self.cos[n:])
+
 
 class RotaryAttention(ContentAttention):
     """Attention whose queries and keys are rotated by their positions."""
