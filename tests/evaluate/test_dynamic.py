@@ -301,8 +301,11 @@ def test_settings_out_of_range_are_named():
 
 
 def test_lengths_beside_the_settings_are_deprecated(model, text, settings):
-    with pytest.warns(DeprecationWarning, match=r"use DynamicEvaluation\(model, Dynamic\(..., mem"):
+    with pytest.warns(
+        DeprecationWarning, match=r"use DynamicEvaluation\(model, Dynamic\(..., mem"
+    ) as caught:
         reading = DynamicEvaluation(model, settings, mem_len=3)
+    assert caught[0].filename == __file__
     expected = DynamicEvaluation(model, replace(settings, mem_len=3))
     assert torch.equal(reading.read(text), expected.read(text))
 

@@ -101,11 +101,12 @@ def test_lengths_by_name_are_deprecated(given):
     lengths = Lengths.of(model.config, segment_len=1, mem_len=2)
     expected = forecast(model, history, 5, known=known, lengths=lengths)
     new = r"use forecast\(lengths=Lengths.of\(model.config, segment_len=1, mem_len=2\)\)"
-    with pytest.warns(DeprecationWarning, match=new):
+    with pytest.warns(DeprecationWarning, match=new) as caught:
         found = forecast(model, history, 5, known=known, segment_len=1, mem_len=2)
     np.testing.assert_array_equal(found, expected)
-    with pytest.warns(DeprecationWarning, match="without batch_size"):
+    with pytest.warns(DeprecationWarning, match="without batch_size") as of_batches:
         forecast(model, history, 5, known=known, batch_size=3)
+    assert {each.filename for each in [*caught, *of_batches]} == {__file__}
     with pytest.raises(TypeError, match="give all of them in lengths"):
         forecast(model, history, 5, known=known, lengths=lengths, mem_len=2)
 

@@ -39,20 +39,20 @@ def test_settings_of_sampling_by_name_draw_the_same_and_warn(model, session):
     with warns("generate", new) as caught:
         found = list(generate(model, [1], length=9, **NAMED))
     assert found == list(generate(model, [1], GREEDY, length=9))
-    with warns("generate_batch", new):
+    with warns("generate_batch", new) as of_batch:
         batch = generate_batch(model, [[1], [2, 3]], length=9, **NAMED)
     assert list(batch) == list(generate_batch(model, [[1], [2, 3]], GREEDY, length=9))
     expected = "".join(session.fork().generate(9, GREEDY))
-    with warns("Session.generate", new):
+    with warns("Session.generate", new) as of_session:
         assert "".join(session.generate(9, **NAMED)) == expected
-    # The line of the caller.
-    assert caught[0].filename == __file__
+    assert {each.filename for each in [*caught, *of_batch, *of_session]} == {__file__}
 
 
 def test_settings_of_a_search_by_name_find_the_same_and_warn(model):
     expected = beam_search(model, [[1]], Searching(beam_size=3, stop_tokens=[7]), length=5)
-    with warns("beam_search", "searching=Searching(beam_size=3, stop_tokens=[7])"):
+    with warns("beam_search", "searching=Searching(beam_size=3, stop_tokens=[7])") as caught:
         found = beam_search(model, [[1]], length=5, beam_size=3, stop_tokens=[7])
+    assert caught[0].filename == __file__
     assert [x.tokens for x in found[0]] == [x.tokens for x in expected[0]]
 
 

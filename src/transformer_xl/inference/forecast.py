@@ -1,6 +1,5 @@
 """Forecasts: what may follow real-valued series, drawn step by step from the mixture."""
 
-import warnings
 from typing import Any, cast
 
 import numpy as np
@@ -8,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from transformer_xl.config.deprecation import warn_deprecated
 from transformer_xl.model import LanguageModel, Stepper
 from transformer_xl.model.arguments import require_at_least, require_model
 from transformer_xl.model.calling import evaluating
@@ -81,19 +81,16 @@ def forecast(
 
     batch_size = deprecated.pop("batch_size", None)
     if batch_size is not None:
-        warnings.warn(
+        warn_deprecated(
             f"forecast(batch_size={batch_size}) is deprecated: use forecast() without batch_size, "
-            f"which reads {_BATCH_SIZE:,} streams at once",
-            DeprecationWarning,
-            stacklevel=2,
+            f"which reads {_BATCH_SIZE:,} streams at once"
         )
     if deprecated:
         old = ", ".join(f"{name}={value}" for name, value in deprecated.items())
         if lengths is not None:
             raise TypeError(f"forecast() got lengths and {old}: give all of them in lengths")
         new = f"lengths=Lengths.of(model.config, {old})"
-        message = f"forecast({old}) is deprecated: use forecast({new})"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        warn_deprecated(f"forecast({old}) is deprecated: use forecast({new})")
     lengths = Lengths.of(config, **deprecated) if lengths is None else lengths
     lengths = lengths._replace(ext_len=0)
     draw = torch.Generator(model.device).manual_seed(seed)

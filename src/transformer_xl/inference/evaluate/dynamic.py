@@ -19,7 +19,6 @@ make no step.
 """
 
 import copy
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
@@ -38,6 +37,7 @@ from transformer_xl.config.checks import (
     check,
     no_type_check,
 )
+from transformer_xl.config.deprecation import warn_deprecated
 from transformer_xl.data.completions import in_completion
 from transformer_xl.inference.evaluate.streams import Part, as_text, completed_targets
 from transformer_xl.model import LanguageModel
@@ -185,11 +185,9 @@ class DynamicEvaluation:
     def __init__(self, model: LanguageModel, settings: Dynamic, **deprecated: Any) -> None:
         if deprecated:
             lengths = ", ".join(f"{name}={shown(x)}" for name, x in deprecated.items())
-            warnings.warn(
+            warn_deprecated(
                 f"DynamicEvaluation(model, settings, {lengths}) is deprecated: use "
-                f"DynamicEvaluation(model, Dynamic(..., {lengths}))",
-                DeprecationWarning,
-                stacklevel=2,
+                f"DynamicEvaluation(model, Dynamic(..., {lengths}))"
             )
             settings = replace(settings, **deprecated)
         self._lengths = settings.lengths(model.config)

@@ -2,7 +2,6 @@
 
 import math
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from jaxtyping import Bool, Integer, Real
 from torch import Tensor
 
 from transformer_xl.config import EvalConfig
+from transformer_xl.config.deprecation import warn_deprecated
 from transformer_xl.data import Vocab
 from transformer_xl.data.recordings import Recordings
 from transformer_xl.inference.evaluate.dynamic import Dynamic
@@ -127,7 +127,7 @@ def evaluate(
         if how is not None:
             raise TypeError(f"evaluate() got how and {listed(deprecated)}: give all of them in how")
         how, message = strategy_from(deprecated)
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        warn_deprecated(message)
     how = WithMemory() if how is None else how
     _require_strategy(how, ids, token_bytes)
     lengths = how.lengths(config)

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transformer_xl.config.checks import names_nearest, require
+from transformer_xl.config.checks import no_type_check, require
 from transformer_xl.data import Vocab
 from transformer_xl.inference.generate.prompts import Prompts, selected
 from transformer_xl.inference.generate.sampler import require_finite
@@ -29,7 +29,7 @@ from transformer_xl.model.calling import evaluating
 from transformer_xl.model.lengths import Lengths
 
 
-@names_nearest
+@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Searching:
     """How beam search ranks, ends and returns hypotheses.

@@ -1,13 +1,13 @@
 """Settings of sampling as a value, and the keyword arguments that it replaces."""
 
 import math
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
 from transformer_xl.config import GenerateConfig
 from transformer_xl.config.checks import checked, near, no_type_check, require
+from transformer_xl.config.deprecation import warn_deprecated
 from transformer_xl.model.arguments import shown
 
 HOTTEST = 1e30
@@ -125,10 +125,7 @@ def with_deprecated(
     new = f"{argument}={kind.__name__}({old})"
     if settings is not None:
         raise TypeError(f"{call}() got {argument} and {old}: give all of them in {argument}")
-    # The caller of the function that was called.
-    warnings.warn(
-        f"{call}({old}) is deprecated: use {call}({new})", DeprecationWarning, stacklevel=3
-    )
+    warn_deprecated(f"{call}({old}) is deprecated: use {call}({new})")
     return kind(**deprecated)
 
 
