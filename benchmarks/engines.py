@@ -108,8 +108,8 @@ def load(way: str, peer: Any, folder: Path) -> Scores:
     """Load what was built."""
     kind = kind_of(way)
     if not is_built(kind):
-        if peer.stepper.is_fast == (kind == "eager"):
-            raise RuntimeError(f"{way} has a {type(peer.stepper).__name__}")
+        if (peer.decoder.kind == "eager") != (kind == "eager"):
+            raise RuntimeError(f"{way} has a step that is {peer.decoder.kind}")
         return peer.scores
     memory = [torch.stack([*x]) for x in peer.mems.by_name()]
     if kind.startswith("onnx"):

@@ -11,9 +11,10 @@ from shapes import Shape, model_config
 
 from transformer_xl.data import load_vocab
 from transformer_xl.model import TransformerXL
+from transformer_xl.model.decoder import EagerDecoder, RingDecoder, choose_step
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.pretrained import find_model_folder
-from transformer_xl.model.stepper import NativeStepper, RingStepper, choose_stepper
+from transformer_xl.model.steps import CompiledStep
 
 PROMPT = "import os\n\n\ndef "
 
@@ -42,17 +43,17 @@ def compare(source: Path | Shape, length: int, text: Path | None = None) -> None
         if text is not None:
             given = vocab.encode(text.read_text("utf-8"))
     assert isinstance(model, TransformerXL)
-    kind, reason = choose_stepper(model)
-    if kind is not NativeStepper:
+    step, reason = choose_step(model)
+    if step is not CompiledStep:
         raise SystemExit(f"this model has no compiled step: {reason}")
     if text is not None:
         prompt, length = given[:1], min(length, len(given) - 1)
     lengths = Lengths.of(model.config)
     start = model.keep(model.start_memory(1))
-    ways = [kind(model, lengths, start) for kind in (NativeStepper, RingStepper)]
+    ways = [RingDecoder(model, lengths, start, step), EagerDecoder(model, lengths, start)]
     for token in prompt[:-1]:
-        for stepper in ways:
-            stepper(torch.tensor([token]))
+        for decoder in ways:
+            decoder(torch.tensor([token]))
     read, written, furthest, closest = prompt[-1], [], 0.0, float("inf")
     for n in range(1, length + 1):
         rows = torch.cat([model.head.log_probs(way(torch.tensor([read]))) for way in ways])

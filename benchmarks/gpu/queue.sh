@@ -66,7 +66,7 @@ training="--dtypes bfloat16 --ways ours ours_skew gpt"
 half="--dtypes bfloat16_weights"
 case ${1:-} in
 kernels)
-    run 280 "$python" -m pytest -q -n 14 -m gpu -W default tests/ops tests/nn/test_stepper.py \
+    run 280 "$python" -m pytest -q -n 14 -m gpu -W default tests/ops tests/nn/test_decoder.py \
         tests/laws/test_kernels.py tests/train/test_waiting.py tests/train/test_muon.py
     # The allocator of PyTorch would hide from it where a tensor ends.
     export PYTORCH_NO_CUDA_MEMORY_CACHING=1

@@ -14,7 +14,7 @@ from transformer_xl.ops import use_backend
 class Peer(peers.Peer):
     """Hidden states are remembered in training, keys and values otherwise.
 
-    Single tokens are read by the stepper, which a GPU replays as a graph. The variant is a backend
+    Single tokens are read by the decoder, which a GPU replays as a graph. The variant is a backend
     of the attention, or ``called``: with these, the model is called for single tokens, too. With
     ``layers`` one layer is compiled for all, as ``train.compile="layers"`` does in training. With
     ``no_positions`` the compiled step of single tokens has no position term: what a GPT costs in
@@ -25,7 +25,7 @@ class Peer(peers.Peer):
 
     def __init__(self, job: Job, variant: Any) -> None:
         self.model = TransformerXL(model_config(job.shape, dropout=job.dropout))
-        self.job, self.stepper = job, None
+        self.job, self.decoder = job, None
         is_single = job.work == "generation" and not job.compiled
         self.is_stepped = variant in ("auto", "no_positions") and is_single
         self.has_positions = variant != "no_positions"
@@ -65,15 +65,14 @@ class Peer(peers.Peer):
         memory = Memory(states)
         self.mems = memory if self.job.work == "training" else model.keep(memory)
         if self.is_stepped:
-            try:
-                from transformer_xl.model.lengths import Lengths
-                from transformer_xl.model.stepper import Stepper
-            except ModuleNotFoundError:
-                # A revision from before there was that: the model is called.
-                return
-            self.stepper = Stepper.of(model, Lengths.of(model.config), self.mems)
+            import transformer_xl.model as package
+            from transformer_xl.model.lengths import Lengths
+
+            # Earlier revisions have another name for it.
+            made = getattr(package, "Decoder", None) or package.Stepper
+            self.decoder = made.of(model, Lengths.of(model.config), self.mems)
             if not self.has_positions:
-                _remove_positions(self.stepper)
+                _remove_positions(self.decoder)
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Read a segment and predict its targets."""
@@ -95,17 +94,18 @@ class Peer(peers.Peer):
 
     def scores(self, tokens: Tensor) -> Tensor:
         """Read a segment and predict what follows."""
-        if self.stepper is not None:
-            return self.model.softmax.log_probs(self.stepper(tokens[:, 0]))
+        if self.decoder is not None:
+            return self.model.softmax.log_probs(self.decoder(tokens[:, 0]))
         with use_backend(self.backend):
             out = self.model(tokens, self.mems)
         self.mems = out.mems
         return out.log_probs[:, -1]
 
 
-def _remove_positions(stepper: Any) -> None:
+def _remove_positions(decoder: Any) -> None:
     """Drop the position term of a compiled step, whose memory is full and so stays where it is."""
-    from transformer_xl.model.stepper import NativeStepper
+    from transformer_xl.model import steps
 
-    assert type(stepper) is NativeStepper
-    stepper._positions = [each._replace(r=None) for each in stepper._positions]
+    assert decoder.kind == "compiled"
+    encoded = steps.ring_positions
+    steps.ring_positions = lambda *ring: [x._replace(r=None) for x in encoded(*ring)]

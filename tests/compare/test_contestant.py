@@ -84,7 +84,7 @@ def test_a_contestant_is_trained_and_measured(tmp_path, contestants, kind):
     for row in found["writing"]:
         own, called = row["ms_per_token"], row["ms_called"]
         assert min(own, called) > 0
-        assert (own == called) == (row["stepper"] == "CallingStepper")
+        assert (own == called) == (row["step"] == "eager")
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import torch
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.inference.generate import Sampling, generate, generate_batch, text_pieces
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.stepper import RingStepper, choose_stepper
+from transformer_xl.model.decoder import RingDecoder, choose_step
 
 BYTES = train_vocab("bytes", [])
 
@@ -32,14 +32,14 @@ def test_what_several_texts_begin_with_is_read_once(model, monkeypatch):
         read.append(tuple(tokens.shape))
         return original(self, tokens, *words, **settings)
 
-    original_step = RingStepper.read
+    original_step = RingDecoder.read
 
     def stepped(self, tokens):
         read.append(tuple(tokens.shape))
         return original_step(self, tokens)
 
     monkeypatch.setattr(TransformerXL, "forward", spy)
-    monkeypatch.setattr(RingStepper, "read", stepped)
+    monkeypatch.setattr(RingDecoder, "read", stepped)
     batch = generate_batch(model, [[*range(9)]] * 20)
     next(batch)
     next(batch)
@@ -99,7 +99,7 @@ def test_an_interrupt_leaves_all_as_it_was(model, monkeypatch, where):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        kind = type(model.softmax) if where == "draw" else choose_stepper(model)[0]
+        kind = type(model.softmax) if where == "draw" else choose_step(model)[0]
         patch.setattr(kind, where, interrupted)
         with pytest.raises(KeyboardInterrupt):
             next(batch)

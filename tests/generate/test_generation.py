@@ -57,8 +57,8 @@ def test_time_and_memory_for_a_token_do_not_grow(model):
         sizes = []
         for _ in islice(generation, model.config.mem_len):
             mems = generation.mems
-            stepper = generation._batch.stepper()
-            storages = [x.untyped_storage() for x in chain(*stepper._rings)]
+            decoder = generation._batch.decoder()
+            storages = [x.untyped_storage() for x in chain(*decoder._rings)]
             sizes.append(sum({x.data_ptr(): x.nbytes() for x in storages}.values()))
             assert len(mems) <= model.config.mem_len
         largest.append(max(sizes))

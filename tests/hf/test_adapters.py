@@ -11,7 +11,7 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.inference.generate import Sampling, generate, generate_batch
 from transformer_xl.inference.generate.session import Session
-from transformer_xl.model import Stepper, TransformerXL
+from transformer_xl.model import Decoder, TransformerXL
 from transformer_xl.model.compact import compact
 from transformer_xl.model.lengths import Lengths
 
@@ -301,13 +301,13 @@ def test_what_would_lose_an_adapter_refuses_it(settings, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_stepper_made_before_the_adapters_refuses_to_go_on():
+def test_a_decoder_made_before_the_adapters_refuses_to_go_on():
     model = model_of({})
-    stepper = Stepper.of(model, Lengths.of(model.config), model.start_memory(1))
-    stepper(torch.tensor([1]))
+    decoder = Decoder.of(model, Lengths.of(model.config), model.start_memory(1))
+    decoder(torch.tensor([1]))
     adapted(model, "lora", ["inner"])
     with pytest.raises(ValueError, match="the model was given adapters"):
-        stepper(torch.tensor([1]))
+        decoder(torch.tensor([1]))
 
 
 def test_merged_adapters_are_a_model_like_any_other(tmp_path):

@@ -12,7 +12,7 @@ import transformer_xl as txl
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.inference.generate import Sampling, Searching
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.stepper import RingStepper
+from transformer_xl.model.decoder import RingDecoder
 
 N = 12
 WAYS = {
@@ -72,7 +72,7 @@ def test_a_padded_row_is_written_as_if_it_were_alone(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_single_tokens_are_read_by_the_stepper(
+def test_single_tokens_are_read_by_the_decoder(
     language_model: Any,
     tokenizer: Any,
     texts: list[str],
@@ -80,13 +80,13 @@ def test_single_tokens_are_read_by_the_stepper(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     read = []
-    original = RingStepper.read
+    original = RingDecoder.read
 
-    def spy(self: RingStepper, tokens: Tensor) -> Any:
+    def spy(self: RingDecoder, tokens: Tensor) -> Any:
         read.append(len(tokens))
         return original(self, tokens)
 
-    monkeypatch.setattr(RingStepper, "read", spy)
+    monkeypatch.setattr(RingDecoder, "read", spy)
     batch = tokenizer(texts, padding=True, return_tensors="pt")
     _written(language_model, batch, **WAYS[way])
     rows = len(texts) * int(WAYS[way].get("num_beams", 1))  # pyright: ignore[reportArgumentType]

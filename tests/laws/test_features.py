@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model import Stepper, build_model
+from transformer_xl.model import Decoder, build_model
 from transformer_xl.model.lengths import Lengths
 
 EXACT = {"rtol": 0, "atol": 1e-11}
@@ -69,13 +69,13 @@ def test_in_segments_is_as_at_once(kind, end):
 
 
 @torch.no_grad()
-def test_the_stepper_streams_as_at_once(kind, end):
+def test_the_decoder_streams_as_at_once(kind, end):
     model, (inputs, _) = made(kind, end), given(end)
-    stepper = Stepper.of(model, Lengths.of(model.config), model.start_memory(2))
-    found = torch.stack([stepper(inputs[:, n]) for n in range(L)], 1)
+    decoder = Decoder.of(model, Lengths.of(model.config), model.start_memory(2))
+    found = torch.stack([decoder(inputs[:, n]) for n in range(L)], 1)
     torch.testing.assert_close(found, model.read(inputs)[0], **EXACT)
     with pytest.raises(ValueError, match=r"\(2, 4\) must be a vector of n_features=3 for each"):
-        stepper(torch.zeros(2, 4))
+        decoder(torch.zeros(2, 4))
 
 
 @torch.no_grad()

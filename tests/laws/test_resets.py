@@ -9,7 +9,7 @@ import torch
 from transformer_xl.config import ModelConfig
 from transformer_xl.inference.evaluate import WithMemory, evaluate, score
 from transformer_xl.inference.generate import Sampling, generate
-from transformer_xl.model import Stepper, TransformerXL, build_model
+from transformer_xl.model import Decoder, TransformerXL, build_model
 from transformer_xl.model.lengths import Lengths
 
 V, EOS = 23, 4
@@ -92,14 +92,14 @@ def test_one_token_at_a_time_begins_anew_too():
     tokens = torch.randint(V, (2, 20))
     tokens[0, [3, 4, 11]] = EOS
     expected, mems = [], model.keep(model.start_memory(2))
-    stepper = Stepper.of(model, Lengths.of(model.config), mems)
+    decoder = Decoder.of(model, Lengths.of(model.config), mems)
     for token in tokens.T:
         hidden, mems = model.read(token[:, None].contiguous(), mems)
-        torch.testing.assert_close(stepper(token), hidden[:, 0], rtol=0, atol=1e-12)
+        torch.testing.assert_close(decoder(token), hidden[:, 0], rtol=0, atol=1e-12)
         expected.append(hidden)
     whole, _ = model.read(tokens, mem_len=5)
     torch.testing.assert_close(torch.cat(expected, 1)[:, :6], whole[:, :6], rtol=0, atol=1e-12)
-    after = stepper.memory()
+    after = decoder.memory()
     assert after.forgotten.tolist() == mems.forgotten.tolist()
 
 

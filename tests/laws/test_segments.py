@@ -4,8 +4,8 @@ import pytest
 import torch
 from tests.laws.conftest import RECURRENT
 
+from transformer_xl.model.decoder import Decoder
 from transformer_xl.model.lengths import Lengths
-from transformer_xl.model.stepper import Stepper
 
 EXACT = {"rtol": 0, "atol": 1e-12}
 
@@ -119,11 +119,11 @@ def test_a_ring_gives_the_numbers_of_a_memory(attending):
         mems = model.keep(model.start_memory(2))
         if prompt:
             _, mems = model.read(some_text(2, prompt), mems)
-        stepper = Stepper.of(model, Lengths.of(model.config), mems)
+        decoder = Decoder.of(model, Lengths.of(model.config), mems)
         for token in some_text(2, 17).T:
             hidden, mems = model.read(token[:, None].contiguous(), mems)
-            torch.testing.assert_close(stepper(token), hidden[:, 0], **EXACT)
-        assert_same(stepper.memory(), mems)
+            torch.testing.assert_close(decoder(token), hidden[:, 0], **EXACT)
+        assert_same(decoder.memory(), mems)
 
 
 @torch.no_grad()

@@ -15,10 +15,10 @@ from transformer_xl import Positions, PositionScheme
 from transformer_xl.config import ModelConfig
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.calling import first_wrapped
+from transformer_xl.model.decoder import Decoder
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.linear import Linear, is_fast, project
 from transformer_xl.model.positions import RelativeSinusoids
-from transformer_xl.model.stepper import Stepper
 
 CONFIG = ModelConfig(
     vocab_size=23, n_layer=2, n_head=2, d_model=12, d_inner=20, mem_len=40, dropout=0, init_std=0.4
@@ -60,8 +60,8 @@ def test_positions_of_a_user_make_segments_invisible_and_are_stepped(sloped):
             mems = out.mems
             hidden.append(out.hidden)
         torch.testing.assert_close(torch.cat(hidden, 1), whole, rtol=0, atol=1e-12)
-    stepper = Stepper.of(sloped, Lengths.of(CONFIG), sloped.start_memory(2))
-    stepped = torch.stack([stepper(token) for token in tokens.T], 1)
+    decoder = Decoder.of(sloped, Lengths.of(CONFIG), sloped.start_memory(2))
+    stepped = torch.stack([decoder(token) for token in tokens.T], 1)
     torch.testing.assert_close(stepped, whole, rtol=0, atol=1e-12)
 
 

@@ -7,9 +7,9 @@ import torch
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model import Memory, TransformerXL
+from transformer_xl.model.decoder import Decoder
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import join
-from transformer_xl.model.stepper import Stepper
 
 CONFIG = ModelConfig(
     vocab_size=31,
@@ -99,8 +99,8 @@ def test_bfloat16_forgets_as_float32_does(model, is_kept):
     error = torch.cat(found, 1) - expected
     assert error.norm() < 0.02 * expected.norm()
     assert not is_kept or mems.to(dtype=torch.bfloat16).inputs[0].dtype == torch.float32
-    stepper = Stepper.of(model, Lengths.of(CONFIG), model.start_memory(2))
-    steps = torch.stack([stepper(token) for token in tokens.unbind(1)], 1)
+    decoder = Decoder.of(model, Lengths.of(CONFIG), model.start_memory(2))
+    steps = torch.stack([decoder(token) for token in tokens.unbind(1)], 1)
     whole = model(tokens, attn_len=CONFIG.mem_len + 1).hidden
     assert (steps - whole).norm() < 0.05 * whole.norm()
 

@@ -8,8 +8,8 @@ import torch
 from transformer_xl.config import ModelConfig
 from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.model import TransformerXL, build_model
+from transformer_xl.model.decoder import Decoder, EagerDecoder
 from transformer_xl.model.lengths import Lengths
-from transformer_xl.model.stepper import CallingStepper, Stepper
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -82,11 +82,11 @@ def test_a_gradient_comes_from_what_is_seen(config):
 @torch.no_grad()
 def test_the_model_is_called_for_each_token_and_writes_the_same():
     model = TransformerXL(CONFIG).double().eval()
-    stepper = Stepper.of(model, Lengths.of(CONFIG), model.start_memory(2))
-    assert isinstance(stepper, CallingStepper)
-    assert stepper.memory().has_keys
+    decoder = Decoder.of(model, Lengths.of(CONFIG), model.start_memory(2))
+    assert isinstance(decoder, EagerDecoder)
+    assert decoder.memory().has_keys
     text = drawn(20)
-    hidden = torch.stack([stepper(token) for token in text.T], 1)
+    hidden = torch.stack([decoder(token) for token in text.T], 1)
     torch.testing.assert_close(hidden, model(text).hidden, rtol=0, atol=1e-12)
     written = list(generate(model, [1, 2, 3], length=12, sampling=Sampling(temperature=0)))
     ids = torch.tensor([[1, 2, 3, *written]])

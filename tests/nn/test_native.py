@@ -20,8 +20,9 @@ import transformer_xl
 from transformer_xl.config import ModelConfig
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.compact import compact
+from transformer_xl.model.decoder import Decoder, EagerDecoder, RingDecoder, choose_step
 from transformer_xl.model.lengths import Lengths
-from transformer_xl.model.stepper import NativeStepper, RingStepper, Stepper, choose_stepper
+from transformer_xl.model.steps import CompiledStep
 from transformer_xl.ops import native
 
 pytestmark = pytest.mark.skipif(
@@ -66,7 +67,7 @@ def model_of(dtype=torch.float64, **settings):
 
 def both(model, batch_size):
     lengths, memory = Lengths.of(model.config), model.keep(model.start_memory(batch_size))
-    return [kind(model, lengths, memory) for kind in (RingStepper, NativeStepper)]
+    return EagerDecoder(model, lengths, memory), RingDecoder(model, lengths, memory, CompiledStep)
 
 
 def tokens_for(model, batch_size, n):
@@ -75,12 +76,12 @@ def tokens_for(model, batch_size, n):
 
 def assert_as_exact(model, exact, batch_size):
     """The rule of all operations: at most twice the error of the reference in that precision."""
-    steppers, right = both(model, batch_size), both(exact, batch_size)[0]
+    decoders, right = both(model, batch_size), both(exact, batch_size)[0]
     errors = [0.0, 0.0]
     for tokens in tokens_for(model, batch_size, 30):
         expected = right(tokens)
-        for n, stepper in enumerate(steppers):
-            errors[n] = max(errors[n], (stepper(tokens).double() - expected).abs().max().item())
+        for n, decoder in enumerate(decoders):
+            errors[n] = max(errors[n], (decoder(tokens).double() - expected).abs().max().item())
     assert errors[1] <= 2 * errors[0]
 
 
@@ -95,8 +96,8 @@ def test_the_compiled_step_is_that_of_torch(variant):
             )
             # Once around the ring, of which one stream forgets the beginning.
             if n == 10:
-                for stepper in (ring, compiled):
-                    stepper.reset([batch_size - 1])
+                for decoder in (ring, compiled):
+                    decoder.reset([batch_size - 1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -181,23 +182,23 @@ def test_a_forked_process_steps_with_threads_of_its_own(monkeypatch):
 def test_what_the_step_cannot_read_is_read_by_torch():
     model, lengths = model_of(torch.float32), Lengths.of(CONFIG)
     memory = model.keep(model.start_memory(2))
-    assert type(Stepper.of(model, lengths, memory)) is NativeStepper
+    assert Decoder.of(model, lengths, memory).kind == "compiled"
     # Keys and values in another precision, one matrix in another, a tensor of another class.
-    assert type(Stepper.of(model, lengths, memory.to(dtype=torch.float64))) is RingStepper
+    assert Decoder.of(model, lengths, memory.to(dtype=torch.float64)).kind == "eager"
     model.layers[1].feed_forward.outer.double()
-    assert choose_stepper(model)[0] is RingStepper
-    assert "float64" in choose_stepper(model)[1]
+    assert choose_step(model)[0] is None
+    assert "float64" in choose_step(model)[1]
     model.layers[1].feed_forward.outer.float()
     weight = model.layers[2].attention.o_proj.weight
     model.layers[2].attention.o_proj.weight = nn.Parameter(weight.as_subclass(Other))
-    assert "cannot read a Other" in choose_stepper(model)[1]
+    assert "cannot read a Other" in choose_step(model)[1]
 
 
 class Other(torch.Tensor):
     pass
 
 
-def test_a_stepper_can_be_copied_with_its_streams():
+def test_a_decoder_can_be_copied_with_its_streams():
     model = model_of()
     for parameter in model.parameters():
         parameter.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Value residuals; that they hold with any memory, stepper and segmentation is among the laws."""
+"""Value residuals; that they hold with any memory, decoder and segmentation is among the laws."""
 
 from dataclasses import replace
 

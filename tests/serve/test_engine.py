@@ -11,7 +11,7 @@ from transformer_xl.apps.serve.prompt_reading import scored, shares
 from transformer_xl.apps.serve.texts import Drawn, PromptRead
 from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.model import RelAttention
-from transformer_xl.model.stepper import RingStepper
+from transformer_xl.model.decoder import RingDecoder
 
 SECONDS = 60
 SETTINGS = ({}, {"temperature": 0}, {"top_k": 7}, {"top_p": 0.8, "temperature": 1.5})
@@ -90,14 +90,14 @@ def test_texts_with_the_same_prompt_share_its_reading(made, start, ask, monkeypa
         read.append(tuple(tokens.shape))
         return original(self, tokens, *words, **settings)
 
-    original_step = RingStepper.read
+    original_step = RingDecoder.read
 
     def stepped(self, tokens):
         read.append(tuple(tokens.shape))
         return original_step(self, tokens)
 
     monkeypatch.setattr(type(made.model), "forward", spy)
-    monkeypatch.setattr(RingStepper, "read", stepped)
+    monkeypatch.setattr(RingDecoder, "read", stepped)
     engine = start()
     asked = [ask(made, [1, 2, 3], 3, seed=n) for n in range(4)]
     engine.submit([each.text for each in asked])

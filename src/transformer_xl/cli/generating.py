@@ -380,9 +380,9 @@ class Generate(LoadsModels):
 
 def _decoding(model: "LanguageModel") -> str:
     """Say how tokens are decoded and why; print it if another way would be faster."""
-    from transformer_xl.model.stepper import choose_stepper
+    from transformer_xl.model.decoder import choose_step
 
-    kind, decoding = choose_stepper(model)
-    if not kind.is_fast:
+    step, decoding = choose_step(model)
+    if step is None:
         say(f"decoding is slower than it could be: {decoding}")
     return decoding

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transformer_xl.config.deprecation import warn_deprecated
-from transformer_xl.model import LanguageModel, Stepper
+from transformer_xl.model import Decoder, LanguageModel
 from transformer_xl.model.arguments import require_at_least, require_model
 from transformer_xl.model.calling import evaluating
 from transformer_xl.model.lengths import Lengths
@@ -120,10 +120,10 @@ def _drawn(
     mems, hidden = model.keep(model.start_memory(B, lengths.mem_len)), values
     for piece in read(model, history, lengths, mems):
         mems, hidden = piece.mems, piece.hidden[:, -1]
-    stepper = Stepper.of(model, lengths, mems.select(rows))
+    decoder = Decoder.of(model, lengths, mems.select(rows))
     hidden = hidden[rows]
     for n in range(horizon):
         if n:
-            hidden = stepper(torch.cat([values[:, n - 1, None], known[rows, n - 1]], 1))
+            hidden = decoder(torch.cat([values[:, n - 1, None], known[rows, n - 1]], 1))
         values[:, n] = head.mixture(hidden).sample(draw).to(values.dtype) + offsets[rows, n]
     return values.unflatten(0, (B, paths))

@@ -1,6 +1,7 @@
 """The network: attention, layers, memory, positions, embedding and softmax of the paper."""
 
 from transformer_xl.model.borrowed import Mamba2Model, RWKVModel, XLNetModel, XLSTMModel
+from transformer_xl.model.decoder import Decoder
 from transformer_xl.model.embedding import AdaptiveEmbedding, Embedding
 from transformer_xl.model.gpt import GPT
 from transformer_xl.model.language_model import (
@@ -16,7 +17,6 @@ from transformer_xl.model.memory import KeysAndValues, Memory
 from transformer_xl.model.positions import Positions, PositionScheme, relative_positions
 from transformer_xl.model.recurrent import RecurrentModel
 from transformer_xl.model.softmax import AdaptiveSoftmax, Softmax
-from transformer_xl.model.stepper import Stepper
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.variants.gates import GRUGate
 
@@ -24,6 +24,7 @@ __all__ = [
     "GPT",
     "AdaptiveEmbedding",
     "AdaptiveSoftmax",
+    "Decoder",
     "DecoderLayer",
     "Embedding",
     "FeedForward",
@@ -40,7 +41,6 @@ __all__ = [
     "RecurrentModel",
     "RelAttention",
     "Softmax",
-    "Stepper",
     "TransformerXL",
     "XLNetModel",
     "XLSTMModel",

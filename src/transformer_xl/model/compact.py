@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from transformer_xl.config.checks import names_nearest
 from transformer_xl.model.calling import first_wrapped
+from transformer_xl.model.decoder import reason_against_compiled
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.stepper import reason_against_native
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.ops.packed import CompactWeight, Int8Weight, PackedWeight
 
@@ -99,7 +99,7 @@ def compact(model: LanguageModel, weights: Weights) -> LanguageModel:
         made = CompactTransformerXL(model.config).eval()
     made.preface = model.preface
     # The compiled step reads plain matrices.
-    is_compiled = reason_against_native(model, torch.bfloat16) is None
+    is_compiled = reason_against_compiled(model, torch.bfloat16) is None
     for mine, theirs in zip(_matrices(made), _matrices(model), strict=True):
         found = None
         if weights == "int8":

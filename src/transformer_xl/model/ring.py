@@ -1,57 +1,184 @@
-"""Attention of a token to a ring buffer of keys and values, by operations of torch."""
+"""The ring of a decoder: keys and values, of which the newest replace the oldest."""
 
-from typing import NamedTuple
+import copy
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from transformer_xl.model.positions import Positions
+from transformer_xl.model.arguments import Rows, stream_numbers
+from transformer_xl.model.memory import KeysAndValues, Memory
+
+_LEAST_CAPACITY = 64
 
 
-class RingView(NamedTuple):
-    """The slots of the ring buffer that a step attends to."""
+class Ring:
+    """Keys and values of the last ``mem_len`` positions of each stream, and of the next one.
 
-    newest: int | Int[Tensor, "1"]
-    """The slot of the token itself."""
-    places: slice
-    """The slots that are attended to."""
-    order: Int[Tensor, " S"] | None
-    """Index of the distance of each slot, farthest first. None: the slots are in order."""
-    hidden: Bool[Tensor, "B S"] | None
-    """Mask of the slots that a stream does not see. None: all are seen."""
-    n_seen: Int[Tensor, " B"]
-    """How many slots a stream sees, its own included."""
+    Position n of all streams is at slot (n - origin) % capacity. The softmax does not depend on the
+    order of the keys, so nothing is moved while streams go on. The capacity is ``mem_len + 1``, or
+    less while all streams are shorter: then the ring grows with them.
 
+    Args:
+        memory: Keys and values to start with. They are copied.
+        mem_len: How many positions a stream remembers.
+        is_fixed: Whether the ring has its full capacity from the start, so that its addresses stay
+            the same.
 
-def attend(
-    q: Float[Tensor, "B 1 H K"],
-    keys: Float[Tensor, "H B capacity K"],
-    values: Float[Tensor, "H B capacity K"],
-    positions: Positions,
-    view: RingView,
-) -> Float[Tensor, "B 1 H K"]:
-    """Attend to the slots of a ring; the token's own keys and values have been written there.
-
-    The position scores, computed for all distances, are gathered into the order of the slots.
+    Attributes:
+        tensors: Keys, values and, with ``input_recurrence``, the inputs of the first layer, of each
+            layer (H, B, capacity, K). A ring that moves has another tuple.
+        mem_len: As the argument.
+        is_fixed: As the argument.
+        position: The index of the next position, common to all streams.
+        first: For each stream, the index of the first position that it sees, (B,).
     """
-    keys, values = (ring[:, :, view.places] for ring in (keys, values))
-    q = q[:, 0].to(keys.dtype)
-    positions = positions.to(q.dtype)
-    scale, n_distances = q.shape[2] ** -0.5, keys.shape[2]
-    by_content, by_position = (
-        ((q + bias) * scale).transpose(0, 1)
-        for bias in (positions.content_bias, positions.position_bias)
-    )
-    position = by_position @ positions.r[-n_distances:].permute(1, 2, 0)
-    if (distance_bias := positions.distance_bias) is not None:
-        position = position + distance_bias[-n_distances:].T[:, None] * scale
-    if view.order is not None:
-        position = position.index_select(2, view.order)
-    # A row vector times a matrix: with a single column, bmm is several times slower.
-    score = (by_content[:, :, None] @ keys.mT)[:, :, 0] + position
-    if view.hidden is not None:
-        score = score.masked_fill(view.hidden, -torch.inf)
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    weight = score.softmax(-1, dtype=dtype).to(q.dtype)
-    return (weight[:, :, None] @ values).permute(1, 2, 0, 3)
+
+    tensors: tuple[list[Tensor], ...]
+
+    def __init__(self, memory: KeysAndValues, mem_len: int, *, is_fixed: bool = False) -> None:
+        newest = memory.last(mem_len)
+        tensors = newest.by_name()
+        self.mem_len, self.is_fixed = mem_len, is_fixed
+        self.first = torch.zeros(newest.batch_size, dtype=torch.int64, device=tensors[0][0].device)
+        if newest.forgotten is not None:
+            self.first += newest.forgotten
+        self.position = len(newest)
+        self._lay_out(tensors, slice(None), self.position, self._capacity_for(self.position + 1))
+
+    @property
+    def capacity(self) -> int:
+        """Number of slots."""
+        return self.keys[0].shape[2]
+
+    @property
+    def batch_size(self) -> int:
+        """Number of streams."""
+        return len(self.first)
+
+    @property
+    def newest(self) -> int:
+        """The slot of the next position."""
+        return (self.position - self._origin) % self.capacity
+
+    @property
+    def keys(self) -> list[Float[Tensor, "H B capacity K"]]:
+        """The keys of each layer."""
+        return self.tensors[0]
+
+    @property
+    def values(self) -> list[Float[Tensor, "H B capacity K"]]:
+        """The values of each layer."""
+        return self.tensors[1]
+
+    @property
+    def inputs(self) -> Float[Tensor, "B capacity D"]:
+        """With ``input_recurrence``, the inputs of the first layer."""
+        return self.tensors[2][0][0]
+
+    @property
+    def has_to_move(self) -> bool:
+        """Whether the ring is too small for the next position, or larger than needed."""
+        # A fixed one never has to, and a GPU is not waited for.
+        return not self.is_fixed and self._has_to_move(self._longest() + 1)
+
+    def move(self) -> None:
+        """Copy the positions, in order, into new buffers with room for the next one."""
+        self._move(self._longest() + 1)
+
+    def memory(self) -> KeysAndValues:
+        """Return a copy of the keys and values, oldest first."""
+        M = self._longest()
+        slots = self._slots(self.position - M, self.position)
+        cached = ([x.index_select(2, slots) for x in layers] for layers in self.tensors)
+        forgotten = (self.first - (self.position - M)).clamp(min=0)
+        # Each step requires that the model has no adapters.
+        mask = forgotten if forgotten.any() else None
+        return KeysAndValues(*cached, forgotten=mask, adapters=())
+
+    def select(self, rows: Rows) -> "Ring":
+        """Return a new ring of the streams ``rows``, in that order; repetition is allowed."""
+        index, other = self._numbers(rows), copy.copy(self)
+        other.tensors = tuple([x.index_select(1, index) for x in layers] for layers in self.tensors)
+        other.first = self.first[index]
+        return other
+
+    def take(self, rows: Rows) -> bool:
+        """Reorder the streams in place; return False, and do nothing, if that is not possible."""
+        index = self._numbers(rows)
+        if not self.is_fixed or len(index) != self.batch_size:
+            return False
+        for layers in self.tensors:
+            for x in layers:
+                x.copy_(x.index_select(1, index))
+        self.first.copy_(self.first[index])
+        return True
+
+    def put(self, row: int, memory: Memory) -> None:
+        """Replace the stream of a row by a copy of the only one of a memory."""
+        memory = memory.last(self.mem_len).seen()
+        M, before = len(memory), self.position
+        if before < M:
+            # Shifted by a multiple of the capacity, all positions keep their slots.
+            shift = -(-(M - before) // self.capacity) * self.capacity
+            self.position = before + shift
+            self.first += shift
+        self.first[row] = self.position
+        span = max(M, self._longest()) + 1
+        if self._has_to_move(span):
+            self._move(span)
+        slots = self._slots(self.position - M, self.position)
+        for layers, of_row in zip(self.tensors, memory.by_name(), strict=True):
+            for x, new in zip(layers, of_row, strict=True):
+                x[:, row : row + 1, slots] = new.to(x.dtype)
+        self.first[row] = self.position - M
+
+    def reset(self, rows: Rows) -> None:
+        """Have some streams begin with the next position."""
+        self.first[self._numbers(rows)] = self.position
+
+    def _numbers(self, rows: Rows) -> Int[Tensor, " rows"]:
+        return stream_numbers(rows, self.batch_size, self.first.device)
+
+    def _longest(self) -> int:
+        """Return the length of the longest stream, at most ``mem_len``."""
+        first = int(self.first.min()) if len(self.first) else self.position
+        return min(self.position - first, self.mem_len)
+
+    def _capacity_for(self, span: int) -> int:
+        """Return the capacity to allocate for ``span`` positions, the next one included."""
+        largest = self.mem_len + 1
+        return largest if self.is_fixed else min(largest, max(_LEAST_CAPACITY, 2 * span))
+
+    def _slots(self, start: int, stop: int) -> Int[Tensor, " n"]:
+        """Return the slots of the positions from ``start`` to ``stop``."""
+        position = torch.arange(start, stop, device=self.first.device)
+        return (position - self._origin) % self.capacity
+
+    def _has_to_move(self, span: int) -> bool:
+        """Whether the ring is too small for ``span`` positions, or larger than needed."""
+        is_too_large = self.newest == 0 and self._capacity_for(span) < self.capacity
+        return span > self.capacity or is_too_large
+
+    def _move(self, span: int) -> None:
+        """Copy the positions in order into a ring for ``span`` positions."""
+        M = self._longest()
+        slots = self._slots(self.position - M, self.position)
+        self._lay_out(self.tensors, slots, M, self._capacity_for(span))
+
+    def _lay_out(
+        self, tensors: Sequence[Sequence[Tensor]], slots: Any, M: int, capacity: int
+    ) -> None:
+        """Copy the newest ``M`` positions, which are at ``slots``, in order into new buffers."""
+
+        def laid(x: Float[Tensor, "H B slots K"]) -> Float[Tensor, "H B capacity K"]:
+            # Zeros, as masked positions are multiplied by zero and must be finite.
+            ring = x.new_zeros(*x.shape[:2], capacity, x.shape[3])
+            ring[:, :, :M] = x[:, :, slots]
+            return ring
+
+        new = tuple([laid(x) for x in layers] for layers in tensors)
+        # In one assignment, so that an interrupt leaves a consistent ring.
+        self.tensors, self._origin = new, self.position - M

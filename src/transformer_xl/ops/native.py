@@ -207,7 +207,7 @@ def _checked(error: int) -> None:
         raise MemoryError("the compiled step") if error == _NO_MEMORY else AssertionError(error)
 
 
-class Decoder:
+class Layers:
     """The layers of a model with their ring buffers, for one token of each stream at a time.
 
     Sums are in float32, or in float64 if keys and values are. The weights must be fixed: matrices

@@ -20,10 +20,10 @@ from transformer_xl.data import Corpus, prepare
 from transformer_xl.inference.evaluate import Result, evaluate_by
 from transformer_xl.inference.evaluate.streams import loss_from_start, spans
 from transformer_xl.inference.generate.text_writer import prompt_for
-from transformer_xl.model import LanguageModel, Stepper, build_model, load_model
+from transformer_xl.model import Decoder, LanguageModel, build_model, load_model
+from transformer_xl.model.decoder import EagerDecoder
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.reading import read_all
-from transformer_xl.model.stepper import CallingStepper
 from transformer_xl.ops.timing import peak_mb, timed
 from transformer_xl.train import train
 from transformer_xl.train.beginning import fit_to_corpus
@@ -329,7 +329,7 @@ def _written(
 
     The tokens before are read in segments, as stepping through a million takes too long; the last
     of them is then stepped :data:`_STEPS` times, twice: ``ms_per_token`` is the time of the
-    fastest ``stepper`` of the model, and ``ms_called`` of that which all models have, and which
+    fastest ``step`` of the model, and ``ms_called`` of that which all models have, and which
     calls the model for each token. A text that is shorter than a count ends the measurement.
     """
     model.eval()
@@ -346,16 +346,16 @@ def _written(
         done, last = n, text[:, n - 1]
         # What the steps read: keys and values, where the model can keep them.
         held = model.keep(memory)
-        stepper = Stepper.of(model, lengths, memory)
-        ms = 1e3 * timed(partial(stepper, last), _STEPS, model.device)["seconds"]
+        decoder = Decoder.of(model, lengths, memory)
+        ms = 1e3 * timed(partial(decoder, last), _STEPS, model.device)["seconds"]
         called = ms
-        if not isinstance(stepper, CallingStepper):
-            plain = CallingStepper(model, lengths, held)
+        if not isinstance(decoder, EagerDecoder):
+            plain = EagerDecoder(model, lengths, held)
             called = 1e3 * timed(partial(plain, last), _STEPS, model.device)["seconds"]
         yield {
             "tokens": n,
             "state_bytes": held.nbytes,
             "ms_per_token": ms,
-            "stepper": type(stepper).__name__,
+            "step": decoder.kind,
             "ms_called": called,
         }

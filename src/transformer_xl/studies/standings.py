@@ -308,7 +308,7 @@ def _writing(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     heads = " | ".join(f"after {n:,} tokens" for n in counts)
     times = [
         f"| model | step | ms of a token with this step {heads} "
-        f"| ms with the model called for each token (CallingStepper) {heads} |",
+        f"| ms with the model called for each token (eager) {heads} |",
         "|---|---|" + "--:|" * (2 * len(counts)),
     ]
     sizes = [f"| model | kB of state {heads} |", "|---|" + "--:|" * len(counts)]
@@ -321,8 +321,8 @@ def _writing(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             [_number(x.get(what), ".2f") for x in each] for what in ("ms_per_token", "ms_called")
         )
         state = [_number(x["state_bytes"] / 1e3 if x else None, ".1f") for x in each]
-        stepper = next(iter(found.values()))["stepper"]
-        times.append(f"| {' | '.join([name, stepper, *own, *called])} |")
+        step = next(iter(found.values()))["step"]
+        times.append(f"| {' | '.join([name, step, *own, *called])} |")
         sizes.append(f"| {' | '.join([name, *state])} |")
     return ["\n".join(times), "\n".join(sizes)]
 

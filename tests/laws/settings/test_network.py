@@ -20,9 +20,9 @@ from transformer_xl.interop.convert import convert
 from transformer_xl.interop.export import make_step
 from transformer_xl.model import build_model
 from transformer_xl.model.compact import compact
+from transformer_xl.model.decoder import Decoder
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.pretrained import load_config
-from transformer_xl.model.stepper import Stepper
 
 LSTM = {"kind": "lstm", "n_head": 8, "d_inner": 2048}
 HAS_TRANSFORMERS = find_spec("transformers") is not None
@@ -201,8 +201,8 @@ def evaluated(model):
 
 
 def stepped(model):
-    stepper = Stepper.of(model, Lengths.of(model.config), model.start_memory(2))
-    hidden = [stepper(TOKENS[:, n]) for n in range(TOKENS.shape[1])]
+    decoder = Decoder.of(model, Lengths.of(model.config), model.start_memory(2))
+    hidden = [decoder(TOKENS[:, n]) for n in range(TOKENS.shape[1])]
     return model.softmax.log_probs(torch.stack(hidden, 1))
 
 
@@ -226,13 +226,13 @@ PATHS = {
     "keys and values": partial(in_segments, kept=True),
     "evaluation": evaluated,
     "generation": drawn,
-    "stepper": stepped,
+    "decoder": stepped,
     "int8": lambda model: in_segments(compact(model, "int8"), kept=True),
     "export": exported,
     "classifier": classified,
 }
 # What only training, or only a call that reads the end of a segment again, takes.
-BY_DESIGN = {("ext_len", path) for path in ("generation", "stepper", "export", "classifier")} | {
+BY_DESIGN = {("ext_len", path) for path in ("generation", "decoder", "export", "classifier")} | {
     # A classifier has a head of its own in the place of the softmax.
     *((name, "classifier") for name in ("cutoffs", "tie_embeddings", "tie_projections")),
     # It says what is counted.

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformer_xl.apps.compress.header import Coding
 from transformer_xl.config import ModelConfig, TrainConfig
 from transformer_xl.config.checks import require
-from transformer_xl.model import LanguageModel, Memory, Stepper, build_model
+from transformer_xl.model import Decoder, LanguageModel, Memory, build_model
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.pretrained import model_weights
 from transformer_xl.model.reading import read
@@ -128,7 +128,7 @@ class Predictor:
         if exact_frequencies:
             self.model.frequency_precision = torch.float64
         self.lengths = lengths(model, mem_len)
-        self._at: Memory | Stepper
+        self._at: Memory | Decoder
         self._at = self.model.keep(self.model.start_memory(streams, mem_len))
 
     @torch.no_grad()
@@ -136,9 +136,9 @@ class Predictor:
         """Read the next chunk; return, for each position, log p of every next symbol."""
         if tokens.shape[1] == 1:
             if isinstance(self._at, Memory):
-                self._at = Stepper.of(self.model, self.lengths, self._at)
+                self._at = Decoder.of(self.model, self.lengths, self._at)
             return self.model.head.log_probs(self._at(tokens[:, 0])[:, None])
-        if isinstance(self._at, Stepper):
+        if isinstance(self._at, Decoder):
             self._at = self._at.memory()
         hidden = []
         for piece in read(self.model, tokens, self.lengths, self._at):

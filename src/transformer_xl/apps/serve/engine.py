@@ -1,6 +1,6 @@
 """The engine: one thread that owns the model and writes all texts, batched.
 
-Streams come and go by rows of one :class:`~transformer_xl.model.Stepper`.
+Streams come and go by rows of one :class:`~transformer_xl.model.Decoder`.
 """
 
 import logging
@@ -24,7 +24,7 @@ from transformer_xl.apps.serve.prompt_reading import (
 )
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.texts import Drawn, Ended, Event, PromptRead, Scored, Shares, Text
-from transformer_xl.model import LanguageModel, Memory, Stepper
+from transformer_xl.model import Decoder, LanguageModel, Memory
 from transformer_xl.model.lengths import Lengths
 
 log = logging.getLogger("transformer_xl.serve")
@@ -36,7 +36,7 @@ _MAX_PARTS = 4
 
 
 class Batch:
-    """The running texts, in rows of a stepper; every step reads one token of each.
+    """The running texts, in rows of a decoder; every step reads one token of each.
 
     A free row is still computed, with an empty memory, until another text takes it: compacting
     the batch whenever a text ends would copy all memories. The batch shrinks only when most rows
@@ -49,7 +49,7 @@ class Batch:
     def __init__(self, model: LanguageModel, max_batch: int) -> None:
         self._model, self._max_batch = model, max_batch
         self._lengths = Lengths.of(model.config, segment_len=1, ext_len=0)
-        self._stepper: Stepper
+        self._decoder: Decoder
         self.rows: list[Text | None] = []
 
     @property
@@ -61,20 +61,20 @@ class Batch:
         """Add a text with a copy of an unmasked memory."""
         size = len(self.rows)
         if not self.rows:
-            self._stepper, self.rows = Stepper.of(self._model, self._lengths, memory), [None]
+            self._decoder, self.rows = Decoder.of(self._model, self._lengths, memory), [None]
         elif None not in self.rows:
             more = min(size, self._max_batch - size)
-            self._stepper = self._stepper.select([*range(size), *[0] * more])
+            self._decoder = self._decoder.select([*range(size), *[0] * more])
             self.rows += [None] * more
         row = self.rows.index(None)
         # Before a longer memory is added: free rows must not keep stale positions.
-        self._stepper.reset(self._free_rows())
-        self._stepper.put(row, memory)
+        self._decoder.reset(self._free_rows())
+        self._decoder.put(row, memory)
         self.rows[row] = text
 
     def memory(self, row: int) -> Memory:
         """Return a copy of the memory of one text."""
-        return self._stepper.memory([row]).seen()
+        return self._decoder.memory([row]).seen()
 
     def shrink(self) -> None:
         """Shrink the batch if most rows are free."""
@@ -84,14 +84,14 @@ class Batch:
         few = n * 2 <= size if size <= 4 else n * 8 < size * 3
         if few and n:
             free = max(n, size // 2) - n
-            self._stepper = self._stepper.select(rows + [rows[0]] * free)
+            self._decoder = self._decoder.select(rows + [rows[0]] * free)
             self.rows = [self.rows[row] for row in rows] + [None] * free
 
     def step(self) -> Float[Tensor, "B D"]:
         """Read the last token of each running text; return the hidden states in their order."""
-        self._stepper.reset(self._free_rows())
+        self._decoder.reset(self._free_rows())
         tokens = torch.tensor([0 if text is None else text.last_token for text in self.rows])
-        return self._stepper(tokens)[[*self.texts]]
+        return self._decoder(tokens)[[*self.texts]]
 
     def _free_rows(self) -> list[int]:
         return [row for row, text in enumerate(self.rows) if text is None]

@@ -17,7 +17,7 @@ from transformer_xl.inference.generate.prompts import Prompts
 from transformer_xl.inference.generate.sampler import Sampler
 from transformer_xl.inference.generate.text_writer import TextWriter
 from transformer_xl.inference.knn import KnnSoftmax, Past, remembered
-from transformer_xl.model import Memory, Stepper
+from transformer_xl.model import Decoder, Memory
 from transformer_xl.model.arguments import as_tokens, require_model, shown, whole
 from transformer_xl.model.calling import evaluating_all
 
@@ -69,10 +69,10 @@ class _Progress:
     """The tokens of each row that are not in the memory yet."""
     pasts: Sequence[Past | None]
     """The past of each row, for kNN-LM."""
-    reader: Prompts | Stepper
-    """The prompts; after the first step, a stepper."""
+    reader: Prompts | Decoder
+    """The prompts; after the first step, a decoder."""
     state: Any = None
-    """The state of the stepper after the last step that was completed."""
+    """The state of the decoder after the last step that was completed."""
     n_drawn: int = 0
     """Tokens drawn for each text that goes on."""
     ended: AbstractSet[int] = frozenset()
@@ -95,7 +95,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
         model: The model.
         prompts: The prompts in tokens.
         length: Number of tokens to generate for each. None: without end.
-        mems: The memory to start with, or a stepper.
+        mems: The memory to start with, or a decoder.
         sampler: The sampler.
         generators: The random number generator of each text.
         mem_len: Memory length. None: as configured.
@@ -117,7 +117,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
     ) -> None:
         config = require_model(model).config
         self._length: int | None = whole("length", length)
-        start = None if isinstance(mems, Stepper) else mems
+        start = None if isinstance(mems, Decoder) else mems
         begun = Prompts(model, prompts, start, mem_len, knn, length=self._length)
         self._lengths, self._model, self._sampler = begun.lengths, model, sampler
         self._modules = [*model.modules()]
@@ -126,7 +126,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
         known = as_tokens(before, config, "the history").tolist()
         self._histories = [History(known, unread) for unread in begun.tokens]
         self._now = _Progress(range(n), begun.tokens, begun.new_pasts(n), begun)
-        if isinstance(mems, Stepper):
+        if isinstance(mems, Decoder):
             self._now = replace(self._now, reader=mems, state=mems.state)
 
     @property
@@ -148,17 +148,17 @@ class GenerationBatch(Iterator[dict[int, int]]):
         reader = self._reader()
         return reader.mems if isinstance(reader, Prompts) else reader.memory()
 
-    def stepper(self) -> Stepper:
-        """Return the stepper; a caller that advances it must not use this object any more."""
-        if isinstance(reader := self._reader(), Stepper):
+    def decoder(self) -> Decoder:
+        """Return the decoder; a caller that advances it must not use this object any more."""
+        if isinstance(reader := self._reader(), Decoder):
             return reader
         with evaluating_all(self._modules):
-            return Stepper.of(self._model, self._lengths, reader.mems)
+            return Decoder.of(self._model, self._lengths, reader.mems)
 
-    def _reader(self) -> Prompts | Stepper:
-        """Return what reads the next tokens: the prompts, or the stepper in its state."""
+    def _reader(self) -> Prompts | Decoder:
+        """Return what reads the next tokens: the prompts, or the decoder in its state."""
         reader = self._now.reader
-        if isinstance(reader, Stepper):
+        if isinstance(reader, Decoder):
             reader.state = self._now.state
         return reader
 
@@ -270,14 +270,14 @@ class GenerationBatch(Iterator[dict[int, int]]):
         with evaluating_all(self._modules):
             if isinstance(reader, Prompts):
                 hidden, mems, pasts = reader.read(going)
-                stepper = Stepper.of(self._model, self._lengths, mems)
-                state = stepper.state
+                decoder = Decoder.of(self._model, self._lengths, mems)
+                state = decoder.state
             else:
-                stepper = reader if len(going) == reader.batch_size else reader.select(going)
-                hidden, state = stepper.read(torch.tensor([now.unread[row][0] for row in going]))
+                decoder = reader if len(going) == reader.batch_size else reader.select(going)
+                hidden, state = decoder.read(torch.tensor([now.unread[row][0] for row in going]))
                 pasts = [now.pasts[row] for row in going]
         texts = [now.texts[row] for row in going]
-        return hidden, replace(now, texts=texts, pasts=pasts, reader=stepper, state=state)
+        return hidden, replace(now, texts=texts, pasts=pasts, reader=decoder, state=state)
 
     def _newly_looping(self, texts: Sequence[int], histories: Sequence[History]) -> set[int]:
         """Return the texts that end because they loop, and not because of their length."""

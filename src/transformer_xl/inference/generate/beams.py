@@ -1,7 +1,7 @@
 """Beam search: likely continuations of prompts, found without sampling.
 
 Every step extends the hypotheses of all prompts by one token, as one batch of the
-:class:`~transformer_xl.model.Stepper`, whose streams are then reordered: a hypothesis goes on from
+:class:`~transformer_xl.model.Decoder`, whose streams are then reordered: a hypothesis goes on from
 the memory of the one that it extends.
 """
 
@@ -23,7 +23,7 @@ from transformer_xl.inference.generate.prompts import Prompts, selected
 from transformer_xl.inference.generate.sampler import require_finite
 from transformer_xl.inference.generate.sampling import with_deprecated
 from transformer_xl.inference.generate.text_writer import TextWriter
-from transformer_xl.model import LanguageModel, Memory, Stepper
+from transformer_xl.model import Decoder, LanguageModel, Memory
 from transformer_xl.model.arguments import Text, as_tokens, require_model, shown, whole
 from transformer_xl.model.calling import evaluating
 from transformer_xl.model.lengths import Lengths
@@ -222,7 +222,7 @@ class _Search:
         hidden, mems, _ = prompts.read(texts)
         reads = [partial(_read, self._model, prompts.lengths, mems, text) for text in texts]
         found: list[list[Hypothesis]] = [[] for _ in texts]
-        stepper: Stepper | None = None
+        decoder: Decoder | None = None
         live = [
             _Beam(text, (), 0.0, "", self._writer(prompt))
             for text, prompt in enumerate(prompts.tokens)
@@ -237,11 +237,11 @@ class _Search:
                     live += of_text.going
             if not live:
                 break
-            if stepper is None:
-                stepper = Stepper.of(self._model, prompts.lengths, selected(mems, rows))
-            elif rows != [*range(stepper.batch_size)]:
-                stepper = stepper.take(rows)
-            hidden = stepper(torch.tensor([beam.tokens[-1] for beam in live]))
+            if decoder is None:
+                decoder = Decoder.of(self._model, prompts.lengths, selected(mems, rows))
+            elif rows != [*range(decoder.batch_size)]:
+                decoder = decoder.take(rows)
+            hidden = decoder(torch.tensor([beam.tokens[-1] for beam in live]))
         # Stable: of equal scores, the hypothesis that ended first.
         return [sorted(each, key=lambda x: -x.score)[: self.beam_size] for each in found]
 
@@ -341,7 +341,7 @@ def _read(
     if not tokens:
         return own
     with torch.no_grad(), evaluating(model):
-        stepper = Stepper.of(model, lengths, own)
+        decoder = Decoder.of(model, lengths, own)
         for token in tokens:
-            stepper(torch.tensor([token]))
-    return stepper.memory()
+            decoder(torch.tensor([token]))
+    return decoder.memory()

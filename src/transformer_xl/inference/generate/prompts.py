@@ -80,7 +80,7 @@ class Prompts:
         """The memory before the prompts: of one stream, for all, or of one for each.
 
         If none was given, it is that after the preface of the model, made when it is first needed:
-        a text that goes on from a stepper has another.
+        a text that goes on from a decoder has another.
         """
         start = self._given
         if start is None:

@@ -347,7 +347,7 @@ class Session:
         prompts = [[self._last_token()]]
         mems, before = self._reader.state.mems, self._before()
         if self._writing is not None and self._is_ahead:
-            mems = self._writing.stepper()
+            mems = self._writing.decoder()
         generators = [random_numbers(self._random if seed is None else seed)]
         batch = self._writing = GenerationBatch(
             self.model, prompts, length, mems, sampler, generators, self._chosen, before
@@ -392,7 +392,7 @@ class Session:
         self._history = History(mark.history)
 
     def _reader_state(self) -> ReaderState:
-        """Return the state of the reader, after copying generated positions from the stepper."""
+        """Return the state of the reader, after copying generated positions from the decoder."""
         if self._writing is not None and self._is_ahead:
             last_token, before = self._writing.last_tokens[0], self._before()
             self._reader.state = ReaderState(self._writing.mems, last_token)

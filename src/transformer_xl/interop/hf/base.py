@@ -19,7 +19,7 @@ from transformers.utils import logging
 from transformer_xl.interop.hf.cache import TransformerXLCache
 from transformer_xl.interop.hf.configuration import TransformerXLConfig, path_of
 from transformer_xl.interop.hf.inputs import PACKING, Inputs, Reading, Wanted, read, require_packing
-from transformer_xl.model import Memory, Stepper, build_model
+from transformer_xl.model import Decoder, Memory, build_model
 from transformer_xl.model.arguments import require_token_inputs
 from transformer_xl.model.calling import unwrapped
 from transformer_xl.model.language_model import require_own_weights
@@ -339,7 +339,7 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
     def _cache_after(
         self,
         cache: TransformerXLCache,
-        mems: Memory | Stepper,
+        mems: Memory | Decoder,
         inputs: Inputs,
         use_cache: bool | None,
     ) -> TransformerXLCache | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from transformers import Cache
 
-from transformer_xl.model import LanguageModel, Memory, Stepper
+from transformer_xl.model import Decoder, LanguageModel, Memory
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import KeysAndValues
 from transformer_xl.model.segment import Segment
@@ -29,12 +29,12 @@ class TransformerXLCache(Cache):
 
     A call of the model returns a new one and does not change its input, so that several
     continuations can start from the same memory. Within ``generate``, which does not share its
-    cache, single tokens are read by a stepper that is passed from cache to cache.
+    cache, single tokens are read by a decoder that is passed from cache to cache.
 
     Attributes:
         tail: The last tokens that were read; None for vectors, and in traced programs.
         mem_len: Length of the memory; None: a single state, which cannot be cropped.
-        is_stepped: Whether the next call may advance the stepper, which invalidates this cache.
+        is_stepped: Whether the next call may advance the decoder, which invalidates this cache.
         is_recording: Whether calls keep positions beyond ``mem_len`` for :meth:`crop`, as
             :meth:`activate_past_recording` asks. Each token then sees ``mem_len`` positions and
             itself, however many are read at once.
@@ -44,7 +44,7 @@ class TransformerXLCache(Cache):
 
     def __init__(
         self,
-        mems: Memory | Stepper,
+        mems: Memory | Decoder,
         seen: int | Tensor = 0,
         tail: Tensor | None = None,
         *,
@@ -98,14 +98,14 @@ class TransformerXLCache(Cache):
             return lengths
         return lengths.windowed()._replace(mem_len=lengths.mem_len + REWIND)
 
-    def stepper(self, model: LanguageModel) -> Stepper:
-        """Return the stepper that continues from this memory."""
-        if isinstance(self._at, Stepper):
+    def decoder(self, model: LanguageModel) -> Decoder:
+        """Return the decoder that continues from this memory."""
+        if isinstance(self._at, Decoder):
             return self._at
-        return Stepper.of(model, self.lengths(model, 1), self._at)
+        return Decoder.of(model, self.lengths(model, 1), self._at)
 
     def after(
-        self, mems: Memory | Stepper, segment: Segment, *, is_padded: bool = False
+        self, mems: Memory | Decoder, segment: Segment, *, is_padded: bool = False
     ) -> "TransformerXLCache":
         """Return the cache after a segment was read."""
         tail, tokens = None, segment.tokens
@@ -156,7 +156,7 @@ class TransformerXLCache(Cache):
         return self._visible
 
     def _with(
-        self, mems: Memory | Stepper, seen: int | Tensor, tail: Tensor | None
+        self, mems: Memory | Decoder, seen: int | Tensor, tail: Tensor | None
     ) -> "TransformerXLCache":
         cache = TransformerXLCache(mems, seen, tail, mem_len=self.mem_len)
         cache.is_recording, cache._starts_empty = self.is_recording, self._starts_empty
@@ -200,7 +200,7 @@ class TransformerXLCache(Cache):
     def batch_select_indices(self, indices: Tensor) -> None:
         """Select texts by index; repetition is allowed."""
         at = self._at
-        self._at = at.take(indices) if isinstance(at, Stepper) else at.select(indices)
+        self._at = at.take(indices) if isinstance(at, Decoder) else at.select(indices)
         if self.tail is not None:
             self.tail = self.tail[indices.to(self.tail.device)]
         if self._visible is not None:

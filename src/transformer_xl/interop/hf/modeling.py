@@ -130,11 +130,11 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         tokens = inputs.segment.tokens
         is_step = inputs.is_token and not self.training and not any(wanted)
         if cache.is_recording and self.transformer.config.reset_at is not None:
-            # A stepper drops what the document does not see; crop() may return to before it.
+            # A decoder drops what the document does not see; crop() may return to before it.
             is_step = False
         layers = attentions = None
         if cache.is_stepped and tokens is not None and is_step:
-            mems = cache.stepper(self.transformer)
+            mems = cache.decoder(self.transformer)
             hidden = mems(tokens[:, 0])[:, None]
         else:
             hidden, mems, layers, attentions = self._read(inputs, cache, wanted, last)

@@ -1,4 +1,4 @@
-"""A token read by the stepper is a token read behind a memory."""
+"""A token read by a decoder is a token read behind a memory."""
 
 from dataclasses import replace
 
@@ -6,17 +6,16 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model import Memory, Stepper, TransformerXL, build_model
-from transformer_xl.model.lengths import Lengths
-from transformer_xl.model.stepper import (
-    CallingStepper,
-    FixedStepper,
-    NativeStepper,
-    RingStepper,
-    choose_stepper,
-    reason_against_native,
+from transformer_xl.model import Decoder, Memory, TransformerXL, build_model
+from transformer_xl.model.decoder import (
+    EagerDecoder,
+    RingDecoder,
+    choose_step,
+    reason_against_compiled,
 )
-from transformer_xl.ops import native
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.steps import CapturedStep, CompiledStep
+from transformer_xl.ops import native, reference, triton
 
 B = 3
 CONFIG = ModelConfig(
@@ -50,13 +49,13 @@ VARIANTS = {
 }
 
 
-STEPPERS = [RingStepper, FixedStepper, NativeStepper]
+KINDS = ["eager", "captured", "compiled"]
 PROMPTS = [0, 2, 11]
-# Each pair of a variant, a stepper, a prompt, and whether a stream has forgotten it.
+# Each pair of a variant, a decoder, a prompt, and whether a stream has forgotten it.
 PAIRS = [
     (variant, kind, PROMPTS[(row + column) % 3], [None, [1]][(row + column) % 2])
     for row, variant in enumerate(VARIANTS)
-    for column, kind in enumerate(STEPPERS)
+    for column, kind in enumerate(KINDS)
 ]
 # Those whose model is called for each token.
 CALLED = {
@@ -70,14 +69,33 @@ def model(request, device):
     return TransformerXL(replace(CONFIG, **VARIANTS[request.param])).double().eval().to(device)
 
 
-@pytest.fixture(params=STEPPERS)
-def kind(request, device):
-    """What stands for Stepper.of, which takes the fastest one of the machine."""
-    if request.param is NativeStepper:
+@pytest.fixture(params=KINDS)
+def kind(request, device, monkeypatch):
+    """How the step of a decoder runs."""
+    if request.param == "compiled":
         if device.type == "cuda":
             pytest.skip("the compiled step is for a CPU")
         require_native()
+    elif request.param == "captured":
+        # What is captured is called, by a CPU and in float64, which the kernel does not compute.
+        monkeypatch.setattr(triton, "attend_step", attend_step)
     return request.param
+
+
+def attend_step(
+    q, k, v, keys, values, r, content_bias, position_bias, *, distance_bias, newest, n_seen
+):
+    """Do what the kernel of a captured step does, by attention to the keys in order."""
+    capacity = keys.shape[2]
+    for ring, new in ((keys, k), (values, v)):
+        ring.index_copy_(2, newest, new.permute(2, 0, 1, 3))
+    order = (newest + 1 + torch.arange(capacity, device=keys.device)) % capacity
+    k, v = (ring.index_select(2, order).permute(1, 2, 0, 3) for ring in (keys, values))
+    return reference.rel_attention(
+        *(q, k, v, r, content_bias, position_bias),
+        distance_bias=distance_bias,
+        first_key=capacity - n_seen,
+    )
 
 
 def require_native():
@@ -111,15 +129,21 @@ def one_by_one(model, mems, tokens, **lengths):
     return torch.stack(found), mems
 
 
-def stepper_of(model, mems, kind=Stepper.of, **lengths):
-    if kind is NativeStepper and (reason := reason_against_native(model, model.dtype)):
+def decoder_of(model, mems, kind=None, **lengths):
+    """Create a decoder whose step runs in a certain way. None: the fastest of this machine."""
+    lengths = Lengths.of(model.config, **lengths)
+    if kind is None:
+        return Decoder.of(model, lengths, mems)
+    if kind == "compiled" and (reason := reason_against_compiled(model, model.dtype)):
         pytest.skip(reason)
-    mems = mems if kind == Stepper.of else model.keep(mems)
-    return kind(model, Lengths.of(model.config, **lengths), mems)
+    if kind == "eager":
+        return EagerDecoder(model, lengths, model.keep(mems))
+    step = CompiledStep if kind == "compiled" else CapturedStep
+    return RingDecoder(model, lengths, mems, step)
 
 
-def read(stepper, tokens):
-    return torch.stack([stepper(token) for token in tokens.T])
+def read(decoder, tokens):
+    return torch.stack([decoder(token) for token in tokens.T])
 
 
 def assert_same_memory(one, other):
@@ -142,9 +166,9 @@ def test_a_token_gets_the_hidden_states_that_it_gets_behind_a_memory(
     # Three times around the ring and a little further.
     tokens = drawn(model, 3 * (model.config.mem_len + 1) + 2)
     expected, after = one_by_one(model, mems, tokens)
-    stepper = stepper_of(model, mems, kind)
-    torch.testing.assert_close(read(stepper, tokens), expected, rtol=0, atol=1e-12)
-    assert_same_memory(stepper.memory(), after)
+    decoder = decoder_of(model, mems, kind)
+    torch.testing.assert_close(read(decoder, tokens), expected, rtol=0, atol=1e-12)
+    assert_same_memory(decoder.memory(), after)
 
 
 def test_lengths_may_be_others_than_the_configured(paper, kind):
@@ -152,23 +176,23 @@ def test_lengths_may_be_others_than_the_configured(paper, kind):
     tokens = drawn(paper, 25)
     for lengths in ({"mem_len": 4}, {"mem_len": 9, "attn_len": 5}, {"clamp_len": 2}):
         expected, after = one_by_one(paper, mems, tokens, **lengths)
-        stepper = stepper_of(paper, mems, kind, **lengths)
+        decoder = decoder_of(paper, mems, kind, **lengths)
         torch.testing.assert_close(
-            read(stepper, tokens), expected, rtol=0, atol=1e-12, msg=str(lengths)
+            read(decoder, tokens), expected, rtol=0, atol=1e-12, msg=str(lengths)
         )
-        assert_same_memory(stepper.memory(), after)
+        assert_same_memory(decoder.memory(), after)
 
 
-def test_the_model_and_a_stepper_take_turns(paper, kind):
+def test_the_model_and_a_decoder_take_turns(paper, kind):
     tokens = drawn(paper, 30)
     start = after_prompt(paper, 2)
     expected, _ = one_by_one(paper, start, tokens)
     for n in (0, 3, 16):
-        stepper = stepper_of(paper, start, kind)
-        found = [stepper(token) for token in tokens.T[:n]]
-        middle, mems = one_by_one(paper, stepper.memory(), tokens[:, n : n + 5])
-        stepper = stepper_of(paper, mems, kind)
-        found = [*found, *middle, *(stepper(token) for token in tokens.T[n + 5 :])]
+        decoder = decoder_of(paper, start, kind)
+        found = [decoder(token) for token in tokens.T[:n]]
+        middle, mems = one_by_one(paper, decoder.memory(), tokens[:, n : n + 5])
+        decoder = decoder_of(paper, mems, kind)
+        found = [*found, *middle, *(decoder(token) for token in tokens.T[n + 5 :])]
         torch.testing.assert_close(torch.stack(found), expected, rtol=0, atol=1e-12, msg=f"{n}")
 
 
@@ -177,19 +201,19 @@ def test_a_stream_that_is_reset_begins_anew_and_no_other_does(paper, kind):
     tokens = drawn(paper, 24)
     first, behind = one_by_one(paper, mems, tokens[:, :5])
     second, behind = one_by_one(paper, behind.reset([0, 2]), tokens[:, 5:])
-    stepper = stepper_of(paper, mems, kind)
-    torch.testing.assert_close(read(stepper, tokens[:, :5]), first, rtol=0, atol=1e-12)
-    stepper.reset([0, 2])
-    torch.testing.assert_close(read(stepper, tokens[:, 5:]), second, rtol=0, atol=1e-12)
-    assert_same_memory(stepper.memory(), behind)
+    decoder = decoder_of(paper, mems, kind)
+    torch.testing.assert_close(read(decoder, tokens[:, :5]), first, rtol=0, atol=1e-12)
+    decoder.reset([0, 2])
+    torch.testing.assert_close(read(decoder, tokens[:, 5:]), second, rtol=0, atol=1e-12)
+    assert_same_memory(decoder.memory(), behind)
 
 
 def test_a_reset_stream_is_one_that_never_read(paper, kind):
-    stepper = stepper_of(paper, after_prompt(paper, 11), kind)
-    stepper.reset(torch.tensor([False, True, False], device=paper.device))
+    decoder = decoder_of(paper, after_prompt(paper, 11), kind)
+    decoder.reset(torch.tensor([False, True, False], device=paper.device))
     tokens = drawn(paper, 9)
     fresh, _ = one_by_one(paper, paper.keep(paper.start_memory(B)), tokens)
-    torch.testing.assert_close(read(stepper, tokens)[:, 1], fresh[:, 1], rtol=0, atol=1e-12)
+    torch.testing.assert_close(read(decoder, tokens)[:, 1], fresh[:, 1], rtol=0, atol=1e-12)
 
 
 @torch.no_grad()
@@ -204,7 +228,7 @@ def test_loaded_keys_and_values_are_read_with_the_positions_of_the_weights(paper
     found, expected = (
         (
             model(tokens, Memory.from_state_dict(state)).log_probs,
-            read(stepper_of(model, Memory.from_state_dict(state), kind), tokens),
+            read(decoder_of(model, Memory.from_state_dict(state), kind), tokens),
         )
         for model in (paper, other)
     )
@@ -212,10 +236,10 @@ def test_loaded_keys_and_values_are_read_with_the_positions_of_the_weights(paper
         torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
 
 
-def test_what_a_stepper_was_made_from_stays_as_it_was(paper, kind):
+def test_what_a_decoder_was_made_from_stays_as_it_was(paper, kind):
     mems = after_prompt(paper, 11)
     before = {name: x.clone() for name, x in mems.state_dict().items() if x is not None}
-    read(stepper_of(paper, mems, kind), drawn(paper, 10))
+    read(decoder_of(paper, mems, kind), drawn(paper, 10))
     for name, x in before.items():
         assert torch.equal(mems.state_dict()[name], x)
 
@@ -226,7 +250,7 @@ def test_half_precision_stays_what_it_is(device, kind):
     mems = after_prompt(model, 4)
     tokens = drawn(model, 9)
     expected, _ = one_by_one(model, mems, tokens)
-    found = read(stepper_of(model, mems, kind), tokens)
+    found = read(decoder_of(model, mems, kind), tokens)
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found, expected, rtol=0.05, atol=0.1)
 
@@ -241,50 +265,49 @@ def test_a_step_of_the_kernels_is_that_of_the_model(variant):
         with torch.no_grad():
             _, mems = model.read(tokens, model.keep(model.start_memory(streams)))
         mems = mems.reset([1])
-        stepper = stepper_of(model, mems, FixedStepper)
-        assert stepper._has_kernel
+        decoder = decoder_of(model, mems)
+        assert decoder.kind == "captured"
         expected, _ = one_by_one(model, mems, tokens)
         torch.testing.assert_close(
-            read(stepper, tokens), expected, rtol=1e-4, atol=1e-4, msg=f"{streams} streams"
+            read(decoder, tokens), expected, rtol=1e-4, atol=1e-4, msg=f"{streams} streams"
         )
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_a_step_on_a_gpu_waits_for_nothing(paper, dtype):
+def test_a_step_on_a_gpu_waits_for_nothing(paper):
     if paper.device.type == "cpu":
         pytest.skip("a processor waits for itself")
-    paper = paper.to(dtype)
-    stepper = stepper_of(paper, after_prompt(paper, 11), FixedStepper)
+    paper = paper.float()
+    decoder = decoder_of(paper, after_prompt(paper, 11), "captured")
     token = drawn(paper, 1)[:, 0]
-    stepper(token)
+    decoder(token)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        stepper(token)
+        decoder(token)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
 
 def test_tokens_that_are_not_one_for_each_stream_are_refused(tiny_config, kind):
     model = TransformerXL(tiny_config).eval()
-    stepper = stepper_of(model, model.start_memory(2), kind)
+    decoder = decoder_of(model, model.start_memory(2), kind)
     with pytest.raises(ValueError, match=r"shape \(1,\) must be one for each of the 2 streams"):
-        stepper(torch.tensor([1]))
-    stepper.reset([])
-    assert stepper(torch.tensor([1, 2])).shape == (2, 16)
+        decoder(torch.tensor([1]))
+    decoder.reset([])
+    assert decoder(torch.tensor([1, 2])).shape == (2, 16)
 
 
 @pytest.mark.parametrize("variant", ["post-norm", "clusters"])
 @torch.no_grad()
 def test_a_token_outside_the_vocabulary_is_refused_and_leaves_no_trace(variant, kind):
     model = TransformerXL(replace(CONFIG, **VARIANTS[variant])).eval()
-    stepper, other = (stepper_of(model, model.start_memory(B), kind) for _ in range(2))
+    decoder, other = (decoder_of(model, model.start_memory(B), kind) for _ in range(2))
     for token in (-1, 23, 77):
         with pytest.raises(ValueError, match="is outside the vocabulary"):
-            stepper(torch.tensor([0, token, 1]))
+            decoder(torch.tensor([0, token, 1]))
     tokens = torch.tensor([3, 4, 5])
-    assert torch.equal(stepper(tokens), other(tokens))
-    assert_same_memory(stepper.memory(), other.memory())
+    assert torch.equal(decoder(tokens), other(tokens))
+    assert_same_memory(decoder.memory(), other.memory())
 
 
 @pytest.mark.parametrize("settings", [*CALLED.values(), {"kind": "lstm"}], ids=str)
@@ -299,31 +322,33 @@ def test_a_model_without_keys_is_called(settings, prompt):
         _, mems = model.read(drawn(model, prompt), mems)
     tokens = drawn(model, 15)
     expected, after = one_by_one(model, mems, tokens)
-    stepper = stepper_of(model, mems)
-    assert isinstance(stepper, CallingStepper)
-    torch.testing.assert_close(read(stepper, tokens), expected, rtol=0, atol=1e-12)
-    assert torch.equal(stepper.memory().state_dict()["states"], after.state_dict()["states"])
+    decoder = decoder_of(model, mems)
+    assert isinstance(decoder, EagerDecoder)
+    torch.testing.assert_close(read(decoder, tokens), expected, rtol=0, atol=1e-12)
+    assert torch.equal(decoder.memory().state_dict()["states"], after.state_dict()["states"])
 
 
 def test_a_model_of_which_a_part_is_hooked_is_called(paper):
     calls = []
     paper.layers[1].feed_forward.outer.register_forward_hook(lambda *_: calls.append(1))
-    stepper = stepper_of(paper, paper.start_memory(B))
-    assert isinstance(stepper, CallingStepper)
-    stepper(drawn(paper, 1)[:, 0])
+    decoder = decoder_of(paper, paper.start_memory(B))
+    assert isinstance(decoder, EagerDecoder)
+    decoder(drawn(paper, 1)[:, 0])
     assert calls == [1]
 
 
-def test_the_stepper_is_chosen_by_the_machine(paper, monkeypatch):
+def test_the_decoder_is_chosen_by_the_machine(paper, monkeypatch):
     lengths, mems = Lengths.of(paper.config), paper.start_memory(B)
     if paper.device.type == "cuda":
-        assert type(Stepper.of(paper, lengths, mems)) is FixedStepper
+        assert Decoder.of(paper, lengths, mems).kind == "eager"  # The kernel computes no float64.
+        paper, mems = paper.float(), mems.to(dtype=torch.float32)
+        assert Decoder.of(paper, lengths, mems).kind == "captured"
         return
     has_library = native.library() is not None
-    assert type(Stepper.of(paper, lengths, mems)) is (NativeStepper if has_library else RingStepper)
+    assert Decoder.of(paper, lengths, mems).kind == ("compiled" if has_library else "eager")
     monkeypatch.setattr(native, "library", lambda: None)
-    assert type(Stepper.of(paper, lengths, mems)) is RingStepper
-    assert "no compiled step" in choose_stepper(paper)[1]
+    assert Decoder.of(paper, lengths, mems).kind == "eager"
+    assert "no compiled step" in choose_step(paper)[1]
 
 
 @pytest.mark.parametrize(
@@ -337,37 +362,37 @@ def test_the_stepper_is_chosen_by_the_machine(paper, monkeypatch):
 def test_what_the_compiled_step_does_not_support_is_named(settings, named):
     require_native()
     model = TransformerXL(replace(CONFIG, **settings)).eval()
-    kind, reason = choose_stepper(model)
-    assert kind in (RingStepper, CallingStepper)
+    step, reason = choose_step(model)
+    assert step is None
     assert named in reason
 
 
 @torch.no_grad()
 def test_reading_moves_nothing_until_the_state_is_taken(paper, kind):
     paper.config = replace(CONFIG, reset_at=5)
-    stepper, other = (stepper_of(paper, after_prompt(paper, 0), kind) for _ in range(2))
+    decoder, other = (decoder_of(paper, after_prompt(paper, 0), kind) for _ in range(2))
     tokens = drawn(paper, 30)
     tokens[1, 9] = tokens[2, 20] = 5
     for token in tokens.T:
-        hidden, state = stepper.read(token)
-        again, _ = stepper.read(token)
+        hidden, state = decoder.read(token)
+        again, _ = decoder.read(token)
         assert torch.equal(hidden, again)
-        stepper.state = state
+        decoder.state = state
         assert torch.equal(other(token), hidden)
-    assert_same_memory(stepper.memory(), other.memory())
+    assert_same_memory(decoder.memory(), other.memory())
 
 
 @pytest.mark.parametrize("prompt", [0, 11])
 @torch.no_grad()
 def test_streams_are_reordered_by_rows(paper, kind, prompt):
     model, mems = paper, after_prompt(paper, prompt, [1])
-    stepper = stepper_of(model, mems, kind)
+    decoder = decoder_of(model, mems, kind)
     tokens = drawn(model, 9)
-    read(stepper, tokens[:, :4])
-    before = stepper.memory()
+    read(decoder, tokens[:, :4])
+    before = decoder.memory()
     _, behind = one_by_one(model, mems, tokens[:, :4])
     for rows in ([2, 0, 1], [1], [0, 0, 2, 1, 1], torch.tensor([2, 2])):
-        chosen = stepper.select(rows)
+        chosen = decoder.select(rows)
         later = tokens[torch.as_tensor(rows), 4:]
         hidden, expected = one_by_one(model, behind.select(rows), later)
         torch.testing.assert_close(read(chosen, later), hidden, rtol=0, atol=1e-12, msg=f"{rows}")
@@ -375,7 +400,7 @@ def test_streams_are_reordered_by_rows(paper, kind, prompt):
             one, other = chosen.memory([row]), expected.select([row])
             assert_same_memory(one.seen(), other.seen())
         # Neither moves the other.
-        assert_same_memory(stepper.memory(), before)
+        assert_same_memory(decoder.memory(), before)
 
 
 @pytest.mark.parametrize("mem_len", [0, 6, 100])
@@ -384,7 +409,7 @@ def test_streams_come_and_go_by_rows(device, kind, mem_len):
     model = TransformerXL(replace(CONFIG, mem_len=mem_len)).double().eval().to(device)
     generator = torch.Generator().manual_seed(mem_len)
     alone = [model.keep(model.start_memory(1)) for _ in range(B)]
-    stepper = stepper_of(model, model.start_memory(B), kind)
+    decoder = decoder_of(model, model.start_memory(B), kind)
     for step in range(45):
         if step % 11 == 0:
             # Another stream, with a past of its own.
@@ -393,31 +418,30 @@ def test_streams_come_and_go_by_rows(device, kind, mem_len):
             if n % 5:
                 text = torch.randint(23, (1, n), generator=generator).to(device)
                 _, alone[row] = model.read(text, alone[row])
-            stepper.put(row, alone[row])
+            decoder.put(row, alone[row])
         row = step % B
         if step % 29 == 7:
-            stepper.reset([row])
+            decoder.reset([row])
             alone[row] = alone[row].reset([0])
         token = torch.randint(23, (B,), generator=generator).to(device)
-        hidden = stepper(token)
+        hidden = decoder(token)
         for n in range(B):
             expected, alone[n] = model.read(token[n : n + 1, None], alone[n])
             torch.testing.assert_close(hidden[n : n + 1], expected[:, 0], rtol=0, atol=1e-11)
-        assert_same_memory(stepper.memory([row]).seen(), alone[row].seen())
+        assert_same_memory(decoder.memory([row]).seen(), alone[row].seen())
 
 
 @torch.no_grad()
-def test_the_ring_is_no_larger_than_the_texts_need(device):
-    model = TransformerXL(replace(CONFIG, mem_len=1000)).eval().to(device)
-    # The ring of a GPU has its full capacity from the start, as its addresses are fixed.
-    kind = RingStepper if device.type == "cuda" else Stepper.of
-    stepper = stepper_of(model, model.start_memory(2), kind)
-    tokens = torch.zeros(2, 1001, dtype=torch.int64, device=device)
-    assert stepper._capacity == 64
-    read(stepper, tokens[:, :600])
-    assert stepper._capacity == 1001
+def test_the_ring_is_no_larger_than_the_texts_need():
+    require_native()
+    model = TransformerXL(replace(CONFIG, mem_len=1000)).eval()
+    decoder = decoder_of(model, model.start_memory(2), "compiled")
+    tokens = torch.zeros(2, 1001, dtype=torch.int64)
+    assert decoder._ring.capacity == 64
+    read(decoder, tokens[:, :600])
+    assert decoder._ring.capacity == 1001
     for _ in range(101):
         # Short texts: once the ring has gone round, it becomes smaller.
-        stepper.reset([0, 1])
-        read(stepper, tokens[:, :10])
-    assert stepper._capacity == 64
+        decoder.reset([0, 1])
+        read(decoder, tokens[:, :10])
+    assert decoder._ring.capacity == 64

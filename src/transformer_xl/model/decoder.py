@@ -1,0 +1,283 @@
+"""The decoder: advances a batch of streams by one token, or real vector, each.
+
+All generation uses it: of functions and sessions, the server and transformers.
+"""
+
+import copy
+from abc import ABC, abstractmethod
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from transformer_xl.model.arguments import Rows, step_inputs
+from transformer_xl.model.calling import first_wrapped
+from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.memory import KeysAndValues, Memory, join
+from transformer_xl.model.reading import read
+from transformer_xl.model.ring import Ring
+from transformer_xl.model.steps import CapturedStep, CompiledStep, Step
+from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.ops import choose_backend, native
+
+Inputs = Int[Tensor, " B"] | Float[Tensor, "B F"]
+"""A token, or real vector, of each stream."""
+
+
+class Decoder(ABC):
+    """Reads one token of each stream of a batch at a time; :meth:`of` chooses the way.
+
+    Attributes:
+        state: The state of the streams. :meth:`read` returns the next state without setting it, so
+            that an interrupted step can be repeated; calling the decoder sets it.
+        kind: How a step runs: eager, compiled (C++) or captured (CUDA).
+    """
+
+    state: Any
+    kind: str
+    _model: Any
+
+    @staticmethod
+    def of(model: LanguageModel, lengths: Lengths, memory: Memory) -> "Decoder":
+        """Create the fastest decoder for a model.
+
+        Args:
+            model: The model, in evaluation mode and with fixed weights.
+            lengths: The lengths; ``segment_len`` and ``ext_len`` are not used.
+            memory: The memory of the streams. It is copied.
+
+        Raises:
+            ValueError: The memory does not fit the model.
+        """
+        model.require_memory(memory)
+        memory = model.keep(memory)
+        step, _ = choose_step(model, memory.tensors[0].dtype)
+        if step is None:
+            return EagerDecoder(model, lengths, memory)
+        return RingDecoder(cast(TransformerXL, model), lengths, memory, step)
+
+    def __call__(self, tokens: Inputs) -> Float[Tensor, "B D"]:
+        """Read a token of each stream and set the next state; return the output of the layers.
+
+        Raises:
+            ValueError: A token is outside the vocabulary (on a GPU, a device-side assertion); the
+                number of tokens is not the batch size; or adapters were changed.
+        """
+        hidden, self.state = self.read(tokens)
+        return hidden
+
+    @abstractmethod
+    def read(self, tokens: Inputs) -> tuple[Float[Tensor, "B D"], Any]:
+        """Read a token of each stream; return the output of the layers and the next state."""
+
+    @property
+    @abstractmethod
+    def batch_size(self) -> int:
+        """Number of streams."""
+
+    @abstractmethod
+    def memory(self, rows: Rows | None = None) -> Memory:
+        """Return the memory of some streams, which later steps do not change. None: all."""
+
+    @abstractmethod
+    def select(self, rows: Rows) -> "Decoder":
+        """Return a new decoder of the streams ``rows``, in that order; repetition is allowed."""
+
+    @abstractmethod
+    def take(self, rows: Rows) -> "Decoder":
+        """As :meth:`select`, but may reuse the buffers of this decoder, which becomes invalid."""
+
+    @abstractmethod
+    def put(self, row: int, memory: Memory) -> None:
+        """Replace the memory of a row by a copy of another one, of a single stream."""
+
+    @abstractmethod
+    def reset(self, rows: Rows) -> None:
+        """Clear the memory of some streams."""
+
+
+class EagerDecoder(Decoder):
+    """Calls the model for each token: for every model, with whatever is hooked or wrapped."""
+
+    state: Memory
+    kind = "eager"
+
+    def __init__(self, model: LanguageModel, lengths: Lengths, memory: Memory) -> None:
+        self._model = model
+        self._lengths = lengths._replace(segment_len=1, ext_len=0)
+        self.state = memory
+
+    @torch.no_grad()
+    def read(self, tokens: Inputs) -> tuple[Float[Tensor, "B D"], Memory]:
+        """See :meth:`Decoder.read`."""
+        given = step_inputs(tokens, self.batch_size, self._model.config)[:, None]
+        (piece,) = read(self._model, given, self._lengths, self.state)
+        return piece.hidden[:, -1], piece.mems
+
+    @property
+    def batch_size(self) -> int:
+        """See :meth:`Decoder.batch_size`."""
+        return self.state.batch_size
+
+    def memory(self, rows: Rows | None = None) -> Memory:
+        """See :meth:`Decoder.memory`."""
+        return self.state if rows is None else self.state.select(rows)
+
+    def select(self, rows: Rows) -> "EagerDecoder":
+        """See :meth:`Decoder.select`."""
+        return EagerDecoder(self._model, self._lengths, self.state.select(rows))
+
+    take = select
+
+    def put(self, row: int, memory: Memory) -> None:
+        """See :meth:`Decoder.put`."""
+        order = [self.batch_size if n == row else n for n in range(self.batch_size)]
+        self.state = join([self.state, self._model.keep(memory)]).select(order)
+
+    def reset(self, rows: Rows) -> None:
+        """See :meth:`Decoder.reset`."""
+        self.state = self.state.reset(rows)
+
+
+class RingDecoder(Decoder):
+    """Keeps keys and values in a ring, on which a step works: compiled or captured.
+
+    Args:
+        model: The model, in evaluation mode and with fixed weights.
+        lengths: The lengths.
+        memory: The memory of the streams. It is copied.
+        step: What reads a token of each stream.
+    """
+
+    def __init__(
+        self, model: TransformerXL, lengths: Lengths, memory: Memory, step: type[Step]
+    ) -> None:
+        memory = model.keep(memory)
+        assert isinstance(memory, KeysAndValues)
+        model.require_own(memory)
+        self._model, self._lengths, self._make_step = model, lengths, step
+        self.kind = step.kind
+        self._maps = _linear_maps(model)
+        self._ring = Ring(memory, lengths.mem_len, is_fixed=step.is_fixed)
+        self._step: Step | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the step, which is made again for the buffers of a copy."""
+        return self.__dict__ | {"_step": None}
+
+    @property
+    def state(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Index of the next position, common to all streams of the batch."""
+        return self._ring.position
+
+    @state.setter
+    def state(self, position: int) -> None:
+        self._ring.position = position
+
+    @property
+    def batch_size(self) -> int:
+        """See :meth:`Decoder.batch_size`."""
+        return self._ring.batch_size
+
+    @torch.no_grad()
+    def read(self, tokens: Inputs) -> tuple[Float[Tensor, "B D"], int]:
+        """See :meth:`Decoder.read`."""
+        if any(getattr(owner, name) is not linear for owner, name, linear in self._maps):
+            raise ValueError(
+                "the model was given adapters since these streams were begun, whose keys and "
+                "values belong to the weights of that time: begin anew with mems=None "
+                "(past_key_values=None, another Session) and read the text again"
+            )
+        tokens = step_inputs(tokens, self.batch_size, self._model.config)
+        if self._ring.has_to_move:
+            self._ring.move()
+        if self._step is None or self._step.tensors is not self._ring.tensors:
+            self._step = self._make_step(self._model, self._ring, self._lengths)
+        return self._step(tokens.to(self._ring.first.device)), self.state + 1
+
+    @torch.no_grad()
+    def memory(self, rows: Rows | None = None) -> Memory:
+        """See :meth:`Decoder.memory`."""
+        return (self._ring if rows is None else self._ring.select(rows)).memory()
+
+    @torch.no_grad()
+    def select(self, rows: Rows) -> "RingDecoder":
+        """See :meth:`Decoder.select`."""
+        other = copy.copy(self)
+        other._ring = self._ring.select(rows)
+        return other
+
+    @torch.no_grad()
+    def take(self, rows: Rows) -> "RingDecoder":
+        """See :meth:`Decoder.take`; with as many rows, a captured step is replayed further on."""
+        return self if self._ring.take(rows) else self.select(rows)
+
+    @torch.no_grad()
+    def put(self, row: int, memory: Memory) -> None:
+        """See :meth:`Decoder.put`."""
+        self._ring.put(row, self._model.keep(memory))
+
+    def reset(self, rows: Rows) -> None:
+        """See :meth:`Decoder.reset`."""
+        self._ring.reset(rows)
+
+
+def choose_step(
+    model: LanguageModel, dtype: torch.dtype | None = None
+) -> tuple[type[Step] | None, str]:
+    """Choose the step of a model; return it with the reason, for display.
+
+    Args:
+        model: The model.
+        dtype: Precision of keys and values. None: that of the model.
+
+    Returns:
+        The class of the step. None: the model is called.
+    """
+    dtype = model.dtype if dtype is None else dtype
+    if not isinstance(model, TransformerXL) or model.positions.is_absolute:
+        return None, "the model has no keys and values that could be kept"
+    if model.config.layer_attn_lens:
+        return None, "the layers have attention lengths of their own"
+    if (wrapped := first_wrapped(model)) is not None:
+        return None, f"{wrapped} was wrapped, replaced or hooked, and has to be called"
+    if torch.is_autocast_enabled(model.device.type):
+        return None, "autocast chooses the precision of each operation"
+    if model.device.type == "cuda":
+        choice = choose_backend(model.device, dtype, model.config.head_width)
+        if choice.backend == "triton":
+            return CapturedStep, "the step is captured as a CUDA graph"
+        return None, f"operations of torch: {choice.reason}"
+    against = reason_against_compiled(model, dtype)
+    if against is None and dtype == model.dtype:
+        return CompiledStep, f"compiled step, {native.level()}"
+    return None, f"operations of torch: {against or f'keys and values in {dtype}'}"
+
+
+def reason_against_compiled(model: TransformerXL, dtype: torch.dtype) -> str | None:
+    """Return why the compiled step cannot be used, for display; None: it can."""
+    config = model.config
+    weights = [linear.weight for layer in model.layers for linear in layer.matrices]
+    for is_set, what in (
+        (model.positions.is_absolute, f"attn_type={config.attn_type}"),
+        (bool(config.layer_attn_lens), "layer_attn_lens"),
+        (config.gate != "none", f"gate={config.gate!r}"),
+        (config.enhanced_recurrence, "enhanced_recurrence=True"),
+        ("raw_queries" in config.quirks, "the quirk raw_queries"),
+    ):
+        if is_set:
+            return f"the compiled step does not support {what}"
+    if reason := native.reason_against(model.device, dtype):
+        return reason
+    for weight in weights:
+        if not native.can_read(weight, dtype):
+            return f"the compiled step cannot read a {type(weight).__name__} in {weight.dtype}"
+    return None
+
+
+def _linear_maps(model: TransformerXL) -> list[tuple[nn.Module, str, nn.Module]]:
+    """Return the linear maps of the layers, with their owners and names there."""
+    parts = [part for layer in model.layers for part in layer.modules()]
+    return [(x, *c) for x in parts for c in x.named_children() if isinstance(c[1], nn.Linear)]

@@ -1,0 +1,226 @@
+"""The steps of a decoder on its ring: a token of each stream through all layers at once.
+
+:class:`CompiledStep` is a call of the compiled library, on a CPU; :class:`CapturedStep` a replayed
+CUDA graph, on a GPU. Both have the addresses of the tensors of a
+:class:`~transformer_xl.model.ring.Ring`, and are made again when it has others.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from transformer_xl.model.capture import captured
+from transformer_xl.model.embedding import AdaptiveEmbedding, embedded
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.positions import Positions
+from transformer_xl.model.ring import Ring
+from transformer_xl.model.segment import View
+from transformer_xl.model.variants.residuals import factors
+from transformer_xl.ops import native, triton
+
+if TYPE_CHECKING:
+    from transformer_xl.model.transformer_xl import TransformerXL
+
+
+class CompiledStep:
+    """One call of a compiled library (:mod:`transformer_xl.ops.native`).
+
+    A stream reads the keys that it sees, in at most two runs of slots: nothing is masked or
+    gathered. Results do not depend on the number of threads.
+
+    Args:
+        model: The model, in evaluation mode and with fixed weights.
+        ring: Keys and values, of which the addresses are read.
+        lengths: ``attn_len`` and ``clamp_len``.
+    """
+
+    kind: ClassVar = "compiled"
+    is_fixed: ClassVar = False
+
+    def __init__(self, model: "TransformerXL", ring: Ring, lengths: Lengths) -> None:
+        self._model, self._ring, self.tensors = model, ring, ring.tensors
+        self._limit = attention_limit(lengths)
+        self._layers = _described(model, ring, ring_positions(model, ring, lengths))
+
+    def __call__(self, tokens: Tensor) -> Float[Tensor, "B D"]:
+        """Read a token of each stream at the next position; return the output of the layers."""
+        ring, model = self._ring, self._model
+        # Before anything is modified, as an invalid token raises here.
+        x = embedded(model.embedding, tokens[:, None])[:, 0]
+        if (reset_at := model.config.reset_at) is not None:
+            ring.first[tokens == reset_at] = ring.position
+        seen = (ring.position + 1 - ring.first).clamp_(max=self._limit)
+        newest = ring.newest
+        if model.input_decay is not None:
+            x = recurrent(model, ring, x, ring.position, (newest - 1) % ring.capacity)
+            ring.inputs[:, newest] = x
+            x = x.to(model.dtype)
+        return self._layers(x, seen, newest)
+
+
+class CapturedStep:
+    """A step of fixed shapes and addresses, captured once as a CUDA graph and then replayed.
+
+    The index of the newest position is a tensor on the device.
+
+    Args:
+        model: The model, in evaluation mode and with fixed weights.
+        ring: Keys and values, which never move (``is_fixed``).
+        lengths: ``attn_len`` and ``clamp_len``.
+    """
+
+    kind: ClassVar = "captured"
+    is_fixed: ClassVar = True
+
+    def __init__(self, model: "TransformerXL", ring: Ring, lengths: Lengths) -> None:
+        self._model, self._ring, self.tensors = model, ring, ring.tensors
+        self._limit = attention_limit(lengths)
+        self._positions = ring_positions(model, ring, lengths)
+        B, config, device = ring.batch_size, model.config, ring.first.device
+        # Inputs and output of a step, at fixed addresses.
+        self._position, self._newest = (
+            torch.zeros(shape, dtype=torch.int64, device=device) for shape in ((), (1,))
+        )
+        self._tokens = torch.zeros(B, dtype=torch.int64, device=device)
+        if config.n_features:
+            self._tokens = torch.zeros(B, config.n_features, dtype=model.dtype, device=device)
+        self._hidden = ring.keys[0].new_zeros(B, config.d_model)
+        self._replay: Callable[[], None] | None = None
+
+    def __call__(self, tokens: Tensor) -> Float[Tensor, "B D"]:
+        """Read a token of each stream at the next position; return the output of the layers."""
+        self._tokens.copy_(tokens)
+        self._position.fill_(self._ring.position)
+        self._newest.fill_(self._ring.newest)
+        if self._replay is None:
+            self._replay = captured(self._step, self._ring.first)
+        self._replay()
+        return self._hidden.clone()
+
+    def _step(self) -> None:
+        model, ring, tokens = self._model, self._ring, self._tokens
+        x = self._embedded(tokens[:, None])
+        if (reset_at := model.config.reset_at) is not None:
+            is_reset = tokens == reset_at
+            ring.first.copy_(torch.where(is_reset, self._position, ring.first))
+        if model.input_decay is not None:
+            before = (self._newest - 1) % ring.capacity
+            exact = recurrent(model, ring, x[:, 0], self._position, before)
+            ring.inputs.index_copy_(1, self._newest, exact[:, None])
+            x = exact.to(x.dtype)[:, None]
+        n_seen = (self._position + 1 - ring.first).clamp(max=self._limit)
+        first, nothing = model.residuals(model), x[:, :0]
+        for n, layer in enumerate(model.layers):
+            x = first.inputs(n, x)
+            q, k, v = layer.project(x, nothing)
+            attended = self._attended(n, q, k, first.values(n, v), n_seen)
+            x = layer.finish(x, layer.attention.merged(attended))
+            if model.config.enhanced_recurrence:
+                present = layer.keys_and_values(x)
+                for cached, new in zip((ring.keys[n], ring.values[n]), present, strict=True):
+                    cached.index_copy_(2, self._newest, new.permute(2, 0, 1, 3).to(cached.dtype))
+        self._hidden.copy_(model.final_norm(x)[:, 0])
+
+    def _embedded(self, tokens: Int[Tensor, "B 1"]) -> Float[Tensor, "B 1 D"]:
+        embed = self._model.embedding
+        if isinstance(embed, AdaptiveEmbedding):
+            return embedded(embed, tokens, embed.in_fixed_shapes)
+        return embedded(embed, tokens)
+
+    def _attended(
+        self, n: int, q: Tensor, k: Tensor, v: Tensor, n_seen: Int[Tensor, " B"]
+    ) -> Float[Tensor, "B 1 H K"]:
+        """Write the keys and values, (B, 1, H, K), into the ring of layer ``n``; attend to it."""
+        keys, values, at = self._ring.keys[n], self._ring.values[n], self._positions[n]
+        q, k, v, r = (x.to(keys.dtype) for x in (q, k, v, at.r))
+        return triton.attend_step(
+            *(q, k, v, keys, values, r, at.content_bias, at.position_bias),
+            distance_bias=at.distance_bias,
+            newest=self._newest,
+            n_seen=n_seen,
+        )
+
+
+Step = CompiledStep | CapturedStep
+
+
+def attention_limit(lengths: Lengths) -> int:
+    """Return how many keys a token sees at most, its own included."""
+    return lengths.windowed().attn_len or lengths.mem_len + 1
+
+
+def ring_positions(model: "TransformerXL", ring: Ring, lengths: Lengths) -> list[Positions]:
+    """Return the positions of as many distances as a ring has slots, for each layer."""
+    view = View(clamp_len=lengths.clamp_len, is_fixed=True)
+    encoded = model.positions.encode(model, ring.capacity, 1, view)
+    return [each for each in encoded if isinstance(each, Positions)]
+
+
+def recurrent(
+    model: "TransformerXL", ring: Ring, x: Float[Tensor, "B D"], position: Any, before: Any
+) -> Float[Tensor, "B D"]:
+    """Return the inputs of the first layer by the recurrence of the inputs, in their precision.
+
+    Args:
+        model: A model with ``input_recurrence``.
+        ring: The ring of the inputs.
+        x: The embedded tokens.
+        position: Their position.
+        before: The slot of the position before.
+    """
+    assert model.input_decay is not None
+    last = ring.inputs[:, before].reshape(x.shape)
+    factor = model.input_decay.to(last.dtype).tanh()
+    # Without a memory, each position is the first one.
+    is_first = (ring.first >= position) | (not ring.mem_len)
+    return x.to(last.dtype) + (last * factor).masked_fill(is_first[:, None], 0)
+
+
+def _described(model: "TransformerXL", ring: Ring, positions: list[Positions]) -> native.Layers:
+    """Describe the layers of a model and their rings for the compiled library."""
+    config = model.config
+    final: Any = model.final_norm
+    mixes = (
+        factors(model.value_own, model.value_first, config.n_layer),
+        factors(model.embedding_own, model.embedding_first, config.n_layer),
+    )
+    tensors = []
+    parts = model.layers, positions, ring.keys, ring.values, *mixes
+    for layer, at, keys, values, of_values, of_embedding in zip(*parts, strict=True):
+        qkv, o, inner, outer = layer.matrices
+        norms = layer.attention_norm, layer.feed_forward_norm
+        q_norm, k_norm = layer.attention.q_norm, layer.attention.k_norm
+        described = native.LayerTensors(
+            qkv=qkv.weight,
+            o=o.weight,
+            inner=inner.weight,
+            outer=outer.weight,
+            inner_bias=inner.bias,
+            outer_bias=outer.bias,
+            attention_norm=norms[0].weight,
+            attention_norm_bias=getattr(norms[0], "bias", None),
+            feed_forward_norm=norms[1].weight,
+            feed_forward_norm_bias=getattr(norms[1], "bias", None),
+            q_norm=None if q_norm is None else q_norm.weight,
+            k_norm=None if k_norm is None else k_norm.weight,
+            content_bias=at.content_bias,
+            position_bias=at.position_bias,
+            r=at.r,
+            distance_bias=at.distance_bias,
+            keys=keys,
+            values=values,
+            value_factors=of_values,
+            embedding_factors=of_embedding,
+        )
+        tensors.append(described)
+    return native.Layers(
+        tensors,
+        (final.weight, getattr(final, "bias", None)) if config.final_norm else None,
+        activation=config.activation,
+        norm_first=config.norm_first,
+        is_rms=config.norm == "rms",
+        eps=config.norm_eps,
+    )
