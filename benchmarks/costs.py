@@ -35,7 +35,7 @@ import transformer_xl
 from transformer_xl.apps.bench.speed import full_memory, reading_step, training
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.inference.generate import generate
-from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.segment import Lengths
 from transformer_xl.ops import products
 
 FILE = Path(__file__).parent / "results" / "costs.json"

@@ -12,8 +12,8 @@ from shapes import Shape, model_config
 from transformer_xl.data import load_vocab
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.decoder import EagerDecoder, RingDecoder, choose_step
-from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.pretrained import find_model_folder
+from transformer_xl.model.segment import Lengths
 from transformer_xl.model.steps import CompiledStep
 
 PROMPT = "import os\n\n\ndef "

@@ -44,8 +44,8 @@ from transformer_xl.config.device import keep_freed_memory
 from transformer_xl.data import Segments, prepare
 from transformer_xl.model import load_model
 from transformer_xl.model.language_model import Segment
-from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.positions import Positions
+from transformer_xl.model.segment import Lengths
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.train.optim import Optimizer, lr_scale
 

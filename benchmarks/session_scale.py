@@ -33,8 +33,8 @@ from transformer_xl.apps.serve.texts import most_tokens
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.inference.generate import State, largest_state, random_numbers
 from transformer_xl.model import build_model
-from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.reading import read_all
+from transformer_xl.model.segment import Lengths
 
 MODELS = {
     "3.4 M": ("shakespeare-char-cpu", {"d_model": 256, "d_inner": 1024}, 65),

@@ -33,7 +33,7 @@ from transformer_xl.config.shipped import (
 )
 from transformer_xl.data import load_vocab
 from transformer_xl.inference.generate import from_pretrained
-from transformer_xl.model.language_model import read_model_weights
+from transformer_xl.model.loading import read_model_weights
 from transformer_xl.model.pretrained import (
     CONFIG_FILE,
     WEIGHTS_FILE,

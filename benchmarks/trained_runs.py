@@ -15,8 +15,8 @@ from transformer_xl.config.files import replace_file
 from transformer_xl.config.recipes import recipe_of
 from transformer_xl.data import Vocab, load_vocab
 from transformer_xl.model import LanguageModel, load_model
-from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.model.pretrained import find_model_folder
+from transformer_xl.model.segment import SEGMENT_LEN, Lengths
 from transformer_xl.studies.compare import RUNS_FILE
 
 

@@ -66,9 +66,12 @@ class Peer(peers.Peer):
         self.mems = memory if self.job.work == "training" else model.keep(memory)
         if self.is_stepped:
             import transformer_xl.model as package
-            from transformer_xl.model.lengths import Lengths
 
-            # Earlier revisions have another name for it.
+            try:
+                from transformer_xl.model.segment import Lengths
+            except ImportError:
+                # Of a revision that had it elsewhere; the decoder had another name there, too.
+                from transformer_xl.model.lengths import Lengths
             made = getattr(package, "Decoder", None) or package.Stepper
             self.decoder = made.of(model, Lengths.of(model.config), self.mems)
             if not self.has_positions:

@@ -34,7 +34,8 @@ from .inference.generate import (
 from .interop.convert import convert
 from .interop.export import export
 from .model.compact import compact
-from .model.language_model import LanguageModel, register_model
+from .model.language_model import LanguageModel
+from .model.loading import register_model
 from .model.memory import Memory
 from .model.positions import Positions, PositionScheme
 from .model.transformer_xl import TransformerXL

@@ -19,8 +19,8 @@ from transformer_xl.inference.evaluate import flow, score
 from transformer_xl.inference.evaluate.flow import Cutter, Flow, LineFlow, LineSums
 from transformer_xl.interop.convert.cutting import VocabOptions, imported_vocab
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.reading import Reader
+from transformer_xl.model.segment import Lengths
 
 TEXT = (
     "def f(self, name):\n    return name or 'naïve — 漢字 🙂'\n\n\n    # 12 words (of it):\n"

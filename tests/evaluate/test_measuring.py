@@ -20,7 +20,7 @@ from transformer_xl.inference.evaluate import (
 )
 from transformer_xl.inference.evaluate.streams import read_parts
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.segment import Lengths
 
 
 def with_topics(n, seed):

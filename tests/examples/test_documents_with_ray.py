@@ -20,7 +20,7 @@ from transformer_xl.inference.answers import losses
 from transformer_xl.inference.documents import Work, here, process
 from transformer_xl.inference.generate import from_pretrained, generate
 from transformer_xl.model import build_model
-from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.segment import Lengths
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "documents_with_ray.py"
 LETTERS = "abcdefgh "

@@ -8,8 +8,8 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.inference import forecast as forecasting
 from transformer_xl.inference.forecast import forecast
 from transformer_xl.model import build_model
-from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.mixture import LEAST_SCALE
+from transformer_xl.model.segment import Lengths
 
 F = 3
 

@@ -89,7 +89,7 @@ def test_a_model_with_damaged_weights_is_named(model, settings, value):
         next(generate(model, [1], Sampling(**settings)))
 
 
-@pytest.mark.parametrize("where", ["_advanced", "draw"])
+@pytest.mark.parametrize("where", ["__call__", "draw"])
 def test_an_interrupt_leaves_all_as_it_was(model, monkeypatch, where):
     whole = list(generate_batch(model, [[1], [2, 3]], length=12, seed=4))
     batch = generate_batch(model, [[1], [2, 3]], length=12, seed=4)

@@ -23,8 +23,8 @@ from transformer_xl.inference.generate import (
 from transformer_xl.inference.generate.loops import LoopRule
 from transformer_xl.model import load_model
 from transformer_xl.model.compact import compact
-from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.reading import read_all
+from transformer_xl.model.segment import Lengths
 
 ROOT = Path(__file__).parents[2]
 PREFACE, PROMPT = (3, 1, 4, 1, 5), [2, 6]

@@ -14,7 +14,7 @@ from transformer_xl.inference.generate import (
     write_state,
 )
 from transformer_xl.model import Memory, TransformerXL
-from transformer_xl.model.memory import KeysAndValues
+from transformer_xl.model.keys_and_values import KeysAndValues
 from transformer_xl.model.pretrained import CHECKSUM_KEY
 
 

@@ -9,8 +9,8 @@ import torch
 
 from transformer_xl.inference.evaluate import WithMemory, evaluate, score
 from transformer_xl.model import build_model
-from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.reading import read, read_all
+from transformer_xl.model.segment import Lengths
 
 
 @pytest.fixture

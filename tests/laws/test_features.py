@@ -8,7 +8,7 @@ import torch
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model import Decoder, build_model
-from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.segment import Lengths
 
 EXACT = {"rtol": 0, "atol": 1e-11}
 F, L = 3, 14

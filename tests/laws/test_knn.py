@@ -13,7 +13,7 @@ from transformer_xl.inference.evaluate import WithNeighbours, evaluate
 from transformer_xl.inference.generate import Sampling, generate, generate_batch
 from transformer_xl.inference.knn import Past, knn_nll
 from transformer_xl.model import build_model
-from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.segment import Lengths
 
 SETTINGS = KnnConfig(k=3, share=0.4, temperature=0.05, window=6)
 TEXT = torch.randint(CONFIG.vocab_size, (30,), generator=torch.Generator().manual_seed(3))

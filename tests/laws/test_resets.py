@@ -10,7 +10,7 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.inference.evaluate import WithMemory, evaluate, score
 from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.model import Decoder, TransformerXL, build_model
-from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.segment import Lengths
 
 V, EOS = 23, 4
 CONFIG = ModelConfig(

@@ -5,7 +5,7 @@ import torch
 from tests.laws.conftest import RECURRENT
 
 from transformer_xl.model.decoder import Decoder
-from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.segment import Lengths
 
 EXACT = {"rtol": 0, "atol": 1e-12}
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from transformer_xl.config import ModelConfig, TrainConfig
 from transformer_xl.model import LanguageModel, build_model
-from transformer_xl.model.language_model import weight_shapes
 from transformer_xl.model.limits import least_weights
+from transformer_xl.model.loading import weight_shapes
 from transformer_xl.train.optim import Optimizer
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")

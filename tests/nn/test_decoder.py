@@ -13,7 +13,7 @@ from transformer_xl.model.decoder import (
     choose_step,
     reason_against_compiled,
 )
-from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.segment import Lengths
 from transformer_xl.model.steps import CapturedStep, CompiledStep
 from transformer_xl.ops import native, reference, triton
 

@@ -8,8 +8,8 @@ import torch
 from transformer_xl.config import ModelConfig
 from transformer_xl.model import Memory, TransformerXL
 from transformer_xl.model.decoder import Decoder
-from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import join
+from transformer_xl.model.segment import Lengths
 
 CONFIG = ModelConfig(
     vocab_size=31,

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from transformer_xl.model import DecoderLayer, FeedForward, Positions
-from transformer_xl.model.memory import KeysAndValues
+from transformer_xl.model.keys_and_values import KeysAndValues
 from transformer_xl.model.segment import View
 from transformer_xl.ops import reference
 

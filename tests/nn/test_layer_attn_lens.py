@@ -9,7 +9,7 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.model import TransformerXL, build_model
 from transformer_xl.model.decoder import Decoder, EagerDecoder
-from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.segment import Lengths
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -8,7 +8,7 @@ import torch
 
 from transformer_xl.config import EvalConfig
 from transformer_xl.model import build_model
-from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
+from transformer_xl.model.segment import SEGMENT_LEN, Lengths
 
 
 @pytest.fixture

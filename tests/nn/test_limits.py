@@ -15,7 +15,6 @@ from transformer_xl.config import Config, DataConfig, EvalConfig, ModelConfig, T
 from transformer_xl.config.device import total_memory
 from transformer_xl.data import train_vocab
 from transformer_xl.model import build_model
-from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.limits import (
     full_memory,
     least_weights,
@@ -25,6 +24,7 @@ from transformer_xl.model.limits import (
     require_training,
 )
 from transformer_xl.model.reading import Reader
+from transformer_xl.model.segment import Lengths
 
 CPU = torch.device("cpu")
 TINY = ModelConfig(vocab_size=11, n_layer=2, n_head=2, d_model=8, d_inner=12, mem_len=4)

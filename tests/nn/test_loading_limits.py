@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 import transformer_xl as txl
 from transformer_xl.config import ModelConfig
 from transformer_xl.model import language_model, limits
-from transformer_xl.model.language_model import load_model
+from transformer_xl.model.loading import load_model
 
 
 @pytest.fixture

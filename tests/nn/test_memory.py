@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from transformer_xl.model import Memory, build_model
-from transformer_xl.model.memory import KeysAndValues, join
+from transformer_xl.model.keys_and_values import KeysAndValues
+from transformer_xl.model.memory import join
 
 B, H, K, D, N = 3, 2, 4, 6, 2
 

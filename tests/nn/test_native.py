@@ -21,7 +21,7 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.compact import compact
 from transformer_xl.model.decoder import Decoder, EagerDecoder, RingDecoder, choose_step
-from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.segment import Lengths
 from transformer_xl.model.steps import CompiledStep
 from transformer_xl.ops import native
 

@@ -7,9 +7,9 @@ import torch
 
 from transformer_xl.inference.evaluate import score
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.reading import Reader, ReaderState, read_all
 from transformer_xl.model.reading import read as read_segments
+from transformer_xl.model.segment import Lengths
 
 TEXT = torch.randint(31, (47,), generator=torch.Generator().manual_seed(3)).tolist()
 CUTS = [[47], [1] * 47, [1, 6, 1, 13, 2, 24], [20, 27]]

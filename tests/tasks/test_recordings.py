@@ -14,7 +14,7 @@ import pytest
 
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data.recordings import read_recordings
-from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.segment import Lengths
 from transformer_xl.tasks import load_task, series_data, speech, spoken_digits, time_series
 from transformer_xl.tasks.run import run_task
 from transformer_xl.tasks.speech import (

@@ -15,7 +15,7 @@ from transformer_xl.data.catalogue import KNOWN_CORPORA
 from transformer_xl.inference.answers import losses
 from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.model import build_model
-from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.segment import Lengths
 from transformer_xl.tasks import load_task, logs_anomalies
 from transformer_xl.tasks.chorales import ROUNDS, framewise
 from transformer_xl.tasks.task import Trained

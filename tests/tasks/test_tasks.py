@@ -16,7 +16,7 @@ from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.inference.answers import continuations, next_log_probs
 from transformer_xl.inference.generate import Searching, beam_search
 from transformer_xl.model import build_model
-from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.segment import Lengths
 from transformer_xl.tasks import TASKS, load_task
 from transformer_xl.tasks.run import joined, paired_p, prepared
 from transformer_xl.tasks.task import (

@@ -15,8 +15,8 @@ from transformer_xl.config.locating import locate
 from transformer_xl.config.shipped import SUMS_FILE, check_sums
 from transformer_xl.data import load_vocab
 from transformer_xl.data.preparing import cache_folder
-from transformer_xl.model.language_model import read_model_weights
 from transformer_xl.model.limits import LoadingLimitError
+from transformer_xl.model.loading import read_model_weights
 from transformer_xl.model.pretrained import (
     CONFIG_FILE,
     has_checksum,

@@ -130,7 +130,7 @@ class Eval(LoadsModels):
             evaluate_by,
             plan_dynamic,
         )
-        from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
+        from transformer_xl.model.segment import SEGMENT_LEN, Lengths
         from transformer_xl.train import seen
         from transformer_xl.train.finish import describe, memory_line
         from transformer_xl.train.metrics import reading

@@ -348,7 +348,7 @@ class Generate(LoadsModels):
 
     def _said(self, what: str, used: dict[str, Any], model: "LanguageModel") -> dict[str, Any]:
         """Return the settings of sampling or searching, and print those that are no defaults."""
-        from transformer_xl.model.lengths import Lengths
+        from transformer_xl.model.segment import Lengths
 
         mem_len = Lengths.of(model.config, mem_len=self.mem_len).mem_len
         defaults = {**asdict(GenerateConfig()), "mem_len": model.config.mem_len}

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from transformer_xl.data import Vocab
     from transformer_xl.model import LanguageModel
-    from transformer_xl.model.lengths import Lengths
+    from transformer_xl.model.segment import Lengths
     from transformer_xl.studies.recl import Recl as LengthFound
 
 
@@ -193,7 +193,7 @@ class Recl(LoadsModels):
 
     def _reading(self, folder: str, model: "LanguageModel") -> tuple["Lengths", int | None]:
         """Return the lengths of a model, and its longest input if it has no memory."""
-        from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
+        from transformer_xl.model.segment import SEGMENT_LEN, Lengths
 
         recipe = recipe_of(folder)
         evaluation = evaluation_of(folder, recipe, None)

@@ -121,9 +121,9 @@ class Score(LoadsModels):
         from transformer_xl.data.normalizing import Normalizer, normalized
         from transformer_xl.inference.evaluate.flow import Flow, LineFlow
         from transformer_xl.inference.generate import State, write_state
-        from transformer_xl.model.lengths import Lengths
         from transformer_xl.model.limits import require_mem_len
         from transformer_xl.model.reading import Reader, ReaderState
+        from transformer_xl.model.segment import Lengths
 
         model, vocab, found, checksum = load_with_state(self.dir, self.weights, self.state)
         require_mem_len(model, self.mem_len)

@@ -17,9 +17,9 @@ from transformer_xl.inference.generate import Sampling, Searching, beam_search, 
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.arguments import require_at_least
 from transformer_xl.model.calling import evaluating
-from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.limits import require_remembering
 from transformer_xl.model.reading import read, read_all
+from transformer_xl.model.segment import Lengths
 
 Texts = Sequence[Sequence[int]]
 

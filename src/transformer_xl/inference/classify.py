@@ -16,8 +16,8 @@ from transformer_xl.config.checks import Count, NotNegative, Positive, Share, ch
 from transformer_xl.model import LanguageModel, Memory
 from transformer_xl.model.arguments import require_token_inputs
 from transformer_xl.model.calling import evaluating
-from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.model.reading import read
+from transformer_xl.model.segment import SEGMENT_LEN, Lengths
 from transformer_xl.ops.nll import IGNORED
 
 __all__ = ["Fit", "LongDocumentClassifier", "Reading", "accuracy", "fit"]

@@ -32,9 +32,9 @@ from transformer_xl.inference.generate import (
     seed_of,
 )
 from transformer_xl.model.compact import Weights
-from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.limits import require_mem_len, require_remembering
 from transformer_xl.model.pretrained import find_model_folder, weights_checksum, weights_path
+from transformer_xl.model.segment import Lengths
 
 _ABOUT = "about.json"
 _SCORE_OF_NONE = {"tokens": 0, "nll": None, "nll_sum": 0.0}

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from transformer_xl.config.knn import KnnConfig
 from transformer_xl.model import LanguageModel
-from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.reading import read
+from transformer_xl.model.segment import Lengths
 from transformer_xl.model.softmax import Predictor
 
 _LEAST_CAPACITY = 64

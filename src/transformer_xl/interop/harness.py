@@ -30,8 +30,8 @@ from transformer_xl.data import load_vocab
 from transformer_xl.inference.generate import Sampling, generate_batch
 from transformer_xl.model import Memory, load_model
 from transformer_xl.model.arguments import require_token_inputs
-from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.model.reading import Piece, read
+from transformer_xl.model.segment import SEGMENT_LEN, Lengths
 
 # The settings of sampling of tasks that our sampler supports.
 _SAMPLING_SETTINGS = ("temperature", "top_k", "top_p")

@@ -4,16 +4,12 @@ from transformer_xl.model.borrowed import Mamba2Model, RWKVModel, XLNetModel, XL
 from transformer_xl.model.decoder import Decoder
 from transformer_xl.model.embedding import AdaptiveEmbedding, Embedding
 from transformer_xl.model.gpt import GPT
-from transformer_xl.model.language_model import (
-    LanguageModel,
-    Output,
-    build_model,
-    load_model,
-    register_model,
-)
+from transformer_xl.model.keys_and_values import KeysAndValues
+from transformer_xl.model.language_model import LanguageModel, Output
 from transformer_xl.model.layer import DecoderLayer, FeedForward, RelAttention
+from transformer_xl.model.loading import build_model, load_model, register_model
 from transformer_xl.model.lstm import LSTMModel
-from transformer_xl.model.memory import KeysAndValues, Memory
+from transformer_xl.model.memory import Memory
 from transformer_xl.model.positions import Positions, PositionScheme, relative_positions
 from transformer_xl.model.recurrent import RecurrentModel
 from transformer_xl.model.softmax import AdaptiveSoftmax, Softmax

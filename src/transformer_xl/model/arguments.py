@@ -266,3 +266,80 @@ def explain_unknown(tokens: Tensor, vocab_size: int, what: str = "", ignored: in
     """
     if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
         require_known(tokens.detach().numpy(), vocab_size, what, ignored)
+
+
+def require_segment(tokens: Any, vectors: Any, starts: Any, config: ModelConfig) -> None:
+    """Require either tokens or vectors of right types and shapes, and fitting starts."""
+    if (tokens is None) == (vectors is None):
+        given = "both" if vectors is not None else "neither"
+        raise ValueError(f"a segment is tokens or inputs_embeds: {given} of them is given")
+    if tokens is not None and config.n_features:
+        _require_features(tokens, config.n_features)
+    elif tokens is not None:
+        whole_tensor("tokens", tokens)
+        if tokens.ndim != 2 or not all(tokens.shape):
+            raise ValueError(
+                f"tokens of shape {tuple(tokens.shape)} must be (streams, length) and not empty"
+            )
+    elif not (
+        require_tensor("inputs_embeds", vectors).is_floating_point()
+        and vectors.ndim == 3
+        and all(vectors.shape)
+        and vectors.shape[2] == config.d_model
+    ):
+        raise ValueError(
+            f"inputs_embeds of shape {tuple(vectors.shape)} must be (streams, length, "
+            f"{config.d_model}), as wide as the model, and not empty"
+        )
+    given: Any = vectors if tokens is None else tokens
+    shape = given.shape[:2]
+    if starts is not None and (
+        require_tensor("starts", starts).shape != shape or starts.dtype != torch.bool
+    ):
+        raise ValueError(
+            f"starts of shape {tuple(starts.shape)} and {starts.dtype} must say true or false for "
+            f"each place of a segment of shape {tuple(shape)}"
+        )
+
+
+def _require_features(inputs: Any, n_features: int) -> None:
+    """Require real-valued inputs of this width."""
+    require_tensor("inputs", inputs)
+    shape = tuple(inputs.shape)
+    if not (
+        inputs.is_floating_point() and inputs.ndim == 3 and all(shape) and shape[2] == n_features
+    ):
+        raise ValueError(
+            f"inputs of shape {shape} and {inputs.dtype} must be real vectors, (streams, length, "
+            f"n_features={n_features}), and not empty: the model reads no tokens"
+        )
+
+
+def require_targets(
+    targets: Any,
+    shape: tuple[int, int],
+    ext_len: int,
+    context: int | None,
+    *,
+    are_real: bool = False,
+) -> Tensor:
+    """Require targets for a segment, and return them as int64 or, if ``are_real``, as they are.
+
+    The other arguments are those of :meth:`LanguageModel.forward`.
+    """
+    if not are_real:
+        targets = whole_tensor("targets", targets)
+    elif not require_tensor("targets", targets).is_floating_point():
+        raise ValueError(
+            f"targets of {targets.dtype} must be real numbers: the model ends in a mixture of "
+            "n_mixtures normal distributions"
+        )
+    least, most = (0, ext_len) if context is None else (context, context)
+    missing = shape[1] - targets.shape[-1] if targets.ndim == 2 else -1
+    is_pair = targets.ndim == 2 and len(targets) == shape[0]
+    if not (is_pair and least <= missing <= most and targets.shape[1]):
+        raise ValueError(
+            f"targets of shape {tuple(targets.shape)} must have the shape of the tokens, "
+            f"{shape}" + f", but for the first {most}" * (most > 0)
+        )
+    return targets

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.recurrent import RecurrentModel, refuse_ext_len
-from transformer_xl.model.segment import Segment, View
+from transformer_xl.model.segment import Lengths, Segment, View
 
 CHUNK = 64
 """Tokens that a scan computes at once; shorter segments are padded to it."""

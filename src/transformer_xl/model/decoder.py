@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from transformer_xl.model.arguments import Rows, step_inputs
 from transformer_xl.model.calling import first_wrapped
+from transformer_xl.model.keys_and_values import KeysAndValues
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.lengths import Lengths
-from transformer_xl.model.memory import KeysAndValues, Memory, join
+from transformer_xl.model.memory import Memory, join
 from transformer_xl.model.reading import read
 from transformer_xl.model.ring import Ring
+from transformer_xl.model.segment import Lengths
 from transformer_xl.model.steps import CapturedStep, CompiledStep, Step
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.ops import choose_backend, native

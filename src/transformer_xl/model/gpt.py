@@ -19,7 +19,7 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.layer import ContentAttention, DecoderLayer, draw_weights
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.positions import rotary, rotated
+from transformer_xl.model.positions import sinusoids
 from transformer_xl.model.segment import NO_LIMITS, View
 from transformer_xl.model.variants.norms import make_norm
 
@@ -134,3 +134,34 @@ class _KeysAndValues:
         heads = (y.unflatten(-1, k.shape[2:]).to(k.dtype) for y in past.chunk(2, -1))
         k, v = (torch.cat(pair, 1) for pair in zip(heads, (k, v), strict=True))
         return k, v
+
+
+def rotary(
+    S: int,
+    d_head: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    precision: torch.dtype = torch.float32,
+) -> tuple[Float[Tensor, "S half"], Float[Tensor, "S half"]]:
+    """Return sine and cosine of the angles of the positions 0 to S - 1, for :func:`rotated`.
+
+    Frequencies are rounded to ``precision``.
+    """
+    # Not in half precision, in which angles of long contexts would be far off.
+    dtype = torch.promote_types(dtype, torch.float32)
+    table = sinusoids(S, d_head, dtype, device, precision)[:S]
+    sin, cos = table.chunk(2, -1)
+    return sin, cos
+
+
+def rotated(
+    x: Float[Tensor, "B S H K"], sin: Float[Tensor, "S half"], cos: Float[Tensor, "S half"]
+) -> Float[Tensor, "B S H K"]:
+    """Rotate queries or keys by their positions (RoPE; Su et al., 2021, arXiv 2104.09864).
+
+    Products of rotated queries and keys depend on the difference of their positions only. Features
+    m and m + K / 2 are a pair.
+    """
+    first, second = x.chunk(2, -1)
+    sin, cos = sin[:, None], cos[:, None]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)

@@ -20,7 +20,7 @@ from transformer_xl.config.device import total_memory
 
 if TYPE_CHECKING:
     from transformer_xl.model.language_model import LanguageModel
-    from transformer_xl.model.lengths import Lengths
+    from transformer_xl.model.segment import Lengths
 
 FLOAT = 4
 """Bytes of a float32."""

@@ -247,41 +247,10 @@ def relative_positions(
                 [ 0.8415,  0.5403],
                 [ 0.0000,  1.0000]])
     """
-    table = _table(S, d_model, dtype, device, precision)
+    table = sinusoids(S, d_model, dtype, device, precision)
     if clamp_len is None or clamp_len >= S:
         return table[:S].flip(0)
     return table[distances(S, clamp_len, device)]
-
-
-def rotary(
-    S: int,
-    d_head: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    precision: torch.dtype = torch.float32,
-) -> tuple[Float[Tensor, "S half"], Float[Tensor, "S half"]]:
-    """Return sine and cosine of the angles of the positions 0 to S - 1, for :func:`rotated`.
-
-    Frequencies are rounded to ``precision``.
-    """
-    # Not in half precision, in which angles of long contexts would be far off.
-    dtype = torch.promote_types(dtype, torch.float32)
-    table = _table(S, d_head, dtype, device, precision)[:S]
-    sin, cos = table.chunk(2, -1)
-    return sin, cos
-
-
-def rotated(
-    x: Float[Tensor, "B S H K"], sin: Float[Tensor, "S half"], cos: Float[Tensor, "S half"]
-) -> Float[Tensor, "B S H K"]:
-    """Rotate queries or keys by their positions (RoPE; Su et al., 2021, arXiv 2104.09864).
-
-    Products of rotated queries and keys depend on the difference of their positions only. Features
-    m and m + K / 2 are a pair.
-    """
-    first, second = x.chunk(2, -1)
-    sin, cos = sin[:, None], cos[:, None]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
 
 
 def distances(S: int, largest: int | None, device: torch.device) -> Int[Tensor, " S"]:
@@ -290,7 +259,7 @@ def distances(S: int, largest: int | None, device: torch.device) -> Int[Tensor, 
     return distance if largest is None else distance.clamp(max=largest)
 
 
-def _table(
+def sinusoids(
     S: int, width: int, dtype: torch.dtype, device: torch.device, precision: torch.dtype
 ) -> Float[Tensor, "more width"]:
     """Return the sinusoids of at least the distances 0 to S - 1."""

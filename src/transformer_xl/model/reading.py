@@ -14,9 +14,9 @@ from torch import Tensor
 from transformer_xl.model.arguments import as_tokens
 from transformer_xl.model.calling import evaluating
 from transformer_xl.model.language_model import LanguageModel, Output
-from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.limits import require_capacity
 from transformer_xl.model.memory import Memory
+from transformer_xl.model.segment import Lengths
 
 Texts = (
     Int[Tensor, "B L"]

@@ -13,9 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.segment import Segment, View
+from transformer_xl.model.segment import Lengths, Segment, View
 
 
 def refuse_ext_len(kind: str, lengths: Lengths) -> None:

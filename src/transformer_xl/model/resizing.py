@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from transformer_xl.model.arguments import require_at_least
 from transformer_xl.model.calling import first_wrapped
-from transformer_xl.model.language_model import LanguageModel, build_model
+from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.loading import build_model
 
 
 @torch.no_grad()

@@ -9,7 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transformer_xl.model.arguments import Rows, stream_numbers
-from transformer_xl.model.memory import KeysAndValues, Memory
+from transformer_xl.model.keys_and_values import KeysAndValues
+from transformer_xl.model.memory import Memory
 
 _LEAST_CAPACITY = 64
 

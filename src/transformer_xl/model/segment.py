@@ -1,6 +1,6 @@
-"""The segment of a forward pass, and what its queries see: padding, documents, lengths."""
+"""The segment of a forward pass, the lengths with which it is read, and what its queries see."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -9,9 +9,67 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.arguments import require_tensor, whole_tensor
-from transformer_xl.model.lengths import Lengths
-from transformer_xl.model.memory import KeysAndValues, Memory, savable
+from transformer_xl.model.arguments import require_segment, whole, whole_tensor
+from transformer_xl.model.memory import Join, Memory, savable
+
+SEGMENT_LEN = 128
+"""Default segment length."""
+
+_LEAST = {"segment_len": 1, "attn_len": 1}
+
+
+class Lengths(NamedTuple):
+    """The lengths with which a model reads a text.
+
+    Everything that reads a text takes them, and :meth:`of` resolves and validates them, so that
+    all code paths treat a length alike.
+    """
+
+    segment_len: int
+    """Tokens read at once, at most."""
+    mem_len: int
+    """Positions remembered, at most."""
+    attn_len: int | None
+    """Keys a query sees at most, counting its own; None: all."""
+    clamp_len: int | None
+    """Largest distance told apart; None: any."""
+    ext_len: int
+    """Last tokens of a segment that are read again with the next one, and not remembered."""
+
+    @classmethod
+    def of(cls, config: ModelConfig, *, requires_effect: bool = True, **given: Any) -> "Lengths":
+        """Resolve lengths, given by name, against the settings of a model; None: as configured.
+
+        Args:
+            config: The settings of the model.
+            requires_effect: Whether to refuse a length that has no effect in such a model.
+            given: Any of the attributes.
+
+        Raises:
+            TypeError: It is no length.
+            ValueError: A length is no integer, out of range, or without effect.
+        """
+        # Lengths were validated in an eager call before tracing.
+        if not torch.compiler.is_compiling():
+            given = _require_lengths(config, given, requires_effect)
+        own = cls(SEGMENT_LEN, config.mem_len, config.attn_len, config.clamp_len, config.ext_len)
+        return own._replace(**{name: x for name, x in given.items() if x is not None})
+
+    @property
+    def arguments(self) -> dict[str, int | None]:
+        """The lengths as keyword arguments of a forward pass: all but ``segment_len``."""
+        arguments = self._asdict()
+        del arguments["segment_len"]
+        return arguments
+
+    @property
+    def is_windowed(self) -> bool:
+        """Whether every token sees the same number of positions, whatever the segmentation."""
+        return self.attn_len is not None and self.attn_len <= self.mem_len + 1
+
+    def windowed(self) -> "Lengths":
+        """Return lengths with which every token sees ``mem_len`` positions and itself."""
+        return self if self.is_windowed else self._replace(attn_len=self.mem_len + 1)
 
 
 class Segment(NamedTuple):
@@ -38,7 +96,7 @@ class Segment(NamedTuple):
         config: ModelConfig,
     ) -> "Segment":
         """Validate and combine the arguments of a forward pass."""
-        _require_segment(tokens, vectors, starts, config)
+        require_segment(tokens, vectors, starts, config)
         if tokens is not None and not config.n_features:
             tokens = tokens.long()
         segment = cls(tokens, vectors)
@@ -107,13 +165,6 @@ class Segment(NamedTuple):
         return torch.arange(T - n, T, device=self.device) < T - self.short[:, None]
 
 
-Join = Callable[
-    [int, Float[Tensor, "B T H K"], Float[Tensor, "B T H K"]],
-    tuple[Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]],
-]
-"""Appends keys and values of a segment to the cached ones of a layer, and returns all of them."""
-
-
 class View(NamedTuple):
     """What the queries of a segment may see, and what the memory keeps of the segment."""
 
@@ -160,7 +211,7 @@ class View(NamedTuple):
 
     def over(self, memory: Memory) -> "View":
         """Return the view with the keys and values of a memory, if it holds these."""
-        join = memory.join if isinstance(memory, KeysAndValues) else None
+        join = memory.join
         # Beside a prefix that is learned, weights may be learned, too.
         is_fixed = join is not None and not torch.is_grad_enabled()
         return self._replace(join=join, is_fixed=is_fixed)
@@ -207,78 +258,17 @@ def _filled(x: Tensor | None, padding: Bool[Tensor, "B T"]) -> Tensor | None:
     return x.masked_fill(padding if x.ndim == 2 else padding[..., None], 0)
 
 
-def _require_segment(tokens: Any, vectors: Any, starts: Any, config: ModelConfig) -> None:
-    """Require either tokens or vectors of right types and shapes, and fitting starts."""
-    if (tokens is None) == (vectors is None):
-        given = "both" if vectors is not None else "neither"
-        raise ValueError(f"a segment is tokens or inputs_embeds: {given} of them is given")
-    if tokens is not None and config.n_features:
-        _require_features(tokens, config.n_features)
-    elif tokens is not None:
-        whole_tensor("tokens", tokens)
-        if tokens.ndim != 2 or not all(tokens.shape):
-            raise ValueError(
-                f"tokens of shape {tuple(tokens.shape)} must be (streams, length) and not empty"
-            )
-    elif not (
-        require_tensor("inputs_embeds", vectors).is_floating_point()
-        and vectors.ndim == 3
-        and all(vectors.shape)
-        and vectors.shape[2] == config.d_model
-    ):
-        raise ValueError(
-            f"inputs_embeds of shape {tuple(vectors.shape)} must be (streams, length, "
-            f"{config.d_model}), as wide as the model, and not empty"
-        )
-    given: Any = vectors if tokens is None else tokens
-    shape = given.shape[:2]
-    if starts is not None and (
-        require_tensor("starts", starts).shape != shape or starts.dtype != torch.bool
-    ):
-        raise ValueError(
-            f"starts of shape {tuple(starts.shape)} and {starts.dtype} must say true or false for "
-            f"each place of a segment of shape {tuple(shape)}"
-        )
-
-
-def _require_features(inputs: Any, n_features: int) -> None:
-    """Require real-valued inputs of this width."""
-    require_tensor("inputs", inputs)
-    shape = tuple(inputs.shape)
-    if not (
-        inputs.is_floating_point() and inputs.ndim == 3 and all(shape) and shape[2] == n_features
-    ):
-        raise ValueError(
-            f"inputs of shape {shape} and {inputs.dtype} must be real vectors, (streams, length, "
-            f"n_features={n_features}), and not empty: the model reads no tokens"
-        )
-
-
-def require_targets(
-    targets: Any,
-    shape: tuple[int, int],
-    ext_len: int,
-    context: int | None,
-    *,
-    are_real: bool = False,
-) -> Tensor:
-    """Require targets for a segment, and return them as int64 or, if ``are_real``, as they are.
-
-    The other arguments are those of :meth:`LanguageModel.forward`.
-    """
-    if not are_real:
-        targets = whole_tensor("targets", targets)
-    elif not require_tensor("targets", targets).is_floating_point():
-        raise ValueError(
-            f"targets of {targets.dtype} must be real numbers: the model ends in a mixture of "
-            "n_mixtures normal distributions"
-        )
-    least, most = (0, ext_len) if context is None else (context, context)
-    missing = shape[1] - targets.shape[-1] if targets.ndim == 2 else -1
-    is_pair = targets.ndim == 2 and len(targets) == shape[0]
-    if not (is_pair and least <= missing <= most and targets.shape[1]):
-        raise ValueError(
-            f"targets of shape {tuple(targets.shape)} must have the shape of the tokens, "
-            f"{shape}" + f", but for the first {most}" * (most > 0)
-        )
-    return targets
+def _require_lengths(
+    config: ModelConfig, given: dict[str, Any], requires_effect: bool
+) -> dict[str, int | None]:
+    if unknown := given.keys() - set(Lengths._fields):
+        raise TypeError(f"{min(unknown)} is no length: they are {', '.join(Lengths._fields)}")
+    for name, x in given.items():
+        # Lengths from other code are plain integers, and are checked in each call of a model.
+        if x is not None and (type(x) is not int or x < _LEAST.get(name, 0)):
+            given[name] = whole(name, x, _LEAST.get(name, 0))
+    for name, beside, _ in config.unused() if requires_effect else ():
+        x = given.get(name)
+        if x is not None and x != getattr(config, name):
+            raise ValueError(f"{name}={x} has no effect with {beside}; leave it out")
+    return given

@@ -11,14 +11,15 @@ from torch import Tensor, nn
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.calling import adapters, evaluating
 from transformer_xl.model.components import components, frequency_precision, make_layer
-from transformer_xl.model.language_model import LanguageModel, build_model
+from transformer_xl.model.keys_and_values import KeysAndValues
+from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.layer import DecoderLayer, draw_weights
-from transformer_xl.model.lengths import Lengths
-from transformer_xl.model.memory import KeysAndValues, Memory
+from transformer_xl.model.loading import build_model
+from transformer_xl.model.memory import Memory
 from transformer_xl.model.observing import observed
 from transformer_xl.model.positions import PositionScheme
 from transformer_xl.model.pretrained import SavesItself
-from transformer_xl.model.segment import Segment, View
+from transformer_xl.model.segment import Lengths, Segment, View
 from transformer_xl.model.variants.norms import make_norm
 
 

@@ -13,8 +13,8 @@ from transformer_xl.data.babi import Sample
 from transformer_xl.inference.answers import continuations
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.arguments import require_at_least
-from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.model.limits import require_mem_len
+from transformer_xl.model.segment import SEGMENT_LEN, Lengths
 
 LENGTHS = (0, 1000, 2000, 4000, 8000, 16000, 32000)
 ANSWER_LEN = 64

@@ -22,8 +22,8 @@ from transformer_xl.inference.evaluate.streams import loss_from_start, spans
 from transformer_xl.inference.generate.text_writer import prompt_for
 from transformer_xl.model import Decoder, LanguageModel, build_model, load_model
 from transformer_xl.model.decoder import EagerDecoder
-from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.reading import read_all
+from transformer_xl.model.segment import Lengths
 from transformer_xl.ops.timing import peak_mb, timed
 from transformer_xl.train import train
 from transformer_xl.train.beginning import fit_to_corpus

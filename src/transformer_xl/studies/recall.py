@@ -24,8 +24,8 @@ from transformer_xl.inference.answers import states_at
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.arguments import require_at_least
 from transformer_xl.model.calling import evaluating
-from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.model.limits import require_mem_len, require_remembering
+from transformer_xl.model.segment import SEGMENT_LEN, Lengths
 
 _GOLDEN_RATIO = (5**0.5 - 1) / 2
 DISTANCES = (10, 30, 100, 300, 1000, 3000, 10000)

@@ -321,7 +321,9 @@ def _writing(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             [_number(x.get(what), ".2f") for x in each] for what in ("ms_per_token", "ms_called")
         )
         state = [_number(x["state_bytes"] / 1e3 if x else None, ".1f") for x in each]
-        step = next(iter(found.values()))["step"]
+        first = next(iter(found.values()))
+        # As runs of earlier versions call it.
+        step = first.get("step") or first["stepper"]
         times.append(f"| {' | '.join([name, step, *own, *called])} |")
         sizes.append(f"| {' | '.join([name, *state])} |")
     return ["\n".join(times), "\n".join(sizes)]

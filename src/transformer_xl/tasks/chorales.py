@@ -27,8 +27,8 @@ from transformer_xl.inference.baselines.measuring import unigram_nll
 from transformer_xl.inference.generate.prompts import selected
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.calling import evaluating
-from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.reading import read
+from transformer_xl.model.segment import Lengths
 from transformer_xl.tasks.task import Measured, Task, Trained
 
 VOICES = 4

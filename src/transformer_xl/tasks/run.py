@@ -17,7 +17,7 @@ from transformer_xl.config.files import checksum, replace_file
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data.vocab_files import load_vocab
 from transformer_xl.model import load_model
-from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.segment import Lengths
 from transformer_xl.tasks.task import Measured, SelfTrainingTask, Task, Trained
 from transformer_xl.train import train
 

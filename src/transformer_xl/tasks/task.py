@@ -20,7 +20,7 @@ from transformer_xl.config import Config
 from transformer_xl.config.files import checksum, replace_file
 from transformer_xl.data.unpacking import opened
 from transformer_xl.model import LanguageModel
-from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.segment import Lengths
 
 TASKS_EXTRA = "'transformer-xl[tasks]'"
 """What to install for metrics and baselines."""

@@ -19,15 +19,15 @@ from transformer_xl.inference.evaluate.dynamic import segments_to_learn
 from transformer_xl.inference.evaluate.streams import places_read
 from transformer_xl.inference.generate import for_tokens
 from transformer_xl.model import LanguageModel, build_model
-from transformer_xl.model.language_model import read_model_weights
-from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.limits import require_capacity, require_reading, require_training
+from transformer_xl.model.loading import read_model_weights
 from transformer_xl.model.pretrained import (
     CONFIG_FILE,
     copy_weights,
     find_model_folder,
     load_config,
 )
+from transformer_xl.model.segment import Lengths
 from transformer_xl.train.finish import held_out
 from transformer_xl.train.optim import Optimizer, new_average
 from transformer_xl.train.runner import shard

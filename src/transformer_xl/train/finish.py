@@ -24,8 +24,8 @@ from transformer_xl.inference.generate import (
     text_pieces,
 )
 from transformer_xl.model import LanguageModel, load_model
-from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.limits import any_size
+from transformer_xl.model.segment import Lengths
 from transformer_xl.train.checkpoint import RECIPE_FILE, RESULTS_FILE, SAMPLE_FILE, RunFolder
 from transformer_xl.train.metrics import reading
 from transformer_xl.train.seen import MEMORY_FILE, READINGS, TOKENS, see_memory

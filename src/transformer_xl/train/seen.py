@@ -27,7 +27,7 @@ from transformer_xl.inference.evaluate import loss_from_start, loss_in_segment, 
 from transformer_xl.inference.evaluate.rollout import attended
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.arguments import Text
-from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.segment import Lengths
 
 MEMORY_FILE = "memory.json"
 TOKENS = 50_000

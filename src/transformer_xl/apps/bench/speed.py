@@ -22,9 +22,9 @@ from transformer_xl.data.catalogue import known_vocab_size
 from transformer_xl.inference.generate import generate
 from transformer_xl.model import LanguageModel, Memory, TransformerXL
 from transformer_xl.model.arguments import require_token_inputs
-from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.limits import layer_matrices
 from transformer_xl.model.reading import read
+from transformer_xl.model.segment import Lengths
 from transformer_xl.ops import choose_backend
 from transformer_xl.ops.timing import ceiling, peak_mb, reading_rate, timed
 from transformer_xl.train import Network, TrainState, train_step

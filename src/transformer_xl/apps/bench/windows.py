@@ -22,7 +22,7 @@ from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
 from transformer_xl.config.device import autocast, pick_device, pick_precision
 from transformer_xl.inference.evaluate import window_nll
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.segment import Lengths
 from transformer_xl.ops.timing import median_and_range, timed
 
 SLOWDOWNS = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}

@@ -17,8 +17,8 @@ from transformer_xl.apps.compress.predicting import fingerprint
 from transformer_xl.config import ModelConfig
 from transformer_xl.config.checks import Range, check, no_type_check, require
 from transformer_xl.model import LanguageModel
-from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.limits import require_mem_len
+from transformer_xl.model.segment import Lengths
 
 GIGABYTE = 1 << 30
 RAM = 4.0

@@ -16,9 +16,9 @@ from torch import Tensor
 from transformer_xl.apps.serve.texts import Scored, Shares, Text
 from transformer_xl.inference.generate.prompts import PROMPT_SEGMENT, text_start
 from transformer_xl.model import LanguageModel, Memory
-from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import join
 from transformer_xl.model.reading import read, read_all
+from transformer_xl.model.segment import Lengths
 
 _MIN_LOG_PROB = -9999.0
 _CHUNKS_PER_BATCH = 8

@@ -9,8 +9,8 @@ import torch
 from transformer_xl.apps.serve.session_store import Turn
 from transformer_xl.inference.generate.prompts import PROMPT_SEGMENT
 from transformer_xl.model import LanguageModel, Memory
-from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.model.reading import Piece, read
+from transformer_xl.model.segment import SEGMENT_LEN, Lengths
 
 
 def replay(

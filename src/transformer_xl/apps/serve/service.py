@@ -33,9 +33,9 @@ from transformer_xl.inference.generate import (
     random_numbers,
 )
 from transformer_xl.model import LanguageModel
-from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.limits import full_memory, require_bytes
 from transformer_xl.model.reading import read
+from transformer_xl.model.segment import Lengths
 
 log = logging.getLogger("transformer_xl.serve")
 

@@ -43,8 +43,8 @@ from transformer_xl.inference.evaluate.streams import Part, as_text, completed_t
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.arguments import Text, as_tokens, shown
 from transformer_xl.model.compact import CompactTransformerXL
-from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.model.reading import read
+from transformer_xl.model.segment import SEGMENT_LEN, Lengths
 
 DEFAULT_LR = {"rms": 1e-4, "sgd": 0.01}
 """Default learning rates."""

@@ -12,8 +12,8 @@ from transformer_xl.inference.evaluate.streams import as_text
 from transformer_xl.model import LanguageModel, Memory
 from transformer_xl.model.arguments import Text
 from transformer_xl.model.calling import evaluating
-from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.reading import read, read_all
+from transformer_xl.model.segment import Lengths
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from transformer_xl.inference.evaluate.dynamic import AtLeastOne, Dynamic
 from transformer_xl.inference.evaluate.streams import Part, read_parts, window_nll
 from transformer_xl.inference.knn import knn_nll
 from transformer_xl.model import LanguageModel
-from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
+from transformer_xl.model.segment import SEGMENT_LEN, Lengths
 
 
 @no_type_check

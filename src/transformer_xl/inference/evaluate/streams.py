@@ -20,10 +20,10 @@ from transformer_xl.data.recordings import Recordings
 from transformer_xl.model import LanguageModel, Memory
 from transformer_xl.model.arguments import Text, as_tokens, require_at_least
 from transformer_xl.model.calling import evaluating
-from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.model.limits import require_mem_len
 from transformer_xl.model.memory import join
 from transformer_xl.model.reading import Reader, read, read_all
+from transformer_xl.model.segment import SEGMENT_LEN, Lengths
 from transformer_xl.ops.nll import IGNORED
 
 _TEXTS_AT_ONCE = 32

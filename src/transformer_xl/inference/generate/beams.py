@@ -26,7 +26,7 @@ from transformer_xl.inference.generate.text_writer import TextWriter
 from transformer_xl.model import Decoder, LanguageModel, Memory
 from transformer_xl.model.arguments import Text, as_tokens, require_model, shown, whole
 from transformer_xl.model.calling import evaluating
-from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.segment import Lengths
 
 
 @no_type_check

@@ -15,10 +15,10 @@ from transformer_xl.inference.knn import Past, remembered
 from transformer_xl.model import LanguageModel, Memory
 from transformer_xl.model.arguments import as_tokens, require_model
 from transformer_xl.model.calling import evaluating
-from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.limits import require_capacity, require_mem_len
 from transformer_xl.model.memory import join
 from transformer_xl.model.reading import read, read_all
+from transformer_xl.model.segment import Lengths
 
 PROMPT_SEGMENT = 512
 """Segment length for prompts, which bounds the memory use of long ones."""

@@ -39,7 +39,6 @@ from transformer_xl.model.arguments import (
     whole,
 )
 from transformer_xl.model.compact import Weights, compact
-from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.limits import most_positions, require_mem_len
 from transformer_xl.model.pretrained import (
     CONFIG_FILE,
@@ -49,6 +48,7 @@ from transformer_xl.model.pretrained import (
     weights_path,
 )
 from transformer_xl.model.reading import Reader, ReaderState
+from transformer_xl.model.segment import Lengths
 
 Text = str | Tokens
 """A text, or its tokens."""

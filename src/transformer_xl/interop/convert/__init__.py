@@ -31,7 +31,7 @@ from transformer_xl.interop.convert.old_settings import (
 from transformer_xl.interop.convert.pickles import attributes
 from transformer_xl.interop.convert.vocabularies import find_vocab, read_vocab, vocab_from_object
 from transformer_xl.model.arguments import require_token_inputs
-from transformer_xl.model.language_model import read_model_weights, weight_shapes
+from transformer_xl.model.loading import read_model_weights, weight_shapes
 from transformer_xl.model.pretrained import (
     CONFIG_FILE,
     MODEL_TYPE,

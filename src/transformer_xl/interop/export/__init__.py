@@ -24,10 +24,10 @@ from transformer_xl.config.files import new_folder, require_new
 from transformer_xl.data import load_vocab
 from transformer_xl.model import LanguageModel, Memory, TransformerXL, load_model
 from transformer_xl.model.arguments import require_token_inputs
-from transformer_xl.model.lengths import Lengths
-from transformer_xl.model.memory import KeysAndValues
+from transformer_xl.model.keys_and_values import KeysAndValues
 from transformer_xl.model.pretrained import find_model_folder, weights_checksum, weights_path
 from transformer_xl.model.reading import read, read_all
+from transformer_xl.model.segment import Lengths
 
 __all__ = [
     "Errors", "Exported", "Format", "KeptStep", "StateStep", "Step", "compare", "export",
@@ -181,7 +181,7 @@ class _InputKeysAndValues(KeysAndValues):
         self._before = [*self.keys], [*self.values]
         return self
 
-    def join(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def _join(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         for longer, before, new in zip((self.keys, self.values), self._before, (k, v), strict=True):
             longer[layer] = torch.cat([before[layer], new.permute(2, 0, 1, 3)], 2)
         return self.keys[layer].permute(1, 2, 0, 3), self.values[layer].permute(1, 2, 0, 3)

@@ -22,10 +22,9 @@ from transformer_xl.interop.hf.inputs import PACKING, Inputs, Reading, Wanted, r
 from transformer_xl.model import Decoder, Memory, build_model
 from transformer_xl.model.arguments import require_token_inputs
 from transformer_xl.model.calling import unwrapped
-from transformer_xl.model.language_model import require_own_weights
-from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.keys_and_values import KeysAndValues
 from transformer_xl.model.limits import require_loading
-from transformer_xl.model.memory import KeysAndValues
+from transformer_xl.model.loading import require_own_weights
 from transformer_xl.model.pretrained import (
     add_checksums,
     is_preface,
@@ -34,6 +33,7 @@ from transformer_xl.model.pretrained import (
     weights_path,
 )
 from transformer_xl.model.resizing import resize_vocabulary
+from transformer_xl.model.segment import Lengths
 
 _LOGGER = logging.get_logger(__name__)
 

@@ -12,9 +12,8 @@ from torch.utils import _pytree as pytree
 from transformers import Cache
 
 from transformer_xl.model import Decoder, LanguageModel, Memory
-from transformer_xl.model.lengths import Lengths
-from transformer_xl.model.memory import KeysAndValues
-from transformer_xl.model.segment import Segment
+from transformer_xl.model.keys_and_values import KeysAndValues
+from transformer_xl.model.segment import Lengths, Segment
 
 # Enough tokens to distinguish the whole text from its continuation.
 _TAIL = 16

@@ -18,10 +18,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from transformer_xl.model import LanguageModel, Memory
-from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.observing import observed
 from transformer_xl.model.reading import read as read_segments
-from transformer_xl.model.segment import Segment
+from transformer_xl.model.segment import Lengths, Segment
 
 # The label of ignored positions.
 IGNORED = -100

@@ -29,8 +29,8 @@ from transformer_xl.interop.hf.configuration import TransformerXLConfig
 from transformer_xl.interop.hf.inputs import IGNORED, require_known
 from transformer_xl.model import AdaptiveSoftmax, Memory
 from transformer_xl.model.calling import evaluating
-from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.reading import read_all
+from transformer_xl.model.segment import Lengths
 
 _LOGGER = logging.get_logger(__name__)
 _PADDED_BEFORE = (

@@ -1,0 +1,247 @@
+"""Keys and values projected from the hidden states of a memory, for fixed weights."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from transformer_xl.model.arguments import require_state
+from transformer_xl.model.memory import OTHER_KINDS, Join, Memory, is_sealed
+
+
+class KeysAndValues(Memory):
+    """Keys and values of the last positions (a KV cache); valid while the weights are fixed.
+
+    Buffers have spare capacity: most steps write
+    behind the last keys and copy nothing; a full buffer is replaced by a larger one. Those that
+    share a buffer stay valid, because no position is overwritten.
+
+    Attributes:
+        keys: For each layer, (H, B, capacity, K).
+        values: For each layer, (H, B, capacity, K).
+        inputs: With ``input_recurrence``, the inputs of the first layer alone, (1, B, capacity, D),
+            in float32 at least.
+        adapters: What :func:`~transformer_xl.model.calling.adapters` returned for the model that
+            projected them. None: unknown, as after loading; set by the first model that uses them.
+        is_prefix: Whether they are parameters themselves (prefix tuning), to which gradients flow;
+            those that are appended are detached.
+        start: Index of the oldest cached position in the buffers.
+        stop: Index behind the newest one.
+    """
+
+    has_keys = True
+
+    def __init__(
+        self,
+        keys: Sequence[Float[Tensor, "H B capacity K"]],
+        values: Sequence[Float[Tensor, "H B capacity K"]],
+        inputs: Sequence[Float[Tensor, "1 B capacity D"]] = (),
+        *,
+        forgotten: Int[Tensor, " B"] | None = None,
+        adapters: tuple[Any, ...] | None = None,
+    ) -> None:
+        self.forgotten = forgotten
+        self.keys, self.values, self.inputs = list(keys), list(values), list(inputs)
+        self.adapters = adapters
+        self.start, self.stop = 0, self.keys[0].shape[2]
+        # Where the free part begins, shared by all memories of these buffers. Whoever pops it may
+        # write there. torch.compile cannot trace a lock. A symbol in a traced program is no key.
+        self._free = {self.stop: True} if isinstance(self.stop, int) else {}
+        self._is_joined = self.is_prefix = False
+
+    @property
+    def states(self) -> tuple[Float[Tensor, "B M D"], ...]:
+        """There are none.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError("the memory holds keys and values and no hidden states")
+
+    @property
+    def length(self) -> int:
+        """What ``len()`` returns, or a symbol for it in a traced program."""
+        return self.stop - self.start
+
+    @property
+    def _first(self) -> Tensor:
+        return self.keys[0]
+
+    @property
+    def _width(self) -> int:
+        return self.keys[0].shape[0] * self.keys[0].shape[3]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of what is cached."""
+        return ("keys", "values", "inputs") if self.inputs else ("keys", "values")
+
+    @property
+    def _buffers(self) -> tuple[list[Tensor], ...]:
+        return tuple(getattr(self, name) for name in self.names)
+
+    def by_name(self) -> tuple[Sequence[Tensor], ...]:
+        """Return, for each name, one tensor per layer, (H, B, M, K); of inputs, only the first."""
+        cached = slice(self.start, self.stop)
+        return tuple([x[:, :, cached] for x in layers] for layers in self._buffers)
+
+    def require(self, adapters: tuple[Any, ...]) -> None:
+        """Require the adapters with which the keys and values were projected.
+
+        Raises:
+            ValueError: The adapters differ.
+        """
+        if self.adapters is None:
+            self.adapters = adapters
+        if self.adapters != adapters:
+            raise ValueError(
+                "adapters were added, switched, trained, merged or removed since these keys and "
+                "values were made, which belong to the weights of that time: begin anew with "
+                "mems=None (past_key_values=None, another Session) and read the text again"
+            )
+
+    def require_as(self, other: Memory) -> None:
+        """Require the adapters of other keys and values, if they are known."""
+        if isinstance(other, KeysAndValues) and other.adapters is not None:
+            self.require(other.adapters)
+
+    def with_capacity(self, T: int, mem_len: int) -> "KeysAndValues":
+        """Return the same memory with free capacity for ``T`` more positions.
+
+        The capacity is exclusive: another continuation of this memory, also in another thread, is
+        given different buffers.
+        """
+        is_learned = self.is_prefix and torch.is_grad_enabled()
+        if is_learned or not isinstance(self.stop + T, int):
+            # Autograd does not save what is written to later, and a symbol is no capacity.
+            joined = self._in_same_buffers(self.start, self.stop, self._savable_mask())
+            joined._is_joined = True
+            return joined
+        has_capacity = self.stop + T <= self.keys[0].shape[2]
+        is_read_only = any(is_sealed(x) for layers in self._buffers for x in layers)
+        # dict.pop is atomic.
+        if has_capacity and not is_read_only and self._free.pop(self.stop, False):
+            self._free[self.stop + T] = True
+            # A new object, because writing in another precision replaces its tensors.
+            return self._in_same_buffers(self.start, self.stop, self._savable_mask())
+        # Twice the memory: positions are copied once every mem_len tokens.
+        M = self.length
+        capacity = M + T + max(M, mem_len)
+
+        def moved(x: Tensor) -> Tensor:
+            larger = x.new_empty(*x.shape[:2], capacity, x.shape[3])
+            larger[:, :, :M] = x
+            return larger
+
+        grown = self.changed(moved)
+        grown.stop, grown._free, grown.forgotten = M, {M + T: True}, self._savable_mask()
+        return grown
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any]) -> "KeysAndValues":
+        """Rebuild keys and values from :meth:`state_dict`."""
+        tensors, forgotten = {name: state[name] for name in ("keys", "values")}, state["forgotten"]
+        require_state(tensors, 5, forgotten)
+        if (inputs := state.get("inputs")) is not None:
+            require_state({"inputs": inputs}, 5, forgotten)
+            expected = 1, 1, *tensors["keys"].shape[2:4]
+            if inputs.shape[:4] != expected:
+                raise ValueError(
+                    f"inputs of shape {tuple(inputs.shape)} must be (*{expected}, D): those of one "
+                    "layer, for the streams and positions of the keys"
+                )
+            tensors["inputs"] = inputs
+        return cls(*(x.unbind() for x in tensors.values()), forgotten=forgotten)
+
+    def masking(self, forgotten: Int[Tensor, " B"] | None) -> "KeysAndValues":
+        """Return the memory with as many positions of each stream masked; None: none."""
+        if forgotten is self.forgotten:
+            return self
+        return self._in_same_buffers(self.start, self.stop, forgotten)
+
+    def pasts(self, x: Float[Tensor, "B T D"]) -> Sequence[Float[Tensor, "B none D"]]:
+        """Return the hidden states of each layer, which are cached as keys and values: none."""
+        return [x[:, :0]] * len(self.keys)
+
+    def detach(self) -> "KeysAndValues":
+        """Return the memory: it is detached."""
+        return self
+
+    @property
+    def join(self) -> Join:
+        """How layers append to the keys and values."""
+        return self._join
+
+    def _join(
+        self, layer: int, k: Float[Tensor, "B T H K"], v: Float[Tensor, "B T H K"]
+    ) -> tuple[Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
+        """Append a segment's keys and values to those of a layer; return all of them."""
+        stop = self.stop + k.shape[1]
+        for remembered, new in ((self.keys, k), (self.values, v)):
+            self._append(remembered, layer, new.permute(2, 0, 1, 3))
+        k, v = (
+            remembered[layer][:, :, self.start : stop].permute(1, 2, 0, 3)
+            for remembered in (self.keys, self.values)
+        )
+        return k, v
+
+    def last_input(self) -> Float[Tensor, "B 1 D"]:
+        """Return the last input of the first layer, of a memory that is not empty."""
+        return self.inputs[0][0, :, self.stop - 1 : self.stop]
+
+    def append_input(self, x: Float[Tensor, "B T D"]) -> None:
+        """Append the inputs of the first layer, if they are cached."""
+        if self.inputs:
+            self._append(self.inputs, 0, x[None])
+
+    def _append(self, to: list[Tensor], layer: int, new: Float[Tensor, "H B T K"]) -> None:
+        if to[layer].dtype != new.dtype:
+            to[layer] = to[layer].to(new.dtype)
+        if self._is_joined:
+            to[layer] = torch.cat([to[layer][:, :, : self.stop], new], 2)
+        else:
+            to[layer][:, :, self.stop : self.stop + new.shape[2]] = new
+
+    def _extended(self, states: Sequence[Any], kept: int, cut: int) -> "KeysAndValues":
+        after = self._in_same_buffers(self.start + cut, self.stop + kept)
+        if self._is_joined:
+            after = after.changed(lambda x: x.detach())
+        return after
+
+    def between(self, start: int, stop: int) -> "KeysAndValues":
+        """Return the positions from ``start`` to ``stop``, none of them masked."""
+        return self._in_same_buffers(self.start + start, self.start + stop)
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> "KeysAndValues":
+        """Return the memory with a function applied to each tensor, and nothing masked."""
+        changed = ([change(x) for x in layers] for layers in self.by_name())
+        memory = KeysAndValues(*changed, adapters=self.adapters)
+        memory.is_prefix = self.is_prefix
+        return memory
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> "Memory":
+        """Return the memory on another device or in another precision.
+
+        The inputs of a recurrence are in float32 at least.
+        """
+        memory: Any = super().to(device, dtype)
+        if dtype is not None:
+            exact = torch.promote_types(dtype, torch.float32)
+            cached = self.by_name()[2:]
+            memory.inputs = [x.to(device=device, dtype=exact) for layers in cached for x in layers]
+        return memory
+
+    def _in_same_buffers(
+        self, start: int, stop: int, forgotten: Tensor | None = None
+    ) -> "KeysAndValues":
+        memory = KeysAndValues(*self._buffers, forgotten=forgotten, adapters=self.adapters)
+        memory.start, memory.stop, memory._free = start, stop, self._free
+        memory.is_prefix = self.is_prefix
+        return memory
+
+
+OTHER_KINDS["keys"] = KeysAndValues
