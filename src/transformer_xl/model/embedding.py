@@ -33,12 +33,12 @@ class Embedding(nn.Embedding):
             self.proj = nn.Linear(E, D, bias=False)
         self.embed_scale = 1.0 if E != D else D**0.5
         self.scale = D**0.5
-        self.word_dropout, self.markers = config.embed_dropout, _markers(config)
+        self.word_dropout, self.markers = config.embed_dropout, markers(config)
 
     def forward(self, input: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch E"]:
         """Look up tokens."""
         p = self.word_dropout if self.training else 0.0
-        embedded = _looked_up(input, self.weight, p, self.markers)
+        embedded = looked_up(input, self.weight, p, self.markers)
         return embedded if self.proj is not None else embedded * self.embed_scale
 
     def widened(self, embedded: Float[Tensor, "B T E"]) -> Float[Tensor, "B T D"]:
@@ -47,109 +47,6 @@ class Embedding(nn.Embedding):
             return embedded
         # Under autocast too, the residual stream stays in the precision of the weights.
         return self.proj(embedded).to(self.weight.dtype) * self.scale
-
-
-class Tables(nn.ParameterList):
-    """The tables of the clusters, which a call returns.
-
-    A plain list of parameters is never called, so that hooks that load weights when they are used,
-    of offloading, would not run.
-    """
-
-    __call__ = nn.Module.__call__
-
-    def forward(self) -> list[nn.Parameter]:
-        """Return the tables."""
-        return list(self)
-
-
-class AdaptiveEmbedding(nn.Module):
-    """Adaptive input embeddings, narrower for rarer words (Baevski and Auli, 2019).
-
-    Each cluster of the vocabulary has a table of its own width and a projection to ``d_model``.
-    """
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.clusters, self.num_embeddings = config.clusters, config.vocab_size
-        self.weights = Tables(
-            torch.empty(cluster.stop - cluster.start, cluster.width) for cluster in self.clusters
-        )
-        self.projs: Sequence[nn.Module] = nn.ModuleList(  # pyright: ignore[reportAttributeAccessIssue]
-            nn.Linear(cluster.width, config.d_model, bias=False)
-            if cluster.has_proj
-            else nn.Identity()
-            for cluster in self.clusters
-        )
-        self.scale = config.d_model**0.5
-        self.word_dropout, self.markers = config.embed_dropout, _markers(config)
-
-    def extra_repr(self) -> str:
-        """Say what can be adapted, to whoever refuses to adapt this."""
-        return (
-            "several tables; what can be adapted: embedding.projs and the linear maps of the layers"
-        )
-
-    def forward(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-        """Embed the tokens."""
-        if torch.compiler.is_compiling():
-            return self.in_fixed_shapes(tokens)
-        # flatten() may return a non-contiguous view, which bucketize copies with a warning.
-        flat = tokens.flatten().contiguous()
-        places, parts = [], []
-        # Tokens outside the vocabulary fall into the first or last cluster, and raise there.
-        starts = torch.tensor([x.start for x in self.clusters[1:]], device=tokens.device)
-        clusters = torch.bucketize(flat, starts, right=True)
-        for i, (cluster, weight, proj) in enumerate(
-            zip(self.clusters, self.weights(), self.projs, strict=True)
-        ):
-            own = (clusters == i).nonzero()[:, 0]
-            places.append(own)
-            rows = flat[own] - cluster.start
-            drops = self.training and self.word_dropout > 0
-            embedded = self._looked_up(i, rows, weight, own % tokens.shape[-1] if drops else None)
-            parts.append(proj(embedded).to(weight.dtype))
-        # Sorted by cluster; the inverse permutation restores the order.
-        back = torch.cat(places).argsort()
-        return torch.cat(parts)[back].unflatten(0, tokens.shape) * self.scale
-
-    def widened(self, embedded: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """Return the argument: it has the width of the model already."""
-        return embedded
-
-    def in_fixed_shapes(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-        """Embed the tokens with static shapes, for graphs.
-
-        Every token is looked up in every cluster, and all results but one are masked. Sorting the
-        tokens by cluster would synchronize the device.
-        """
-        parts, last = [], len(self.clusters) - 1
-        for i, (cluster, weight, proj) in enumerate(
-            zip(self.clusters, self.weights(), self.projs, strict=True)
-        ):
-            row = own = tokens - cluster.start
-            # Tokens outside the vocabulary are not clamped, so that they still raise.
-            if i > 0:
-                row = row.clamp(min=0)
-            if i < last:
-                row = row.clamp(max=len(weight) - 1)
-            embedded = self._looked_up(i, row, weight)
-            embedded = proj(embedded).to(weight.dtype)
-            parts.append(embedded.masked_fill((row != own)[..., None], 0.0))
-        return torch.stack(parts).sum(0) * self.scale
-
-    def _looked_up(
-        self,
-        i: int,
-        rows: Int[Tensor, "*batch"],
-        weight: Float[Tensor, "words E"],
-        places: Int[Tensor, "*batch"] | None = None,
-    ) -> Float[Tensor, "*batch E"]:
-        cluster = self.clusters[i]
-        own = range(cluster.start, cluster.stop)
-        markers = [symbol - cluster.start for symbol in self.markers if symbol in own]
-        p = self.word_dropout if self.training else 0.0
-        return _looked_up(rows, weight, p, markers, places)
 
 
 class FeatureEmbedding(nn.Linear):
@@ -198,12 +95,12 @@ def embedded(
         raise
 
 
-def _markers(config: ModelConfig) -> list[int]:
+def markers(config: ModelConfig) -> list[int]:
     """Return the symbols that are never dropped: where a completion or a document begins."""
     return [x for x in (config.completion_at, config.reset_at) if x is not None]
 
 
-def _looked_up(
+def looked_up(
     tokens: Int[Tensor, "*batch"],
     weight: Float[Tensor, "V E"],
     p: float,

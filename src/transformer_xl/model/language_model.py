@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.arguments import explain_unknown, require_targets, shown
-from transformer_xl.model.embedding import AdaptiveEmbedding, Embedding, FeatureEmbedding, embedded
+from transformer_xl.model.embedding import Embedding, FeatureEmbedding, embedded
 from transformer_xl.model.limits import require_weights
 from transformer_xl.model.loading import BUILDERS, build_model, loaded, require_own_weights
 from transformer_xl.model.memory import Memory
@@ -26,7 +26,8 @@ from transformer_xl.model.pretrained import (
     write_model,
 )
 from transformer_xl.model.segment import Lengths, Segment, View
-from transformer_xl.model.softmax import AdaptiveSoftmax, CalledSoftmax, Softmax
+from transformer_xl.model.softmax import CalledSoftmax, Predictor, Softmax
+from transformer_xl.model.variants.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from transformer_xl.ops import dropout
 from transformer_xl.ops.nll import IGNORED
 
@@ -325,7 +326,7 @@ class LanguageModel(nn.Module, ABC):
         raise ValueError(f"a model of kind={self.config.kind!r} has no attention to look at")
 
     @property
-    def head(self) -> Softmax | AdaptiveSoftmax | CalledSoftmax:
+    def head(self) -> Predictor:
         """The output layer: ``softmax``, or a wrapper around what replaced it.
 
         Raises:
@@ -337,7 +338,7 @@ class LanguageModel(nn.Module, ABC):
                 f"n_mixtures={self.config.n_mixtures}: the model predicts real numbers, and has no "
                 "probabilities of tokens; transformer_xl.inference.forecast draws what follows"
             )
-        return softmax if isinstance(softmax, Softmax | AdaptiveSoftmax) else CalledSoftmax(softmax)
+        return softmax if isinstance(softmax, Predictor) else CalledSoftmax(softmax)
 
     def _embedded(self, segment: Segment) -> Float[Tensor, "B T D"]:
         """Return the input of the first layer."""

@@ -16,7 +16,6 @@ from transformer_xl.data import Vocab
 from transformer_xl.inference.generate.history import History
 from transformer_xl.inference.generate.loops import LoopRule
 from transformer_xl.inference.generate.sampling import HOTTEST, Sampling
-from transformer_xl.model import AdaptiveSoftmax
 from transformer_xl.model.arguments import shown
 from transformer_xl.model.softmax import Predictor, drawn
 
@@ -89,7 +88,7 @@ class Sampler:
 
     def __call__(
         self,
-        softmax: Predictor | AdaptiveSoftmax,
+        softmax: Predictor,
         hidden: Float[Tensor, "B D"],
         numbers: Float[Tensor, " B"],
         histories: Sequence[History] = (),
@@ -123,7 +122,7 @@ class Sampler:
 
     def _weights(
         self,
-        softmax: Predictor | AdaptiveSoftmax,
+        softmax: Predictor,
         hidden: Float[Tensor, "B D"],
         logits: Float[Tensor, "B V"] | None,
     ) -> tuple[Float[Tensor, "B n"], Int[Tensor, "B n"] | None]:
@@ -159,7 +158,7 @@ class Sampler:
 
     def _penalized(
         self,
-        softmax: Predictor | AdaptiveSoftmax,
+        softmax: Predictor,
         hidden: Float[Tensor, "B D"],
         histories: Sequence[History],
     ) -> Float[Tensor, "B V"]:

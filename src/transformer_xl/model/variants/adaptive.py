@@ -1,0 +1,300 @@
+"""Adaptive embedding and softmax: clusters of a vocabulary sorted by frequency."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.model.calling import is_plain
+from transformer_xl.model.embedding import Embedding, looked_up, markers
+from transformer_xl.model.softmax import Predictor, Transposed, drawn, log_softmax
+from transformer_xl.ops import linear_nll
+
+
+class Tables(nn.ParameterList):
+    """The tables of the clusters, which a call returns.
+
+    A plain list of parameters is never called, so that hooks that load weights when they are used,
+    of offloading, would not run.
+    """
+
+    __call__ = nn.Module.__call__
+
+    def forward(self) -> list[nn.Parameter]:
+        """Return the tables."""
+        return list(self)
+
+
+class AdaptiveEmbedding(nn.Module):
+    """Adaptive input embeddings, narrower for rarer words (Baevski and Auli, 2019).
+
+    Each cluster of the vocabulary has a table of its own width and a projection to ``d_model``.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.clusters, self.num_embeddings = config.clusters, config.vocab_size
+        self.weights = Tables(
+            torch.empty(cluster.stop - cluster.start, cluster.width) for cluster in self.clusters
+        )
+        self.projs: Sequence[nn.Module] = nn.ModuleList(  # pyright: ignore[reportAttributeAccessIssue]
+            nn.Linear(cluster.width, config.d_model, bias=False)
+            if cluster.has_proj
+            else nn.Identity()
+            for cluster in self.clusters
+        )
+        self.scale = config.d_model**0.5
+        self.word_dropout, self.markers = config.embed_dropout, markers(config)
+
+    def extra_repr(self) -> str:
+        """Say what can be adapted, to whoever refuses to adapt this."""
+        return (
+            "several tables; what can be adapted: embedding.projs and the linear maps of the layers"
+        )
+
+    def forward(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        """Embed the tokens."""
+        if torch.compiler.is_compiling():
+            return self.in_fixed_shapes(tokens)
+        # flatten() may return a non-contiguous view, which bucketize copies with a warning.
+        flat = tokens.flatten().contiguous()
+        places, parts = [], []
+        # Tokens outside the vocabulary fall into the first or last cluster, and raise there.
+        starts = torch.tensor([x.start for x in self.clusters[1:]], device=tokens.device)
+        clusters = torch.bucketize(flat, starts, right=True)
+        for i, (cluster, weight, proj) in enumerate(
+            zip(self.clusters, self.weights(), self.projs, strict=True)
+        ):
+            own = (clusters == i).nonzero()[:, 0]
+            places.append(own)
+            rows = flat[own] - cluster.start
+            drops = self.training and self.word_dropout > 0
+            embedded = self._looked_up(i, rows, weight, own % tokens.shape[-1] if drops else None)
+            parts.append(proj(embedded).to(weight.dtype))
+        # Sorted by cluster; the inverse permutation restores the order.
+        back = torch.cat(places).argsort()
+        return torch.cat(parts)[back].unflatten(0, tokens.shape) * self.scale
+
+    def widened(self, embedded: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        """Return the argument: it has the width of the model already."""
+        return embedded
+
+    def in_fixed_shapes(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        """Embed the tokens with static shapes, for graphs.
+
+        Every token is looked up in every cluster, and all results but one are masked. Sorting the
+        tokens by cluster would synchronize the device.
+        """
+        parts, last = [], len(self.clusters) - 1
+        for i, (cluster, weight, proj) in enumerate(
+            zip(self.clusters, self.weights(), self.projs, strict=True)
+        ):
+            row = own = tokens - cluster.start
+            # Tokens outside the vocabulary are not clamped, so that they still raise.
+            if i > 0:
+                row = row.clamp(min=0)
+            if i < last:
+                row = row.clamp(max=len(weight) - 1)
+            embedded = self._looked_up(i, row, weight)
+            embedded = proj(embedded).to(weight.dtype)
+            parts.append(embedded.masked_fill((row != own)[..., None], 0.0))
+        return torch.stack(parts).sum(0) * self.scale
+
+    def _looked_up(
+        self,
+        i: int,
+        rows: Int[Tensor, "*batch"],
+        weight: Float[Tensor, "words E"],
+        places: Int[Tensor, "*batch"] | None = None,
+    ) -> Float[Tensor, "*batch E"]:
+        cluster = self.clusters[i]
+        own = range(cluster.start, cluster.stop)
+        markers = [symbol - cluster.start for symbol in self.markers if symbol in own]
+        p = self.word_dropout if self.training else 0.0
+        return looked_up(rows, weight, p, markers, places)
+
+
+class AdaptiveSoftmax(Predictor, nn.Module):
+    """Adaptive softmax (Grave et al., 2017); its weights may be tied to the embedding.
+
+    Words are sorted by frequency and divided into clusters. The head is a distribution over the
+    words of the first cluster and one symbol for each further cluster; a word of such a tail has
+    the probability of its cluster times its own within it. Rarer clusters may have narrower
+    weights, as in :class:`~transformer_xl.model.embedding.AdaptiveEmbedding`.
+
+    Only :meth:`log_probs` allocates logits of the whole vocabulary for all tokens.
+    """
+
+    def __init__(self, config: ModelConfig, embedding: Embedding | AdaptiveEmbedding) -> None:
+        super().__init__()
+        self.clusters, self.n_samples = config.clusters, 0
+        sizes = [(cluster.stop - cluster.start, cluster.width) for cluster in self.clusters]
+        self.weight = None
+        if isinstance(embedding, Embedding):
+            # One table for all clusters, as the embedding has.
+            self.weight = embedding.weight
+            if not config.tie_embeddings:
+                self.weight = nn.Parameter(torch.empty(config.vocab_size, config.embed_width))
+        else:
+            self.weights = Tables(
+                embedding.weights if config.tie_embeddings else [torch.empty(*x) for x in sizes]
+            )
+        self.bias = nn.Parameter(torch.empty(config.vocab_size))
+        if n_tails := len(self.clusters) - 1:
+            self.cluster_weight = nn.Parameter(torch.empty(n_tails, config.embed_width))
+            self.cluster_bias = nn.Parameter(torch.empty(n_tails))
+        # In the embedding's orientation, so that they can be tied.
+        self.projs: Sequence[nn.Module] = nn.ModuleList(  # pyright: ignore[reportAttributeAccessIssue]
+            Transposed(config, cluster.width) if cluster.has_proj else nn.Identity()
+            for cluster in self.clusters
+        )
+        for i, cluster in enumerate(self.clusters):
+            if cluster.ties_proj:
+                tied = embedding.proj if isinstance(embedding, Embedding) else embedding.projs[i]
+                assert isinstance(tied, nn.Linear)
+                self.projs[i].weight = tied.weight
+
+    def extra_repr(self) -> str:
+        """Say what can be adapted, to whoever refuses to adapt this."""
+        return (
+            "several tables; what can be adapted: embedding.projs and the linear maps of the layers"
+        )
+
+    def forward(
+        self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"] | None = None
+    ) -> Float[Tensor, "*batch V"] | Float[Tensor, "*batch"]:
+        """Return the log-probability of each symbol, in nats, or -log p of targets.
+
+        For targets, shapes depend on how many of them each cluster has, so that breaks compiled
+        graphs and runs eagerly.
+        """
+        if targets is None:
+            return self._log_probs(hidden)
+        if torch.compiler.is_dynamo_compiling():
+            return _nll_eagerly(self, hidden, targets)
+        return self._nll(hidden, targets)
+
+    def logits(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
+        """Return the log-probabilities: words of different clusters have no other common logits."""
+        return self(hidden)
+
+    def log_probs(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
+        """See :meth:`Predictor.log_probs`."""
+        return self(hidden)
+
+    def nll(
+        self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"]
+    ) -> Float[Tensor, "*batch"]:
+        """See :meth:`Predictor.nll`; no logits of the whole vocabulary are allocated."""
+        return self(hidden, targets)
+
+    def _log_probs(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
+        tables = self._tables()
+        head = self._log_softmax(hidden, 0, *self._head(tables))
+        parts = [head[..., : self.clusters[0].stop]]
+        for i, (weight, bias) in enumerate(tables[1:], 1):
+            own = self._log_softmax(hidden, i, weight, bias)
+            parts.append(own + head[..., self._symbol(i), None])
+        return torch.cat(parts, -1)
+
+    def _nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        x, target = hidden.flatten(0, -2), targets.flatten()
+        tables = self._tables()
+        symbol, tails = target, []
+        for i, cluster in enumerate(self.clusters[1:], 1):
+            is_in = (target >= cluster.start) & (target < cluster.stop)
+            symbol = torch.where(is_in, self._symbol(i), symbol)
+            tails.append(is_in.nonzero()[:, 0])
+        nll = linear_nll(self.projs[0](x), *self._head(tables), symbol)
+        for i, rows in enumerate(tails, 1):
+            # Also for empty clusters, so that every weight has a gradient.
+            own = target[rows] - self.clusters[i].start
+            tail = linear_nll(self.projs[i](x[rows]), *tables[i], own)
+            nll = nll.index_add(0, rows, tail)
+        return nll.view(targets.shape)
+
+    def top_k(
+        self, hidden: Float[Tensor, "B D"], k: int
+    ) -> tuple[Float[Tensor, "B k"], Int[Tensor, "B k"]]:
+        """Return the ``k`` largest log-probabilities, in descending order, and their symbols.
+
+        No word is likelier than its cluster, so clusters less likely than ``k`` known words are
+        skipped.
+        """
+        if not is_plain(self, AdaptiveSoftmax):
+            return super().top_k(hidden, k)
+        tables = self._tables()
+        k = min(k, self.clusters[-1].stop)
+        head = self._log_softmax(hidden, 0, *self._head(tables))
+        n_head = self.clusters[0].stop
+        values, tokens = head[:, :n_head].topk(min(k, n_head))
+        # Padded to k words, if the head has fewer.
+        missing = (0, k - values.shape[1])
+        values, tokens = F.pad(values, missing, value=-torch.inf), F.pad(tokens, missing)
+        # The likeliest cluster first, as the others may then be skipped.
+        for symbol in head[:, n_head:].amax(0).argsort(descending=True).tolist():
+            i, of_cluster = symbol + 1, head[:, n_head + symbol]
+            rows = (of_cluster > values[:, -1]).nonzero()[:, 0]
+            if not len(rows):
+                continue
+            own = self._log_softmax(hidden[rows], i, *tables[i]) + of_cluster[rows, None]
+            best, place = own.topk(min(k, own.shape[1]))
+            best, order = torch.cat([values[rows], best], 1).sort(descending=True, stable=True)
+            found = torch.cat([tokens[rows], place + self.clusters[i].start], 1).gather(1, order)
+            values[rows], tokens[rows] = best[:, :k], found[:, :k]
+        return values, tokens
+
+    def draw(self, hidden: Float[Tensor, "B D"], numbers: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
+        """Sample a symbol from each distribution, given a uniform number from [0, 1) for it.
+
+        Only the head and the sampled clusters are computed.
+        """
+        if not is_plain(self, AdaptiveSoftmax):
+            return super().draw(hidden, numbers)
+        tables = self._tables()
+        head = self._log_softmax(hidden, 0, *self._head(tables))
+        symbols, rest = drawn(head.exp(), numbers)
+        tokens = symbols.clone()
+        for i, cluster in enumerate(self.clusters[1:], 1):
+            rows = (symbols == self._symbol(i)).nonzero()[:, 0]
+            if len(rows):
+                within = self._log_softmax(hidden[rows], i, *tables[i]).exp()
+                tokens[rows] = cluster.start + drawn(within, rest[rows])[0]
+        return tokens
+
+    def _symbol(self, i: int) -> int:
+        """The symbol of a tail cluster in the head."""
+        return self.clusters[0].stop + i - 1
+
+    def _tables(self) -> list[tuple[Tensor, Tensor]]:
+        """Weights and biases of each cluster."""
+        sizes = [cluster.stop - cluster.start for cluster in self.clusters]
+        # One split, so that the backward pass concatenates the gradients once.
+        weights = self.weights() if self.weight is None else self.weight.split(sizes)
+        return list(zip(weights, self.bias.split(sizes), strict=True))
+
+    def _head(self, tables: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        weight, bias = tables[0]
+        if len(tables) == 1:
+            return weight, bias
+        return torch.cat([weight, self.cluster_weight]), torch.cat([bias, self.cluster_bias])
+
+    def _log_softmax(self, hidden: Tensor, i: int, weight: Tensor, bias: Tensor) -> Tensor:
+        return log_softmax(F.linear(self.projs[i](hidden), weight, bias))
+
+
+# torch.compiler.disable imports the compiler, which takes seconds; cached, as another such function
+# would trigger recompilation. functools.cache would break the graph.
+_disabled: Callable[..., Tensor] | None = None
+
+
+def _nll_eagerly(*arguments: Any) -> Tensor:
+    global _disabled
+    nll = _disabled
+    if nll is None:
+        nll = _disabled = cast(Any, torch.compiler.disable(AdaptiveSoftmax._nll))
+    return nll(*arguments)
