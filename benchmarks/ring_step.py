@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from transformer_xl.model.embedding import embedded
 from transformer_xl.model.segment import View
+from transformer_xl.model.tokens import embedded
 
 Scores = Callable[[Tensor], Tensor]
 """From a token, (1, 1), to the log-probabilities of the next one; remembers what it has read."""

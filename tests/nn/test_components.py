@@ -16,9 +16,10 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.calling import first_wrapped
 from transformer_xl.model.decoder import Decoder
-from transformer_xl.model.linear import Linear, is_fast, project
+from transformer_xl.model.layer import is_fast, project
 from transformer_xl.model.positions import RelativeSinusoids
 from transformer_xl.model.segment import Lengths
+from transformer_xl.ops import Linear
 
 CONFIG = ModelConfig(
     vocab_size=23, n_layer=2, n_head=2, d_model=12, d_inner=20, mem_len=40, dropout=0, init_std=0.4

@@ -127,7 +127,9 @@ def test_a_memory_of_keys_and_values_gives_the_same_and_takes_the_segment(
     kept = store.with_capacity(T, M + T)
     view = View(first_key, 3)
     expected = through(layer, x, memory, Positions(r, u, w), view)
-    found = through(layer, x, x[:, :0], Positions(r, u, w), view.over(kept))
+    found = through(
+        layer, x, x[:, :0], Positions(r, u, w), view._replace(join=kept.join, is_fixed=True)
+    )
     torch.testing.assert_close(found, expected)
     k, _ = layer.keys_and_values(torch.cat([memory, x], 1))
     found = kept.extend([None], M + T, T).state_dict()["keys"][0]

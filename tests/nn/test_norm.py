@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import torch
 
-from transformer_xl.model.layer import RMSNorm, make_norm
+from transformer_xl.model.layer import make_norm
+from transformer_xl.model.variants.norms import RMSNorm
 
 
 def test_the_settings_choose_the_normalization(tiny_config):

@@ -6,7 +6,7 @@ import torch
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model import Embedding, Softmax, TransformerXL, softmax
-from transformer_xl.model.softmax import log_uniform_words, sampled_nll
+from transformer_xl.model.tokens import log_uniform_words, sampled_nll
 
 CPU = torch.device("cpu")
 

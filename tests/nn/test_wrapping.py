@@ -14,8 +14,8 @@ from transformer_xl.inference.generate import generate
 from transformer_xl.model import FeedForward, RelAttention, TransformerXL, build_model
 from transformer_xl.model.calling import is_plain
 from transformer_xl.model.compact import compact
-from transformer_xl.model.linear import with_torch_linears
-from transformer_xl.model.softmax import Softmax
+from transformer_xl.model.tokens import Softmax
+from transformer_xl.ops import with_torch_linears
 
 QUANTIZATION = ("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per")
 

@@ -24,7 +24,7 @@ from transformer_xl.config.knn import KnnConfig
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.reading import read
 from transformer_xl.model.segment import Lengths
-from transformer_xl.model.softmax import Predictor
+from transformer_xl.model.tokens import Predictor
 
 _LEAST_CAPACITY = 64
 _ROWS = 256

@@ -2,7 +2,6 @@
 
 from transformer_xl.model.borrowed import Mamba2Model, RWKVModel, XLNetModel, XLSTMModel
 from transformer_xl.model.decoder import Decoder
-from transformer_xl.model.embedding import Embedding
 from transformer_xl.model.gpt import GPT
 from transformer_xl.model.keys_and_values import KeysAndValues
 from transformer_xl.model.language_model import LanguageModel, Output
@@ -12,7 +11,7 @@ from transformer_xl.model.lstm import LSTMModel
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.positions import Positions, PositionScheme, relative_positions
 from transformer_xl.model.recurrent import RecurrentModel
-from transformer_xl.model.softmax import Softmax
+from transformer_xl.model.tokens import Embedding, Softmax
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.variants.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from transformer_xl.model.variants.gates import GRUGate

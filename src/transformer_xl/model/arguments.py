@@ -118,6 +118,19 @@ def require_token_inputs(config: ModelConfig) -> None:
         )
 
 
+def require_symbols(config: ModelConfig) -> None:
+    """Require a model that predicts symbols.
+
+    Raises:
+        ValueError: It predicts real numbers.
+    """
+    if config.n_mixtures:
+        raise ValueError(
+            f"n_mixtures={config.n_mixtures}: the model predicts real numbers, and has no "
+            "probabilities of tokens; transformer_xl.inference.forecast draws what follows"
+        )
+
+
 def require_model(model: _Model) -> _Model:
     """Require a model of this library, and return it.
 
@@ -144,7 +157,7 @@ def require_tensor(name: str, value: Any) -> Tensor:
     return value
 
 
-def whole_tensor(name: str, value: Any) -> Tensor:
+def require_whole(name: str, value: Any) -> Tensor:
     """Return an integer tensor of any width as int64, without a copy if it already is.
 
     Raises:
@@ -276,7 +289,7 @@ def require_segment(tokens: Any, vectors: Any, starts: Any, config: ModelConfig)
     if tokens is not None and config.n_features:
         _require_features(tokens, config.n_features)
     elif tokens is not None:
-        whole_tensor("tokens", tokens)
+        require_whole("tokens", tokens)
         if tokens.ndim != 2 or not all(tokens.shape):
             raise ValueError(
                 f"tokens of shape {tuple(tokens.shape)} must be (streams, length) and not empty"
@@ -328,7 +341,7 @@ def require_targets(
     The other arguments are those of :meth:`LanguageModel.forward`.
     """
     if not are_real:
-        targets = whole_tensor("targets", targets)
+        targets = require_whole("targets", targets)
     elif not require_tensor("targets", targets).is_floating_point():
         raise ValueError(
             f"targets of {targets.dtype} must be real numbers: the model ends in a mixture of "

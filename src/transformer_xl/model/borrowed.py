@@ -313,7 +313,7 @@ class XLNetModel(BorrowedModel):
         self, x: Float[Tensor, "B T D"], memory: Memory, view: View
     ) -> tuple[Float[Tensor, "B T D"], Memory]:
         (B, T, _), M = x.shape, len(memory)
-        past = [state.to(x.dtype) for state in memory.with_capacity(T, view.mem_len).states]
+        past = [state.to(x.dtype) for state in memory.states]
         # The first position that each row sees.
         first = memory.forgotten if memory.forgotten is not None else _zeros(B, self.device)
         parts = []

@@ -101,10 +101,9 @@ def first_wrapped(model: nn.Module) -> str | None:
 
 def unwrapped(module: nn.Module, attribute: str) -> Any:
     """Return the module that has an attribute: the module itself or one that it wraps."""
-    while not hasattr(module, attribute):
-        # PEFT's name of the adapted module.
-        module = module.get_submodule("base_layer")
-    return module
+    has_it = hasattr(module, attribute)
+    # PEFT's name of the adapted module.
+    return module if has_it else unwrapped(module.get_submodule("base_layer"), attribute)
 
 
 def adapters(model: nn.Module) -> Adapters:

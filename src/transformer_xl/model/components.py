@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.layer import Attention, ContentAttention, DecoderLayer, RelAttention
+from transformer_xl.model.layer import Attention, DecoderLayer, RelAttention
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.parts import (
     InputStage,
@@ -21,7 +21,12 @@ from transformer_xl.model.positions import PositionScheme, RelativeSinusoids
 from transformer_xl.model.variants.attention_spans import AttentionSpans
 from transformer_xl.model.variants.enhanced_recurrence import keep_output
 from transformer_xl.model.variants.input_recurrence import InputRecurrence
-from transformer_xl.model.variants.positions import AbsoluteSinusoids, AbsoluteTable, ShawTable
+from transformer_xl.model.variants.positions import (
+    AbsoluteSinusoids,
+    AbsoluteTable,
+    ContentAttention,
+    ShawTable,
+)
 from transformer_xl.model.variants.quirks import AuthorsMemory, RawQueryLayer
 from transformer_xl.model.variants.residuals import FirstLayerResiduals
 

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.layer import ContentAttention, DecoderLayer, draw_weights
+from transformer_xl.model.layer import DecoderLayer, draw_weights
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.positions import sinusoids
 from transformer_xl.model.segment import NO_LIMITS, View
 from transformer_xl.model.variants.norms import make_norm
+from transformer_xl.model.variants.positions import ContentAttention
 
 
 class GPT(LanguageModel):
@@ -67,7 +68,6 @@ class GPT(LanguageModel):
         self, x: Float[Tensor, "B T D"], memory: Memory, view: View
     ) -> tuple[Float[Tensor, "B T D"], Memory]:
         T = x.shape[1]
-        memory = memory.with_capacity(T, view.mem_len)
         S, width, precision = memory.length + T, self.config.head_width, self.frequency_precision
         positions = RotaryPositions(*rotary(S, width, self.dtype, self.device, precision))
         cache, nothing = _KeysAndValues(memory), x[:, :0]

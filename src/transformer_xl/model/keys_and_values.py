@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transformer_xl.model.arguments import require_state
-from transformer_xl.model.memory import OTHER_KINDS, Join, Memory, is_sealed
+from transformer_xl.model.memory import OTHER_KINDS, Join, Memory, is_sealed, shifted
 
 
 class KeysAndValues(Memory):
@@ -204,11 +204,16 @@ class KeysAndValues(Memory):
         else:
             to[layer][:, :, self.stop : self.stop + new.shape[2]] = new
 
-    def _extended(self, states: Sequence[Any], kept: int, cut: int) -> "KeysAndValues":
+    def extend(
+        self, states: Sequence[Any], mem_len: int, kept: int | None = None
+    ) -> "KeysAndValues":
+        """See :meth:`Memory.extend`; keys and values have been joined already."""
+        kept = int(states[0].shape[1]) if kept is None else kept
+        cut = max(self.length + kept - mem_len, 0)
         after = self._in_same_buffers(self.start + cut, self.stop + kept)
         if self._is_joined:
             after = after.changed(lambda x: x.detach())
-        return after
+        return after.masking(shifted(self.forgotten, cut))
 
     def between(self, start: int, stop: int) -> "KeysAndValues":
         """Return the positions from ``start`` to ``stop``, none of them masked."""

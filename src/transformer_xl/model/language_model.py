@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.arguments import explain_unknown, require_targets, shown
-from transformer_xl.model.embedding import Embedding, FeatureEmbedding, embedded
+from transformer_xl.model.arguments import explain_unknown, require_symbols, require_targets, shown
 from transformer_xl.model.limits import require_weights
 from transformer_xl.model.loading import BUILDERS, build_model, loaded, require_own_weights
 from transformer_xl.model.memory import Memory
@@ -26,7 +25,14 @@ from transformer_xl.model.pretrained import (
     write_model,
 )
 from transformer_xl.model.segment import Lengths, Segment, View
-from transformer_xl.model.softmax import CalledSoftmax, Predictor, Softmax
+from transformer_xl.model.tokens import (
+    CalledSoftmax,
+    Embedding,
+    FeatureEmbedding,
+    Predictor,
+    Softmax,
+    embedded,
+)
 from transformer_xl.model.variants.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from transformer_xl.ops import dropout
 from transformer_xl.ops.nll import IGNORED
@@ -281,8 +287,10 @@ class LanguageModel(nn.Module, ABC):
         if mems is None:
             mems = self.start_memory(segment.shape[0], resolved.mem_len)
         self.require_readable(segment, mems, resolved)
-        view = View.of(segment, mems, resolved)
-        raw, mems = self._read(self._embedded(segment), mems, view)
+        # First, as a token outside the vocabulary raises here.
+        x = self._embedded(segment)
+        memory = mems.with_capacity(segment.shape[1], resolved.mem_len)
+        raw, mems = self._read(x, memory, View.of(segment, memory, resolved))
         hidden = self._dropped(raw, self.config.dropouts.output)
         out = Output(hidden=hidden, raw_hidden=raw, mems=mems, targets=targets)
         mixture = self.softmax if isinstance(self.softmax, MixtureHead) else None
@@ -332,13 +340,8 @@ class LanguageModel(nn.Module, ABC):
         Raises:
             ValueError: The model has a mixture instead.
         """
-        softmax = self.softmax
-        if self.config.n_mixtures:
-            raise ValueError(
-                f"n_mixtures={self.config.n_mixtures}: the model predicts real numbers, and has no "
-                "probabilities of tokens; transformer_xl.inference.forecast draws what follows"
-            )
-        return softmax if isinstance(softmax, Predictor) else CalledSoftmax(softmax)
+        require_symbols(self.config)
+        return self.softmax if isinstance(self.softmax, Predictor) else CalledSoftmax(self.softmax)
 
     def _embedded(self, segment: Segment) -> Float[Tensor, "B T D"]:
         """Return the input of the first layer."""

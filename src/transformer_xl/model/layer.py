@@ -14,20 +14,68 @@ from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.calling import is_plain
-from transformer_xl.model.linear import Linear, project, rows_from
 from transformer_xl.model.parts import NOT_MIXED, FirstLayer, PostNorm, PreNorm
 from transformer_xl.model.positions import LayerPositions, Positions
 from transformer_xl.model.segment import NO_LIMITS, View
 from transformer_xl.model.variants.gates import GATE_BIAS, GatedPreNorm, GRUGate
 from transformer_xl.model.variants.norms import RMSNorm, make_norm
 from transformer_xl.ops import (
-    attention,
+    Linear,
     dropout,
     reference,
     rel_attention,
     relu_dropout,
     relu_squared_dropout,
 )
+
+
+def is_fast(module: nn.Module) -> bool:
+    """Whether a module is a :class:`Linear` whose ``forward`` was not replaced."""
+    return type(module) is Linear and "forward" not in vars(module)
+
+
+def rows_from(
+    module: nn.Module, x: Float[Tensor, "*batch E"], first_row: int
+) -> Float[Tensor, "*batch rows"]:
+    """Return the outputs of a linear map from ``first_row`` on, computing no others if possible."""
+    return module(x, first_row=first_row) if is_fast(module) else module(x)[..., first_row:]
+
+
+def project(
+    qkv_proj: nn.Module,
+    x: Float[Tensor, "B T D"],
+    memory: Float[Tensor, "B M D"] | None,
+    n_head: int,
+) -> tuple[Float[Tensor, "B T H K"], Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
+    """Project a segment to queries, and memory and segment to keys and values.
+
+    A :class:`Linear` is called for each of them: queries of the memory, which nobody
+    needs, would be a third of its products. A module that was put in its place may not know how to
+    leave them out, and is called once for both.
+
+    Returns:
+        Queries, keys and values; the latter with heads outermost in memory, as attention reads
+        them.
+    """
+    past = None
+    if memory is None:
+        own = qkv_proj(x)
+    elif is_fast(qkv_proj):
+        own = qkv_proj(x)
+        past = qkv_proj(memory, first_row=own.shape[-1] // 3)
+    else:
+        past, own = qkv_proj(torch.cat([memory, x], 1)).split([memory.shape[1], x.shape[1]], 1)
+        past = past[..., own.shape[-1] // 3 :]
+    q, k, v = own.unflatten(-1, (3, n_head, -1)).unbind(2)
+    if past is None:
+        return q, k, v
+    before = past.unflatten(-1, (2, n_head, -1)).unbind(2)
+    k, v = (
+        torch.cat([y.permute(2, 0, 1, 3) for y in pair], 2).permute(1, 2, 0, 3)
+        for pair in zip(before, (k, v), strict=True)
+    )
+    # A copy, so that the backward pass does not keep the keys and values of the segment twice.
+    return q.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3), k, v
 
 
 class Attention(nn.Module):
@@ -149,35 +197,6 @@ class RelAttention(Attention):
         *terms, bias = positions.to(q.dtype)
         seen = {"attn_len": view.attn_len, "first_key": view.first_key}
         return reference.attention_weights(q, k.to(q.dtype), *terms, distance_bias=bias, **seen)
-
-
-class ContentAttention(Attention):
-    """Attention with content scores only, for absolute positions, a part of the input."""
-
-    def forward(
-        self,
-        q: Float[Tensor, "B T H K"],
-        k: Float[Tensor, "B S H K"],
-        v: Float[Tensor, "B S H K"],
-        positions: LayerPositions,
-        view: View = NO_LIMITS,
-    ) -> Float[Tensor, "B T D"]:
-        """Attend with the queries of a segment to the keys and values of memory and segment."""
-        dropped = self.attn_dropout if self.training else 0.0
-        seen = {"attn_len": view.attn_len, "first_key": view.first_key}
-        return self.merged(attention(q, k.to(q.dtype), v.to(q.dtype), dropout=dropped, **seen))
-
-    def weights(
-        self,
-        q: Float[Tensor, "B T H K"],
-        k: Float[Tensor, "B S H K"],
-        positions: LayerPositions,
-        view: View = NO_LIMITS,
-    ) -> Float[Tensor, "B H T S"]:
-        """Return the attention weights, without dropout."""
-        none = k.new_zeros(k.shape[1:])
-        seen = {"attn_len": view.attn_len, "first_key": view.first_key}
-        return reference.attention_weights(q, k.to(q.dtype), none, none[0], none[0], **seen)
 
 
 def _dropped(unit: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:

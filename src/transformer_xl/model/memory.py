@@ -117,17 +117,6 @@ class Memory:
     def append_input(self, x: Float[Tensor, "B T D"]) -> None:
         """Append the inputs of the first layer, if they are remembered apart from it."""
 
-    def _extended(self, states: Sequence[Tensor], kept: int, cut: int) -> "Memory":
-        """Append the first ``kept`` positions of a segment; drop the ``cut`` oldest ones."""
-        M, new = self.length, [x.detach()[:, :kept] for x in states]
-        if cut == M:
-            # The backward pass needs the same tensors, so they are shared and not copied.
-            return Memory(new)
-        if cut > M:
-            new = [x[:, cut - M :] for x in new]
-        joined = zip(self._states, new, strict=True)
-        return Memory([torch.cat([old[:, cut:].to(x.dtype), x], 1) for old, x in joined])
-
     def detach(self) -> "Memory":
         """Return the memory detached from the graph; a model's ``mems`` already are.
 
@@ -180,15 +169,20 @@ class Memory:
             mem_len: Maximum number of positions to keep.
             kept: How many positions of the segment are appended; None: all.
         """
-        if kept is None:
-            kept = int(states[0].shape[1])
-        cut = max(self.length + kept - mem_len, 0)
-        return self._extended(states, kept, cut).masking(_shift(self.forgotten, cut))
+        M, new = self.length, [x.detach()[:, :kept] for x in states]
+        cut = max(M + new[0].shape[1] - mem_len, 0)
+        if cut > M:
+            new = [x[:, cut - M :] for x in new]
+        # With cut == M, the backward pass needs the same tensors, so they are shared, not copied.
+        if cut != M:
+            joined = zip(self._states, new, strict=True)
+            new = [torch.cat([old[:, cut:].to(x.dtype), x], 1) for old, x in joined]
+        return Memory(new, shifted(self.forgotten, cut))
 
     def last(self, mem_len: int) -> "Memory":
         """Return the newest ``mem_len`` positions."""
         cut = max(self.length - whole("mem_len", mem_len), 0)
-        return self.between(cut, self.length).masking(_shift(self.forgotten, cut))
+        return self.between(cut, self.length).masking(shifted(self.forgotten, cut))
 
     def crop(self, n: int) -> "Memory":
         """Return the memory without its ``n`` newest positions.
@@ -332,5 +326,6 @@ def savable(x: Tensor) -> Tensor:
     return x.clone() if torch.is_grad_enabled() and is_sealed(x) else x
 
 
-def _shift(forgotten: Tensor | None, cut: int) -> Tensor | None:
+def shifted(forgotten: Tensor | None, cut: int) -> Tensor | None:
+    """Return how many positions are masked after the ``cut`` oldest ones were dropped."""
     return forgotten if forgotten is None or cut == 0 else (forgotten - cut).clamp(min=0)

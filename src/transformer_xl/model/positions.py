@@ -216,9 +216,8 @@ def _cache_key(model: "TransformerXL", clamp_len: int | None) -> tuple[Any, ...]
 
 def encoding_of(model: "TransformerXL", S: int, clamp_len: int | None) -> Float[Tensor, "S D"]:
     """Return the sinusoids of S distances, farthest first, at the width of a model."""
-    precision = model.frequency_precision
-    D = model.config.d_model
-    return relative_positions(S, D, clamp_len, model.dtype, model.device, precision)
+    kind = model.dtype, model.device, model.frequency_precision
+    return relative_positions(S, model.config.d_model, clamp_len, *kind)
 
 
 def bias_shape(model: "TransformerXL") -> tuple[int, int, int]:

@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.arguments import require_segment, whole, whole_tensor
-from transformer_xl.model.memory import Join, Memory, savable
+from transformer_xl.model.arguments import require_segment, require_whole, whole
+from transformer_xl.model.memory import Join, Memory
 
 SEGMENT_LEN = 128
 """Default segment length."""
@@ -107,9 +107,7 @@ class Segment(NamedTuple):
     @property
     def given(self) -> Tensor:
         """The tokens or vectors."""
-        given = self.tokens if self.vectors is None else self.vectors
-        assert given is not None
-        return given
+        return cast(Tensor, self.tokens if self.vectors is None else self.vectors)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -140,7 +138,7 @@ class Segment(NamedTuple):
         """
         B, T = self.shape
         is_traced = torch.compiler.is_compiling()
-        is_one_each = whole_tensor("lengths", lengths).shape == (B,)
+        is_one_each = require_whole("lengths", lengths).shape == (B,)
         # Values are not known while tracing: a program pads whatever it is given.
         if not is_one_each or not (is_traced or 0 <= int(lengths.min()) <= int(lengths.max()) <= T):
             raise ValueError(
@@ -192,13 +190,13 @@ class View(NamedTuple):
 
     @classmethod
     def of(cls, segment: Segment, memory: Memory, lengths: Lengths) -> "View":
-        """Return the view of a segment that is read after a memory."""
+        """Return the view of a segment that is read after a memory, with capacity for it."""
         first_key, M = memory.forgotten, memory.length
-        first_key = None if first_key is None else savable(first_key)
         if segment.starts is not None:
             place = torch.arange(M, M + segment.starts.shape[1], device=segment.device)
             before = 0 if first_key is None else first_key[:, None]
             first_key = torch.where(segment.starts, place, before).cummax(1).values
+        join = memory.join
         return cls(
             first_key,
             lengths.attn_len,
@@ -207,14 +205,10 @@ class View(NamedTuple):
             lengths.ext_len,
             segment.short,
             segment.starts,
+            join,
+            # Beside a prefix that is learned, weights may be learned, too.
+            is_fixed=join is not None and not torch.is_grad_enabled(),
         )
-
-    def over(self, memory: Memory) -> "View":
-        """Return the view with the keys and values of a memory, if it holds these."""
-        join = memory.join
-        # Beside a prefix that is learned, weights may be learned, too.
-        is_fixed = join is not None and not torch.is_grad_enabled()
-        return self._replace(join=join, is_fixed=is_fixed)
 
     def joined(
         self, layer: int, k: Float[Tensor, "B S H K"], v: Float[Tensor, "B S H K"]

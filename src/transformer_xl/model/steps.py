@@ -13,10 +13,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transformer_xl.model.capture import captured
-from transformer_xl.model.embedding import embedded
 from transformer_xl.model.positions import Positions
 from transformer_xl.model.ring import Ring
 from transformer_xl.model.segment import Lengths, View
+from transformer_xl.model.tokens import embedded
 from transformer_xl.model.variants.adaptive import AdaptiveEmbedding
 from transformer_xl.model.variants.residuals import factors
 from transformer_xl.ops import native, triton

@@ -96,8 +96,6 @@ class TransformerXL(LanguageModel):
         self, x: Float[Tensor, "B T D"], memory: Memory, view: View
     ) -> tuple[Float[Tensor, "B T D"], Memory]:
         T = x.shape[1]
-        memory = memory.with_capacity(T, view.mem_len)
-        view = view.over(memory)
         x = self.input_stage(self, x, memory, view)
         positions = self.positions.encode(self, memory.length + T, T, view)
         first, states = self.residuals(self), []

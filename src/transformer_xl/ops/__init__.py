@@ -17,13 +17,14 @@ from torch import Tensor
 from transformer_xl.ops import reference, skew, triton
 from transformer_xl.ops.dropout import dropout, relu_dropout, relu_squared_dropout
 from transformer_xl.ops.nll import linear_nll
-from transformer_xl.ops.products import linear
+from transformer_xl.ops.products import Linear, linear, with_torch_linears
 from transformer_xl.ops.rms_norm import rms_norm
 
 __all__ = [
     "BACKENDS",
     "Backend",
     "Choice",
+    "Linear",
     "attention",
     "choose_backend",
     "dropout",
@@ -34,6 +35,7 @@ __all__ = [
     "relu_squared_dropout",
     "rms_norm",
     "use_backend",
+    "with_torch_linears",
 ]
 
 Backend = Literal["auto", "reference", "skew", "triton"]

@@ -11,15 +11,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from threading import Lock
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from transformer_xl.ops.packed import CompactWeight
+
+_Module = TypeVar("_Module", bound=nn.Module)
 
 LEAST_WORK = 1 << 22
 """Minimum multiplications of a product for oneDNN."""
@@ -48,6 +50,28 @@ def linear(
         with torch.autocast(x.device.type, enabled=False):
             return cast(Tensor, _Linear.apply(x, weight, bias, dtype))
     return _linear(x, weight, bias)
+
+
+class Linear(nn.Linear):
+    """A linear map whose forward pass is the faster product of this package."""
+
+    def forward(
+        self, input: Float[Tensor, "*batch E"], *, first_row: int = 0
+    ) -> Float[Tensor, "*batch rows"]:
+        """Multiply by the weights, or by the rows of them from ``first_row`` on."""
+        weight = self.weight[first_row:] if first_row else self.weight
+        return linear(input, weight, self.bias)
+
+
+def with_torch_linears(model: _Module) -> _Module:
+    """Make the linear maps of a model those of torch, with the same weights; return the model.
+
+    For programs that look for exactly :class:`torch.nn.Linear`, such as ``quantize_dynamic``.
+    """
+    for module in model.modules():
+        if type(module) is Linear:
+            cast(Any, module).__class__ = nn.Linear
+    return model
 
 
 def product(

@@ -35,7 +35,7 @@ from transformer_xl.model import (
     Softmax,
     layer,
 )
-from transformer_xl.model.layer import RMSNorm
+from transformer_xl.model.variants.norms import RMSNorm
 from transformer_xl.ops.timing import timed
 from transformer_xl.train import TrainState
 from transformer_xl.train import step as updating

@@ -17,7 +17,7 @@ from transformer_xl.inference.generate.history import History
 from transformer_xl.inference.generate.loops import LoopRule
 from transformer_xl.inference.generate.sampling import HOTTEST, Sampling
 from transformer_xl.model.arguments import shown
-from transformer_xl.model.softmax import Predictor, drawn
+from transformer_xl.model.tokens import Predictor, drawn
 
 _COLDEST = 1e-30
 """Temperatures are clamped to this and HOTTEST, beyond which float32 under- or overflows."""

@@ -10,8 +10,15 @@ from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.calling import is_plain
-from transformer_xl.model.embedding import Embedding, looked_up, markers
-from transformer_xl.model.softmax import Predictor, Transposed, drawn, log_softmax
+from transformer_xl.model.tokens import (
+    Embedding,
+    Predictor,
+    Transposed,
+    drawn,
+    kept_words,
+    log_softmax,
+    markers,
+)
 from transformer_xl.ops import linear_nll
 
 
@@ -114,8 +121,10 @@ class AdaptiveEmbedding(nn.Module):
         cluster = self.clusters[i]
         own = range(cluster.start, cluster.stop)
         markers = [symbol - cluster.start for symbol in self.markers if symbol in own]
-        p = self.word_dropout if self.training else 0.0
-        return looked_up(rows, weight, p, markers, places)
+        embedded = F.embedding(rows, weight)
+        if not self.training or self.word_dropout == 0:
+            return embedded
+        return embedded * kept_words(rows, weight, self.word_dropout, markers, places)
 
 
 class AdaptiveSoftmax(Predictor, nn.Module):

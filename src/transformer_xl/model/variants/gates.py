@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.linear import Linear
 from transformer_xl.model.parts import PreNorm
+from transformer_xl.ops import Linear
 
 GATE_BIAS = 2.0
 """Initial $b_g$, at which a gate is close to the identity."""

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from transformer_xl.model.layer import Attention
 from transformer_xl.model.positions import (
     LayerPositions,
     Positions,
@@ -15,7 +16,8 @@ from transformer_xl.model.positions import (
     distances,
     encoding_of,
 )
-from transformer_xl.model.segment import View
+from transformer_xl.model.segment import NO_LIMITS, View
+from transformer_xl.ops import attention, reference
 
 if TYPE_CHECKING:
     from transformer_xl.model.transformer_xl import TransformerXL
@@ -133,3 +135,32 @@ def _divided(encoding: Float[Tensor, "S D"], T: int, view: View) -> AbsolutePosi
         # The memory of a row of padding alone does not change.
         encoding = encoding.masked_fill((padding == T)[:, None, None], 0.0)
     return AbsolutePositions(encoding[..., : S - T, :], encoding[..., S - T :, :])
+
+
+class ContentAttention(Attention):
+    """Attention with content scores only, for absolute positions, a part of the input."""
+
+    def forward(
+        self,
+        q: Float[Tensor, "B T H K"],
+        k: Float[Tensor, "B S H K"],
+        v: Float[Tensor, "B S H K"],
+        positions: LayerPositions,
+        view: View = NO_LIMITS,
+    ) -> Float[Tensor, "B T D"]:
+        """Attend with the queries of a segment to the keys and values of memory and segment."""
+        dropped = self.attn_dropout if self.training else 0.0
+        seen = {"attn_len": view.attn_len, "first_key": view.first_key}
+        return self.merged(attention(q, k.to(q.dtype), v.to(q.dtype), dropout=dropped, **seen))
+
+    def weights(
+        self,
+        q: Float[Tensor, "B T H K"],
+        k: Float[Tensor, "B S H K"],
+        positions: LayerPositions,
+        view: View = NO_LIMITS,
+    ) -> Float[Tensor, "B H T S"]:
+        """Return the attention weights, without dropout."""
+        none = k.new_zeros(k.shape[1:])
+        seen = {"attn_len": view.attn_len, "first_key": view.first_key}
+        return reference.attention_weights(q, k.to(q.dtype), none, none[0], none[0], **seen)
