@@ -47,16 +47,15 @@ MAIN_PATH = {
 }
 CORE = (
     *("model/transformer_xl.py", "model/language_model.py", "model/layer.py", "model/memory.py"),
-    *("model/positions.py", "model/embedding.py", "model/softmax.py", "model/segment.py"),
-    *("model/lengths.py", "model/reading.py", "model/parts.py", "model/linear.py"),
-    *("ops/products.py", "ops/skew.py", "ops/dropout.py", "train/optim.py"),
+    *("model/positions.py", "model/tokens.py", "model/segment.py", "model/parts.py"),
+    *("ops/products.py", "ops/skew.py", "ops/dropout.py", "ops/nll.py"),
+    *("train/loop.py", "train/step.py", "train/runner.py", "train/optim.py"),
     # As earlier revisions have them.
+    *("model/embedding.py", "model/softmax.py", "model/lengths.py", "model/linear.py"),
     *("nn/model.py", "nn/language_model.py", "nn/positioned.py", "nn/layer.py", "nn/attention.py"),
     *("nn/memory.py", "nn/positions.py", "nn/embedding.py", "nn/adaptive.py", "nn/softmax.py"),
-    "model/segment.py",
     *("nn/segment.py", "nn/output.py", "nn/norm.py", "nn/initialization.py", "nn/lengths.py"),
-    *("nn/reading.py", "nn/mode.py", "nn/building.py"),
-    *("ops/nll.py", "train/loop.py", "train/step.py", "train/runner.py"),
+    *("nn/mode.py", "nn/building.py"),
 )
 
 

@@ -34,7 +34,7 @@ from transformer_xl.data import Segments
 from transformer_xl.model import build_model
 from transformer_xl.train import Network, TrainState, train_step
 from transformer_xl.train.optim import Optimizer
-from transformer_xl.train.runner import shard
+from transformer_xl.train.sharding import shard
 
 RANKS = 2
 NAMES = ("plain", "Muon", "60,000 words")

@@ -20,7 +20,7 @@ from transformer_xl.apps.estimate.scaling import (
     step_flops,
     update_bytes,
 )
-from transformer_xl.train.optim import Muon, orthogonalize
+from transformer_xl.train.optimizers import Muon, orthogonalize
 
 H100, ASSUMED = HARDWARE["h100"], Assumed()
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from transformer_xl.train.optim import Lamb
+from transformer_xl.train.optimizers import Lamb
 
 
 def stepped(weight, *grads, **settings):

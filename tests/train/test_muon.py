@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from transformer_xl.train.optim import COEFFICIENTS, Muon, orthogonalize
+from transformer_xl.train.optimizers import COEFFICIENTS, Muon, orthogonalize
 
 
 def step(optimizer_class, weight, gradients, **settings):

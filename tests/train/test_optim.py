@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformer_xl.config import ModelConfig, TrainConfig
 from transformer_xl.model import TransformerXL, build_model
-from transformer_xl.train.optim import Lamb, Muon, Optimizer, Plateau, lr_scale
+from transformer_xl.train.optim import Optimizer, Plateau, lr_scale
+from transformer_xl.train.optimizers import Lamb, Muon
 
 
 def scales(total=100, **settings):

@@ -30,7 +30,7 @@ from transformer_xl.model.pretrained import (
 from transformer_xl.model.segment import Lengths
 from transformer_xl.train.finish import held_out
 from transformer_xl.train.optim import Optimizer, new_average
-from transformer_xl.train.runner import shard
+from transformer_xl.train.sharding import shard
 from transformer_xl.train.state import INITIAL_LOSS_SCALE, TrainState, longest_segment
 
 _FREE = {

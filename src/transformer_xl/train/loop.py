@@ -43,7 +43,8 @@ from transformer_xl.train.checkpoint import CHECKPOINTS, RunFolder
 from transformer_xl.train.checkpoint.checkpoints import Checkpoints, read_whole
 from transformer_xl.train.finish import finish
 from transformer_xl.train.metrics import MetricsLog, Progress
-from transformer_xl.train.runner import Network, replays_steps, whole_model
+from transformer_xl.train.runner import Network, replays_steps
+from transformer_xl.train.sharding import whole_model
 from transformer_xl.train.state import TrainState, local
 from transformer_xl.train.step import Update, diverged, running_mean, train_step
 

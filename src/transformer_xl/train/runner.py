@@ -1,11 +1,10 @@
 """How training calls the model: eagerly, compiled, or replayed as CUDA graphs.
 
 Each of these is a runner. :class:`Network` chooses those of a training once, and has what is around
-all of them: DDP and autocast. FSDP changes the model itself, in :func:`shard`.
+all of them: DDP and autocast. FSDP changes the model itself (:mod:`transformer_xl.train.sharding`).
 """
 
 import gc
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -13,15 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from transformer_xl.config import Config, TrainConfig
+from transformer_xl.config import TrainConfig
 from transformer_xl.config.device import pick_precision
 from transformer_xl.config.distributed import World
-from transformer_xl.model import LanguageModel, Memory, Output, build_model
-from transformer_xl.model.pretrained import copy_weights
+from transformer_xl.model import LanguageModel, Memory, Output
+from transformer_xl.train.sharding import layers_of
 
 # Without mixed orders of reduction, whose partial sums are added up by 48 slow kernels of a
 # 12-layer model, one for each weight and bias of a layer normalization.
@@ -257,7 +255,7 @@ def choose_runners(
     if settings.compile == "layers" or isinstance(model, FSDPModule):
         # Alike, so that the compiler has the code of the others when it has that of one.
         layers: dict[nn.Module, Forward] = {
-            x: torch.compile(x.forward, dynamic=False) for x in _layers(model)
+            x: torch.compile(x.forward, dynamic=False) for x in layers_of(model)
         }
         runners = [CompiledRunner(module, layers), eager]
         if is_replayed:
@@ -296,52 +294,3 @@ def replays_steps(model: LanguageModel, settings: TrainConfig, world: World) -> 
     # The compiler replays the graphs between what cannot be captured; captured as a whole, a pass
     # must not wait for the device, nor depend on where documents begin.
     return settings.compile is True or not (varies or has_documents or has_clusters)
-
-
-def shard(model: nn.Module, settings: TrainConfig, world: World, device: torch.device) -> None:
-    """Shard the weights of a model over the processes, if the settings say so.
-
-    In bfloat16 or float16, weights are gathered in that precision, and gradients are reduced in
-    float32; the sharded weights stay in float32.
-    """
-    if settings.parallel != "fsdp" or world.size == 1:
-        return
-    # Harmless, as outputs of the model are not modified in place.
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
-    policy = MixedPrecisionPolicy()
-    if (precision := pick_precision(settings.precision, device)) != "float32":
-        rounded = getattr(torch, precision)
-        policy = MixedPrecisionPolicy(
-            param_dtype=rounded, reduce_dtype=torch.float32, cast_forward_inputs=False
-        )
-    how: dict[str, Any] = {"mesh": world.mesh, "mp_policy": policy}
-    layers = _layers(model)
-    # Positions are projected for all layers before the first one is called.
-    if projections := [x.attention.r_proj for x in layers if hasattr(x.attention, "r_proj")]:
-        fully_shard(projections, **how, reshard_after_forward=False)
-    for each in (*layers, model):
-        fully_shard(each, **how)
-
-
-def whole_model(model: LanguageModel, config: Config, world: World) -> LanguageModel:
-    """Return an unsharded model in the first process. Collective: call on every rank."""
-    if not isinstance(model, FSDPModule):
-        return model
-    weights = {}
-    # Gathered one by one on the CPU.
-    for name, parameter in model.named_parameters():
-        weight = parameter.detach()
-        weight = weight.full_tensor() if isinstance(weight, DTensor) else weight
-        if world.is_first:
-            weights[name] = weight.cpu()
-    if not world.is_first:
-        return model
-    # Building the model draws initial weights, which must not advance the generator of training.
-    with torch.random.fork_rng(devices=[]):
-        whole = build_model(config.model)
-    copy_weights(whole, weights)
-    return whole.to(model.device)
-
-
-def _layers(model: nn.Module) -> list[Any]:
-    return list(getattr(model, "layers", ()))
