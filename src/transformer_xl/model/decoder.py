@@ -185,18 +185,19 @@ class RingDecoder(Decoder):
     @torch.no_grad()
     def read(self, tokens: Inputs) -> tuple[Float[Tensor, "B D"], int]:
         """See :meth:`Decoder.read`."""
-        if any(getattr(owner, name) is not linear for owner, name, linear in self._maps):
+        if [x for owner, name, x in self._maps if getattr(owner, name) is not x]:
             raise ValueError(
                 "the model was given adapters since these streams were begun, whose keys and "
                 "values belong to the weights of that time: begin anew with mems=None "
                 "(past_key_values=None, another Session) and read the text again"
             )
-        tokens = step_inputs(tokens, self.batch_size, self._model.config)
-        if self._ring.has_to_move:
-            self._ring.move()
-        if self._step is None or self._step.tensors is not self._ring.tensors:
-            self._step = self._make_step(self._model, self._ring, self._lengths)
-        return self._step(tokens.to(self._ring.first.device)), self.state + 1
+        ring = self._ring
+        tokens = step_inputs(tokens, len(ring.first), self._model.config)
+        if ring.has_to_move:
+            ring.move()
+        if self._step is None or self._step.tensors is not ring.tensors:
+            self._step = self._make_step(self._model, ring, self._lengths)
+        return self._step(tokens.to(ring.first.device)), ring.position + 1
 
     @torch.no_grad()
     def memory(self, rows: Rows | None = None) -> Memory:

@@ -31,6 +31,7 @@ class Ring:
     Attributes:
         tensors: Keys, values and, with ``input_recurrence``, the inputs of the first layer, of each
             layer (H, B, capacity, K). A ring that moves has another tuple.
+        capacity: Number of slots.
         mem_len: As the argument.
         is_fixed: As the argument.
         position: The index of the next position, common to all streams.
@@ -48,11 +49,6 @@ class Ring:
             self.first += newest.forgotten
         self.position = len(newest)
         self._lay_out(tensors, slice(None), self.position, self._capacity_for(self.position + 1))
-
-    @property
-    def capacity(self) -> int:
-        """Number of slots."""
-        return self.keys[0].shape[2]
 
     @property
     def batch_size(self) -> int:
@@ -182,4 +178,4 @@ class Ring:
 
         new = tuple([laid(x) for x in layers] for layers in tensors)
         # In one assignment, so that an interrupt leaves a consistent ring.
-        self.tensors, self._origin = new, self.position - M
+        self.tensors, self.capacity, self._origin = new, capacity, self.position - M

@@ -44,6 +44,7 @@ class CompiledStep:
         self._model, self._ring, self.tensors = model, ring, ring.tensors
         self._limit = attention_limit(lengths)
         self._layers = _described(model, ring, ring_positions(model, ring, lengths))
+        self._is_recurrent = model.input_decay is not None
 
     def __call__(self, tokens: Tensor) -> Float[Tensor, "B D"]:
         """Read a token of each stream at the next position; return the output of the layers."""
@@ -54,7 +55,7 @@ class CompiledStep:
             ring.first[tokens == reset_at] = ring.position
         seen = (ring.position + 1 - ring.first).clamp_(max=self._limit)
         newest = ring.newest
-        if model.input_decay is not None:
+        if self._is_recurrent:
             x = recurrent(model, ring, x, ring.position, (newest - 1) % ring.capacity)
             ring.inputs[:, newest] = x
             x = x.to(model.dtype)
