@@ -43,9 +43,8 @@ from transformer_xl.config import DataConfig, ModelConfig, TrainConfig
 from transformer_xl.config.device import keep_freed_memory
 from transformer_xl.data import Segments, prepare
 from transformer_xl.model import load_model
-from transformer_xl.model.language_model import Segment
-from transformer_xl.model.positions import Positions
-from transformer_xl.model.segment import Lengths
+from transformer_xl.model.positions import Positions, encoding_of
+from transformer_xl.model.segment import View
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.train.optim import Optimizer, lr_scale
 
@@ -90,6 +89,14 @@ class State(NamedTuple):
 
     recent: list[Tensor]
     compressed: list[Tensor]
+    # What a forward pass asks of a memory.
+    forgotten: None = None
+    length: int = 0
+    join: None = None
+
+    def with_capacity(self, T: int, mem_len: int) -> "State":
+        """Return the memory: it has no capacity."""
+        return self
 
 
 class Varied(TransformerXL):
@@ -118,25 +125,32 @@ class Varied(TransformerXL):
                 with torch.no_grad():
                     each.weight.copy_(torch.eye(D)[:, :, None].expand(-1, -1, rate) / rate)
 
-    def _read(self, segment: Segment, mems: Any, lengths: Lengths) -> tuple[Tensor, Any]:
+    def start_memory(self, batch_size: int, mem_len: int | None = None) -> Any:
+        """Return an empty memory of the way."""
         if self.way.kind == "windows":
-            return super()._read(segment, mems, lengths)
-        B, T = segment.shape
-        if mems is None:
-            empty = self.layers[0].attention_norm.weight.new_zeros(B, 0, self.config.d_model)
-            mems = State(*([empty] * self.config.n_layer for _ in range(2)))
-        x, self.reconstruction = self._embedded(segment), 0.0
-        lengths_of = zip(mems.compressed, mems.recent, strict=True)
+            return super().start_memory(batch_size, mem_len)
+        weight = self.layers[0].attention_norm.weight
+        empty = weight.new_zeros(batch_size, 0, self.config.d_model)
+        return State(*([empty] * self.config.n_layer for _ in range(2)))
+
+    def require_readable(self, segment: Any, mems: Any, lengths: Any) -> None:
+        """Require nothing: the memories are those of this program."""
+
+    def _read(self, x: Tensor, memory: Any, view: View) -> tuple[Tensor, Any]:
+        if self.way.kind == "windows":
+            return super()._read(x, memory, view)
+        T, self.reconstruction = x.shape[1], 0.0
+        lengths_of = zip(memory.compressed, memory.recent, strict=True)
         sizes = [c.shape[1] + m.shape[1] + T for c, m in lengths_of]
-        encoding = self._encoding(max(sizes), lengths.clamp_len)
+        encoding = self.dropped_input(encoding_of(self, max(sizes), view.clamp_len))
         biases = self.content_bias[0], self.position_bias[0]
         after = State([], [])
         for n, layer in enumerate(self.layers):
-            recent, compressed = mems.recent[n], mems.compressed[n]
+            recent, compressed = memory.recent[n], memory.compressed[n]
             past = torch.cat([compressed, recent], 1) if compressed.shape[1] else recent
             own = Positions(layer.attention.positions(encoding[-sizes[n] :]), *biases)
             joined = torch.cat([recent.to(x.dtype), x.detach()], 1)
-            given, (x, _) = x, layer(x, past, own)
+            given, x = x, layer(x, past, own)
             kept = self.way.mem_len(n)
             left = max(joined.shape[1] - kept, 0)
             after.recent.append(joined[:, left:])
@@ -147,7 +161,7 @@ class Varied(TransformerXL):
                     self.reconstruction += self._reconstruction(layer, given.detach(), old, new)
                 compressed = torch.cat([compressed, new.detach()], 1)[:, -self.way.compressed :]
             after.compressed.append(compressed)
-        return x if self.final_norm is None else self.final_norm(x), after
+        return self.final_norm(x), after
 
     def _compressed(self, n: int, old: Tensor) -> Tensor:
         if self.way.kind == "conv":

@@ -92,6 +92,10 @@ def forecast(
         new = f"lengths=Lengths.of(model.config, {old})"
         warn_deprecated(f"forecast({old}) is deprecated: use forecast({new})")
     lengths = Lengths.of(config, **deprecated) if lengths is None else lengths
+    if not isinstance(lengths, Lengths):
+        raise ValueError(
+            f"lengths={lengths!r} must be Lengths: Lengths.of(model.config, mem_len=4)"
+        )
     lengths = lengths._replace(ext_len=0)
     draw = torch.Generator(model.device).manual_seed(seed)
     given = [

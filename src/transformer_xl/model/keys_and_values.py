@@ -14,9 +14,10 @@ from transformer_xl.model.memory import OTHER_KINDS, Join, Memory, is_sealed, sh
 class KeysAndValues(Memory):
     """Keys and values of the last positions (a KV cache); valid while the weights are fixed.
 
-    Buffers have spare capacity: most steps write
-    behind the last keys and copy nothing; a full buffer is replaced by a larger one. Those that
-    share a buffer stay valid, because no position is overwritten.
+    Buffers have spare capacity: most steps write behind the last keys and copy nothing, and a full
+    buffer is replaced by a larger one. No position is overwritten, so all memories that share
+    buffers stay valid. :meth:`with_capacity` returns the memory that a forward pass appends to;
+    nobody else has it, and :meth:`extend` returns the memory after that.
 
     Attributes:
         keys: For each layer, (H, B, capacity, K).

@@ -78,8 +78,9 @@ class TransformerXL(LanguageModel):
         self.layers: Sequence[DecoderLayer] = nn.ModuleList(  # pyright: ignore[reportAttributeAccessIssue]
             make_layer(config, n, chosen.positions) for n in range(config.n_layer)
         )
-        self.positions, self.residuals, self.input_stage = chosen[:3]
-        self.spans, self.kept, self.remember = chosen[3:]
+        self.positions, self.residuals = chosen.positions, chosen.residuals
+        self.input_stage, self.spans = chosen.input_stage, chosen.spans
+        self.kept, self.remember = chosen.kept, chosen.remember
         self.value_own = self.value_first = self.embedding_own = self.embedding_first = None
         self.input_decay = None
         for part in (self.positions, self.residuals, self.input_stage):

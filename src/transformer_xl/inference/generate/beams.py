@@ -6,7 +6,7 @@ the memory of the one that it extends.
 """
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -63,7 +63,10 @@ class Searching:
             self.n_best <= self.beam_size,
             f"n_best={self.n_best} must be from 1 to beam_size={self.beam_size}",
         )
-        object.__setattr__(self, "stop_tokens", tuple(self.stop_tokens))
+        if isinstance(self.stop_tokens, str) or not isinstance(self.stop_tokens, Iterable):
+            raise ValueError(f"stop_tokens={shown(self.stop_tokens)} must be a list of tokens")
+        tokens = tuple(whole("stop_tokens", x) for x in self.stop_tokens)
+        object.__setattr__(self, "stop_tokens", tokens)
         if isinstance(self.stop, list):
             object.__setattr__(self, "stop", tuple(self.stop))
         penalty = self.length_penalty

@@ -1,9 +1,11 @@
 """Settings of sampling as a value, and the keyword arguments that it replaces."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
+
+import numpy as np
 
 from transformer_xl.config import GenerateConfig
 from transformer_xl.config.checks import checked, near, no_type_check, require
@@ -70,18 +72,19 @@ class Sampling:
         if values["temperature"] == math.inf:
             values["temperature"] = HOTTEST
         breakers = values["dry_sequence_breakers"]
-        if breakers is None or _are_tokens(breakers):
+        tokens = _as_tokens(breakers)
+        if breakers is None or tokens is not None:
             del values["dry_sequence_breakers"]
         config = GenerateConfig(**checked(GenerateConfig, values))
         for name in values:
             object.__setattr__(self, name, getattr(config, name))
         object.__setattr__(self, "config", config)
-        if breakers is not None and "dry_sequence_breakers" not in values:
+        if tokens is not None:
             require(
-                not breakers or config.dry_multiplier > 0,
+                not tokens or config.dry_multiplier > 0,
                 "dry_sequence_breakers has no effect without DRY",
             )
-            object.__setattr__(self, "dry_sequence_breakers", tuple(breakers))
+            object.__setattr__(self, "dry_sequence_breakers", tokens)
 
 
 def names_of(kind: type) -> list[str]:
@@ -125,12 +128,13 @@ def with_deprecated(
     new = f"{argument}={kind.__name__}({old})"
     if settings is not None:
         raise TypeError(f"{call}() got {argument} and {old}: give all of them in {argument}")
-    warn_deprecated(f"{call}({old}) is deprecated: use {call}({new})")
+    warn_deprecated(f"{call}(..., {old}) is deprecated: use {call}(..., {new})")
     return kind(**deprecated)
 
 
-def _are_tokens(breakers: Any) -> bool:
-    """Whether sequence breakers are tokens, and no texts; an empty sequence is."""
-    if isinstance(breakers, str) or not isinstance(breakers, Iterable):
-        return False
-    return all(isinstance(x, int) for x in breakers)
+def _as_tokens(breakers: Any) -> tuple[int, ...] | None:
+    """Return sequence breakers that are tokens, as those of an empty sequence; None: others."""
+    is_sequence = isinstance(breakers, Sequence | np.ndarray) and not isinstance(breakers, str)
+    if not is_sequence or not all(isinstance(x, int | np.integer) for x in breakers):
+        return None
+    return tuple(int(x) for x in breakers)
