@@ -107,7 +107,7 @@ def test_lengths_by_name_are_deprecated(given):
     with pytest.warns(DeprecationWarning, match="without batch_size") as of_batches:
         forecast(model, history, 5, known=known, batch_size=3)
     assert {each.filename for each in [*caught, *of_batches]} == {__file__}
-    with pytest.raises(ValueError, match="lengths=4 must be Lengths.of"):
+    with pytest.raises(ValueError, match="lengths=4 must be Lengths:"):
         forecast(model, history, 5, known=known, lengths=4)
     with pytest.raises(TypeError, match="give all of them in lengths"):
         forecast(model, history, 5, known=known, lengths=lengths, mem_len=2)
