@@ -148,7 +148,7 @@ class Varied(TransformerXL):
         for n, layer in enumerate(self.layers):
             recent, compressed = memory.recent[n], memory.compressed[n]
             past = torch.cat([compressed, recent], 1) if compressed.shape[1] else recent
-            own = Positions(layer.attention.positions(encoding[-sizes[n] :]), *biases)
+            own = Positions(layer.attention.position_keys(encoding[-sizes[n] :]), *biases)
             joined = torch.cat([recent.to(x.dtype), x.detach()], 1)
             given, x = x, layer(x, past, own)
             kept = self.way.mem_len(n)

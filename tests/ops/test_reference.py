@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from transformer_xl.ops.reference import hidden_keys, rel_attention, rel_shift
+from transformer_xl.ops.reference import masked_keys, rel_attention, rel_shift
 
 # Streams, queries, remembered, heads, width.
 SHAPES = [(1, 1, 0, 1, 1), (2, 1, 4, 2, 3), (1, 4, 0, 2, 2), (2, 3, 5, 2, 3), (1, 5, 2, 3, 1)]
@@ -120,11 +120,11 @@ def test_the_shift_brings_each_distance_to_its_key(T, S):
 
 def test_what_is_hidden_is_the_future_and_what_is_too_far():
     rows = ["0001", "0000"]
-    assert hidden_keys(2, 4, None, torch.device("cpu")).int().tolist() == [
+    assert masked_keys(2, 4, None, torch.device("cpu")).int().tolist() == [
         [int(x) for x in row] for row in rows
     ]
     rows = ["1001", "1100"]
-    assert hidden_keys(2, 4, 2, torch.device("cpu")).int().tolist() == [
+    assert masked_keys(2, 4, 2, torch.device("cpu")).int().tolist() == [
         [int(x) for x in row] for row in rows
     ]
 

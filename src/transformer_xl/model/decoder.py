@@ -28,7 +28,10 @@ Inputs = Int[Tensor, " B"] | Float[Tensor, "B F"]
 
 
 class Decoder(ABC):
-    """Reads one token of each stream of a batch at a time; :meth:`of` chooses the way.
+    """Reads one token of each stream of a batch at a time; :meth:`of` chooses the implementation.
+
+    It is not the stack of :class:`DecoderLayer`, which is :class:`TransformerXL`, but what runs it
+    token by token.
 
     Attributes:
         state: The state of the streams. :meth:`read` returns the next state without setting it, so
@@ -61,6 +64,8 @@ class Decoder(ABC):
 
     def __call__(self, tokens: Inputs) -> Float[Tensor, "B D"]:
         """Read a token of each stream and set the next state; return the output of the layers.
+
+        The caller draws the next token from it, by ``model.head``.
 
         Raises:
             ValueError: A token is outside the vocabulary (on a GPU, a device-side assertion); the

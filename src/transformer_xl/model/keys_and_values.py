@@ -206,12 +206,12 @@ class KeysAndValues(Memory):
             to[layer][:, :, self.stop : self.stop + new.shape[2]] = new
 
     def extend(
-        self, states: Sequence[Any], mem_len: int, kept: int | None = None
+        self, states: Sequence[Any], mem_len: int, n_kept: int | None = None
     ) -> "KeysAndValues":
         """See :meth:`Memory.extend`; keys and values have been joined already."""
-        kept = int(states[0].shape[1]) if kept is None else kept
-        cut = max(self.length + kept - mem_len, 0)
-        after = self._in_same_buffers(self.start + cut, self.stop + kept)
+        n_kept = int(states[0].shape[1]) if n_kept is None else n_kept
+        cut = max(self.length + n_kept - mem_len, 0)
+        after = self._in_same_buffers(self.start + cut, self.stop + n_kept)
         if self._is_joined:
             after = after.changed(lambda x: x.detach())
         return after.masking(shifted(self.forgotten, cut))

@@ -290,9 +290,9 @@ class LanguageModel(nn.Module, ABC):
         # First, as a token outside the vocabulary raises here.
         x = self._embedded(segment)
         memory = mems.with_capacity(segment.shape[1], resolved.mem_len)
-        raw, mems = self._read(x, memory, View.of(segment, memory, resolved))
+        raw, after = self._read(x, memory, View.of(segment, memory, resolved))
         hidden = self._dropped(raw, self.config.dropouts.output)
-        out = Output(hidden=hidden, raw_hidden=raw, mems=mems, targets=targets)
+        out = Output(hidden=hidden, raw_hidden=raw, mems=after, targets=targets)
         mixture = self.softmax if isinstance(self.softmax, MixtureHead) else None
         if targets is None:
             if predicts and mixture is not None:

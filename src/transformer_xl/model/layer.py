@@ -49,6 +49,9 @@ def project(
 ) -> tuple[Float[Tensor, "B T H K"], Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
     """Project a segment to queries, and memory and segment to keys and values.
 
+    q = W_q h, k = W_{k,E} h~ and v = W_v h~ with h~ = [SG(memory), h] (section 3.2). Both parts are
+    projected apart and their keys and values concatenated, which is the same.
+
     A :class:`Linear` is called for each of them: queries of the memory, which nobody
     needs, would be a third of its products. A module that was put in its place may not know how to
     leave them out, and is called once for both.
@@ -74,7 +77,8 @@ def project(
         torch.cat([y.permute(2, 0, 1, 3) for y in pair], 2).permute(1, 2, 0, 3)
         for pair in zip(before, (k, v), strict=True)
     )
-    # A copy, so that the backward pass does not keep the keys and values of the segment twice.
+    # `q` is a view of `own`: a copy lets autograd free `own`, whose keys and values are in `k` and
+    # `v` already.
     return q.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3), k, v
 
 
@@ -145,8 +149,8 @@ class Attention(nn.Module):
         k, v = rows_from(self.qkv_proj, x, self.n_head * self.d_head).chunk(2, -1)
         return self._finished(self._heads(k), self.k_norm), self._finished(self._heads(v))
 
-    def positions(self, encoding: Float[Tensor, "S D"]) -> Float[Tensor, "S H K"]:
-        """Project position encodings."""
+    def position_keys(self, encoding: Float[Tensor, "S D"]) -> Float[Tensor, "S H K"]:
+        """Project position encodings to keys: W_{k,R} R of section 3.3, for each layer its own."""
         return self._finished(self._heads(self.r_proj(encoding)))
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -176,9 +180,9 @@ class RelAttention(Attention):
         view: View = NO_LIMITS,
     ) -> Float[Tensor, "B T D"]:
         """Attend with the queries of a segment to the keys and values of memory and segment."""
-        r, u, v_bias, distance_bias = positions.to(q.dtype)
+        r, content_bias, position_bias, distance_bias = positions.to(q.dtype)
         attended = rel_attention(
-            *(q, k.to(q.dtype), v.to(q.dtype), r, u, v_bias),
+            *(q, k.to(q.dtype), v.to(q.dtype), r, content_bias, position_bias),
             distance_bias=distance_bias,
             attn_len=view.attn_len,
             first_key=view.first_key,
@@ -291,7 +295,7 @@ class DecoderLayer(nn.Module):
         past: Float[Tensor, "B M D"],
         positions: LayerPositions,
         view: View = NO_LIMITS,
-        first: FirstLayer = NOT_MIXED,
+        mixes: FirstLayer = NOT_MIXED,
     ) -> Float[Tensor, "B T D"]:
         """Transform the hidden states of a segment.
 
@@ -300,10 +304,10 @@ class DecoderLayer(nn.Module):
             past: The memory of this layer; empty if its keys and values are cached.
             positions: The positions of memory and segment.
             view: What the queries may see.
-            first: What is mixed in of the first layer.
+            mixes: What is mixed in of the first layer.
         """
         q, k, v = self.project(x, past)
-        k, v = view.joined(self.number, k, first.values(self.number, v))
+        k, v = view.joined(self.number, k, mixes.values(self.number, v))
         return self.finish(x, self.attention(q, k, v, positions, view))
 
     def project(
@@ -313,7 +317,7 @@ class DecoderLayer(nn.Module):
         before, norm = self.residual.before, self.attention_norm
         if not past.shape[1]:
             return self.attention.project(before(norm, x))
-        # Normalized and projected for each segment, as the weights may have changed.
+        # Projected, and with pre-norm normalized, for each segment, as weights may have changed.
         return self.attention.project(before(norm, x), before(norm, past.to(x.dtype)))
 
     def finish(
@@ -363,8 +367,8 @@ def draw_weights(parameters: Iterable[tuple[str, Tensor]], config: ModelConfig) 
             continue
         # Parameters of clusters have an index.
         name = re.sub(r"weights\.\d+", "weight", re.sub(r"projs\.\d+", "proj", name))
-        mean, std, limit = next(row[1:] for row in table if name.endswith(row[0]))
-        if limit is None:
-            parameter.normal_(mean, std)
+        mean, spread, bound = next(row[1:] for row in table if name.endswith(row[0]))
+        if bound is None:
+            parameter.normal_(mean, spread)
         else:
-            parameter.uniform_(-limit, limit)
+            parameter.uniform_(-bound, bound)

@@ -52,7 +52,7 @@ class Memory:
         self._states = tuple(states)
         self.forgotten = forgotten
 
-    # What :class:`KeysAndValues` does in another way.
+    # Overridden by KeysAndValues.
 
     @property
     def states(self) -> tuple[Float[Tensor, "B M D"], ...]:
@@ -132,7 +132,7 @@ class Memory:
             ValueError: It was made with other adapters.
         """
 
-    # What both do alike.
+    # Shared with KeysAndValues.
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -161,15 +161,18 @@ class Memory:
             f"device={str(x.device)!r}, nbytes={self.nbytes:_})"
         )
 
-    def extend(self, states: Sequence[Any], mem_len: int, kept: int | None = None) -> "Memory":
+    def extend(self, states: Sequence[Any], mem_len: int, n_kept: int | None = None) -> "Memory":
         """Return the memory after another segment: its newest ``mem_len`` positions.
 
         Args:
             states: What is remembered of each layer; keys and values have been joined already.
             mem_len: Maximum number of positions to keep.
-            kept: How many positions of the segment are appended; None: all.
+            n_kept: How many positions of the segment are appended; None: all.
         """
-        M, new = self.length, [x.detach()[:, :kept] for x in states]
+        # The stop-gradient SG of section 3.2.
+        M, new = self.length, [x.detach()[:, :n_kept] for x in states]
+        # Of memory and segment, so many of the oldest positions are dropped: if more than M, the
+        # memory is gone and the segment is cut.
         cut = max(M + new[0].shape[1] - mem_len, 0)
         if cut > M:
             new = [x[:, cut - M :] for x in new]

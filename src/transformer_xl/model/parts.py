@@ -1,4 +1,4 @@
-"""The components of the paper's model, each of which a variant may be put in the place of."""
+"""The paper's components. A variant replaces one of them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple

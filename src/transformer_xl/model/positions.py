@@ -19,7 +19,7 @@ _MOST_PROJECTED = 4
 
 
 class Positions(NamedTuple):
-    """The relative positions of one layer: terms (b), (c) and (d) of section 3.3.
+    """What terms (b), (c) and (d) of section 3.3 need in one layer: r, u and v.
 
     Example:
         >>> keys, bias = torch.randn(5, 2, 4), torch.zeros(2, 4)  # five distances, two heads
@@ -34,7 +34,7 @@ class Positions(NamedTuple):
     position_bias: Float[Tensor, "H K"]
     """The bias ``v``."""
     distance_bias: Float[Tensor, "S H"] | None = None
-    """Added to the scores of each distance, farthest first; None: nothing."""
+    """Added to the scores of each distance, farthest first; None: nothing, as in the paper."""
 
     def placed(
         self, past: Float[Tensor, "B M D"], x: Float[Tensor, "B T D"]
@@ -155,7 +155,7 @@ class RelativeSinusoids(PositionScheme):
             keys = self._cached(model, n_keys, view.clamp_len)
         else:
             encoding = model.dropped_input(encoding_of(model, n_keys, view.clamp_len))
-            keys = [layer.attention.positions(encoding) for layer in model.layers]
+            keys = [layer.attention.position_keys(encoding) for layer in model.layers]
         n_layer = len(model.layers)
         u, v = (x.expand(n_layer, -1, -1) for x in (model.content_bias, model.position_bias))
         return [Positions(*each) for each in zip(keys, u, v, strict=True)]
@@ -168,7 +168,7 @@ class RelativeSinusoids(PositionScheme):
             if torch.compiler.is_compiling():
                 # A traced program must not set attributes, and lengths may be symbols.
                 encoding = encoding_of(model, S, clamp_len)
-                return [layer.attention.positions(encoding) for layer in model.layers]
+                return [layer.attention.position_keys(encoding) for layer in model.layers]
             # The size grows in powers of two while a memory fills up.
             projected = self.project(model, 1 << (S - 1).bit_length(), clamp_len)
         return [r[-S:] for r in projected]
@@ -185,7 +185,7 @@ class RelativeSinusoids(PositionScheme):
         encoding, key = encoding_of(model, n_keys, clamp_len), _cache_key(model, clamp_len)
         projected = [
             # Heads outermost in memory, as the attention reads them.
-            layer.attention.positions(encoding).transpose(0, 1).contiguous().transpose(0, 1)
+            layer.attention.position_keys(encoding).transpose(0, 1).contiguous().transpose(0, 1)
             for layer in model.layers
         ]
         if key not in self._projected and len(self._projected) == _MOST_PROJECTED:
@@ -237,8 +237,9 @@ def relative_positions(
     r"""Encode the distances ``S - 1, ..., 1, 0``, farthest first.
 
     $R_d = [\sin(d w), \cos(d w)]$ with $w_m = 10000^{-2m / D}$, all sines before all cosines
-    (section 3.3 of the paper). Distances above ``clamp_len`` are clamped. Frequencies are rounded
-    to ``precision``, which is float32 in every published PyTorch checkpoint.
+    (section 3.3 of the paper; the order is that of the authors' code). Distances above ``clamp_len``
+    are clamped. Frequencies are rounded to ``precision``, which is float32 in every published
+    PyTorch checkpoint.
 
     Example:
         >>> relative_positions(3, 2, None, torch.float32, torch.device("cpu"))

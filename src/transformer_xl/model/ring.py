@@ -16,7 +16,7 @@ _LEAST_CAPACITY = 64
 
 
 class Ring:
-    """Keys and values of the last ``mem_len`` positions of each stream, and of the next one.
+    """Keys and values of the last ``mem_len`` positions of each stream, and a slot for the next.
 
     Position n of all streams is at slot (n - origin) % capacity. The softmax does not depend on the
     order of the keys, so nothing is moved while streams go on. The capacity is ``mem_len + 1``, or
@@ -41,13 +41,13 @@ class Ring:
     tensors: tuple[list[Tensor], ...]
 
     def __init__(self, memory: KeysAndValues, mem_len: int, *, is_fixed: bool = False) -> None:
-        newest = memory.last(mem_len)
-        tensors = newest.by_name()
+        last = memory.last(mem_len)
+        tensors = last.by_name()
         self.mem_len, self.is_fixed = mem_len, is_fixed
-        self.first = torch.zeros(newest.batch_size, dtype=torch.int64, device=tensors[0][0].device)
-        if newest.forgotten is not None:
-            self.first += newest.forgotten
-        self.position = len(newest)
+        self.first = torch.zeros(last.batch_size, dtype=torch.int64, device=tensors[0][0].device)
+        if last.forgotten is not None:
+            self.first += last.forgotten
+        self.position = len(last)
         self._lay_out(tensors, slice(None), self.position, self._capacity_for(self.position + 1))
 
     @property
@@ -56,8 +56,8 @@ class Ring:
         return len(self.first)
 
     @property
-    def newest(self) -> int:
-        """The slot of the next position."""
+    def next_slot(self) -> int:
+        """The slot into which the next token is written."""
         return (self.position - self._origin) % self.capacity
 
     @property
@@ -156,7 +156,7 @@ class Ring:
 
     def _has_to_move(self, span: int) -> bool:
         """Whether the ring is too small for ``span`` positions, or larger than needed."""
-        is_too_large = self.newest == 0 and self._capacity_for(span) < self.capacity
+        is_too_large = self.next_slot == 0 and self._capacity_for(span) < self.capacity
         return span > self.capacity or is_too_large
 
     def _move(self, span: int) -> None:

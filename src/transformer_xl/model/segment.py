@@ -193,6 +193,8 @@ class View(NamedTuple):
         """Return the view of a segment that is read after a memory, with capacity for it."""
         first_key, M = memory.forgotten, memory.length
         if segment.starts is not None:
+            # A key is masked if its index is below that of the first one that is seen: of the
+            # newest start up to each query.
             place = torch.arange(M, M + segment.starts.shape[1], device=segment.device)
             before = 0 if first_key is None else first_key[:, None]
             first_key = torch.where(segment.starts, place, before).cummax(1).values
@@ -231,7 +233,7 @@ class View(NamedTuple):
         """
         M, T = memory.length, states[0].shape[1]
         n_kept = max(T - self.ext_len, 0)
-        # Padded rows are truncated after realigned() has moved the padding to the front.
+        # `realigned` truncates padded rows, after moving the padding to the front.
         most = self.mem_len if self.padding is None else M + n_kept
         memory = memory.extend(states, most, n_kept)
         if self.starts is not None and n_kept:

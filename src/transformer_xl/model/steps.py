@@ -53,13 +53,13 @@ class CompiledStep:
         x = embedded(model.embedding, tokens[:, None])[:, 0]
         if (reset_at := model.config.reset_at) is not None:
             ring.first[tokens == reset_at] = ring.position
-        seen = (ring.position + 1 - ring.first).clamp_(max=self._limit)
-        newest = ring.newest
+        n_seen = (ring.position + 1 - ring.first).clamp_(max=self._limit)
+        newest = ring.next_slot
         if self._is_recurrent:
             x = recurrent(model, ring, x, ring.position, (newest - 1) % ring.capacity)
             ring.inputs[:, newest] = x
             x = x.to(model.dtype)
-        return self._layers(x, seen, newest)
+        return self._layers(x, n_seen, newest)
 
 
 class CapturedStep:
@@ -95,7 +95,7 @@ class CapturedStep:
         """Read a token of each stream at the next position; return the output of the layers."""
         self._tokens.copy_(tokens)
         self._position.fill_(self._ring.position)
-        self._newest.fill_(self._ring.newest)
+        self._newest.fill_(self._ring.next_slot)
         if self._replay is None:
             self._replay = captured(self._step, self._ring.first)
         self._replay()
@@ -150,7 +150,9 @@ Step = CompiledStep | CapturedStep
 
 def attention_limit(lengths: Lengths) -> int:
     """Return how many keys a token sees at most, its own included."""
-    return lengths.windowed().attn_len or lengths.mem_len + 1
+    limit = lengths.windowed().attn_len
+    assert limit is not None
+    return limit
 
 
 def ring_positions(model: "TransformerXL", ring: Ring, lengths: Lengths) -> list[Positions]:

@@ -172,7 +172,10 @@ class Predictor(ABC):
     def nll(
         self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"]
     ) -> Float[Tensor, "*batch"]:
-        """Return -log p of each target in nats; in training, by the sampled softmax if set."""
+        """Return -log p of each target in nats; in training, by the sampled softmax if set.
+
+        From all log-probabilities at once; :class:`Softmax` overrides it by ``ops.linear_nll``.
+        """
         ignored = targets == IGNORED
         targets = targets.masked_fill(ignored, 0)
         if self.training and self.n_samples:

@@ -58,8 +58,10 @@ class TransformerXL(LanguageModel):
     _title = "Transformer-XL"
     has_attention = True
     recomputes = True
+    # u and v of section 3.3.
     content_bias: nn.Parameter
     position_bias: nn.Parameter
+    # Of variants.
     distance_embedding: nn.Parameter
     distance_bias: nn.Parameter
     position_embedding: nn.Parameter
@@ -99,13 +101,14 @@ class TransformerXL(LanguageModel):
         T = x.shape[1]
         x = self.input_stage(self, x, memory, view)
         positions = self.positions.encode(self, memory.length + T, T, view)
-        first, states = self.residuals(self), []
-        seen_by_layers = self.spans(memory.pasts(x), positions, view)
-        for layer, (past, at, seen) in zip(self.layers, seen_by_layers, strict=True):
-            h = first.inputs(layer.number, x)
-            past, placed = at.placed(past, h)
-            x = self._through(layer.number, layer, placed, past, at, seen, first)
-            states.append(self.kept(layer, h, x, seen))
+        mixes, states = self.residuals(self), []
+        of_layers = self.spans(memory.pasts(x), positions, view)
+        for layer, (past, position, limits) in zip(self.layers, of_layers, strict=True):
+            # The input of the layer: x itself, in the paper.
+            h = mixes.inputs(layer.number, x)
+            past, placed = position.placed(past, h)
+            x = self._through(layer.number, layer, placed, past, position, limits, mixes)
+            states.append(self.kept(layer, h, x, limits))
         return self.final_norm(x), self.remember(memory, states, positions, view)
 
     def save_pretrained(self, folder: Path | str, vocab: SavesItself | None = None) -> None:

@@ -158,12 +158,12 @@ def attention(
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
         return out.transpose(1, 2)
-    hidden_BHTS = reference.hidden_keys(T, S, attn_len, q.device)[None, None]
+    masked_BHTS = reference.masked_keys(T, S, attn_len, q.device)[None, None]
     if first_key is not None:
-        hidden_BTS = reference.before_first(first_key, 0, S)
-        hidden_BHTS = hidden_BHTS | hidden_BTS[:, None]
+        masked_BTS = reference.before_first(first_key, 0, S)
+        masked_BHTS = masked_BHTS | masked_BTS[:, None]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=~hidden_BHTS, dropout_p=dropout)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=~masked_BHTS, dropout_p=dropout)
     return out.transpose(1, 2)
 
 

@@ -53,24 +53,27 @@ def attention_weights(
     The arguments are those of :func:`transformer_xl.ops.rel_attention`.
     """
     T, S, K = q.shape[1], k.shape[1], q.shape[3]
+    # Terms (a) + (c) of section 3.3, by key.
     content_BHTS = torch.einsum("bthk,bshk->bhts", q + content_bias, k)
+    # Terms (b) + (d), by distance.
     position_BHTS = torch.einsum("bthk,shk->bhts", q + position_bias, r)
     if distance_bias is not None:
         position_BHTS = position_BHTS + distance_bias.T[:, None]
     position_BHTS = rel_shift(position_BHTS)
+    # By key, too. The equations of section 3.3 leave out the scale.
     score_BHTS = (content_BHTS + position_BHTS) * K**-0.5
-    hidden_TS = hidden_keys(T, S, attn_len, q.device)
-    score_BHTS = score_BHTS.masked_fill(hidden_TS, -torch.inf)
+    masked_TS = masked_keys(T, S, attn_len, q.device)
+    score_BHTS = score_BHTS.masked_fill(masked_TS, -torch.inf)
     if first_key is not None:
-        hidden_BTS = before_first(first_key, 0, S)
-        score_BHTS = score_BHTS.masked_fill(hidden_BTS[:, None], -torch.inf)
+        masked_BTS = before_first(first_key, 0, S)
+        score_BHTS = score_BHTS.masked_fill(masked_BTS[:, None], -torch.inf)
     # Half precision is normalized in float32, as the fused kernels do.
     dtype = torch.promote_types(q.dtype, torch.float32)
     return score_BHTS.softmax(dim=-1, dtype=dtype)
 
 
 def rel_shift(x_BHTS: Float[Tensor, "B H T S"]) -> Float[Tensor, "B H T S"]:
-    """Convert columns indexed by distance, farthest first, to columns indexed by key.
+    """Convert columns by distance, farthest first, to columns by key (appendix B of the paper).
 
     The last query is in place; each query before it is one token closer to every key, so its row
     is shifted by one more column to the left. With three queries and no memory, ``.`` for future
@@ -89,15 +92,15 @@ def rel_shift(x_BHTS: Float[Tensor, "B H T S"]) -> Float[Tensor, "B H T S"]:
     return wider[:, :, 1:].reshape(B, H, T, S)
 
 
-def hidden_keys(T: int, S: int, attn_len: int | None, device: torch.device) -> Tensor:
+def masked_keys(T: int, S: int, attn_len: int | None, device: torch.device) -> Tensor:
     """Return the (T, S) mask of keys that a query does not see: future, or beyond ``attn_len``."""
     query = torch.arange(S - T, S, device=device)
     distance_TS = query[:, None] - torch.arange(S, device=device)
-    hidden_TS = distance_TS < 0
+    masked_TS = distance_TS < 0
     if attn_len is not None:
         # Larger values do not fit into a tensor.
-        hidden_TS |= distance_TS >= min(attn_len, torch.iinfo(torch.int64).max)
-    return hidden_TS
+        masked_TS |= distance_TS >= min(attn_len, torch.iinfo(torch.int64).max)
+    return masked_TS
 
 
 def before_first(

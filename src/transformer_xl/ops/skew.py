@@ -2,8 +2,10 @@ r"""Relative attention in plain PyTorch, with a view instead of a copy for the r
 
 The position scores have a row for each query and a column for each distance. With an additional
 column in front, (T, S + 1), and viewed with a row stride of S from offset T, the same values *are*
-the shifted matrix: key j of query i is column T - i + j of row i. The content product is added into
-that view, and future positions are masked.
+the shifted matrix (appendix B of the paper): key j of query i is column T - i + j of row i. Future
+positions are masked there. Then either torch's fused attention takes the view as an additive mask
+and adds the content product itself (``uses_fused``), or the product is added into the view and the
+softmax computed (``weights``); the backward pass always does the latter.
 
 In the names of section 3.3, $q^T k$ is term (a), $q^T r$ (b), $u^T k$ (c) and $v^T r$ (d). Two
 products compute all four: ``q_content``, q + u, times the keys is (a) + (c); ``q_position``, q + v,
@@ -62,7 +64,7 @@ def rel_attention(
 
 
 def _widened(arguments: Sequence[Any]) -> "_Attention":
-    """Return the attention of operands, in float32 where their precision is only emulated."""
+    """Return the attention of operands, in float32 where the CPU only emulates their precision."""
     *operands, attn_len, first_key, dropout, seed = arguments
     q, *_ = operands
     if emulates(q.dtype, q.device.type):
@@ -154,11 +156,12 @@ class _Attention:
             # As an additional column of the position keys, with a constant column of the queries.
             self.r = torch.cat([self.r, distance_bias.T[..., None]], -1)
         if self.T > 1:
-            # The additional column; in other blocks, farther distances take its place.
+            # The additional column, in front. In a block with fewer keys the next farther distance
+            # stands there, which no query reads.
             self.r = F.pad(self.r, (0, 0, 1, 0))
         # The fused kernel uses MKL, even where oneDNN is faster.
         self.uses_onednn = batches_take_onednn(self.q)
-        self.has_kernel = q.device.type == "cpu" and not dropout and not self.uses_onednn
+        self.uses_fused = q.device.type == "cpu" and not dropout and not self.uses_onednn
         self.generator = None
         if seed is not None:
             self.generator = torch.Generator(q.device).manual_seed(seed)
@@ -201,16 +204,17 @@ class _Attention:
             if self.has_distance_bias:
                 q_position = F.pad(q_position, (0, 1), value=self.scale)
             k, v = (x[:, :, keys].flatten(0, 1) for x in (self.k, self.v))
-            r = self.r[:, self.r.shape[1] - S - (T > 1) :]
+            columns = S + 1 if T > 1 else S
+            r = self.r[:, -columns:]
             if T > 1 and (self.is_half or self.uses_onednn):
                 # oneDNN is slow for operands that are not contiguous.
                 r = r.contiguous()
-                if not self.has_kernel:
+                if not self.uses_fused:
                     k, v = k.contiguous(), v.contiguous()
             yield _Block(queries, keys, q_content.flatten(0, 1), q_position.flatten(1, 2), k, v, r)
 
     def groups(self, block: _Block) -> Iterator[_Group]:
-        """Compute the position scores of a block, group by group."""
+        """Yield the position scores of a block by groups of heads, which share a buffer."""
         T, S = block.q_content.shape[1], block.k.shape[1]
         size = self._group_size(T, S)
         for head in range(0, self.H, size):
@@ -224,7 +228,7 @@ class _Attention:
             else:
                 position = _product(q_position, r.mT, self.buffer)
             if T > 1 and self.attn_len is not None:
-                # Columns are still indexed by distance, farthest first.
+                # Column c still has distance S - c. (For a single query, `_cuts` left them out.)
                 position[..., : max(0, S + 1 - self.attn_len)] = -torch.inf
             score = _skew(position, T, S)
             if T > 1:
@@ -233,8 +237,8 @@ class _Attention:
                 first_key = self.first_key
                 if first_key.ndim == 2:
                     first_key = first_key[:, block.queries]
-                hidden_BTS = before_first(first_key, block.keys.start, block.keys.stop)
-                score.unflatten(0, (-1, self.B)).masked_fill_(hidden_BTS, -torch.inf)
+                masked_BTS = before_first(first_key, block.keys.start, block.keys.stop)
+                score.unflatten(0, (-1, self.B)).masked_fill_(masked_BTS, -torch.inf)
             yield _Group(heads, matrices, score)
 
     def weights(self, block: _Block, group: _Group) -> tuple[Tensor, Tensor | None]:
@@ -258,10 +262,10 @@ class _Attention:
             return weights, None
         return weights, draw_kept(weights, self.dropout, self.generator)
 
-    def read(self, block: _Block, group: _Group) -> Float[Tensor, "N T K"]:
+    def attended(self, block: _Block, group: _Group) -> Float[Tensor, "N T K"]:
         """Return the weighted sums of the values of a group."""
         q, k, v = (x[group.matrices] for x in (block.q_content, block.k, block.v))
-        if self.has_kernel:
+        if self.uses_fused:
             # The position scores are the additive mask of the fused kernel.
             operands = (x.unflatten(0, (-1, self.B)) for x in (q, k, v, group.score))
             q, k, v, mask = operands
@@ -276,7 +280,7 @@ def _forward(attention: _Attention) -> Float[Tensor, "B T H K"]:
     with onednn(attention.uses_onednn):
         for block in attention.blocks():
             for group in attention.groups(block):
-                values = attention.read(block, group).unflatten(0, (-1, B))
+                values = attention.attended(block, group).unflatten(0, (-1, B))
                 out[:, block.queries, group.heads] = values.permute(1, 2, 0, 3)
     return out.div_(1 - rounded(attention.dropout)) if attention.dropout else out
 
@@ -358,16 +362,16 @@ def _skew(position: Tensor, T: int, S: int) -> Tensor:
     return position.as_strided((N, T, S), (T * (S + 1), S, 1), position.storage_offset() + T)
 
 
-def _unskew(d_score: Tensor, buffer: Tensor, heads: int) -> Tensor:
+def _unskew(d_score: Tensor, buffer: Tensor, n_heads: int) -> Tensor:
     """Copy the gradient of the scores to the layout of the position scores."""
     N, T, S = d_score.shape
     if T == 1:
-        return d_score.view(heads, -1, S)
+        return d_score.view(n_heads, -1, S)
     d_position = buffer[: N * T * (S + 1)].view(N, T, S + 1)
     # The view does not cover the first columns of the first row.
     d_position[:, 0, :T] = 0
     _skew(d_position, T, S).copy_(d_score)
-    return d_position.view(heads, -1, S + 1)
+    return d_position.view(n_heads, -1, S + 1)
 
 
 @cached(64)
