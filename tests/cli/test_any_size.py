@@ -7,7 +7,7 @@ import pytest
 
 from transformer_xl.cli import commands
 from transformer_xl.cli.given import LoadsModels
-from transformer_xl.model import language_model, limits
+from transformer_xl.model import limits, loading
 
 SMALL = ("--train.steps", "2", "--train.warmup_steps", "0", "--eval.max_steps", "2", "--quiet")
 
@@ -48,7 +48,7 @@ def test_the_limit_on_loading_is_lifted(txl, trained, toy_toml, tmp_path, monkey
 def test_doctor_examines_nothing_beyond_the_limit_and_says_so(txl, trained, tmp_path, monkeypatch):
     folder = trained / "model" / "best"
     monkeypatch.setattr(limits, "_MOST_SECONDS", 1e-9)
-    monkeypatch.setattr(language_model, "build_model", None)
+    monkeypatch.setattr(loading, "build_model", None)
     ended = txl("doctor", folder, "--json")
     (message,) = ended.json.values()
     assert ended.code == 1

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import transformer_xl as txl
 from transformer_xl.config import ModelConfig
-from transformer_xl.model import language_model, limits
+from transformer_xl.model import limits, loading
 from transformer_xl.model.loading import load_model
 
 
@@ -37,7 +37,7 @@ def test_thousands_of_layers_of_nearly_nothing_are_refused_before_they_are_built
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "_MOST_SECONDS", 1)
-    monkeypatch.setattr(language_model, "build_model", _unbuilt)
+    monkeypatch.setattr(loading, "build_model", _unbuilt)
     change(folder, n_layer=10_000)
     save_file({f"t{i}": torch.zeros(0) for i in range(10_000)}, folder / "model.safetensors")
     with pytest.raises(ValueError, match=r"n_layer=10000.* the limit is 1 s: --any_size"):
@@ -57,7 +57,7 @@ def test_the_limit_is_lifted_by_a_flag(folder: Path, monkeypatch: pytest.MonkeyP
 def test_more_weights_than_memory_are_refused_before_they_are_built(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(language_model, "build_model", _unbuilt)
+    monkeypatch.setattr(loading, "build_model", _unbuilt)
     change(folder, d_inner=1 << 40)
     with pytest.raises(ValueError, match=r"to load .* would take at least 17.6 TB"):
         load_model(folder)

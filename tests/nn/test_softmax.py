@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model import Embedding, Softmax, TransformerXL, softmax
+from transformer_xl.model import Embedding, Softmax, TransformerXL, tokens
 from transformer_xl.model.tokens import log_uniform_words, sampled_nll
 
 CPU = torch.device("cpu")
@@ -179,7 +179,7 @@ def test_a_sample_is_drawn_in_training_only_and_anew_each_time(tiny_config):
 def test_training_reads_the_weights_of_its_sample_alone(tiny_config, monkeypatch, n_samples):
     _, own = made(replace(tiny_config, sample_softmax=n_samples, tie_embeddings=False))
     words = torch.tensor([2, 3, 5, 8, 2, 13, 21])
-    monkeypatch.setattr(softmax, "log_uniform_words", lambda *about: words)
+    monkeypatch.setattr(tokens, "log_uniform_words", lambda *about: words)
     own.nll(torch.randn(1, 3, 16), torch.tensor([[30, 1, 2]])).sum().backward()
     learned = own.weight.grad.any(1).nonzero()[:, 0].tolist()
     assert learned == ([1, 2, 3, 5, 8, 13, 21, 30] if n_samples else [*range(31)])

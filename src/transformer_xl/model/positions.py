@@ -237,8 +237,8 @@ def relative_positions(
     r"""Encode the distances ``S - 1, ..., 1, 0``, farthest first.
 
     $R_d = [\sin(d w), \cos(d w)]$ with $w_m = 10000^{-2m / D}$, all sines before all cosines
-    (section 3.3 of the paper; the order is that of the authors' code). Distances above ``clamp_len``
-    are clamped. Frequencies are rounded to ``precision``, which is float32 in every published
+    (section 3.3 of the paper; the order is that of the authors' code). Distances above
+    ``clamp_len`` are clamped. Frequencies are rounded to ``precision``, which is float32 in every published
     PyTorch checkpoint.
 
     Example:

@@ -35,6 +35,7 @@ from transformer_xl.model import (
     Softmax,
     layer,
 )
+from transformer_xl.model.variants import positions
 from transformer_xl.model.variants.norms import RMSNorm
 from transformer_xl.ops.timing import timed
 from transformer_xl.train import TrainState
@@ -44,11 +45,11 @@ from transformer_xl.train.optim import Optimizer
 SCOPES: tuple[tuple[Any, str, str], ...] = (
     (Embedding, "forward", "embedding"),
     (AdaptiveEmbedding, "forward", "embedding"),
-    (RelAttention, "positions", "projections"),
+    (RelAttention, "position_keys", "projections"),
     (RelAttention, "project", "projections"),
     (RelAttention, "forward", "projections"),
     (layer, "rel_attention", "attention"),
-    (layer, "attention", "attention"),
+    (positions, "attention", "attention"),
     (FeedForward, "forward", "feed-forward"),
     (DecoderLayer, "forward", "norms, residuals, dropout"),
     (nn.LayerNorm, "forward", "norms, residuals, dropout"),
