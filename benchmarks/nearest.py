@@ -37,7 +37,7 @@ from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data import load_vocab, prepare
 from transformer_xl.inference.generate import generate
 from transformer_xl.model import LanguageModel, load_model
-from transformer_xl.model.language_model import find_model_folder
+from transformer_xl.model.pretrained import find_model_folder
 from transformer_xl.model.reading import read
 from transformer_xl.model.segment import Lengths
 from transformer_xl.train.checkpoint import RECIPE_FILE

@@ -107,8 +107,7 @@ class Peer(peers.Peer):
 
 def _remove_positions(decoder: Any) -> None:
     """Drop the position term of a compiled step, whose memory is full and so stays where it is."""
-    from transformer_xl.model import steps
-
     assert decoder.kind == "compiled"
-    encoded = steps.ring_positions
-    steps.ring_positions = lambda *ring: [x._replace(r=None) for x in encoded(*ring)]
+    # As many distances as before, so that they are not encoded anew.
+    encoded = decoder._encoded
+    decoder._encoded = lambda n_keys: [x._replace(r=None) for x in encoded(n_keys)]

@@ -6,7 +6,7 @@ import torch
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.inference.generate import Sampling, generate, generate_batch, text_pieces
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.decoder import RingDecoder, choose_step
+from transformer_xl.model.decoder import EagerDecoder, RingDecoder
 
 BYTES = train_vocab("bytes", [])
 
@@ -29,17 +29,18 @@ def test_what_several_texts_begin_with_is_read_once(model, monkeypatch):
     original = TransformerXL.forward
 
     def spy(self, tokens, *words, **settings):
-        read.append(tuple(tokens.shape))
+        # An eager decoder calls the model for single tokens.
+        read.extend([tuple(tokens.shape)] * (tokens.shape[1] > 1))
         return original(self, tokens, *words, **settings)
 
-    original_step = RingDecoder.read
+    for kind in (EagerDecoder, RingDecoder):
 
-    def stepped(self, tokens):
-        read.append(tuple(tokens.shape))
-        return original_step(self, tokens)
+        def stepped(self, tokens, read_of=kind.read):
+            read.append(tuple(tokens.shape))
+            return read_of(self, tokens)
 
+        monkeypatch.setattr(kind, "read", stepped)
     monkeypatch.setattr(TransformerXL, "forward", spy)
-    monkeypatch.setattr(RingDecoder, "read", stepped)
     batch = generate_batch(model, [[*range(9)]] * 20)
     next(batch)
     next(batch)
@@ -89,7 +90,7 @@ def test_a_model_with_damaged_weights_is_named(model, settings, value):
         next(generate(model, [1], Sampling(**settings)))
 
 
-@pytest.mark.parametrize("where", ["__call__", "draw"])
+@pytest.mark.parametrize("where", ["embedded", "draw"])
 def test_an_interrupt_leaves_all_as_it_was(model, monkeypatch, where):
     whole = list(generate_batch(model, [[1], [2, 3]], length=12, seed=4))
     batch = generate_batch(model, [[1], [2, 3]], length=12, seed=4)
@@ -99,8 +100,8 @@ def test_an_interrupt_leaves_all_as_it_was(model, monkeypatch, where):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        kind = type(model.softmax) if where == "draw" else choose_step(model)[0]
-        patch.setattr(kind, where, interrupted)
+        owner = type(model.softmax) if where == "draw" else type(model.embedding)
+        patch.setattr(owner, "draw" if where == "draw" else "forward", interrupted)
         with pytest.raises(KeyboardInterrupt):
             next(batch)
     assert found + list(batch) == whole

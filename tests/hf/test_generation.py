@@ -12,7 +12,7 @@ import transformer_xl as txl
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.inference.generate import Sampling, Searching
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.decoder import RingDecoder
+from transformer_xl.model.decoder import Decoder, EagerDecoder, RingDecoder
 
 N = 12
 WAYS = {
@@ -80,13 +80,14 @@ def test_single_tokens_are_read_by_the_decoder(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     read = []
-    original = RingDecoder.read
 
-    def spy(self: RingDecoder, tokens: Tensor) -> Any:
-        read.append(len(tokens))
-        return original(self, tokens)
+    for kind in (EagerDecoder, RingDecoder):
 
-    monkeypatch.setattr(RingDecoder, "read", spy)
+        def spy(self: Decoder, tokens: Tensor, read_of: Any = kind.read) -> Any:
+            read.append(len(tokens))
+            return read_of(self, tokens)
+
+        monkeypatch.setattr(kind, "read", spy)
     batch = tokenizer(texts, padding=True, return_tensors="pt")
     _written(language_model, batch, **WAYS[way])
     rows = len(texts) * int(WAYS[way].get("num_beams", 1))  # pyright: ignore[reportArgumentType]

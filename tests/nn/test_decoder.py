@@ -236,6 +236,18 @@ def test_loaded_keys_and_values_are_read_with_the_positions_of_the_weights(paper
         torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
 
 
+def test_of_a_longer_memory_the_newest_positions_are_kept(paper, kind):
+    mems, tokens = after_prompt(paper, 11), drawn(paper, 6)
+    for mem_len in (0, 4):
+        expected, after = one_by_one(paper, mems.last(mem_len), tokens, mem_len=mem_len)
+        decoder, other = (decoder_of(paper, x, kind, mem_len=mem_len) for x in (mems, mems))
+        torch.testing.assert_close(read(decoder, tokens), expected, rtol=0, atol=1e-12)
+        for row in range(B):
+            other.put(row, mems.select([row]))
+        torch.testing.assert_close(read(other, tokens), expected, rtol=0, atol=1e-12)
+        assert_same_memory(other.memory(), after)
+
+
 def test_what_a_decoder_was_made_from_stays_as_it_was(paper, kind):
     mems = after_prompt(paper, 11)
     before = {name: x.clone() for name, x in mems.state_dict().items() if x is not None}

@@ -11,7 +11,7 @@ from transformer_xl.apps.serve.prompt_reading import scored, shares
 from transformer_xl.apps.serve.texts import Drawn, PromptRead
 from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.model import RelAttention
-from transformer_xl.model.decoder import RingDecoder
+from transformer_xl.model.decoder import EagerDecoder, RingDecoder
 
 SECONDS = 60
 SETTINGS = ({}, {"temperature": 0}, {"top_k": 7}, {"top_p": 0.8, "temperature": 1.5})
@@ -87,17 +87,18 @@ def test_texts_with_the_same_prompt_share_its_reading(made, start, ask, monkeypa
     original = type(made.model).forward
 
     def spy(self, tokens, *words, **settings):
-        read.append(tuple(tokens.shape))
+        # An eager decoder calls the model for single tokens.
+        read.extend([tuple(tokens.shape)] * (tokens.shape[1] > 1))
         return original(self, tokens, *words, **settings)
 
-    original_step = RingDecoder.read
+    for kind in (EagerDecoder, RingDecoder):
 
-    def stepped(self, tokens):
-        read.append(tuple(tokens.shape))
-        return original_step(self, tokens)
+        def stepped(self, tokens, read_of=kind.read):
+            read.append(tuple(tokens.shape))
+            return read_of(self, tokens)
 
+        monkeypatch.setattr(kind, "read", stepped)
     monkeypatch.setattr(type(made.model), "forward", spy)
-    monkeypatch.setattr(RingDecoder, "read", stepped)
     engine = start()
     asked = [ask(made, [1, 2, 3], 3, seed=n) for n in range(4)]
     engine.submit([each.text for each in asked])
@@ -219,9 +220,9 @@ def test_what_a_token_was_predicted_from_adds_up_to_one(make_model, start, ask, 
 
 def test_what_follows_from_the_weights_alone_is_computed_once(made, start, monkeypatch):
     calls = []
-    projected = RelAttention.positions
+    projected = RelAttention.position_keys
     monkeypatch.setattr(
-        RelAttention, "positions", lambda *given: calls.append(1) or projected(*given)
+        RelAttention, "position_keys", lambda *given: calls.append(1) or projected(*given)
     )
     engine = start()
     mems = made.model.keep(made.model(torch.tensor([[1, 2, 3]])).mems)

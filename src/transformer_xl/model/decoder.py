@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from transformer_xl.model.arguments import Rows, step_inputs
 from transformer_xl.model.calling import first_wrapped
-from transformer_xl.model.keys_and_values import KeysAndValues
+from transformer_xl.model.keys_and_values import OTHER_ADAPTERS, KeysAndValues
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Memory, join
+from transformer_xl.model.positions import Positions
 from transformer_xl.model.reading import read
 from transformer_xl.model.ring import Ring
-from transformer_xl.model.segment import Lengths
+from transformer_xl.model.segment import Lengths, View
 from transformer_xl.model.steps import CapturedStep, CompiledStep, Step
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.ops import choose_backend, native
@@ -113,7 +114,7 @@ class EagerDecoder(Decoder):
     def __init__(self, model: LanguageModel, lengths: Lengths, memory: Memory) -> None:
         self._model = model
         self._lengths = lengths._replace(segment_len=1, ext_len=0)
-        self.state = memory
+        self.state = self._cut(memory)
 
     @torch.no_grad()
     def read(self, tokens: Inputs) -> tuple[Float[Tensor, "B D"], Memory]:
@@ -140,11 +141,16 @@ class EagerDecoder(Decoder):
     def put(self, row: int, memory: Memory) -> None:
         """See :meth:`Decoder.put`."""
         order = [self.batch_size if n == row else n for n in range(self.batch_size)]
-        self.state = join([self.state, self._model.keep(memory)]).select(order)
+        self.state = join([self.state, self._cut(self._model.keep(memory))]).select(order)
 
     def reset(self, rows: Rows) -> None:
         """See :meth:`Decoder.reset`."""
         self.state = self.state.reset(rows)
+
+    def _cut(self, memory: Memory) -> Memory:
+        # A recurrent state is no position.
+        is_cut = self._model.remembers_positions
+        return memory.last(self._lengths.mem_len) if is_cut else memory
 
 
 class RingDecoder(Decoder):
@@ -163,11 +169,19 @@ class RingDecoder(Decoder):
         memory = model.keep(memory)
         assert isinstance(memory, KeysAndValues)
         model.require_own(memory)
-        self._model, self._lengths, self._make_step = model, lengths, step
+        self._model, self._clamp_len, self._make_step = model, lengths.clamp_len, step
+        # How many keys a token sees at most, its own included.
+        self._limit = min(lengths.attn_len or lengths.mem_len + 1, lengths.mem_len + 1)
         self.kind = step.kind
         self._maps = _linear_maps(model)
         self._ring = Ring(memory, lengths.mem_len, is_fixed=step.is_fixed)
+        self._positions = self._encoded(self._ring.capacity)
         self._step: Step | None = None
+
+    def _encoded(self, n_keys: int) -> list[Positions]:
+        view = View(clamp_len=self._clamp_len, is_fixed=True)
+        encoded = self._model.positions.encode(self._model, n_keys, 1, view)
+        return [each for each in encoded if isinstance(each, Positions)]
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the step, which is made again for the buffers of a copy."""
@@ -191,17 +205,16 @@ class RingDecoder(Decoder):
     def read(self, tokens: Inputs) -> tuple[Float[Tensor, "B D"], int]:
         """See :meth:`Decoder.read`."""
         if [x for owner, name, x in self._maps if getattr(owner, name) is not x]:
-            raise ValueError(
-                "the model was given adapters since these streams were begun, whose keys and "
-                "values belong to the weights of that time: begin anew with mems=None "
-                "(past_key_values=None, another Session) and read the text again"
-            )
+            raise ValueError(OTHER_ADAPTERS)
         ring = self._ring
         tokens = step_inputs(tokens, len(ring.first), self._model.config)
         if ring.has_to_move:
             ring.move()
         if self._step is None or self._step.tensors is not ring.tensors:
-            self._step = self._make_step(self._model, ring, self._lengths)
+            # Those of as many distances as the ring has slots.
+            if len(self._positions[0].r) != ring.capacity:
+                self._positions = self._encoded(ring.capacity)
+            self._step = self._make_step(self._model, ring, self._positions, self._limit)
         return self._step(tokens.to(ring.first.device)), ring.position + 1
 
     @torch.no_grad()
@@ -256,11 +269,11 @@ def choose_step(
         choice = choose_backend(model.device, dtype, model.config.head_width)
         if choice.backend == "triton":
             return CapturedStep, "the step is captured as a CUDA graph"
-        return None, f"operations of torch: {choice.reason}"
+        return None, f"the model is called: {choice.reason}"
     against = reason_against_compiled(model, dtype)
     if against is None and dtype == model.dtype:
         return CompiledStep, f"compiled step, {native.level()}"
-    return None, f"operations of torch: {against or f'keys and values in {dtype}'}"
+    return None, f"the model is called: {against or f'keys and values in {dtype}'}"
 
 
 def reason_against_compiled(model: TransformerXL, dtype: torch.dtype) -> str | None:

@@ -10,6 +10,12 @@ from torch import Tensor
 from transformer_xl.model.arguments import require_state
 from transformer_xl.model.memory import OTHER_KINDS, Join, Memory, is_sealed, shifted
 
+OTHER_ADAPTERS = (
+    "adapters were added, switched, trained, merged or removed since these keys and values were "
+    "made, which belong to the weights of that time: begin anew with mems=None "
+    "(past_key_values=None, another Session) and read the text again"
+)
+
 
 class KeysAndValues(Memory):
     """Keys and values of the last positions (a KV cache); valid while the weights are fixed.
@@ -97,11 +103,7 @@ class KeysAndValues(Memory):
         if self.adapters is None:
             self.adapters = adapters
         if self.adapters != adapters:
-            raise ValueError(
-                "adapters were added, switched, trained, merged or removed since these keys and "
-                "values were made, which belong to the weights of that time: begin anew with "
-                "mems=None (past_key_values=None, another Session) and read the text again"
-            )
+            raise ValueError(OTHER_ADAPTERS)
 
     def require_as(self, other: Memory) -> None:
         """Require the adapters of other keys and values, if they are known."""
@@ -142,7 +144,13 @@ class KeysAndValues(Memory):
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> "KeysAndValues":
-        """Rebuild keys and values from :meth:`state_dict`."""
+        """Rebuild keys and values from :meth:`state_dict`.
+
+        Raises:
+            ValueError: The state is that of hidden states, or its shapes do not fit.
+        """
+        if "keys" not in state:
+            raise ValueError("the state holds hidden states: Memory.from_state_dict rebuilds them")
         tensors, forgotten = {name: state[name] for name in ("keys", "values")}, state["forgotten"]
         require_state(tensors, 5, forgotten)
         if (inputs := state.get("inputs")) is not None:

@@ -289,7 +289,9 @@ class LanguageModel(nn.Module, ABC):
         self.require_readable(segment, mems, resolved)
         # First, as a token outside the vocabulary raises here.
         x = self._embedded(segment)
-        memory = mems.with_capacity(segment.shape[1], resolved.mem_len)
+        # A recurrent state is no positions, to which others are appended.
+        T, appends = segment.shape[1], self.remembers_positions
+        memory = mems.with_capacity(T, resolved.mem_len) if appends else mems
         raw, after = self._read(x, memory, View.of(segment, memory, resolved))
         hidden = self._dropped(raw, self.config.dropouts.output)
         out = Output(hidden=hidden, raw_hidden=raw, mems=after, targets=targets)

@@ -1,7 +1,4 @@
-"""The memory: hidden states of previous segments, a value.
-
-Every operation returns a new one.
-"""
+"""The memory: hidden states of previous segments; every operation returns a new one."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -238,8 +238,8 @@ def relative_positions(
 
     $R_d = [\sin(d w), \cos(d w)]$ with $w_m = 10000^{-2m / D}$, all sines before all cosines
     (section 3.3 of the paper; the order is that of the authors' code). Distances above
-    ``clamp_len`` are clamped. Frequencies are rounded to ``precision``, which is float32 in every published
-    PyTorch checkpoint.
+    ``clamp_len`` are clamped. Frequencies are rounded to ``precision``, which is float32 in every
+    published PyTorch checkpoint.
 
     Example:
         >>> relative_positions(3, 2, None, torch.float32, torch.device("cpu"))

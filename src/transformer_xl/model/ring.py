@@ -104,8 +104,7 @@ class Ring:
 
     def take(self, rows: Rows) -> bool:
         """Reorder the streams in place; return False, and do nothing, if that is not possible."""
-        index = self._numbers(rows)
-        if not self.is_fixed or len(index) != self.batch_size:
+        if not self.is_fixed or len(index := self._numbers(rows)) != self.batch_size:
             return False
         for layers in self.tensors:
             for x in layers:

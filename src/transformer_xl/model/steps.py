@@ -5,7 +5,7 @@ CUDA graph, on a GPU. Both have the addresses of the tensors of a
 :class:`~transformer_xl.model.ring.Ring`, and are made again when it has others.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor
 from transformer_xl.model.capture import captured
 from transformer_xl.model.positions import Positions
 from transformer_xl.model.ring import Ring
-from transformer_xl.model.segment import Lengths, View
 from transformer_xl.model.tokens import embedded
 from transformer_xl.model.variants.adaptive import AdaptiveEmbedding
 from transformer_xl.model.variants.residuals import factors
@@ -34,16 +33,18 @@ class CompiledStep:
     Args:
         model: The model, in evaluation mode and with fixed weights.
         ring: Keys and values, of which the addresses are read.
-        lengths: ``attn_len`` and ``clamp_len``.
+        positions: The positions of as many distances as the ring has slots, for each layer.
+        limit: How many keys a token sees at most, its own included.
     """
 
     kind: ClassVar = "compiled"
     is_fixed: ClassVar = False
 
-    def __init__(self, model: "TransformerXL", ring: Ring, lengths: Lengths) -> None:
-        self._model, self._ring, self.tensors = model, ring, ring.tensors
-        self._limit = attention_limit(lengths)
-        self._layers = _described(model, ring, ring_positions(model, ring, lengths))
+    def __init__(
+        self, model: "TransformerXL", ring: Ring, positions: Sequence[Positions], limit: int
+    ) -> None:
+        self._model, self._ring, self.tensors, self._limit = model, ring, ring.tensors, limit
+        self._layers = _described(model, ring, positions)
         self._is_recurrent = model.input_decay is not None
 
     def __call__(self, tokens: Tensor) -> Float[Tensor, "B D"]:
@@ -70,16 +71,18 @@ class CapturedStep:
     Args:
         model: The model, in evaluation mode and with fixed weights.
         ring: Keys and values, which never move (``is_fixed``).
-        lengths: ``attn_len`` and ``clamp_len``.
+        positions: The positions of as many distances as the ring has slots, for each layer.
+        limit: How many keys a token sees at most, its own included.
     """
 
     kind: ClassVar = "captured"
     is_fixed: ClassVar = True
 
-    def __init__(self, model: "TransformerXL", ring: Ring, lengths: Lengths) -> None:
-        self._model, self._ring, self.tensors = model, ring, ring.tensors
-        self._limit = attention_limit(lengths)
-        self._positions = ring_positions(model, ring, lengths)
+    def __init__(
+        self, model: "TransformerXL", ring: Ring, positions: Sequence[Positions], limit: int
+    ) -> None:
+        self._model, self._ring, self.tensors, self._limit = model, ring, ring.tensors, limit
+        self._positions = positions
         B, config, device = ring.batch_size, model.config, ring.first.device
         # Inputs and output of a step, at fixed addresses.
         self._position, self._newest = (
@@ -148,20 +151,6 @@ class CapturedStep:
 Step = CompiledStep | CapturedStep
 
 
-def attention_limit(lengths: Lengths) -> int:
-    """Return how many keys a token sees at most, its own included."""
-    limit = lengths.windowed().attn_len
-    assert limit is not None
-    return limit
-
-
-def ring_positions(model: "TransformerXL", ring: Ring, lengths: Lengths) -> list[Positions]:
-    """Return the positions of as many distances as a ring has slots, for each layer."""
-    view = View(clamp_len=lengths.clamp_len, is_fixed=True)
-    encoded = model.positions.encode(model, ring.capacity, 1, view)
-    return [each for each in encoded if isinstance(each, Positions)]
-
-
 def recurrent(
     model: "TransformerXL", ring: Ring, x: Float[Tensor, "B D"], position: Any, before: Any
 ) -> Float[Tensor, "B D"]:
@@ -182,7 +171,7 @@ def recurrent(
     return x.to(last.dtype) + (last * factor).masked_fill(is_first[:, None], 0)
 
 
-def _described(model: "TransformerXL", ring: Ring, positions: list[Positions]) -> native.Layers:
+def _described(model: "TransformerXL", ring: Ring, positions: Sequence[Positions]) -> native.Layers:
     """Describe the layers of a model and their rings for the compiled library."""
     config = model.config
     final: Any = model.final_norm

@@ -133,7 +133,7 @@ class AdaptiveSoftmax(Predictor, nn.Module):
     Words are sorted by frequency and divided into clusters. The head is a distribution over the
     words of the first cluster and one symbol for each further cluster; a word of such a tail has
     the probability of its cluster times its own within it. Rarer clusters may have narrower
-    weights, as in :class:`~transformer_xl.model.embedding.AdaptiveEmbedding`.
+    weights, as in :class:`~AdaptiveEmbedding`.
 
     Only :meth:`log_probs` allocates logits of the whole vocabulary for all tokens.
     """
