@@ -51,9 +51,8 @@ def resize_vocabulary(model: LanguageModel, vocab_size: int, *, draws: bool = Fa
     for name in ("embedding", "softmax"):
         before, module = model.get_submodule(name), resized.get_submodule(name)
         for part in module.modules():
-            for key, shape in part._parameters.items():
-                if shape is not None:
-                    part._parameters[key] = made[id(shape)]
+            for key, shape in [*part.named_parameters(recurse=False, remove_duplicate=False)]:
+                part.register_parameter(key, made[id(shape)])
         setattr(model, name, module.train(before.training))
     model.config = config
 
