@@ -171,7 +171,7 @@ def _is_observed() -> bool:
     """Whether torch records or replaces operations, which it could not with a compiled one."""
     return (
         torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
+        or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
         or torch._C._len_torch_dispatch_stack() > 0
         or maybe_current_level() is not None
         or forward_ad._current_level >= 0
