@@ -27,6 +27,13 @@ shell completion: txl --tyro-print-completion bash (or zsh, tcsh)
 """
 _LEAST_COLUMNS = 40
 """Columns in which the parser writes at least; in fewer than 6 it would never end."""
+_GONE = {
+    ("recipes", "--from_authors"): (
+        "txl recipes paper-wt103-base --copy FILE copies a training of the paper, and "
+        "docs/migration.md has the settings that take the place of the authors' options"
+    ),
+}
+"""Options of the version before, by command, with what replaces them."""
 _OPTIONS = ("-h", "--help", "--version", "--tyro-print-completion", "--tyro-write-completion")
 """The options before a command."""
 
@@ -82,6 +89,7 @@ def _parsed(argv: list[str]) -> Any:
 
     from transformer_xl.cli.lists import registry
 
+    _require_current(argv)
     kinds = commands()
     options: Any = {"use_underscores": True, "config": (tyro.conf.FlagCreatePairsOff,)}
     # Lists of numbers may be divided by commas.
@@ -91,9 +99,7 @@ def _parsed(argv: list[str]) -> Any:
         name, *rest = argv
         about = inspect.getdoc(kind)
         try:
-            return tyro.cli(
-                kind, prog=f"txl {name}", description=about, args=_joined(rest), **options
-            )
+            return tyro.cli(kind, prog=f"txl {name}", description=about, args=rest, **options)
         except SystemExit as stop:
             if stop.code:
                 from transformer_xl.cli.given import option_names
@@ -147,16 +153,17 @@ def _wide_enough() -> Iterator[None]:
             os.environ["COLUMNS"] = columns
 
 
-def _joined(argv: list[str]) -> list[str]:
-    """Write ``--from_authors OPTIONS`` as one word.
+def _require_current(argv: list[str]) -> None:
+    """Require no option that an earlier version had.
 
-    The parser takes a separate value that begins with dashes for an option of its own.
+    Raises:
+        ValueError: It is gone; with what replaces it.
     """
-    words = [*argv]
-    for n, word in enumerate(words[:-1]):
-        if word in ("--from_authors", "--from-authors"):
-            return [*words[:n], f"{word}={words[n + 1]}", *words[n + 2 :]]
-    return words
+    command = argv[0] if argv else ""
+    for word in argv[1:]:
+        name = word.partition("=")[0].replace("-", "_").replace("__", "--", 1)
+        if replacement := _GONE.get((command, name)):
+            raise ValueError(f"txl {command} {name} is gone: {replacement}")
 
 
 def commands() -> dict[str, Any]:

@@ -3,10 +3,9 @@
 import os
 import shlex
 import sys
-import textwrap
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
@@ -25,7 +24,6 @@ from transformer_xl.config import Config, DataConfig, EvalConfig, GenerateConfig
 from transformer_xl.config.checks import require
 from transformer_xl.config.locating import locate
 from transformer_xl.config.recipes import (
-    dump_recipe,
     load_recipe,
     recipe_copy,
     recipe_names,
@@ -48,44 +46,22 @@ _GROUPS = (
 class Recipes:
     """List the recipes that come with the package, show one, or copy one to change it.
 
-    Or make one from the options of the authors' or NVIDIA's program.
-
     Examples:
       txl recipes
       txl recipes demo
       txl recipes demo --copy mine.toml
-      txl recipes --from_authors "--n_layer 16 --d_model 410 --adaptive" --copy mine.toml
-      txl recipes --from_authors "--data_dir=data/enwik8 --n_layer=12" --program tensorflow
     """
 
     name: Annotated[str, tyro.conf.Positional] = ""
     """The recipe to show or copy."""
     copy: Path | None = None
     """Write the recipe to this new file, with a vocabulary of bytes in place of characters."""
-    from_authors: str | None = None
-    """The options of an older program, in quotes: make the recipe of that training. What has no
-    effect on it is said; what has no equivalent is refused. "": the program without options."""
-    program: Literal["authors", "tensorflow", "tensorflow-tpu", "nvidia", "nvidia-tensorflow"] = (
-        "authors"
-    )
-    """Whose options they are: of the authors' pytorch/train.py, tf/train_gpu.py or tf/train.py, or
-    of NVIDIA's pytorch/train.py or tf/main.py."""
     json: bool = False
     """Print one JSON object: the summaries of all recipes, or the settings of the named one."""
 
     def run(self) -> None:
         """Print or copy recipes."""
-        require(
-            self.from_authors is not None or self.program == "authors",
-            f"--program {self.program} has no effect without --from_authors OPTIONS; give both",
-        )
-        if self.from_authors is not None:
-            require(
-                not self.name,
-                f"{self.name} and --from_authors are two recipes: leave out one of them",
-            )
-            self._translate(self.from_authors)
-        elif self.copy:
+        if self.copy:
             if not self.name:
                 raise ValueError("--copy needs the name of a recipe: txl recipes NAME --copy FILE")
             self._copy(self.copy)
@@ -105,27 +81,6 @@ class Recipes:
                 print(group)
                 members = {f"  {x}": y for x, y in summaries.items() if _group_of(x) == group}
                 show(members, as_json=False)
-
-    def _translate(self, options: str) -> None:
-        """Make a recipe of the options of an older program."""
-        from transformer_xl.interop.old_programs import title, translate
-
-        config, notes = translate(options, self.program)
-        given = " ".join(options.replace("\\\n", " ").split())
-        head = [f"The recipe of these options of {title(self.program)}:", given, *notes]
-        lines = [line for each in head for line in textwrap.wrap(each, 96, break_on_hyphens=False)]
-        comment = "".join(f"# {line}\n" for line in lines)
-        text = comment + dump_recipe(config, without_defaults=True)
-        for note in notes:
-            say(f"note: {note}")
-        if self.copy:
-            _write_new(self.copy, f"# {self.copy.name}\n{text}")
-            say(f"wrote {self.copy}; train it with: txl train {self.copy} --out runs/mine")
-        if self.json:
-            file = {"file": str(self.copy)} if self.copy else {}
-            show(file | {"recipe": asdict(config), "notes": notes}, as_json=True)
-        elif not self.copy:
-            print(text, end="")
 
     def _copy(self, path: Path) -> None:
         text = recipe_copy(self.name)

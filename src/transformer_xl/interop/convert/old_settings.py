@@ -10,9 +10,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from transformer_xl.config import ModelConfig
+from transformer_xl.config import ModelConfig, Quirk
 from transformer_xl.config.checks import stored
-from transformer_xl.interop.old_programs import attn_len_of, clamp_len_of, quirks_of
 
 _LARGEST = 1 << 24
 _MOST_LAYERS = 1000
@@ -261,3 +260,44 @@ def _ties_projections(
 def _same(a: Tensor, b: Tensor) -> bool:
     is_alias = a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
     return a.shape == b.shape and (is_alias or a.equal(b))
+
+
+def attn_len_of(same_length: bool, mem_len: int, beyond: int) -> int | None:
+    """Return how many keys ``same_length`` shows: ``beyond`` more than the memory has.
+
+    The masks of the authors' PyTorch and of Hugging Face hide one more key than those of TensorFlow
+    and NVIDIA.
+
+    Raises:
+        ValueError: It shows none.
+    """
+    if not same_length:
+        return None
+    if not mem_len + beyond:
+        raise ValueError(
+            "same_length with mem_len=0 hides every key in the authors' code: its losses are "
+            "NaN. Give --same_length False, or leave it out"
+        )
+    return mem_len + beyond
+
+
+def clamp_len_of(attn_type: int, clamp_len: int) -> int | None:
+    """Return the largest distance, None if there is no limit."""
+    if clamp_len <= 0 or attn_type == 3:
+        return None
+    # The table of the authors has clamp_len rows: the largest distance is one less.
+    return clamp_len - 1 if attn_type == 1 else clamp_len
+
+
+def quirks_of(
+    origin: str, *, attn_type: int, mem_len: int, ext_len: int, norm_first: bool
+) -> tuple[Quirk, ...]:
+    """Return the deviations from the paper that settings bring about in a program."""
+    quirks: dict[Quirk, bool] = {
+        "stored_positions": attn_type in (2, 3) and mem_len != 0,
+        # Unlike the authors' code, NVIDIA's passes the two lengths in the right order.
+        "swapped_ext_len": ext_len != 0 and origin == "authors",
+        "raw_queries": attn_type in (2, 3) and norm_first,
+        "exact_frequencies": origin == "tensorflow",
+    }
+    return tuple(quirk for quirk, is_theirs in quirks.items() if is_theirs)
