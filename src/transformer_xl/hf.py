@@ -11,4 +11,13 @@ from transformer_xl.interop.hf import (
 )
 from transformer_xl.interop.hf import TransformerXLModel as TransformerXLModel
 from transformer_xl.interop.hf import TransformerXLTokenizer as TransformerXLTokenizer
-from transformer_xl.interop.hf import save_with_code as save_with_code
+
+
+def __getattr__(name: str) -> None:
+    """Name what replaces a function of the version before."""
+    if name == "save_with_code":
+        raise ImportError(
+            "save_with_code is gone: model.save_pretrained(FOLDER) writes a folder, for machines "
+            "with pip install 'transformer-xl[hf]' and import transformer_xl.hf"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

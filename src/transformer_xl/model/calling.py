@@ -17,8 +17,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-# The prefix of this package, which differs in folders written by `save_with_code`.
-_BUILT_IN = (__name__[: -len("model.calling")], "torch.nn.modules.")
+_BUILT_IN = ("transformer_xl.", "torch.nn.modules.")
 
 Adapters = tuple[tuple[Any, ...], ...]
 """A fingerprint of the adapters of a model."""

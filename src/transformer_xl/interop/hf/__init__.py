@@ -31,7 +31,6 @@ from transformer_xl.interop.hf.heads import (
 )
 from transformer_xl.interop.hf.heads import TransformerXLModel as TransformerXLModel
 from transformer_xl.interop.hf.modeling import TransformerXLForCausalLM as TransformerXLForCausalLM
-from transformer_xl.interop.hf.packaging import save_with_code as save_with_code
 from transformer_xl.interop.hf.tokenization import TransformerXLTokenizer as TransformerXLTokenizer
 
 AutoConfig.register(TransformerXLConfig.model_type, TransformerXLConfig, exist_ok=True)
