@@ -235,7 +235,7 @@ class FeedForward(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.activation = config.activation
-        # Without gradients.
+        # Without gradients, these overwrite their input.
         self._works_in_place = config.activation in ("relu", "relu_squared")
         self.inner = Linear(config.d_model, (1 + config.is_gated) * config.d_inner)
         self.outer = Linear(config.d_inner, config.d_model)
@@ -245,9 +245,9 @@ class FeedForward(nn.Module):
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Transform each position."""
         inner = self.inner(x)
-        is_held = not inner.requires_grad and not is_plain(self.inner, Linear)
-        if self._works_in_place and is_held:
-            # By a forward hook, or by what was put in the place of the map.
+        may_be_held = not inner.requires_grad and not is_plain(self.inner, Linear)
+        if self._works_in_place and may_be_held:
+            # A forward hook, or what was put in the place of the map, may keep `inner`.
             inner = inner.clone()
         activate = _ACTIVATIONS[self.activation]
         inner = activate(inner, self.dropout, self.training, self.is_locked)

@@ -100,11 +100,18 @@ class Memory:
         return Memory([change(x) for x in self._states])
 
     def with_capacity(self, T: int, mem_len: int) -> "Memory":
-        """Return a memory, detached, to which a segment of ``T`` tokens can be appended."""
+        """Return the memory detached (SG, section 3.2), copied if autograd could not save it.
+
+        ``T`` and ``mem_len`` matter to :class:`KeysAndValues` alone, which reserves room for a
+        segment.
+        """
         return self.changed(lambda x: savable(x.detach())).masking(self._savable_mask())
 
     def pasts(self, x: Float[Tensor, "B T D"]) -> Sequence[Float[Tensor, "B M D"]]:
-        """Return the hidden states of each layer, as many as are not cached as keys and values."""
+        """Return what each layer has to project of the memory: all of it.
+
+        Of keys and values it is nothing, (B, 0, D) like ``x``.
+        """
         return self._states
 
     def last_input(self) -> Float[Tensor, "B 1 D"]:
@@ -168,12 +175,12 @@ class Memory:
         """
         # The stop-gradient SG of section 3.2.
         M, new = self.length, [x.detach()[:, :n_kept] for x in states]
-        # Of memory and segment, so many of the oldest positions are dropped: if more than M, the
-        # memory is gone and the segment is cut.
+        # Of memory and segment, so many of the oldest positions are dropped.
         cut = max(M + new[0].shape[1] - mem_len, 0)
         if cut > M:
             new = [x[:, cut - M :] for x in new]
-        # With cut == M, the backward pass needs the same tensors, so they are shared, not copied.
+        # Exactly the segment is shared, not copied, as the backward pass needs it anyway; of a
+        # part of it a copy is kept, so that the rest can be freed.
         if cut != M:
             joined = zip(self._states, new, strict=True)
             new = [torch.cat([old[:, cut:].to(x.dtype), x], 1) for old, x in joined]

@@ -84,7 +84,10 @@ def remember(
 
 
 class PostNorm:
-    """The sum of input and output of a block is normalized (Vaswani et al., 2017)."""
+    """The sum of input and output of a block is normalized (Vaswani et al., 2017).
+
+    ``gate`` is None: only the residuals of GTrXL have one (``variants/gates.py``).
+    """
 
     def before(self, norm: nn.Module, x: Tensor) -> Tensor:
         """Return what the block reads, given the input."""

@@ -29,8 +29,8 @@ class Ring:
             the same.
 
     Attributes:
-        tensors: Keys, values and, with ``input_recurrence``, the inputs of the first layer, of each
-            layer (H, B, capacity, K). A ring that moves has another tuple.
+        tensors: Keys and values of each layer, (H, B, capacity, K); with ``input_recurrence`` also
+            the inputs of the first layer, (1, B, capacity, D). A ring that moves has another tuple.
         capacity: Number of slots.
         mem_len: As the argument.
         is_fixed: As the argument.
@@ -57,7 +57,7 @@ class Ring:
 
     @property
     def next_slot(self) -> int:
-        """The slot into which the next token is written."""
+        """The slot into which the next token is written: the newest one of its step."""
         return (self.position - self._origin) % self.capacity
 
     @property

@@ -48,7 +48,7 @@ class CompiledStep:
         self._is_recurrent = model.input_decay is not None
 
     def __call__(self, tokens: Tensor) -> Float[Tensor, "B D"]:
-        """Read a token of each stream at the next position; return the output of the layers."""
+        """Read a token of each stream into the next slot; return the output of the layers."""
         ring, model = self._ring, self._model
         # Before anything is modified, as an invalid token raises here.
         x = embedded(model.embedding, tokens[:, None])[:, 0]
@@ -95,7 +95,7 @@ class CapturedStep:
         self._replay: Callable[[], None] | None = None
 
     def __call__(self, tokens: Tensor) -> Float[Tensor, "B D"]:
-        """Read a token of each stream at the next position; return the output of the layers."""
+        """Read a token of each stream into the next slot; return the output of the layers."""
         self._tokens.copy_(tokens)
         self._position.fill_(self._ring.position)
         self._newest.fill_(self._ring.next_slot)
@@ -116,11 +116,11 @@ class CapturedStep:
             ring.inputs.index_copy_(1, self._newest, exact[:, None])
             x = exact.to(x.dtype)[:, None]
         n_seen = (self._position + 1 - ring.first).clamp(max=self._limit)
-        first, nothing = model.residuals(model), x[:, :0]
+        mixes, nothing = model.residuals(model), x[:, :0]
         for n, layer in enumerate(model.layers):
-            x = first.inputs(n, x)
+            x = mixes.inputs(n, x)
             q, k, v = layer.project(x, nothing)
-            attended = self._attended(n, q, k, first.values(n, v), n_seen)
+            attended = self._attended(n, q, k, mixes.values(n, v), n_seen)
             x = layer.finish(x, layer.attention.merged(attended))
             if model.config.enhanced_recurrence:
                 present = layer.keys_and_values(x)

@@ -246,7 +246,7 @@ class Softmax(Predictor, nn.Linear):
     def nll(
         self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"]
     ) -> Float[Tensor, "*batch"]:
-        """Return what :meth:`Predictor.nll` does, without all logits at once, unless hooked."""
+        """See :meth:`Predictor.nll`; unless hooked, without all logits (:func:`linear_nll`)."""
         nll = super().nll if self._has_to_give_logits() else self._own_nll
         return nll(hidden, targets)
 

@@ -103,12 +103,12 @@ class TransformerXL(LanguageModel):
         positions = self.positions.encode(self, memory.length + T, T, view)
         mixes, states = self.residuals(self), []
         of_layers = self.spans(memory.pasts(x), positions, view)
-        for layer, (past, position, limits) in zip(self.layers, of_layers, strict=True):
+        for layer, (past, position, layer_view) in zip(self.layers, of_layers, strict=True):
             # The input of the layer: x itself, in the paper.
             h = mixes.inputs(layer.number, x)
             past, placed = position.placed(past, h)
-            x = self._through(layer.number, layer, placed, past, position, limits, mixes)
-            states.append(self.kept(layer, h, x, limits))
+            x = self._through(layer.number, layer, placed, past, position, layer_view, mixes)
+            states.append(self.kept(layer, h, x, layer_view))
         return self.final_norm(x), self.remember(memory, states, positions, view)
 
     def save_pretrained(self, folder: Path | str, vocab: SavesItself | None = None) -> None:
@@ -197,13 +197,13 @@ class TransformerXL(LanguageModel):
         if self.value_own is not None and self.value_own.is_meta:
             # Offloaded by accelerate, and loaded during a forward pass only.
             return memory
-        keys, values, first = [], [], self.residuals(self)
+        keys, values, mixes = [], [], self.residuals(self)
         with evaluating(self):
             if not torch.compiler.is_compiling():
                 self.positions.renew(self)
             for layer, state in zip(self.layers, memory.states, strict=True):
                 k, v = layer.keys_and_values(state)
-                v = first.values(layer.number, v)
+                v = mixes.values(layer.number, v)
                 keys.append(k.permute(2, 0, 1, 3).contiguous())
                 values.append(v.permute(2, 0, 1, 3).contiguous())
         inputs = []

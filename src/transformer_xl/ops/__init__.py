@@ -69,8 +69,9 @@ def rel_attention(
 
     $$A_{ij} = (q_i + u) \cdot k_j + (q_i + v) \cdot r_{i-j}$$
 
-    The last ``T`` keys are the segment; the ``S - T`` before them are the memory. Attention is
-    causal. Scores are divided by the square root of the head width.
+    Here i and j are places among the S keys: query t is at i = S - T + t, and $r_{i-j}$ is
+    ``r[S - 1 - (i - j)]``. The last ``T`` keys are the segment; the ``S - T`` before them are the
+    memory. Attention is causal. Scores are divided by the square root of the head width.
 
     Args:
         q: Queries of the segment.

@@ -274,6 +274,9 @@ class Layers:
     ) -> Float[Tensor, "B D"]:
         """Read a token of each stream; return the output of the layers.
 
+        Its keys and values are written into slot ``newest`` of each layer, which then attends to
+        the ``seen`` newest slots.
+
         Args:
             x: The embedded tokens.
             seen: How many keys each stream sees, counting that of the token.

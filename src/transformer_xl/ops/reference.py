@@ -59,8 +59,9 @@ def attention_weights(
     position_BHTS = torch.einsum("bthk,shk->bhts", q + position_bias, r)
     if distance_bias is not None:
         position_BHTS = position_BHTS + distance_bias.T[:, None]
+    # From distances to keys (appendix B).
     position_BHTS = rel_shift(position_BHTS)
-    # By key, too. The equations of section 3.3 leave out the scale.
+    # Section 3.3 leaves out the scale.
     score_BHTS = (content_BHTS + position_BHTS) * K**-0.5
     masked_TS = masked_keys(T, S, attn_len, q.device)
     score_BHTS = score_BHTS.masked_fill(masked_TS, -torch.inf)
@@ -86,8 +87,8 @@ def rel_shift(x_BHTS: Float[Tensor, "B H T S"]) -> Float[Tensor, "B H T S"]:
     The values at future positions are undefined; the caller masks them.
     """
     B, H, T, S = x_BHTS.shape
-    # With an additional column, the same values viewed as S + 1 rows of T, without the first row,
-    # are the rows shifted by one more column each.
+    # With a column in front, rows have S + 1 values. Read as rows of S from value T on, row i
+    # begins at column T - i of the wider row i.
     wider = F.pad(x_BHTS, (1, 0)).view(B, H, S + 1, T)
     return wider[:, :, 1:].reshape(B, H, T, S)
 

@@ -116,7 +116,8 @@ class _Group(NamedTuple):
     matrices: slice
     """The same heads as indices of heads times streams."""
     score: Float[Tensor, "N T S"]
-    """The position scores; minus infinity where masked."""
+    """The position scores, minus infinity where masked. :meth:`_Attention.weights` adds the content
+    scores in place, so it is called once."""
 
 
 class _Attention:
