@@ -80,7 +80,6 @@ _PACKAGES = (
     ("apps.music", "Music of a model of integers: MIDI files and piano rolls."),
     ("apps.bench", "Speed of a machine."),
     ("apps.compress", "Lossless compression."),
-    ("apps.estimate", "Memory and time of large trainings."),
 )
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import transformer_xl as txl
-from transformer_xl.apps.estimate import count_weights
 from transformer_xl.config import Config, DataConfig, EvalConfig, ModelConfig, TrainConfig
 from transformer_xl.config.device import total_memory
 from transformer_xl.data import train_vocab
@@ -53,8 +52,6 @@ def test_the_weights_that_are_counted_are_there_and_nearly_all(config: ModelConf
     assert 0.55 * whole < least_weights(config) <= whole
     if config.d_model == 64:
         assert least_weights(config) > 0.8 * whole
-    if config.kind == "transformer_xl":
-        assert count_weights(config).total == whole
 
 
 @pytest.mark.parametrize(

@@ -28,12 +28,13 @@ shell completion: txl --tyro-print-completion bash (or zsh, tcsh)
 _LEAST_COLUMNS = 40
 """Columns in which the parser writes at least; in fewer than 6 it would never end."""
 _GONE = {
+    ("estimate", ""): "docs/scale.md has the formulas, and the figures of the paper's recipes",
     ("recipes", "--from_authors"): (
         "txl recipes paper-wt103-base --copy FILE copies a training of the paper, and "
         "docs/migration.md has the settings that take the place of the authors' options"
     ),
 }
-"""Options of the version before, by command, with what replaces them."""
+"""Options of the version before, by command, with what replaces them; "": the command itself."""
 _OPTIONS = ("-h", "--help", "--version", "--tyro-print-completion", "--tyro-write-completion")
 """The options before a command."""
 
@@ -160,10 +161,10 @@ def _require_current(argv: list[str]) -> None:
         ValueError: It is gone; with what replaces it.
     """
     command = argv[0] if argv else ""
-    for word in argv[1:]:
-        name = word.partition("=")[0].replace("-", "_").replace("__", "--", 1)
+    options = (word.partition("=")[0].replace("-", "_") for word in argv[1:])
+    for name in ("", *(option.replace("__", "--", 1) for option in options)):
         if replacement := _GONE.get((command, name)):
-            raise ValueError(f"txl {command} {name} is gone: {replacement}")
+            raise ValueError(f"{f'txl {command} {name}'.strip()} is gone: {replacement}")
 
 
 def commands() -> dict[str, Any]:
@@ -171,7 +172,6 @@ def commands() -> dict[str, Any]:
     from transformer_xl.cli.benching import Bench
     from transformer_xl.cli.comparing import Compare
     from transformer_xl.cli.compressing import Compress, Decompress
-    from transformer_xl.cli.estimating import Estimate
     from transformer_xl.cli.evaluating import Eval, Report
     from transformer_xl.cli.generating import Generate
     from transformer_xl.cli.listing import Models
@@ -183,7 +183,7 @@ def commands() -> dict[str, Any]:
 
     kinds = (
         *(Recipes, Prepare, Train, Models, Eval, Report, Score, Generate, Convert, Export),
-        *(Compress, Decompress, Serve, Recl, Ablate, Compare, Task, Bench, Estimate, Doctor),
+        *(Compress, Decompress, Serve, Recl, Ablate, Compare, Task, Bench, Doctor),
     )
     return {kind.__name__.lower(): kind for kind in kinds}
 

@@ -2,7 +2,6 @@
 
 All bounds are formulas of the settings, so nothing is allocated. They are conservative: settings
 that pass may still run out of memory, but settings that are refused never fit.
-:mod:`transformer_xl.apps.estimate` estimates actual use.
 """
 
 import math
