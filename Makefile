@@ -43,8 +43,8 @@ dist:
 
 docs:
 	@scripts/setup dev
-	# Sphinx keeps the pages of modules that are gone.
-	@rm -rf build/docs/_modules
+	# Sphinx keeps pages of what is gone.
+	@rm -rf build/docs/_modules build/docs/generated
 	.venv/bin/python -m sphinx --quiet --write-all --fail-on-warning --keep-going docs build/docs
 	.venv/bin/python scripts/docs/site_links.py build/docs
 
