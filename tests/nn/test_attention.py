@@ -57,7 +57,7 @@ def test_queries_keys_values_and_positions_are_projections(tiny_config, M, has_g
     torch.testing.assert_close(module.queries(x), found[0])
     for one, other in zip(module.keys_and_values(both), found[1:], strict=True):
         torch.testing.assert_close(one, other)
-    r = module.positions(x[0])
+    r = module.position_keys(x[0])
     torch.testing.assert_close(r.flatten(1), x[0] @ module.r_proj.weight.T)
 
 
@@ -84,7 +84,7 @@ def test_normalized_queries_and_keys_are_vectors_of_one_length_times_weights(
         both = module.keys_and_values(torch.cat([memory, x], 1))
         torch.testing.assert_close(both, expected[1:])
         # What grows with the text is bounded; positions are not touched.
-        torch.testing.assert_close(module.positions(x[0]), plain.positions(x[0]))
+        torch.testing.assert_close(module.position_keys(x[0]), plain.position_keys(x[0]))
         for one, other in zip(module.project(9 * x)[:2], module.project(x)[:2], strict=True):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 

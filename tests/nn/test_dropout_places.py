@@ -173,8 +173,8 @@ def test_queries_keys_and_values_are_dropped_after_they_are_made(tiny_config, lo
     config = replace(tiny_config, qkv_dropout=p, variational_dropout=locked, qk_norm=True)
     module = RelAttention(config)
     x, memory = torch.randn(2, 40, 16), torch.randn(2, M, 16) if M else None
-    exact = *module.eval().project(x, memory), module.positions(x[0])[None]
-    found = *module.train().project(x, memory), module.positions(x[0])[None]
+    exact = *module.eval().project(x, memory), module.position_keys(x[0])[None]
+    found = *module.train().project(x, memory), module.position_keys(x[0])[None]
     for one, other in zip(found, exact, strict=True):
         is_kept = one != 0
         torch.testing.assert_close(one, other / (1 - p) * is_kept)
