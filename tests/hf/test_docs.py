@@ -19,7 +19,7 @@ def test_the_page_on_transformers_runs(
     pytest.importorskip("accelerate", reason="Trainer needs accelerate")
     pytest.importorskip("peft", reason="adapters need peft")
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.M | re.S)
-    assert len(blocks) == 9
+    assert len(blocks) == 8
     # The words of the toy text instead of Python, which its vocabulary does not know.
     words = {
         "import os": "the cat",
@@ -41,4 +41,3 @@ def test_the_page_on_transformers_runs(
     assert names["stopped"].shape[1] <= len("the cat\n") + 40
     assert (tmp_path / "runs" / "tuned" / "checkpoint-2" / "model.safetensors").is_file()
     assert (tmp_path / "runs" / "adapter" / "adapter_model.safetensors").is_file()
-    assert (tmp_path / "runs" / "packed" / "modeling_transformer_xl.py").is_file()
