@@ -108,6 +108,5 @@ class Peer(peers.Peer):
 def _remove_positions(decoder: Any) -> None:
     """Drop the position term of a compiled step, whose memory is full and so stays where it is."""
     assert decoder.kind == "compiled"
-    # As many distances as before, so that they are not encoded anew.
-    encoded = decoder._encoded
-    decoder._encoded = lambda n_keys: [x._replace(r=None) for x in encoded(n_keys)]
+    positions = [each._replace(r=None) for each in decoder._positions]
+    decoder._step = decoder._make_step(decoder._model, decoder._ring, positions, decoder._limit)

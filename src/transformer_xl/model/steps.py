@@ -5,6 +5,7 @@ CUDA graph, on a GPU. Both have the addresses of the tensors of a
 :class:`~transformer_xl.model.ring.Ring`, and are made again when it has others.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,33 +25,55 @@ if TYPE_CHECKING:
     from transformer_xl.model.transformer_xl import TransformerXL
 
 
-class CompiledStep:
-    """One call of a compiled library (:mod:`transformer_xl.ops.native`).
-
-    A stream reads the keys that it sees, in at most two runs of slots: nothing is masked or
-    gathered. Results do not depend on the number of threads.
+class Step(ABC):
+    """A step with the addresses of a ring.
 
     Args:
         model: The model, in evaluation mode and with fixed weights.
-        ring: Keys and values, of which the addresses are read.
+        ring: Keys and values; in fixed buffers if ``is_fixed``.
         positions: The positions of as many distances as the ring has slots, for each layer.
         limit: How many keys a token sees at most, its own included.
+
+    Attributes:
+        kind: How it runs.
+        is_fixed: Whether the ring must never move.
+        tensors: Those of the ring that it has the addresses of.
     """
 
-    kind: ClassVar = "compiled"
-    is_fixed: ClassVar = False
+    kind: ClassVar[str]
+    is_fixed: ClassVar[bool]
 
     def __init__(
         self, model: "TransformerXL", ring: Ring, positions: Sequence[Positions], limit: int
     ) -> None:
-        self._model, self._ring, self.tensors, self._limit = model, ring, ring.tensors, limit
+        self._model, self._ring, self._limit = model, ring, limit
+        self._positions, self.tensors = positions, ring.tensors
+
+    @abstractmethod
+    def __call__(self, tokens: Tensor) -> Float[Tensor, "B D"]:
+        """Read a token of each stream into the next slot; return the output of the layers."""
+
+
+class CompiledStep(Step):
+    """One call of a compiled library (:mod:`transformer_xl.ops.native`).
+
+    A stream reads the keys that it sees, in at most two runs of slots: nothing is masked or
+    gathered. Results do not depend on the number of threads.
+    """
+
+    kind = "compiled"
+    is_fixed = False
+
+    def __init__(
+        self, model: "TransformerXL", ring: Ring, positions: Sequence[Positions], limit: int
+    ) -> None:
+        super().__init__(model, ring, positions, limit)
         self._layers = _described(model, ring, positions)
         self._is_recurrent = model.input_decay is not None
 
     def __call__(self, tokens: Tensor) -> Float[Tensor, "B D"]:
-        """Read a token of each stream into the next slot; return the output of the layers."""
+        """See :class:`Step`. A token outside the vocabulary raises before anything is modified."""
         ring, model = self._ring, self._model
-        # Before anything is modified, as an invalid token raises here.
         x = embedded(model.embedding, tokens[:, None])[:, 0]
         if (reset_at := model.config.reset_at) is not None:
             ring.first[tokens == reset_at] = ring.position
@@ -63,26 +86,19 @@ class CompiledStep:
         return self._layers(x, n_seen, newest)
 
 
-class CapturedStep:
+class CapturedStep(Step):
     """A step of fixed shapes and addresses, captured once as a CUDA graph and then replayed.
 
     The index of the newest position is a tensor on the device.
-
-    Args:
-        model: The model, in evaluation mode and with fixed weights.
-        ring: Keys and values, which never move (``is_fixed``).
-        positions: The positions of as many distances as the ring has slots, for each layer.
-        limit: How many keys a token sees at most, its own included.
     """
 
-    kind: ClassVar = "captured"
-    is_fixed: ClassVar = True
+    kind = "captured"
+    is_fixed = True
 
     def __init__(
         self, model: "TransformerXL", ring: Ring, positions: Sequence[Positions], limit: int
     ) -> None:
-        self._model, self._ring, self.tensors, self._limit = model, ring, ring.tensors, limit
-        self._positions = positions
+        super().__init__(model, ring, positions, limit)
         B, config, device = ring.batch_size, model.config, ring.first.device
         # Inputs and output of a step, at fixed addresses.
         self._position, self._newest = (
@@ -95,7 +111,7 @@ class CapturedStep:
         self._replay: Callable[[], None] | None = None
 
     def __call__(self, tokens: Tensor) -> Float[Tensor, "B D"]:
-        """Read a token of each stream into the next slot; return the output of the layers."""
+        """See :class:`Step`."""
         self._tokens.copy_(tokens)
         self._position.fill_(self._ring.position)
         self._newest.fill_(self._ring.next_slot)
@@ -146,9 +162,6 @@ class CapturedStep:
             newest=self._newest,
             n_seen=n_seen,
         )
-
-
-Step = CompiledStep | CapturedStep
 
 
 def recurrent(

@@ -108,18 +108,14 @@ def parse_recipe(text: str, source: str, *, is_stored: bool = False) -> Config:
     return read_settings(Config, values, source, is_stored=is_stored)
 
 
-def dump_recipe(config: Config, *, without_defaults: bool = False) -> str:
+def dump_recipe(config: Config) -> str:
     """Format settings as a recipe, without those that are None, which TOML cannot express."""
     import tomli_w
 
-    values = dataclasses.asdict(config)
-    for section in dataclasses.fields(Config):
-        defaults = {x.name: x.default for x in dataclasses.fields(getattr(config, section.name))}
-        values[section.name] = {
-            name: value
-            for name, value in values[section.name].items()
-            if value is not None and not (without_defaults and value == defaults[name])
-        }
+    values = {
+        section: {name: value for name, value in settings.items() if value is not None}
+        for section, settings in dataclasses.asdict(config).items()
+    }
     return tomli_w.dumps(values)
 
 
