@@ -53,6 +53,9 @@ _TOP = (
         "save_state", "load_state",
     )),
     ("Other formats", "Old checkpoints in, other programs out.", ("convert", "export")),
+    ("Errors", "What the library raises, to be caught by kind.", (
+        "TxlError", "SettingsError", "InputError", "DataError", "CheckpointError",
+    )),
 )  # fmt: skip
 """The public names of the package, by what one wants to do."""
 

@@ -11,6 +11,7 @@ from .config.shipped import shipped_path
 from .data.preparing import prepare
 from .data.vocab import Vocab
 from .data.vocab_files import load_vocab
+from .errors import CheckpointError, DataError, InputError, SettingsError, TxlError
 from .inference.evaluate import (
     Dynamic,
     Result,
@@ -45,12 +46,15 @@ from .train import train
 __version__: str
 
 __all__ = [
+    "CheckpointError",
     "Config",
     "DataConfig",
+    "DataError",
     "Dynamic",
     "EvalConfig",
     "GenerateConfig",
     "Hypothesis",
+    "InputError",
     "LanguageModel",
     "Memory",
     "ModelConfig",
@@ -60,9 +64,11 @@ __all__ = [
     "Sampling",
     "Searching",
     "Session",
+    "SettingsError",
     "SlidingWindow",
     "TrainConfig",
     "TransformerXL",
+    "TxlError",
     "Vocab",
     "WithMemory",
     "WithNeighbours",

@@ -1,6 +1,5 @@
 """Importing is quick and does nothing, and goes only downward."""
 
-import ast
 import json
 import os
 import shutil
@@ -19,7 +18,6 @@ started = time.perf_counter()
 __import__(sys.argv[1])
 print(json.dumps([time.perf_counter() - started, sorted(sys.modules)]))
 """
-SETTINGS = ("__init__", "checks", "data", "evaluation", "model", "training")
 
 
 def _lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -47,26 +45,6 @@ def test_speed_is_measured_without_what_reads_settings_and_writes_pages(module: 
     result = subprocess.run([sys.executable, "-c", PROBE, module], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert not {"msgspec", "tyro", "tomli_w", "matplotlib"} & {*json.loads(result.stdout)[1]}
-
-
-def test_settings_need_only_the_standard_library() -> None:
-    folder = ROOT / "src" / "transformer_xl" / "config"
-    files = [folder / f"{name}.py" for name in SETTINGS]
-    imported = {
-        name
-        for file in files
-        for node in ast.walk(ast.parse(file.read_text("utf-8")))
-        for name in (
-            [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
-            else []
-        )
-        if not name.startswith("transformer_xl.config")
-    }
-    assert files
-    assert {name.split(".")[0] for name in imported} <= sys.stdlib_module_names
 
 
 def test_packages_import_only_downward() -> None:

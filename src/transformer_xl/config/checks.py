@@ -28,6 +28,8 @@ from typing import (
     get_type_hints,
 )
 
+from transformer_xl.errors import SettingsError
+
 _LIMITS = {
     "ge": (operator.ge, "at least"),
     "gt": (operator.gt, "above"),
@@ -130,9 +132,9 @@ def names_nearest(called: _Any) -> _Any:
 
 
 def require(holds: bool, message: str) -> None:
-    """Raise a ValueError unless a constraint holds."""
+    """Raise a SettingsError unless a constraint holds."""
     if not holds:
-        raise ValueError(message)
+        raise SettingsError(message)
 
 
 class Unused(NamedTuple):
@@ -146,7 +148,7 @@ class Unused(NamedTuple):
     """The item of a list that has no effect. None: the setting as a whole."""
 
 
-class ContradictionError(ValueError):
+class ContradictionError(SettingsError):
     """Two settings contradict each other, and one of them has a value that suits the other.
 
     Attributes:
@@ -174,7 +176,7 @@ def require_fitting(settings: Any, holds: bool, message: str, **remedy: Any) -> 
         raise ContradictionError(message, settings, name, value)
 
 
-class UnusedError(ValueError):
+class UnusedError(SettingsError):
     """A setting is given that has no effect."""
 
     settings: Any
@@ -211,7 +213,7 @@ def stored(kind: type[_Settings], values: Mapping[str, Any]) -> _Settings:
     Earlier versions accepted and stored such settings.
 
     Raises:
-        ValueError: A value is invalid.
+        SettingsError: A value is invalid.
     """
     given = dict(values)
     while True:
@@ -229,7 +231,7 @@ def check(settings: Any, section: str = "") -> None:
     """Validate and convert each field of a dataclass, in its ``__post_init__``.
 
     Raises:
-        ValueError: As :func:`checked` does.
+        SettingsError: As :func:`checked` does.
     """
     given = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     for name, value in checked(type(settings), given, section).items():
@@ -249,7 +251,7 @@ def checked(kind: type, values: Mapping[str, Any], section: str = "") -> dict[st
         section: Prefix of the names of settings in errors.
 
     Raises:
-        ValueError: A value is of a wrong type, out of range or unknown.
+        SettingsError: A value is of a wrong type, out of range or unknown.
     """
     rules, found = _rules(kind), {}
     for name, value in values.items():
@@ -260,10 +262,10 @@ def checked(kind: type, values: Mapping[str, Any], section: str = "") -> dict[st
         except _UnfitError:
             full = f"{section}.{name}" if section else name
             if is_hidden:
-                raise ValueError(f"{full} must be {_described(rule)}") from None
+                raise SettingsError(f"{full} must be {_described(rule)}") from None
             # The beginning of a list that is too long is enough for the error.
             shown = plain[:_ITEMS] if isinstance(plain, tuple) else plain
-            raise ValueError(f"{full}={_shown(shown)} {_wrong(shown, rule)}") from None
+            raise SettingsError(f"{full}={_shown(shown)} {_wrong(shown, rule)}") from None
     return found
 
 
@@ -280,10 +282,11 @@ def read_settings(
         is_stored: Whether to drop settings without effect, as :func:`stored` does.
 
     Raises:
-        ValueError: A name is unknown, a section is missing, or a value is invalid.
+        SettingsError: A name is unknown, a section is missing, or a value is invalid.
     """
     if not isinstance(values, Mapping):
-        raise ValueError(f"{source}: {section} is a section: write [{section}] and keys below it")
+        message = f"{section} is a section: write [{section}] and keys below it"
+        raise SettingsError(f"{source}: {message}")
     fields: Any = {field.name: field for field in dataclasses.fields(kind)}  # pyright: ignore[reportArgumentType]
     given = {}
     for key, value in values.items():
@@ -291,18 +294,18 @@ def read_settings(
         if key not in fields:
             nearest = near(str(key), fields)
             hint = f"did you mean {nearest}?" if nearest else f"there are {', '.join(fields)}"
-            raise ValueError(f"{source}: {name}: no such setting; {hint}")
+            raise SettingsError(f"{source}: {name}: no such setting; {hint}")
         if dataclasses.is_dataclass(fields[key].type):
             value = read_settings(fields[key].type, value, source, name, is_stored=is_stored)
         given[key] = value
     for name, field in fields.items():
         if name not in given and field.default is field.default_factory is dataclasses.MISSING:
-            raise ValueError(f"{source}: the section [{name}] is missing")
+            raise SettingsError(f"{source}: the section [{name}] is missing")
     try:
         return stored(kind, given) if is_stored else kind(**given)
     except ValueError as error:
         is_named = not section or str(error).startswith(f"{section}.")
-        raise ValueError(f"{source}: {'' if is_named else f'{section}: '}{error}") from error
+        raise SettingsError(f"{source}: {'' if is_named else f'{section}: '}{error}") from error
 
 
 def near(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:

@@ -117,9 +117,9 @@ class ModelConfig:
     Example:
         >>> ModelConfig(n_layer=4, d_model=128, n_head=4, mem_len=256).kind
         'transformer_xl'
-        >>> ModelConfig(d_model=128, n_head=3)
+        >>> ModelConfig(n_layer=0)
         Traceback (most recent call last):
-        ValueError: n_head=3 must divide d_model=128; change one of them or set d_head
+        transformer_xl.errors.SettingsError: model.n_layer=0 must be above 0
     """
 
     kind: str = "transformer_xl"
