@@ -77,6 +77,7 @@ _PACKAGES = (
     ("interop.export", "A step of the model for other programs."),
     ("hf", "Classes for the library transformers."),
     ("train", "The training loop, its state and its step."),
+    ("studies.models", "Models to compare with."),
     ("tasks.task", "What a downstream task is."),
     ("tasks", "Downstream tasks by name."),
     ("tasks.run", "Trains and measures the models of a task, beside its baselines."),

@@ -5,7 +5,7 @@ import torch
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model import TransformerXL, build_model, load_model, register_model
-from transformer_xl.model.lstm import LSTMModel
+from transformer_xl.studies.models.lstm import LSTMModel
 
 KINDS = {"transformer_xl": TransformerXL, "lstm": LSTMModel}
 

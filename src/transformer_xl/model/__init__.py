@@ -1,23 +1,18 @@
 """The network: attention, layers, memory, positions, embedding and softmax of the paper."""
 
-from transformer_xl.model.borrowed import Mamba2Model, RWKVModel, XLNetModel, XLSTMModel
 from transformer_xl.model.decoder import Decoder
-from transformer_xl.model.gpt import GPT
 from transformer_xl.model.keys_and_values import KeysAndValues
 from transformer_xl.model.language_model import LanguageModel, Output
 from transformer_xl.model.layer import DecoderLayer, FeedForward, RelAttention
 from transformer_xl.model.loading import build_model, load_model, register_model
-from transformer_xl.model.lstm import LSTMModel
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.positions import Positions, PositionScheme, relative_positions
-from transformer_xl.model.recurrent import RecurrentModel
 from transformer_xl.model.tokens import Embedding, Softmax
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.variants.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from transformer_xl.model.variants.gates import GRUGate
 
 __all__ = [
-    "GPT",
     "AdaptiveEmbedding",
     "AdaptiveSoftmax",
     "Decoder",
@@ -26,25 +21,16 @@ __all__ = [
     "FeedForward",
     "GRUGate",
     "KeysAndValues",
-    "LSTMModel",
     "LanguageModel",
-    "Mamba2Model",
     "Memory",
     "Output",
     "PositionScheme",
     "Positions",
-    "RWKVModel",
-    "RecurrentModel",
     "RelAttention",
     "Softmax",
     "TransformerXL",
-    "XLNetModel",
-    "XLSTMModel",
     "build_model",
     "load_model",
     "register_model",
     "relative_positions",
 ]
-
-for _kind in (TransformerXL, GPT, LSTMModel, Mamba2Model, RWKVModel, XLNetModel, XLSTMModel):
-    register_model(_kind.kind, _kind, _kind.kind)

@@ -15,7 +15,13 @@ from torch.utils.checkpoint import checkpoint
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.arguments import explain_unknown, require_symbols, require_targets, shown
 from transformer_xl.model.limits import require_weights
-from transformer_xl.model.loading import BUILDERS, build_model, loaded, require_own_weights
+from transformer_xl.model.loading import (
+    BUILDERS,
+    build_model,
+    builder,
+    loaded,
+    require_own_weights,
+)
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.mixture import Mixture, MixtureHead
 from transformer_xl.model.pretrained import (
@@ -426,5 +432,6 @@ class LanguageModel(nn.Module, ABC):
         Raises:
             ValueError: The model is of another kind than such a subclass, or has other parameters.
         """
-        is_described = BUILDERS.get(getattr(cls, "kind", ""), cls) is cls
+        kind = getattr(cls, "kind", None)
+        is_described = kind not in BUILDERS or builder(kind) is cls
         return loaded(name, build_model if is_described else cls)

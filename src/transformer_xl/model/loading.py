@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.config.model import KINDS
+from transformer_xl.errors import InputError
 from transformer_xl.model.limits import require_loading
 from transformer_xl.model.pretrained import (
     CONFIG_FILE,
@@ -26,8 +28,16 @@ from transformer_xl.model.pretrained import (
 if TYPE_CHECKING:
     from transformer_xl.model.language_model import LanguageModel
 
-BUILDERS: dict[str, Callable[[ModelConfig], "LanguageModel"]] = {}
-"""What builds the models of each kind."""
+BUILDERS: dict[str, "str | Callable[[ModelConfig], LanguageModel]"] = {
+    "transformer_xl": "transformer_xl.model.transformer_xl:TransformerXL",
+    "gpt": "transformer_xl.studies.models.gpt:GPT",
+    "lstm": "transformer_xl.studies.models.lstm:LSTMModel",
+    "mamba2": "transformer_xl.studies.models.borrowed:Mamba2Model",
+    "rwkv": "transformer_xl.studies.models.borrowed:RWKVModel",
+    "xlnet": "transformer_xl.studies.models.borrowed:XLNetModel",
+    "xlstm": "transformer_xl.studies.models.borrowed:XLSTMModel",
+}
+"""What builds the models of each kind: a function, or where it is, to be imported when needed."""
 
 
 def register_model(
@@ -41,7 +51,7 @@ def register_model(
         settings_of: The kind of this package whose settings such models have.
 
     Raises:
-        ValueError: ``kind`` is one of this package, or ``settings_of`` is none.
+        InputError: ``kind`` is one of this package, or ``settings_of`` is none.
 
     Example:
         >>> from transformer_xl import ModelConfig, TransformerXL
@@ -51,25 +61,31 @@ def register_model(
         >>> type(build_model(ModelConfig(kind="mine", vocab_size=10, n_layer=1))).__name__
         'Mine'
     """
-    if BUILDERS.get(kind, build) is not build and KINDS[kind] == kind:
-        raise ValueError(f"kind={kind!r} is one of this package: choose another name")
+    if KINDS.get(kind) == kind:
+        raise InputError(f"kind={kind!r} is one of this package: choose another name")
     if KINDS.get(settings_of) != settings_of:
-        raise ValueError(f"settings_of={settings_of!r} is no kind of this package")
+        raise InputError(f"settings_of={settings_of!r} is no kind of this package")
     BUILDERS[kind] = build
     KINDS[kind] = settings_of
+
+
+def builder(kind: str) -> Callable[[ModelConfig], "LanguageModel"]:
+    """Return what builds the models of a kind."""
+    build = BUILDERS[kind]
+    return resolve_name(build) if isinstance(build, str) else build
 
 
 def build_model(config: ModelConfig) -> "LanguageModel":
     """Build a model of ``config.kind`` with initial weights.
 
     Raises:
-        ValueError: The size of the vocabulary is not set.
+        SettingsError: The size of the vocabulary is not set.
 
     Example:
         >>> type(build_model(ModelConfig(kind="lstm", vocab_size=10))).__name__
         'LSTMModel'
     """
-    return BUILDERS[config.kind](config)
+    return builder(config.kind)(config)
 
 
 def load_model(name: Path | str) -> "LanguageModel":

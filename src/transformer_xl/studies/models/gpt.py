@@ -37,7 +37,7 @@ class GPT(LanguageModel):
         config: Widths, lengths and options. Its ``vocab_size`` must be set.
 
     Raises:
-        ValueError: The size of the vocabulary is not set, or ``kind`` is that of another class.
+        SettingsError: The size of the vocabulary is not set, or ``kind`` is that of another class.
     """
 
     kind = "gpt"

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transformer_xl.errors import InputError
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.segment import Lengths, Segment, View
@@ -21,10 +22,10 @@ def refuse_ext_len(kind: str, lengths: Lengths) -> None:
     """Refuse an extended context.
 
     Raises:
-        ValueError: There is one.
+        InputError: There is one.
     """
     if lengths.ext_len:
-        raise ValueError(
+        raise InputError(
             f"ext_len={lengths.ext_len}: a model of kind={kind!r} cannot take back what it has "
             "read; set it to 0"
         )

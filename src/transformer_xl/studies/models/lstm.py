@@ -20,10 +20,10 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.recurrent import RecurrentModel
 from transformer_xl.model.segment import Segment, View
 from transformer_xl.ops import dropout
 from transformer_xl.ops.products import emulates
+from transformer_xl.studies.models.recurrent import RecurrentModel
 
 
 class LSTMModel(RecurrentModel):
@@ -37,7 +37,7 @@ class LSTMModel(RecurrentModel):
         config: Widths and options. Its ``vocab_size`` must be set.
 
     Raises:
-        ValueError: The size of the vocabulary is not set, or ``kind`` is that of another class.
+        SettingsError: The size of the vocabulary is not set, or ``kind`` is that of another class.
     """
 
     kind = "lstm"

@@ -17,10 +17,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
+from transformer_xl.errors import InputError
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.recurrent import RecurrentModel, refuse_ext_len
 from transformer_xl.model.segment import Lengths, Segment, View
+from transformer_xl.studies.models.recurrent import RecurrentModel, refuse_ext_len
 
 CHUNK = 64
 """Tokens that a scan computes at once; shorter segments are padded to it."""
@@ -37,7 +38,7 @@ class BorrowedModel(LanguageModel):
 
     Raises:
         RuntimeError: ``transformers`` is not installed.
-        ValueError: The size of the vocabulary is not set, or ``kind`` is that of another class.
+        SettingsError: The size of the vocabulary is not set, or ``kind`` is that of another class.
     """
 
     body: Any
@@ -303,7 +304,7 @@ class XLNetModel(BorrowedModel):
         refuse_ext_len(self.kind, lengths)
         for name in ("attn_len", "clamp_len"):
             if (n := getattr(lengths, name)) is not None:
-                raise ValueError(
+                raise InputError(
                     f"{name}={n}: a model of kind={self.kind!r} attends to all of its memory, so "
                     "leave the limit out"
                 )

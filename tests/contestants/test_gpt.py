@@ -5,7 +5,8 @@ import torch
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.inference.generate import generate
-from transformer_xl.model import GPT, Memory, build_model, load_model
+from transformer_xl.model import Memory, build_model, load_model
+from transformer_xl.studies.models import GPT
 
 CONFIG = {
     "kind": "gpt",

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.lstm import LSTMModel
+from transformer_xl.studies.models.lstm import LSTMModel
 
 V = 31
 

@@ -5,7 +5,7 @@ import torch
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model import TransformerXL, build_model
-from transformer_xl.model.lstm import LSTMModel
+from transformer_xl.studies.models.lstm import LSTMModel
 
 CONFIG = ModelConfig(kind="lstm", vocab_size=31, n_layer=3, d_model=12, mem_len=0, dropout=0.0)
 
