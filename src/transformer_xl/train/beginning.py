@@ -18,8 +18,8 @@ from transformer_xl.data.vocab_files import is_vocabulary, load_vocab
 from transformer_xl.inference.evaluate.dynamic import segments_to_learn
 from transformer_xl.inference.evaluate.streams import places_read
 from transformer_xl.inference.generate import for_tokens
-from transformer_xl.model import LanguageModel, build_model
-from transformer_xl.model.limits import require_capacity, require_reading, require_training
+from transformer_xl.model import build_model
+from transformer_xl.model.limits import require_training
 from transformer_xl.model.loading import read_model_weights
 from transformer_xl.model.pretrained import (
     CONFIG_FILE,
@@ -209,7 +209,7 @@ def new_state(
         completions=config.model,
     )
     # Needed only at the end of the run, but validated before it.
-    if (n_valid := len(corpus.split("valid"))) < 2:
+    if len(corpus.split("valid")) < 2:
         raise ValueError(
             "the validation text has one token; to predict one, at least 2 are needed: give more "
             "text, or hold out more of it (data.valid_fraction)"
@@ -227,7 +227,6 @@ def new_state(
     if weights is not None:
         copy_weights(model, weights)
     model = model.to(device)
-    _check_evaluations(config, model, n_valid)
     model.recompute = settings.recompute
     average = new_average(model, settings)
     shard(model, settings, world, device)
@@ -371,19 +370,4 @@ def _require_prompt(text: str, vocab: Vocab) -> None:
     if not prompt:
         raise ValueError(
             "generate.prompt is empty: the sample at the end needs a token to continue"
-        )
-
-
-def _check_evaluations(config: Config, model: LanguageModel, n_tokens: int) -> None:
-    """Require enough memory for the evaluations and the sample of a run, by a lower bound."""
-    settings = config.eval
-    require_capacity(model, config.model.mem_len, remedy="remember fewer positions (model.mem_len)")
-    lengths = Lengths.of(config.model, **settings.lengths_after(config.train.segment_len))
-    for mem_len in (lengths.mem_len, *settings.mem_lens):
-        require_reading(
-            model,
-            n_tokens,
-            batch_size=settings.batch_size,
-            segment_len=lengths.segment_len,
-            mem_len=mem_len,
         )

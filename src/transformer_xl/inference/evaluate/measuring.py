@@ -27,7 +27,6 @@ from transformer_xl.inference.evaluate.streams import Part, as_text
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.arguments import Text, require_model, shown
 from transformer_xl.model.calling import evaluating
-from transformer_xl.model.limits import require_reading
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,7 +139,6 @@ def evaluate(
     sizes = {"batch_size": how.batch_size, "segment_len": lengths.segment_len}
     part = Part.of(source, config, max_steps=how.max_steps, **sizes)
     sizes["batch_size"], n = part.batch_size, part.n_predicted
-    require_reading(model, n, mem_len=lengths.mem_len, **sizes)
     # Unless it starts with zeros, a memory is never longer than the text: no more is allocated.
     longest = lengths.mem_len if config.start_memory == "zeros" else min(lengths.mem_len, n)
     began = time.perf_counter()
