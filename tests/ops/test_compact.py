@@ -3,22 +3,14 @@ import torch
 import torch.nn.functional as F
 
 from transformer_xl.ops import linear
-from transformer_xl.ops.packed import FEW_ROWS, Int8Weight, PackedWeight
+from transformer_xl.ops.packed import FEW_ROWS, Int8Weight
 
 BFLOAT16 = torch.finfo(torch.bfloat16).eps
 
 
-def packed(weight):
-    if not PackedWeight.is_possible(weight.device):
-        pytest.skip("oneDNN has no bfloat16 on this processor")
-    return PackedWeight(weight)
-
-
 def exact(weight):
     """The numbers that a compact weight stands for."""
-    if isinstance(weight, Int8Weight):
-        return weight.values.double() * weight.scales.double()[:, None]
-    return weight[:].double()
+    return weight.values.double() * weight.scales.double()[:, None]
 
 
 def error(found, x, weight, bias):
@@ -27,13 +19,9 @@ def error(found, x, weight, bias):
     return (found.double() - right).abs().max() / (right.abs().max() * BFLOAT16)
 
 
-KINDS = {"int8": Int8Weight.of, "bfloat16": packed}
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("E", [16, 24, 41, 64])
-def test_a_product_is_rounded_and_otherwise_exact(kind, E):
-    weight = KINDS[kind](torch.randn(37, E))
+def test_a_product_is_rounded_and_otherwise_exact(E):
+    weight = Int8Weight.of(torch.randn(37, E))
     for batch in ((1,), (3,), (1, 1), (2, 3), (FEW_ROWS + 1,), (40, 2), (0,)):
         for bias in (torch.randn(37).bfloat16(), None):
             x = torch.randn(*batch, E).bfloat16()
@@ -43,17 +31,15 @@ def test_a_product_is_rounded_and_otherwise_exact(kind, E):
             assert not found.numel() or error(found, x, weight, bias) <= 2, f"{batch} {bias}"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_multiplied_may_lie_anywhere(kind):
-    weight = KINDS[kind](torch.randn(20, 32))
+def test_what_is_multiplied_may_lie_anywhere():
+    weight = Int8Weight.of(torch.randn(20, 32))
     wide = torch.randn(3, 100).bfloat16()
     for x in (wide[:, 7:39], wide[1, 5:37], torch.randn(32, 3).bfloat16().T):
         assert error(linear(x, weight, None), x, weight, None) <= 2
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_of_a_weight_are_a_weight(kind):
-    weight = KINDS[kind](torch.randn(24, 32))
+def test_rows_of_a_weight_are_a_weight():
+    weight = Int8Weight.of(torch.randn(24, 32))
     x = torch.randn(2, 32).bfloat16()
     whole = linear(x, weight, None)
     for rows in (slice(8), slice(8, None), slice(3, 17)):
@@ -73,9 +59,3 @@ def test_rows_of_zeros_stay_zeros():
     weight = torch.randn(3, 16)
     weight[1] = 0
     assert exact(Int8Weight.of(weight))[1].abs().max() == 0
-
-
-def test_int8_takes_half_of_bfloat16():
-    weight = torch.randn(32, 64)
-    assert packed(weight).nbytes == 32 * 64 * 2
-    assert Int8Weight.of(weight).nbytes == 32 * 64 + 32 * 2

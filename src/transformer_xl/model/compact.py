@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from transformer_xl.config.checks import names_nearest
+from transformer_xl.errors import InputError
 from transformer_xl.model.calling import first_wrapped
-from transformer_xl.model.decoder import reason_against_compiled
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.ops.packed import CompactWeight, Int8Weight, PackedWeight
+from transformer_xl.ops.packed import Int8Weight
 
 if TYPE_CHECKING:
     from transformer_xl.model.pretrained import SavesItself
@@ -22,8 +22,8 @@ Weights = Literal["float32", "bfloat16", "int8"]
 class CompactTransformerXL(TransformerXL):
     """A quantized model for inference; it cannot be trained, moved or saved.
 
-    Weights, hidden states and the memory are in bfloat16. The large matrices of the layers are
-    packed for oneDNN, or in int8. Accumulation, normalization statistics, position angles and the
+    Weights, hidden states and the memory are in bfloat16, or the large matrices of the layers in
+    int8. Accumulation, normalization statistics, position angles and the
     softmax are in float32, as in any bfloat16 model.
     """
 
@@ -31,30 +31,30 @@ class CompactTransformerXL(TransformerXL):
         """Set evaluation mode, the only one.
 
         Raises:
-            ValueError: ``mode`` is True.
+            InputError: ``mode`` is True.
         """
         if mode:
-            raise ValueError(f"a compact model cannot be trained: {_REMEDY}")
+            raise InputError(f"a compact model cannot be trained: {_REMEDY}")
         return super().train(mode)
 
     def save_pretrained(self, folder: Path | str, vocab: "SavesItself | None" = None) -> None:
         """Refuse to save, as the weights are rounded.
 
         Raises:
-            ValueError: Always.
+            InputError: Always.
         """
-        raise ValueError(f"a compact model cannot be saved: {_REMEDY}")
+        raise InputError(f"a compact model cannot be saved: {_REMEDY}")
 
     @property
     def nbytes(self) -> int:
         """Size of the weights in memory."""
         matrices = (linear.weight for linear in _matrices(self))
-        compact = sum(x.nbytes for x in matrices if isinstance(x, CompactWeight))
+        compact = sum(x.nbytes for x in matrices if isinstance(x, Int8Weight))
         return compact + sum(x.nbytes for x in self.parameters())
 
     def _apply(self, fn: Any, recurse: bool = True) -> "CompactTransformerXL":
         # to(), float(), cuda() and the like call this.
-        raise ValueError(f"a compact model stays where and as it is: {_REMEDY}")
+        raise InputError(f"a compact model stays where and as it is: {_REMEDY}")
 
 
 _REMEDY = "use the model it was made from, and make it compact again afterwards"
@@ -72,7 +72,7 @@ def compact(model: LanguageModel, weights: Weights) -> LanguageModel:
             loss of accuracy.
 
     Raises:
-        ValueError: The model is quantized already, is an LSTM, or has adapters or hooks; or
+        InputError: The model is quantized already, is an LSTM, or has adapters or hooks; or
             ``weights`` is unknown.
 
     Example:
@@ -84,13 +84,13 @@ def compact(model: LanguageModel, weights: Weights) -> LanguageModel:
     if weights == "float32":
         return model
     if weights not in ("bfloat16", "int8"):
-        raise ValueError(f"weights={weights!r} is unknown; choose from float32, bfloat16, int8")
+        raise InputError(f"weights={weights!r} is unknown; choose from float32, bfloat16, int8")
     if isinstance(model, CompactTransformerXL):
-        raise ValueError(f"the model is compact already: {_REMEDY}")
+        raise InputError(f"the model is compact already: {_REMEDY}")
     if not isinstance(model, TransformerXL):
-        raise ValueError(f"a model of kind={model.kind!r} has no compact form: read with float32")
+        raise InputError(f"a model of kind={model.kind!r} has no compact form: read with float32")
     if (part := first_wrapped(model)) is not None:
-        raise ValueError(
+        raise InputError(
             f"{part} was wrapped, replaced or hooked: it would be left out of the compact model. "
             "Merge adapters (model.merge_and_unload()) and remove hooks first"
         )
@@ -98,17 +98,10 @@ def compact(model: LanguageModel, weights: Weights) -> LanguageModel:
     with torch.device("meta"):
         made = CompactTransformerXL(model.config).eval()
     made.preface = model.preface
-    # The compiled step reads plain matrices.
-    is_compiled = reason_against_compiled(model, torch.bfloat16) is None
-    for mine, theirs in zip(_matrices(made), _matrices(model), strict=True):
-        found = None
-        if weights == "int8":
-            found = Int8Weight.of(theirs.weight)
-        elif not is_compiled and PackedWeight.is_possible(model.device) and not _is_cut(mine, made):
-            found = PackedWeight(theirs.weight)
-        if found is not None:
-            del mine.weight
-            mine.weight = found  # pyright: ignore[reportAttributeAccessIssue]
+    if weights == "int8":
+        for linear, exact in zip(_matrices(made), _matrices(model), strict=True):
+            del linear.weight
+            linear.weight = Int8Weight.of(exact.weight)  # pyright: ignore[reportAttributeAccessIssue]
     # Tied parameters stay tied.
     rounded: dict[Tensor, nn.Parameter] = {}
     for name, module in made.named_modules():
@@ -118,14 +111,6 @@ def compact(model: LanguageModel, weights: Weights) -> LanguageModel:
                 rounded[exact] = nn.Parameter(exact.detach().bfloat16(), requires_grad=False)
             setattr(module, key, rounded[exact])
     return made
-
-
-def _is_cut(linear: nn.Linear, model: TransformerXL) -> bool:
-    """Whether rows of a matrix are used separately: queries project other states than keys."""
-    config = model.config
-    has_parts = config.enhanced_recurrence or "raw_queries" in config.quirks
-    is_qkv = any(linear is layer.attention.qkv_proj for layer in model.layers)
-    return is_qkv and (config.attn_type in (2, 3) or has_parts)
 
 
 def _matrices(model: TransformerXL) -> list[nn.Linear]:

@@ -1,10 +1,8 @@
-"""Quantized weight matrices for inference: products of few rows are bound by memory bandwidth.
+"""Weight matrices in int8, for inference: products of few rows are bound by memory bandwidth.
 
-A :class:`CompactWeight` replaces a matrix: :func:`~transformer_xl.ops.products.linear` multiplies
-by it, and ``weight[a:b]`` are some of its rows.
+An :class:`Int8Weight` replaces a matrix: :func:`~transformer_xl.ops.products.linear` multiplies by
+it, and ``weight[a:b]`` are some of its rows.
 """
-
-from abc import ABC, abstractmethod
 
 import torch
 import torch.nn.functional as F
@@ -18,75 +16,15 @@ LARGEST = 127
 _ALIGNMENT = 32
 
 
-class CompactWeight(ABC):
-    """A constant matrix (F, E), multiplied by activations in bfloat16."""
-
-    dtype = torch.bfloat16
-
-    @property
-    @abstractmethod
-    def device(self) -> torch.device:
-        """Device of the matrix."""
-
-    @property
-    @abstractmethod
-    def nbytes(self) -> int:
-        """Size in memory."""
-
-    @abstractmethod
-    def __getitem__(self, rows: slice) -> "CompactWeight | Float[Tensor, 'rows E']":
-        """Return some of the rows, as a matrix that :func:`linear` accepts."""
-
-    @abstractmethod
-    def product(
-        self, x: Float[Tensor, "*batch E"], bias: Float[Tensor, " F"] | None
-    ) -> Float[Tensor, "*batch F"]:
-        """Return ``x weight^T + bias``."""
-
-
-class PackedWeight(CompactWeight):
-    """A bfloat16 matrix in the blocked layout of oneDNN.
-
-    A plain matrix is reordered for each product, which takes as long as a product of few rows.
-    """
-
-    def __init__(self, weight: Float[Tensor, "F E"]) -> None:
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(self.dtype), 1)
-
-    @staticmethod
-    def is_possible(device: torch.device) -> bool:
-        """Whether oneDNN supports bfloat16 products on a device."""
-        is_built = device.type == "cpu" and torch.backends.mkldnn.is_available()
-        return is_built and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the matrix."""
-        return self._packed.device
-
-    @property
-    def nbytes(self) -> int:
-        """Size in memory."""
-        return self._packed.numel() * self.dtype.itemsize
-
-    def __getitem__(self, rows: slice) -> Float[Tensor, "rows E"]:
-        """Return some of the rows as a plain matrix."""
-        return self._packed.to_dense()[rows]
-
-    def product(
-        self, x: Float[Tensor, "*batch E"], bias: Float[Tensor, " F"] | None
-    ) -> Float[Tensor, "*batch F"]:
-        """Return ``x weight^T + bias``."""
-        return torch.ops.mkldnn._linear_pointwise(x, self._packed, bias, "none", [], "")
-
-
-class Int8Weight(CompactWeight):
+class Int8Weight:
     """A matrix quantized to int8, symmetrically, with a scale for each row.
 
     Attributes:
         values: Integers from -127 to 127, (F, E).
         scales: Scales of the rows, (F,), in bfloat16.
     """
+
+    dtype = torch.bfloat16
 
     def __init__(self, values: Int8[Tensor, "F E"], scales: Float[Tensor, " F"]) -> None:
         self.values, self.scales = values, scales

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from transformer_xl.ops.packed import CompactWeight
+from transformer_xl.ops.packed import Int8Weight
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
@@ -35,11 +35,11 @@ _setting_before: list[str] = []
 
 def linear(
     x: Float[Tensor, "*batch E"],
-    weight: Float[Tensor, "F E"] | CompactWeight,
+    weight: Float[Tensor, "F E"] | Int8Weight,
     bias: Float[Tensor, " F"] | None,
 ) -> Float[Tensor, "*batch F"]:
     """Return ``x weight^T + bias``, as :func:`torch.nn.functional.linear` does."""
-    if isinstance(weight, CompactWeight):
+    if isinstance(weight, Int8Weight):
         return weight.product(x, bias)
     dtype = _autocast_dtype(x, weight) if x.device.type == "cpu" else None
     is_large = takes_onednn(x, weight)
