@@ -188,41 +188,25 @@ def _described(model: "TransformerXL", ring: Ring, positions: Sequence[Positions
     """Describe the layers of a model and their rings for the compiled library."""
     config = model.config
     final: Any = model.final_norm
-    mixes = (
-        factors(model.value_own, model.value_first, config.n_layer),
-        factors(model.embedding_own, model.embedding_first, config.n_layer),
-    )
-    tensors = []
-    parts = model.layers, positions, ring.keys, ring.values, *mixes
-    for layer, at, keys, values, of_values, of_embedding in zip(*parts, strict=True):
-        qkv, o, inner, outer = layer.matrices
-        norms = layer.attention_norm, layer.feed_forward_norm
-        q_norm, k_norm = layer.attention.q_norm, layer.attention.k_norm
-        described = native.LayerTensors(
-            qkv=qkv.weight,
-            o=o.weight,
-            inner=inner.weight,
-            outer=outer.weight,
-            inner_bias=inner.bias,
-            outer_bias=outer.bias,
-            attention_norm=norms[0].weight,
-            attention_norm_bias=getattr(norms[0], "bias", None),
-            feed_forward_norm=norms[1].weight,
-            feed_forward_norm_bias=getattr(norms[1], "bias", None),
-            q_norm=None if q_norm is None else q_norm.weight,
-            k_norm=None if k_norm is None else k_norm.weight,
-            content_bias=at.content_bias,
-            position_bias=at.position_bias,
-            r=at.r,
-            distance_bias=at.distance_bias,
-            keys=keys,
-            values=values,
-            value_factors=of_values,
-            embedding_factors=of_embedding,
-        )
-        tensors.append(described)
+    of_values = factors(model.value_own, model.value_first, config.n_layer)
+    of_embedding = factors(model.embedding_own, model.embedding_first, config.n_layer)
+    layers = []
+    for n, layer in enumerate(model.layers):
+        tensors: dict[str, Any] = {"keys": ring.keys[n], "values": ring.values[n]}
+        tensors |= positions[n]._asdict()
+        for name, matrix in zip(("qkv", "o", "inner", "outer"), layer.matrices, strict=True):
+            tensors |= {name: matrix.weight, f"{name}_bias": matrix.bias}
+        for name in ("attention_norm", "feed_forward_norm"):
+            norm = getattr(layer, name)
+            tensors |= {name: norm.weight, f"{name}_bias": getattr(norm, "bias", None)}
+        for name in ("q_norm", "k_norm"):
+            norm = getattr(layer.attention, name)
+            tensors[name] = None if norm is None else norm.weight
+        tensors["value_own"], tensors["value_first"] = of_values[n]
+        tensors["embedding_own"], tensors["embedding_first"] = of_embedding[n]
+        layers.append(tensors)
     return native.Layers(
-        tensors,
+        layers,
         (final.weight, getattr(final, "bias", None)) if config.final_norm else None,
         activation=config.activation,
         norm_first=config.norm_first,

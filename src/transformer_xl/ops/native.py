@@ -8,12 +8,12 @@ there is none, decoding uses the operations of torch.
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from ctypes import c_double, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch._C._functorch import maybe_current_level  # pyright: ignore[reportMissingImports]
 from torch.autograd import forward_ad
 
+from transformer_xl.errors import InputError
 from transformer_xl.ops.packed import Int8Weight
 
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float64: 3}
@@ -36,38 +37,11 @@ _ACTIVATIONS = ("relu", "relu_squared", "gelu", "geglu", "swiglu")
 _MATRICES = ("qkv", "o", "inner", "outer")
 
 
-class LayerTensors(NamedTuple):
-    """The weights of a layer, its position keys and its ring buffers."""
-
-    qkv: Tensor | Int8Weight
-    o: Tensor | Int8Weight
-    inner: Tensor | Int8Weight
-    outer: Tensor | Int8Weight
-    inner_bias: Float[Tensor, " units"]
-    outer_bias: Float[Tensor, " D"]
-    attention_norm: Float[Tensor, " D"]
-    attention_norm_bias: Float[Tensor, " D"] | None
-    feed_forward_norm: Float[Tensor, " D"]
-    feed_forward_norm_bias: Float[Tensor, " D"] | None
-    q_norm: Float[Tensor, " K"] | None
-    k_norm: Float[Tensor, " K"] | None
-    content_bias: Float[Tensor, "H K"]
-    position_bias: Float[Tensor, "H K"]
-    r: Float[Tensor, "capacity H K"] | None
-    """Keys of the distances, farthest first. None: no position term."""
-    distance_bias: Float[Tensor, "capacity H"] | None
-    keys: Float[Tensor, "H B capacity K"]
-    values: Float[Tensor, "H B capacity K"]
-    value_factors: tuple[float, float] = (1.0, 0.0)
-    """Of the layer's own values, and of those of the first layer."""
-    embedding_factors: tuple[float, float] = (1.0, 0.0)
-    """Of the layer's input, and of the normalized embedding."""
-
-
 _VECTORS = (
     *("attention_norm", "attention_norm_bias", "feed_forward_norm", "feed_forward_norm_bias"),
     *("q_norm", "k_norm", "content_bias", "position_bias"),
 )
+_FACTORS = ("value_own", "value_first", "embedding_own", "embedding_first")
 
 
 class _Matrix(ctypes.Structure):
@@ -82,8 +56,7 @@ class _Layer(ctypes.Structure):
         *((name, _Matrix) for name in _MATRICES),
         *((name, c_void_p) for name in (*_VECTORS, "r", "distance_bias", "keys", "values")),
         *((name, c_int64) for name in ("r_row", "r_head", "bias_row", "bias_head")),
-        *((name, c_double) for name in ("value_own", "value_first")),
-        *((name, c_double) for name in ("embedding_own", "embedding_first")),
+        *((name, c_double) for name in _FACTORS),
     )
 
 
@@ -187,14 +160,7 @@ def product(
     while those of the step still spin. ``x`` is in float32 or float64, as is ``bias``.
     """
     x, kept = x.contiguous(), None if bias is None else bias.detach().to(x.dtype).contiguous()
-    matrix = _Matrix(
-        weight=weight.data_ptr(),
-        bias=None if kept is None else kept.data_ptr(),
-        kind=_KINDS[weight.dtype],
-        rows=weight.shape[0],
-        columns=weight.shape[1],
-        stride=weight.stride(0),
-    )
+    matrix = _described(weight, None if kept is None else kept.data_ptr())
     out = x.new_empty(len(x), len(weight))
     settings = _KINDS[x.dtype], len(x), torch.get_num_threads()
     pointers = (c_void_p(tensor.data_ptr()) for tensor in (x, out))
@@ -214,7 +180,13 @@ class Layers:
     are read where they lie, but small tensors in another precision are copied.
 
     Args:
-        layers: The tensors of each layer.
+        layers: For each layer its matrices ``qkv``, ``o``, ``inner`` and ``outer``, tensors or
+            :class:`Int8Weight`; the vectors ``inner_bias``, ``outer_bias``, ``attention_norm``,
+            ``feed_forward_norm``, ``content_bias`` and ``position_bias``, and if it has them
+            ``attention_norm_bias``, ``feed_forward_norm_bias``, ``q_norm`` and ``k_norm``; the keys
+            of the distances ``r``, (capacity, H, K), and ``distance_bias``, (capacity, H), farthest
+            first; the rings ``keys`` and ``values``, (H, B, capacity, K); and the factors of
+            residuals, ``value_own``, ``value_first``, ``embedding_own`` and ``embedding_first``.
         final_norm: Weight and bias of a normalization of the output, or None.
         activation: That of the feed-forward layers: relu, relu_squared, gelu, geglu or swiglu.
         norm_first: Pre-norm.
@@ -222,12 +194,12 @@ class Layers:
         eps: Epsilon of the normalization.
 
     Raises:
-        ValueError: The step cannot read the tensors in their precision.
+        InputError: The step cannot read the tensors in their precision.
     """
 
     def __init__(
         self,
-        layers: Sequence[LayerTensors],
+        layers: Sequence[Mapping[str, Any]],
         final_norm: tuple[Tensor, Tensor | None] | None,
         *,
         activation: str,
@@ -236,12 +208,13 @@ class Layers:
         eps: float,
     ) -> None:
         first = layers[0]
-        H, B, capacity, K = first.keys.shape
-        dtype = self._cache_dtype = first.keys.dtype
-        if reason := reason_against(first.keys.device, dtype):
-            raise ValueError(reason)
-        of_distances = first.r if first.distance_bias is None else first.distance_bias
+        H, B, capacity, K = first["keys"].shape
+        dtype = self._cache_dtype = first["keys"].dtype
+        if reason := reason_against(first["keys"].device, dtype):
+            raise InputError(reason)
+        of_distances = [first[x] for x in ("r", "distance_bias") if first.get(x) is not None]
         self._dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        # What the library has addresses of.
         self._kept: list[Any] = [layers]
         described = (_Layer * len(layers))(*(self._layer(each) for each in layers))
         weight, bias = final_norm or (None, None)
@@ -250,11 +223,11 @@ class Layers:
             final_norm=self._vector(weight),
             final_norm_bias=self._vector(bias),
             capacity=capacity,
-            n_positions=0 if of_distances is None else len(of_distances),
+            n_positions=len(of_distances[0]) if of_distances else 0,
             eps=eps,
             n_layer=len(layers),
             B=B,
-            D=first.attention_norm.shape[0],
+            D=len(first["attention_norm"]),
             H=H,
             K=K,
             F=described[0].outer.columns,
@@ -289,52 +262,38 @@ class Layers:
         _checked(library().txl_step(ctypes.byref(step)))
         return out.to(x.dtype)
 
-    def _layer(self, tensors: LayerTensors) -> _Layer:
-        described = _Layer()
+    def _layer(self, tensors: Mapping[str, Any]) -> _Layer:
+        described = _Layer(**{name: tensors[name] for name in _FACTORS})
         for name in _MATRICES:
-            bias = getattr(tensors, f"{name}_bias", None)
-            setattr(described, name, self._matrix(getattr(tensors, name), bias))
+            setattr(described, name, self._matrix(tensors[name], tensors.get(f"{name}_bias")))
         for name in _VECTORS:
-            setattr(described, name, self._vector(getattr(tensors, name)))
-        described.value_own, described.value_first = tensors.value_factors
-        factors = tensors.embedding_factors
-        described.embedding_own, described.embedding_first = factors
-        cache = tensors.keys.dtype
-        if tensors.r is not None:
-            r = tensors.r.detach().to(cache)
-            r = r.transpose(0, 1).contiguous().transpose(0, 1)
+            setattr(described, name, self._vector(tensors.get(name)))
+        described.keys, described.values = (tensors[x].data_ptr() for x in ("keys", "values"))
+        if (r := tensors.get("r")) is not None:
+            # Heads outermost in memory.
+            r = r.detach().to(self._cache_dtype).transpose(0, 1).contiguous().transpose(0, 1)
             described.r, (described.r_row, described.r_head, _) = r.data_ptr(), r.stride()
             self._kept.append(r)
-        if tensors.distance_bias is not None:
-            bias = tensors.distance_bias.detach().to(cache)
+        if (bias := tensors.get("distance_bias")) is not None:
+            bias = bias.detach().to(self._cache_dtype)
             described.distance_bias = bias.data_ptr()
             described.bias_row, described.bias_head = bias.stride()
             self._kept.append(bias)
-        described.keys, described.values = tensors.keys.data_ptr(), tensors.values.data_ptr()
         return described
 
     def _matrix(self, weight: Tensor | Int8Weight, bias: Tensor | None) -> _Matrix:
         scales = None
         if not can_read(weight, self._cache_dtype):
-            kind = type(weight).__name__
-            raise ValueError(
-                f"the compiled step cannot read a {kind} in {weight.dtype} with keys and values in "
-                f"{self._cache_dtype}"
+            raise InputError(
+                f"the compiled step cannot read a {type(weight).__name__} in {weight.dtype} with "
+                f"keys and values in {self._cache_dtype}"
             )
         if isinstance(weight, Int8Weight):
             weight, scales = weight.values, weight.scales
         weight = weight.detach()
         weight = weight if weight.stride(1) == 1 else weight.contiguous()
         self._kept.append(weight)
-        return _Matrix(
-            weight=weight.data_ptr(),
-            scales=self._vector(scales),
-            bias=self._vector(bias),
-            kind=_KINDS[weight.dtype],
-            rows=weight.shape[0],
-            columns=weight.shape[1],
-            stride=weight.stride(0),
-        )
+        return _described(weight, self._vector(bias), self._vector(scales))
 
     def _vector(self, x: Tensor | None) -> int | None:
         """Return the address of a small tensor in the precision of the sums."""
@@ -342,3 +301,16 @@ class Layers:
             return None
         self._kept.append(x.detach().to(self._dtype).contiguous())
         return self._kept[-1].data_ptr()
+
+
+def _described(weight: Tensor, bias: int | None, scales: int | None = None) -> _Matrix:
+    """Describe a matrix, given the addresses of its bias and scales."""
+    return _Matrix(
+        weight=weight.data_ptr(),
+        scales=scales,
+        bias=bias,
+        kind=_KINDS[weight.dtype],
+        rows=weight.shape[0],
+        columns=weight.shape[1],
+        stride=weight.stride(0),
+    )
