@@ -80,6 +80,16 @@ ENHANCED = {
     "enhanced, modern, limited attention": VARIANTS["modern"]
     | {"enhanced_recurrence": True, "attn_len": 4, "clamp_len": 3},
 }
+ABSOLUTE = {
+    "sinusoids, clamped distances": {"attn_type": 2, "norm_first": True, "clamp_len": 4},
+    "learned positions, few, limited attention": {
+        "attn_type": 3,
+        "n_positions": 4,
+        "attn_len": 5,
+        "final_norm": True,
+    },
+    "stored positions": {"attn_type": 3, "n_positions": 9, "quirks": ("stored_positions",)},
+}
 SIZES = {"vocab_size": 23, "n_layer": 2, "d_model": 16, "mem_len": 0, "dropout": 0.0}
 RECURRENT = {
     "lstm": {},
@@ -134,6 +144,18 @@ def model(request: pytest.FixtureRequest) -> LanguageModel:
 def attending(request: pytest.FixtureRequest) -> LanguageModel:
     """The same, and those for which it matters where segments begin."""
     return made((VARIANTS | ENHANCED)[request.param])
+
+
+@pytest.fixture(params=VARIANTS | ABSOLUTE)
+def positioned(request: pytest.FixtureRequest) -> LanguageModel:
+    """The models of the laws, and those with absolute positions, which segments change."""
+    return made((VARIANTS | ABSOLUTE)[request.param])
+
+
+@pytest.fixture(params=VARIANTS | ENHANCED | ABSOLUTE)
+def isolating(request: pytest.FixtureRequest) -> LanguageModel:
+    """All of them."""
+    return made((VARIANTS | ENHANCED | ABSOLUTE)[request.param])
 
 
 @pytest.fixture(params=[*VARIANTS, *RECURRENT])

@@ -10,7 +10,6 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.inference.evaluate import WithMemory, evaluate, score
 from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.memory import join
 from transformer_xl.model.positions import frequencies
 from transformer_xl.ops import use_backend
 
@@ -152,51 +151,6 @@ def test_with_memory_and_without_the_numbers_are_those_of_the_formula(model):
         mems = out.mems
 
 
-@torch.no_grad()
-def test_without_recurrence_nothing_is_remembered(model):
-    text = some_text(length=3)
-    out = model(some_text(length=4), mem_len=0)
-    assert len(out.mems) == 0
-    expected, _ = by_hand(model, text, model.start_memory(2))
-    torch.testing.assert_close(model(text, out.mems, mem_len=0).hidden, expected, **EXACT)
-
-
-@torch.no_grad()
-def test_no_query_sees_its_future(model):
-    mems, text = model(some_text()).mems, some_text(length=7)
-    for place, backend in zip((0, 3, 6), ("skew", "reference", "skew"), strict=True):
-        changed = text.clone()
-        changed[:, place] = (text[:, place] + 1) % V
-        for before in (model.start_memory(2), mems):
-            with use_backend(backend):
-                one, other = model(text, before), model(changed, before)
-            difference = (one.log_probs - other.log_probs).abs().amax(-1)
-            assert (difference[:, :place] < 1e-12).all(), place
-            assert (difference[:, place] > 1e-6).all(), place
-
-
-@torch.no_grad()
-def test_streams_never_mix(model):
-    mems, text = model(some_text(3)).mems, some_text(3)
-    for backend in BACKENDS:
-        with use_backend(backend):
-            together = model(text, mems)
-            for row in range(3):
-                alone = model(text[row : row + 1], mems.select([row]))
-                torch.testing.assert_close(alone.hidden[0], together.hidden[row], **EXACT)
-                for one, other in zip(alone.mems.states, together.mems.states, strict=True):
-                    torch.testing.assert_close(one[0], other[row], **EXACT)
-
-
-@torch.no_grad()
-def test_a_stream_that_was_reset_is_like_one_that_begins(model):
-    mems, text = model(some_text(3)).mems, some_text(3)
-    begun, going_on = model(text), model(text, mems)
-    found = model(text, mems.reset([0, 2]))
-    for row, expected in enumerate([begun, going_on, begun]):
-        torch.testing.assert_close(found.hidden[row], expected.hidden[row], **EXACT)
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_no_gradient_enters_the_memory_but_its_positions_learn(model, backend):
     mems = model(some_text()).mems
@@ -215,54 +169,12 @@ def test_no_gradient_enters_the_memory_but_its_positions_learn(model, backend):
         assert learns.tolist() == [row < seen for row in range(table.shape[1])]
 
 
-def test_the_callers_memory_is_left_as_it_was(model):
-    quirks = ("stored_positions",)
-    for each in (model, *((twin(model, quirks=quirks),) if model.config.attn_type > 1 else ())):
-        mems = each(some_text()).mems
-        before = [state.clone() for state in mems.states]
-        for is_learning in (False, True):
-            with torch.set_grad_enabled(is_learning):
-                each(some_text(), mems, some_text())
-            for state, expected in zip(mems.states, before, strict=True):
-                assert torch.equal(state, expected)
-
-
-@torch.no_grad()
-def test_learned_relative_positions_make_segments_invisible():
-    for n_positions, T, backend in (
-        *((4, 1, "skew"), (4, 4, "reference"), (20, 1, "reference"), (20, 4, "skew")),
-    ):
-        model = made(**RELATIVE | {"n_positions": n_positions})
-        text, found, mems = some_text(length=10), [], None
-        with use_backend(backend):
-            expected = model(text, mem_len=100).hidden
-            for segment in text.split(T, 1):
-                out = model(segment, mems, mem_len=100)
-                mems = out.mems
-                found.append(out.hidden)
-        torch.testing.assert_close(torch.cat(found, 1), expected, **EXACT)
-
-
 @torch.no_grad()
 def test_absolute_positions_do_not(absolute):
     text = some_text(length=8)
     mems = absolute(text[:, :4], mem_len=100).mems
     cut = absolute(text[:, 4:], mems, mem_len=100).hidden
     assert (cut - absolute(text).hidden[:, 4:]).abs().max() > 1e-4
-
-
-@pytest.mark.parametrize("n_positions", [4, 20])
-@torch.no_grad()
-def test_kept_keys_and_values_give_the_numbers_of_the_hidden_states(n_positions):
-    model = made(**RELATIVE | {"n_positions": n_positions})
-    mems = model.start_memory(3)
-    kept = model.keep(mems)
-    assert kept.has_keys
-    for step, lengths in enumerate([{}, {"clamp_len": 1}, {"attn_len": 3}, {"mem_len": 9}, {}]):
-        segment = some_text(3, 1 + step)
-        expected, out = model(segment, mems, **lengths), model(segment, kept, **lengths)
-        torch.testing.assert_close(out.log_probs, expected.log_probs, **EXACT)
-        mems, kept = expected.mems.reset([step % 3]), out.mems.reset([step % 3])
 
 
 def test_absolute_positions_keep_hidden_states(absolute):
@@ -329,29 +241,6 @@ def test_evaluating_and_scoring_say_what_the_model_says(any_model):
     assert found == pytest.approx((-expected).tolist())
 
 
-def test_streams_read_side_by_side_are_warmed_up_like_the_model(model):
-    text = np.random.default_rng(0).integers(0, V, 21)
-    expected = 0.0
-    for start in (0, 10):
-        mems = model.start_memory(1)
-        for T in (4, 2) if start else ():
-            window = text[start - 6 :][:4] if T == 4 else text[start - 2 :][:2]
-            mems = model(torch.from_numpy(window[None]), mems).mems
-        expected += losses(model, text[start : start + 11], 4, mems).sum().item()
-    found = evaluate(model, text, WithMemory(segment_len=4, batch_size=2))
-    assert found.nll * 20 == pytest.approx(expected, rel=1e-12)
-
-
-@torch.no_grad()
-def test_memories_can_be_joined(model):
-    memories = [model(some_text(1, T)).mems for T in (5, 2, 1)]
-    text = some_text(3)
-    found = model(text, join(memories)).hidden
-    for row, mems in enumerate(memories):
-        alone = model(text[row : row + 1], mems).hidden
-        torch.testing.assert_close(found[row], alone[0], **EXACT)
-
-
 @torch.no_grad()
 def test_generation_writes_what_the_model_says(any_model):
     prompt = [3, 1, 4]
@@ -362,28 +251,3 @@ def test_generation_writes_what_the_model_says(any_model):
         expected.append(int(out.log_probs[0, -1].argmax()))
         unread, mems = expected[-1:], out.mems
     assert found == expected
-
-
-def test_a_saved_model_is_read_back_as_it_was(any_model, tmp_path):
-    model = any_model.float()
-    model.save_pretrained(tmp_path)
-    again = TransformerXL.from_pretrained(tmp_path)
-    assert again.config == model.config
-    # What is tied has one name.
-    assert dict(again.named_parameters()).keys() == dict(model.named_parameters()).keys()
-    text = some_text()
-    assert torch.equal(again(text).log_probs, model(text).log_probs)
-
-
-def test_an_attention_length_below_one_is_named(model):
-    for attn_len in (0, -1):
-        with pytest.raises(ValueError, match=f"attn_len={attn_len} must be at least 1"):
-            model(some_text(), attn_len=attn_len)
-
-
-@torch.no_grad()
-def test_a_text_may_begin_with_zeros(model):
-    zeros = twin(model, start_memory="zeros")
-    text = some_text(length=2)
-    expected, _ = by_hand(model, text, zeros.start_memory(2))
-    torch.testing.assert_close(zeros(text).hidden, expected, **EXACT)

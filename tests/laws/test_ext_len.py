@@ -252,11 +252,3 @@ def test_swapped_lengths_matter_only_to_what_is_read_again(relative):
     quirky = twin(relative, quirks=("swapped_ext_len",))
     text = some_text(1, 12)
     assert read_again(quirky, 4, 0, text) == read_again(relative, 4, 0, text)
-
-
-def test_a_length_below_zero_is_named(model, text):
-    for name in ("ext_len", "mem_len"):
-        with pytest.raises(ValueError, match=f"{name}=-1 must be at least 0"):
-            model(some_text(), **{name: -1})
-        with pytest.raises(ValueError, match=f"{name}=-1 must be at least 0"):
-            evaluate(model, text, WithMemory(**{name: -1}))

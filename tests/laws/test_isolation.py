@@ -13,8 +13,8 @@ def some_text(B=3, length=9):
     return torch.randint(23, (B, length))
 
 
-def test_no_gradient_enters_the_memory(attending):
-    model = attending
+def test_no_gradient_enters_the_memory(isolating):
+    model = isolating
     mems = model(some_text()).mems
     assert not any(state.requires_grad for state in mems.states)
     for state in mems.states:
@@ -35,8 +35,8 @@ def test_words_of_earlier_segments_learn_nothing(model):
 
 
 @torch.no_grad()
-def test_no_query_sees_its_future(attending):
-    model, text = attending, some_text()
+def test_no_query_sees_its_future(isolating):
+    model, text = isolating, some_text()
     for before in (model.start_memory(3), model(some_text()).mems):
         one = model(text, before)
         for place in (0, 4, 8):
@@ -53,7 +53,8 @@ def test_no_query_sees_its_future(attending):
 
 
 @torch.no_grad()
-def test_streams_never_mix(model):
+def test_streams_never_mix(positioned):
+    model = positioned
     segments, order = [some_text() for _ in range(3)], [2, 0, 1]
 
     def read(segments, is_kept):
@@ -78,7 +79,8 @@ def test_streams_never_mix(model):
 
 
 @torch.no_grad()
-def test_a_stream_alone_says_what_it_says_in_company(model):
+def test_a_stream_alone_says_what_it_says_in_company(positioned):
+    model = positioned
     mems, text = model(some_text()).mems, some_text()
     together = model(text, mems).hidden
     for row in range(3):

@@ -119,16 +119,3 @@ def test_vectors_have_no_symbols():
     plain.load_state_dict(model.state_dict())
     one, other = (m.read(inputs_embeds=vectors)[0] for m in (model, plain))
     assert torch.equal(one, other)
-
-
-def test_a_model_folder_remembers_it(tmp_path):
-    model = TransformerXL(CONFIG)
-    model.save_pretrained(tmp_path)
-    assert TransformerXL.from_pretrained(tmp_path).config.reset_at == EOS
-
-
-@pytest.mark.parametrize("reset_at", [-1, V])
-def test_a_symbol_that_there_is_not_is_refused(reset_at):
-    rule = "(at least 0|.* below vocab_size=23)"
-    with pytest.raises(ValueError, match=rf"reset_at={reset_at} must be {rule}"):
-        replace(CONFIG, reset_at=reset_at)

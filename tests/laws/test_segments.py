@@ -127,7 +127,8 @@ def test_a_ring_gives_the_numbers_of_a_memory(attending):
 
 
 @torch.no_grad()
-def test_a_memory_can_be_continued_as_often_as_one_likes(model):
+def test_a_memory_can_be_continued_as_often_as_one_likes(positioned):
+    model = positioned
     begun = model(some_text(2, 5)).mems
     for mems in (begun, model.keep(begun)):
         # A memory of keys and values has room behind it after its first segment.
@@ -157,7 +158,8 @@ def test_a_memory_saved_and_resumed_goes_on_identically(model, tmp_path):
 
 
 @torch.no_grad()
-def test_a_stream_that_was_reset_is_like_one_that_begins(model):
+def test_a_stream_that_was_reset_is_like_one_that_begins(positioned):
+    model = positioned
     old, text = some_text(3, 6), some_text(3, 5)
     states = model.start_memory(3).last(0), model(old).mems
     for nothing, mems in (states, [model.keep(x) for x in states]):

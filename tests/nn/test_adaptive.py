@@ -131,13 +131,6 @@ def test_losses_and_gradients_are_those_of_the_distribution_in_the_order_of_toke
             torch.testing.assert_close(one, other, rtol=0, atol=1e-11, msg=f"{members}: {name}")
 
 
-def test_targets_may_have_any_shape():
-    _, softmax = made()
-    hidden, targets = torch.randn(2, 3, 4, D).double(), torch.randint(V, (2, 3, 4))
-    flat = softmax.nll(hidden.flatten(0, 2), targets.flatten())
-    assert torch.equal(softmax.nll(hidden, targets), flat.view(2, 3, 4))
-
-
 @pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
 def test_every_weight_of_a_model_learns_from_every_segment(settings):
     model = TransformerXL(replace(CONFIG, n_layer=1, mem_len=2, **settings))

@@ -196,26 +196,6 @@ def test_the_model_and_a_decoder_take_turns(paper, kind):
         torch.testing.assert_close(torch.stack(found), expected, rtol=0, atol=1e-12, msg=f"{n}")
 
 
-def test_a_stream_that_is_reset_begins_anew_and_no_other_does(paper, kind):
-    mems = after_prompt(paper, 11)
-    tokens = drawn(paper, 24)
-    first, behind = one_by_one(paper, mems, tokens[:, :5])
-    second, behind = one_by_one(paper, behind.reset([0, 2]), tokens[:, 5:])
-    decoder = decoder_of(paper, mems, kind)
-    torch.testing.assert_close(read(decoder, tokens[:, :5]), first, rtol=0, atol=1e-12)
-    decoder.reset([0, 2])
-    torch.testing.assert_close(read(decoder, tokens[:, 5:]), second, rtol=0, atol=1e-12)
-    assert_same_memory(decoder.memory(), behind)
-
-
-def test_a_reset_stream_is_one_that_never_read(paper, kind):
-    decoder = decoder_of(paper, after_prompt(paper, 11), kind)
-    decoder.reset(torch.tensor([False, True, False], device=paper.device))
-    tokens = drawn(paper, 9)
-    fresh, _ = one_by_one(paper, paper.keep(paper.start_memory(B)), tokens)
-    torch.testing.assert_close(read(decoder, tokens)[:, 1], fresh[:, 1], rtol=0, atol=1e-12)
-
-
 @torch.no_grad()
 def test_loaded_keys_and_values_are_read_with_the_positions_of_the_weights(paper, kind):
     other = build_model(paper.config).to(paper.device).double().eval()

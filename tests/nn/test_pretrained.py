@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.pretrained import (
@@ -143,12 +143,6 @@ def test_weights_of_another_model_are_an_error_that_names_some(tiny_config, fold
         TransformerXL.from_pretrained(folder)
 
 
-def test_a_file_of_other_tensors_is_an_error(folder):
-    save_file({"wte.weight": torch.zeros(3, 4)}, folder / "model.safetensors")
-    with pytest.raises(RuntimeError, match="does not fit"):
-        TransformerXL.from_pretrained(folder)
-
-
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b"3", b"null", b'"x"', b"{}", b"\xff\xfe", b'{"vocab_size": 3}']
 )
@@ -189,11 +183,6 @@ def test_a_wrong_setting_is_named_with_its_file(folder, changes, message):
     edit_config(folder, **changes)
     with pytest.raises(ValueError, match=r"config\.json: .*" + message):
         load_config(folder / "config.json")
-
-
-def test_settings_that_are_left_out_have_their_defaults(folder):
-    edit_config(folder, attn_dropout=..., norm_eps=...)
-    assert load_config(folder / "config.json").norm_eps == 1e-5
 
 
 def test_a_disk_error_leaves_the_old_model(tiny_config, folder, monkeypatch):

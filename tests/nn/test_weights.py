@@ -217,41 +217,38 @@ def test_a_file_without_permission_is_not_called_damaged(folder, weights, monkey
         TransformerXL.from_pretrained(folder)
 
 
-def damaged_state(model, path, **changes):
+def _flip(tensors, about):
+    tensors["states"].neg_()
+
+
+def _change_token(tensors, about):
+    about["last_token"] = "2"
+
+
+def _make_infinite(tensors, about):
+    tensors["states"][0, 0, 0, 0] = torch.inf
+    del about[CHECKSUM_KEY]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_flip, "do not match its checksum"),
+        (_change_token, "do not match its checksum"),
+        (_make_infinite, "states that are not finite"),
+    ],
+)
+def test_a_damaged_memory_is_found(model, tmp_path, damage, message):
+    path = tmp_path / "state"
     _, mems = model.read(torch.tensor([[1, 2, 3]]))
     write_state(path, State(mems, 1, None), "x")
     with safe_open(path, "pt") as file:
         about = file.metadata()
     tensors = load_file(path)
-    for name, change in changes.items():
-        change(tensors, about) if callable(change) else about.update({name: change})
+    damage(tensors, about)
     save_file(tensors, path, about)
-
-
-def test_a_flipped_bit_in_what_a_text_goes_on_from_is_found(model, tmp_path):
-    path = tmp_path / "state"
-    damaged_state(model, path, states=lambda tensors, about: tensors["states"].neg_())
-    with pytest.raises(RuntimeError, match="do not match its checksum"):
+    with pytest.raises(RuntimeError, match=message):
         load_state(path, "x", model)
-    damaged_state(model, path, last_token="2")
-    with pytest.raises(RuntimeError, match="do not match its checksum"):
-        load_state(path, "x", model)
-
-
-def test_a_memory_that_is_not_finite_is_refused(model, tmp_path):
-    def change(tensors, about):
-        tensors["states"][0, 0, 0, 0] = float("nan")
-        del about[CHECKSUM_KEY]
-
-    damaged_state(model, tmp_path / "state", states=change)
-    with pytest.raises(RuntimeError, match="states that are not finite"):
-        load_state(tmp_path / "state", "x", model)
-
-
-def test_a_state_of_old_has_no_checksum_and_loads(model, tmp_path, caplog):
-    damaged_state(model, tmp_path / "state", states=lambda _, about: about.pop(CHECKSUM_KEY))
-    assert load_state(tmp_path / "state", "x", model).last_token == 1
-    assert "has no checksum" in caplog.text
 
 
 def test_doctor_ends_with_1_where_something_is_damaged(folder, weights, capsys):
