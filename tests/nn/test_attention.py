@@ -4,8 +4,6 @@ import pytest
 import torch
 
 from transformer_xl.model import Positions, RelAttention, layer
-from transformer_xl.model.segment import View
-from transformer_xl.ops import reference
 
 
 def made(config):
@@ -20,26 +18,6 @@ def operands(module, B=2, T=3, S=7):
     H, K = module.n_head, module.d_head
     q, rows = torch.randn(B, T, H, K), torch.randn(3, B, S, H, K)
     return q, rows[0], rows[1], rows[2, 0], torch.randn(H, K), torch.randn(H, K)
-
-
-def test_no_projection_has_a_bias_and_heads_may_have_any_width(tiny_config):
-    module = RelAttention(replace(tiny_config, d_head=5))
-    shapes = {name: tuple(x.shape) for name, x in module.named_parameters()}
-    assert shapes == {
-        "qkv_proj.weight": (3 * 10, 16),
-        "r_proj.weight": (10, 16),
-        "o_proj.weight": (16, 10),
-    }
-
-
-def test_the_output_is_the_operation_between_its_projections(tiny_config):
-    module = made(tiny_config)
-    q, k, v, r, u, w = operands(module)
-    first_key = torch.tensor([0, 2])
-    attended = reference.rel_attention(q, k, v, r, u, w, attn_len=4, first_key=first_key)
-    expected = attended.reshape(2, 3, 16) @ module.o_proj.weight.T
-    found = module(q, k, v, Positions(r, u, w), View(first_key, 4))
-    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("M", [0, 5])
@@ -120,10 +98,3 @@ def test_attention_weights_are_dropped_in_training_alone(tiny_config, monkeypatc
     module.train()(q, k, v, Positions(*positions))
     module.eval()(q, k, v, Positions(*positions))
     assert asked == [0.3, 0.0]
-
-
-def test_a_memory_of_another_precision_is_read_in_that_of_the_query(tiny_config):
-    module = made(tiny_config)
-    q, k, v, r, u, w = operands(module)
-    expected = module(q, k.bfloat16().float(), v.bfloat16().float(), Positions(r, u, w))
-    torch.testing.assert_close(module(q, k.bfloat16(), v.bfloat16(), Positions(r, u, w)), expected)

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
@@ -97,14 +96,6 @@ def test_gates_begin_mostly_open_for_what_goes_in():
         for gate in (layer.attention_gate, layer.feed_forward_gate):
             assert (gate.bias == 2).all()
             assert 0 < gate.made_proj.weight.std() < 0.1
-
-
-def test_gates_behind_which_all_is_normalized_are_refused():
-    with pytest.raises(ValueError, match=r"gate='gru' needs norm_first=True"):
-        replace(CONFIG, norm_first=False)
-    assert not any(
-        "gate" in name for name, _ in DecoderLayer(replace(CONFIG, gate="none")).named_parameters()
-    )
 
 
 def test_under_autocast_what_layers_hand_on_stays_in_the_precision_of_the_weights():

@@ -13,11 +13,6 @@ from transformer_xl.ops import reference
 B, T, M, H, K, D = 2, 3, 4, 2, 8, 16
 
 
-def through(layer, *given, **options):
-    """What a layer puts out."""
-    return layer(*given, **options)
-
-
 def filled(module):
     with torch.no_grad():
         for parameter in module.parameters():
@@ -39,18 +34,6 @@ def attended(layer, query, keys, r, u, w):
     )
     values = reference.rel_attention(q, k, v, r, u, w)
     return values.flatten(2) @ layer.attention.o_proj.weight.T
-
-
-def norm(module, x):
-    return F.layer_norm(x, (D,), module.weight, module.bias, module.eps)
-
-
-def test_the_feed_forward_layer_is_two_maps_with_a_relu_between(tiny_config):
-    module = filled(FeedForward(tiny_config))
-    x = torch.randn(B, T, D)
-    inner = (x @ module.inner.weight.T + module.inner.bias).clamp(min=0)
-    assert inner.shape[-1] == 32
-    torch.testing.assert_close(module(x), inner @ module.outer.weight.T + module.outer.bias)
 
 
 ACTIVATIONS = {
@@ -77,40 +60,31 @@ def test_what_stands_between_the_maps_is_a_setting(tiny_config, activation):
             torch.testing.assert_close(module(x), expected, msg=f"{training} {has_gradients}")
 
 
-def test_an_rms_norm_stands_where_the_layer_norm_stood(tiny_config):
-    layer = filled(DecoderLayer(replace(tiny_config, norm="rms")))
+def layer_norm(module, x):
+    return F.layer_norm(x, (D,), module.weight, module.bias, module.eps)
+
+
+def rms(module, x):
+    return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * module.weight
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize(("name", "norm"), [("layer", layer_norm), ("rms", rms)])
+def test_a_layer_is_attention_and_feed_forward_each_with_a_norm(
+    tiny_config, name, norm, norm_first
+):
+    layer = filled(DecoderLayer(replace(tiny_config, norm=name, norm_first=norm_first)))
     x, (memory, r, u, w) = torch.randn(B, T, D), surroundings()
-
-    def rms(module, x):
-        return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * module.weight
-
     keys = torch.cat([memory, x], 1)
-    o = rms(layer.attention_norm, x + attended(layer, x, keys, r, u, w))
-    expected = rms(layer.feed_forward_norm, o + layer.feed_forward(o))
-    torch.testing.assert_close(through(layer, x, memory, Positions(r, u, w)), expected)
-
-
-def test_post_norm_normalizes_the_sums(tiny_config):
-    layer = filled(DecoderLayer(tiny_config))
-    x, (memory, r, u, w) = torch.randn(B, T, D), surroundings()
-    keys = torch.cat([memory, x], 1)
-    o = norm(layer.attention_norm, x + attended(layer, x, keys, r, u, w))
-    expected = norm(layer.feed_forward_norm, o + layer.feed_forward(o))
-    torch.testing.assert_close(through(layer, x, memory, Positions(r, u, w)), expected)
-
-
-def test_pre_norm_normalizes_what_is_read_and_the_memory_too(tiny_config):
-    layer = filled(DecoderLayer(replace(tiny_config, norm_first=True)))
-    x, (memory, r, u, w) = torch.randn(B, T, D), surroundings()
-    keys = norm(layer.attention_norm, torch.cat([memory, x], 1))
-    o = x + attended(layer, keys[:, M:], keys, r, u, w)
-    expected = o + layer.feed_forward(norm(layer.feed_forward_norm, o))
-    torch.testing.assert_close(through(layer, x, memory, Positions(r, u, w)), expected)
-
-
-def test_the_constant_of_the_normalization_is_a_setting(tiny_config):
-    layer = DecoderLayer(replace(tiny_config, norm_eps=0.5))
-    assert layer.attention_norm.eps == layer.feed_forward_norm.eps == 0.5
+    if norm_first:
+        # What is read is normalized, the memory too.
+        keys = norm(layer.attention_norm, keys)
+        o = x + attended(layer, keys[:, M:], keys, r, u, w)
+        expected = o + layer.feed_forward(norm(layer.feed_forward_norm, o))
+    else:
+        o = norm(layer.attention_norm, x + attended(layer, x, keys, r, u, w))
+        expected = norm(layer.feed_forward_norm, o + layer.feed_forward(o))
+    torch.testing.assert_close(layer(x, memory, Positions(r, u, w)), expected)
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
@@ -126,31 +100,12 @@ def test_a_memory_of_keys_and_values_gives_the_same_and_takes_the_segment(
     store = KeysAndValues([k.permute(2, 0, 1, 3)], [v.permute(2, 0, 1, 3)])
     kept = store.with_capacity(T, M + T)
     view = View(first_key, 3)
-    expected = through(layer, x, memory, Positions(r, u, w), view)
-    found = through(
-        layer, x, x[:, :0], Positions(r, u, w), view._replace(join=kept.join, is_fixed=True)
-    )
+    expected = layer(x, memory, Positions(r, u, w), view)
+    found = layer(x, x[:, :0], Positions(r, u, w), view._replace(join=kept.join, is_fixed=True))
     torch.testing.assert_close(found, expected)
     k, _ = layer.keys_and_values(torch.cat([memory, x], 1))
     found = kept.extend([None], M + T, T).state_dict()["keys"][0]
     torch.testing.assert_close(found, k.permute(2, 0, 1, 3))
-
-
-@pytest.mark.parametrize("setting", ["attn_len", "first_key"])
-def test_what_a_query_sees_is_handed_on(tiny_config, setting):
-    layer = filled(DecoderLayer(tiny_config))
-    x, (memory, r, u, w) = torch.randn(B, T, D), surroundings()
-    view = View(attn_len=2) if setting == "attn_len" else View(torch.tensor([M, M]))
-    changed = memory.clone()
-    changed[:, 0] += 1
-    torch.testing.assert_close(
-        through(layer, x, memory, Positions(r, u, w), view),
-        through(layer, x, changed, Positions(r, u, w), view),
-    )
-    assert not torch.allclose(
-        through(layer, x, memory, Positions(r, u, w)),
-        through(layer, x, changed, Positions(r, u, w)),
-    )
 
 
 @pytest.mark.parametrize("has_gradients", [False, True])
@@ -162,5 +117,5 @@ def test_a_memory_of_another_precision_is_read_in_that_of_the_segment(
     x, (memory, r, u, w) = torch.randn(B, T, D), surroundings()
     half = memory.bfloat16()
     with torch.set_grad_enabled(has_gradients):
-        found = through(layer, x, half, Positions(r, u, w))
-        torch.testing.assert_close(found, through(layer, x, half.float(), Positions(r, u, w)))
+        found = layer(x, half, Positions(r, u, w))
+        torch.testing.assert_close(found, layer(x, half.float(), Positions(r, u, w)))

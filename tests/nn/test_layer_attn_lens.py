@@ -7,7 +7,7 @@ import torch
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.inference.generate import Sampling, generate
-from transformer_xl.model import TransformerXL, build_model
+from transformer_xl.model import TransformerXL
 from transformer_xl.model.decoder import Decoder, EagerDecoder
 from transformer_xl.model.segment import Lengths
 
@@ -91,21 +91,3 @@ def test_the_model_is_called_for_each_token_and_writes_the_same():
     written = list(generate(model, [1, 2, 3], length=12, sampling=Sampling(temperature=0)))
     ids = torch.tensor([[1, 2, 3, *written]])
     assert model(ids[:, :-1]).log_probs.argmax(-1)[0, 2:].tolist() == written
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"layer_attn_lens": (3, 4)}, "must be one length for each of n_layer=3 layers"),
-        ({"layer_attn_lens": (3, 0, 4)}, "layer_attn_lens"),
-    ],
-    ids=str,
-)
-def test_lengths_that_fit_no_layer_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        replace(CONFIG, **settings)
-
-
-def test_other_models_have_no_such_lengths():
-    with pytest.raises(ValueError, match="layer_attn_lens"):
-        build_model(ModelConfig(kind="gpt", vocab_size=5, n_layer=1, layer_attn_lens=(3,)))

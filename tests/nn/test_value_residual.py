@@ -89,15 +89,3 @@ def test_factors_are_learned_and_recomputed_activations_give_the_same_gradients(
 def test_it_begins_with_halves():
     model = TransformerXL(CONFIG)
     assert model.value_own.tolist() == model.value_first.tolist() == [0.5, 0.5]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"n_layer": 1}, "value_residual=True with n_layer=1: there is no layer behind the first"),
-        ({"enhanced_recurrence": True}, "value_residual=True with enhanced_recurrence=True"),
-    ],
-)
-def test_what_it_cannot_be_combined_with_is_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        replace(CONFIG, **settings)

@@ -17,7 +17,9 @@ from transformer_xl.model.compact import compact
 from transformer_xl.model.tokens import Softmax
 from transformer_xl.ops import with_torch_linears
 
-QUANTIZATION = ("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per")
+QUANTIZATION = pytest.mark.filterwarnings(
+    "ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per"
+)
 
 V = 23
 SMALL = ModelConfig(vocab_size=V, n_layer=2, n_head=2, d_model=16, d_inner=24, mem_len=6, dropout=0)
@@ -188,9 +190,7 @@ def test_a_hook_on_the_softmax_changes_loss_distribution_and_what_is_drawn(model
     assert list(generate(model, [1, 2], length=4, seed=1)) == [5] * 4
 
 
-@pytest.mark.filterwarnings(
-    "ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per"
-)
+@QUANTIZATION
 def test_maps_quantized_by_torch_are_used(model):
     model = model.float()
     exact = with_torch_linears(copy.deepcopy(model))
@@ -210,9 +210,7 @@ def test_maps_quantized_by_torch_are_used(model):
         made.save_pretrained("nowhere")
 
 
-@pytest.mark.filterwarnings(
-    "ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per"
-)
+@QUANTIZATION
 def test_an_lstm_quantized_by_torch_is_used():
     torch.manual_seed(0)
     sizes = {"vocab_size": SMALL.vocab_size, "n_layer": 2, "d_model": 16}
