@@ -5,7 +5,7 @@ whether a call would give another one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from threading import Lock
 from typing import Any
@@ -32,20 +32,16 @@ def evaluating(module: nn.Module) -> AbstractContextManager[None]:
     return evaluating_all([*module.modules()])
 
 
-def evaluating_all(modules: Sequence[nn.Module]) -> AbstractContextManager[None]:
+@contextmanager
+def evaluating_all(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Put modules in evaluation mode, as :func:`evaluating`; for a list that is used often."""
     in_training = [module for module in modules if module.training]
-    return _not_training(in_training) if in_training else nullcontext()
-
-
-@contextmanager
-def _not_training(modules: Sequence[nn.Module]) -> Iterator[None]:
-    for module in modules:
+    for module in in_training:
         module.training = False
     try:
         yield
     finally:
-        for module in modules:
+        for module in in_training:
             module.training = True
 
 
@@ -100,9 +96,10 @@ def first_wrapped(model: nn.Module) -> str | None:
 
 def unwrapped(module: nn.Module, attribute: str) -> Any:
     """Return the module that has an attribute: the module itself or one that it wraps."""
-    has_it = hasattr(module, attribute)
-    # PEFT's name of the adapted module.
-    return module if has_it else unwrapped(module.get_submodule("base_layer"), attribute)
+    while not hasattr(module, attribute):
+        # PEFT's name of the adapted module.
+        module = module.get_submodule("base_layer")
+    return module
 
 
 def adapters(model: nn.Module) -> Adapters:

@@ -96,21 +96,21 @@ def compact(model: LanguageModel, weights: Weights) -> LanguageModel:
         )
     # Built without allocating or initializing weights.
     with torch.device("meta"):
-        made = CompactTransformerXL(model.config).eval()
-    made.preface = model.preface
+        rounded_model = CompactTransformerXL(model.config).eval()
+    rounded_model.preface = model.preface
     if weights == "int8":
-        for linear, exact in zip(_matrices(made), _matrices(model), strict=True):
+        for linear, exact in zip(_matrices(rounded_model), _matrices(model), strict=True):
             del linear.weight
             linear.weight = Int8Weight.of(exact.weight)  # pyright: ignore[reportAttributeAccessIssue]
     # Tied parameters stay tied.
     rounded: dict[Tensor, nn.Parameter] = {}
-    for name, module in made.named_modules():
+    for name, module in rounded_model.named_modules():
         for key in [key for key, _ in module.named_parameters(recurse=False)]:
             exact = getattr(model.get_submodule(name), key)
             if exact not in rounded:
                 rounded[exact] = nn.Parameter(exact.detach().bfloat16(), requires_grad=False)
             setattr(module, key, rounded[exact])
-    return made
+    return rounded_model
 
 
 def _matrices(model: TransformerXL) -> list[nn.Linear]:

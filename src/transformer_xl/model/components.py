@@ -45,7 +45,7 @@ class Components(NamedTuple):
     """What happens to embeddings before the first layer."""
     spans: Callable[..., Seen]
     """What each layer sees of the memory, as :func:`~transformer_xl.model.parts.whole_memory`."""
-    kept: Callable[..., Tensor]
+    memory_state: Callable[..., Tensor]
     """What the memory keeps of a layer, as :func:`~transformer_xl.model.parts.keep_input`."""
     remember: Callable[..., Memory]
     """The memory after a segment, as :func:`~transformer_xl.model.parts.remember`."""

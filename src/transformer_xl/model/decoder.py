@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from transformer_xl.errors import InputError
 from transformer_xl.model.arguments import Rows, step_inputs
 from transformer_xl.model.calling import first_wrapped
 from transformer_xl.model.keys_and_values import OTHER_ADAPTERS, KeysAndValues
@@ -54,7 +55,7 @@ class Decoder(ABC):
             memory: The memory of the streams. It is copied.
 
         Raises:
-            ValueError: The memory does not fit the model.
+            InputError: The memory does not fit the model.
         """
         model.require_memory(memory)
         memory = model.keep(memory)
@@ -69,7 +70,7 @@ class Decoder(ABC):
         The caller draws the next token from it, by ``model.head``.
 
         Raises:
-            ValueError: A token is outside the vocabulary (on a GPU, a device-side assertion); the
+            InputError: A token is outside the vocabulary (on a GPU, a device-side assertion); the
                 number of tokens is not the batch size; or adapters were changed.
         """
         hidden, self.state = self.read(tokens)
@@ -119,8 +120,8 @@ class EagerDecoder(Decoder):
     @torch.no_grad()
     def read(self, tokens: Inputs) -> tuple[Float[Tensor, "B D"], Memory]:
         """See :meth:`Decoder.read`."""
-        given = step_inputs(tokens, self.batch_size, self._model.config)[:, None]
-        (piece,) = read(self._model, given, self._lengths, self.state)
+        segment = step_inputs(tokens, self.batch_size, self._model.config)[:, None]
+        (piece,) = read(self._model, segment, self._lengths, self.state)
         return piece.hidden[:, -1], piece.mems
 
     @property
@@ -205,7 +206,7 @@ class RingDecoder(Decoder):
     def read(self, tokens: Inputs) -> tuple[Float[Tensor, "B D"], int]:
         """See :meth:`Decoder.read`."""
         if [x for owner, name, x in self._maps if getattr(owner, name) is not x]:
-            raise ValueError(OTHER_ADAPTERS)
+            raise InputError(OTHER_ADAPTERS)
         ring = self._ring
         tokens = step_inputs(tokens, len(ring.first), self._model.config)
         if ring.has_to_move:
@@ -281,8 +282,6 @@ def reason_against_compiled(model: TransformerXL, dtype: torch.dtype) -> str | N
     config = model.config
     weights = [linear.weight for layer in model.layers for linear in layer.matrices]
     for is_set, what in (
-        (model.positions.is_absolute, f"attn_type={config.attn_type}"),
-        (bool(config.layer_attn_lens), "layer_attn_lens"),
         (config.gate != "none", f"gate={config.gate!r}"),
         (config.enhanced_recurrence, "enhanced_recurrence=True"),
         ("raw_queries" in config.quirks, "the quirk raw_queries"),

@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transformer_xl.errors import InputError
 from transformer_xl.model.arguments import require_state
-from transformer_xl.model.memory import OTHER_KINDS, Join, Memory, is_sealed, shifted
+from transformer_xl.model.memory import Join, Memory, is_sealed, shifted
 
 OTHER_ADAPTERS = (
     "adapters were added, switched, trained, merged or removed since these keys and values were "
@@ -63,9 +64,9 @@ class KeysAndValues(Memory):
         """There are none.
 
         Raises:
-            ValueError: Always.
+            InputError: Always.
         """
-        raise ValueError("the memory holds keys and values and no hidden states")
+        raise InputError("the memory holds keys and values and no hidden states")
 
     @property
     def length(self) -> int:
@@ -98,12 +99,12 @@ class KeysAndValues(Memory):
         """Require the adapters with which the keys and values were projected.
 
         Raises:
-            ValueError: The adapters differ.
+            InputError: The adapters differ.
         """
         if self.adapters is None:
             self.adapters = adapters
         if self.adapters != adapters:
-            raise ValueError(OTHER_ADAPTERS)
+            raise InputError(OTHER_ADAPTERS)
 
     def require_as(self, other: Memory) -> None:
         """Require the adapters of other keys and values, if they are known."""
@@ -147,17 +148,17 @@ class KeysAndValues(Memory):
         """Rebuild keys and values from :meth:`state_dict`.
 
         Raises:
-            ValueError: The state is that of hidden states, or its shapes do not fit.
+            InputError: The state is that of hidden states, or its shapes do not fit.
         """
         if "keys" not in state:
-            raise ValueError("the state holds hidden states: Memory.from_state_dict rebuilds them")
+            raise InputError("the state holds hidden states: Memory.from_state_dict rebuilds them")
         tensors, forgotten = {name: state[name] for name in ("keys", "values")}, state["forgotten"]
         require_state(tensors, 5, forgotten)
         if (inputs := state.get("inputs")) is not None:
             require_state({"inputs": inputs}, 5, forgotten)
             expected = 1, 1, *tensors["keys"].shape[2:4]
             if inputs.shape[:4] != expected:
-                raise ValueError(
+                raise InputError(
                     f"inputs of shape {tuple(inputs.shape)} must be (*{expected}, D): those of one "
                     "layer, for the streams and positions of the keys"
                 )
@@ -256,6 +257,3 @@ class KeysAndValues(Memory):
         memory.start, memory.stop, memory._free = start, stop, self._free
         memory.is_prefix = self.is_prefix
         return memory
-
-
-OTHER_KINDS["keys"] = KeysAndValues

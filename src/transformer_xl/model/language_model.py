@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.config import ModelConfig
+from transformer_xl.errors import InputError, SettingsError
 from transformer_xl.model.arguments import explain_unknown, require_symbols, require_targets, shown
 from transformer_xl.model.limits import require_weights
 from transformer_xl.model.loading import (
@@ -120,7 +121,7 @@ class LanguageModel(nn.Module, ABC):
             compressed with the model depend on them.
 
     Raises:
-        ValueError: The size of the vocabulary is not set, or ``kind`` is that of another class.
+        SettingsError: The size of the vocabulary is not set, or ``kind`` is that of another class.
 
     Example:
         >>> from transformer_xl import from_pretrained
@@ -144,12 +145,12 @@ class LanguageModel(nn.Module, ABC):
     def __init__(self, config: ModelConfig, **parts: Any) -> None:
         super().__init__()
         if config.kind != self.kind:
-            raise ValueError(
+            raise SettingsError(
                 f"kind={config.kind!r} is no {self._title}: transformer_xl.model.build_model and "
                 "load_model make models of every kind"
             )
         if config.vocab_size < 1 and not config.n_mixtures:
-            raise ValueError(f"vocab_size={config.vocab_size} must be the size of a vocabulary")
+            raise SettingsError(f"vocab_size={config.vocab_size} must be the size of a vocabulary")
         require_weights(config)
         self.config = config
         if config.n_features:
@@ -271,7 +272,7 @@ class LanguageModel(nn.Module, ABC):
             predicts: False: return the hidden states alone, as :meth:`read` does.
 
         Raises:
-            ValueError: An argument is no tensor of the right type; shapes are inconsistent or do
+            InputError: An argument is no tensor of the right type; shapes are inconsistent or do
                 not fit the memory; a length is out of range; a token or target is outside the
                 vocabulary (not on a GPU, where a device-side assertion fails, or the loss is NaN);
                 both or neither of ``tokens`` and ``inputs_embeds`` are given; ``lengths`` with
@@ -337,16 +338,16 @@ class LanguageModel(nn.Module, ABC):
         """Return the attention weights of each layer.
 
         Raises:
-            ValueError: The model has no attention.
+            InputError: The model has no attention.
         """
-        raise ValueError(f"a model of kind={self.config.kind!r} has no attention to look at")
+        raise InputError(f"a model of kind={self.config.kind!r} has no attention to look at")
 
     @property
     def head(self) -> Predictor:
         """The output layer: ``softmax``, or a wrapper around what replaced it.
 
         Raises:
-            ValueError: The model has a mixture instead.
+            InputError: The model has a mixture instead.
         """
         require_symbols(self.config)
         return self.softmax if isinstance(self.softmax, Predictor) else CalledSoftmax(self.softmax)
@@ -359,13 +360,13 @@ class LanguageModel(nn.Module, ABC):
             x = segment.given.to(self.dtype)
         return self.dropped_input(x)
 
-    def _through(self, n: int, layer: nn.Module, *given: Any) -> Any:
+    def _through(self, n: int, layer: nn.Module, *arguments: Any) -> Any:
         """Call layer ``n``, whose activations may be recomputed in the backward pass."""
         if not (self.recompute and torch.is_grad_enabled()) or n % self.recompute_every:
-            return layer(*given)
+            return layer(*arguments)
         if callable(self.recompute):
-            return self.recompute(layer, *given)
-        return checkpoint(layer, *given, use_reentrant=False)
+            return self.recompute(layer, *arguments)
+        return checkpoint(layer, *arguments, use_reentrant=False)
 
     def _dropped(self, x: Tensor, p: float) -> Tensor:
         return dropout(x, p, self.training, self.config.variational_dropout)
@@ -378,20 +379,20 @@ class LanguageModel(nn.Module, ABC):
         """Require a memory of this model, with ``batch_size`` streams unless None.
 
         Raises:
-            ValueError: It is no memory, or differs in depth, width or batch size.
+            InputError: It is no memory, or differs in depth, width or batch size.
         """
         if not isinstance(mems, Memory):
-            raise ValueError(
+            raise InputError(
                 f"mems={shown(mems)} is no memory: hand in what an earlier call returned as mems, "
                 "or None to begin anew"
             )
         if not self.is_own(mems):
-            raise ValueError(
+            raise InputError(
                 f"the memory is that of another model: this one has {self.config.n_layer} layers "
                 f"of width {self._state_width}; use mems=None to begin anew"
             )
         if batch_size is not None and mems.batch_size != batch_size:
-            raise ValueError(
+            raise InputError(
                 f"the memory holds {mems.batch_size} streams and the segment {batch_size}; "
                 "use mems.select(rows), or mems=None to begin anew"
             )
@@ -400,10 +401,10 @@ class LanguageModel(nn.Module, ABC):
         """Require a memory that can be continued with a segment.
 
         Raises:
-            ValueError: It is no memory of this model, or padded rows are to be read again.
+            InputError: It is no memory of this model, or padded rows are to be read again.
         """
         if segment.short is not None and lengths.ext_len:
-            raise ValueError(
+            raise InputError(
                 f"lengths with ext_len={lengths.ext_len}: rows that end at different places cannot "
                 "be read again from one place on; set ext_len to 0"
             )
@@ -415,7 +416,7 @@ class LanguageModel(nn.Module, ABC):
         require_own_weights(weights, self.config)
         about = {"preface": list(self.preface)} if self.preface else {}
         if not is_preface(self.preface, self.config.vocab_size):
-            raise ValueError(
+            raise InputError(
                 f"preface={self.preface!r:.60} must be tokens below {self.config.vocab_size}; "
                 "model.preface = () goes without one"
             )
@@ -430,7 +431,7 @@ class LanguageModel(nn.Module, ABC):
         A subclass of a model of this package is built itself, if it has the same parameters.
 
         Raises:
-            ValueError: The model is of another kind than such a subclass, or has other parameters.
+            InputError: The model is of another kind than such a subclass, or has other parameters.
         """
         kind = getattr(cls, "kind", None)
         is_described = kind not in BUILDERS or builder(kind) is cls

@@ -62,14 +62,16 @@ def project(
     """
     past = None
     if memory is None:
-        own = qkv_proj(x)
+        projected = qkv_proj(x)
     elif is_fast(qkv_proj):
-        own = qkv_proj(x)
-        past = qkv_proj(memory, first_row=own.shape[-1] // 3)
+        projected = qkv_proj(x)
+        past = qkv_proj(memory, first_row=projected.shape[-1] // 3)
     else:
-        past, own = qkv_proj(torch.cat([memory, x], 1)).split([memory.shape[1], x.shape[1]], 1)
-        past = past[..., own.shape[-1] // 3 :]
-    q, k, v = own.unflatten(-1, (3, n_head, -1)).unbind(2)
+        past, projected = qkv_proj(torch.cat([memory, x], 1)).split(
+            [memory.shape[1], x.shape[1]], 1
+        )
+        past = past[..., projected.shape[-1] // 3 :]
+    q, k, v = projected.unflatten(-1, (3, n_head, -1)).unbind(2)
     if past is None:
         return q, k, v
     before = past.unflatten(-1, (2, n_head, -1)).unbind(2)
@@ -77,8 +79,8 @@ def project(
         torch.cat([y.permute(2, 0, 1, 3) for y in pair], 2).permute(1, 2, 0, 3)
         for pair in zip(before, (k, v), strict=True)
     )
-    # `q` is a view of `own`: a copy lets autograd free `own`, whose keys and values are in `k` and
-    # `v` already.
+    # `q` is a view of `projected`: a copy lets autograd free that, whose keys and values are in `k`
+    # and `v` already.
     return q.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3), k, v
 
 
@@ -199,8 +201,8 @@ class RelAttention(Attention):
     ) -> Float[Tensor, "B H T S"]:
         """Return the attention weights, without dropout."""
         *terms, bias = positions.to(q.dtype)
-        seen = {"attn_len": view.attn_len, "first_key": view.first_key}
-        return reference.attention_weights(q, k.to(q.dtype), *terms, distance_bias=bias, **seen)
+        limits = {"attn_len": view.attn_len, "first_key": view.first_key}
+        return reference.attention_weights(q, k.to(q.dtype), *terms, distance_bias=bias, **limits)
 
 
 def _dropped(unit: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
@@ -326,8 +328,8 @@ class DecoderLayer(nn.Module):
         """Return the output of the layer, given its input and what attention made of it."""
         before, after = self.residual.before, self.residual.after
         x = after(self.attention_norm, self.attention_gate, x, self._dropped(attended))
-        made = self._dropped(self.feed_forward(before(self.feed_forward_norm, x)))
-        return after(self.feed_forward_norm, self.feed_forward_gate, x, made)
+        transformed = self._dropped(self.feed_forward(before(self.feed_forward_norm, x)))
+        return after(self.feed_forward_norm, self.feed_forward_gate, x, transformed)
 
     def keys_and_values(
         self, x: Float[Tensor, "B S D"]

@@ -97,8 +97,8 @@ def load_model(name: Path | str) -> "LanguageModel":
 
     Raises:
         FileNotFoundError: There is no such model, or the folder holds none.
-        RuntimeError: A file is damaged.
-        ValueError: The settings are invalid.
+        CheckpointError: A file is damaged.
+        InputError: The settings are invalid.
     """
     return loaded(name, build_model)
 
@@ -110,7 +110,7 @@ def loaded(name: Path | str, build: Callable[[ModelConfig], "LanguageModel"]) ->
     weights = read_model_weights(folder, config)
     model = build(config)
     if {name for name, _ in model.named_parameters()} != weights.keys():
-        raise ValueError(
+        raise InputError(
             f"{type(model).__name__} has other parameters than the model in {folder}: build it "
             "with its config, and load what they share with load_state_dict(..., strict=False)"
         )
@@ -130,8 +130,8 @@ def read_model_weights(folder: Path, config: ModelConfig) -> dict[str, Tensor]:
 
     Raises:
         OSError: A file cannot be read.
-        RuntimeError: A file is damaged, or the names or shapes do not match ``config``.
-        ValueError: As :func:`require_loading`.
+        CheckpointError: A file is damaged, or the names or shapes do not match ``config``.
+        InputError: As :func:`require_loading`.
     """
 
     def expected(n_tensors: int) -> dict[str, torch.Size]:
@@ -153,12 +153,12 @@ def require_own_weights(names: Iterable[str], config: ModelConfig) -> None:
     """Require exactly the parameters that ``config`` implies, as a model folder holds them.
 
     Raises:
-        ValueError: A parameter is missing or unexpected.
+        InputError: A parameter is missing or unexpected.
     """
-    own, names = weight_shapes(config).keys(), set(names)
-    for other, what in ((names - own, "has"), (own - names, "lacks")):
+    expected, names = weight_shapes(config).keys(), set(names)
+    for other, what in ((names - expected, "has"), (expected - names, "lacks")):
         if other:
-            raise ValueError(
+            raise InputError(
                 f"the model {what} {min(other)}, as a part of it was wrapped or replaced: no model "
                 "folder can hold that. Save the adapter alone (the save_pretrained of PEFT's "
                 "model), or merge it first (model.merge_and_unload())"

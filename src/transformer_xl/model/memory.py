@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transformer_xl.errors import InputError
 from transformer_xl.model.arguments import Rows, require_state, stream_numbers, whole
 
 Join = Callable[
@@ -20,7 +21,7 @@ Join = Callable[
 class Memory:
     """The last hidden states that each layer has read (section 3.2 of the paper), detached.
 
-    Methods raise ValueError for a stream index out of range (on a GPU, a device-side assertion), a
+    Methods raise InputError for a stream index out of range (on a GPU, a device-side assertion), a
     negative length, or a state with inconsistent shapes.
 
     Attributes:
@@ -56,7 +57,7 @@ class Memory:
         """The hidden states, (B, M, D) for each layer.
 
         Raises:
-            ValueError: The memory holds keys and values.
+            InputError: The memory holds keys and values.
         """
         return self._states
 
@@ -133,7 +134,7 @@ class Memory:
         """Require that another memory was made with the same weights, as far as it knows.
 
         Raises:
-            ValueError: It was made with other adapters.
+            InputError: It was made with other adapters.
         """
 
     # Shared with KeysAndValues.
@@ -198,11 +199,11 @@ class Memory:
         positions, keep ``n`` more than needed and mask them with ``attn_len``.
 
         Raises:
-            ValueError: The memory has fewer positions.
+            InputError: The memory has fewer positions.
         """
         stop = self.length - whole("n", n)
         if stop < 0:
-            raise ValueError(f"n={n} newest positions of {self.length} cannot be dropped")
+            raise InputError(f"n={n} newest positions of {self.length} cannot be dropped")
         forgotten = None if self.forgotten is None else self.forgotten.clamp(max=stop)
         return self.between(0, stop).masking(forgotten)
 
@@ -270,7 +271,9 @@ class Memory:
         if "states" in state:
             require_state({"states": state["states"]}, 4, forgotten)
             return Memory(state["states"].unbind(), forgotten)
-        return OTHER_KINDS["keys"].from_state_dict(state)
+        from transformer_xl.model.keys_and_values import KeysAndValues
+
+        return KeysAndValues.from_state_dict(state)
 
     def _mask(self) -> Int[Tensor, " B"]:
         if self.forgotten is not None:
@@ -281,20 +284,16 @@ class Memory:
         return None if self.forgotten is None else savable(self.forgotten)
 
 
-OTHER_KINDS: dict[str, type[Memory]] = {}
-"""Memories of something else than hidden states, by its first name in a state."""
-
-
 def join(memories: Sequence[Memory]) -> Memory:
     """Concatenate memories along the batch dimension.
 
     Shorter ones are padded in front, and the padding is masked.
 
     Raises:
-        ValueError: The list is empty, or the memories differ in kind, depth or width.
+        InputError: The list is empty, or the memories differ in kind, depth or width.
     """
     if len({_sizes(memory) for memory in memories}) != 1:
-        raise ValueError(
+        raise InputError(
             f"{len(memories)} memories cannot be joined: there must be one at least, and all of "
             "one kind, as deep and as wide"
         )

@@ -37,6 +37,7 @@ from transformer_xl.config.files import (
     write_atomically,
 )
 from transformer_xl.config.locating import locate
+from transformer_xl.errors import CheckpointError, InputError
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -64,11 +65,11 @@ def weights_files(path: Path) -> dict[Path, set[str] | None]:
     """Return the files at a :func:`weights_path`, and the names in each; None: a single file.
 
     Raises:
-        RuntimeError: The index is damaged, or names a file outside its folder.
+        CheckpointError: The index is damaged, or names a file outside its folder.
     """
     if path.suffix != ".json":
         return {path: None}
-    found: dict[Path, set[str] | None] = {}
+    names_in: dict[Path, set[str] | None] = {}
     try:
         places = json.loads(read_small_file(path))["weight_map"]
         for name, file in dict(places).items():
@@ -76,34 +77,34 @@ def weights_files(path: Path) -> dict[Path, set[str] | None]:
             is_name = isinstance(file, str) and Path(file).name == file and file != ".."
             if not is_name or len(file) > 255:
                 raise ValueError(f"{file!r} is not the name of a file beside it")
-            names = found.setdefault(path.parent / file, set())
+            names = names_in.setdefault(path.parent / file, set())
             assert names is not None
             names.add(name)
     except PermissionError as error:
         raise _unreadable(path) from error
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RuntimeError(f"{path} is damaged or no index of weights: {error!r}") from error
-    for file in found:
+        raise CheckpointError(f"{path} is damaged or no index of weights: {error!r}") from error
+    for file in names_in:
         if not file.is_file():
-            raise RuntimeError(f"{path} names {file.name}, which is missing: copy it there, too")
-    return found
+            raise CheckpointError(f"{path} names {file.name}, which is missing: copy it there, too")
+    return names_in
 
 
 def require_storable(weights: Mapping[str, Tensor]) -> None:
     """Require weights that can be loaded again, before anything is written.
 
     Raises:
-        ValueError: A dtype is not supported, or a value is not finite.
+        InputError: A dtype is not supported, or a value is not finite.
     """
     for name, x in weights.items():
         dtype = str(x.dtype).removeprefix("torch.")
         if dtype not in _DTYPES.values():
-            raise ValueError(
+            raise InputError(
                 f"{name} is {dtype}; weights are stored as {', '.join(_DTYPES.values())}: convert "
                 "the model first, as by model.float()"
             )
         if not _is_finite(x):
-            raise ValueError(
+            raise InputError(
                 f"{name} has values that are not finite: such a model would not load again"
             )
 
@@ -147,8 +148,8 @@ def read_weights(
 
     Raises:
         OSError: A file cannot be read.
-        RuntimeError: A file is damaged, or has unexpected names or shapes, an unsupported dtype, or
-            values that are not finite.
+        CheckpointError: A file is damaged, or has unexpected names or shapes, an unsupported dtype,
+            or values that are not finite.
     """
     files = weights_files(path)
     shapes = _shapes(path, files)
@@ -156,14 +157,14 @@ def read_weights(
         wanted = expected(len(shapes))
     except (TypeError, RuntimeError, OverflowError) as error:
         # Raised by torch for impossible sizes.
-        raise RuntimeError(f"{path} does not fit {fits}: {error}") from error
+        raise CheckpointError(f"{path} does not fit {fits}: {error}") from error
     wrong = sorted(wanted.keys() ^ shapes.keys()) or [
         f"{name} of shape {shapes[name]} instead of {tuple(shape)}"
         for name, shape in wanted.items()
         if shapes[name] != tuple(shape)
     ]
     if wrong:
-        raise RuntimeError(
+        raise CheckpointError(
             f"{path} does not fit {fits}: {', '.join(wrong[:3])}"
             f"{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''}"
         )
@@ -178,7 +179,7 @@ def verify_weights(path: Path) -> int:
 
     Raises:
         OSError: A file cannot be read.
-        RuntimeError: A file is damaged, or has an unsupported dtype or values that are not finite.
+        CheckpointError: A file is damaged, has an unsupported dtype, or values that are not finite.
     """
     files = weights_files(path)
     shapes = _shapes(path, files)
@@ -207,14 +208,14 @@ def unpack_tensors(content: bytes, name: str) -> tuple[dict[str, Tensor], dict[s
     """Return the tensors and the metadata that :func:`pack_tensors` has packed.
 
     Raises:
-        RuntimeError: The content, which errors call ``name``, is damaged.
+        CheckpointError: The content, which errors call ``name``, is damaged.
     """
     try:
         tensors = load(content)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         about = {str(key): str(x) for key, x in header.get("__metadata__", {}).items()}
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise RuntimeError(f"{name} is damaged or no safetensors file: {error}") from error
+        raise CheckpointError(f"{name} is damaged or no safetensors file: {error}") from error
     return _verified(tensors, about, name)
 
 
@@ -229,12 +230,12 @@ def _verified(
             path,
         )
     elif recorded != tensors_checksum(tensors, about):
-        raise RuntimeError(
+        raise CheckpointError(
             f"{path} is damaged: its contents do not match its checksum. Restore it from a copy"
         )
     for name, x in tensors.items():
         if not _is_finite(x):
-            raise RuntimeError(
+            raise CheckpointError(
                 f"{path} has values of {name} that are not finite, with which nothing can be "
                 "computed: restore it from a copy, or from an earlier checkpoint of its training"
             )
@@ -243,13 +244,13 @@ def _verified(
 
 def tensors_checksum(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
     """Return the SHA-256 of tensors with their names, shapes and dtypes, and of the metadata."""
-    found = hashlib.sha256(json.dumps(sorted(about.items())).encode())
+    digest = hashlib.sha256(json.dumps(sorted(about.items())).encode())
     for name, x in sorted(tensors.items()):
-        found.update(f"{name} {x.dtype} {tuple(x.shape)}\n".encode("utf-8", "surrogatepass"))
+        digest.update(f"{name} {x.dtype} {tuple(x.shape)}\n".encode("utf-8", "surrogatepass"))
         if x.numel():
             # NumPy has no bfloat16.
-            found.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return found.hexdigest()
+            digest.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def add_checksums(path: Path) -> None:
@@ -292,12 +293,12 @@ def _opened(path: Path, *, follow: bool = True) -> Iterator[Any]:
     except PermissionError as error:
         raise _unreadable(path) from error
     except (SafetensorError, OSError) as error:
-        raise RuntimeError(f"{path} is damaged or no safetensors file: {error}") from error
+        raise CheckpointError(f"{path} is damaged or no safetensors file: {error}") from error
     except RuntimeError as error:
         if "unable to mmap" not in str(error):
             raise
         size = path.stat().st_size
-        raise RuntimeError(
+        raise CheckpointError(
             f"{path} has {size:,} bytes, more than this machine can map into its memory: load it "
             "on a machine with more"
         ) from error
@@ -318,13 +319,13 @@ def _shapes(path: Path, files: Mapping[Path, set[str] | None]) -> dict[str, tupl
             dtypes = {name: x.get_dtype() for name, x in slices.items()}
             shapes |= {name: tuple(x.get_shape()) for name, x in slices.items()}
         if names is not None and (other := sorted(names ^ dtypes.keys())):
-            raise RuntimeError(
+            raise CheckpointError(
                 f"{path} is damaged: {other[0]} is listed for {file.name} and not in it, or in it "
                 "and not listed"
             )
         for name, dtype in dtypes.items():
             if dtype not in _DTYPES:
-                raise RuntimeError(
+                raise CheckpointError(
                     f"{file} has {name} as {dtype}; weights are {', '.join(_DTYPES)}: convert them "
                     "with safetensors.torch, for example by save_file({k: x.float() for k, x in "
                     "load_file(old).items()}, new)"
@@ -352,9 +353,9 @@ def _sort_metadata(path: Path) -> None:
 
 def _sorted_metadata(header: bytes) -> bytes:
     """Return the header of a safetensors file with sorted metadata, and as long."""
-    found = json.loads(header)
-    found["__metadata__"] = dict(sorted(found["__metadata__"].items()))
-    content = json.dumps(found, separators=(",", ":"), ensure_ascii=False).encode()
+    values = json.loads(header)
+    values["__metadata__"] = dict(sorted(values["__metadata__"].items()))
+    content = json.dumps(values, separators=(",", ":"), ensure_ascii=False).encode()
     assert len(content) <= len(header)
     return content.ljust(len(header))
 
@@ -393,7 +394,7 @@ def find_model_folder(name: Path | str) -> Path:
     Raises:
         FileNotFoundError: There is none.
         OSError: The hub cannot be reached.
-        RuntimeError: The model on the hub is none of this package.
+        CheckpointError: The model on the hub is none of this package.
     """
     path = locate(name).path
     for folder in model_folders(path):
@@ -431,7 +432,7 @@ def write_model(
 
     Raises:
         OSError: A file cannot be written.
-        ValueError: The weights could not be loaded again; nothing was written.
+        InputError: The weights could not be loaded again; nothing was written.
     """
     require_storable(weights)
     content = {"model_type": MODEL_TYPE, "format_version": FORMAT_VERSION}
@@ -444,17 +445,17 @@ def read_config(path: Path) -> dict[str, Any]:
     """Read the settings file of a model without validating the settings.
 
     Raises:
-        RuntimeError: The file is damaged, of another model type or of a newer version.
+        CheckpointError: The file is damaged, of another model type or of a newer version.
     """
     try:
         values = json.loads(read_small_file(path))
         kind, version = values.pop("model_type"), values.pop("format_version")
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise RuntimeError(f"{path} is no settings file of a model: {error!r}") from error
+        raise CheckpointError(f"{path} is no settings file of a model: {error!r}") from error
     if kind != MODEL_TYPE:
-        raise RuntimeError(f"{path} describes a model of type {kind!r}, not {MODEL_TYPE!r}")
+        raise CheckpointError(f"{path} describes a model of type {kind!r}, not {MODEL_TYPE!r}")
     if not isinstance(version, int) or version > FORMAT_VERSION:
-        raise RuntimeError(
+        raise CheckpointError(
             f"{path} has format {version!r}; this version reads up to {FORMAT_VERSION}: "
             "update transformer_xl"
         )
@@ -465,8 +466,8 @@ def load_config(path: Path) -> ModelConfig:
     """Read and validate the settings of a model.
 
     Raises:
-        RuntimeError: As by :func:`read_config`.
-        ValueError: A setting is unknown, of a wrong type or out of range.
+        CheckpointError: As by :func:`read_config`.
+        InputError: A setting is unknown, of a wrong type or out of range.
     """
     values = {name: x for name, x in read_config(path).items() if name not in _ABOUT}
     return read_settings(ModelConfig, values, str(path), "model", is_stored=True)
@@ -482,11 +483,11 @@ def load_preface(path: Path, vocab_size: int) -> tuple[int, ...]:
     """Read the preface of a model: the tokens that are read before a text is generated.
 
     Raises:
-        RuntimeError: As by :func:`read_config`, or the preface is no list of tokens.
+        CheckpointError: As by :func:`read_config`, or the preface is no list of tokens.
     """
     tokens = read_config(path).get("preface") or []
     if not is_preface(tokens, vocab_size):
-        raise RuntimeError(
+        raise CheckpointError(
             f"{path} is damaged: its preface must be a list of tokens below {vocab_size}; remove "
             "it, or restore the file from a copy"
         )

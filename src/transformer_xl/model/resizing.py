@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from transformer_xl.errors import InputError
 from transformer_xl.model.arguments import require_at_least
 from transformer_xl.model.calling import first_wrapped
 from transformer_xl.model.language_model import LanguageModel
@@ -27,7 +28,7 @@ def resize_vocabulary(model: LanguageModel, vocab_size: int, *, draws: bool = Fa
             about as likely as an average one.
 
     Raises:
-        ValueError: The size is no positive integer, or does not fit another setting (the last of
+        InputError: The size is no positive integer, or does not fit another setting (the last of
             ``cutoffs``); or the embedding or the softmax was wrapped, by an adapter for example.
     """
     require_at_least(1, vocab_size=vocab_size)
@@ -36,23 +37,25 @@ def resize_vocabulary(model: LanguageModel, vocab_size: int, *, draws: bool = Fa
     config = replace(model.config, vocab_size=vocab_size)
     for name in ("embedding", "softmax"):
         if wrapped := first_wrapped(model.get_submodule(name)):
-            raise ValueError(
+            raise InputError(
                 f"{name}: {wrapped} was wrapped, replaced or hooked; resize the vocabulary first, "
                 "or merge adapters (model.merge_and_unload())"
             )
     with torch.device("meta"):
         resized = build_model(config)
-    made: dict[int, nn.Parameter] = {}
+    parameters: dict[int, nn.Parameter] = {}
     for name, shape in resized.named_parameters():
         # One table, or the vector of biases, may hold all clusters.
         has_all = len(old[name]) == model.config.vocab_size
         start = model.config.clusters[-1].start if has_all else 0
-        made[id(shape)] = _resized(old[name], shape, config.init_std if draws else None, start)
+        parameters[id(shape)] = _resized(
+            old[name], shape, config.init_std if draws else None, start
+        )
     for name in ("embedding", "softmax"):
         before, module = model.get_submodule(name), resized.get_submodule(name)
         for part in module.modules():
             for key, shape in [*part.named_parameters(recurse=False, remove_duplicate=False)]:
-                part.register_parameter(key, made[id(shape)])
+                part.register_parameter(key, parameters[id(shape)])
         setattr(model, name, module.train(before.training))
     model.config = config
 

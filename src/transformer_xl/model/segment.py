@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
+from transformer_xl.errors import InputError, SettingsError
 from transformer_xl.model.arguments import require_segment, require_whole, whole
 from transformer_xl.model.memory import Join, Memory
 
@@ -37,23 +38,26 @@ class Lengths(NamedTuple):
     """Last tokens of a segment that are read again with the next one, and not remembered."""
 
     @classmethod
-    def of(cls, config: ModelConfig, *, requires_effect: bool = True, **given: Any) -> "Lengths":
+    def of(cls, config: ModelConfig, *, requires_effect: bool = True, **lengths: Any) -> "Lengths":
         """Resolve lengths, given by name, against the settings of a model; None: as configured.
 
         Args:
             config: The settings of the model.
             requires_effect: Whether to refuse a length that has no effect in such a model.
-            given: Any of the attributes.
+            lengths: Any of the attributes.
 
         Raises:
             TypeError: It is no length.
-            ValueError: A length is no integer, out of range, or without effect.
+            InputError: A length is no integer, or out of range.
+            SettingsError: It has no effect.
         """
         # Lengths were validated in an eager call before tracing.
         if not torch.compiler.is_compiling():
-            given = _require_lengths(config, given, requires_effect)
-        own = cls(SEGMENT_LEN, config.mem_len, config.attn_len, config.clamp_len, config.ext_len)
-        return own._replace(**{name: x for name, x in given.items() if x is not None})
+            lengths = _require_lengths(config, lengths, requires_effect)
+        configured = cls(
+            SEGMENT_LEN, config.mem_len, config.attn_len, config.clamp_len, config.ext_len
+        )
+        return configured._replace(**{name: x for name, x in lengths.items() if x is not None})
 
     @property
     def arguments(self) -> dict[str, int | None]:
@@ -134,14 +138,14 @@ class Segment(NamedTuple):
         Padding is overwritten, so it may hold anything: an index outside the vocabulary, or NaN.
 
         Raises:
-            ValueError: A length is out of range.
+            InputError: A length is out of range.
         """
         B, T = self.shape
         is_traced = torch.compiler.is_compiling()
         is_one_each = require_whole("lengths", lengths).shape == (B,)
         # Values are not known while tracing: a program pads whatever it is given.
         if not is_one_each or not (is_traced or 0 <= int(lengths.min()) <= int(lengths.max()) <= T):
-            raise ValueError(
+            raise InputError(
                 f"lengths={lengths.tolist()} must be one for each of the {B} rows, from 0 to {T}"
             )
         short = T - lengths.to(self.device, torch.int64)
@@ -255,16 +259,16 @@ def _filled(x: Tensor | None, padding: Bool[Tensor, "B T"]) -> Tensor | None:
 
 
 def _require_lengths(
-    config: ModelConfig, given: dict[str, Any], requires_effect: bool
+    config: ModelConfig, lengths: dict[str, Any], requires_effect: bool
 ) -> dict[str, int | None]:
-    if unknown := given.keys() - set(Lengths._fields):
+    if unknown := lengths.keys() - set(Lengths._fields):
         raise TypeError(f"{min(unknown)} is no length: they are {', '.join(Lengths._fields)}")
-    for name, x in given.items():
+    for name, x in lengths.items():
         # Lengths from other code are plain integers, and are checked in each call of a model.
         if x is not None and (type(x) is not int or x < _LEAST.get(name, 0)):
-            given[name] = whole(name, x, _LEAST.get(name, 0))
+            lengths[name] = whole(name, x, _LEAST.get(name, 0))
     for name, beside, _ in config.unused() if requires_effect else ():
-        x = given.get(name)
+        x = lengths.get(name)
         if x is not None and x != getattr(config, name):
-            raise ValueError(f"{name}={x} has no effect with {beside}; leave it out")
-    return given
+            raise SettingsError(f"{name}={x} has no effect with {beside}; leave it out")
+    return lengths

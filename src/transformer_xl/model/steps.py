@@ -154,11 +154,11 @@ class CapturedStep(Step):
         self, n: int, q: Tensor, k: Tensor, v: Tensor, n_seen: Int[Tensor, " B"]
     ) -> Float[Tensor, "B 1 H K"]:
         """Write the keys and values, (B, 1, H, K), into the ring of layer ``n``; attend to it."""
-        keys, values, at = self._ring.keys[n], self._ring.values[n], self._positions[n]
-        q, k, v, r = (x.to(keys.dtype) for x in (q, k, v, at.r))
+        keys, values, position = self._ring.keys[n], self._ring.values[n], self._positions[n]
+        q, k, v, r = (x.to(keys.dtype) for x in (q, k, v, position.r))
         return triton.attend_step(
-            *(q, k, v, keys, values, r, at.content_bias, at.position_bias),
-            distance_bias=at.distance_bias,
+            *(q, k, v, keys, values, r, position.content_bias, position.position_bias),
+            distance_bias=position.distance_bias,
             newest=self._newest,
             n_seen=n_seen,
         )

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
+from transformer_xl.errors import CheckpointError
 from transformer_xl.model.arguments import explain_unknown
 from transformer_xl.model.calling import is_plain, unwrapped
 from transformer_xl.ops import dropout, linear, linear_nll, native
@@ -90,14 +91,14 @@ def embedded(
     ``look_up``: what is called in the place of ``module``.
 
     Raises:
-        ValueError: A token is outside the vocabulary (on a GPU, a device-side assertion).
+        InputError: A token is outside the vocabulary (on a GPU, a device-side assertion).
     """
-    own = unwrapped(module, "widened")
+    embedding = unwrapped(module, "widened")
     try:
-        return own.widened((look_up or module)(tokens))
+        return embedding.widened((look_up or module)(tokens))
     except (IndexError, RuntimeError):
-        if not isinstance(own, FeatureEmbedding):
-            explain_unknown(tokens, own.num_embeddings)
+        if not isinstance(embedding, FeatureEmbedding):
+            explain_unknown(tokens, embedding.num_embeddings)
         raise
 
 
@@ -127,12 +128,12 @@ def kept_words(
         places: The place of each token in its segment. None: the last dimension is the segment.
     """
     # One mask value per word: a dropped word is zero at all of its occurrences.
-    kept = dropout(weight.new_ones(len(weight), 1), p, True)
+    mask = dropout(weight.new_ones(len(weight), 1), p, True)
     for marker in markers:
-        kept[marker] = 1
+        mask[marker] = 1
     if places is None:
         places = torch.arange(tokens.shape[-1], device=tokens.device)
-    return F.embedding(tokens, kept).masked_fill((places == 0)[..., None], 1)
+    return F.embedding(tokens, mask).masked_fill((places == 0)[..., None], 1)
 
 
 class Transposed(nn.Module):
@@ -181,8 +182,8 @@ class Predictor(ABC):
         if self.training and self.n_samples:
             logits, flat = self.logits(hidden).flatten(0, -2), targets.flatten()
             words = log_uniform_words(self.n_samples, logits.shape[-1], flat.device)
-            own = logits.gather(1, flat[:, None])[:, 0]
-            nll = _sampled_nll(own, logits[:, words], flat, words, logits.shape[-1])
+            target_logits = logits.gather(1, flat[:, None])[:, 0]
+            nll = _sampled_nll(target_logits, logits[:, words], flat, words, logits.shape[-1])
         else:
             nll = -self.log_probs(hidden).gather(-1, targets[..., None])[..., 0]
         return nll.view(targets.shape).masked_fill(ignored, 0.0)
@@ -247,17 +248,11 @@ class Softmax(Predictor, nn.Linear):
         self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"]
     ) -> Float[Tensor, "*batch"]:
         """See :meth:`Predictor.nll`; unless hooked, without all logits (:func:`linear_nll`)."""
-        nll = super().nll if self._has_to_give_logits() else self._own_nll
-        return nll(hidden, targets)
-
-    def _own_nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        # Hooks are given logits; while tracing, it is not known whether there are any.
+        is_traced = torch.compiler.is_compiling() and not (self.training and self.n_samples)
+        if is_traced or not is_plain(self, Softmax):
+            return super().nll(hidden, targets)
         return self(self.narrowed(hidden), targets)
-
-    def _has_to_give_logits(self) -> bool:
-        """Whether forward hooks are given logits; while tracing, it is not known if there are."""
-        is_sampled = self.training and self.n_samples > 0
-        is_traced = torch.compiler.is_compiling() and not is_sampled
-        return is_traced or not is_plain(self, Softmax)
 
     def narrowed(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch E"]:
         """Project to the width of the embedding."""
@@ -300,11 +295,11 @@ def drawn(
         in [0, 1) again.
 
     Raises:
-        RuntimeError: The probabilities are not finite.
+        CheckpointError: The probabilities are not finite.
     """
     sums = probs.double().cumsum(-1)
     if not sums[:, -1].isfinite().all():
-        raise RuntimeError("the model's probabilities are not finite: its weights are damaged")
+        raise CheckpointError("the model's probabilities are not finite: its weights are damaged")
     points = numbers.to(sums)[:, None] * sums[:, -1:]
     places = torch.searchsorted(sums, points, right=True).clamp_(max=probs.shape[-1] - 1)
     width = probs.gather(1, places).double()
@@ -337,17 +332,19 @@ def sampled_nll(
     """
     ignored = targets == IGNORED
     targets = targets.masked_fill(ignored, 0)
-    own = (x * F.embedding(targets, weight)).sum(-1) + bias[targets]
+    target_logits = (x * F.embedding(targets, weight)).sum(-1) + bias[targets]
     others = F.linear(x, F.embedding(words, weight), bias[words])
-    nll = _sampled_nll(own, others, targets, words, len(weight))
+    nll = _sampled_nll(target_logits, others, targets, words, len(weight))
     return nll.masked_fill(ignored, 0.0)
 
 
-def _sampled_nll(own: Tensor, others: Tensor, targets: Tensor, words: Tensor, V: int) -> Tensor:
+def _sampled_nll(
+    target_logits: Tensor, others: Tensor, targets: Tensor, words: Tensor, V: int
+) -> Tensor:
     """Estimate -log p of each target from its logit and those of a sample of words."""
     q = ((words + 2).double() / (words + 1)).log() / math.log(V + 1)
     dtype = torch.promote_types(others.dtype, torch.float32)
     others = others.to(dtype) - (len(words) * q).log().to(dtype)
     others = others.masked_fill(words == targets[:, None], -torch.inf)
-    own = own.to(dtype)
-    return torch.cat([own[:, None], others], 1).logsumexp(1) - own
+    target_logits = target_logits.to(dtype)
+    return torch.cat([target_logits[:, None], others], 1).logsumexp(1) - target_logits

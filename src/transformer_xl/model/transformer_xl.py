@@ -9,6 +9,7 @@ from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
+from transformer_xl.errors import InputError
 from transformer_xl.model.calling import adapters, evaluating
 from transformer_xl.model.components import components, frequency_precision, make_layer
 from transformer_xl.model.keys_and_values import KeysAndValues
@@ -43,7 +44,7 @@ class TransformerXL(LanguageModel):
         positions: The scheme of positions. None: that of ``attn_type``.
 
     Raises:
-        ValueError: The size of the vocabulary is not set, or ``kind`` is that of another class.
+        SettingsError: The size of the vocabulary is not set, or ``kind`` is that of another class.
 
     Example:
         >>> config = ModelConfig(
@@ -82,7 +83,7 @@ class TransformerXL(LanguageModel):
         )
         self.positions, self.residuals = chosen.positions, chosen.residuals
         self.input_stage, self.spans = chosen.input_stage, chosen.spans
-        self.kept, self.remember = chosen.kept, chosen.remember
+        self.memory_state, self.remember = chosen.memory_state, chosen.remember
         self.value_own = self.value_first = self.embedding_own = self.embedding_first = None
         self.input_decay = None
         for part in (self.positions, self.residuals, self.input_stage):
@@ -108,19 +109,19 @@ class TransformerXL(LanguageModel):
             h = mixes.inputs(layer.number, x)
             past, placed = position.placed(past, h)
             x = self._through(layer.number, layer, placed, past, position, layer_view, mixes)
-            states.append(self.kept(layer, h, x, layer_view))
+            states.append(self.memory_state(layer, h, x, layer_view))
         return self.final_norm(x), self.remember(memory, states, positions, view)
 
     def save_pretrained(self, folder: Path | str, vocab: SavesItself | None = None) -> None:
         """Write ``config.json``, ``model.safetensors`` and, if given, the vocabulary.
 
         Raises:
-            ValueError: The model has positions of which its settings do not know.
+            InputError: The model has positions of which its settings do not know.
         """
         with torch.device("meta"):
             described = build_model(self.config)
         if type(getattr(described, "positions", None)) is not type(self.positions):
-            raise ValueError(
+            raise InputError(
                 f"positions={type(self.positions).__name__}: kind={self.config.kind!r} does not "
                 "say so, and no folder could be loaded again; register_model adds a kind that has "
                 "them"
@@ -142,11 +143,11 @@ class TransformerXL(LanguageModel):
             Weights that sum to one over S: the positions of the memory, then of the segment.
 
         Raises:
-            ValueError: The memory does not fit the model or the segment.
+            InputError: The memory does not fit the model or the segment.
         """
-        with evaluating(self), observed(self, attentions=True) as found:
+        with evaluating(self), observed(self, attentions=True) as record:
             self.read(tokens, mems, **options)
-        return found.attentions
+        return record.attentions
 
     @property
     def _weight(self) -> Tensor:
@@ -166,7 +167,7 @@ class TransformerXL(LanguageModel):
         super().require_readable(segment, mems, lengths)
         if isinstance(mems, KeysAndValues):
             if torch.is_grad_enabled() and not mems.is_prefix:
-                raise ValueError(
+                raise InputError(
                     "a memory of keys and values needs fixed weights: use it under torch.no_grad()"
                 )
             if not torch.compiler.is_compiling():
@@ -177,7 +178,7 @@ class TransformerXL(LanguageModel):
         """Require keys and values that were projected with this model's adapters.
 
         Raises:
-            ValueError: The adapters differ.
+            InputError: The adapters differ.
         """
         if memory.adapters is None:
             # Keys and values from a file, for example; `keep` has done this for its own.

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transformer_xl.errors import InputError
 from transformer_xl.ops import reference, skew, triton
 from transformer_xl.ops.dropout import dropout, relu_dropout, relu_squared_dropout
 from transformer_xl.ops.nll import linear_nll
@@ -91,7 +92,7 @@ def rel_attention(
         The attended values, by head.
 
     Raises:
-        ValueError: The lengths of queries, keys and positions do not match.
+        InputError: The lengths of queries, keys and positions do not match.
 
     Example:
         >>> B, T, M, H, K = 2, 3, 4, 2, 8
@@ -102,7 +103,7 @@ def rel_attention(
     """
     T, S = _sizes(q, k, v)
     if r.shape[0] != S:
-        raise ValueError(f"{S} keys need as many positions, not {r.shape[0]}")
+        raise InputError(f"{S} keys need as many positions, not {r.shape[0]}")
     if attn_len is not None:
         _check_attn_len(attn_len)
         # Keys beyond the reach of the first query are not used.
@@ -143,7 +144,7 @@ def attention(
     For absolute positions, which are part of the input, and rotary ones.
 
     Raises:
-        ValueError: There are no queries, more queries than keys, or another number of values; or
+        InputError: There are no queries, more queries than keys, or another number of values; or
             ``attn_len`` is below 1.
 
     Example:
@@ -172,15 +173,15 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int]:
     """Return the numbers of queries and of keys, T and S, of operands that fit."""
     T, S = q.shape[1], k.shape[1]
     if not 0 < T <= S:
-        raise ValueError(f"{T} queries and {S} keys: the queries must be the last of the keys")
+        raise InputError(f"{T} queries and {S} keys: the queries must be the last of the keys")
     if v.shape[1] != S:
-        raise ValueError(f"{S} keys need as many values, not {v.shape[1]}")
+        raise InputError(f"{S} keys need as many values, not {v.shape[1]}")
     return T, S
 
 
 def _check_attn_len(attn_len: int) -> None:
     if attn_len < 1:
-        raise ValueError(f"attn_len={attn_len} must be at least 1: a query sees its own key")
+        raise InputError(f"attn_len={attn_len} must be at least 1: a query sees its own key")
 
 
 @contextmanager
@@ -188,10 +189,10 @@ def use_backend(backend: Backend) -> Iterator[None]:
     """Select the backend of :func:`rel_attention` inside a ``with`` block, for all threads.
 
     Raises:
-        ValueError: The backend is unknown.
+        InputError: The backend is unknown.
     """
     if backend != "auto" and backend not in BACKENDS:
-        raise ValueError(f"backend={backend!r} is unknown; choose from auto, {', '.join(BACKENDS)}")
+        raise InputError(f"backend={backend!r} is unknown; choose from auto, {', '.join(BACKENDS)}")
     global _backend
     before, _backend = _backend, backend
     try:

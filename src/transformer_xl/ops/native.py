@@ -93,10 +93,10 @@ def library() -> Any:
     for path in sorted(Path(__file__).parent.glob(f"_native_{level()}.*so")):
         # One that is damaged, or was built for another system or version, is as good as none.
         with suppress(OSError, AttributeError):
-            found = ctypes.CDLL(str(path))
-            found.txl_layout.restype = found.txl_scratch_size.restype = c_int64
-            if found.txl_layout() == _LAYOUT:
-                return found
+            loaded = ctypes.CDLL(str(path))
+            loaded.txl_layout.restype = loaded.txl_scratch_size.restype = c_int64
+            if loaded.txl_layout() == _LAYOUT:
+                return loaded
     return None
 
 
@@ -159,8 +159,11 @@ def product(
     Beside a step this is faster than a product of torch, whose threads would wait for each other
     while those of the step still spin. ``x`` is in float32 or float64, as is ``bias``.
     """
-    x, kept = x.contiguous(), None if bias is None else bias.detach().to(x.dtype).contiguous()
-    matrix = _described(weight, None if kept is None else kept.data_ptr())
+    x, bias_vector = (
+        x.contiguous(),
+        None if bias is None else bias.detach().to(x.dtype).contiguous(),
+    )
+    matrix = _described(weight, None if bias_vector is None else bias_vector.data_ptr())
     out = x.new_empty(len(x), len(weight))
     settings = _KINDS[x.dtype], len(x), torch.get_num_threads()
     pointers = (c_void_p(tensor.data_ptr()) for tensor in (x, out))
@@ -243,21 +246,21 @@ class Layers:
         self._kept += [described, scratch]
 
     def __call__(
-        self, x: Float[Tensor, "B D"], seen: Int[Tensor, " B"], newest: int
+        self, x: Float[Tensor, "B D"], n_seen: Int[Tensor, " B"], newest: int
     ) -> Float[Tensor, "B D"]:
         """Read a token of each stream; return the output of the layers.
 
         Its keys and values are written into slot ``newest`` of each layer, which then attends to
-        the ``seen`` newest slots.
+        the ``n_seen`` newest slots.
 
         Args:
             x: The embedded tokens.
-            seen: How many keys each stream sees, counting that of the token.
+            n_seen: How many keys each stream sees, counting that of the token.
             newest: The slot of the token; the slots before it hold earlier positions, in order.
         """
         step, out = self._step, x.to(self._dtype, copy=True).contiguous()
-        seen = seen.contiguous()
-        step.x, step.seen, step.newest = out.data_ptr(), seen.data_ptr(), newest
+        n_seen = n_seen.contiguous()
+        step.x, step.seen, step.newest = out.data_ptr(), n_seen.data_ptr(), newest
         step.n_threads = torch.get_num_threads()
         _checked(library().txl_step(ctypes.byref(step)))
         return out.to(x.dtype)

@@ -172,10 +172,10 @@ def _cross_entropy(
 ) -> Tensor:
     """Write -log p of each target; return its gradient, if needed, in place of the logits."""
     target = targets[:, None]
-    own, largest = logits.gather(1, target)[:, 0], logits.amax(-1)
+    logit, largest = logits.gather(1, target)[:, 0], logits.amax(-1)
     probs = torch.softmax(logits, -1, out=logits)
     # The largest probability is 1 / sum(exp(logits - largest)).
-    nll.copy_(largest - own - probs.amax(-1).log_())
+    nll.copy_(largest - logit - probs.amax(-1).log_())
     if is_needed:
         probs.scatter_add_(1, target, probs.new_full((), -1).expand_as(target))
         if scale is not None:

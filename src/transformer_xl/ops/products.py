@@ -82,8 +82,8 @@ def product(
 ) -> Tensor:
     """Return ``a @ b + bias``, without autograd."""
     if emulates(a.dtype, a.device.type):
-        found = product(a.float(), b.float(), None if bias is None else bias.float())
-        return found.to(a.dtype) if out is None else out.copy_(found)
+        result = product(a.float(), b.float(), None if bias is None else bias.float())
+        return result.to(a.dtype) if out is None else out.copy_(result)
     if out is None and a.is_contiguous():
         return _linear(a, b.T, bias)
     with onednn(takes_onednn(a, b.T)):

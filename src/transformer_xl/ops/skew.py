@@ -69,8 +69,8 @@ def _widened(arguments: Sequence[Any]) -> "_Attention":
     q, *_ = operands
     if emulates(q.dtype, q.device.type):
         operands = [None if x is None else x.float() for x in operands]
-    given: Sequence[Any] = [*operands, attn_len, first_key, dropout, seed]
-    return _Attention(*given)
+    widened: Sequence[Any] = [*operands, attn_len, first_key, dropout, seed]
+    return _Attention(*widened)
 
 
 class _SkewAttention(torch.autograd.Function):
@@ -90,8 +90,8 @@ class _SkewAttention(torch.autograd.Function):
         *operands, first_key = ctx.saved_tensors
         attn_len, dropout, seed = ctx.settings
         attention = _widened([*operands, attn_len, first_key, dropout, seed])
-        found = _backward(attention, grad_outputs[0].to(attention.q.dtype))
-        each = zip(found, operands, strict=True)
+        gradients = _backward(attention, grad_outputs[0].to(attention.q.dtype))
+        each = zip(gradients, operands, strict=True)
         gradients = (None if dx is None else dx.to(x.dtype) for dx, x in each)
         return *gradients, None, None, None, None
 

@@ -19,6 +19,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.library import custom_op
 
+from transformer_xl.errors import InputError
+
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDEST = 128
 """Maximum head width whose tiles fit into a multiprocessor."""
@@ -110,7 +112,7 @@ def rel_attention(
 
     Raises:
         ModuleNotFoundError: Triton is not installed.
-        ValueError: The kernels do not support the dtype, head width or device.
+        InputError: The kernels do not support the dtype, head width or device.
     """
     k, v, r = (_dense_rows(x) for x in (k, v, r))
     # Added here: a kernel keeps what it loads in shared memory, but sums it makes in registers,
@@ -163,7 +165,7 @@ def attend_step(
 
     Raises:
         ModuleNotFoundError: Triton is not installed.
-        ValueError: The kernel does not support the dtype, head width or device.
+        InputError: The kernel does not support the dtype, head width or device.
     """
     _check(q, keys, values, r)
     from transformer_xl.ops import triton_step
@@ -202,17 +204,17 @@ def _check(q: Tensor, k: Tensor, v: Tensor, r: Tensor) -> None:
             name="triton",
         )
     if q.dtype not in DTYPES or not q.dtype == k.dtype == v.dtype == r.dtype:
-        raise ValueError(
+        raise InputError(
             f"{q.dtype} queries, {k.dtype} keys, {v.dtype} values and {r.dtype} positions: "
             "the triton backend computes float16, bfloat16 or float32, the same in all"
         )
     if q.shape[3] > WIDEST:
-        raise ValueError(
+        raise InputError(
             f"heads of width {q.shape[3]}: the triton backend computes up to {WIDEST}; "
             "choose the skew backend"
         )
     if q.device.type != "cuda" and not _is_interpreted():
-        raise ValueError(
+        raise InputError(
             f"tensors on {q.device}: the triton backend needs a CUDA device; choose another "
             "backend, or set TRITON_INTERPRET=1 before the start to test the kernels"
         )

@@ -36,7 +36,17 @@ class Tables(nn.ParameterList):
         return list(self)
 
 
-class AdaptiveEmbedding(nn.Module):
+class OfClusters(nn.Module):
+    """A module with a table for each cluster, which adapters cannot replace."""
+
+    def extra_repr(self) -> str:
+        """Return what can be adapted instead; it is shown in the error of the library."""
+        return (
+            "several tables; what can be adapted: embedding.projs and the linear maps of the layers"
+        )
+
+
+class AdaptiveEmbedding(OfClusters):
     """Adaptive input embeddings, narrower for rarer words (Baevski and Auli, 2019).
 
     Each cluster of the vocabulary has a table of its own width and a projection to ``d_model``.
@@ -57,12 +67,6 @@ class AdaptiveEmbedding(nn.Module):
         self.scale = config.d_model**0.5
         self.word_dropout, self.markers = config.embed_dropout, markers(config)
 
-    def extra_repr(self) -> str:
-        """Say what can be adapted, to whoever refuses to adapt this."""
-        return (
-            "several tables; what can be adapted: embedding.projs and the linear maps of the layers"
-        )
-
     def forward(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         """Embed the tokens."""
         if torch.compiler.is_compiling():
@@ -76,11 +80,13 @@ class AdaptiveEmbedding(nn.Module):
         for i, (cluster, weight, proj) in enumerate(
             zip(self.clusters, self.weights(), self.projs, strict=True)
         ):
-            own = (clusters == i).nonzero()[:, 0]
-            places.append(own)
-            rows = flat[own] - cluster.start
+            members = (clusters == i).nonzero()[:, 0]
+            places.append(members)
+            rows = flat[members] - cluster.start
             drops = self.training and self.word_dropout > 0
-            embedded = self._looked_up(i, rows, weight, own % tokens.shape[-1] if drops else None)
+            embedded = self._looked_up(
+                i, rows, weight, members % tokens.shape[-1] if drops else None
+            )
             parts.append(proj(embedded).to(weight.dtype))
         # Sorted by cluster; the inverse permutation restores the order.
         back = torch.cat(places).argsort()
@@ -100,7 +106,7 @@ class AdaptiveEmbedding(nn.Module):
         for i, (cluster, weight, proj) in enumerate(
             zip(self.clusters, self.weights(), self.projs, strict=True)
         ):
-            row = own = tokens - cluster.start
+            row = offset = tokens - cluster.start
             # Tokens outside the vocabulary are not clamped, so that they still raise.
             if i > 0:
                 row = row.clamp(min=0)
@@ -108,7 +114,7 @@ class AdaptiveEmbedding(nn.Module):
                 row = row.clamp(max=len(weight) - 1)
             embedded = self._looked_up(i, row, weight)
             embedded = proj(embedded).to(weight.dtype)
-            parts.append(embedded.masked_fill((row != own)[..., None], 0.0))
+            parts.append(embedded.masked_fill((row != offset)[..., None], 0.0))
         return torch.stack(parts).sum(0) * self.scale
 
     def _looked_up(
@@ -119,15 +125,15 @@ class AdaptiveEmbedding(nn.Module):
         places: Int[Tensor, "*batch"] | None = None,
     ) -> Float[Tensor, "*batch E"]:
         cluster = self.clusters[i]
-        own = range(cluster.start, cluster.stop)
-        markers = [symbol - cluster.start for symbol in self.markers if symbol in own]
+        words = range(cluster.start, cluster.stop)
+        markers = [symbol - cluster.start for symbol in self.markers if symbol in words]
         embedded = F.embedding(rows, weight)
         if not self.training or self.word_dropout == 0:
             return embedded
         return embedded * kept_words(rows, weight, self.word_dropout, markers, places)
 
 
-class AdaptiveSoftmax(Predictor, nn.Module):
+class AdaptiveSoftmax(Predictor, OfClusters):
     """Adaptive softmax (Grave et al., 2017); its weights may be tied to the embedding.
 
     Words are sorted by frequency and divided into clusters. The head is a distribution over the
@@ -167,12 +173,6 @@ class AdaptiveSoftmax(Predictor, nn.Module):
                 assert isinstance(tied, nn.Linear)
                 self.projs[i].weight = tied.weight
 
-    def extra_repr(self) -> str:
-        """Say what can be adapted, to whoever refuses to adapt this."""
-        return (
-            "several tables; what can be adapted: embedding.projs and the linear maps of the layers"
-        )
-
     def forward(
         self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"] | None = None
     ) -> Float[Tensor, "*batch V"] | Float[Tensor, "*batch"]:
@@ -191,9 +191,7 @@ class AdaptiveSoftmax(Predictor, nn.Module):
         """Return the log-probabilities: words of different clusters have no other common logits."""
         return self(hidden)
 
-    def log_probs(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
-        """See :meth:`Predictor.log_probs`."""
-        return self(hidden)
+    log_probs = logits
 
     def nll(
         self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"]
@@ -206,8 +204,8 @@ class AdaptiveSoftmax(Predictor, nn.Module):
         head = self._log_softmax(hidden, 0, *self._head(tables))
         parts = [head[..., : self.clusters[0].stop]]
         for i, (weight, bias) in enumerate(tables[1:], 1):
-            own = self._log_softmax(hidden, i, weight, bias)
-            parts.append(own + head[..., self._symbol(i), None])
+            within = self._log_softmax(hidden, i, weight, bias)
+            parts.append(within + head[..., self._symbol(i), None])
         return torch.cat(parts, -1)
 
     def _nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
@@ -221,8 +219,8 @@ class AdaptiveSoftmax(Predictor, nn.Module):
         nll = linear_nll(self.projs[0](x), *self._head(tables), symbol)
         for i, rows in enumerate(tails, 1):
             # Also for empty clusters, so that every weight has a gradient.
-            own = target[rows] - self.clusters[i].start
-            tail = linear_nll(self.projs[i](x[rows]), *tables[i], own)
+            place = target[rows] - self.clusters[i].start
+            tail = linear_nll(self.projs[i](x[rows]), *tables[i], place)
             nll = nll.index_add(0, rows, tail)
         return nll.view(targets.shape)
 
@@ -250,11 +248,13 @@ class AdaptiveSoftmax(Predictor, nn.Module):
             rows = (of_cluster > values[:, -1]).nonzero()[:, 0]
             if not len(rows):
                 continue
-            own = self._log_softmax(hidden[rows], i, *tables[i]) + of_cluster[rows, None]
-            best, place = own.topk(min(k, own.shape[1]))
+            within = self._log_softmax(hidden[rows], i, *tables[i]) + of_cluster[rows, None]
+            best, place = within.topk(min(k, within.shape[1]))
             best, order = torch.cat([values[rows], best], 1).sort(descending=True, stable=True)
-            found = torch.cat([tokens[rows], place + self.clusters[i].start], 1).gather(1, order)
-            values[rows], tokens[rows] = best[:, :k], found[:, :k]
+            candidates = torch.cat([tokens[rows], place + self.clusters[i].start], 1).gather(
+                1, order
+            )
+            values[rows], tokens[rows] = best[:, :k], candidates[:, :k]
         return values, tokens
 
     def draw(self, hidden: Float[Tensor, "B D"], numbers: Float[Tensor, " B"]) -> Int[Tensor, " B"]:

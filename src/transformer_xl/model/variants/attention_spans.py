@@ -23,14 +23,14 @@ class AttentionSpans:
         self, pasts: Sequence[Tensor], positions: Sequence[LayerPositions], view: View
     ) -> Seen:
         """Return what each layer sees."""
-        for span, past, at in zip(self._spans, pasts, positions, strict=True):
+        for span, past, position in zip(self._spans, pasts, positions, strict=True):
             attn_len = span if view.attn_len is None else min(span, view.attn_len)
-            seen = view._replace(attn_len=attn_len)
+            layer_view = view._replace(attn_len=attn_len)
             cut = max(past.shape[1] + 1 - attn_len, 0)
             if not self._cuts or view.join is not None or not cut:
-                yield past, at, seen
+                yield past, position, layer_view
                 continue
             first_key = view.first_key
             if first_key is not None:
-                seen = seen._replace(first_key=(first_key - cut).clamp(min=0))
-            yield past[:, cut:], at.without(cut), seen
+                layer_view = layer_view._replace(first_key=(first_key - cut).clamp(min=0))
+            yield past[:, cut:], position.without(cut), layer_view

@@ -46,8 +46,8 @@ class GRUGate(nn.Module):
             y: Its output.
         """
         D = x.shape[-1]
-        made, candidate = self.made_proj(y).split([2 * D, D], -1)
-        r, z = (made + self.old_proj(x)).chunk(2, -1)
+        of_output, candidate = self.made_proj(y).split([2 * D, D], -1)
+        r, z = (of_output + self.old_proj(x)).chunk(2, -1)
         candidate = candidate + self.reset_proj(r.sigmoid() * x)
         z = (z - self.bias).sigmoid()
         # Under autocast too, the residual stream stays in the precision of the weights.

@@ -150,8 +150,8 @@ class ContentAttention(Attention):
     ) -> Float[Tensor, "B T D"]:
         """Attend with the queries of a segment to the keys and values of memory and segment."""
         dropped = self.attn_dropout if self.training else 0.0
-        seen = {"attn_len": view.attn_len, "first_key": view.first_key}
-        return self.merged(attention(q, k.to(q.dtype), v.to(q.dtype), dropout=dropped, **seen))
+        limits = {"attn_len": view.attn_len, "first_key": view.first_key}
+        return self.merged(attention(q, k.to(q.dtype), v.to(q.dtype), dropout=dropped, **limits))
 
     def weights(
         self,
@@ -162,5 +162,5 @@ class ContentAttention(Attention):
     ) -> Float[Tensor, "B H T S"]:
         """Return the attention weights, without dropout."""
         none = k.new_zeros(k.shape[1:])
-        seen = {"attn_len": view.attn_len, "first_key": view.first_key}
-        return reference.attention_weights(q, k.to(q.dtype), none, none[0], none[0], **seen)
+        limits = {"attn_len": view.attn_len, "first_key": view.first_key}
+        return reference.attention_weights(q, k.to(q.dtype), none, none[0], none[0], **limits)

@@ -44,7 +44,7 @@ class AuthorsMemory:
         M, T = memory.length, states[0].shape[1]
         if self._stores:
             pasts = zip(positions, memory.states, states, strict=True)
-            placed = [at.placed(past, x) for at, past, x in pasts]
+            placed = [position.placed(past, x) for position, past, x in pasts]
             memory = Memory([past.detach() for past, _ in placed], memory.forgotten)
             states = [x for _, x in placed]
         if self._swaps:

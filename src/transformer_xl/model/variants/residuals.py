@@ -54,11 +54,11 @@ class _Mix:
 
     def __init__(
         self,
-        own: Float[Tensor, " others"],
+        factors: Float[Tensor, " others"],
         first: Float[Tensor, " others"],
         change: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        self._own, self._first, self._change = own, first, change
+        self._own, self._first, self._change = factors, first, change
         self._of_first: Tensor
 
     def __call__(self, layer: int, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -66,8 +66,8 @@ class _Mix:
             self._of_first = x if self._change is None else self._change(x)
             return x
         # The precision of autocast, which the factors do not have.
-        own, first = (factors[layer - 1].to(x.dtype) for factors in (self._own, self._first))
-        return x * own + self._of_first * first
+        factor, first = (factors[layer - 1].to(x.dtype) for factors in (self._own, self._first))
+        return x * factor + self._of_first * first
 
 
 def _normalized(x: Tensor, eps: float) -> Tensor:
@@ -75,9 +75,9 @@ def _normalized(x: Tensor, eps: float) -> Tensor:
 
 
 def factors(
-    own: Tensor | None, first: Tensor | None, n_layer: int
+    of_layer: Tensor | None, first: Tensor | None, n_layer: int
 ) -> Sequence[tuple[float, float]]:
     """Return both factors of each layer as numbers; 1 and 0 where nothing is mixed."""
-    if own is None or first is None:
+    if of_layer is None or first is None:
         return [(1.0, 0.0)] * n_layer
-    return [(1.0, 0.0), *zip(own.tolist(), first.tolist(), strict=True)]
+    return [(1.0, 0.0), *zip(of_layer.tolist(), first.tolist(), strict=True)]
