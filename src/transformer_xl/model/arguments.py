@@ -127,8 +127,7 @@ def require_known(tokens: np.ndarray, vocab_size: int, what: str = "", ignored: 
         raise InputError(
             f"token {tokens[*row, position]}{what} is outside the vocabulary of {vocab_size} (the "
             f"model knows 0 to {vocab_size - 1}): it was made with another one; it is at {place}"
-            + f"; {ignored} would be ignored"
-            * (ignored < 0)
+            f"{f'; {ignored} would be ignored' if ignored < 0 else ''}"
         )
 
 
@@ -208,11 +207,11 @@ def require_state(tensors: dict[str, Tensor], ndim: int, forgotten: Tensor | Non
         InputError: A shape, dtype or count is wrong.
     """
     shapes = {name: tuple(x.shape) for name, x in tensors.items()}
-    first = next(iter(tensors.values()))
-    is_one = all(x.shape == first.shape and x.is_floating_point() for x in tensors.values())
-    if not (is_one and first.ndim == ndim and len(first)):
+    shape = next(iter(shapes.values()))
+    is_one = set(shapes.values()) == {shape} and len(shape) == ndim and shape[0]
+    if not (is_one and all(x.is_floating_point() for x in tensors.values())):
         raise InputError(f"{shapes} are no memory: numbers of {ndim} dimensions, all of one shape")
-    B, M = first.shape[-3], first.shape[-2]
+    B, M = shape[-3:-1]
     if forgotten is not None and not (
         forgotten.shape == (B,)
         and is_integer(forgotten)

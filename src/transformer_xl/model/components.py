@@ -1,7 +1,7 @@
 """The components of a :class:`TransformerXL`, chosen once by its settings when it is built."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,31 +39,33 @@ class Components(NamedTuple):
 
     positions: PositionScheme
     """How layers know where a key is."""
-    residuals: Residuals
+    residuals: Residuals = Residuals()
     """Residual connections to the first layer."""
-    input_stage: InputStage
+    input_stage: InputStage = InputStage()
     """What happens to embeddings before the first layer."""
-    spans: Callable[..., Seen]
-    """What each layer sees of the memory, as :func:`~transformer_xl.model.parts.whole_memory`."""
-    memory_state: Callable[..., Tensor]
-    """What the memory keeps of a layer, as :func:`~transformer_xl.model.parts.keep_input`."""
-    remember: Callable[..., Memory]
-    """The memory after a segment, as :func:`~transformer_xl.model.parts.remember`."""
+    spans: Callable[..., Seen] = whole_memory
+    """What each layer sees of the memory."""
+    memory_state: Callable[..., Tensor] = keep_input
+    """What the memory keeps of a layer."""
+    remember: Callable[..., Memory] = remember
+    """The memory after a segment."""
 
 
 def components(config: ModelConfig, positions: PositionScheme | None) -> Components:
     """Return the components that settings ask for, with a scheme of positions unless None."""
+    variants: dict[str, Any] = {}
+    if config.value_residual or config.embedding_residual:
+        variants["residuals"] = FirstLayerResiduals()
+    if config.input_recurrence:
+        variants["input_stage"] = InputRecurrence()
+    if spans := config.layer_attn_lens:
+        variants["spans"] = AttentionSpans(spans, cuts=not config.value_residual)
+    if config.enhanced_recurrence:
+        variants["memory_state"] = keep_output
     stores, swaps = (x in config.quirks for x in ("stored_positions", "swapped_ext_len"))
-    has_residuals = config.value_residual or config.embedding_residual
-    lens, cuts = config.layer_attn_lens, not config.value_residual
-    return Components(
-        positions or _SCHEMES[config.attn_type](),
-        FirstLayerResiduals() if has_residuals else Residuals(),
-        InputRecurrence() if config.input_recurrence else InputStage(),
-        AttentionSpans(lens, cuts=cuts) if lens else whole_memory,
-        keep_output if config.enhanced_recurrence else keep_input,
-        AuthorsMemory(stores=stores, swaps=swaps) if stores or swaps else remember,
-    )
+    if stores or swaps:
+        variants["remember"] = AuthorsMemory(stores=stores, swaps=swaps)
+    return Components(positions or _SCHEMES[config.attn_type](), **variants)
 
 
 def make_layer(config: ModelConfig, number: int, positions: PositionScheme) -> DecoderLayer:
