@@ -153,22 +153,6 @@ def test_one_stream_with_memory_is_searched(paper, more, message):
         evaluate(paper, TEXT, knn=SETTINGS, **more)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"k": 0}, "k=0 must be above 0"),
-        ({"share": 1.0}, "share=1.0 must be"),
-        ({"share": 0.0}, "share=0.0 must be above 0"),
-        ({"temperature": 0.0}, "temperature=0.0 must be above 0"),
-        ({"window": 0}, "window=0 must be above 0"),
-    ],
-    ids=str,
-)
-def test_settings_without_a_meaning_are_refused(given, message):
-    with pytest.raises(ValueError, match=message):
-        KnnConfig(**given)
-
-
 def test_a_lstm_has_a_past_too():
     config = ModelConfig(kind="lstm", vocab_size=CONFIG.vocab_size, d_model=12, n_layer=1)
     model = build_model(config).eval()

@@ -14,7 +14,11 @@ ABSOLUTE = {
     "sinusoids": {"attn_type": 2, "qk_norm": True, "activation": "swiglu"},
     "learned positions": VARIANTS["modern"] | {"attn_type": 3, "n_positions": 9},
 }
-ALL = VARIANTS | ENHANCED | ABSOLUTE
+ADAPTIVE = {
+    "clusters": {"cutoffs": (8, 20), "div_val": 2, "d_embed": 8},
+    "one table in clusters": {"cutoffs": (8, 20)},
+}
+ALL = VARIANTS | ENHANCED | ABSOLUTE | ADAPTIVE
 
 
 def some_text(B=2, length=12):

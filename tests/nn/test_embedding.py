@@ -143,15 +143,6 @@ def test_positions_are_sines_and_cosines_of_the_distance(clamp_len):
         torch.testing.assert_close(found, expected, rtol=0, atol=tolerance, msg=f"{S} positions")
 
 
-def test_the_nearest_position_comes_last():
-    assert encodings(5)[-1].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
-
-
-def test_the_encoding_of_a_distance_does_not_depend_on_the_number_of_positions():
-    for S in (1, 2, 5, 8, 9, 100):
-        assert torch.equal(encodings(S), encodings(300)[-S:])
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_low_precision_rounds_the_result_and_not_the_distance(dtype):
     # 257 and 258 are the same number in bfloat16.

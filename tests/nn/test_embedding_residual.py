@@ -1,7 +1,5 @@
 """Embedding residuals; that they hold with any memory and segmentation is among the laws."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -51,20 +49,3 @@ def test_inputs_are_mixed_with_the_normalized_embedding(model):
         torch.testing.assert_close(inputs[n], a * outputs[n - 1] + b * embedded / size.sqrt())
         # The memory holds what the layer has read.
         torch.testing.assert_close(after.states[n][:, -4:], inputs[n])
-
-
-@torch.no_grad()
-def test_with_factors_of_one_and_zero_it_is_the_plain_model(model):
-    model.embedding_own.fill_(1.0)
-    model.embedding_first.zero_()
-    plain = TransformerXL(replace(CONFIG, embedding_residual=False)).double().eval()
-    plain.load_state_dict(model.state_dict(), strict=False)
-    tokens = torch.randint(31, (2, 9))
-    assert torch.equal(plain(tokens).hidden, model(tokens).hidden)
-
-
-def test_the_factors_are_learned(model):
-    tokens = torch.randint(31, (2, 9))
-    model(tokens, targets=tokens).loss.backward()
-    for factors in (model.embedding_own, model.embedding_first):
-        assert factors.grad.abs().min() > 0

@@ -105,15 +105,6 @@ def test_bfloat16_forgets_as_float32_does(model, is_kept):
     assert (steps - whole).norm() < 0.05 * whole.norm()
 
 
-@torch.no_grad()
-def test_with_factors_of_zero_it_is_the_plain_model(model):
-    model.input_decay.zero_()
-    plain = TransformerXL(replace(CONFIG, input_recurrence=False)).double().eval()
-    plain.load_state_dict(model.state_dict(), strict=False)
-    tokens = torch.randint(31, (2, 9))
-    assert torch.equal(plain(tokens).hidden, model(tokens).hidden)
-
-
 def test_the_factors_are_learned_and_no_gradient_passes_the_memory(model):
     tokens = torch.randint(31, (2, 9))
     _, mems = inputs_of(model, tokens)

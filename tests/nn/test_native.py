@@ -35,23 +35,15 @@ CONFIG = ModelConfig(
 )
 VARIANTS = {
     "post-norm": {},
-    "pre-norm": {"norm_first": True, "final_norm": True},
     "RMS norm": {"norm_first": True, "norm": "rms"},
     "GELU": {"activation": "gelu"},
     "GEGLU": {"activation": "geglu"},
     "SwiGLU": {"activation": "swiglu"},
     "squared ReLU": {"activation": "relu_squared"},
     "normalized queries and keys": {"qk_norm": True},
-    "learned distances": {"attn_type": 1, "n_positions": 15},
-    "biases of each layer": {"tie_biases": False},
     "widths that fill no vector": {"d_model": 82, "d_head": 41, "n_head": 2, "d_inner": 91},
-    "limited attention": {"attn_len": 9},
-    "clamped distances": {"clamp_len": 9},
     "documents": {"reset_at": 5},
-    "value residuals": {"norm_first": True, "value_residual": True},
-    "embedding residuals": {"norm_first": True, "embedding_residual": True, "final_norm": True},
-    "embedding residuals, post-norm": {"embedding_residual": True},
-    "input recurrence": {"input_recurrence": True},
+    "residuals": {"norm_first": True, "embedding_residual": True, "value_residual": True},
 }
 
 

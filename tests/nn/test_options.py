@@ -129,3 +129,21 @@ def test_gated_layers_of_two_thirds_of_the_width_have_as_many_weights():
         )
 
     assert n_weights(d_inner=20, activation="swiglu") == n_weights(d_inner=30)
+
+
+NEUTRAL = {
+    "value_residual": {"value_own": 1.0, "value_first": 0.0},
+    "embedding_residual": {"embedding_own": 1.0, "embedding_first": 0.0},
+    "input_recurrence": {"input_decay": 0.0},
+}
+
+
+@pytest.mark.parametrize("setting", NEUTRAL)
+@torch.no_grad()
+def test_with_neutral_factors_a_variant_is_the_model_without_it(setting):
+    model, plain = made({setting: True}), TransformerXL(CONFIG).double().eval()
+    for name, factor in NEUTRAL[setting].items():
+        getattr(model, name).fill_(factor)
+    plain.load_state_dict(model.state_dict(), strict=False)
+    text = some_text()
+    torch.testing.assert_close(read(model, text, 5, None)[0], read(plain, text, 5, None)[0])

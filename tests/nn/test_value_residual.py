@@ -1,7 +1,5 @@
 """Value residuals; that they hold with any memory, decoder and segmentation is among the laws."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -59,17 +57,6 @@ def test_values_are_mixed_with_those_of_the_first_layer(model):
     for n in (1, 2):
         a, b = model.value_own[n - 1], model.value_first[n - 1]
         torch.testing.assert_close(values[n], a * own[n] + b * own[0])
-
-
-@torch.no_grad()
-def test_with_the_own_values_alone_it_is_the_model_without(model):
-    model.value_own.fill_(1.0)
-    model.value_first.fill_(0.0)
-    plain = TransformerXL(replace(CONFIG, value_residual=False)).double().eval()
-    weights = model.state_dict()
-    plain.load_state_dict({name: weights[name] for name in plain.state_dict()})
-    tokens = torch.randint(31, (2, 10))
-    torch.testing.assert_close(model(tokens).log_probs, plain(tokens).log_probs)
 
 
 def test_factors_are_learned_and_recomputed_activations_give_the_same_gradients(model):
