@@ -30,10 +30,10 @@ OPTIONS = {
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"embed_dropout": 1.0}, "embed_dropout=1.0 must be at least 0 and below 1"),
+        ({"embed_dropout": 1.0}, "embed_dropout=1.0 must be below 1"),
         ({"qkv_dropout": -1.0}, "qkv_dropout=-1.0 must be at least 0"),
         ({"input_dropout": -0.1}, "input_dropout=-0.1 must be at least 0"),
-        ({"ff_dropout": 1.5}, "ff_dropout=1.5 must be at least 0 and below 1"),
+        ({"ff_dropout": 1.5}, "ff_dropout=1.5 must be below 1"),
         ({"output_dropout": 1.0}, "output_dropout=1.0 must be"),
         ({"embedding_residual": True, "n_layer": 1}, "embedding_residual=True with n_layer=1"),
         (

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, NamedTuple
 from transformer_xl.config.checks import (
     Count,
     Fraction,
+    Items,
     Length,
     Positive,
     Range,
@@ -164,13 +165,13 @@ class ModelConfig:
     """Width of the convolution over time in a Mamba-2 layer."""
     d_embed: Count | None = None
     """Width of the token embeddings; None: d_model. Another width adds a projection."""
-    attn_type: Literal[0, 1, 2, 3] = 0
+    attn_type: Annotated[int, Range(ge=0, le=3)] = 0
     """Positions: 0 relative (the paper), 1 learned relative (Shaw et al.), 2 absolute sinusoidal, 3
     absolute learned."""
     n_positions: Count | None = None
     """Rows of the learned table of attn_type 1 and 3, usually segment_len + mem_len; farther
     positions take the last."""
-    cutoffs: Annotated[tuple[Count, ...], Range(items=MOST_CUTOFFS)] = ()
+    cutoffs: Annotated[tuple[Count, ...], Items(0, MOST_CUTOFFS)] = ()
     """Adaptive softmax: where, among words sorted by frequency, each further cluster begins."""
     div_val: Count = 1
     """Adaptive softmax: the embeddings of each further cluster are narrower by this factor."""
