@@ -47,7 +47,7 @@ WRONG = [
     (
         ModelConfig,
         {"cutoffs": (0, 5)},
-        r"cutoffs=\(0, 5\) must be a list .* an integer above 0",
+        r"cutoffs\[0\]=0 must be above 0",
     ),
     (ModelConfig, {"cutoffs": (5, 9), "vocab_size": 9}, "must rise .* to below vocab_size=9"),
     (
@@ -119,7 +119,7 @@ WRONG = [
     (
         EvalConfig,
         {"mem_lens": (0, -5)},
-        r"mem_lens=\(0, -5\) must be a list with each item an integer at least 0",
+        r"mem_lens\[1\]=-5 must be at least 0",
     ),
     (EvalConfig, {"batch_size": 0}, "batch_size=0 must be above 0"),
     (GenerateConfig, {"length": -1}, "length=-1 must be at least 0"),

@@ -80,10 +80,10 @@ WRONG = [
     ("[model]\nnorm_first = 1\n[data]\n", "model.norm_first=1 must be true or false"),
     ("[model]\nd_head = 'x'\n[data]\n", "model.d_head='x' must be an integer"),
     ("[model]\n[data]\npath = 3\n", "data.path=3 must be a text"),
-    (SMALL + "[eval]\nmem_lens = [1, 'x']\n", "eval.mem_lens=\\(1, 'x'\\) must be a list"),
+    (SMALL + "[eval]\nmem_lens = [1, 'x']\n", r"eval.mem_lens\[1\]='x' must be an integer"),
     (
         SMALL + "[train]\noptimizer = 'adam'\n",
-        "a.toml: train.optimizer='adam' is unknown; .* 'adamw', 'muon'.*you mean 'adamw'?",
+        "a.toml: train.optimizer='adam' must be 'adamw', 'muon'.*you mean 'adamw'?",
     ),
     ("[model]\nn_head = 7\n[data]\n", "a.toml: model: n_head=7 must divide d_model=512"),
     (SMALL + "[train]\nsteps = 0\n", "a.toml: train.steps=0 must be above 0"),

@@ -159,9 +159,11 @@ class Unused(NamedTuple):
 
 def refuse_unused(settings: Any, unused: Iterable[Unused]) -> None:
     """Raise an UnusedError if a setting without effect is not at its default."""
-    defaults = {field.name: field.default for field in dataclasses.fields(settings)}
+    known = fields_of(type(settings))
     for name, beside, part in unused:
-        value, allowed = getattr(settings, name), defaults[name]
+        if name not in known:
+            continue
+        value, allowed = getattr(settings, name), known[name].default
         remedy = f"leave it at {allowed!r}"
         if part is not None:
             allowed, remedy = tuple(x for x in value if x != part), f"leave out {part!r}"
@@ -228,9 +230,9 @@ def checked(kind: type, values: Mapping[str, Any], section: str = "") -> dict[st
     full = f"{section}.{name}" if section else name
     rules = [RULES.get(x["type"], x["msg"]).format(**x.get("ctx", {})) for x in details]
     rule = f"must be {' or '.join(dict.fromkeys(rules))}"
-    if "is_hidden" in kind.__dataclass_fields__[name].metadata:
+    if "is_hidden" in fields_of(kind)[name].metadata:
         raise SettingsError(f"{full} {rule}")
-    value, choices = details[-1]["input"], _words(get_type_hints(kind)[name])
+    value, choices = details[-1]["input"], _words(hints_of(kind)[name])
     nearest = near(value, choices) if isinstance(value, str) else None
     hint = f"; did you mean {nearest!r}?" if nearest else ""
     indices = "".join(f"[{x}]" for x in details[-1]["loc"] if isinstance(x, int))
@@ -255,7 +257,7 @@ def read_settings(
     if not isinstance(values, Mapping):
         message = f"{section} is a section: write [{section}] and keys below it"
         raise SettingsError(f"{source}: {message}")
-    fields: Any = {field.name: field for field in dataclasses.fields(kind)}  # pyright: ignore[reportArgumentType]
+    fields: Any = fields_of(kind)
     settings = {}
     for key, value in values.items():
         name = f"{section}.{key}" if section else str(key)
@@ -284,12 +286,30 @@ def near(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 @functools.cache
+def fields_of(kind: type) -> "dict[str, dataclasses.Field[Any]]":
+    """Return the settings of a class by name; those of all its kinds, if it has ``classes()``."""
+    return {x.name: x for each in classes_of(kind) for x in dataclasses.fields(each)}
+
+
+def classes_of(kind: type) -> tuple[Any, ...]:
+    """Return the classes of the settings of all kinds of a class, or the class itself."""
+    return kind.classes()[::-1] if hasattr(kind, "classes") else (kind,)
+
+
+def hints_of(kind: type) -> dict[str, Any]:
+    """Return the annotations of the settings of a class, or of all its kinds."""
+    hints: dict[str, Any] = {}
+    for each in classes_of(kind):
+        hints |= get_type_hints(each, include_extras=True)
+    return {name: hints[name] for name in fields_of(kind)}
+
+
+@functools.cache
 def _validator(kind: type) -> "TypeAdapter[dict[str, Any]]":
     """Return what validates some of the fields of a settings class."""
     from pydantic import ConfigDict, TypeAdapter
 
-    hints = get_type_hints(kind, include_extras=True)
-    rules = {field.name: _with_paths(hints[field.name]) for field in dataclasses.fields(kind)}
+    rules = {name: _with_paths(rule) for name, rule in hints_of(kind).items()}
     partial: Any = TypedDict(kind.__name__, rules, total=False)
     partial.__pydantic_config__ = ConfigDict(strict=True, allow_inf_nan=False)
     return TypeAdapter(partial)

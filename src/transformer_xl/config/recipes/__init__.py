@@ -124,10 +124,10 @@ def differences(one: Config, other: Config) -> list[str]:
     found = []
     for section in dataclasses.fields(Config):
         left, right = getattr(one, section.name), getattr(other, section.name)
-        for field in dataclasses.fields(left):
-            a, b = getattr(left, field.name), getattr(right, field.name)
-            if a != b:
-                found.append(f"{section.name}.{field.name}: {a!r}, {b!r}")
+        a, b = (dataclasses.asdict(x) for x in (left, right))
+        for name in a | b:
+            if a.get(name) != b.get(name):
+                found.append(f"{section.name}.{name}: {a.get(name)!r}, {b.get(name)!r}")
     return found
 
 
@@ -159,9 +159,9 @@ def changed(
             found = dataclasses.replace(config, **changed)
             break
         except (UnusedError, ContradictionError) as error:
-            section = next(name for name, kind in kinds.items() if kind is type(error.settings))
-            is_given = error.name in given.get(section, {})
-            if is_given or error.value == getattr(error.settings, error.name):
+            cls = error.settings if isinstance(error.settings, type) else type(error.settings)
+            section = next(name for name, kind in kinds.items() if issubclass(cls, kind))
+            if error.name in sections[section]:
                 raise
             sections[section][error.name] = error.value
             # Without the remedy.
