@@ -225,7 +225,7 @@ def checked(kind: type, values: Mapping[str, Any], section: str = "") -> dict[st
         return _validator(kind).validate_python(plain)
     except ValidationError as error:
         # The branches of a union have an error each.
-        name, *_ = error.errors(include_url=False)[0]["loc"]
+        name = str(error.errors(include_url=False)[0]["loc"][0])
         details = [x for x in error.errors(include_url=False) if x["loc"][0] == name]
     full = f"{section}.{name}" if section else name
     rules = [RULES.get(x["type"], x["msg"]).format(**x.get("ctx", {})) for x in details]
@@ -310,7 +310,7 @@ def _validator(kind: type) -> "TypeAdapter[dict[str, Any]]":
     from pydantic import ConfigDict, TypeAdapter
 
     rules = {name: _with_paths(rule) for name, rule in hints_of(kind).items()}
-    partial: Any = TypedDict(kind.__name__, rules, total=False)
+    partial: Any = TypedDict(kind.__name__, rules, total=False)  # pyright: ignore[reportArgumentType]
     partial.__pydantic_config__ = ConfigDict(strict=True, allow_inf_nan=False)
     return TypeAdapter(partial)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from transformer_xl.config.checks import (
     Count,
@@ -172,14 +172,12 @@ class ModelConfig(metaclass=_ByKind):
     proj_init_std: Positive = 0.01
     """Standard deviation of the initial embedding projections."""
 
-    # What holds for a kind without such a setting.
     has_attention = False
-    attn_len = clamp_len = embed_init = n_positions = d_head = ff_dropout = None
-    start_memory, init, activation, gate = "empty", "normal", "relu", "none"
-    ext_len = attn_type = n_head = d_inner = 0
-    layer_attn_lens = quirks = ()
-    proj_same_dim, qkv_dropout, init_range, embed_init_range = True, 0.0, 0.0, 0.0
-    value_residual = input_recurrence = enhanced_recurrence = norm_first = False
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """A setting that the kind does not have is at its default; see below."""
 
     @classmethod
     def classes(cls) -> "tuple[type[ModelConfig], ...]":
@@ -287,6 +285,16 @@ class ModelConfig(metaclass=_ByKind):
         return Dropouts(*(self.dropout if share is None else share for share in own))
 
     @property
+    def is_gated(self) -> bool:
+        """Whether the feed-forward layer is gated (GLU)."""
+        return self.activation in ("geglu", "swiglu")
+
+    @property
+    def head_width(self) -> int:
+        """Width of one head, with the default of ``d_head`` resolved."""
+        return self.d_head or self.d_model // self.n_head
+
+    @property
     def embed_width(self) -> int:
         """Width of the embeddings, with the default of ``d_embed`` resolved."""
         return self.d_embed or self.d_model
@@ -332,16 +340,6 @@ class _WithHeads(ModelConfig):
             f"n_head={self.n_head} must divide d_model={self.d_model}; "
             "change one of them or set d_head",
         )
-
-    @property
-    def is_gated(self) -> bool:
-        """Whether the feed-forward layer is gated (GLU)."""
-        return self.activation in ("geglu", "swiglu")
-
-    @property
-    def head_width(self) -> int:
-        """Width of one head, with the default of ``d_head`` resolved."""
-        return self.d_head or self.d_model // self.n_head
 
 
 @no_type_check
@@ -625,6 +623,10 @@ KINDS |= {
     "mamba2": Mamba2Config,
 }
 _CLASSES = {ModelConfig, AuthorsConfig, *KINDS.values()}
+
+for _name, _field in fields_of(ModelConfig).items():
+    if _name not in ModelConfig.__dict__:
+        setattr(ModelConfig, _name, _field.default)
 
 
 def _of_kind(kind: str, settings: dict[str, Any]) -> tuple[type[ModelConfig], dict[str, Any]]:

@@ -147,7 +147,7 @@ def changed(
     Raises:
         ValueError: A given setting is invalid, or contradicts another one.
     """
-    kinds = {x.name: x.type for x in dataclasses.fields(Config)}
+    kinds: Any = {x.name: x.type for x in dataclasses.fields(Config)}
     sections = {name: dict(given.get(name, {})) for name in kinds}
     why: dict[str, str] = {}
     while True:
@@ -161,7 +161,8 @@ def changed(
         except (UnusedError, ContradictionError) as error:
             cls = error.settings if isinstance(error.settings, type) else type(error.settings)
             section = next(name for name, kind in kinds.items() if issubclass(cls, kind))
-            if error.name in sections[section]:
+            is_given = error.name in given.get(section, {})
+            if is_given or (error.name, error.value) in sections[section].items():
                 raise
             sections[section][error.name] = error.value
             # Without the remedy.
