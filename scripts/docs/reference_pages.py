@@ -223,13 +223,9 @@ def _type(hint: Any) -> str:
         return " | ".join(map(_type, get_args(base)))
     if get_origin(base) is tuple:
         return f"tuple[{', '.join('...' if x is ... else _type(x) for x in get_args(base))}]"
-    return (
-        "None"
-        if base is NoneType
-        else getattr(base, "__name__", str(base))
-        if isinstance(base, type)
-        else str(base).replace("typing.", "")
-    )
+    if isinstance(base, type):
+        return "None" if base is NoneType else base.__name__
+    return str(base).replace("typing.", "")
 
 
 def pages() -> Iterator[tuple[str, str]]:

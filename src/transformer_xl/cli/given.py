@@ -23,6 +23,7 @@ import tyro
 from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
 from transformer_xl.config.checks import checked, classes_of, fields_of, hints_of
 from transformer_xl.config.recipes import load_recipe
+from transformer_xl.errors import SettingsError
 
 _Section = TypeVar("_Section")
 
@@ -104,7 +105,7 @@ def check_given(command: Any) -> None:
     """Validate each given setting by the rules of its section.
 
     Raises:
-        ValueError: A setting has a wrong type, is out of range, or is unknown.
+        SettingsError: A setting has a wrong type, is out of range, or is unknown.
     """
     for found in _options_of(type(command)):
         if found.is_given:
@@ -154,7 +155,7 @@ def refuse_others(given: Mapping[str, Any], section: str, names: tuple[str, ...]
     """Refuse given settings that would have no effect: those that are not in ``names``."""
     for name, value in given.items():
         if name not in names:
-            raise ValueError(f"--{section}{name} {value} has no effect here: {why}")
+            raise SettingsError(f"--{section}{name} {value} has no effect here: {why}")
 
 
 @dataclass(kw_only=True)
