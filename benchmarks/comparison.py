@@ -27,7 +27,7 @@ import argparse
 import json
 import tomllib
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -79,8 +79,7 @@ MODELS = ("modern-xl", "txl", "txl-paper", "gpt", "gpt-cache", "lstm", "mamba2")
 def resized(config: Config, width: float, depth: float) -> Config:
     """Return the recipe of a network of other widths, numbers of heads and numbers of layers."""
     model = config.model
-    unused = {x.name for x in model.unused()}
-    names = [name for name in ("d_model", "d_inner", "n_head") if name not in unused]
+    names = {"d_model", "d_inner", "n_head"} & {field.name for field in fields(model)}
     wide = {name: round(width * getattr(model, name)) for name in names}
     return replace(config, model=replace(model, n_layer=round(depth * model.n_layer), **wide))
 

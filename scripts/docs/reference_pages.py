@@ -11,7 +11,8 @@ from dataclasses import MISSING, fields
 from importlib import import_module
 from inspect import isclass, isroutine
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 from unittest import mock
 
 from docstrings import with_math
@@ -21,6 +22,8 @@ import transformer_xl
 from transformer_xl.cli import commands, parse
 from transformer_xl.cli.given import field_docstrings
 from transformer_xl.config import Config
+from transformer_xl.config.checks import Range, fields_of, hints_of
+from transformer_xl.config.model import KINDS
 from transformer_xl.config.recipes import recipe_names, recipe_text
 
 HELP_COLUMNS = 92
@@ -189,27 +192,40 @@ def _settings() -> str:
     lines = [_titled("Settings"), about, ""]
     for section, kind in get_type_hints(Config).items():
         lines += [_titled(f"[{section}]", "-"), (kind.__doc__ or "").partition("\n")[0], ""]
-        # In another class, and so not in the source of this one.
-        known: dict[str, str] = {}
-        for cls in reversed(kind.__mro__[:-1]):
-            known |= field_docstrings(cls)
-        types = kind.__annotations__
-        for field in fields(kind):
+        texts, types = field_docstrings(kind), hints_of(kind)
+        for name, field in fields_of(kind).items():
             default = field.default
             if default is MISSING and field.default_factory is not MISSING:
                 default = field.default_factory()
-            lines += [f".. confval:: {section}.{field.name}"]
-            lines += [f"   :type: ``{_type(types.get(field.name, field.type))}``"]
+            lines += [f".. confval:: {section}.{name}", f"   :type: ``{_type(types[name])}``"]
             lines += [] if default is MISSING else [f"   :default: ``{default!r}``"]
-            lines += ["", f"   {with_math(known[field.name])}", ""]
+            lines += ["", f"   {with_math(texts[name])}{_kinds(name) * (section == 'model')}", ""]
     return "\n".join(lines)
 
 
+def _kinds(name: str) -> str:
+    """Return which kinds of models have a setting, if not all have."""
+    kinds = [kind for kind, settings in KINDS.items() if name in fields_of(settings)]
+    named = ", ".join(f"``{kind}``" for kind in kinds or ["transformer_xl"])
+    return "" if len(kinds) == len(KINDS) else f" Only with kind {named}."
+
+
 def _type(hint: Any) -> str:
-    text = hint if isinstance(hint, str) else getattr(hint, "__name__", None)
-    if text is None or "[" in str(hint) or "|" in str(hint):
-        text = str(hint)
-    return text.replace("typing.", "").replace("transformer_xl.config.", "")
+    """Return a type with its limits: ``int > 0``."""
+    base, *limits = get_args(hint)[:2] if get_origin(hint) is Annotated else (hint,)
+    if limits and isinstance(limits[0], Range):
+        signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+        values = ((sign, getattr(limits[0], name)) for name, sign in signs.items())
+        # No limit of integers that are so large is worth a word.
+        words = [f"{sign} {x}" for sign, x in values if x is not None and abs(x) < 2**64]
+        return f"{_type(base)} {', '.join(words)}".strip()
+    if get_origin(base) in (Union, UnionType):
+        return " | ".join(map(_type, get_args(base)))
+    if get_origin(base) is tuple:
+        return f"tuple[{', '.join('...' if x is ... else _type(x) for x in get_args(base))}]"
+    if isinstance(base, type):
+        return "None" if base is NoneType else base.__name__
+    return str(base).replace("typing.", "")
 
 
 def pages() -> Iterator[tuple[str, str]]:

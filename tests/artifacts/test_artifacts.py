@@ -111,7 +111,7 @@ def _require_model(found: dict[str, Any], known: dict[str, Any]) -> None:
     settings = found.pop("settings")
     written = known.pop("settings")
     expected = json.loads(json.dumps(asdict(stored(ModelConfig, written))))
-    assert {name: settings[name] for name in written} == {name: expected[name] for name in written}
+    assert settings == expected
     assert found == known
 
 

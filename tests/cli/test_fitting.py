@@ -7,7 +7,7 @@ import tyro
 
 from transformer_xl.cli import fitting, parse
 from transformer_xl.cli.lists import registry
-from transformer_xl.config import EvalConfig, ModelConfig, TrainConfig
+from transformer_xl.config import EvalConfig, TrainConfig, TransformerXLConfig
 from transformer_xl.config.recipes import changed, load_recipe
 from transformer_xl.train import loop
 
@@ -246,7 +246,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_work(txl, monkeyp
         (EvalConfig, "mem_lens", ["0,128,256"], (0, 128, 256)),
         (EvalConfig, "mem_lens", ["0", "128,", "256"], (0, 128, 256)),
         (EvalConfig, "mem_lens", [], ()),
-        (ModelConfig, "layer_attn_lens", ["3,4"], (3, 4)),
+        (TransformerXLConfig, "layer_attn_lens", ["3,4"], (3, 4)),
     ],
     ids=str,
 )

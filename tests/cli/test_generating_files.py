@@ -135,7 +135,7 @@ def test_what_has_no_effect_or_cannot_be_written_is_refused(generated, tmp_path,
         (["--music.voices", 3], "--music.voices 3 has no effect here: it is for --midi"),
         (["--out", "a.txt", "--music.program", 1], "--music.program 1 has no effect here"),
         (["--out", "a.png", "--music.program", 1], "--music.program 1 has no effect here"),
-        (["--out", "a.mid", "--music.program", 129], "music.program=129 must be between 1 and 128"),
+        (["--out", "a.mid", "--music.program", 129], "music.program=129 must be at most 128"),
     ]:
         ended = generated(*words)
         assert ended.code in (1, 2), words

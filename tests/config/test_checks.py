@@ -3,7 +3,8 @@
 import json
 import math
 from dataclasses import fields, replace
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from transformer_xl.config import (
     ModelConfig,
     TrainConfig,
 )
-from transformer_xl.config.checks import HIDDEN, _alternatives, names_nearest
+from transformer_xl.config.checks import HIDDEN, Range, names_nearest
 from transformer_xl.config.recipes import dump_recipe, load_recipe, parse_recipe, recipe_names
 from transformer_xl.model.pretrained import load_config, load_eval_config
 
@@ -41,17 +42,22 @@ WORKING = {
 MODEL_FOLDER = {"model_type": "transformer-xl", "format_version": 1}
 
 
+def alternatives(kind: Any) -> tuple[Any, ...]:
+    """The members of a union; of any other annotation, itself."""
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
 def strange_values(kind: Any) -> list[Any]:
     """Values that no setting of an annotation may have, derived from it alone."""
-    kinds = _alternatives(kind)
+    kinds = alternatives(kind)
     found: list[Any] = []
     for each in kinds:
         base, rule = get_args(each) if get_origin(each) is Annotated else (each, None)
-        if rule is not None and rule.items is None:
+        if type(rule) is Range:
             limits = rule.ge, rule.gt, rule.le, rule.lt
             below = [x - 1 for x in (rule.ge, rule.gt) if x is not None]
             above = [x + 1 for x in (rule.le, rule.lt) if x is not None]
-            assert any(x is not None for x in limits)
+            assert any(x is not None for x in limits), (kind, rule)
             found += [base(x) for x in (*below, *above)]
         if get_origin(base) is Literal:
             word = get_args(base)[-1]
@@ -85,7 +91,7 @@ ON_THE_COMMAND_LINE = {x[:2]: x for x in CASES if not isinstance(x[2], list | bo
 def bases(section: str, name: str) -> tuple[Any, ...]:
     """The types that a setting may have, without their limits."""
     kind = get_type_hints(SECTIONS[section], include_extras=True)[name]
-    plain = [get_args(x)[0] if get_origin(x) is Annotated else x for x in _alternatives(kind)]
+    plain = [get_args(x)[0] if get_origin(x) is Annotated else x for x in alternatives(kind)]
     return tuple(get_origin(x) or x for x in plain)
 
 
@@ -108,7 +114,7 @@ def test_a_value_that_a_setting_cannot_have_is_named_wherever_it_comes_from(tmp_
     for name, value in (case[1:] for case in CASES if case[0] == section):
         about = f"{section}.{name}={value!r}"
         message = refusal(kind, **{name: value})
-        assert message.startswith(f"{section}.{name}="), about
+        assert message.partition("=")[0].partition("[")[0] == f"{section}.{name}", about
         assert refusal(replace, working, **{name: value}) == message, about
         # TOML has no word for some.
         if value not in ([None], 2**70):
@@ -119,7 +125,7 @@ def test_a_value_that_a_setting_cannot_have_is_named_wherever_it_comes_from(tmp_
             own = {name: value} if section == "model" else {"eval": {name: value}}
             path.write_text(json.dumps(MODEL_FOLDER | own))
             load = load_config if section == "model" else load_eval_config
-            assert refusal(load, path).startswith(f"{path}: {section}.{name}="), about
+            assert refusal(load, path) == f"{path}: {message}", about
 
 
 # Each takes a tenth of a second.
@@ -140,32 +146,33 @@ def test_a_value_that_a_setting_cannot_have_is_named_on_the_command_line(capsys,
 ERRORS = [
     (
         lambda: TrainConfig(schedule="cos"),
-        "train.schedule='cos' is unknown; choose from 'cosine', 'inverse_sqrt', "
-        "'constant_cooldown', 'plateau'; did you mean 'cosine'?",
+        "train.schedule='cos' must be 'cosine', 'inverse_sqrt', 'constant_cooldown' or 'plateau'; "
+        "did you mean 'cosine'?",
     ),
     (
         lambda: TrainConfig(optimizer="adamw2"),
-        "train.optimizer='adamw2' is unknown; choose from 'adamw', 'muon', 'lamb', 'sgd', "
-        "'adagrad'; did you mean 'adamw'?",
+        "train.optimizer='adamw2' must be 'adamw', 'muon', 'lamb', 'sgd' or 'adagrad'; did you "
+        "mean 'adamw'?",
     ),
-    (
-        lambda: ModelConfig(norm="batch"),
-        "model.norm='batch' is unknown; choose from 'layer', 'rms'",
-    ),
-    (lambda: TrainConfig(steps=4.5), "train.steps=4.5 must be an integer above 0"),
+    (lambda: ModelConfig(norm="batch"), "model.norm='batch' must be 'layer' or 'rms'"),
+    (lambda: TrainConfig(steps=4.5), "train.steps=4.5 must be an integer"),
+    (lambda: TrainConfig(lr=True), "train.lr=True must be a number"),
+    (lambda: TrainConfig(lr=math.nan), "train.lr=nan must be a finite number"),
     (
         lambda: ModelConfig(quirks=["raw_query"]),
-        "model.quirks=('raw_query',) must be a list with each item one of 'stored_positions', "
-        "'swapped_ext_len', 'raw_queries', 'exact_frequencies'; did you mean 'raw_queries'?",
+        "model.quirks[0]='raw_query' must be 'stored_positions', 'swapped_ext_len', 'raw_queries' "
+        "or 'exact_frequencies'; did you mean 'raw_queries'?",
     ),
-    (lambda: ModelConfig(d_head=-1), "model.d_head=-1 must be above 0, or None"),
+    (lambda: ModelConfig(d_head=-1), "model.d_head=-1 must be above 0"),
     (
         lambda: ModelConfig(n_layer=10**5000),
-        "model.n_layer=a number of thousands of digits must be below 2**64",
+        "model.n_layer=a number of thousands of digits must be below 18446744073709551616",
     ),
+    (lambda: ModelConfig(attn_type=True), "model.attn_type=True must be an integer"),
+    (lambda: ModelConfig(cutoffs=range(2000)), None),
     (
-        lambda: ModelConfig(attn_type=True),
-        "model.attn_type=True is unknown; choose from 0, 1, 2, 3",
+        lambda: ModelConfig(cutoffs=[*range(2000)]),
+        None,
     ),
     (lambda: EvalConfig(mem_lens={1, 2}), None),
     (lambda: Config(model={}, data=DataConfig()), "model={} must be ModelConfig"),
@@ -190,7 +197,7 @@ def test_an_error_names_the_setting_the_value_what_is_allowed_and_what_is_near()
     ],
 )
 def test_an_unknown_setting_in_python_is_a_type_error_with_the_nearest_name(kind, name, nearest):
-    message = rf"{kind.__name__}.*unexpected keyword argument '{name}': did you mean '{nearest}'\?"
+    message = rf"Config.*unexpected keyword argument '{name}': did you mean '{nearest}'\?"
     with pytest.raises(TypeError, match=message):
         kind(**{name: 1})
     if kind is not Config:
@@ -243,9 +250,11 @@ def test_a_shipped_recipe_is_what_it_was():
 
 
 def test_a_server_is_checked_like_a_recipe_and_its_key_is_not_shown():
-    assert refusal(ServeSettings, port=70_000) == "port=70000 must be between 0 and 65535"
-    assert refusal(ServeSettings, max_batch=2.5) == "max_batch=2.5 must be an integer above 0"
-    assert refusal(ServeSettings, save="never").startswith("save='never' is unknown; choose from")
+    assert refusal(ServeSettings, port=70_000) == "port=70000 must be at most 65535"
+    assert refusal(ServeSettings, max_batch=2.5) == "max_batch=2.5 must be an integer"
+    assert refusal(ServeSettings, save="never").startswith(
+        "save='never' must be 'answer' or 'later'"
+    )
     with pytest.raises(ValueError, match="api_key must be") as caught:
         ServeSettings(api_key=b"secret")
     assert "secret" not in str(caught.value)

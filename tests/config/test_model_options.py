@@ -1,11 +1,19 @@
 """Options of the network beside the paper's: what they default to and what they refuse."""
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict, replace
 
 import pytest
 
-from transformer_xl.config import ModelConfig
+from transformer_xl.config import (
+    AuthorsConfig,
+    GPTConfig,
+    LSTMConfig,
+    ModelConfig,
+    TransformerXLConfig,
+)
+from transformer_xl.config.checks import UnusedError
+from transformer_xl.config.model import KINDS
 from transformer_xl.model.pretrained import load_config
 
 OPTIONS = {
@@ -30,10 +38,10 @@ OPTIONS = {
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"embed_dropout": 1.0}, "embed_dropout=1.0 must be at least 0 and below 1"),
+        ({"embed_dropout": 1.0}, "embed_dropout=1.0 must be below 1"),
         ({"qkv_dropout": -1.0}, "qkv_dropout=-1.0 must be at least 0"),
         ({"input_dropout": -0.1}, "input_dropout=-0.1 must be at least 0"),
-        ({"ff_dropout": 1.5}, "ff_dropout=1.5 must be at least 0 and below 1"),
+        ({"ff_dropout": 1.5}, "ff_dropout=1.5 must be below 1"),
         ({"output_dropout": 1.0}, "output_dropout=1.0 must be"),
         ({"embedding_residual": True, "n_layer": 1}, "embedding_residual=True with n_layer=1"),
         (
@@ -59,23 +67,44 @@ def test_a_wrong_value_is_named_with_its_rule(settings, message):
         ModelConfig(**settings)
 
 
+def test_a_kind_has_a_class_with_its_own_settings():
+    for kind, cls in KINDS.items():
+        config = ModelConfig(kind=kind)
+        assert type(config) is cls
+        assert type(replace(config, kind="gpt")) is GPTConfig
+        assert ModelConfig(**asdict(config)) == config
+    # A setting of another kind may be stored at its default, and has no effect otherwise.
+    assert ModelConfig(kind="lstm", n_head=8) == LSTMConfig()
+    with pytest.raises(UnusedError, match="n_head=4 has no effect with kind='lstm', which has no"):
+        ModelConfig(kind="lstm", n_head=4)
+    with pytest.raises(UnusedError, match=r"weight_dropout=0\.5 has no effect with kind='gpt'"):
+        replace(LSTMConfig(weight_dropout=0.5), kind="gpt")
+    authors = TransformerXLConfig(start_memory="zeros")
+    assert type(authors) is AuthorsConfig
+    assert replace(authors, start_memory="empty") == TransformerXLConfig()
+
+
 def test_an_older_file_of_settings_is_the_papers_network(tmp_path):
     path, config = tmp_path / "config.json", ModelConfig(vocab_size=9)
     old = {name: value for name, value in asdict(config).items() if name not in OPTIONS}
-    assert len(old) == len(fields(ModelConfig)) - len(OPTIONS)
     path.write_text(json.dumps({"model_type": "transformer-xl", "format_version": 1, **old}))
     assert load_config(path) == config
     assert {name: getattr(config, name) for name in OPTIONS} == OPTIONS
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("norm", "batch"), ("activation", "tanh"), ("kind", "rnn")]
+    ("name", "value", "rule"),
+    [
+        ("norm", "batch", "must be 'layer' or 'rms'"),
+        ("activation", "tanh", "must be 'relu', "),
+        ("kind", "rnn", "is unknown; choose"),
+    ],
 )
-def test_an_unknown_choice_in_a_file_is_refused(tmp_path, name, value):
+def test_an_unknown_choice_in_a_file_is_refused(tmp_path, name, value, rule):
     path = tmp_path / "config.json"
     content = {"model_type": "transformer-xl", "format_version": 1, name: value}
     path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=f"config.json: model.{name}='{value}' is unknown"):
+    with pytest.raises(ValueError, match=f"config.json: model.{name}='{value}' {rule}"):
         load_config(path)
 
 

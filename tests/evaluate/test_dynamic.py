@@ -284,7 +284,7 @@ def test_squares_are_means_over_segments_with_completions(completing):
 
 OUT_OF_RANGE = [
     ({"lr": -1.0}, "lr=-1.0 must be at least 0"),
-    ({"lr": 0.1, "decay": 1.5}, "decay=1.5 must be between 0 and 1"),
+    ({"lr": 0.1, "decay": 1.5}, "decay=1.5 must be at most 1"),
     ({"lr": 0.1, "eps": 0.0}, "eps=0.0 must be above 0"),
     ({"lr": "fast"}, "lr='fast' must be a finite number"),
     ({"lr": float("nan")}, "lr=nan must be a finite number"),

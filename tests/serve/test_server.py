@@ -462,7 +462,7 @@ def test_a_wrong_setting_is_named(made, capsys):
     from transformer_xl.cli import main
 
     for words, message in [
-        (["--port", "70000"], "port=70000 must be between 0 and 65535"),
+        (["--port", "70000"], "port=70000 must be at most 65535"),
         (["--max_batch", "0"], "max_batch"),
         (["--names", "[1:2]"], "names='[1:2]' must be a host name without a port"),
         (["--names", "[::1"], "names='[::1' must be a host name without a port"),

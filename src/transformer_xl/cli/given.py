@@ -21,8 +21,9 @@ from typing import (
 import tyro
 
 from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
-from transformer_xl.config.checks import checked
+from transformer_xl.config.checks import checked, classes_of, fields_of, hints_of
 from transformer_xl.config.recipes import load_recipe
+from transformer_xl.errors import SettingsError
 
 _Section = TypeVar("_Section")
 
@@ -51,10 +52,10 @@ class Given(dict[str, Any], Generic[_Section]):
         @cache
         def __class_getitem__(cls, section: type) -> Any:
             """Return the type of such a dictionary for a section."""
-            hints = get_type_hints(section, include_extras=True)
+            hints = hints_of(section)
             keys = {
-                x.name: Annotated[hints[x.name], _argument(section, x, x.name in cls._short)]
-                for x in fields(section)
+                name: Annotated[hints[name], _argument(section, x, name in cls._short)]
+                for name, x in fields_of(section).items()
             }
             return Annotated[
                 TypedDict(section.__name__, keys, total=False), Value, section, cls._short
@@ -88,22 +89,23 @@ def _argument(section: type, field: Field, has_short_name: bool) -> Any:
 @cache
 def field_docstrings(section: type) -> dict[str, str]:
     """Return the docstring below each field of a class, from its source code."""
-    (definition,) = ast.parse(inspect.getsource(section)).body
-    assert isinstance(definition, ast.ClassDef)
-    found, name = {}, ""
-    for node in definition.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            name = node.target.id
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            found[name] = " ".join(str(node.value.value).split())
-    return found
+    texts, name = {}, ""
+    for cls in {base: None for each in classes_of(section) for base in each.__mro__[-2::-1]}:
+        (definition,) = ast.parse(inspect.getsource(cls)).body
+        assert isinstance(definition, ast.ClassDef)
+        for node in definition.body:
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                name = node.target.id
+            elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                texts.setdefault(name, " ".join(str(node.value.value).split()))
+    return texts
 
 
 def check_given(command: Any) -> None:
     """Validate each given setting by the rules of its section.
 
     Raises:
-        ValueError: A setting has a wrong type, is out of range, or is unknown.
+        SettingsError: A setting has a wrong type, is out of range, or is unknown.
     """
     for found in _options_of(type(command)):
         if found.is_given:
@@ -114,7 +116,7 @@ def option_names(command: type) -> list[str]:
     """Return the names of the options of a command, without the dashes."""
     names = ["help"]
     for found in _options_of(command):
-        each = fields(found.section)
+        each = [*fields_of(found.section).values()]
         if found.section is command:
             each = [x for x in each if x.name == found.name]
         # A flag that is set by default has an option that unsets it.
@@ -153,7 +155,7 @@ def refuse_others(given: Mapping[str, Any], section: str, names: tuple[str, ...]
     """Refuse given settings that would have no effect: those that are not in ``names``."""
     for name, value in given.items():
         if name not in names:
-            raise ValueError(f"--{section}{name} {value} has no effect here: {why}")
+            raise SettingsError(f"--{section}{name} {value} has no effect here: {why}")
 
 
 @dataclass(kw_only=True)

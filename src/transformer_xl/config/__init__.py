@@ -16,20 +16,32 @@ from transformer_xl.config.checks import (
 )
 from transformer_xl.config.data import DataConfig
 from transformer_xl.config.evaluation import EvalConfig, GenerateConfig
-from transformer_xl.config.model import Cluster, ModelConfig, Quirk
+from transformer_xl.config.model import (
+    AuthorsConfig,
+    Cluster,
+    GPTConfig,
+    LSTMConfig,
+    ModelConfig,
+    Quirk,
+    TransformerXLConfig,
+)
 from transformer_xl.config.training import TrainConfig, fitted_stages
 
 __all__ = [
     "FORMAT_VERSION",
     "MODEL_TYPE",
+    "AuthorsConfig",
     "Cluster",
     "Config",
     "DataConfig",
     "EvalConfig",
+    "GPTConfig",
     "GenerateConfig",
+    "LSTMConfig",
     "ModelConfig",
     "Quirk",
     "TrainConfig",
+    "TransformerXLConfig",
 ]
 
 FORMAT_VERSION = 1
@@ -79,7 +91,7 @@ class Config:
             self.train,
             self.train.compile != "layers"
             or (
-                self.model.family == "transformer_xl"
+                isinstance(self.model, TransformerXLConfig)
                 and not (self.model.value_residual or self.model.layer_attn_lens)
             ),
             "train.compile='layers' needs layers that are alike: those of kind='transformer_xl' "

@@ -1,4 +1,4 @@
-"""Validation of settings: types, ranges, choices and names.
+"""Validation of settings: types, ranges, choices and names, by pydantic.
 
 The annotation of a setting defines its type, choices and range. A settings class calls
 :func:`check` first in its ``__post_init__``, so that values from Python, a file or the command line
@@ -9,88 +9,65 @@ import dataclasses
 import difflib
 import functools
 import inspect
-import math
-import operator
 import types
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import (
+    TYPE_CHECKING,
     Annotated,
     Any,
-    Literal,
     NamedTuple,
     TypeVar,
     Union,
     cast,
     get_args,
     get_origin,
-    get_type_hints,
 )
+
+from annotated_types import Interval, Len
+from typing_extensions import TypedDict, get_type_hints
 
 from transformer_xl.errors import SettingsError
 
-_LIMITS = {
-    "ge": (operator.ge, "at least"),
-    "gt": (operator.gt, "above"),
-    "le": (operator.le, "at most"),
-    "lt": (operator.lt, "below"),
-}
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
+_LIMIT = 2**64
+"""Above all integers that files and tensors hold."""
 
-class Range(NamedTuple):
-    """The limits of a number, or of the length of a list."""
-
-    ge: float | None = None
-    """Inclusive lower bound."""
-    gt: float | None = None
-    """Exclusive lower bound."""
-    le: float | None = None
-    """Inclusive upper bound."""
-    lt: float | None = None
-    """Exclusive upper bound."""
-    items: int | None = None
-    """Maximum length of a list."""
-
-    def holds(self, value: Any) -> bool:
-        """Whether a value is within the limits."""
-        if self.items is not None:
-            return not isinstance(value, tuple) or len(value) <= self.items
-        limits = zip(_LIMITS.values(), self, strict=False)
-        return all(limit is None or compare(value, limit) for (compare, _), limit in limits)
-
-    def described(self) -> str:
-        """Return the limits of a number in words."""
-        if self.ge is not None and self.le is not None:
-            return f"between {self.ge} and {self.le}"
-        limits = zip(_LIMITS.values(), self, strict=False)
-        return " and ".join(f"{words} {x}" for (_, words), x in limits if x is not None)
-
-
-Count = Annotated[int, Range(gt=0)]
-Length = Annotated[int, Range(ge=0)]
-Positive = Annotated[float, Range(gt=0)]
-NotNegative = Annotated[float, Range(ge=0)]
-Share = Annotated[float, Range(ge=0, le=1)]
-Fraction = Annotated[float, Range(ge=0, lt=1)]
+Count = Annotated[int, Interval(gt=0, lt=_LIMIT)]
+Length = Annotated[int, Interval(ge=0, lt=_LIMIT)]
+Integer = Annotated[int, Interval(gt=-_LIMIT, lt=_LIMIT)]
+Positive = Annotated[float, Interval(gt=0)]
+NotNegative = Annotated[float, Interval(ge=0)]
+Share = Annotated[float, Interval(ge=0, le=1)]
+Fraction = Annotated[float, Interval(ge=0, lt=1)]
+Range = Interval
+Items = Len
 
 HIDDEN = types.MappingProxyType({"is_hidden": True})
 """Metadata of a field whose value must not appear in errors."""
 
 _Settings = TypeVar("_Settings")
 _Any = TypeVar("_Any")
-_NAMES = {
-    bool: "true or false",
-    int: "an integer",
-    float: "a finite number",
-    str: "a text",
-    Path: "a path",
-    types.NoneType: "None",
+RULES = {
+    "greater_than": "above {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "below {lt}",
+    "less_than_equal": "at most {le}",
+    "finite_number": "a finite number",
+    "literal_error": "{expected}",
+    "int_type": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "a text",
+    "tuple_type": "a list",
+    "too_long": "a list of at most {max_length} items",
+    "missing": "a list of more items",
+    "is_instance_of": "a {class}",
+    "dataclass_exact_type": "{class_name}",
 }
-_BITS = 64
-"""Maximum bits of an integer setting."""
-_ITEMS = 1_000
-"""Maximum items of a list that an error examines."""
+"""What a value must be, by pydantic's name of the error and with its limits."""
 _SHOWN = 100
 """Maximum characters of a value in an error."""
 
@@ -119,14 +96,14 @@ def names_nearest(called: _Any) -> _Any:
         return called
 
     @functools.wraps(function)
-    def call(*args: Any, **given: Any) -> Any:
-        for name in given.keys() - known.keys():
+    def call(*args: Any, **keywords: Any) -> Any:
+        for name in keywords.keys() - known.keys():
             if nearest := near(name, known):
                 raise TypeError(
                     f"{function.__qualname__}() got an unexpected keyword argument {name!r}: "
                     f"did you mean {nearest!r}?"
                 )
-        return function(*args, **given)
+        return function(*args, **keywords)
 
     return cast(_Any, call)
 
@@ -135,17 +112,6 @@ def require(holds: bool, message: str) -> None:
     """Raise a SettingsError unless a constraint holds."""
     if not holds:
         raise SettingsError(message)
-
-
-class Unused(NamedTuple):
-    """A setting without effect in combination with others, which must be left at its default."""
-
-    name: str
-    """The setting."""
-    beside: str
-    """The settings that make it ineffective."""
-    part: str | None = None
-    """The item of a list that has no effect. None: the setting as a whole."""
 
 
 class ContradictionError(SettingsError):
@@ -162,6 +128,10 @@ class ContradictionError(SettingsError):
         self.settings, self.name, self.value = settings, name, value
 
 
+class UnusedError(ContradictionError):
+    """A setting has no effect beside another one."""
+
+
 def require_fitting(settings: Any, holds: bool, message: str, **remedy: Any) -> None:
     """Raise a ContradictionError unless settings suit each other.
 
@@ -176,35 +146,30 @@ def require_fitting(settings: Any, holds: bool, message: str, **remedy: Any) -> 
         raise ContradictionError(message, settings, name, value)
 
 
-class UnusedError(SettingsError):
-    """A setting is given that has no effect."""
+class Unused(NamedTuple):
+    """A setting without effect in combination with others, which must be left at its default."""
 
-    settings: Any
-    """The settings."""
     name: str
-    """Name of the setting."""
-    value: Any
-    """The value that it must have."""
+    """The setting."""
+    beside: str
+    """The settings that make it ineffective."""
+    part: str | None = None
+    """The item of a list that has no effect. None: the setting as a whole."""
 
 
-def refuse_unused(settings: Any, found: Iterable[Unused]) -> None:
-    """Refuse settings without effect that are not at their defaults.
-
-    Raises:
-        UnusedError: There is one.
-    """
-    defaults = {field.name: field.default for field in dataclasses.fields(settings)}
-    for name, beside, part in found:
-        value, allowed = getattr(settings, name), defaults[name]
+def refuse_unused(settings: Any, unused: Iterable[Unused]) -> None:
+    """Raise an UnusedError if a setting without effect is not at its default."""
+    known = fields_of(type(settings))
+    for name, beside, part in unused:
+        if name not in known:
+            continue
+        value, allowed = getattr(settings, name), known[name].default
         remedy = f"leave it at {allowed!r}"
         if part is not None:
             allowed, remedy = tuple(x for x in value if x != part), f"leave out {part!r}"
         if value != allowed:
-            error = UnusedError(
-                f"{name}={value!r} has no effect with {beside}; {remedy}, or change the other"
-            )
-            error.settings, error.name, error.value = settings, name, allowed
-            raise error
+            message = f"{name}={value!r} has no effect with {beside}; {remedy}, or change the other"
+            raise UnusedError(message, settings, name, allowed)
 
 
 def stored(kind: type[_Settings], values: Mapping[str, Any]) -> _Settings:
@@ -215,16 +180,16 @@ def stored(kind: type[_Settings], values: Mapping[str, Any]) -> _Settings:
     Raises:
         SettingsError: A value is invalid.
     """
-    given = dict(values)
+    values = dict(values)
     while True:
         try:
-            return kind(**given)
+            return kind(**values)
         except UnusedError as error:
-            if type(error.settings) is kind:
-                given[error.name] = error.value
+            section = next((name for name, x in values.items() if x is error.settings), None)
+            if section is None:
+                values[error.name] = error.value
             else:
-                section = next(name for name, x in given.items() if x is error.settings)
-                given[section] = dataclasses.replace(error.settings, **{error.name: error.value})
+                values[section] = dataclasses.replace(error.settings, **{error.name: error.value})
 
 
 def check(settings: Any, section: str = "") -> None:
@@ -233,9 +198,9 @@ def check(settings: Any, section: str = "") -> None:
     Raises:
         SettingsError: As :func:`checked` does.
     """
-    given = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
-    for name, value in checked(type(settings), given, section).items():
-        if value is not given[name]:
+    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    for name, value in checked(type(settings), values, section).items():
+        if value is not values[name]:
             object.__setattr__(settings, name, value)
 
 
@@ -251,22 +216,27 @@ def checked(kind: type, values: Mapping[str, Any], section: str = "") -> dict[st
         section: Prefix of the names of settings in errors.
 
     Raises:
-        SettingsError: A value is of a wrong type, out of range or unknown.
+        SettingsError: A value is of a wrong type or out of range.
     """
-    rules, found = _rules(kind), {}
-    for name, value in values.items():
-        rule, is_hidden = rules[name]
-        plain = _plain(value)
-        try:
-            found[name] = _converted(plain, rule)
-        except _UnfitError:
-            full = f"{section}.{name}" if section else name
-            if is_hidden:
-                raise SettingsError(f"{full} must be {_described(rule)}") from None
-            # The beginning of a list that is too long is enough for the error.
-            shown = plain[:_ITEMS] if isinstance(plain, tuple) else plain
-            raise SettingsError(f"{full}={_shown(shown)} {_wrong(shown, rule)}") from None
-    return found
+    from pydantic import ValidationError
+
+    plain = {name: _plain(value) for name, value in values.items()}
+    try:
+        return _validator(kind).validate_python(plain)
+    except ValidationError as error:
+        # The branches of a union have an error each.
+        name = str(error.errors(include_url=False)[0]["loc"][0])
+        details = [x for x in error.errors(include_url=False) if x["loc"][0] == name]
+    full = f"{section}.{name}" if section else name
+    rules = [RULES.get(x["type"], x["msg"]).format(**x.get("ctx", {})) for x in details]
+    rule = f"must be {' or '.join(dict.fromkeys(rules))}"
+    if "is_hidden" in fields_of(kind)[name].metadata:
+        raise SettingsError(f"{full} {rule}")
+    value, choices = details[-1]["input"], _words(hints_of(kind)[name])
+    nearest = near(value, choices) if isinstance(value, str) else None
+    hint = f"; did you mean {nearest!r}?" if nearest else ""
+    indices = "".join(f"[{x}]" for x in details[-1]["loc"] if isinstance(x, int))
+    raise SettingsError(f"{full}{indices}={_shown(value)} {rule}{hint}")
 
 
 def read_settings(
@@ -287,8 +257,8 @@ def read_settings(
     if not isinstance(values, Mapping):
         message = f"{section} is a section: write [{section}] and keys below it"
         raise SettingsError(f"{source}: {message}")
-    fields: Any = {field.name: field for field in dataclasses.fields(kind)}  # pyright: ignore[reportArgumentType]
-    given = {}
+    fields: Any = fields_of(kind)
+    settings = {}
     for key, value in values.items():
         name = f"{section}.{key}" if section else str(key)
         if key not in fields:
@@ -297,12 +267,12 @@ def read_settings(
             raise SettingsError(f"{source}: {name}: no such setting; {hint}")
         if dataclasses.is_dataclass(fields[key].type):
             value = read_settings(fields[key].type, value, source, name, is_stored=is_stored)
-        given[key] = value
+        settings[key] = value
     for name, field in fields.items():
-        if name not in given and field.default is field.default_factory is dataclasses.MISSING:
+        if name not in settings and field.default is field.default_factory is dataclasses.MISSING:
             raise SettingsError(f"{source}: the section [{name}] is missing")
     try:
-        return stored(kind, given) if is_stored else kind(**given)
+        return stored(kind, settings) if is_stored else kind(**settings)
     except ValueError as error:
         is_named = not section or str(error).startswith(f"{section}.")
         raise SettingsError(f"{source}: {'' if is_named else f'{section}: '}{error}") from error
@@ -311,77 +281,63 @@ def read_settings(
 def near(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the known word that is most similar, if any is similar enough, in any case."""
     words = {x.lower(): x for x in known}
-    found = difflib.get_close_matches(word.lower(), words, 1, cutoff)
-    return words[found[0]] if found else None
+    matches = difflib.get_close_matches(word.lower(), words, 1, cutoff)
+    return words[matches[0]] if matches else None
 
 
-@functools.lru_cache(maxsize=64)
-def _rules(kind: type) -> dict[str, tuple[Any, bool]]:
-    """Return the annotation of each setting, and whether its value is hidden."""
-    hints = get_type_hints(kind, include_extras=True)
-    fields = dataclasses.fields(kind)
-    return {field.name: (hints[field.name], "is_hidden" in field.metadata) for field in fields}
+@functools.cache
+def fields_of(kind: type) -> "dict[str, dataclasses.Field[Any]]":
+    """Return the settings of a class by name; those of all its kinds, if it has ``classes()``."""
+    return {x.name: x for each in classes_of(kind) for x in dataclasses.fields(each)}
 
 
-class _UnfitError(Exception):
-    """A value does not satisfy a rule."""
+def classes_of(kind: type) -> tuple[Any, ...]:
+    """Return the classes of the settings of all kinds of a class, or the class itself."""
+    return kind.classes()[::-1] if hasattr(kind, "classes") else (kind,)
 
 
-def _converted(value: Any, rule: Any) -> Any:
-    """Convert a value to the type of a rule.
+def hints_of(kind: type) -> dict[str, Any]:
+    """Return the annotations of the settings of a class, or of all its kinds."""
+    hints: dict[str, Any] = {}
+    for each in classes_of(kind):
+        hints |= get_type_hints(each, include_extras=True)
+    return {name: hints[name] for name in fields_of(kind)}
 
-    Raises:
-        _UnfitError: The value does not satisfy the rule.
-    """
-    origin, parts = get_origin(rule), get_args(rule)
-    if origin in (Union, types.UnionType):
-        for part in parts:
-            with suppress(_UnfitError):
-                return _converted(value, part)
-    elif origin is Annotated:
-        base, limits = parts
-        # A list that is too long is refused without converting its items.
-        if limits.items is None or limits.holds(value):
-            found = _converted(value, base)
-            if limits.holds(found):
-                return found
-    elif origin is Literal:
-        for word in parts:
-            # In Python, True == 1.0 == 1.
-            is_one = isinstance(value, type(word)) and not isinstance(value, bool)
-            if is_one and value == word:
-                return word
-    elif origin is tuple:
-        if isinstance(value, tuple):
-            kinds = parts[:1] * len(value) if parts[1:] == (...,) else parts
-            if len(kinds) == len(value):
-                return tuple(map(_converted, value, kinds))
-    elif rule is Path:
-        if isinstance(value, str | Path):
-            return Path(value)
-    elif rule in (int, float):
-        # 4.0 is no integer, as in TOML.
-        is_number = isinstance(value, (int, rule)) and not isinstance(value, bool)
-        if is_number and _is_countable(value):
-            return rule(value)
-    elif isinstance(value, origin or rule):
-        return value
-    raise _UnfitError
+
+@functools.cache
+def _validator(kind: type) -> "TypeAdapter[dict[str, Any]]":
+    """Return what validates some of the fields of a settings class."""
+    from pydantic import ConfigDict, TypeAdapter
+
+    rules = {name: _with_paths(rule) for name, rule in hints_of(kind).items()}
+    partial: Any = TypedDict(kind.__name__, rules, total=False)  # pyright: ignore[reportArgumentType]
+    partial.__pydantic_config__ = ConfigDict(strict=True, allow_inf_nan=False)
+    return TypeAdapter(partial)
+
+
+def _with_paths(rule: Any) -> Any:
+    """Let a path be a text, too; otherwise nothing is converted to another type."""
+    from pydantic import Strict
+
+    if get_origin(rule) in (Union, types.UnionType):
+        return Union[tuple(map(_with_paths, get_args(rule)))]  # noqa: UP007  (of a tuple)
+    return Annotated[Path, Strict(False)] if rule is Path else rule
 
 
 def _plain(value: Any) -> Any:
     """Convert NumPy and torch numbers to Python numbers, and lists to tuples."""
     if hasattr(value, "tolist"):
         value = value.tolist()
-    if not isinstance(value, list | tuple):
-        return value
-    # Most lists hold plain values only.
-    return tuple(value) if {*map(type, value)} <= _NAMES.keys() else tuple(map(_plain, value))
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
 
 
-def _is_countable(value: float) -> bool:
-    """Whether a float is finite, or an integer has at most 64 bits."""
-    return math.isfinite(value) if isinstance(value, float) else value.bit_length() <= _BITS
+def _words(rule: Any) -> list[str]:
+    """Return the words that a setting can be chosen from."""
+    return [
+        word
+        for part in get_args(rule)
+        for word in ([part] if isinstance(part, str) else _words(part))
+    ]
 
 
 def _shown(value: Any) -> str:
@@ -391,57 +347,3 @@ def _shown(value: Any) -> str:
         # Python refuses to format integers of more than some thousand digits.
         return "a number of thousands of digits"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-
-
-def _wrong(value: Any, rule: Any) -> str:
-    """Describe the rule that a value violates, with the most similar choice."""
-    leaves, kinds, choices = [*_leaves(value)], _alternatives(rule), _choices(rule)
-    if any(isinstance(leaf, int) and not _is_countable(leaf) for leaf in leaves):
-        return f"must be below 2**{_BITS}"
-    words = [*map(str, choices)]
-    unknown = next((x for x in leaves if isinstance(x, str) and x not in words), "")
-    nearest = near(unknown, words)
-    hint = "" if nearest is None else f"; did you mean {nearest!r}?"
-    may_be_none = types.NoneType in kinds
-    if any(get_origin(kind) is Literal for kind in kinds):
-        more = ["None"] if may_be_none else []
-        return f"is unknown; choose from {', '.join([*map(repr, choices), *more])}{hint}"
-    for base, limits in (get_args(kind) for kind in kinds if get_origin(kind) is Annotated):
-        # If only the range is wrong, the type is omitted.
-        if base in (int, float) and type(value) in (int, base) and _is_countable(value):
-            return f"must be {limits.described()}{', or None' if may_be_none else ''}"
-    return f"must be {_described(rule)}{hint}"
-
-
-def _leaves(value: Any) -> Iterable[Any]:
-    return (leaf for each in value for leaf in _leaves(each)) if type(value) is tuple else (value,)
-
-
-def _alternatives(rule: Any) -> tuple[Any, ...]:
-    return get_args(rule) if get_origin(rule) in (Union, types.UnionType) else (rule,)
-
-
-def _choices(rule: Any) -> list[Any]:
-    """Return all choices of a rule, also nested ones."""
-    if get_origin(rule) is Literal:
-        return [*get_args(rule)]
-    return [word for part in get_args(rule) for word in _choices(part)]
-
-
-def _described(rule: Any) -> str:
-    kinds = _alternatives(rule)
-    if len(kinds) > 1:
-        return " or ".join(map(_described, kinds))
-    origin, parts = get_origin(rule), get_args(rule)
-    if origin is Annotated:
-        base, limits = parts
-        if limits.items is None:
-            return f"{_described(base)} {limits.described()}"
-        return f"a list of at most {limits.items:,} items, each {_described(get_args(base)[0])}"
-    if origin is Literal:
-        return f"one of {', '.join(map(repr, parts))}"
-    if origin is tuple:
-        if parts[1:] == (...,):
-            return f"a list with each item {_described(parts[0])}"
-        return f"a list of {', '.join(map(_described, parts))}"
-    return _NAMES.get(rule, getattr(rule, "__name__", str(rule)))

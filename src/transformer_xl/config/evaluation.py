@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from transformer_xl.config.checks import (
     Count,
+    Integer,
     Length,
     NotNegative,
     Positive,
@@ -199,7 +200,7 @@ class GenerateConfig:
     """A loop has at least this many tokens, all repetitions together."""
     stop: tuple[str, ...] = ()
     """Stop strings: a text ends before the first of them."""
-    seed: int = 1
+    seed: Integer = 1
     """Random seed; the same seed generates the same text."""
     beam_size: Count | None = None
     """Beam search: the number of hypotheses, of which the best one is written; nothing is sampled.

@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from transformer_xl.errors import InputError
+
 SHIPPED = Path(__file__).parents[1] / "pretrained"
 """The folder of the models that come with the package. Nothing is written there."""
 SMALL = 32 << 20
@@ -158,7 +160,7 @@ def read_small_file(path: Path, most: int = SMALL) -> bytes:
         # A file may claim a size and have another, as those of /proc do.
         content = file.read(most + 1)
     if len(content) > most:
-        raise ValueError(f"{path} has more than {most:,} bytes, which no such file needs")
+        raise InputError(f"{path} has more than {most:,} bytes, which no such file needs")
     return content
 
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from transformer_xl.config import MODEL_TYPE
 from transformer_xl.config.checks import near
 from transformer_xl.config.shipped import hint, shipped_model
+from transformer_xl.errors import CheckpointError, InputError
 
 # What a model folder or a run folder has at least one of.
 _MARKS = ("config.json", "vocab.json", "recipe.toml", "model", "checkpoints")
@@ -52,8 +53,9 @@ def locate(name: Path | str) -> Located:
     Raises:
         FileNotFoundError: There is no such model.
         OSError: The hub cannot be reached, or refuses.
-        ValueError: The name is empty, or no name at all.
-        RuntimeError: The model on the hub is none of this package, or huggingface_hub is missing.
+        InputError: The name is empty, or no name at all.
+        CheckpointError: The model on the hub is none of this package, or huggingface_hub is
+            missing.
     """
     if (found := locate_here(name)) is not None:
         return found
@@ -69,10 +71,10 @@ def locate_here(name: Path | str) -> Located | None:
     """Resolve the name of a model without the hub; None if there is neither path nor model.
 
     Raises:
-        ValueError: The name is empty, as a variable that is not set, or no name at all.
+        InputError: The name is empty, as a variable that is not set, or no name at all.
     """
     if not isinstance(name, str | PathLike) or not str(name):
-        raise ValueError(
+        raise InputError(
             f"{name!r} is no name of a model: give a model folder, a run folder, a shipped model, "
             "or OWNER/NAME of the Hugging Face hub; . is the folder that you are in"
         )
@@ -126,7 +128,7 @@ def _download(name: str) -> Path:
     try:
         from huggingface_hub import errors, hf_hub_download, snapshot_download
     except ModuleNotFoundError as error:
-        raise RuntimeError(
+        raise CheckpointError(
             f"{name} is no folder; to download it from the Hugging Face hub, "
             "pip install 'transformer-xl[hf]'"
         ) from error
@@ -151,7 +153,7 @@ def _download(name: str) -> Path:
             f"hub be reached{why}: connect to the network, or {_remedy(name)}"
         ) from failed or error
     except errors.EntryNotFoundError as error:
-        raise RuntimeError(
+        raise CheckpointError(
             f"{name} on the Hugging Face hub is no model: it has no config.json"
         ) from error
     except errors.GatedRepoError as error:
@@ -172,7 +174,7 @@ def _download(name: str) -> Path:
         ) from error
     folder = Path(folder)
     if not any(folder.glob("model*.safetensors")):
-        raise RuntimeError(
+        raise CheckpointError(
             f"{name} on the Hugging Face hub has no model.safetensors; other files, such as "
             "pickles (pytorch_model.bin), are not downloaded: download an old checkpoint yourself "
             "and convert it with `txl convert`"
@@ -195,14 +197,14 @@ def _require_ours(path: Path, name: str) -> None:
     """Require that a settings file is that of a model of this package.
 
     Raises:
-        RuntimeError: It is not.
+        CheckpointError: It is not.
     """
     try:
         kind = json.loads(path.read_text(encoding="utf-8"))["model_type"]
     except (ValueError, KeyError, TypeError, RecursionError):
         kind = None
     if kind != MODEL_TYPE:
-        raise RuntimeError(
+        raise CheckpointError(
             f"{name} on the Hugging Face hub is a model of type {kind!r}, not {MODEL_TYPE!r}: only "
             "models of this package can be loaded; `txl convert` reads old checkpoints of "
             "Transformer-XL (transfo-xl) that you have downloaded"

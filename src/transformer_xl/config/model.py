@@ -1,18 +1,21 @@
-"""Settings of the model."""
+"""Settings of the models: a class for each kind."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from transformer_xl.config.checks import (
     Count,
     Fraction,
+    Items,
     Length,
     Positive,
     Range,
     Unused,
+    UnusedError,
     check,
+    fields_of,
     near,
     no_type_check,
     refuse_unused,
@@ -68,55 +71,46 @@ Quirk = Literal["stored_positions", "swapped_ext_len", "raw_queries", "exact_fre
 """
 
 
-_ATTENTION = (
-    *("n_head", "d_head", "d_inner", "activation", "attn_type", "n_positions", "attn_len"),
-    *("clamp_len", "start_memory", "norm_first", "gate", "norm", "qk_norm", "final_norm"),
-    *("enhanced_recurrence", "tie_biases", "attn_dropout", "qkv_dropout", "ff_dropout"),
-    *("norm_eps", "quirks", "ext_len", "value_residual", "init", "embed_init"),
-    *("layer_attn_lens", "input_recurrence", "embedding_residual"),
-)
+MOST_CUTOFFS = 1_000
+"""Maximum number of cutoffs of an adaptive softmax; the paper has three."""
 
-_RECURRENT = ("state_size", "expand", "conv_width", "weight_dropout")
+KINDS: "dict[str, type[ModelConfig]]" = {}
+"""The class of the settings of each kind of model."""
 
 _OF_TABLES = (
     *("reset_at", "d_embed", "cutoffs", "div_val", "tie_embeddings", "tie_projections"),
     *("proj_same_dim", "embed_dropout", "completion_at"),
 )
 """Settings of the token embeddings, and of what a softmax shares with them."""
+_LENGTHS = ("attn_len", "clamp_len", "ext_len")
 
-KINDS: dict[str, str] = {}
-"""The kinds of models that are known, and for each the one whose settings it has."""
 
-_USED: dict[str, tuple[str, ...]] = {
-    "transformer_xl": _ATTENTION,
-    "lstm": ("weight_dropout",),
-    "gpt": (
-        *("n_head", "d_head", "d_inner", "activation", "attn_len", "norm", "qk_norm"),
-        *("attn_dropout", "ff_dropout", "norm_eps", "ext_len", "init", "embed_init"),
-    ),
-    "rwkv": ("d_inner", "norm_eps"),
-    "xlstm": ("n_head", "d_inner", "norm_eps"),
-    "xlnet": ("n_head", "d_inner", "norm_eps"),
-    "mamba2": ("n_head", "norm_eps", "state_size", "expand", "conv_width"),
-}
-"""Of the settings of attention and recurrence, those that each kind of model uses."""
-KINDS.update((kind, kind) for kind in _USED)
+class _ByKind(type):
+    """Makes the settings of a kind by the class of the kind, whichever class is called."""
 
-MOST_CUTOFFS = 1_000
-"""Maximum number of cutoffs of an adaptive softmax; the paper has three."""
+    def __call__(cls, **settings: Any) -> Any:
+        kind = settings.get("kind", fields_of(cls)["kind"].default)
+        if cls in _CLASSES and isinstance(kind, str) and kind in KINDS:
+            cls, settings = _of_kind(kind, settings)
+        return super().__call__(**settings)
 
 
 @no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelConfig:
-    """The architecture. Widths are in features, lengths in tokens.
+class ModelConfig(metaclass=_ByKind):
+    """Settings that all kinds of models have. Widths are in features, lengths in tokens.
+
+    Each kind has a class with its own settings: :class:`TransformerXLConfig`, :class:`GPTConfig`
+    and so on. ``ModelConfig(kind=..., ...)`` makes one of the class of the kind.
 
     Raises:
-        ValueError: A setting is out of range or incompatible with another one.
+        SettingsError: A setting is out of range or incompatible with another one.
 
     Example:
         >>> ModelConfig(n_layer=4, d_model=128, n_head=4, mem_len=256).kind
         'transformer_xl'
+        >>> type(ModelConfig(kind="lstm")).__name__
+        'LSTMConfig'
         >>> ModelConfig(n_layer=0)
         Traceback (most recent call last):
         transformer_xl.errors.SettingsError: model.n_layer=0 must be above 0
@@ -145,148 +139,66 @@ class ModelConfig:
     data.completion_at, if any."""
     n_layer: Count = 12
     """Number of layers."""
-    n_head: Count = 8
-    """Number of attention heads in each layer."""
     d_model: Count = 512
     """Width of the hidden states."""
-    d_head: Count | None = None
-    """Width of one attention head; None: d_model / n_head."""
-    d_inner: Count = 2048
-    """Width of the feed-forward layer; with a gated activation, 2/3 of it has as many weights."""
-    activation: Activation = "relu"
-    """Activation of the feed-forward layer: ReLU (the paper), squared ReLU, GELU, GEGLU or
-    SwiGLU."""
-    state_size: Count = 128
-    """Width of the recurrent state for each feature of a Mamba-2 layer (d_state)."""
-    expand: Count = 2
-    """Width inside a Mamba-2 layer, as a multiple of d_model."""
-    conv_width: Annotated[int, Range(ge=2)] = 4
-    """Width of the convolution over time in a Mamba-2 layer."""
     d_embed: Count | None = None
     """Width of the token embeddings; None: d_model. Another width adds a projection."""
-    attn_type: Literal[0, 1, 2, 3] = 0
-    """Positions: 0 relative (the paper), 1 learned relative (Shaw et al.), 2 absolute sinusoidal, 3
-    absolute learned."""
-    n_positions: Count | None = None
-    """Rows of the learned table of attn_type 1 and 3, usually segment_len + mem_len; farther
-    positions take the last."""
-    cutoffs: Annotated[tuple[Count, ...], Range(items=MOST_CUTOFFS)] = ()
+    cutoffs: Annotated[tuple[Count, ...], Items(0, MOST_CUTOFFS)] = ()
     """Adaptive softmax: where, among words sorted by frequency, each further cluster begins."""
     div_val: Count = 1
     """Adaptive softmax: the embeddings of each further cluster are narrower by this factor."""
     mem_len: Length = 512
     """Memory length: how many past positions each layer keeps. 0: no recurrence."""
-    ext_len: Length = 0
-    """Extended context: positions before each segment that are read again with it instead of being
-    kept in memory."""
-    attn_len: Count | None = None
-    """Attention length: how many keys a query sees, counting its own; None: all of memory and
-    segment."""
-    layer_attn_lens: tuple[Count, ...] = ()
-    """Attention length of each layer, the lowest first, so that memory lengths differ by layer: one
-    that is n uses n - 1 positions of the memory. mem_len is stored in all; empty: attn_len holds
-    for all."""
-    clamp_len: Length | None = None
-    """Relative distances above this one count as this one; None: no clamping."""
-    start_memory: Literal["empty", "zeros"] = "empty"
-    """Memory at the start of a text: empty, or mem_len zero states that are attended to."""
-    norm_first: bool = False
-    """Pre-norm: each block normalizes its input. False (the paper): post-norm."""
-    gate: Literal["none", "gru"] = "none"
-    """Residual connections (the paper), or the GRU gates of GTrXL, which need pre-norm."""
-    norm: Literal["layer", "rms"] = "layer"
-    """LayerNorm (the paper) or RMSNorm."""
-    qk_norm: bool = False
-    """Normalize the queries and keys of each head before the biases u and v are added; not the keys
-    of positions."""
-    value_residual: bool = False
-    """Value residuals: the values of every layer but the first are a learned mix of its own and
-    those of the first layer, which keep what the token itself says (ResFormer)."""
-    embedding_residual: bool = False
-    """Embedding residuals: the input of every layer but the first is a learned mix of the output
-    of the layer before it and the normalized input of the first layer."""
-    input_recurrence: bool = False
-    """Add to the embedding of each token the input of the token before it, times a learned factor
-    for each feature: a linear recurrence, which the memory carries across segments."""
-    enhanced_recurrence: bool = False
-    """Keep the output of each layer in its memory instead of its input (ERNIE-Doc)."""
-    final_norm: bool = False
-    """Normalize the output of the last layer, for pre-norm; the authors' pre-norm does not."""
-    tie_biases: bool = True
-    """Share the attention biases u and v across layers (the paper)."""
     tie_embeddings: bool = True
     """Share the weights of the softmax with the token embeddings."""
     tie_projections: bool | tuple[bool, ...] = False
     """Share the projections of the softmax with those of the embeddings; one value, or one for each
     cluster."""
-    proj_same_dim: bool = True
-    """With div_val > 1: project a cluster that is as wide as the model, too."""
     sample_softmax: Length = 0
     """Sampled softmax: train against this many words drawn log-uniformly; 0: the full softmax."""
     dropout: Fraction = 0.1
     """Dropout on embeddings, positions, block outputs, feed-forward units and the last output."""
-    attn_dropout: Fraction = 0.0
-    """Dropout on the attention weights."""
-    qkv_dropout: Fraction = 0.0
-    """Dropout on queries, keys and values, and on the keys of relative positions."""
-    weight_dropout: Fraction = 0.0
-    """Share of the hidden-to-hidden weights of an LSTM that is dropped, drawn once for each segment
-    (DropConnect; AWD-LSTM)."""
     embed_dropout: Fraction = 0.0
     """Embedding dropout: share of the words whose embedding is zero in a step; never that of
     completion_at or reset_at, nor of the first word of a segment."""
     input_dropout: Fraction | None = None
     """Dropout on the embeddings and positions; None: dropout."""
-    ff_dropout: Fraction | None = None
-    """Dropout on the units inside the feed-forward layers; None: dropout."""
     output_dropout: Fraction | None = None
     """Dropout on the output of the last layer; None: dropout."""
     variational_dropout: bool = False
     """Variational dropout: one mask for all positions of a segment (Gal and Ghahramani, 2016)."""
-    init: Literal["normal", "uniform"] = "normal"
-    """Distribution of the initial weights: normal with init_std, or uniform within init_range of 0.
-    Weights of normalizations and projections of embeddings are normal either way."""
-    init_range: Positive = 0.1
-    """Largest size of the initial weights with init uniform."""
-    embed_init: Literal["normal", "uniform"] | None = None
-    """Distribution of the initial token embeddings; None: as init."""
-    embed_init_range: Positive = 0.01
-    """Largest size of the initial token embeddings with embed_init uniform."""
     init_std: Positive = 0.02
     """Standard deviation of the initial weights."""
     proj_init_std: Positive = 0.01
     """Standard deviation of the initial embedding projections."""
-    norm_eps: Positive = 1e-5
-    """Epsilon of the normalization."""
-    quirks: tuple[Quirk, ...] = ()
-    """Deviations of the authors' code on which a converted checkpoint depends."""
+
+    has_attention = False
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """A setting that the kind does not have is at its default; see below."""
+
+    @classmethod
+    def classes(cls) -> "tuple[type[ModelConfig], ...]":
+        """Return the class, or those of all kinds for :class:`ModelConfig` itself."""
+        return (AuthorsConfig, *KINDS.values()) if cls is ModelConfig else (cls,)
 
     def __post_init__(self) -> None:
         check(self, "model")
-        nearest = near(self.kind, [*KINDS])
+        nearest = near(self.kind, KINDS)
         require(
             self.kind in KINDS,
             f"model.kind={self.kind!r} is unknown; choose from {', '.join(map(repr, KINDS))}"
             + (f"; did you mean {nearest!r}?" if nearest else "; register_model adds one"),
         )
-        # First, so that stored settings of parts that an LSTM lacks need not fit each other.
         refuse_unused(self, self.unused())
-        require(
-            (self.n_positions is not None) == (self.attn_type in (1, 3)),
-            f"attn_type={self.attn_type} with n_positions={self.n_positions}: attn_type 1 and 3 "
-            "need it, usually segment_len + mem_len, and the others have no table",
-        )
         require(
             self.n_features > 0 or self.n_mixtures == 0,
             f"n_mixtures={self.n_mixtures} with n_features=0: tokens are followed by tokens, which "
             "have a softmax; set n_features to the width of the real-valued inputs",
         )
         self._check_clusters()
-        require(
-            len(self.layer_attn_lens) in (0, self.n_layer),
-            f"layer_attn_lens={self.layer_attn_lens} must be one length for each of n_layer="
-            f"{self.n_layer} layers, or none",
-        )
         require(
             self.reset_at is None or self.reset_at < (self.vocab_size or float("inf")),
             f"reset_at={self.reset_at} must be the number of a symbol, from 0 to below "
@@ -302,68 +214,10 @@ class ModelConfig:
             "where the next document begins, so reset_at must be another token, and both must be "
             f"below vocab_size={self.vocab_size}",
         )
-        require(
-            not (self.has_attention or self.family == "xlnet")
-            or self.d_head is not None
-            or self.d_model % self.n_head == 0,
-            f"n_head={self.n_head} must divide d_model={self.d_model}; "
-            "change one of them or set d_head",
-        )
-        require(
-            self.family != "gpt" or self.head_width % 2 == 0,
-            f"d_head={self.head_width} must be even with kind='gpt': rotary positions rotate pairs",
-        )
-        require(
-            self.family != "mamba2" or self.expand * self.d_model % self.n_head == 0,
-            f"n_head={self.n_head} must divide expand x d_model = {self.expand * self.d_model}; "
-            "change one of them",
-        )
-        require(
-            self.family != "xlstm" or self.d_model % (2 * self.n_head) == 0,
-            f"n_head={self.n_head} must divide d_model / 2 = {self.d_model / 2:g}, the width of "
-            "queries and keys; change one of them",
-        )
-        require(
-            self.family != "rwkv" or min(self.n_layer, self.d_model) > 1,
-            f"n_layer={self.n_layer} and d_model={self.d_model} must be 2 or more: the initial "
-            "weights of an RWKV differ from the first to the last layer and feature",
-        )
-        require(
-            self.family not in ("transformer_xl", "xlnet")
-            or self.d_model % 2 == 0
-            or self.attn_type in (1, 3),
-            f"d_model={self.d_model} must be even: position encodings are pairs of sine and cosine",
-        )
-        require(
-            self.gate == "none" or self.norm_first,
-            f"gate={self.gate!r} needs norm_first=True: a normalization behind the gates would "
-            "undo the way around the layers that they leave open",
-        )
-        require(
-            not (self.enhanced_recurrence and self.attn_type in (2, 3)),
-            f"enhanced_recurrence=True with attn_type={self.attn_type}: absolute positions would "
-            "be added to states that hold older ones; use attn_type 0 or 1",
-        )
-        for name in ("value_residual", "embedding_residual"):
-            require(
-                not getattr(self, name) or self.n_layer > 1,
-                f"{name}=True with n_layer={self.n_layer}: there is no layer behind the first",
-            )
-        require(
-            not (self.input_recurrence and self.enhanced_recurrence),
-            "input_recurrence=True with enhanced_recurrence=True: the memory of the first layer "
-            "holds its outputs, not the input that the recurrence continues; choose one",
-        )
-        require(
-            not (self.input_recurrence and "stored_positions" in self.quirks),
-            "input_recurrence=True with the quirk stored_positions: the memory of the first layer "
-            "holds inputs with positions added to them; choose one",
-        )
-        require(
-            not (self.value_residual and self.enhanced_recurrence),
-            "value_residual=True with enhanced_recurrence=True: the memory of the first layer "
-            "holds its outputs, not what its values are made from; choose one",
-        )
+        self._check_own()
+
+    def _check_own(self) -> None:
+        """Check what the kind requires."""
 
     def _check_clusters(self) -> None:
         ends = (0, *self.cutoffs, *([self.vocab_size] if self.vocab_size else []))
@@ -396,46 +250,20 @@ class ModelConfig:
         ``variational_dropout`` without dropout, ``tie_projections`` and ``proj_init_std`` without
         projections.
         """
-        about = f"kind={self.kind!r}, which has no such part"
-        used = _USED[self.family]
-        yield from (Unused(name, about) for name in (*_ATTENTION, *_RECURRENT) if name not in used)
-        if self.init == "normal":
-            yield Unused("init_range", "init='normal'")
-        if self.embed_init != "uniform":
-            yield Unused("embed_init_range", f"embed_init={self.embed_init!r}")
+        for name in _LENGTHS:
+            if name not in fields_of(type(self)):
+                yield Unused(name, f"kind={self.kind!r}, which has no such part")
         if self.n_features:
             about = f"n_features={self.n_features}: inputs are no tokens, and have no table"
             yield from (Unused(name, about) for name in _OF_TABLES)
         if self.n_mixtures:
             about = f"n_mixtures={self.n_mixtures}: the targets are numbers, not symbols"
             yield from (Unused(name, about) for name in ("vocab_size", "sample_softmax"))
-        if self.family != "transformer_xl":
-            return
-        about = f"attn_type={self.attn_type}"
-        if self.attn_type == 3:
-            yield Unused("clamp_len", f"{about}: distances end with the table, at n_positions")
-        if self.attn_type in (2, 3):
-            yield Unused("tie_biases", f"{about}, which has no attention biases")
-        if self.attn_type in (0, 1):
-            yield Unused("quirks", f"{about}: no positions are stored", "stored_positions")
-        if self.attn_type in (1, 3):
-            yield Unused("quirks", f"{about}, which has no sinusoids", "exact_frequencies")
-        if not self.norm_first:
-            yield Unused("quirks", "norm_first=False: no queries are normalized", "raw_queries")
-        widths = [self.embed_width // self.div_val**i for i in range(len(self.cutoffs) + 1)]
-        if self.div_val == 1 or self.d_model not in widths:
-            about = f"div_val={self.div_val} and clusters of the widths {widths}"
-            yield Unused("proj_same_dim", f"{about}: no projection is left out")
 
     @property
     def family(self) -> str:
         """The kind of this package whose settings these are: ``kind``, unless it was registered."""
-        return KINDS[self.kind]
-
-    @property
-    def has_attention(self) -> bool:
-        """Whether the layers are those of a Transformer: attention and feed-forward."""
-        return self.family in ("transformer_xl", "gpt")
+        return str(fields_of(KINDS[self.kind])["kind"].default)
 
     @property
     def clusters(self) -> tuple[Cluster, ...]:
@@ -470,3 +298,354 @@ class ModelConfig:
     def embed_width(self) -> int:
         """Width of the embeddings, with the default of ``d_embed`` resolved."""
         return self.d_embed or self.d_model
+
+
+@no_type_check
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _WithHeads(ModelConfig):
+    """Settings of attention, of its feed-forward layers and normalizations."""
+
+    n_head: Count = 8
+    """Number of attention heads in each layer."""
+    d_head: Count | None = None
+    """Width of one attention head; None: d_model / n_head."""
+    d_inner: Count = 2048
+    """Width of the feed-forward layer; with a gated activation, 2/3 of it has as many weights."""
+    activation: Activation = "relu"
+    """Activation of the feed-forward layer: ReLU (the paper), squared ReLU, GELU, GEGLU or
+    SwiGLU."""
+    attn_len: Count | None = None
+    """Attention length: how many keys a query sees, counting its own; None: all of memory and
+    segment."""
+    ext_len: Length = 0
+    """Extended context: positions before each segment that are read again with it instead of being
+    kept in memory."""
+    norm: Literal["layer", "rms"] = "layer"
+    """LayerNorm (the paper) or RMSNorm."""
+    norm_eps: Positive = 1e-5
+    """Epsilon of the normalization."""
+    qk_norm: bool = False
+    """Normalize the queries and keys of each head before the biases u and v are added; not the keys
+    of positions."""
+    attn_dropout: Fraction = 0.0
+    """Dropout on the attention weights."""
+    ff_dropout: Fraction | None = None
+    """Dropout on the units inside the feed-forward layers; None: dropout."""
+
+    has_attention = True
+
+    def _check_own(self) -> None:
+        require(
+            self.d_head is not None or self.d_model % self.n_head == 0,
+            f"n_head={self.n_head} must divide d_model={self.d_model}; "
+            "change one of them or set d_head",
+        )
+
+
+@no_type_check
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransformerXLConfig(_WithHeads):
+    """Settings of a Transformer-XL (Dai et al., 2019) and of its variants.
+
+    Example:
+        >>> TransformerXLConfig(n_layer=2, mem_len=64).head_width
+        64
+    """
+
+    attn_type: Annotated[int, Range(ge=0, le=3)] = 0
+    """Positions: 0 relative (the paper), 1 learned relative (Shaw et al.), 2 absolute sinusoidal, 3
+    absolute learned."""
+    n_positions: Count | None = None
+    """Rows of the learned table of attn_type 1 and 3, usually segment_len + mem_len; farther
+    positions take the last."""
+    layer_attn_lens: tuple[Count, ...] = ()
+    """Attention length of each layer, the lowest first, so that memory lengths differ by layer: one
+    that is n uses n - 1 positions of the memory. mem_len is stored in all; empty: attn_len holds
+    for all."""
+    clamp_len: Length | None = None
+    """Relative distances above this one count as this one; None: no clamping."""
+    norm_first: bool = False
+    """Pre-norm: each block normalizes its input. False (the paper): post-norm."""
+    gate: Literal["none", "gru"] = "none"
+    """Residual connections (the paper), or the GRU gates of GTrXL, which need pre-norm."""
+    final_norm: bool = False
+    """Normalize the output of the last layer, for pre-norm; the authors' pre-norm does not."""
+    tie_biases: bool = True
+    """Share the attention biases u and v across layers (the paper)."""
+    value_residual: bool = False
+    """Value residuals: the values of every layer but the first are a learned mix of its own and
+    those of the first layer, which keep what the token itself says (ResFormer)."""
+    embedding_residual: bool = False
+    """Embedding residuals: the input of every layer but the first is a learned mix of the output
+    of the layer before it and the normalized input of the first layer."""
+    input_recurrence: bool = False
+    """Add to the embedding of each token the input of the token before it, times a learned factor
+    for each feature: a linear recurrence, which the memory carries across segments."""
+    enhanced_recurrence: bool = False
+    """Keep the output of each layer in its memory instead of its input (ERNIE-Doc)."""
+
+    def _check_own(self) -> None:
+        _WithHeads._check_own(self)
+        require(
+            (self.n_positions is not None) == (self.attn_type in (1, 3)),
+            f"attn_type={self.attn_type} with n_positions={self.n_positions}: attn_type 1 and 3 "
+            "need it, usually segment_len + mem_len, and the others have no table",
+        )
+        require(
+            len(self.layer_attn_lens) in (0, self.n_layer),
+            f"layer_attn_lens={self.layer_attn_lens} must be one length for each of n_layer="
+            f"{self.n_layer} layers, or none",
+        )
+        _require_even(self, self.attn_type in (1, 3))
+        require(
+            self.gate == "none" or self.norm_first,
+            f"gate={self.gate!r} needs norm_first=True: a normalization behind the gates would "
+            "undo the way around the layers that they leave open",
+        )
+        require(
+            not (self.enhanced_recurrence and self.attn_type in (2, 3)),
+            f"enhanced_recurrence=True with attn_type={self.attn_type}: absolute positions would "
+            "be added to states that hold older ones; use attn_type 0 or 1",
+        )
+        for name in ("value_residual", "embedding_residual"):
+            require(
+                not getattr(self, name) or self.n_layer > 1,
+                f"{name}=True with n_layer={self.n_layer}: there is no layer behind the first",
+            )
+        require(
+            not (self.input_recurrence and self.enhanced_recurrence),
+            "input_recurrence=True with enhanced_recurrence=True: the memory of the first layer "
+            "holds its outputs, not the input that the recurrence continues; choose one",
+        )
+        require(
+            not (self.input_recurrence and "stored_positions" in self.quirks),
+            "input_recurrence=True with the quirk stored_positions: the memory of the first layer "
+            "holds inputs with positions added to them; choose one",
+        )
+        require(
+            not (self.value_residual and self.enhanced_recurrence),
+            "value_residual=True with enhanced_recurrence=True: the memory of the first layer "
+            "holds its outputs, not what its values are made from; choose one",
+        )
+
+    def unused(self) -> Iterator[Unused]:
+        """Yield the settings without effect."""
+        yield from ModelConfig.unused(self)
+        about = f"attn_type={self.attn_type}"
+        if self.attn_type == 3:
+            yield Unused("clamp_len", f"{about}: distances end with the table, at n_positions")
+        if self.attn_type in (2, 3):
+            yield Unused("tie_biases", f"{about}, which has no attention biases")
+
+
+@no_type_check
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuthorsConfig(TransformerXLConfig):
+    """Settings of a Transformer-XL that recipes and checkpoints of other implementations have.
+
+    ``TransformerXLConfig(start_memory="zeros")`` makes one.
+    """
+
+    start_memory: Literal["empty", "zeros"] = "empty"
+    """Memory at the start of a text: empty, or mem_len zero states that are attended to."""
+    proj_same_dim: bool = True
+    """With div_val > 1: project a cluster that is as wide as the model, too."""
+    init: Literal["normal", "uniform"] = "normal"
+    """Distribution of the initial weights: normal with init_std, or uniform within init_range of 0.
+    Weights of normalizations and projections of embeddings are normal either way."""
+    init_range: Positive = 0.1
+    """Largest size of the initial weights with init uniform."""
+    embed_init: Literal["normal", "uniform"] | None = None
+    """Distribution of the initial token embeddings; None: as init."""
+    embed_init_range: Positive = 0.01
+    """Largest size of the initial token embeddings with embed_init uniform."""
+    qkv_dropout: Fraction = 0.0
+    """Dropout on queries, keys and values, and on the keys of relative positions."""
+    quirks: tuple[Quirk, ...] = ()
+    """Deviations of the authors' code on which a converted checkpoint depends."""
+
+    def unused(self) -> Iterator[Unused]:
+        """Yield the settings without effect."""
+        yield from TransformerXLConfig.unused(self)
+        if self.init == "normal":
+            yield Unused("init_range", "init='normal'")
+        if self.embed_init != "uniform":
+            yield Unused("embed_init_range", f"embed_init={self.embed_init!r}")
+        about = f"attn_type={self.attn_type}"
+        if self.attn_type in (0, 1):
+            yield Unused("quirks", f"{about}: no positions are stored", "stored_positions")
+        if self.attn_type in (1, 3):
+            yield Unused("quirks", f"{about}, which has no sinusoids", "exact_frequencies")
+        if not self.norm_first:
+            yield Unused("quirks", "norm_first=False: no queries are normalized", "raw_queries")
+        widths = [self.embed_width // self.div_val**i for i in range(len(self.cutoffs) + 1)]
+        if self.div_val == 1 or self.d_model not in widths:
+            about = f"div_val={self.div_val} and clusters of the widths {widths}"
+            yield Unused("proj_same_dim", f"{about}: no projection is left out")
+
+
+@no_type_check
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GPTConfig(_WithHeads):
+    """Settings of a GPT with rotary positions.
+
+    Example:
+        >>> GPTConfig(n_layer=2, mem_len=0).attn_type
+        0
+    """
+
+    kind: str = "gpt"
+
+    def _check_own(self) -> None:
+        _WithHeads._check_own(self)
+        require(
+            self.head_width % 2 == 0,
+            f"d_head={self.head_width} must be even with kind='gpt': rotary positions rotate pairs",
+        )
+
+
+@no_type_check
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LSTMConfig(ModelConfig):
+    """Settings of an LSTM."""
+
+    kind: str = "lstm"
+    weight_dropout: Fraction = 0.0
+    """Share of the hidden-to-hidden weights of an LSTM that is dropped, drawn once for each segment
+    (DropConnect; AWD-LSTM)."""
+
+
+@no_type_check
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RWKVConfig(ModelConfig):
+    """Settings of an RWKV."""
+
+    kind: str = "rwkv"
+    d_inner: Count = 2048
+    """Width of the feed-forward layer; with a gated activation, 2/3 of it has as many weights."""
+    norm_eps: Positive = 1e-5
+    """Epsilon of the normalization."""
+
+    def _check_own(self) -> None:
+        require(
+            min(self.n_layer, self.d_model) > 1,
+            f"n_layer={self.n_layer} and d_model={self.d_model} must be 2 or more: the initial "
+            "weights of an RWKV differ from the first to the last layer and feature",
+        )
+
+
+@no_type_check
+@dataclass(frozen=True, kw_only=True, slots=True)
+class XLSTMConfig(ModelConfig):
+    """Settings of an xLSTM."""
+
+    kind: str = "xlstm"
+    n_head: Count = 8
+    """Number of attention heads in each layer."""
+    d_inner: Count = 2048
+    """Width of the feed-forward layer; with a gated activation, 2/3 of it has as many weights."""
+    norm_eps: Positive = 1e-5
+    """Epsilon of the normalization."""
+
+    def _check_own(self) -> None:
+        require(
+            self.d_model % (2 * self.n_head) == 0,
+            f"n_head={self.n_head} must divide d_model / 2 = {self.d_model / 2:g}, the width of "
+            "queries and keys; change one of them",
+        )
+
+
+@no_type_check
+@dataclass(frozen=True, kw_only=True, slots=True)
+class XLNetConfig(ModelConfig):
+    """Settings of an XLNet."""
+
+    kind: str = "xlnet"
+    n_head: Count = 8
+    """Number of attention heads in each layer."""
+    d_inner: Count = 2048
+    """Width of the feed-forward layer; with a gated activation, 2/3 of it has as many weights."""
+    norm_eps: Positive = 1e-5
+    """Epsilon of the normalization."""
+
+    def _check_own(self) -> None:
+        require(
+            self.d_model % self.n_head == 0,
+            f"n_head={self.n_head} must divide d_model={self.d_model}; change one of them",
+        )
+        _require_even(self)
+
+
+@no_type_check
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mamba2Config(ModelConfig):
+    """Settings of a Mamba-2."""
+
+    kind: str = "mamba2"
+    n_head: Count = 8
+    """Number of attention heads in each layer."""
+    state_size: Count = 128
+    """Width of the recurrent state for each feature of a Mamba-2 layer (d_state)."""
+    expand: Count = 2
+    """Width inside a Mamba-2 layer, as a multiple of d_model."""
+    conv_width: Annotated[int, Range(ge=2)] = 4
+    """Width of the convolution over time in a Mamba-2 layer."""
+    norm_eps: Positive = 1e-5
+    """Epsilon of the normalization."""
+
+    def _check_own(self) -> None:
+        require(
+            self.expand * self.d_model % self.n_head == 0,
+            f"n_head={self.n_head} must divide expand x d_model = {self.expand * self.d_model}; "
+            "change one of them",
+        )
+
+
+def is_own_kind(kind: str) -> bool:
+    """Whether a kind is one of this package, and was not registered by another."""
+    return kind in KINDS and fields_of(KINDS[kind])["kind"].default == kind
+
+
+def _require_even(config: ModelConfig, has_table: bool = False) -> None:
+    require(
+        config.d_model % 2 == 0 or has_table,
+        f"d_model={config.d_model} must be even: position encodings are pairs of sine and cosine",
+    )
+
+
+KINDS |= {
+    "transformer_xl": TransformerXLConfig,
+    "lstm": LSTMConfig,
+    "gpt": GPTConfig,
+    "rwkv": RWKVConfig,
+    "xlstm": XLSTMConfig,
+    "xlnet": XLNetConfig,
+    "mamba2": Mamba2Config,
+}
+_CLASSES = {ModelConfig, AuthorsConfig, *KINDS.values()}
+
+for _name, _field in fields_of(ModelConfig).items():
+    if _name not in ModelConfig.__dict__:
+        setattr(ModelConfig, _name, _field.default)
+
+
+def _of_kind(kind: str, settings: dict[str, Any]) -> tuple[type[ModelConfig], dict[str, Any]]:
+    """Return the class for settings of a kind, and the settings without those it does not have.
+
+    Raises:
+        UnusedError: A setting of another kind is not at its default, as earlier versions stored it.
+    """
+    target, known = KINDS[kind], fields_of(ModelConfig)
+    for name in (settings.keys() - fields_of(target).keys()) & known.keys():
+        value, default = settings[name], known[name].default
+        if value == default or (isinstance(value, list) and tuple(value) == default):
+            settings.pop(name)
+        elif issubclass(target, TransformerXLConfig) and name in fields_of(AuthorsConfig):
+            target = AuthorsConfig
+        else:
+            message = (
+                f"{name}={value!r} has no effect with kind={kind!r}, which has no such part; leave "
+                f"it at {default!r}, or change the other"
+            )
+            raise UnusedError(message, target, name, default)
+    return target, settings

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from transformer_xl.config import EvalConfig, ModelConfig
 from transformer_xl.config.checks import near
+from transformer_xl.errors import SettingsError
 
 NO_LIMIT = 1 << 30
 """A ``clamp_len`` that limits nothing; None would leave the limit of the model in place."""
@@ -59,12 +60,12 @@ def preset_eval(name: str, *, keys_beyond_memory: int = 0) -> EvalConfig:
             1 with the authors' TensorFlow code and NVIDIA's, 0 with the authors' PyTorch code.
 
     Raises:
-        ValueError: The preset is unknown.
+        SettingsError: The preset is unknown.
     """
     if name not in PRESETS:
         nearest = near(name, PRESETS)
         hint = f"; did you mean {nearest!r}?" if nearest else ""
-        raise ValueError(f"{name!r} is no preset; there are {', '.join(PRESETS)}{hint}")
+        raise SettingsError(f"{name!r} is no preset; there are {', '.join(PRESETS)}{hint}")
     segment_len, mem_len, clamp_len, *_ = PRESETS[name]
     return EvalConfig(
         split="test",

@@ -22,6 +22,7 @@ from typing import Any
 from transformer_xl.config import files
 from transformer_xl.config.checks import check, near, no_type_check, read_settings, require
 from transformer_xl.config.files import checksum, replace_file
+from transformer_xl.errors import CheckpointError, InputError
 
 CARD_FILE = "model.toml"
 TEXT_FILE = "README.md"
@@ -87,13 +88,13 @@ class ShippedModel:
 
         Raises:
             OSError: The file cannot be read.
-            ValueError: It is not valid.
+            InputError: It is not valid.
         """
         path = self.folder / CARD_FILE
         try:
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except tomllib.TOMLDecodeError as error:
-            raise ValueError(f"{path} is not valid TOML: {error}") from error
+            raise InputError(f"{path} is not valid TOML: {error}") from error
         return read_settings(Card, values, str(path))
 
     @cached_property
@@ -102,7 +103,7 @@ class ShippedModel:
 
         Raises:
             OSError: The weights cannot be read.
-            RuntimeError: They are damaged.
+            CheckpointError: They are damaged.
         """
         from safetensors import SafetensorError, safe_open
 
@@ -112,7 +113,7 @@ class ShippedModel:
                 shapes = (file.get_slice(name).get_shape() for name in file.keys())  # noqa: SIM118
                 return sum(map(math.prod, shapes))
         except SafetensorError as error:
-            raise RuntimeError(f"{path} is damaged: {error}") from error
+            raise CheckpointError(f"{path} is damaged: {error}") from error
 
     def about(self) -> dict[str, Any]:
         """Return what ``txl models --json`` prints."""
@@ -155,10 +156,10 @@ def require_shipped(name: str) -> ShippedModel:
     """Return the shipped model of a name.
 
     Raises:
-        ValueError: There is none.
+        InputError: There is none.
     """
     if (found := shipped_model(name)) is None:
-        raise ValueError(f"no shipped model is called {name!r}; {hint(name)}")
+        raise InputError(f"no shipped model is called {name!r}; {hint(name)}")
     return found
 
 
@@ -181,7 +182,7 @@ def shipped_path(name: str) -> Path:
         name: The name of the model, as ``python-code``, or with a version, as ``python-code-1``.
 
     Raises:
-        ValueError: No shipped model has this name.
+        InputError: No shipped model has this name.
 
     Example:
         >>> shipped_path("shakespeare").name
@@ -201,7 +202,7 @@ def check_sums(folder: Path) -> None:
 
     Raises:
         OSError: A file cannot be read.
-        RuntimeError: A file is missing, has changed, or is not listed.
+        CheckpointError: A file is missing, has changed, or is not listed.
     """
     path = folder / SUMS_FILE
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -215,7 +216,7 @@ def check_sums(folder: Path) -> None:
         if checksum(folder / name) != listed[name]
     ]
     if problems:
-        raise RuntimeError(
+        raise CheckpointError(
             f"{path} does not match the files beside it: {', '.join(problems)}; "
             "install transformer-xl again"
         )

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from transformer_xl.config.checks import (
     Count,
     Fraction,
+    Integer,
     Length,
     NotNegative,
     Positive,
@@ -171,7 +172,7 @@ class TrainConfig:
     deep. One GPU replays steps as CUDA graphs, with ``accumulate`` 1; with ``layers`` neither those
     of an adaptive softmax, nor of documents, real-valued inputs, ``reset_memory`` or
     ``recompute``."""
-    seed: int = 1
+    seed: Integer = 1
     """Random seed of the initial weights, of dropout, of random lengths and of resets."""
     max_skips: Length = 10
     """How many updates in a row may be skipped because the gradient is not finite or too large;

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.config.model import KINDS
+from transformer_xl.config.model import KINDS, is_own_kind
 from transformer_xl.errors import InputError
 from transformer_xl.model.limits import require_loading
 from transformer_xl.model.pretrained import (
@@ -61,12 +61,12 @@ def register_model(
         >>> type(build_model(ModelConfig(kind="mine", vocab_size=10, n_layer=1))).__name__
         'Mine'
     """
-    if KINDS.get(kind) == kind:
+    if is_own_kind(kind):
         raise InputError(f"kind={kind!r} is one of this package: choose another name")
-    if KINDS.get(settings_of) != settings_of:
+    if not is_own_kind(settings_of):
         raise InputError(f"settings_of={settings_of!r} is no kind of this package")
     BUILDERS[kind] = build
-    KINDS[kind] = settings_of
+    KINDS[kind] = KINDS[settings_of]
 
 
 def builder(kind: str) -> Callable[[ModelConfig], "LanguageModel"]:

@@ -5,14 +5,15 @@
 
 import dataclasses
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache, partial
 from importlib.util import find_spec
 
 import pytest
 import torch
 
-from transformer_xl.config import ModelConfig
+from transformer_xl.config import AuthorsConfig, ModelConfig
+from transformer_xl.config.checks import fields_of
 from transformer_xl.inference.classify import LongDocumentClassifier
 from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.inference.generate import Sampling, generate
@@ -99,10 +100,10 @@ QUIRKS = {
 
 
 def test_every_setting_has_a_row():
-    assert [*MODEL] == [field.name for field in fields(ModelConfig)]
+    assert {*MODEL} == {*fields_of(ModelConfig)}
     for name, (base, value, *_) in MODEL.items():
         assert ModelConfig(**base | {name: value}) != ModelConfig(**base), name
-    assert {*QUIRKS} == {*ModelConfig.__dataclass_fields__["quirks"].type.__args__[0].__args__}
+    assert {*QUIRKS} == {*AuthorsConfig.__dataclass_fields__["quirks"].type.__args__[0].__args__}
 
 
 def test_the_command_line_hands_every_setting_on(handed_on):

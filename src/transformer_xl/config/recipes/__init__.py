@@ -11,6 +11,7 @@ from typing import Any
 from transformer_xl.config import Config, GenerateConfig
 from transformer_xl.config.checks import ContradictionError, UnusedError, near, read_settings
 from transformer_xl.config.locating import locate
+from transformer_xl.errors import SettingsError
 
 
 def recipe_names() -> list[str]:
@@ -23,14 +24,14 @@ def recipe_text(name: str) -> str:
     """Return the text of a shipped recipe.
 
     Raises:
-        ValueError: The name is unknown.
+        SettingsError: The name is unknown.
     """
     if name not in (names := recipe_names()):
         folder = Path(name).parent
         files = [str(x) for x in folder.iterdir()] if folder.is_dir() else []
         nearest = near(name, [*names, *files])
         hint = f"did you mean {nearest}? " if nearest else ""
-        raise ValueError(
+        raise SettingsError(
             f"no recipe and no file is called {name!r}; {hint}`txl recipes` lists the recipes"
         )
     return resources.files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
@@ -54,7 +55,7 @@ def load_recipe(recipe: str | Path, *, is_stored: bool = False) -> Config:
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: The recipe is unknown, not TOML, or has a wrong key, type or value.
+        SettingsError: The recipe is unknown, not TOML, or has a wrong key, type or value.
 
     Example:
         >>> load_recipe("demo").model.n_layer
@@ -69,7 +70,7 @@ def load_recipe(recipe: str | Path, *, is_stored: bool = False) -> Config:
         # Some editors write a byte order mark.
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not a recipe: it is not text ({error})") from error
+        raise SettingsError(f"{path} is not a recipe: it is not text ({error})") from error
     except OSError as error:
         raise OSError(f"cannot read the recipe {path}: {error.strerror}") from error
     return parse_recipe(text, str(path), is_stored=is_stored)
@@ -101,10 +102,10 @@ def parse_recipe(text: str, source: str, *, is_stored: bool = False) -> Config:
     try:
         values = tomllib.loads(text)
     except RecursionError as error:
-        raise ValueError(f"{source} is not valid TOML: it is nested too deeply") from error
+        raise SettingsError(f"{source} is not valid TOML: it is nested too deeply") from error
     except ValueError as error:
         # Also a number of more digits than Python reads.
-        raise ValueError(f"{source} is not valid TOML: {error}") from error
+        raise SettingsError(f"{source} is not valid TOML: {error}") from error
     return read_settings(Config, values, source, is_stored=is_stored)
 
 
@@ -124,10 +125,10 @@ def differences(one: Config, other: Config) -> list[str]:
     found = []
     for section in dataclasses.fields(Config):
         left, right = getattr(one, section.name), getattr(other, section.name)
-        for field in dataclasses.fields(left):
-            a, b = getattr(left, field.name), getattr(right, field.name)
-            if a != b:
-                found.append(f"{section.name}.{field.name}: {a!r}, {b!r}")
+        a, b = (dataclasses.asdict(x) for x in (left, right))
+        for name in a | b:
+            if a.get(name) != b.get(name):
+                found.append(f"{section.name}.{name}: {a.get(name)!r}, {b.get(name)!r}")
     return found
 
 
@@ -145,9 +146,9 @@ def changed(
         say: Is told which settings of the recipe have changed, and why.
 
     Raises:
-        ValueError: A given setting is invalid, or contradicts another one.
+        SettingsError: A given setting is invalid, or contradicts another one.
     """
-    kinds = {x.name: x.type for x in dataclasses.fields(Config)}
+    kinds: Any = {x.name: x.type for x in dataclasses.fields(Config)}
     sections = {name: dict(given.get(name, {})) for name in kinds}
     why: dict[str, str] = {}
     while True:
@@ -159,9 +160,10 @@ def changed(
             found = dataclasses.replace(config, **changed)
             break
         except (UnusedError, ContradictionError) as error:
-            section = next(name for name, kind in kinds.items() if kind is type(error.settings))
+            cls = error.settings if isinstance(error.settings, type) else type(error.settings)
+            section = next(name for name, kind in kinds.items() if issubclass(cls, kind))
             is_given = error.name in given.get(section, {})
-            if is_given or error.value == getattr(error.settings, error.name):
+            if is_given or (error.name, error.value) in sections[section].items():
                 raise
             sections[section][error.name] = error.value
             # Without the remedy.

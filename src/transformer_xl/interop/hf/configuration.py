@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from transformer_xl.config import FORMAT_VERSION, ModelConfig
-from transformer_xl.config.checks import Count, checked, near, no_type_check, stored
+from transformer_xl.config.checks import Count, checked, fields_of, near, no_type_check, stored
 from transformer_xl.config.locating import locate_here
 from transformer_xl.model.pretrained import MODEL_TYPE
 
@@ -32,7 +32,7 @@ class _Calls:
     use_cache: bool = True
 
 
-_SETTINGS = tuple(field.name for field in dataclasses.fields(ModelConfig))
+_SETTINGS = tuple(fields_of(ModelConfig))
 _CALLS = dataclasses.asdict(_Calls())
 _DEFAULTS = {**_CALLS, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
@@ -120,7 +120,7 @@ class TransformerXLConfig(PreTrainedConfig):
         Raises:
             ValueError: One is out of range or does not fit another one.
         """
-        return ModelConfig(**{name: getattr(self, name) for name in _SETTINGS})
+        return ModelConfig(**{x: getattr(self, x) for x in _SETTINGS if hasattr(self, x)})
 
     def validate(self) -> None:
         """Have transformers validate the settings, but not the padding beyond the vocabulary."""
