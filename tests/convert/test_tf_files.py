@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from transformer_xl.interop.convert.pickles import UnreadableFile
+from transformer_xl.errors import CheckpointError
 from transformer_xl.interop.convert.tf_files import find_prefix, read_tensorflow
 
 NUMBERS = {
@@ -199,7 +199,7 @@ def test_tables_that_lie_are_refused(tmp_path: Path) -> None:
         write_index(tmp_path / "m", entries | {b"x": lie})
         try:
             read_tensorflow(tmp_path / "m")
-        except UnreadableFile:
+        except CheckpointError:
             continue
         pytest.fail(f"{name} is read")
 
@@ -207,7 +207,7 @@ def test_tables_that_lie_are_refused(tmp_path: Path) -> None:
 def test_variables_that_overlap_are_refused(tmp_path: Path) -> None:
     entries = write(tmp_path / "m", {"x": one(), "y": one()})
     write_index(tmp_path / "m", entries | {b"y": entry(one(), 0, 12)})
-    with pytest.raises(UnreadableFile, match="overlaps"):
+    with pytest.raises(CheckpointError, match="overlaps"):
         read_tensorflow(tmp_path / "m")
 
 
@@ -220,16 +220,16 @@ def test_texts_are_left_out(tmp_path: Path) -> None:
 def test_what_is_not_supported_is_named(tmp_path: Path) -> None:
     entries = write(tmp_path / "m", {"x": one()})
     write_index(tmp_path / "m", entries | {b"x": LYING["slices"]})
-    with pytest.raises(UnreadableFile, match="partitioner"):
+    with pytest.raises(CheckpointError, match="partitioner"):
         read_tensorflow(tmp_path / "m")
     write_index(tmp_path / "m", entries | {b"": field(1, 1) + field(2, 1)})
-    with pytest.raises(UnreadableFile, match="big-endian"):
+    with pytest.raises(CheckpointError, match="big-endian"):
         read_tensorflow(tmp_path / "m")
     (tmp_path / "m.index").write_bytes(table(entries, b"\1"))
-    with pytest.raises(UnreadableFile, match="compressed"):
+    with pytest.raises(CheckpointError, match="compressed"):
         read_tensorflow(tmp_path / "m")
     (tmp_path / "m.index").rename(tmp_path / "v1")
-    with pytest.raises(UnreadableFile, match="first version"):
+    with pytest.raises(CheckpointError, match="first version"):
         read_tensorflow(tmp_path / "v1")
 
 
@@ -240,11 +240,11 @@ def test_a_damaged_table_is_noticed(tmp_path: Path) -> None:
     # The footer has bytes that mean nothing.
     for i in range(len(content) - 48):
         path.write_bytes(content[:i] + bytes([content[i] ^ 1]) + content[i + 1 :])
-        with pytest.raises(UnreadableFile):
+        with pytest.raises(CheckpointError):
             read_tensorflow(tmp_path / "m")
     for n in range(len(content)):
         path.write_bytes(content[:n])
-        with pytest.raises(UnreadableFile):
+        with pytest.raises(CheckpointError):
             read_tensorflow(tmp_path / "m")
 
 
@@ -252,7 +252,7 @@ def test_files_that_are_missing_or_cut_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "m", {"x": one()})
     data = tmp_path / "m.data-00000-of-00001"
     data.write_bytes(data.read_bytes()[:-1])
-    with pytest.raises(UnreadableFile, match="data-00000"):
+    with pytest.raises(CheckpointError, match="data-00000"):
         read_tensorflow(tmp_path / "m")
     data.unlink()
     with pytest.raises(FileNotFoundError, match="data-00000"):

@@ -10,9 +10,10 @@ import torch
 from tokenizers import Tokenizer
 
 from transformer_xl.data import load_vocab, train_vocab
+from transformer_xl.errors import CheckpointError
 from transformer_xl.interop.convert import vocabularies
 from transformer_xl.interop.convert.cutting import moses_normalizer
-from transformer_xl.interop.convert.pickles import Instance, UnreadableFile
+from transformer_xl.interop.convert.torch_files import Instance
 from transformer_xl.interop.convert.vocabularies import (
     find_vocab,
     read_vocab,
@@ -338,7 +339,7 @@ def test_settings_that_are_none_are_refused(name, tmp_path):
     (tmp_path / "vocab.txt").write_text("<eos>\n<unk>\n")
     for content in (b" " * (5 << 20), b"[" * 100_000, b"[]", b'{"a": 1', b"1" * 5000, b"\xff"):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(UnreadableFile, match=name):
+        with pytest.raises(CheckpointError, match=name):
             read_vocab(tmp_path)
 
 

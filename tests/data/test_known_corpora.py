@@ -9,7 +9,7 @@ from transformer_xl.data.catalogue import KNOWN_CORPORA
 from transformer_xl.data.corpus import raw_split
 from transformer_xl.data.preparing import prepare
 from transformer_xl.data.text import SPLITS
-from transformer_xl.interop.convert.pickles import Instance
+from transformer_xl.interop.convert.torch_files import Instance
 from transformer_xl.interop.convert.vocabularies import vocab_from_object
 
 FOLDERS = {

@@ -27,9 +27,9 @@ from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.session_store import path_of
 from transformer_xl.apps.serve.sessions import Sessions
 from transformer_xl.config.recipes import load_recipe, recipe_text
+from transformer_xl.errors import TxlError
 from transformer_xl.inference.generate import from_pretrained, generate, save_state
 from transformer_xl.interop.convert import convert
-from transformer_xl.interop.convert.pickles import UnreadableFile
 from transformer_xl.interop.convert.vocabularies import read_vocab
 
 WORDS = [*(f"w{i}" for i in range(18)), "<eos>", "<unk>"]
@@ -43,7 +43,7 @@ SETTINGS |= {
     "attn_type": 0,
 }
 SETTINGS |= {"same_length": False, "pre_lnorm": False, "cutoffs": [], "div_val": 1}
-PERMITTED = (UnreadableFile, RuntimeError, ValueError, FileNotFoundError)
+PERMITTED = (RuntimeError, ValueError, FileNotFoundError)
 ABSURD = (None, True, -1, 0, 1, 3, 2**31, 2**63, 10**30, 1e308, float("nan"), "", "x", "\ud800")
 ABSURD += ([], {}, [None], [0, 0], [[]], {"a": {}}, ["<eos>"], [5, 12], "1" * 30)
 
@@ -51,7 +51,7 @@ ABSURD += ([], {}, [None], [0, 0], [[]], {"a": {}}, ["<eos>"], [5, 12], "1" * 30
 def is_permitted(error: Exception) -> bool:
     """Tell whether a person who gives a damaged file may see such an error."""
     # RecursionError and others are kinds of RuntimeError.
-    kinds = UnreadableFile | FileNotFoundError | ArchiveError
+    kinds = TxlError | FileNotFoundError | ArchiveError
     return type(error) in PERMITTED or isinstance(error, kinds)
 
 

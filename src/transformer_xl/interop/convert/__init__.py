@@ -18,9 +18,10 @@ from transformer_xl.config.files import new_folder, require_new
 from transformer_xl.config.presets import preset_eval, recognize
 from transformer_xl.data import Vocab, load_vocab
 from transformer_xl.data.chat_templates import StoredTemplate, store_template, stored_template
+from transformer_xl.errors import CheckpointError
 from transformer_xl.interop.convert.export import write_authors, write_huggingface
 from transformer_xl.interop.convert.layouts import entries, read_weights
-from transformer_xl.interop.convert.mapped_files import UnreadableFile, read_json
+from transformer_xl.interop.convert.mapped_files import read_json
 from transformer_xl.interop.convert.old_checkpoints import Checkpoint, open_checkpoint
 from transformer_xl.interop.convert.old_settings import (
     DEFAULTS,
@@ -28,7 +29,7 @@ from transformer_xl.interop.convert.old_settings import (
     model_config,
     without_ends,
 )
-from transformer_xl.interop.convert.pickles import attributes
+from transformer_xl.interop.convert.torch_files import attributes
 from transformer_xl.interop.convert.vocabularies import find_vocab, read_vocab, vocab_from_object
 from transformer_xl.model.arguments import require_token_inputs
 from transformer_xl.model.loading import read_model_weights, weight_shapes
@@ -41,7 +42,7 @@ from transformer_xl.model.pretrained import (
     write_model,
 )
 
-__all__ = ["SETTABLE", "Format", "UnreadableFile", "convert"]
+__all__ = ["SETTABLE", "Format", "convert"]
 
 Format = Literal["txl", "authors", "huggingface"]
 _Say = Callable[[str], None]
@@ -80,7 +81,7 @@ def convert(
     Raises:
         FileNotFoundError: There is no source.
         FileExistsError: The folder is not empty.
-        UnreadableFile: The source is damaged or hostile. A RuntimeError.
+        CheckpointError: The source is damaged or hostile.
         ValueError: The source is not a Transformer-XL, lacks settings, or cannot be represented in
             that format.
 
@@ -127,7 +128,7 @@ class _Model(NamedTuple):
 def _is_ours(source: Path | str) -> bool:
     try:
         return read_json(find_model_folder(source) / CONFIG_FILE).get("model_type") == MODEL_TYPE
-    except (FileNotFoundError, UnreadableFile):
+    except (FileNotFoundError, CheckpointError):
         return False
 
 
@@ -232,7 +233,7 @@ def _weights(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Tensor]:
     n_bytes = sum(file.stat().st_size for file in (*files, checkpoint.path))
     needed = sum(shape.numel() for shape in shapes.values())
     if needed > n_bytes:
-        raise UnreadableFile(
+        raise CheckpointError(
             f"{checkpoint.path} has {n_bytes:,} bytes and claims {needed:,} weights: it is damaged"
         )
     weights: dict[str, Tensor] = {}

@@ -15,12 +15,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from transformer_xl.errors import CheckpointError
 from transformer_xl.interop.convert.layouts import INV_FREQ
-from transformer_xl.interop.convert.mapped_files import UnreadableFile, read_json
+from transformer_xl.interop.convert.mapped_files import read_json
 from transformer_xl.interop.convert.old_settings import Origin
-from transformer_xl.interop.convert.pickles import Instance, attributes
 from transformer_xl.interop.convert.tf_files import find_prefix, read_tensorflow
-from transformer_xl.interop.convert.torch_files import module_tensors, read_torch
+from transformer_xl.interop.convert.torch_files import (
+    Instance,
+    attributes,
+    module_tensors,
+    read_pickled,
+)
 from transformer_xl.model.positions import frequencies
 
 _MOST_WRAPPED = 4
@@ -58,7 +63,7 @@ def open_checkpoint(source: Path) -> Checkpoint:
         try:
             checkpoint = _huggingface(path, load_file(path))
         except SafetensorError as error:
-            raise UnreadableFile(f"{path} is damaged or no safetensors file: {error}") from error
+            raise CheckpointError(f"{path} is damaged or no safetensors file: {error}") from error
     elif not path.exists() or re.search(r"\.(index|meta|data-\d+-of-\d+)$", path.name):
         prefix = find_prefix(path)
         tensors, cutoffs = from_tensorflow(read_tensorflow(prefix))
@@ -67,7 +72,7 @@ def open_checkpoint(source: Path) -> Checkpoint:
             path, "tensorflow", tensors, {"cutoffs": cutoffs} if cutoffs else {}
         )
     else:
-        checkpoint = _from_torch(path, read_torch(path))
+        checkpoint = _from_torch(path, read_pickled(path))
     checkpoint.settings = _settings_beside(path) | checkpoint.settings
     for name, x in checkpoint.tensors.items():
         if not x.is_floating_point():
@@ -118,7 +123,7 @@ def _weights_file(source: Path) -> Path:
 
 def _from_torch(path: Path, content: object, depth: int = 0) -> Checkpoint:
     if depth > _MOST_WRAPPED:
-        raise UnreadableFile(f"{path} has dictionaries or modules that are nested without end")
+        raise CheckpointError(f"{path} has dictionaries or modules that are nested without end")
     if isinstance(content, Instance):
         return _module(path, content, depth)
     if isinstance(content, dict):
@@ -173,7 +178,6 @@ def _module(path: Path, module: Instance, depth: int) -> Checkpoint:
         own = attributes(_child(module, *place))
         if name in own:
             settings[ours] = own[name]
-    # Before any are compared, which takes for ever if they are nested and shared.
     settings = _plain(settings)
     if isinstance(cutoffs := settings.get("cutoffs"), list):
         settings["cutoffs"] = [x for x in cutoffs if x != settings.get("n_token")]

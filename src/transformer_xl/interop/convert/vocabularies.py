@@ -26,10 +26,10 @@ import torch
 
 from transformer_xl.data.imported import SPACE, ImportedVocab, Join, LineEnds, Rules
 from transformer_xl.data.vocab import EOS, UNK, Vocab, byte_characters
+from transformer_xl.interop.convert.closed_unpickler import printable
 from transformer_xl.interop.convert.cutting import Added, VocabOptions, imported_vocab
-from transformer_xl.interop.convert.mapped_files import UnreadableFile, printable, read_json
-from transformer_xl.interop.convert.pickles import Instance, attributes
-from transformer_xl.interop.convert.torch_files import read_pickle, read_torch
+from transformer_xl.interop.convert.mapped_files import read_json
+from transformer_xl.interop.convert.torch_files import Instance, attributes, read_pickled
 
 _NAMES = (
     *("cache.pt", "vocab.pkl", "vocab.bin", "vocab.pt", "vocab.txt"),
@@ -76,7 +76,7 @@ def read_vocab(
 
     Raises:
         FileNotFoundError: There is no such file.
-        UnreadableFile: The file is damaged. A RuntimeError.
+        DataError or CheckpointError: The file is damaged.
         ValueError: The file has no vocabulary, or one that cannot be represented.
     """
     path = Path(path)
@@ -89,14 +89,14 @@ def read_vocab(
         head = file.read(len(_TORCH))
     options = VocabOptions(size, dataset, line_ends, unknown, moses)
     if head.startswith((_ZIP, _TORCH)):
-        return _from_object(read_torch(path), path, options)
+        return _from_object(read_pickled(path), path, options)
     if head.startswith(_PICKLE) or path.suffix == ".pkl":
         if path.stem == "cache":
             options = options.with_dataset(
                 _settings_beside(path, "corpus-info.json").get("dataset")
             )
         is_python2 = head[1:2] <= b"\x02" or head[:1] != _PICKLE
-        return _from_object(read_pickle(path), path, options, is_python2=is_python2)
+        return _from_object(read_pickled(path), path, options, is_python2=is_python2)
     return _from_text(path, options)
 
 
@@ -192,7 +192,7 @@ def _from_text(path: Path, options: VocabOptions) -> Vocab:
                     )
                 words[word[0]] = None
     except UnicodeDecodeError as error:
-        raise UnreadableFile(f"{path} is not a vocabulary: it is not UTF-8 ({error})") from error
+        raise CheckpointError(f"{path} is not a vocabulary: it is not UTF-8 ({error})") from error
     symbols = _checked(list(words), path)
     unk = next((name for name in ("<UNK>", UNK) if name in symbols), None)
     if unk is None:
