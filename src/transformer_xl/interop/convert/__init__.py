@@ -175,7 +175,7 @@ def _open_theirs(source: Path, settings: dict[str, Any], vocab: Path | None, say
     if path is not None:
         own = read_vocab(path, size=size)
     elif checkpoint.vocab is not None:
-        own = vocab_from_object(checkpoint.vocab, where=str(source), size=size)
+        own = vocab_from_object(checkpoint.vocab, source, size=size)
     else:
         say("no vocabulary in its folder: give it as --vocab FILE to evaluate and to generate")
     if own is not None:
