@@ -7,7 +7,6 @@ import re
 import struct
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,12 +22,12 @@ Read = Callable[[bytes], Any]
 
 
 @pytest.fixture
-def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
+def read(tmp_path, monkeypatch):
     """Read a pickle; what a child process might have executed would be seen in its folder."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "x.pkl"
 
-    def read_bytes(data: bytes) -> Any:
+    def read_bytes(data):
         path.write_bytes(data)
         try:
             return read_pickled(path)
@@ -38,11 +37,11 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
     return read_bytes
 
 
-def short(text: str) -> bytes:
+def short(text):
     return b"\x8c" + bytes([len(text)]) + text.encode()
 
 
-def named(module: str, name: str) -> bytes:
+def named(module, name):
     return short(module) + short(name) + b"\x93"
 
 
@@ -66,12 +65,12 @@ VALUES = st.recursive(
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(VALUES, st.sampled_from(PROTOCOLS))
-def test_plain_values_are_read_as_by_python(read: Read, value: Any, protocol: int) -> None:
+def test_plain_values_are_read_as_by_python(read, value, protocol):
     assert read(pickle.dumps(value, protocol)) == value
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_classes_become_plain_containers_and_records(read: Read, protocol: int) -> None:
+def test_classes_become_plain_containers_and_records(read, protocol):
     containers = [
         collections.OrderedDict(b=1, a=[2]),
         collections.Counter("hello"),
@@ -93,7 +92,7 @@ def test_classes_become_plain_containers_and_records(read: Read, protocol: int) 
     assert got[3][0].state == {"n_layer": 3, "cutoffs": [1]}
 
 
-def test_texts_of_python_2_are_latin_1(read: Read) -> None:
+def test_texts_of_python_2_are_latin_1(read):
     assert read(b"\x80\x02U\x04caf\xe9.") == "café"
     assert read(b"S'caf\\xe9\\n\\'\\\\'\np0\n.") == "café\n'\\"
     # As pickle.dumps(numpy.int64(200), 2) of Python 2.
@@ -105,9 +104,7 @@ def test_texts_of_python_2_are_latin_1(read: Read) -> None:
 
 
 @pytest.mark.parametrize("module", ["mem_transformer", "my.fork.mem_transformer", "__main__"])
-def test_classes_of_forks_and_of_scripts_are_known_by_their_last_name(
-    read: Read, module: str
-) -> None:
+def test_classes_of_forks_and_of_scripts_are_known_by_their_last_name(read, module):
     found = read(b"\x80\x04" + named(module, "MemTransformerLM") + b")\x81}b.")
     assert isinstance(found, Instance)
     assert (found.kind, found.state) == (f"{module}.MemTransformerLM", {})
@@ -130,7 +127,7 @@ HOW = ("reduce", "newobj", "inst", "obj", "global")
     [(*names, HOW[i % len(HOW)]) for i, names in enumerate(FORBIDDEN)]
     + [("posix", "system", how) for how in HOW],
 )
-def test_what_no_checkpoint_needs_is_refused(read: Read, module: str, name: str, how: str) -> None:
+def test_what_no_checkpoint_needs_is_refused(read, module, name, how):
     touch = short("touch marker")
     data = {
         "reduce": named(module, name) + touch + b"\x85R.",
@@ -146,7 +143,7 @@ def test_what_no_checkpoint_needs_is_refused(read: Read, module: str, name: str,
         read(data)
 
 
-def test_the_name_in_an_error_has_no_control_characters(read: Read) -> None:
+def test_the_name_in_an_error_has_no_control_characters(read):
     with pytest.raises(CheckpointError, match=r"x\\x1b\[2J\.y"):
         read(b"cx\x1b[2J\ny\n.")
 
@@ -233,13 +230,13 @@ SLOW = b"\x80\x04}(" + b"".join(
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_and_damaged_pickles_are_refused(read: Read, name: str) -> None:
+def test_hostile_and_damaged_pickles_are_refused(read, name):
     with pytest.raises(CheckpointError, match=r"x\.pkl"):
         read(HOSTILE[name])
 
 
 @pytest.mark.slow
-def test_a_pickle_that_takes_for_ever_is_refused(read: Read) -> None:
+def test_a_pickle_that_takes_for_ever_is_refused(read):
     began = time.monotonic()
     with pytest.raises(CheckpointError, match=r"takes more than \d+ s"):
         read(SLOW + b"u.")
@@ -247,7 +244,7 @@ def test_a_pickle_that_takes_for_ever_is_refused(read: Read) -> None:
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 5])
-def test_every_beginning_of_a_pickle_is_refused(read: Read, protocol: int) -> None:
+def test_every_beginning_of_a_pickle_is_refused(read, protocol):
     value = {"words": ["a", "b"], "array": np.arange(3), "settings": argparse.Namespace(x=1)}
     data = pickle.dumps(value, protocol)
     for n in range(1, len(data), 11):
@@ -255,7 +252,7 @@ def test_every_beginning_of_a_pickle_is_refused(read: Read, protocol: int) -> No
             read(data[:n])
 
 
-def test_a_large_vocabulary_is_read(read: Read) -> None:
+def test_a_large_vocabulary_is_read(read):
     words = [f"w{i}" for i in range(150_000)]
     numbers = {word: i for i, word in enumerate(words)}
     vocab = {"counter": dict(numbers), "idx2sym": words, "sym2idx": numbers}
@@ -263,7 +260,7 @@ def test_a_large_vocabulary_is_read(read: Read) -> None:
 
 
 @pytest.mark.parametrize("name", ["vocab.pkl", "vocab_plain.pkl"])
-def test_vocabularies_of_hugging_face_are_read(name: str, shared: Path) -> None:
+def test_vocabularies_of_hugging_face_are_read(name, shared):
     found = read_pickled(shared / "goldens" / "hf_tokenizer" / name)
     symbols = found["idx2sym"]
     assert found["sym2idx"] == {symbol: i for i, symbol in enumerate(symbols)}

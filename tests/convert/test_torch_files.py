@@ -8,8 +8,6 @@ import sys
 import types
 import warnings
 import zipfile
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,12 +21,12 @@ from transformer_xl.interop.convert.torch_files import Instance, module_tensors,
 IS_ZIP = pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "legacy"])
 
 
-def save(value: object, path: Path, is_zip: bool = True) -> Path:
+def save(value, path, is_zip=True):
     torch.save(value, path, _use_new_zipfile_serialization=is_zip)
     return path
 
 
-def same(got: object, expected: object) -> None:
+def same(got, expected):
     if isinstance(expected, Tensor):
         assert isinstance(got, Tensor)
         assert got.dtype == expected.dtype
@@ -48,7 +46,7 @@ def same(got: object, expected: object) -> None:
         assert got == expected
 
 
-def all_kinds() -> dict[str, Any]:
+def all_kinds():
     base = torch.arange(24.0)
     tensors: dict[str, Any] = {
         str(dtype): torch.arange(5).to(dtype)
@@ -68,7 +66,7 @@ def all_kinds() -> dict[str, Any]:
 
 @IS_ZIP
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_tensors_are_read_as_by_torch(is_zip: bool, protocol: int, tmp_path: Path) -> None:
+def test_tensors_are_read_as_by_torch(is_zip, protocol, tmp_path):
     path = tmp_path / "x.pt"
     torch.save(all_kinds(), path, pickle_protocol=protocol, _use_new_zipfile_serialization=is_zip)
     got = read_pickled(path)
@@ -80,7 +78,7 @@ def test_tensors_are_read_as_by_torch(is_zip: bool, protocol: int, tmp_path: Pat
 
 
 @IS_ZIP
-def test_a_tensor_under_two_names_is_one(is_zip: bool, tmp_path: Path) -> None:
+def test_a_tensor_under_two_names_is_one(is_zip, tmp_path):
     x = torch.ones(3)
     got = read_pickled(save({"a": x, "b": x, "c": x.view(3, 1)}, tmp_path / "x.pt", is_zip))
     assert got["b"].data_ptr() == got["a"].data_ptr()
@@ -88,7 +86,7 @@ def test_a_tensor_under_two_names_is_one(is_zip: bool, tmp_path: Path) -> None:
 
 
 @IS_ZIP
-def test_writing_into_a_tensor_leaves_the_file_alone(is_zip: bool, tmp_path: Path) -> None:
+def test_writing_into_a_tensor_leaves_the_file_alone(is_zip, tmp_path):
     path = save(torch.ones(3), tmp_path / "x.pt", is_zip)
     content = path.read_bytes()
     read_pickled(path).zero_()
@@ -96,7 +94,7 @@ def test_writing_into_a_tensor_leaves_the_file_alone(is_zip: bool, tmp_path: Pat
     same(read_pickled(path), torch.ones(3))
 
 
-def test_storages_that_are_parts_of_others_are_read(tmp_path: Path) -> None:
+def test_storages_that_are_parts_of_others_are_read(tmp_path):
     # As PyTorch wrote them before 0.4: a storage of 4 of which one of 2, from the second on.
     magic = [pickle.dumps(x, 2) for x in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True})]
     reference = (
@@ -110,14 +108,14 @@ def test_storages_that_are_parts_of_others_are_read(tmp_path: Path) -> None:
     same(read_pickled(path), torch.tensor([2.0, 3.0]))
 
 
-def model_tensors(folder: Path) -> dict[str, Tensor]:
+def model_tensors(folder):
     golden = load_file(folder / "golden.safetensors")
     tensors = {x.removeprefix("param."): golden[x] for x in golden if x.startswith("param.")}
     aliases = json.loads((folder / "config.json").read_text()).get("tied_names", {})
     return tensors | {name: tensors[owner] for name, owner in aliases.items()}
 
 
-def test_models_of_the_authors_are_read(shared: Path) -> None:
+def test_models_of_the_authors_are_read(shared):
     seen = 0
     for path in sorted((shared / "goldens").glob("pt_*/*.pt")):
         expected = model_tensors(path.parent)
@@ -136,7 +134,7 @@ def test_models_of_the_authors_are_read(shared: Path) -> None:
     assert seen >= 30
 
 
-def test_models_of_hugging_face_are_read(shared: Path) -> None:
+def test_models_of_hugging_face_are_read(shared):
     for name in ("hf_div1", "hf_div2"):
         got = read_pickled(shared / "goldens" / name / "pytorch_model.bin")
         expected = load_file(shared / "goldens" / name / "model.safetensors")
@@ -145,9 +143,7 @@ def test_models_of_hugging_face_are_read(shared: Path) -> None:
             assert torch.equal(got[key], x), key
 
 
-def test_files_that_attack_or_are_cut_are_refused(
-    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_attack_or_are_cut_are_refused(shared, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = shared / "goldens" / "security"
     with pytest.raises(CheckpointError, match=r"posix\.system.*nothing was executed"):
@@ -157,7 +153,7 @@ def test_files_that_attack_or_are_cut_are_refused(
     assert not list(tmp_path.iterdir())
 
 
-def rebuild(size: bytes, stride: bytes, offset: bytes = b"K\x00", numel: bytes = b"K\x04") -> bytes:
+def rebuild(size, stride, offset=b"K\x00", numel=b"K\x04"):
     """A pickle of a tensor on a storage of four numbers."""
     storage = (
         b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpu"
@@ -166,7 +162,7 @@ def rebuild(size: bytes, stride: bytes, offset: bytes = b"K\x00", numel: bytes =
     return call + offset + size + stride + b"\x89ccollections\nOrderedDict\n)RtR."
 
 
-def archive(path: Path, entries: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> Path:
+def archive(path, entries, compression=zipfile.ZIP_STORED):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with zipfile.ZipFile(path, "w", compression) as file:
@@ -175,7 +171,7 @@ def archive(path: Path, entries: dict[str, bytes], compression: int = zipfile.ZI
     return path
 
 
-def entries_of(path: Path) -> dict[str, bytes]:
+def entries_of(path):
     with zipfile.ZipFile(path) as file:
         return {name: file.read(name) for name in file.namelist()}
 
@@ -207,26 +203,26 @@ ABSURD = {
 }
 
 
-def test_a_proper_tensor_is_read_with_the_same_pickle(tmp_path: Path) -> None:
+def test_a_proper_tensor_is_read_with_the_same_pickle(tmp_path):
     content = {"x/data.pkl": rebuild(b"K\x02K\x02\x86", b"K\x01K\x02\x86"), "x/data/0": bytes(16)}
     same(read_pickled(archive(tmp_path / "x.pt", content)), torch.zeros(2, 2).t())
 
 
 @pytest.mark.parametrize("name", ABSURD)
-def test_tensors_that_lie_are_refused(name: str, tmp_path: Path) -> None:
+def test_tensors_that_lie_are_refused(name, tmp_path):
     content = {"x/data.pkl": ABSURD[name], "x/data/0": bytes(16)}
     with pytest.raises(CheckpointError):
         read_pickled(archive(tmp_path / "x.pt", content))
 
 
-def test_compressed_entries_are_refused(tmp_path: Path) -> None:
+def test_compressed_entries_are_refused(tmp_path):
     content = entries_of(save(torch.zeros(1_000_000), tmp_path / "x.pt"))
     with pytest.raises(CheckpointError, match="compressed"):
         read_pickled(archive(tmp_path / "x.pt", content, zipfile.ZIP_DEFLATED))
 
 
 @pytest.mark.parametrize("change", ["prefix", "order", "script", "code", "none"])
-def test_archives_of_other_kinds_are_refused(change: str, tmp_path: Path) -> None:
+def test_archives_of_other_kinds_are_refused(change, tmp_path):
     content = entries_of(save({"a": torch.ones(2)}, tmp_path / "x.pt"))
     content |= {
         "prefix": {"y/data.pkl": content["x/data.pkl"]},
@@ -241,13 +237,13 @@ def test_archives_of_other_kinds_are_refused(change: str, tmp_path: Path) -> Non
         read_pickled(archive(tmp_path / "x.pt", content))
 
 
-def directory(path: Path) -> tuple[bytearray, list[int]]:
+def directory(path):
     content = bytearray(path.read_bytes())
     return content, [i for i in range(len(content)) if content[i : i + 4] == b"PK\x01\x02"]
 
 
 @pytest.mark.parametrize("field", [10, 20, 24, 42], ids=["method", "packed", "size", "offset"])
-def test_a_directory_that_lies_is_refused(field: int, tmp_path: Path) -> None:
+def test_a_directory_that_lies_is_refused(field, tmp_path):
     path = save({"a": torch.ones(2), "b": torch.ones(3)}, tmp_path / "x.pt")
     content, places = directory(path)
     for place in places:
@@ -258,7 +254,7 @@ def test_a_directory_that_lies_is_refused(field: int, tmp_path: Path) -> None:
             read_pickled(path)
 
 
-def test_entries_that_overlap_are_refused(tmp_path: Path) -> None:
+def test_entries_that_overlap_are_refused(tmp_path):
     path = save({"a": torch.ones(20), "b": torch.ones(20)}, tmp_path / "x.pt")
     content, places = directory(path)
     first, second = (i for i in places if b"x/data/" in content[i + 46 : i + 53])
@@ -268,7 +264,7 @@ def test_entries_that_overlap_are_refused(tmp_path: Path) -> None:
         read_pickled(path)
 
 
-def test_an_entry_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+def test_an_entry_that_is_there_twice_is_refused(tmp_path):
     content = entries_of(save(torch.ones(2), tmp_path / "x.pt"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -279,7 +275,7 @@ def test_an_entry_that_is_there_twice_is_refused(tmp_path: Path) -> None:
         read_pickled(tmp_path / "y.pt")
 
 
-def test_a_damaged_weight_is_noticed_in_an_archive(tmp_path: Path) -> None:
+def test_a_damaged_weight_is_noticed_in_an_archive(tmp_path):
     path = save(torch.ones(100), tmp_path / "x.pt")
     content = path.read_bytes()
     numbers = struct.pack("<f", 1) * 100
@@ -288,7 +284,7 @@ def test_a_damaged_weight_is_noticed_in_an_archive(tmp_path: Path) -> None:
         read_pickled(path)
 
 
-def test_an_archive_without_checksums_is_read_pickled(tmp_path: Path) -> None:
+def test_an_archive_without_checksums_is_read_pickled(tmp_path):
     torch.serialization.set_crc32_options(False)
     try:
         path = save(torch.ones(3), tmp_path / "x.pt")
@@ -309,9 +305,7 @@ def test_an_archive_without_checksums_is_read_pickled(tmp_path: Path) -> None:
         lambda content: content.replace(b"\xe9\x03", b"\xea\x03", 1),
     ],
 )
-def test_legacy_files_that_lie_are_refused(
-    change: Callable[[bytes], bytes], tmp_path: Path
-) -> None:
+def test_legacy_files_that_lie_are_refused(change, tmp_path):
     path = save({"a": torch.ones(7)}, tmp_path / "x.pt", is_zip=False)
     content = path.read_bytes()
     assert change(content) != content
@@ -321,7 +315,7 @@ def test_legacy_files_that_lie_are_refused(
 
 
 @IS_ZIP
-def test_every_beginning_of_a_file_is_refused(is_zip: bool, tmp_path: Path) -> None:
+def test_every_beginning_of_a_file_is_refused(is_zip, tmp_path):
     path = save({"a": torch.ones(7), "b": torch.ones(2).half()}, tmp_path / "x.pt", is_zip)
     content = path.read_bytes()
     for n in range(0, len(content), 41):
@@ -340,9 +334,7 @@ def test_every_beginning_of_a_file_is_refused(is_zip: bool, tmp_path: Path) -> N
         (pickle.dumps(torch.ones(2)), r"saves? it with torch\.save"),
     ],
 )
-def test_other_kinds_of_files_are_refused_with_a_remedy(
-    content: bytes | None, message: str, tmp_path: Path
-) -> None:
+def test_other_kinds_of_files_are_refused_with_a_remedy(content, message, tmp_path):
     path = tmp_path / "x"
     if content is None:
         path.mkdir()
@@ -352,20 +344,20 @@ def test_other_kinds_of_files_are_refused_with_a_remedy(
         read_pickled(path)
 
 
-def test_a_file_that_is_not_there_is_no_damaged_one(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_no_damaged_one(tmp_path):
     with pytest.raises(FileNotFoundError):
         read_pickled(tmp_path / "nothing")
 
 
-def test_a_module_has_the_tensors_of_its_state_dict_in_order(shared: Path) -> None:
+def test_a_module_has_the_tensors_of_its_state_dict_in_order(shared):
     for name in ("pt_01_base", "pt_04_adaptive_div2", "pt_14_untied"):
         state = read_pickled(shared / "goldens" / name / "state_dict.pt")
         same(module_tensors(read_pickled(shared / "goldens" / name / "model.pt")), state)
 
 
-def test_modules_of_todays_torch_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_of_todays_torch_are_read(tmp_path, monkeypatch):
     class Parts(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             parameters = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(1))]
             self.lists = nn.ParameterList(parameters)
@@ -384,7 +376,7 @@ def test_modules_of_todays_torch_are_read(tmp_path: Path, monkeypatch: pytest.Mo
     same(module_tensors(read_pickled(tmp_path / "x.pt")), dict(module.state_dict()))
 
 
-def record(**state: object) -> Instance:
+def record(**state):
     return Instance("mem_transformer.X", state)
 
 
@@ -392,13 +384,13 @@ def record(**state: object) -> Instance:
     "state",
     [None, [], {"_modules": 3}, {"_parameters": {"x": 3}}, {"_modules": {1: record()}}],
 )
-def test_modules_that_are_none_are_refused(state: object) -> None:
+def test_modules_that_are_none_are_refused(state):
     with pytest.raises(CheckpointError):
         module_tensors(Instance("mem_transformer.X", state))
 
 
 @pytest.mark.slow
-def test_a_module_of_far_too_many_parts_is_refused() -> None:
+def test_a_module_of_far_too_many_parts_is_refused():
     doubled = record(_parameters={"x": torch.ones(1)})
     for _ in range(60):
         doubled = record(_modules={"a": doubled, "b": doubled})
@@ -406,7 +398,7 @@ def test_a_module_of_far_too_many_parts_is_refused() -> None:
         module_tensors(doubled)
 
 
-def test_parameter_lists_of_2019_keep_places_free() -> None:
+def test_parameter_lists_of_2019_keep_places_free():
     projections = record(_parameters={"0": None, "1": torch.ones(1)})
     got = module_tensors(record(_modules={"out_projs": projections, "gone": None}))
     assert list(got) == ["out_projs.1"]

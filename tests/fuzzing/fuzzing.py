@@ -5,8 +5,8 @@
 Small files are made (both formats of torch.save, pickled vocabularies, a checkpoint of TensorFlow)
 or given (model.pt, vocab.pkl, model.ckpt.index), changed at random, and read in processes of their
 own. So are folders of all kinds, one file of each changed, by ``convert`` and ``read_vocab``, by a
-model that is loaded and writes, as sessions of a server, recipes, archives and chat templates. A
-mutant is a violation if reading it
+model that is loaded and writes, as sessions of a server, recipes and archives. A mutant is a
+violation if reading it
 
 * ends in anything but a value or ``CheckpointError``, or kills its process (folders may also end in
   ``RuntimeError``, ``ValueError``, ``FileNotFoundError`` and ``ArchiveError``);
@@ -43,9 +43,7 @@ import torch
 from folders import FOLDER_READERS, folder_mutations, folder_seeds, is_permitted, seal
 from mutations import MARKER, mutations, seeds
 
-from transformer_xl.apps.serve import chat_rendering
 from transformer_xl.config.device import describe_machine
-from transformer_xl.data import tokenizer_trial
 from transformer_xl.errors import CheckpointError
 from transformer_xl.interop.convert import closed_unpickler
 from transformer_xl.interop.convert.tf_files import read_tensorflow
@@ -67,8 +65,6 @@ WATCHED = (
     "pickle.",
 )
 WATCHED_OF_FOLDERS = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.", "socket.")
-CHILDREN = (tokenizer_trial.COMMAND, chat_rendering.COMMAND)
-PICKLES = [sys.executable, "-I", "-S", closed_unpickler.__file__]
 CONTEXT = multiprocessing.get_context("fork")
 HARMLESS = ("os.listdir", "os.scandir")
 
@@ -108,10 +104,8 @@ class Watch:
             return
         if event == "import" and str(args[0]).startswith("encodings"):
             return
-        # Tokenizers are tried, templates rendered, pickles read in child processes of ours.
-        if event == "subprocess.Popen" and (
-            list(args[1]) in CHILDREN or list(args[1][:4]) == PICKLES
-        ):
+        # Tokenizers are tried and pickles read in child processes of ours.
+        if event == "subprocess.Popen" and args[1][0] == sys.executable:
             return
         self.seen.append(f"{event} {str(args)[:100]}")
 

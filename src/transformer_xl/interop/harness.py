@@ -27,6 +27,7 @@ except ModuleNotFoundError as error:
 
 from transformer_xl.config.device import pick_device
 from transformer_xl.data import load_vocab
+from transformer_xl.errors import InputError
 from transformer_xl.inference.generate import Sampling, generate_batch
 from transformer_xl.model import Memory, load_model
 from transformer_xl.model.arguments import require_token_inputs
@@ -56,7 +57,7 @@ class TransformerXLHarness(TemplateLM):
 
     Raises:
         FileNotFoundError: There is no model, or no vocabulary in its folder.
-        ValueError: A setting is out of range, or the vocabulary has no symbol to begin with.
+        InputError: A setting is out of range, or the vocabulary has no symbol to begin with.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class TransformerXLHarness(TemplateLM):
     ) -> None:
         super().__init__()
         if not str(batch_size).isdigit() or int(batch_size) < 1:
-            raise ValueError(f"batch_size={batch_size!r} must be a number of at least 1")
+            raise InputError(f"batch_size={batch_size!r} must be a number of at least 1")
         # cuda:0 is the default of the harness's command line.
         is_missing = str(device).startswith("cuda") and not torch.cuda.is_available()
         self.model = load_model(pretrained)
@@ -96,7 +97,7 @@ class TransformerXLHarness(TemplateLM):
         else:
             ids = self.vocab.encode(text)
         if len(ids) != 1:
-            raise ValueError(
+            raise InputError(
                 f"prefix={text!r}: documents begin after one symbol, and the vocabulary tokenizes "
                 f"{text or chr(10)!r} to {len(ids)}; give another text as prefix=..."
             )
@@ -124,7 +125,7 @@ class TransformerXLHarness(TemplateLM):
         """Return the log-probability of each continuation of a context, and whether it is greedy.
 
         Raises:
-            ValueError: A continuation has no token: it is empty, or a blank between words.
+            InputError: A continuation has no token: it is empty, or a blank between words.
         """
         texts: list[Any] = [request.args for request in requests]
         pairs = [(x, *self._encode_pair(*x)) for x in texts]
@@ -144,7 +145,7 @@ class TransformerXLHarness(TemplateLM):
             # As where blanks between words are no tokens.
             whole, n = first + self.tok_encode(continuation), len(first)
         if not whole[n:]:
-            raise ValueError(
+            raise InputError(
                 f"the continuation {continuation!r} has no token in the {self.vocab.kind} "
                 "vocabulary, and so no probability: leave it out of the task"
             )

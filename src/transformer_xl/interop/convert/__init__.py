@@ -18,7 +18,7 @@ from transformer_xl.config.files import new_folder, require_new
 from transformer_xl.config.presets import preset_eval, recognize
 from transformer_xl.data import Vocab, load_vocab
 from transformer_xl.data.chat_templates import StoredTemplate, store_template, stored_template
-from transformer_xl.errors import CheckpointError
+from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.interop.convert.export import write_authors, write_huggingface
 from transformer_xl.interop.convert.layouts import entries, read_weights
 from transformer_xl.interop.convert.mapped_files import read_json
@@ -82,7 +82,7 @@ def convert(
         FileNotFoundError: There is no source.
         FileExistsError: The folder is not empty.
         CheckpointError: The source is damaged or hostile.
-        ValueError: The source is not a Transformer-XL, lacks settings, or cannot be represented in
+        InputError: The source is not a Transformer-XL, lacks settings, or cannot be represented in
             that format.
 
     Example:
@@ -98,7 +98,7 @@ def convert(
     # Absolute, because temporary files beside the folder need its name, also for ".".
     folder = Path(folder).absolute()
     if to not in ("txl", "authors", "huggingface"):
-        raise ValueError(f"to={to!r} is unknown; choose txl, authors or huggingface")
+        raise InputError(f"to={to!r} is unknown; choose txl, authors or huggingface")
     require_new(folder)
     if vocab is not None and not Path(vocab).exists():
         raise FileNotFoundError(f"{vocab} does not exist: give the file with the vocabulary")
@@ -134,7 +134,7 @@ def _is_ours(source: Path | str) -> bool:
 
 def _open_ours(source: Path | str, settings: dict[str, Any], vocab: Path | None) -> _Model:
     if settings:
-        raise ValueError(f"{next(iter(settings))}: a model folder has all settings; leave them out")
+        raise InputError(f"{next(iter(settings))}: a model folder has all settings; leave them out")
     source = find_model_folder(source)
     config, about = load_config(source / CONFIG_FILE), read_config(source / CONFIG_FILE)
     require_token_inputs(config)
@@ -151,7 +151,7 @@ def _open_ours(source: Path | str, settings: dict[str, Any], vocab: Path | None)
 
 def _open_theirs(source: Path, settings: dict[str, Any], vocab: Path | None, say: _Say) -> _Model:
     if unknown := sorted(settings.keys() - set(SETTABLE)):
-        raise ValueError(f"settings has {unknown[0]!r}; there are {', '.join(SETTABLE)}")
+        raise InputError(f"settings has {unknown[0]!r}; there are {', '.join(SETTABLE)}")
     checkpoint = open_checkpoint(source)
     checkpoint.settings |= settings
     config = model_config(checkpoint.origin, checkpoint.tensors, checkpoint.settings)
@@ -187,15 +187,15 @@ def _open_theirs(source: Path, settings: dict[str, Any], vocab: Path | None, say
 def _require_used(settings: dict[str, Any], config: ModelConfig) -> None:
     """Require that settings which were given are not ignored."""
     if (tgt_len := settings.get("tgt_len")) is not None and tgt_len < 1:
-        raise ValueError(f"tgt_len={tgt_len} must be at least 1: it is a number of tokens")
+        raise InputError(f"tgt_len={tgt_len} must be at least 1: it is a number of tokens")
     if (clamp_len := settings.get("clamp_len") or 0) > 0 and config.attn_type == 3:
-        raise ValueError(
+        raise InputError(
             f"clamp_len={clamp_len} has no effect with attn_type=3, whose distances end with its "
             "table: leave it out"
         )
     cutoffs = settings.get("cutoffs") or ()
     if cutoffs and without_ends(cutoffs, config.vocab_size) != config.cutoffs:
-        raise ValueError(
+        raise InputError(
             f"cutoffs={list(cutoffs)}, but the tensors of the checkpoint say "
             f"{list(config.cutoffs)}: leave them out"
         )
@@ -207,7 +207,7 @@ def _fitting(vocab: Vocab, path: Path, size: int, say: _Say | None = None) -> Vo
         return vocab
     problem = f"the vocabulary in {path} has {len(vocab):,} symbols and the model {size:,}"
     if say is None:
-        raise ValueError(f"{problem}: they do not belong together")
+        raise InputError(f"{problem}: they do not belong together")
     say(f"{problem}: left out")
     return None
 

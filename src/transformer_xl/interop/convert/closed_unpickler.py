@@ -32,6 +32,7 @@ import struct
 import sys
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -471,20 +472,16 @@ def _require_little(is_little: bool) -> None:
 
 def _limit(n_bytes: int, seconds: int) -> None:
     """Limit the memory and the processor time of this process, as far as the system can."""
-    try:
+    with suppress(ImportError):
         import resource
-    except ImportError:
-        return
-    limits = {"RLIMIT_AS": n_bytes, "RLIMIT_CPU": seconds, "RLIMIT_CORE": 0}
-    for name, most in limits.items():
-        kind = getattr(resource, name, None)
-        try:
+
+        kinds = resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_CORE
+        for kind, most in zip(kinds, (n_bytes, seconds, 0), strict=True):
             hard = resource.getrlimit(kind)[1]
             # A lower limit, as of a shell with `ulimit -v`, can only be kept.
             most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            resource.setrlimit(kind, (most, hard))
-        except (TypeError, ValueError, OSError):
-            continue
+            with suppress(ValueError, OSError):
+                resource.setrlimit(kind, (most, hard))
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
+from transformer_xl.errors import InputError
 from transformer_xl.model.positions import frequencies
 
 INV_FREQ = "pos_emb.inv_freq"
@@ -155,9 +156,9 @@ def read_weights(
     known = {entry.theirs for entry in table} | {INV_FREQ}
     missing = [x.theirs for x in table if not x.is_copy and x.theirs not in theirs]
     if missing:
-        raise ValueError(f"the checkpoint lacks {_listed(missing)}: it is not complete")
+        raise InputError(f"the checkpoint lacks {_listed(missing)}: it is not complete")
     if surplus := sorted(theirs.keys() - known):
-        raise ValueError(
+        raise InputError(
             f"the checkpoint holds {_listed(surplus)}, which a model with these settings does not "
             "have: the settings belong to another model"
         )
@@ -168,7 +169,7 @@ def read_weights(
         own, shape = theirs[entry.theirs], shapes[entry.ours]
         part = torch.empty(shape, device="meta")[entry.part]
         if tuple(own.shape) != (entry.shape or tuple(part.shape)):
-            raise ValueError(
+            raise InputError(
                 f"{entry.theirs} has the shape {tuple(own.shape)}, and the settings say "
                 f"{entry.shape or tuple(part.shape)}: they belong to another model"
             )
@@ -214,7 +215,7 @@ def _require_equal(ours: Tensor, copy: Tensor, entry: Entry) -> None:
     # Bit by bit, so that NaN equals itself.
     bits = [x.contiguous().view(torch.uint8) for x in (ours, copy)]
     if ours.dtype != copy.dtype or not torch.equal(*bits):
-        raise ValueError(
+        raise InputError(
             f"{entry.theirs} is not the same as {entry.ours}, with which the settings tie it: "
             "they belong to another model"
         )

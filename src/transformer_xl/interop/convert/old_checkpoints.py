@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from transformer_xl.errors import CheckpointError
+from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.interop.convert.layouts import INV_FREQ
 from transformer_xl.interop.convert.mapped_files import read_json
 from transformer_xl.interop.convert.old_settings import Origin
@@ -28,7 +28,6 @@ from transformer_xl.interop.convert.torch_files import (
 )
 from transformer_xl.model.positions import frequencies
 
-_MOST_WRAPPED = 4
 _NAMES = (
     *("model.safetensors", "pytorch_model.bin", "model.pt"),
     *("checkpoint_best.pt", "checkpoint_last.pt", "state_dict.pt"),
@@ -76,7 +75,7 @@ def open_checkpoint(source: Path) -> Checkpoint:
     checkpoint.settings = _settings_beside(path) | checkpoint.settings
     for name, x in checkpoint.tensors.items():
         if not x.is_floating_point():
-            raise ValueError(f"{path}: {name} is of type {x.dtype}, and weights are real numbers")
+            raise InputError(f"{path}: {name} is of type {x.dtype}, and weights are real numbers")
     theirs = checkpoint.tensors.pop(INV_FREQ, None)
     if theirs is not None:
         ours = frequencies(2 * len(theirs)).double() if theirs.ndim == 1 else torch.empty(0)
@@ -84,7 +83,7 @@ def open_checkpoint(source: Path) -> Checkpoint:
         if ours.shape != theirs.shape or not torch.allclose(
             theirs.double(), ours, rtol=rounding, atol=1e-6
         ):
-            raise ValueError(
+            raise InputError(
                 f"{path}: {INV_FREQ} are not the frequencies of the paper, 10000^(-2m / d_model): "
                 "the positions of this model are others"
             )
@@ -99,7 +98,7 @@ def _weights_file(source: Path) -> Path:
         if source.with_name(f"{source.name}.index").is_file():
             return source
         if source.exists():
-            raise ValueError(f"{source} is neither a file nor a folder: give a checkpoint")
+            raise InputError(f"{source} is neither a file nor a folder: give a checkpoint")
         raise FileNotFoundError(f"{source} does not exist: give a checkpoint or its folder")
     for name in _NAMES:
         if (source / name).is_file():
@@ -107,7 +106,7 @@ def _weights_file(source: Path) -> Path:
     if (source / "checkpoint").is_file() or list(source.glob("*.index")):
         return find_prefix(source)
     if list(source.glob("*.index.json")):
-        raise ValueError(
+        raise InputError(
             f"{source} has a model in several shards (*.index.json), which are not read: load it "
             "with transformers 4.37 and save it with max_shard_size='100GB'"
         )
@@ -115,29 +114,27 @@ def _weights_file(source: Path) -> Path:
     if len(candidates) == 1:
         return candidates[0]
     found = ", ".join(x.name for x in candidates[:5]) or "none of them"
-    raise ValueError(
+    raise InputError(
         f"{source} should hold one checkpoint (model.pt, pytorch_model.bin, model.safetensors, "
         f"checkpoint_best.pt or a TensorFlow .index) and holds {found}: name the file"
     )
 
 
-def _from_torch(path: Path, content: object, depth: int = 0) -> Checkpoint:
-    if depth > _MOST_WRAPPED:
-        raise CheckpointError(f"{path} has dictionaries or modules that are nested without end")
+def _from_torch(path: Path, content: object) -> Checkpoint:
     if isinstance(content, Instance):
-        return _module(path, content, depth)
+        return _module(path, content)
     if isinstance(content, dict):
         if "model_state" in content:
             return _nvidia(path, content)
         # The most frequent key in files saved by hand.
         for name in ("model", "state_dict", "model_state_dict"):
             if isinstance(content.get(name), dict | Instance):
-                return _from_torch(path, content[name], depth + 1)
+                return _from_torch(path, content[name])
         tensors = _named_tensors(path, content)
         if any(name.startswith("transformer.layers.") for name in tensors):
             return _huggingface(path, tensors)
         return Checkpoint(path, "authors", tensors)
-    raise ValueError(f"{path} holds a {type(content).__name__} and no model")
+    raise InputError(f"{path} holds a {type(content).__name__} and no model")
 
 
 def _named_tensors(path: Path, content: Mapping[Any, Any]) -> dict[str, Tensor]:
@@ -147,24 +144,24 @@ def _named_tensors(path: Path, content: Mapping[Any, Any]) -> dict[str, Tensor]:
             # Other values that people save with the weights: the number of a step, a date.
             continue
         if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise ValueError(
+            raise InputError(
                 f"{path} holds {name!r} of type {type(value).__name__}, where a state dict has "
                 "tensors by name: it is not a model"
             )
         # DataParallel wraps the model in a module of that name.
         tensors[name.removeprefix("module.")] = value
     if not tensors:
-        raise ValueError(f"{path} has no tensors: it is not a model")
+        raise InputError(f"{path} has no tensors: it is not a model")
     return tensors
 
 
-def _module(path: Path, module: Instance, depth: int) -> Checkpoint:
+def _module(path: Path, module: Instance) -> Checkpoint:
     """A whole pickled module, as the authors' train.py saves it."""
     if (inner := _child(module, "module")) is not None:
-        return _from_torch(path, inner, depth + 1)
+        return _from_torch(path, inner)
     state = attributes(module)
     if "n_layer" not in state:
-        raise ValueError(f"{path} holds a {module.kind} and no Transformer-XL")
+        raise InputError(f"{path} holds a {module.kind} and no Transformer-XL")
     settings = {name: state[name] for name in _MODULE_SETTINGS if name in state}
     attention = ("layers", "0", "dec_attn")
     for place, name, ours in (
@@ -199,7 +196,7 @@ def _child(module: Instance, *names: str) -> Instance | None:
 
 def _nvidia(path: Path, content: dict[Any, Any]) -> Checkpoint:
     if not isinstance(content["model_state"], dict):
-        raise ValueError(f"{path}: its model_state is not a state dict")
+        raise InputError(f"{path}: its model_state is not a state dict")
     tensors = {
         re.sub(r"^crit\.out_layers_(bias|weight)e?s\.(\d+)$", r"crit.out_layers.\2.\1", name): x
         for name, x in _named_tensors(path, content["model_state"]).items()
@@ -234,7 +231,7 @@ def from_tensorflow(variables: Mapping[str, Tensor]) -> tuple[dict[str, Tensor],
                 ours = match.expand(replacement)
                 break
         else:
-            raise ValueError(f"the checkpoint holds {name}, which no Transformer-XL has")
+            raise InputError(f"the checkpoint holds {name}, which no Transformer-XL has")
         if name.endswith(("/kernel", "/proj_W", "/proj")) and x.ndim == 2:
             # Transposed as a view.
             x = x.T
@@ -292,7 +289,7 @@ def _settings_beside(path: Path) -> dict[str, Any]:
 
 
 def _plain(settings: Mapping[Any, Any]) -> dict[str, Any]:
-    """Keep values that can be settings; an untrusted file can have anything under any name."""
+    """Keep values that can be settings; a file can have anything under any name."""
 
     def is_plain(value: object) -> bool:
         if isinstance(value, int):

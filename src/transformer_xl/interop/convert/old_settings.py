@@ -12,6 +12,7 @@ from torch import Tensor
 
 from transformer_xl.config import ModelConfig, Quirk
 from transformer_xl.config.checks import stored
+from transformer_xl.errors import SettingsError
 
 _LARGEST = 1 << 24
 _MOST_LAYERS = 1000
@@ -113,7 +114,7 @@ def model_config(
     facts |= {name: config[name] for name in (*names, "attn_type")}
     for name, fact in facts.items():
         if given.get(name, fact) != fact:
-            raise ValueError(
+            raise SettingsError(
                 f"{name}={given[name]!r}, but the tensors of the checkpoint say {fact}: the "
                 "settings belong to another model"
             )
@@ -128,7 +129,7 @@ def _require(given: Mapping[str, Any], flags: dict[str, tuple[str, bool]]) -> No
     }
     if missing:
         python = ", ".join(f"{name!r}: ..." for name in missing)
-        raise ValueError(
+        raise SettingsError(
             f"the checkpoint does not say {', '.join(missing)}, on which the results depend: "
             f"give {' '.join(missing.values())}, in Python settings={{{python}}}, or put it "
             "into a config.json beside the checkpoint"
@@ -142,16 +143,16 @@ def _require(given: Mapping[str, Any], flags: dict[str, tuple[str, bool]]) -> No
             else:
                 is_right = isinstance(value, kind) and not isinstance(value, bool)
             if not is_right:
-                raise ValueError(f"{name}={value!r} must be {what}")
+                raise SettingsError(f"{name}={value!r} must be {what}")
             if kind is int and value > _LARGEST:
-                raise ValueError(f"{name}={value} is more than {_LARGEST:,}: it cannot be right")
+                raise SettingsError(f"{name}={value} is more than {_LARGEST:,}: it cannot be right")
 
 
 def _attn_type(tensors: Mapping[str, Tensor]) -> int:
     for net, attn_type in (("r_net", 0), ("qkv_net", 1), ("q_net", 3 if "r_emb" in tensors else 2)):
         if f"layers.0.dec_attn.{net}.weight" in tensors:
             return attn_type
-    raise ValueError(
+    raise SettingsError(
         "the checkpoint has no layers.0.dec_attn: it holds no Transformer-XL by any of the names "
         "that are known"
     )
@@ -159,9 +160,9 @@ def _attn_type(tensors: Mapping[str, Tensor]) -> int:
 
 def _tensor(tensors: Mapping[str, Tensor], name: str, ndim: int) -> Tensor:
     if name not in tensors:
-        raise ValueError(f"the checkpoint lacks {name}: it is not complete")
+        raise SettingsError(f"the checkpoint lacks {name}: it is not complete")
     if tensors[name].ndim != ndim or 0 in tensors[name].shape:
-        raise ValueError(f"{name} cannot have the shape {tuple(tensors[name].shape)}")
+        raise SettingsError(f"{name} cannot have the shape {tuple(tensors[name].shape)}")
     return tensors[name]
 
 
@@ -170,7 +171,7 @@ def _n_layer(tensors: Mapping[str, Tensor]) -> int:
     while f"layers.{n}.dec_attn.layer_norm.weight" in tensors:
         n += 1
     if n > _MOST_LAYERS:
-        raise ValueError(f"more than {_MOST_LAYERS:,} layers: it cannot be right")
+        raise SettingsError(f"more than {_MOST_LAYERS:,} layers: it cannot be right")
     return n
 
 
@@ -179,7 +180,7 @@ def _tables(tensors: Mapping[str, Tensor]) -> list[Tensor]:
     while (name := f"word_emb.emb_layers.{len(tables)}.weight") in tensors:
         tables.append(_tensor(tensors, name, 2))
     if not tables:
-        raise ValueError("the checkpoint lacks word_emb.emb_layers.0.weight: it is not complete")
+        raise SettingsError("the checkpoint lacks word_emb.emb_layers.0.weight: it is not complete")
     return tables
 
 
@@ -190,7 +191,7 @@ def _heads(
         n_head = given["n_head"]
         width = len(_tensor(tensors, "layers.0.dec_attn.q_net.weight", 2))
         if n_head < 1 or width % n_head:
-            raise ValueError(f"n_head={n_head} must divide the {width} rows of q_net")
+            raise SettingsError(f"n_head={n_head} must divide the {width} rows of q_net")
         return n_head, width // n_head
     name = "r_w_bias" if "r_w_bias" in tensors else "layers.0.dec_attn.r_w_bias"
     name, ndim = {0: (name, 2), 1: (name, 3), 3: ("r_emb", 4)}[attn_type]
@@ -204,7 +205,7 @@ def _cutoffs(given: Sequence[Any], n_tails: int, vocab_size: int) -> tuple[int, 
         return ()
     cutoffs = without_ends(given, vocab_size)
     if len(cutoffs) != n_tails or not all(isinstance(x, int) for x in cutoffs):
-        raise ValueError(
+        raise SettingsError(
             f"cutoffs={list(given)} do not define the {n_tails + 1} clusters of the checkpoint"
         )
     return cutoffs
@@ -225,7 +226,7 @@ def _div_val(
     for div_val in range(2, widths[0] + 1) if given is None else [given]:
         if div_val > 1 and all(w == widths[0] // div_val**i for i, w in enumerate(widths)):
             return div_val
-    raise ValueError(
+    raise SettingsError(
         f"the widths of the embeddings, {widths}, do not fall by the factor "
         + ("of any div_val" if given is None else f"div_val={given}")
     )
@@ -244,7 +245,7 @@ def _ties_projections(
     tensors: Mapping[str, Tensor], n_clusters: int, given: Sequence[Any]
 ) -> tuple[bool, ...]:
     if not all(isinstance(x, bool | int) for x in given):
-        raise ValueError(f"tie_projs={list(given)} must be a list of true and false")
+        raise SettingsError(f"tie_projs={list(given)} must be a list of true and false")
     is_one = "word_emb.emb_layers.1.weight" not in tensors
     ties = []
     for i in range(n_clusters):
@@ -269,12 +270,12 @@ def attn_len_of(same_length: bool, mem_len: int, beyond: int) -> int | None:
     and NVIDIA.
 
     Raises:
-        ValueError: It shows none.
+        SettingsError: It shows none.
     """
     if not same_length:
         return None
     if not mem_len + beyond:
-        raise ValueError(
+        raise SettingsError(
             "same_length with mem_len=0 hides every key in the authors' code: its losses are "
             "NaN. Give --same_length False, or leave it out"
         )

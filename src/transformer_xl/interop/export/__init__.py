@@ -22,6 +22,7 @@ from transformer_xl.config import FORMAT_VERSION
 from transformer_xl.config.checks import names_nearest
 from transformer_xl.config.files import new_folder, require_new
 from transformer_xl.data import load_vocab
+from transformer_xl.errors import InputError
 from transformer_xl.model import LanguageModel, Memory, TransformerXL, load_model
 from transformer_xl.model.arguments import require_token_inputs
 from transformer_xl.model.keys_and_values import KeysAndValues
@@ -148,26 +149,26 @@ def make_step(
         n_tokens: Tokens of a step.
 
     Raises:
-        ValueError: The model cannot be exported, or a length is out of range.
+        InputError: The model cannot be exported, or a length is out of range.
     """
     config = model.config
     require_token_inputs(config)
     mem_len = Lengths.of(config, mem_len=mem_len).mem_len
     if not isinstance(model, TransformerXL):
-        raise ValueError(
+        raise InputError(
             f"a model of kind={config.kind!r} cannot be exported: export a Transformer-XL"
         )
     if mem_len < 1:
-        raise ValueError(f"mem_len={mem_len}: a step without a memory knows one token; at least 1")
+        raise InputError(f"mem_len={mem_len}: a step without a memory knows one token; at least 1")
     if n_tokens < 1:
-        raise ValueError(f"n_tokens={n_tokens} must be at least 1")
+        raise InputError(f"n_tokens={n_tokens} must be at least 1")
     if model.dtype != torch.float32:
-        raise ValueError(f"weights in {model.dtype} are for reading here: export those in float32")
+        raise InputError(f"weights in {model.dtype} are for reading here: export those in float32")
     has_keys = config.attn_type in (0, 1) and not config.input_recurrence
     # Normalization without a bias leaves zeros as they are.
     has_bias = config.norm_first and config.norm == "layer"
     if config.start_memory == "zeros" and has_bias and has_keys:
-        raise ValueError(
+        raise InputError(
             "start_memory='zeros' with norm_first=True and norm='layer': the keys of zeros are not "
             "zeros, and a step begins with zeros"
         )
@@ -313,7 +314,7 @@ def export(
         FileNotFoundError: There is no model.
         RuntimeError: A package is missing, or the program is further from the model than rounding
             explains (:class:`~transformer_xl.interop.export.Errors`).
-        ValueError: The model cannot be exported, or a setting is out of range.
+        InputError: The model cannot be exported, or a setting is out of range.
 
     Example:
         >>> from transformer_xl import shipped_path
@@ -323,7 +324,7 @@ def export(
     """
     source, folder = find_model_folder(source), Path(folder).absolute()
     if format not in get_args(Format):
-        raise ValueError(f"format={format!r} is unknown; choose from {', '.join(get_args(Format))}")
+        raise InputError(f"format={format!r} is unknown; choose from {', '.join(get_args(Format))}")
     require_new(folder)
     if format == "onnx":
         try:

@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 from transformer_xl.config import FORMAT_VERSION, ModelConfig
 from transformer_xl.config.checks import Count, checked, near, no_type_check, stored
 from transformer_xl.config.locating import locate_here
+from transformer_xl.errors import SettingsError
 from transformer_xl.model.pretrained import MODEL_TYPE
 
 # Keys that transformers expects at the top level, and that our loader keeps.
@@ -99,7 +100,7 @@ class TransformerXLConfig(PreTrainedConfig):
         # Other unknown names are left to transformers, which keeps them, as are those of a file.
         for name in settings.keys() - section.keys() - _names_of_transformers():
             if not name.startswith("_") and (nearest := near(name, (*_SETTINGS, *_CALLS))):
-                raise ValueError(f"{name}: no such setting; did you mean {nearest}?")
+                raise SettingsError(f"{name}: no such setting; did you mean {nearest}?")
         # Padding may be the number beyond the vocabulary, of which transformers would warn.
         pad = settings["pad_token_id"]
         settings["pad_token_id"] = None if pad == self.vocab_size else pad

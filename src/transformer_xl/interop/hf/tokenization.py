@@ -13,10 +13,10 @@ from typing import Any
 from tokenizers import AddedToken
 from transformers import BatchEncoding, PreTrainedTokenizerFast
 from transformers.generation.stopping_criteria import StopStringCriteria
-from transformers.pipelines.token_classification import TokenClassificationPipeline
 
 from transformer_xl.data.vocab import HALF, Vocab, half_refusal
 from transformer_xl.data.vocab_files import load_vocab
+from transformer_xl.errors import InputError
 from transformer_xl.interop.hf.backend import backend_of, encodes_lines
 from transformer_xl.interop.hf.configuration import path_of
 
@@ -68,7 +68,7 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
     ) -> None:
         if vocab is None:
             if vocab_file is None or definition_file is None:
-                raise ValueError(
+                raise InputError(
                     "the folder holds no vocabulary (vocab.json and tokenizer.json): give one that "
                     "does; `txl convert OLD NEW --vocab FILE` writes a converted model with its own"
                 )
@@ -91,7 +91,7 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
             if not (name.endswith("_token") and isinstance(token, str)) or token in self._ids:
                 continue
             if (number := self._number(token)) is None:
-                raise ValueError(
+                raise InputError(
                     f"{name}={token!r} is not one of the {len(vocab)} symbols of the vocabulary: "
                     f"choose one of them, or add it by add_special_tokens({{{name!r}: {token!r}}})"
                 )
@@ -198,7 +198,7 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
         """
         if encodes_lines(self._vocab):
             if return_offsets_mapping:
-                raise ValueError(
+                raise InputError(
                     "return_offsets_mapping=True: this tokenizer encodes each line as a text of "
                     "its own, and its tokens have no offsets in the text: leave it out"
                 )
@@ -304,7 +304,7 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
         self, token_ids: int | list[int] | None, skip_special_tokens: bool = False, **kwargs: Any
     ) -> str:
         if token_ids is None:
-            raise ValueError(
+            raise InputError(
                 "token_ids=None: programs that decode eos_token_id need one, and this vocabulary "
                 "has no symbol that ends a text; name one of its symbols, as by AutoTokenizer."
                 "from_pretrained(folder, eos_token='\\n').save_pretrained(folder)"
@@ -327,7 +327,7 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
                 ids = self._vocab.encode(text)
                 if self._vocab.decode([*ids, number]).startswith(text):
                     return text
-        raise ValueError("the vocabulary has no text that it writes as it was read")
+        raise InputError("the vocabulary has no text that it writes as it was read")
 
     def save_vocabulary(
         self, save_directory: str, filename_prefix: str | None = None
@@ -382,19 +382,3 @@ def _written_tokens_of_any(
 
 # transformers writes each token behind Latin letters, which not every vocabulary has.
 StopStringCriteria.clean_tokenizer_vocab = staticmethod(_written_tokens_of_any)
-
-_entities = TokenClassificationPipeline.postprocess
-
-
-def _entities_of_text(self: Any, all_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return the entities of a text, each with its part of the text as the word."""
-    sentence, found = all_outputs[0]["sentence"], _entities(self, all_outputs, *args, **kwargs)
-    if isinstance(self.tokenizer, TransformerXLTokenizer):
-        for entity in found:
-            if entity["start"] is not None:
-                entity["word"] = sentence[entity["start"] : entity["end"]]
-    return found
-
-
-# transformers names a token as its vocabulary lists it, and joins tokens, not parts of the text.
-TokenClassificationPipeline.postprocess = _entities_of_text
