@@ -101,9 +101,8 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         """Refuse: logits are log-probabilities of the softmax, which may share its weights."""
         raise NotImplementedError(
-            "the softmax cannot be replaced. Sampling with an assistant of another vocabulary "
-            "(assistant_tokenizer) replaces that of the assistant: give do_sample=False, or an "
-            "assistant of the same vocabulary, without assistant_tokenizer"
+            "the softmax cannot be replaced, as it may share the weights of the embedding: copy "
+            "other numbers into the weights of get_output_embeddings()"
         )
 
     def resize_token_embeddings(

@@ -182,6 +182,11 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         With ``past_key_values``, ``input_ids`` are either the whole texts or only their new tokens;
         this is detected by the last tokens that the memory has read.
         """
+        if kwargs.get("assistant_tokenizer") is not None:
+            raise NotImplementedError(
+                "assistant_tokenizer: an assistant of another vocabulary writes texts that this "
+                "one may not have; give an assistant of the same vocabulary, without a tokenizer"
+            )
         cache = own_cache(kwargs.get("past_key_values"), self.transformer)
         tokens = kwargs.get("input_ids") if inputs is None else inputs
         if cache is not None and tokens is not None:
@@ -294,12 +299,11 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         inputs_embeds: Tensor | None = None,
         attention_mask: Tensor | None = None,
         tokenizer: Any = None,
-        assistant_tokenizer: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Remove the tokens that were read already, if there is a memory; mask rows that ended.
 
-        The tokenizers are arguments of ``generate``, which transformers hands on.
+        The tokenizer is an argument of ``generate``, which transformers hands on.
 
         Raises:
             ValueError: No token is left, or vectors would have to be read again.
