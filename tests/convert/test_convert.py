@@ -132,7 +132,7 @@ def test_what_a_state_dict_does_not_say_is_asked_for(shared, tmp_path):
         ("pt_04_adaptive_div2", {"cutoffs": [1, 31]}, r"cutoffs=\[1, 31\], but the tensors"),
         ("pt_13_attn3", {"clamp_len": 2}, "clamp_len=2 has no effect with attn_type=3"),
         ("pt_01_base", {"tgt_len": -3}, "tgt_len=-3 must be at least 1"),
-        ("pt_01_base", {"tgt_len": "150"}, "tgt_len='150' must be a whole number"),
+        ("pt_01_base", {"tgt_len": "150"}, r"Expected `int.*at `\$\.tgt_len`"),
     ],
 )
 def test_settings_that_the_checkpoint_contradicts_are_refused(
@@ -178,12 +178,12 @@ def test_where_clusters_begin_is_asked_for(shared, tmp_path):
     ("settings", "message"),
     [
         ({"mem_len": -1}, "mem_len=-1 must be at least 0"),
-        ({"mem_len": 1 << 40}, "more than"),
-        ({"mem_len": "many"}, "must be a whole number"),
-        ({"same_length": 7}, "must be true or false"),
+        ({"mem_len": 1 << 40}, r"<= 16777216 - at `\$\.mem_len`"),
+        ({"mem_len": "many"}, "Expected `int.*got `str`"),
+        ({"same_length": 7}, r"at `\$\.same_length`"),
         ({"n_heads": 3}, "settings has 'n_heads'"),
         ({"n_head": 5}, "n_head=5, but the tensors of the checkpoint say 3"),
-        ({"layer_norm_epsilon": "small"}, "must be a number"),
+        ({"layer_norm_epsilon": "small"}, "Expected `float.*got `str`"),
         ({"mem_len": 0, "same_length": True}, "hides every key"),
     ],
     ids=str,
