@@ -102,12 +102,12 @@ def convert(
     require_new(folder)
     if vocab is not None and not Path(vocab).exists():
         raise FileNotFoundError(f"{vocab} does not exist: give the file with the vocabulary")
-    given = dict(settings or {}), None if vocab is None else Path(vocab)
+    options = dict(settings or {}), None if vocab is None else Path(vocab)
     if _is_ours(source):
         # No Path of one of ours: ./english is no name.
-        model = _open_ours(source, *given)
+        model = _open_ours(source, *options)
     else:
-        model = _open_theirs(Path(source), *given, say)
+        model = _open_theirs(Path(source), *options, say)
     with new_folder(folder) as unfinished:
         _write(model, unfinished, to, say)
     say(f"{folder} is written")
@@ -139,14 +139,14 @@ def _open_ours(source: Path | str, settings: dict[str, Any], vocab: Path | None)
     config, about = load_config(source / CONFIG_FILE), read_config(source / CONFIG_FILE)
     require_token_inputs(config)
     weights = read_model_weights(source, config)
-    own = None
+    vocabulary = None
     if vocab is not None:
-        own = _fitting(read_vocab(vocab, size=config.vocab_size), vocab, config.vocab_size)
+        vocabulary = _fitting(read_vocab(vocab, size=config.vocab_size), vocab, config.vocab_size)
     else:
         with suppress(FileNotFoundError):
-            own = load_vocab(source)
+            vocabulary = load_vocab(source)
     about = {name: about[name] for name in ("origin", "eval") if name in about}
-    return _Model(config, weights, own, about, stored_template(source))
+    return _Model(config, weights, vocabulary, about, stored_template(source))
 
 
 def _open_theirs(source: Path, settings: dict[str, Any], vocab: Path | None, say: _Say) -> _Model:
@@ -171,17 +171,17 @@ def _open_theirs(source: Path, settings: dict[str, Any], vocab: Path | None, say
         if checkpoint.settings.get(name) is None:
             say(f"the checkpoint does not say {name}; taken as {default}, the default there")
     size, path = config.vocab_size, vocab or find_vocab(checkpoint.path.parent)
-    own = None
+    vocabulary = None
     if path is not None:
-        own = read_vocab(path, size=size)
+        vocabulary = read_vocab(path, size=size)
     elif checkpoint.vocab is not None:
-        own = vocab_from_object(checkpoint.vocab, source, size=size)
+        vocabulary = vocab_from_object(checkpoint.vocab, source, size=size)
     else:
         say("no vocabulary in its folder: give it as --vocab FILE to evaluate and to generate")
-    if own is not None:
-        own = _fitting(own, path or source, size, None if vocab else say)
+    if vocabulary is not None:
+        vocabulary = _fitting(vocabulary, path or source, size, None if vocab else say)
     template = stored_template(checkpoint.path.parent)
-    return _Model(config, weights, own, about, template)
+    return _Model(config, weights, vocabulary, about, template)
 
 
 def _require_used(settings: dict[str, Any], config: ModelConfig) -> None:

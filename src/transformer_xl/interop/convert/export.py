@@ -97,7 +97,7 @@ def write_huggingface(
     }
     # With all second names: releases differ in which of them they reconstruct.
     torch.save(state, folder / "pytorch_model.bin")
-    made = {
+    content = {
         "architectures": ["TransfoXLLMHeadModel"],
         "model_type": "transfo-xl",
         "vocab_size": config.vocab_size,
@@ -116,9 +116,9 @@ def write_huggingface(
     has_any = any(cluster.has_proj for cluster in config.clusters)
     if not has_any and isinstance(theirs, list) and len(theirs) == len(config.clusters):
         # Without projections it has no effect.
-        made["tie_projs"] = theirs
+        content["tie_projs"] = theirs
     # Our settings define the network; the others are those of the original checkpoint.
-    _write_json(folder / "config.json", {**settings, **made})
+    _write_json(folder / "config.json", {**settings, **content})
     if config.start_memory == "empty":
         say("the memory began empty; Hugging Face's begins with zeros that are attended to")
     _report_dropped(config, say)
@@ -160,8 +160,8 @@ def _report_dropped(config: ModelConfig, say: _Say) -> None:
 
 def _changed_from_paper(config: ModelConfig, names: Sequence[str]) -> list[tuple[str, Any, Any]]:
     """Return settings that differ from the paper's, as names with both values."""
-    found = [(name, getattr(config, name), getattr(ModelConfig(), name)) for name in names]
-    return [entry for entry in found if entry[1] != entry[2]]
+    entries = [(name, getattr(config, name), getattr(ModelConfig(), name)) for name in names]
+    return [entry for entry in entries if entry[1] != entry[2]]
 
 
 def _require_expressible(config: ModelConfig, whose: str) -> None:

@@ -76,10 +76,10 @@ def on_file(data: mmap.mmap, start: int, n_bytes: int, dtype: torch.dtype) -> Te
         )
     if not n_bytes:
         return torch.empty(0, dtype=torch.uint8)
-    found = torch.frombuffer(data, dtype=torch.uint8, count=n_bytes, offset=start)
+    numbers = torch.frombuffer(data, dtype=torch.uint8, count=n_bytes, offset=start)
     # An untyped storage can be used with any type, so it needs the largest alignment.
     alignment = dtype.itemsize if dtype.itemsize > 1 else 8
-    return found if start % alignment == 0 else found.clone()
+    return numbers if start % alignment == 0 else numbers.clone()
 
 
 def checked_size(size: object, available: int) -> tuple[int, ...]:

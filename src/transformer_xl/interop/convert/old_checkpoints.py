@@ -113,10 +113,10 @@ def _weights_file(source: Path) -> Path:
     candidates = sorted(x for x in source.iterdir() if x.suffix in (".pt", ".bin", ".pth"))
     if len(candidates) == 1:
         return candidates[0]
-    found = ", ".join(x.name for x in candidates[:5]) or "none of them"
+    names = ", ".join(x.name for x in candidates[:5]) or "none of them"
     raise InputError(
         f"{source} should hold one checkpoint (model.pt, pytorch_model.bin, model.safetensors, "
-        f"checkpoint_best.pt or a TensorFlow .index) and holds {found}: name the file"
+        f"checkpoint_best.pt or a TensorFlow .index) and holds {names}: name the file"
     )
 
 
@@ -172,9 +172,9 @@ def _module(path: Path, module: Instance) -> Checkpoint:
         ((*attention, "dropatt"), "p", "dropatt"),
         (("drop",), "p", "dropout"),
     ):
-        own = attributes(_child(module, *place))
-        if name in own:
-            settings[ours] = own[name]
+        values = attributes(_child(module, *place))
+        if name in values:
+            settings[ours] = values[name]
     settings = _plain(settings)
     if isinstance(cutoffs := settings.get("cutoffs"), list):
         settings["cutoffs"] = [x for x in cutoffs if x != settings.get("n_token")]
@@ -236,7 +236,7 @@ def from_tensorflow(variables: Mapping[str, Tensor]) -> tuple[dict[str, Tensor],
             # Transposed as a view.
             x = x.T
         if ours in ("r_w_bias", "r_r_bias") and x.ndim == 3:
-            tensors |= {f"layers.{n}.dec_attn.{ours}": own for n, own in enumerate(x)}
+            tensors |= {f"layers.{n}.dec_attn.{ours}": bias for n, bias in enumerate(x)}
         elif match := re.fullmatch(r"crit\.out_layers\.(\d+)\.bias", ours):
             biases[int(match[1])] = x
         else:
@@ -275,7 +275,7 @@ _TENSORFLOW_NAMES = (
 
 def _settings_beside(path: Path) -> dict[str, Any]:
     """Read ``config.json`` and ``corpus-info.json`` in the folder of a checkpoint."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name in ("corpus-info.json", "config.json"):
         file = path.with_name(name)
         if file.is_file():
@@ -284,8 +284,8 @@ def _settings_beside(path: Path) -> dict[str, Any]:
             objects = [attributes(x) for x in (content, *content.values())]
             models = [x for x in objects if {"n_layer", "d_model"} <= x.keys()]
             cutoffs = {key: content[key] for key in ("cutoffs",) if key in content}
-            found |= _plain(models[0] if models else cutoffs)
-    return found
+            settings |= _plain(models[0] if models else cutoffs)
+    return settings
 
 
 def _plain(settings: Mapping[Any, Any]) -> dict[str, Any]:

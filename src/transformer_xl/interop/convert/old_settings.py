@@ -228,14 +228,14 @@ def _heads(tensors: Mapping[str, Tensor], attn_type: int, n_head: int | None) ->
     return n_head, d_head
 
 
-def _cutoffs(given: Sequence[int], n_tails: int, vocab_size: int) -> tuple[int, ...]:
+def _cutoffs(numbers: Sequence[int], n_tails: int, vocab_size: int) -> tuple[int, ...]:
     """Return the cutoffs of a single table, of which the tensors only determine the number."""
     if not n_tails:
         return ()
-    cutoffs = without_ends(given, vocab_size)
+    cutoffs = without_ends(numbers, vocab_size)
     if len(cutoffs) != n_tails:
         raise SettingsError(
-            f"cutoffs={list(given)} do not define the {n_tails + 1} clusters of the checkpoint"
+            f"cutoffs={list(numbers)} do not define the {n_tails + 1} clusters of the checkpoint"
         )
     return cutoffs
 
@@ -246,18 +246,18 @@ def without_ends(cutoffs: Sequence[Any], vocab_size: int) -> tuple[Any, ...]:
 
 
 def _div_val(
-    tensors: Mapping[str, Tensor], widths: list[int], d_model: int, given: int | None
+    tensors: Mapping[str, Tensor], widths: list[int], d_model: int, setting: int | None
 ) -> int:
     if len(widths) == 1:
         # A projection to the same width exists only with div_val > 1, whatever its value.
         is_divided = widths[0] == d_model and "word_emb.emb_projs.0" in tensors
-        return max(given or 2, 2) if is_divided else 1
-    for div_val in range(2, widths[0] + 1) if given is None else [given]:
+        return max(setting or 2, 2) if is_divided else 1
+    for div_val in range(2, widths[0] + 1) if setting is None else [setting]:
         if div_val > 1 and all(w == widths[0] // div_val**i for i, w in enumerate(widths)):
             return div_val
     raise SettingsError(
         f"the widths of the embeddings, {widths}, do not fall by the factor "
-        + ("of any div_val" if given is None else f"div_val={given}")
+        + ("of any div_val" if setting is None else f"div_val={setting}")
     )
 
 

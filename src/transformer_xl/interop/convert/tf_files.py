@@ -58,7 +58,7 @@ def find_prefix(path: Path | str) -> Path:
 
 
 def _prefix_in(folder: Path) -> Path:
-    found = sorted(folder.glob("*.index"))
+    indexes = sorted(folder.glob("*.index"))
     record = folder / "checkpoint"
     if record.is_file():
         with record.open("rb") as file:
@@ -66,14 +66,14 @@ def _prefix_in(folder: Path) -> Path:
         if match := re.search(r'^model_checkpoint_path:\s*"([^"\n]*)"', text, re.MULTILINE):
             # It may have been written on another machine, also on Windows.
             prefix = folder / (PurePosixPath(match[1].replace("\\", "/")).name or "-")
-            if prefix.with_name(f"{prefix.name}.index") in found:
+            if prefix.with_name(f"{prefix.name}.index") in indexes:
                 return prefix
-    if len(found) != 1:
+    if len(indexes) != 1:
         raise FileNotFoundError(
-            f"{folder} has {len(found)} files *.index and no file 'checkpoint' that names one of "
+            f"{folder} has {len(indexes)} files *.index and no file 'checkpoint' that names one of "
             "them: give one of them"
         )
-    return found[0].with_name(found[0].name.removesuffix(".index"))
+    return indexes[0].with_name(indexes[0].name.removesuffix(".index"))
 
 
 def read_tensorflow(prefix: Path | str) -> dict[str, Tensor]:
@@ -139,8 +139,8 @@ def _variables(index: Path) -> tuple[list[_Variable], int]:
         raise CheckpointError(f"{index} was written by a big-endian machine: convert it there")
     if not isinstance(n_shards, int) or not 0 < n_shards <= _MAX_SHARDS:
         raise CheckpointError(f"{index} claims an absurd number of files")
-    found = (_variable(key.decode(), value, n_shards) for key, value in entries.items())
-    return [variable for variable in found if variable is not None], n_shards
+    variables = (_variable(key.decode(), value, n_shards) for key, value in entries.items())
+    return [variable for variable in variables if variable is not None], n_shards
 
 
 def _variable(name: str, entry: bytes, n_shards: int) -> _Variable | None:
@@ -180,11 +180,11 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         raise CheckpointError("its table is damaged: get a fresh copy")
     position, key = 0, b""
     while position < end:
-        (shared, own, length), position = _varints(block, position, 3)
-        if shared > len(key) or position + own + length > end:
+        (shared, added, length), position = _varints(block, position, 3)
+        if shared > len(key) or position + added + length > end:
             raise CheckpointError("its table is damaged: get a fresh copy")
-        key = key[:shared] + block[position : position + own]
-        position += own
+        key = key[:shared] + block[position : position + added]
+        position += added
         if len(key) > 4096:
             raise CheckpointError("its table has a name of absurd length")
         yield key, block[position : position + length]
@@ -192,11 +192,11 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _varints(data: bytes, position: int, n: int) -> tuple[list[int], int]:
-    found = []
+    numbers = []
     for _ in range(n):
         value, position = varint(data, position)
-        found.append(value)
-    return found, position
+        numbers.append(value)
+    return numbers, position
 
 
 _CRC_TABLE = list(range(256))

@@ -146,16 +146,16 @@ def module_tensors(module: Instance) -> dict[str, Tensor]:
             )
         hidden = state.get("_non_persistent_buffers_set")
         # Parameter lists of torch 1.12 and later keep other values as attributes "0", "1", ...
-        own = _named(state, "_parameters", Tensor)
-        own |= {
+        named = _named(state, "_parameters", Tensor)
+        named |= {
             name: x
             for name, x in state.items()
             if isinstance(x, Tensor) and isinstance(name, str) and name.isdigit()
         }
         for name, buffer in _named(state, "_buffers", Tensor).items():
             if not isinstance(hidden, frozenset) or name not in hidden:
-                own[name] = buffer
-        tensors |= {prefix + name: x for name, x in own.items()}
+                named[name] = buffer
+        tensors |= {prefix + name: x for name, x in named.items()}
         # Reversed, because the last one is popped first.
         children = _named(state, "_modules", Instance).items()
         waiting += [(f"{prefix}{name}.", child) for name, child in reversed(children)]

@@ -121,10 +121,10 @@ def read_vocab(path: Path | str, *, size: int | None = None) -> Vocab:
     """
     path = Path(path)
     if path.is_dir():
-        found = find_vocab(path)
-        if found is None:
+        file_in_folder = find_vocab(path)
+        if file_in_folder is None:
             raise FileNotFoundError(f"{path} holds no vocabulary: none of {', '.join(_NAMES)}")
-        path = found
+        path = file_in_folder
     with path.open("rb") as file:
         head = file.read(len(_TORCH))
     if head.startswith((_ZIP, _TORCH)):
@@ -338,16 +338,16 @@ def _added(
     """Return the tokens that are matched before the text is split, with their indices."""
     numbers = {symbol: number for number, symbol in enumerate(symbols)}
     words = settings.words
-    found = {x: Added(x, numbers[x], {"special": True}) for x in words if x in numbers}
+    tokens = {x: Added(x, numbers[x], {"special": True}) for x in words if x in numbers}
     for content, number in _settings_beside(path, "added_tokens.json").items():
-        found[content] = Added(content, number, {"special": content in words})
+        tokens[content] = Added(content, number, {"special": content in words})
     for number, token in settings.added_tokens_decoder.items():
         if not re.fullmatch("[0-9]{1,9}", number):
             raise DataError(f"{path}: added_tokens_decoder is damaged at {number[:20]}")
         names = ("special", "lstrip", "rstrip", "single_word")
         options = {name: bool(getattr(token, name)) for name in names}
-        found[token.content] = Added(token.content, int(number), options)
-    added = sorted(found.values(), key=lambda x: x.number if type(x.number) is int else -1)
+        tokens[token.content] = Added(token.content, int(number), options)
+    added = sorted(tokens.values(), key=lambda x: x.number if type(x.number) is int else -1)
     end = len(symbols)
     for token in added:
         expected = numbers.get(token.content, end)

@@ -236,14 +236,14 @@ def compare(step: Step, run: Run) -> Errors:
     worst = torch.zeros(3, dtype=torch.float64)
     for streams in (1, 3):
 
-        def some(n: int, streams: int = streams) -> Int[Tensor, "B n"]:
+        def draw_ids(n: int, streams: int = streams) -> Int[Tensor, "B n"]:
             return torch.randint(model.config.vocab_size, (streams, n), generator=draw)
 
         mems = model.start_memory(streams, step.mem_len)
         if isinstance(step, KeptStep):
             mems = model.keep(mems)
         # In segments, to limit the peak memory.
-        mems = read_all(model, some(step.mem_len), lengths._replace(segment_len=_PIECE), mems)
+        mems = read_all(model, draw_ids(step.mem_len), lengths._replace(segment_len=_PIECE), mems)
         hidden = torch.linspace(0, step.mem_len, streams).long()
         if mems.forgotten is not None:
             hidden = hidden.maximum(mems.forgotten)
@@ -252,11 +252,11 @@ def compare(step: Step, run: Run) -> Errors:
         memory = [*(state[name] for name in step.memory_names), step.mem_len - hidden]
         exact_mems = mems.to(dtype=torch.float64)
         for _ in range(_STEPS):
-            tokens = some(step.n_tokens)
-            own, mems = _predicted(model, tokens, lengths, mems)
+            tokens = draw_ids(step.n_tokens)
+            expected, mems = _predicted(model, tokens, lengths, mems)
             right, exact_mems = _predicted(exact, tokens, lengths, exact_mems)
-            found, *memory = run(tokens, *memory)
-            pairs = ((found, own), (found, right), (own, right))
+            log_probs, *memory = run(tokens, *memory)
+            pairs = ((log_probs, expected), (log_probs, right), (expected, right))
             # The maximum of two, which propagates NaN.
             worst = worst.maximum(torch.stack([(a.double() - b).abs().max() for a, b in pairs]))
     return Errors(*worst.tolist())
@@ -400,7 +400,7 @@ def _traced(step: Step) -> torch.export.ExportedProgram:
 def _write_torch(step: Step, path: Path) -> Run:
     torch.export.save(_traced(step), path)
     program = torch.export.load(path).module()
-    return lambda *given: program(*given)
+    return lambda *inputs: program(*inputs)
 
 
 def _write_onnx(step: Step, path: Path) -> Run | None:
@@ -425,8 +425,8 @@ def _write_onnx(step: Step, path: Path) -> Run | None:
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     inputs = [each.name for each in session.get_inputs()]
 
-    def run(*given: Tensor) -> list[Tensor]:
-        arrays = {name: x.numpy() for name, x in zip(inputs, given, strict=True)}
+    def run(*values: Tensor) -> list[Tensor]:
+        arrays = {name: x.numpy() for name, x in zip(inputs, values, strict=True)}
         return [torch.from_numpy(x) for x in session.run(None, arrays)]
 
     return run

@@ -49,9 +49,9 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config)
-        own = config.to_model_config()
-        require_token_inputs(own)
-        self.transformer = build_model(own)
+        settings = config.to_model_config()
+        require_token_inputs(settings)
+        self.transformer = build_model(settings)
         self._tied_weights_keys = _second_names(self)
         self.register_load_state_dict_pre_hook(_with_names_of_files)
 
@@ -236,21 +236,21 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
                 way, or settings of the model were changed; nothing is written.
         """
         if getattr(self, "_hf_peft_config_loaded", False):
-            given = None if state_dict is None else dict(state_dict)
-            super().save_pretrained(save_directory, is_main_process, given, **kwargs)
+            state = None if state_dict is None else dict(state_dict)
+            super().save_pretrained(save_directory, is_main_process, state, **kwargs)
             return
         self._require_unchanged()
         own_names = (name for name, _ in self.transformer.named_parameters())
         require_own_weights(own_names, self.config.to_model_config())
-        given = self.state_dict() if state_dict is None else state_dict
+        state = self.state_dict() if state_dict is None else state_dict
         prefix, second = f"{self.base_model_prefix}.", self._tied_weights_keys or {}
-        own = {name.removeprefix(prefix): x for name, x in given.items() if name not in second}
+        stored = {name.removeprefix(prefix): x for name, x in state.items() if name not in second}
         folder, variant = Path(save_directory), kwargs.get("variant")
         weights = weights_path(folder, variant)
         before = _version(weights)
         if is_main_process:
-            require_storable(own)
-        super().save_pretrained(save_directory, is_main_process, own, **kwargs)
+            require_storable(stored)
+        super().save_pretrained(save_directory, is_main_process, stored, **kwargs)
         if not is_main_process:
             return
         if weights.suffix != ".json" and before is not None and _version(weights) == before:
@@ -309,13 +309,13 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         """Take from the arguments of a call what else it is to return; None: as configured.
 
         Raises:
-            ValueError: Attention weights while activations are recomputed.
+            InputError: Attention weights while activations are recomputed.
         """
-        asked = []
+        flags = []
         for name in ("output_hidden_states", "output_attentions"):
             value = others.pop(name, None)
-            asked.append(bool(getattr(self.config, name, False) if value is None else value))
-        wanted = Wanted(*asked)
+            flags.append(bool(getattr(self.config, name, False) if value is None else value))
+        wanted = Wanted(*flags)
         if wanted.attentions and self.transformer.recompute and torch.is_grad_enabled():
             raise InputError(
                 "output_attentions=True: attention weights are not recomputed in the backward "
@@ -380,7 +380,7 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         """Have layers recompute their activations in the backward pass, or no longer.
 
         Raises:
-            ValueError: The layers cannot, or in the reentrant way, which loses gradients of what
+            InputError: The layers cannot, or in the reentrant way, which loses gradients of what
                 all layers share.
         """
         model = self.transformer
@@ -415,11 +415,11 @@ def _require_loading(config: TransformerXLConfig, n_tensors: int, path: Path) ->
 def _second_names(model: nn.Module) -> dict[str, str]:
     """Map the second names of tied weights to the first."""
     first: dict[int, str] = {}
-    found = {}
+    second = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if first.setdefault(id(parameter), name) != name:
-            found[name] = first[id(parameter)]
-    return found
+            second[name] = first[id(parameter)]
+    return second
 
 
 def _with_names_of_files(

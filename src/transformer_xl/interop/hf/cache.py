@@ -131,9 +131,9 @@ class TransformerXLCache(Cache):
             return False
         if self.tail is None:
             return tokens.shape[1] > self.seen
-        own = tokens[:, self.seen - self.tail.shape[1] : self.seen].to(self.tail.device)
-        times = len(self.tail) // max(len(own), 1)
-        return torch.equal(own.repeat_interleave(times, 0), self.tail)
+        newest = tokens[:, self.seen - self.tail.shape[1] : self.seen].to(self.tail.device)
+        times = len(self.tail) // max(len(newest), 1)
+        return torch.equal(newest.repeat_interleave(times, 0), self.tail)
 
     def __len__(self) -> int:
         return len(self.mems.by_name()[0])
@@ -160,8 +160,8 @@ class TransformerXLCache(Cache):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Select texts by index; repetition is allowed."""
-        at = self._at
-        self._at = at.take(indices) if isinstance(at, Decoder) else at.select(indices)
+        mems = self._at
+        self._at = mems.take(indices) if isinstance(mems, Decoder) else mems.select(indices)
         if self.tail is not None:
             self.tail = self.tail[indices.to(self.tail.device)]
 
@@ -184,7 +184,7 @@ class TransformerXLCache(Cache):
         """Forget everything.
 
         Raises:
-            ValueError: A text begins with zeros in the memory, and the cache has gone through a
+            InputError: A text begins with zeros in the memory, and the cache has gone through a
                 traced program or begins with a prefix.
         """
         if self._starts_empty:
@@ -220,7 +220,7 @@ class TransformerXLCache(Cache):
             tokens_to_remove: How many, with a minus sign, as transformers counts them; 0: none.
 
         Raises:
-            ValueError: The number is positive or larger than the text; the memory is a single
+            InputError: The number is positive or larger than the text; the memory is a single
                 state; the memory before these tokens is no longer complete; or a row is padded
                 or a document starts within them, or a row is padded before them on the right.
         """
@@ -271,7 +271,7 @@ def own_cache(cache: Any, model: LanguageModel) -> TransformerXLCache | None:
 
     Raises:
         TypeError: It is a cache of another kind.
-        ValueError: The prefix does not fit the model.
+        InputError: The prefix does not fit the model.
     """
     if cache is None or isinstance(cache, TransformerXLCache):
         return cache
@@ -305,9 +305,9 @@ def own_cache(cache: Any, model: LanguageModel) -> TransformerXLCache | None:
             f"a prefix of {mems.length} tokens is longer than the memory (mem_len="
             f"{config.mem_len}): give fewer num_virtual_tokens, or load with a larger mem_len"
         )
-    found = TransformerXLCache(mems, mems.length, mem_len=config.mem_len)
-    found._starts_empty = config.start_memory == "empty"
-    return found
+    prefix = TransformerXLCache(mems, mems.length, mem_len=config.mem_len)
+    prefix._starts_empty = config.start_memory == "empty"
+    return prefix
 
 
 def _flatten(cache: TransformerXLCache) -> tuple[list[Any], tuple[Any, ...]]:

@@ -101,7 +101,7 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
                 the sum of losses is divided; and ``position_ids``, in which a 0 starts a document.
 
         Raises:
-            ValueError: A row is empty, or states of layers are asked for.
+            InputError: A row is empty, or states of layers are asked for.
         """
         padding = self.config.pad_token_id
         if attention_mask is None and input_ids is not None and padding is not None:
@@ -171,7 +171,7 @@ class TransformerXLForTokenClassification(TransformerXLPreTrainedModel):
                 ``output_hidden_states`` and ``output_attentions``.
 
         Raises:
-            ValueError: As in :class:`TransformerXLForCausalLM`; the memory is asked for.
+            InputError: As in :class:`TransformerXLForCausalLM`; the memory is asked for.
         """
         if use_cache:
             raise InputError(

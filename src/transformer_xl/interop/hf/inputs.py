@@ -38,7 +38,7 @@ def require_known(
     """Require that tokens are in the vocabulary, but those of padding; in traced code they are.
 
     Raises:
-        ValueError: A token that is no padding is not one of ``vocab_size``.
+        InputError: A token that is no padding is not one of ``vocab_size``.
     """
     beyond = (tokens < 0) | (tokens >= vocab_size)
     beyond = beyond if is_real is None else beyond & is_real
@@ -74,19 +74,19 @@ class Inputs(NamedTuple):
         """Validate the inputs of a call; of a mask that also covers the past, take the last part.
 
         Raises:
-            ValueError: There are both tokens and vectors or neither, shapes do not match, or a
+            InputError: There are both tokens and vectors or neither, shapes do not match, or a
                 token that is no padding is not one of ``vocab_size``.
         """
-        given = tokens if vectors is None else vectors
-        if given is None or (tokens is not None and vectors is not None):
+        inputs = tokens if vectors is None else vectors
+        if inputs is None or (tokens is not None and vectors is not None):
             raise InputError("give either input_ids or inputs_embeds")
         name, ndim = ("input_ids", 2) if vectors is None else ("inputs_embeds", 3)
-        if given.ndim != ndim:
+        if inputs.ndim != ndim:
             raise InputError(
-                f"{name} of shape {tuple(given.shape)} must be (texts, length"
+                f"{name} of shape {tuple(inputs.shape)} must be (texts, length"
                 f"{', width' * (ndim == 3)}): a row for each text"
             )
-        B, T = given.shape[:2]
+        B, T = inputs.shape[:2]
         if not T:
             raise InputError(
                 "the input is empty: give at least one token that the memory has not read"
@@ -98,13 +98,13 @@ class Inputs(NamedTuple):
                     f"attention_mask of shape {tuple(mask.shape)} must be ({B}, {T}), or wider by "
                     "what the memory has read: one row for each text, 1 for real tokens"
                 )
-            real = mask[:, -T:].to(given.device).bool()
+            real = mask[:, -T:].to(inputs.device).bool()
             is_real = None if _is_known(real.all) else real
         if tokens is not None:
             require_known(tokens, is_real, vocab_size)
         if position_ids is not None:
             # Positions are relative: of these indices only a 0, the start of a document, matters.
-            starts = (position_ids[..., -T:] == 0).to(given.device).expand(B, T)
+            starts = (position_ids[..., -T:] == 0).to(inputs.device).expand(B, T)
             starts = starts if is_real is None else starts & is_real
             starts = None if _is_known((~starts).all) else starts
         return cls(Segment(tokens, vectors, starts=starts), is_real)
@@ -140,7 +140,7 @@ class Inputs(NamedTuple):
         """Return the target of each position, and which are predicted from a context.
 
         Raises:
-            ValueError: The labels do not have the shape of the input.
+            InputError: The labels do not have the shape of the input.
         """
         targets = labels if shift_labels is None else shift_labels
         if targets is None:
@@ -203,7 +203,7 @@ def read(
         wanted: What else to return, of all columns.
 
     Raises:
-        ValueError: Attention weights of more than one segment are wanted, or the layers have none.
+        InputError: Attention weights of more than one segment are wanted, or the layers have none.
     """
     T = inputs.segment.shape[1]
     n = T if last is None or any(wanted) else min(last, T)
@@ -224,19 +224,19 @@ def read(
         first = int(place.min()) if is_exact else 0
         inputs = inputs.columns(order)
     tokens, vectors, _, starts = inputs.segment
-    kept, layers, attentions = [], [], []
+    pieces_read, layers, attentions = [], [], []
     looking = observed(model, attentions=wanted.attentions) if any(wanted) else nullcontext()
-    with looking as found:
+    with looking as observation:
         for piece in read_segments(
             model, tokens, lengths, mems, sizes=sizes, starts=starts, inputs_embeds=vectors
         ):
             mems = piece.mems
             if piece.start + piece.hidden.shape[1] > first:
-                kept.append(piece.hidden)
-            if found is not None:
-                layers.append([*found.hidden[:-1], piece.hidden])
-                attentions = found.attentions
-                found.clear()
+                pieces_read.append(piece.hidden)
+            if observation is not None:
+                layers.append([*observation.hidden[:-1], piece.hidden])
+                attentions = observation.attentions
+                observation.clear()
 
     def columns(pieces: list[Tensor]) -> Tensor:
         hidden = pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
@@ -245,7 +245,7 @@ def read(
             return hidden if n == hidden.shape[1] else hidden[:, hidden.shape[1] - n :]
         return _gathered(hidden, place - (T - hidden.shape[1]))
 
-    reading = Reading(columns(kept), mems)
+    reading = Reading(columns(pieces_read), mems)
     if wanted.hidden_states:
         of_each = (columns([*x]) for x in zip(*layers, strict=True))
         reading = reading._replace(layers=(*of_each,))
@@ -261,8 +261,8 @@ def _placed(
     """Put attention weights of reordered rows in the order of the columns; padding has none."""
     M = weights.shape[3] - weights.shape[2]
     rows = weights.take_along_dim(place[:, None, :, None], 2)
-    own = rows[..., M:].take_along_dim(place[:, None, None], 3)
-    return torch.cat([rows[..., :M], own], -1).masked_fill(~is_real[:, None, :, None], 0.0)
+    of_input = rows[..., M:].take_along_dim(place[:, None, None], 3)
+    return torch.cat([rows[..., :M], of_input], -1).masked_fill(~is_real[:, None, :, None], 0.0)
 
 
 def read_to_the_end(
@@ -274,7 +274,7 @@ def read_to_the_end(
     all rows; those before it are read without a gradient.
 
     Raises:
-        ValueError: A row has no token.
+        InputError: A row has no token.
     """
     T = inputs.segment.shape[1]
     if inputs.is_real is not None:

@@ -96,7 +96,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         Raises:
             NotImplementedError: ``head_mask`` is given.
             TypeError: The cache is of another kind, or an argument is unknown.
-            ValueError: Shapes do not match each other or the memory; attention weights are wanted
+            InputError: Shapes do not match each other or the memory; attention weights are wanted
                 of more than a segment, or of layers that have none.
         """
         # Not in the signature: Trainer requires every argument whose name has "label".
@@ -134,12 +134,12 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         if skip_logits is None:
             skip_logits = labels is not None and self.training
         if not skip_logits:
-            kept: Any = logits_to_keep
-            kept = slice(-kept, None) if isinstance(kept, int) else kept.to(hidden.device)
-            logits = self.transformer.head.log_probs(hidden[:, kept])
+            place: Any = logits_to_keep
+            place = slice(-place, None) if isinstance(place, int) else place.to(hidden.device)
+            logits = self.transformer.head.log_probs(hidden[:, place])
             if inputs.is_real is not None:
                 # A loss that the caller computes gets no gradient from padding.
-                known = inputs.is_real[:, -hidden.shape[1] :][:, kept, None]
+                known = inputs.is_real[:, -hidden.shape[1] :][:, place, None]
                 logits = logits.masked_fill(~known, -math.log(logits.shape[-1]))
         after = self._cache_after(cache, mems, inputs, use_cache)
         out = CausalLMOutputWithPast(
@@ -161,8 +161,8 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         place = has_context.to(hidden.device)
         if torch.compiler.is_compiling():
             # In fixed shapes; the other way computes what counts alone.
-            asked = targets.to(hidden.device).masked_fill(~place, IGNORED)
-            total = self.transformer.head.nll(hidden, asked).sum()
+            counted = targets.to(hidden.device).masked_fill(~place, IGNORED)
+            total = self.transformer.head.nll(hidden, counted).sum()
             return total / (place.sum() if count is None else count)
         nll = self.transformer.head.nll(hidden[place], targets.to(hidden.device)[place])
         if count is None:
@@ -226,7 +226,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         """Begin a cache where transformers needs one before the first call.
 
         Raises:
-            ValueError: A kind of cache is asked for, or one that the model does not have.
+            InputError: A kind of cache is asked for, or one that the model does not have.
         """
         super()._prepare_cache_for_generation(
             generation_config, model_kwargs, generation_mode, batch_size, *args
@@ -241,10 +241,10 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             return
         if not (needs_one or preface):
             return
-        model, asked = self.transformer, "assisted generation" if is_recording else "a chunk size"
+        model, what = self.transformer, "assisted generation" if is_recording else "a chunk size"
         if not self.config.has_memory or generation_config.use_cache is False:
             raise InputError(
-                f"{asked} needs a cache: use_cache=True, and a model with a memory (mem_len=0 has "
+                f"{what} needs a cache: use_cache=True, and a model with a memory (mem_len=0 has "
                 "none)"
             )
         if is_recording and (not model.remembers_positions or self.config.reset_at is not None):
@@ -278,7 +278,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         """Repeat each text and its memory for beam search.
 
         Raises:
-            ValueError: A token of the prompt is neither padding nor in the vocabulary.
+            InputError: A token of the prompt is neither padding nor in the vocabulary.
         """
         # Before texts grow: what is written behind the end of a row is padding.
         tokens, mask = kwargs.get("input_ids"), kwargs.get("attention_mask")
@@ -306,7 +306,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         The tokenizer is an argument of ``generate``, which transformers hands on.
 
         Raises:
-            ValueError: No token is left, or vectors would have to be read again.
+            InputError: No token is left, or vectors would have to be read again.
         """
         if not self.config.has_memory:
             next_sequence_length = None
@@ -353,7 +353,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         """Return prompts and their mask; the empty ones begin as a text without a prompt does.
 
         Raises:
-            ValueError: There is no token to begin with.
+            InputError: There is no token to begin with.
         """
         is_empty = mask.sum(1) == 0 if mask is not None else torch.zeros(len(tokens)).bool()
         if tokens.shape[1] and not bool(is_empty.any()):
@@ -393,14 +393,14 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
 
         transformers pads rows only if a token ends them; the number beyond the vocabulary is none.
         """
-        found = super()._get_stopping_criteria(generation_config, *args, **kwargs)
+        criteria = super()._get_stopping_criteria(generation_config, *args, **kwargs)
         if generation_config._eos_token_tensor is None:
             beyond = torch.tensor(self.config.vocab_size)
             generation_config._eos_token_tensor = beyond[None]
             if generation_config._pad_token_tensor is None:
                 generation_config._pad_token_tensor = beyond
-            found.append(EosTokenCriteria(beyond[None]))
-        return found
+            criteria.append(EosTokenCriteria(beyond[None]))
+        return criteria
 
     def heal_tokens(self, input_ids: Tensor, tokenizer: Any = None) -> Tensor:
         """Raise an error: transformers strips the texts, and a line break is a token here."""
