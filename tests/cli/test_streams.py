@@ -18,7 +18,7 @@ from transformer_xl.cli import scoring as streams
 from transformer_xl.config import ModelConfig
 from transformer_xl.config.recipes import recipe_of
 from transformer_xl.data.imported import Rules
-from transformer_xl.interop.convert.cutting import VocabOptions, imported_vocab
+from transformer_xl.interop.convert.cutting import imported_vocab
 from transformer_xl.model import TransformerXL
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -287,7 +287,7 @@ def test_bytes_that_an_imported_vocabulary_leaves_out_are_not_called_unknown_wor
 ):
     rules = Rules(join="words", line_ends="after", eos="<eos>", unk="<unk>")
     symbols = ["the", "cat", "<unk>", "<eos>"]
-    vocab = imported_vocab(symbols, rules, "here", VocabOptions(), lower_case=False)
+    vocab = imported_vocab(symbols, rules, lower_case=False)
     config = ModelConfig(vocab_size=4, n_layer=1, n_head=1, d_model=8, d_inner=8, mem_len=4)
     TransformerXL(config).save_pretrained(tmp_path, vocab)
     stdin(b"the \xff cat\nthe dog\nthe \xff dog\n" * 2)

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import sys
 from argparse import Namespace
 from collections import OrderedDict
 from dataclasses import replace
@@ -165,24 +164,6 @@ def test_a_name_may_hold_any_character(shared, tmp_path):
     shutil.copy(shared / "goldens/tf_wt103_like/config.json", tmp_path)
     for n, name in enumerate(("m[1]*.ckpt", "m[1]*.ckpt.index")):
         txl.convert(tmp_path / name, tmp_path / f"out{n}")
-
-
-def test_settings_that_are_shared_over_and_over_are_left_out_at_once(tmp_path, monkeypatch):
-    def tower():
-        # Compared with another one, it has 2**100 lists.
-        lists = []
-        for _ in range(100):
-            lists = [lists, lists]
-        return lists
-
-    kind = type("MemTransformerLM", (torch.nn.Module,), {"__module__": "mem_transformer"})
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "mem_transformer", Namespace(MemTransformerLM=kind))
-        module = kind()
-        module.word_emb = torch.nn.Linear(1, 1)
-        module.word_emb.cutoffs, module.n_layer, module.n_token = [tower()], 2, tower()
-        torch.save(module, tmp_path / "model.pt")
-    assert open_checkpoint(tmp_path / "model.pt").settings == {"n_layer": 2}
 
 
 @pytest.mark.parametrize(

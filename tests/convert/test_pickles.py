@@ -6,55 +6,51 @@ import pickle
 import re
 import struct
 import time
-from io import BytesIO
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from transformer_xl.interop.convert.pickles import Global, Instance, UnreadableFile, load_pickle
+from transformer_xl.errors import CheckpointError
+from transformer_xl.interop.convert.torch_files import Instance, read_pickled
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
+Read = Callable[[bytes], Any]
 
 
-def read(data: bytes) -> Any:
-    file = BytesIO(data)
-    value = load_pickle(file)
-    assert file.tell() == len(data)
-    return value
+@pytest.fixture
+def read(tmp_path, monkeypatch):
+    """Read a pickle; what a child process might have executed would be seen in its folder."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "x.pkl"
+
+    def read_bytes(data):
+        path.write_bytes(data)
+        try:
+            return read_pickled(path)
+        finally:
+            assert list(tmp_path.iterdir()) == [path]
+
+    return read_bytes
 
 
-def is_refused(data: bytes) -> bool:
-    try:
-        read(data)
-    except UnreadableFile:
-        return True
-    return False
-
-
-def short(text: str) -> bytes:
+def short(text):
     return b"\x8c" + bytes([len(text)]) + text.encode()
 
 
-def named(module: str, name: str) -> bytes:
+def named(module, name):
     return short(module) + short(name) + b"\x93"
 
 
 KEYS = st.one_of(
-    st.text(st.characters(codec="utf-8")),
-    st.binary(),
-    st.integers(-(2**50), 2**50),
-    st.booleans(),
-    st.none(),
-    st.floats(allow_nan=False),
-    st.tuples(st.text(), st.text()),
+    *(st.text(st.characters(codec="utf-8")), st.binary(), st.integers(), st.booleans(), st.none()),
+    *(st.floats(allow_nan=False), st.tuples(st.text(), st.text())),
 )
-COMPLEX = st.complex_numbers(allow_nan=False)
 VALUES = st.recursive(
-    st.one_of(KEYS, st.integers(), st.builds(bytearray, st.binary()), COMPLEX),
+    KEYS,
     lambda inside: st.one_of(
         st.lists(inside),
         st.lists(inside).map(tuple),
@@ -67,56 +63,36 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(VALUES, st.sampled_from(PROTOCOLS))
-def test_plain_values_are_read_as_by_python(value: Any, protocol: int) -> None:
-    data = pickle.dumps(value, protocol)
-    got = read(data)
-    assert got == value == pickle.loads(data)
-    assert isinstance(value, type(got))
+def test_plain_values_are_read_as_by_python(read, value, protocol):
+    assert read(pickle.dumps(value, protocol)) == value
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_containers_become_plain_ones_and_keep_their_order(protocol: int) -> None:
-    values = [
+def test_classes_become_plain_containers_and_records(read, protocol):
+    containers = [
         collections.OrderedDict(b=1, a=[2]),
         collections.Counter("hello"),
         collections.defaultdict(list, {"x": [1]}),
         {"z", 1},
-        frozenset({None}),
     ]
-    got = read(pickle.dumps(values, protocol))
-    assert got == values
-    assert list(map(type, got)) == [dict, dict, dict, set, frozenset]
-    assert list(got[0]) == ["b", "a"]
+    arrays = [np.arange(12.0).reshape(3, 4), np.array(7, dtype=np.uint8)]
+    numbers = [np.float64(0.1), np.int64(-3), np.bool_(True), np.dtype(">i4").type(7)]
+    objects = [argparse.Namespace(n_layer=3, cutoffs=[1]), re.compile("a+")]
+    got = read(pickle.dumps([containers, arrays, numbers, objects], protocol))
+    assert got[0] == containers
+    assert list(map(type, got[0])) == [dict, dict, dict, frozenset]
+    assert list(got[0][0]) == ["b", "a"]
+    # Without their numbers.
+    assert [(x.kind, x.state) for x in got[1]] == [("numpy.ndarray", None)] * 2
+    assert got[2] == [0.1, -3, True, 7]
+    assert list(map(type, got[2])) == [float, int, bool, int]
+    assert [x.kind for x in got[3]] == ["argparse.Namespace", "re._compile"]
+    assert got[3][0].state == {"n_layer": 3, "cutoffs": [1]}
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_what_is_shared_stays_shared(protocol: int) -> None:
-    inner: list = [1]
-    inner.append(inner)
-    first, second = read(pickle.dumps([inner, inner], protocol))
-    assert first is second
-    assert first[1] is first
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_arrays_become_records_without_their_numbers(protocol: int) -> None:
-    for array in (np.arange(12.0).reshape(3, 4), np.array(7, dtype=np.uint8)):
-        got = read(pickle.dumps([array, array], protocol))
-        assert got[0] is got[1]
-        assert (got[0].kind, got[0].args, got[0].state) == ("numpy.ndarray", (), None)
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_numbers_of_numpy_become_plain_ones(protocol: int) -> None:
-    big_endian = np.dtype(">i4").type(7)
-    got = read(pickle.dumps([np.float64(0.1), np.int64(-3), np.bool_(True), big_endian], protocol))
-    assert got == [0.1, -3, True, 7]
-    assert list(map(type, got)) == [float, int, bool, int]
-
-
-def test_texts_of_python_2_are_latin_1() -> None:
+def test_texts_of_python_2_are_latin_1(read):
     assert read(b"\x80\x02U\x04caf\xe9.") == "café"
     assert read(b"S'caf\\xe9\\n\\'\\\\'\np0\n.") == "café\n'\\"
     # As pickle.dumps(numpy.int64(200), 2) of Python 2.
@@ -127,187 +103,103 @@ def test_texts_of_python_2_are_latin_1() -> None:
     assert read(number + struct.pack("<q", 200) + b"\x86R.") == 200
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_objects_become_records(protocol: int) -> None:
-    settings = read(pickle.dumps(argparse.Namespace(n_layer=3, cutoffs=[1]), protocol))
-    assert isinstance(settings, Instance)
-    assert (settings.kind, settings.state) == (
-        "argparse.Namespace",
-        {"n_layer": 3, "cutoffs": [1]},
-    )
-    pattern = read(pickle.dumps(re.compile("a+"), protocol))
-    assert isinstance(pattern, Instance)
-    assert (pattern.kind, pattern.args) == ("re._compile", ("a+", re.compile("a+").flags))
+@pytest.mark.parametrize("module", ["mem_transformer", "my.fork.mem_transformer", "__main__"])
+def test_classes_of_forks_and_of_scripts_are_known_by_their_last_name(read, module):
+    found = read(b"\x80\x04" + named(module, "MemTransformerLM") + b")\x81}b.")
+    assert isinstance(found, Instance)
+    assert (found.kind, found.state) == (f"{module}.MemTransformerLM", {})
 
 
-def test_classes_of_forks_and_of_scripts_are_known_by_their_last_name() -> None:
-    for module in ("mem_transformer", "my.fork.mem_transformer", "__main__"):
-        found = read(b"\x80\x04" + named(module, "MemTransformerLM") + b")\x81}b.")
-        assert isinstance(found, Instance)
-        assert found.kind == f"{module}.MemTransformerLM"
-        assert found.state == {}
-
-
-def test_a_function_that_is_only_named_stays_a_name() -> None:
-    found = read(b"\x80\x04" + named("torch.nn.functional", "relu") + b".")
-    assert isinstance(found, Global)
-    assert found.kind == "torch.nn.functional.relu"
-
-
-TOUCH = short("touch marker") + b"\x85"
 FORBIDDEN = [
-    ("os", "system"),
-    ("posix", "system"),
-    ("nt", "system"),
-    ("subprocess", "Popen"),
-    ("builtins", "eval"),
-    ("builtins", "exec"),
-    ("builtins", "getattr"),
-    ("builtins", "__import__"),
-    ("__builtin__", "apply"),
-    ("__main__", "anything"),
-    ("operator", "attrgetter"),
-    ("functools", "partial"),
-    ("torch", "load"),
-    ("torch.hub", "load"),
-    ("torch.storage", "_load_from_bytes"),
-    ("numpy", "load"),
-    ("pickle", "loads"),
-    ("runpy", "run_path"),
-    ("collections_", "OrderedDict"),
+    *(("os", "system"), ("posix", "system"), ("nt", "system"), ("subprocess", "Popen")),
+    *(("builtins", "eval"), ("builtins", "exec"), ("builtins", "getattr")),
+    *(("builtins", "__import__"), ("__builtin__", "apply"), ("__main__", "anything")),
+    *(("operator", "attrgetter"), ("functools", "partial"), ("torch", "load")),
+    *(("torch.hub", "load"), ("torch.storage", "_load_from_bytes"), ("numpy", "load")),
+    *(("pickle", "loads"), ("runpy", "run_path"), ("collections_", "OrderedDict")),
 ]
+HOW = ("reduce", "newobj", "inst", "obj", "global")
 
 
-@pytest.mark.parametrize("how", ["reduce", "newobj", "inst", "obj", "global"])
-def test_what_no_checkpoint_needs_is_refused(
-    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for module, name in FORBIDDEN:
-        data = {
-            "reduce": named(module, name) + TOUCH + b"R.",
-            "newobj": named(module, name) + TOUCH + b"\x81.",
-            "inst": b"(" + short("touch marker") + f"i{module}\n{name}\n.".encode(),
-            "obj": b"(" + named(module, name) + short("touch marker") + b"o.",
-            "global": f"c{module}\n{name}\n".encode() + TOUCH + b"R.",
-        }[how]
-        # Tensors within a pickle are refused with a remedy.
-        said = f"refused: (the file names .*{name}, which|tensors were pickled without torch.save)"
-        with pytest.raises(UnreadableFile, match=said):
-            read(data)
-        assert not list(tmp_path.iterdir()), (module, name)
+@pytest.mark.parametrize(
+    ("module", "name", "how"),
+    # Each name, and each way of calling one.
+    [(*names, HOW[i % len(HOW)]) for i, names in enumerate(FORBIDDEN)]
+    + [("posix", "system", how) for how in HOW],
+)
+def test_what_no_checkpoint_needs_is_refused(read, module, name, how):
+    touch = short("touch marker")
+    data = {
+        "reduce": named(module, name) + touch + b"\x85R.",
+        "newobj": named(module, name) + touch + b"\x85\x81.",
+        "inst": b"(" + touch + f"i{module}\n{name}\n.".encode(),
+        "obj": b"(" + named(module, name) + touch + b"o.",
+        "global": f"c{module}\n{name}\n".encode() + touch + b"\x85R.",
+    }[how]
+    refused = f"the file names .*{name}, which no Transformer-XL checkpoint needs; nothing was exec"
+    if name == "_load_from_bytes":
+        refused = "without torch.save|damaged"
+    with pytest.raises(CheckpointError, match=refused):
+        read(data)
 
 
-def test_a_refusal_says_what_was_named_and_that_nothing_happened() -> None:
-    text = re.escape(
-        "refused: the file names posix.system, which no Transformer-XL checkpoint needs; nothing "
-        "was executed"
-    )
-    with pytest.raises(UnreadableFile, match=text):
-        read(b"cposix\nsystem\n.")
-    with pytest.raises(UnreadableFile, match=r"x\\x1b\[2J\.y"):
+def test_the_name_in_an_error_has_no_control_characters(read):
+    with pytest.raises(CheckpointError, match=r"x\\x1b\[2J\.y"):
         read(b"cx\x1b[2J\ny\n.")
 
 
-def test_only_objects_have_attributes_to_set() -> None:
-    names = named("torch.nn.functional", "relu"), named("collections", "OrderedDict")
-    for target in (*names, short("text"), b"K\x01"):
-        with pytest.raises(UnreadableFile, match="refused"):
-            read(b"\x80\x04" + target + b"}" + short("__call__") + b"K\x01sb.")
-
-
-def test_a_value_cannot_be_called() -> None:
-    for target in (short("text"), b"]", named("mem_transformer", "X") + b")R"):
-        with pytest.raises(UnreadableFile, match="refused"):
-            read(target + b")R.")
-
-
 N = 100_000
-DEEP = {
-    "tuples": b")" + b"\x85" * N + b".",
-    "marked tuples": b"(" * N + b"t" * N + b".",
-    "lists": b"]" * N + b"a" * (N - 1) + b".",
-    "dictionaries": b"}" + b"K\x00}" * N + b"s" * N + b".",
-    "objects": named("a.vocabulary", "V") + b"\x94)R" + b"h\x00)R" * N + b"b" * N + b".",
-    "shared from shallow to deep": (
-        b"(]\x94" + b"".join(b"]j" + struct.pack("<I", i) + b"a\x94" for i in range(2000)) + b"l."
-    ),
-}
-CRASHING = {
+HOSTILE = {
+    "attributes of a function": named("torch._utils", "_rebuild_parameter")
+    + b"}"
+    + short("__call__")
+    + b"K\x01sb.",
+    "attributes of a class": named("collections", "OrderedDict") + b"}" + short("a") + b"K\x01sb.",
+    "attributes of a text": short("text") + b"}" + short("a") + b"K\x01sb.",
+    "called text": short("text") + b")R.",
+    "called list": b"])R.",
+    "called object": named("mem_transformer", "X") + b")R)R.",
+    "deep tuples": b")" + b"\x85" * N + b".",
+    "deep marked tuples": b"(" * N + b"t" * N + b".",
+    "deep lists": b"]" * N + b"a" * (N - 1) + b".",
+    "deep dictionaries": b"}" + b"K\x00}" * N + b"s" * N + b".",
+    "deep objects": named("a.vocabulary", "V") + b"\x94)R" + b"h\x00)R" * N + b"b" * N + b".",
+    "list in itself": b"\x80\x04]\x94h\x00a.",
     "tuples as a key": b"})" + b"\x85" * N + b"K\x00s.",
     "tuples in a set": b"\x8f()" + b"\x85" * N + b"\x90.",
     "shared tuples as a key": b"})" + b"2\x86" * 100 + b"K\x00s.",
     "new objects": (
         b"(" + named("copyreg", "__newobj__") + b"\x94" + b"h\x00" * N + b"t\x940h\x00h\x01R."
     ),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", DEEP)
-def test_deep_nesting_is_refused(name: str) -> None:
-    with pytest.raises(UnreadableFile, match=r"nested more than 200 deep|MB of memory"):
-        read(DEEP[name])
-
-
-@pytest.mark.parametrize("name", CRASHING)
-def test_what_would_crash_or_hang_python_is_refused(name: str) -> None:
-    with pytest.raises(UnreadableFile):
-        read(CRASHING[name])
-
-
-def test_lists_that_are_shared_over_and_over_cost_nothing() -> None:
-    # 10**100 elements if they were unfolded.
-    data = b"\x80\x04]\x940" + b"".join(
-        b"]\x94(" + bytes([ord("h"), i]) * 10 + b"e0" for i in range(100)
-    )
-    assert len(read(data + b"h\x64.")) == 10
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "made",
-    [
-        named("builtins", "tuple") + b"h\x00\x85R0",
-        named("builtins", "set") + b"h\x00\x85R0",
-        named("torch", "Size") + b"h\x00\x85R0",
-    ],
-)
-def test_copies_of_what_is_shared_are_limited(made: bytes) -> None:
-    with pytest.raises(UnreadableFile, match="MB of memory"):
-        read(b"\x80\x04(" + b"K\x01" * 20_000 + b"l\x940" + made * 1000 + b"N.")
-
-
-def test_encoding_a_shared_text_over_and_over_is_refused() -> None:
-    text = b"X" + struct.pack("<I", 100_000) + b"x" * 100_000 + b"\x940"
-    call = named("_codecs", "encode") + b"h\x00" + short("latin1") + b"\x86R0"
-    with pytest.raises(UnreadableFile, match="MB of memory"):
-        read(text + call * 1000 + b"N.")
-
-
-HOSTILE = {
-    "memo index": b"\x80\x04j\x00\x00\x00\x80.",
+    # 10**100 elements if they are unfolded.
+    "shared lists": b"\x80\x04]\x940"
+    + b"".join(b"]\x94(" + bytes([ord("h"), i]) * 10 + b"e0" for i in range(100))
+    + b"h\x64.",
+    "shared text": b"X" + struct.pack("<I", N) + b"x" * N + b"\x94(" + b"h\x00" * N + b"l.",
+    "copies": b"\x80\x04("
+    + b"K\x01" * 200_000
+    + b"l\x940]("
+    + (named("builtins", "tuple") + b"h\x00\x85R") * 2000
+    + b"e.",
+    "memo index": b"\x80\x04Nr\x00\x00\x00\x80.",
+    "no memo": b"\x80\x04j\x00\x00\x00\x80.",
     "bytes": b"\x8e" + struct.pack("<Q", 2**62) + b"x.",
     "bytearray": b"\x96" + struct.pack("<Q", 2**62) + b"x.",
     "text": b"\x8d" + struct.pack("<Q", 2**63) + b"x.",
     "signed length": b"T\xff\xff\xff\xffx.",
     "frame": b"\x80\x04\x95" + struct.pack("<Q", 2**62) + b"N.",
     "digits": b"I" + b"9" * 1_000_000 + b"\n.",
-    "long digits": b"L" + b"9" * 2000 + b"L\n.",
     "long bytes": b"\x8b" + struct.pack("<I", 10**6) + b"x" * 10**6 + b".",
     "long size": b"\x8b\xff\xff\xff\xff.",
     "not utf-8": b"\x8c\x01\xff.",
     "not utf-8 name": b"c\xff\n\xff\n.",
-    "key": b"}]K\x00s.",
-    "huge key": b"}\x8a\x10" + b"\x7f" * 16 + b"K\x00s.",
+    "list as a key": b"}]K\x00s.",
     "odd entries": b"}(K\x00u.",
     "empty stack": b".",
-    "two values": b"NN.",
     "no mark": b"t.",
     "protocol": b"\x80\x06N.",
     "no instruction": b"\xffN.",
     "no end": b"N",
-    "nothing": b"",
     "extension": b"\x82\x01.",
     "buffer": b"\x97.",
     "elsewhere": b"NQ.",
@@ -316,44 +208,60 @@ HOSTILE = {
     "named module": b"K\x01K\x02\x93.",
     "large bytes": named("builtins", "bytes") + b"J\xff\xff\xff\x7f\x85R.",
     "large bytearray": named("builtins", "bytearray") + b"J\xff\xff\xff\x7f\x85R.",
-    "int of text": named("builtins", "int") + short("9" * 200) + b"\x85R.",
+    "data after it": b"N.more",
 }
+HOSTILE |= {
+    f"number of {code}": b"\x80\x04"
+    + named("numpy._core.multiarray", "scalar")
+    + named("numpy", "dtype")
+    + short(code)
+    + b"\x89\x88\x87R(K\x03"
+    + short("<")
+    + b"NNNtbC"
+    + bytes([size])
+    + b"x" * size
+    + b"\x86R."
+    for code, size in (("f4", 3), ("O", 8), ("S8", 8))
+}
+# Keys of the same hash, with which dictionaries take for ever.
+SLOW = b"\x80\x04}(" + b"".join(
+    b"\x8a\x10" + (i * (2**61 - 1)).to_bytes(16, "little") + b"N" for i in range(150_000)
+)
 
 
-def test_damaged_pickles_are_refused() -> None:
-    for name, data in HOSTILE.items():
-        began = time.process_time()
-        assert is_refused(data), name
-        assert time.process_time() - began < 2, name
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_and_damaged_pickles_are_refused(read, name):
+    with pytest.raises(CheckpointError, match=r"x\.pkl"):
+        read(HOSTILE[name])
 
 
-def test_numbers_of_numpy_that_lie_are_refused() -> None:
-    for code, size in (("f4", 3), ("O", 8), ("O8", 8), ("S8", 8), ("f4,O", 12)):
-        dtype = named("numpy", "dtype") + short(code) + b"\x89\x88\x87R(K\x03" + short("<")
-        number = named("numpy._core.multiarray", "scalar") + dtype + b"NNNtb"
-        content = b"\x80\x04" + number + b"C" + bytes([size]) + b"x" * size + b"\x86R."
-        assert is_refused(content), code
+@pytest.mark.slow
+def test_a_pickle_that_takes_for_ever_is_refused(read):
+    began = time.monotonic()
+    with pytest.raises(CheckpointError, match=r"takes more than \d+ s"):
+        read(SLOW + b"u.")
+    assert time.monotonic() - began < 60
 
 
-def test_every_beginning_of_a_pickle_is_refused() -> None:
+@pytest.mark.parametrize("protocol", [0, 2, 5])
+def test_every_beginning_of_a_pickle_is_refused(read, protocol):
     value = {"words": ["a", "b"], "array": np.arange(3), "settings": argparse.Namespace(x=1)}
-    for protocol in PROTOCOLS:
-        data = pickle.dumps(value, protocol)
-        for n in range(len(data)):
-            with pytest.raises(UnreadableFile):
-                load_pickle(BytesIO(data[:n]))
+    data = pickle.dumps(value, protocol)
+    for n in range(1, len(data), 11):
+        with pytest.raises(CheckpointError):
+            read(data[:n])
 
 
-def test_many_tensors_and_arrays_of_few_bytes_are_refused() -> None:
-    array = named("numpy._core.multiarray", "_reconstruct") + b"\x940"
-    with pytest.raises(UnreadableFile, match="MB of memory"):
-        read(array + b"h\x00)R0" * 100_000 + b"N.")
+def test_a_large_vocabulary_is_read(read):
+    words = [f"w{i}" for i in range(150_000)]
+    numbers = {word: i for i, word in enumerate(words)}
+    vocab = {"counter": dict(numbers), "idx2sym": words, "sym2idx": numbers}
+    assert read(pickle.dumps(vocab, 2)) == vocab
 
 
 @pytest.mark.parametrize("name", ["vocab.pkl", "vocab_plain.pkl"])
-def test_vocabularies_of_hugging_face_are_read(name: str, shared: Path) -> None:
-    found = read((shared / "goldens" / "hf_tokenizer" / name).read_bytes())
-    assert isinstance(found, dict)
+def test_vocabularies_of_hugging_face_are_read(name, shared):
+    found = read_pickled(shared / "goldens" / "hf_tokenizer" / name)
     symbols = found["idx2sym"]
     assert found["sym2idx"] == {symbol: i for i, symbol in enumerate(symbols)}
     assert set(found["counter"]) - set(symbols) == set()

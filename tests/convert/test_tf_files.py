@@ -1,14 +1,12 @@
 """Checkpoints of TensorFlow: those that it wrote, and those of a small writer here."""
 
 import struct
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
-from transformer_xl.interop.convert.pickles import UnreadableFile
+from transformer_xl.errors import CheckpointError
 from transformer_xl.interop.convert.tf_files import find_prefix, read_tensorflow
 
 NUMBERS = {
@@ -25,7 +23,7 @@ NUMBERS = {
 }
 
 
-def varint(n: int) -> bytes:
+def varint(n):
     parts = []
     while n > 127:
         parts.append(n & 127 | 128)
@@ -33,13 +31,13 @@ def varint(n: int) -> bytes:
     return bytes([*parts, n])
 
 
-def field(number: int, value: int | bytes) -> bytes:
+def field(number, value):
     if isinstance(value, int):
         return varint(number << 3) + varint(value)
     return varint(number << 3 | 2) + varint(len(value)) + value
 
 
-def masked_crc(content: bytes) -> bytes:
+def masked_crc(content):
     crc = 0xFFFFFFFF
     for byte in content:
         crc ^= byte
@@ -49,7 +47,7 @@ def masked_crc(content: bytes) -> bytes:
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32)
 
 
-def block(entries: dict[bytes, bytes], kind: bytes = b"\0") -> bytes:
+def block(entries, kind=b"\x00"):
     content = bytearray()
     before = b""
     for key, value in entries.items():
@@ -63,7 +61,7 @@ def block(entries: dict[bytes, bytes], kind: bytes = b"\0") -> bytes:
     return bytes(content) + kind + masked_crc(content + kind)
 
 
-def table(entries: dict[bytes, bytes], kind: bytes = b"\0") -> bytes:
+def table(entries, kind=b"\x00"):
     """An index of two blocks."""
     names = list(entries)
     parts = [names[: len(names) // 2], names[len(names) // 2 :]]
@@ -77,7 +75,7 @@ def table(entries: dict[bytes, bytes], kind: bytes = b"\0") -> bytes:
     return content + index + footer.ljust(40, b"\0") + struct.pack("<Q", 0xDB4775248B80FB57)
 
 
-def entry(x: Tensor, shard: int, start: int, **changes: int | list[int]) -> bytes:
+def entry(x, shard, start, **changes):
     shape = changes.get("shape", list(x.shape))
     assert isinstance(shape, list)
     sizes = b"".join(field(2, field(1, n) if n else b"") for n in shape)
@@ -88,7 +86,7 @@ def entry(x: Tensor, shard: int, start: int, **changes: int | list[int]) -> byte
     )
 
 
-def write(prefix: Path, tensors: dict[str, Tensor], n_shards: int = 1) -> dict[bytes, bytes]:
+def write(prefix, tensors, n_shards=1):
     shards = [bytearray() for _ in range(n_shards)]
     entries = {b"": field(1, n_shards)}
     for i, name in enumerate(sorted(tensors)):
@@ -102,17 +100,17 @@ def write(prefix: Path, tensors: dict[str, Tensor], n_shards: int = 1) -> dict[b
     return entries
 
 
-def write_index(prefix: Path, entries: dict[bytes, bytes]) -> None:
+def write_index(prefix, entries):
     prefix.with_name(f"{prefix.name}.index").write_bytes(table(entries))
 
 
-def some_tensors() -> dict[str, Tensor]:
+def some_tensors():
     found = {f"transformer/{dtype}": torch.arange(7).to(dtype).view(7, 1) for dtype in NUMBERS}
     return found | {"global_step": torch.tensor(3), "transformer/w/Adam": torch.ones(2, 3)}
 
 
 @pytest.mark.parametrize("n_shards", [1, 3])
-def test_variables_of_all_types_are_read(n_shards: int, tmp_path: Path) -> None:
+def test_variables_of_all_types_are_read(n_shards, tmp_path):
     tensors = some_tensors()
     write(tmp_path / "model.ckpt-1", tensors, n_shards)
     got = read_tensorflow(tmp_path / "model.ckpt-1")
@@ -122,7 +120,7 @@ def test_variables_of_all_types_are_read(n_shards: int, tmp_path: Path) -> None:
         assert torch.equal(got[name], x)
 
 
-def test_variables_that_tensorflow_wrote_are_read(shared: Path) -> None:
+def test_variables_that_tensorflow_wrote_are_read(shared):
     folders = sorted((shared / "goldens").glob("tf_*"))
     assert folders
     for folder in folders:
@@ -134,7 +132,7 @@ def test_variables_that_tensorflow_wrote_are_read(shared: Path) -> None:
             assert torch.equal(got[name], x), name
 
 
-def test_the_checkpoint_of_a_third_party_is_read(shared: Path) -> None:
+def test_the_checkpoint_of_a_third_party_is_read(shared):
     got = read_tensorflow(find_prefix(shared / "goldens" / "keras_tf" / "test_checkpoint_div_2"))
     assert {x.dtype for x in got.values()} == {torch.float32}
     assert got["transformer/adaptive_embed/cutoff_0/lookup_table"].shape[1] == 32
@@ -142,7 +140,7 @@ def test_the_checkpoint_of_a_third_party_is_read(shared: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "m.index", "m.meta", "m.data-00000-of-00001", "m"])
-def test_a_checkpoint_is_found_by_any_of_its_names(name: str, tmp_path: Path) -> None:
+def test_a_checkpoint_is_found_by_any_of_its_names(name, tmp_path):
     write(tmp_path / "m", {"x": torch.ones(1)})
     assert find_prefix(tmp_path / name) == tmp_path / "m"
 
@@ -150,7 +148,7 @@ def test_a_checkpoint_is_found_by_any_of_its_names(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "text", ["m-2", "/home/someone/run/m-2", "C:\\\\run\\\\m-2", "../../m-2", "./m-2"]
 )
-def test_a_folder_says_which_checkpoint_is_the_last(text: str, tmp_path: Path) -> None:
+def test_a_folder_says_which_checkpoint_is_the_last(text, tmp_path):
     for name in ("m-1", "m-2"):
         write(tmp_path / name, {"x": torch.ones(1)})
     record = f'model_checkpoint_path: "{text}"\nall_model_checkpoint_paths: "m-1"\n'
@@ -159,7 +157,7 @@ def test_a_folder_says_which_checkpoint_is_the_last(text: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("text", ["", 'model_checkpoint_path: ""', 'model_checkpoint_path: ".."'])
-def test_a_folder_with_several_checkpoints_is_not_guessed(text: str, tmp_path: Path) -> None:
+def test_a_folder_with_several_checkpoints_is_not_guessed(text, tmp_path):
     (tmp_path / "checkpoint").write_text(text)
     with pytest.raises(FileNotFoundError):
         find_prefix(tmp_path)
@@ -171,7 +169,7 @@ def test_a_folder_with_several_checkpoints_is_not_guessed(text: str, tmp_path: P
         find_prefix(tmp_path / "m-3")
 
 
-def one() -> Tensor:
+def one():
     return torch.ones(4)
 
 
@@ -192,67 +190,67 @@ LYING = {
 }
 
 
-def test_tables_that_lie_are_refused(tmp_path: Path) -> None:
+def test_tables_that_lie_are_refused(tmp_path):
     entries = write(tmp_path / "m", {"x": one()})
     assert torch.equal(read_tensorflow(tmp_path / "m")["x"], one())
     for name, lie in LYING.items():
         write_index(tmp_path / "m", entries | {b"x": lie})
         try:
             read_tensorflow(tmp_path / "m")
-        except UnreadableFile:
+        except CheckpointError:
             continue
         pytest.fail(f"{name} is read")
 
 
-def test_variables_that_overlap_are_refused(tmp_path: Path) -> None:
+def test_variables_that_overlap_are_refused(tmp_path):
     entries = write(tmp_path / "m", {"x": one(), "y": one()})
     write_index(tmp_path / "m", entries | {b"y": entry(one(), 0, 12)})
-    with pytest.raises(UnreadableFile, match="overlaps"):
+    with pytest.raises(CheckpointError, match="overlaps"):
         read_tensorflow(tmp_path / "m")
 
 
-def test_texts_are_left_out(tmp_path: Path) -> None:
+def test_texts_are_left_out(tmp_path):
     entries = write(tmp_path / "m", {"x": one()})
     write_index(tmp_path / "m", entries | {b"graph": field(1, 7)})
     assert list(read_tensorflow(tmp_path / "m")) == ["x"]
 
 
-def test_what_is_not_supported_is_named(tmp_path: Path) -> None:
+def test_what_is_not_supported_is_named(tmp_path):
     entries = write(tmp_path / "m", {"x": one()})
     write_index(tmp_path / "m", entries | {b"x": LYING["slices"]})
-    with pytest.raises(UnreadableFile, match="partitioner"):
+    with pytest.raises(CheckpointError, match="partitioner"):
         read_tensorflow(tmp_path / "m")
     write_index(tmp_path / "m", entries | {b"": field(1, 1) + field(2, 1)})
-    with pytest.raises(UnreadableFile, match="big-endian"):
+    with pytest.raises(CheckpointError, match="big-endian"):
         read_tensorflow(tmp_path / "m")
     (tmp_path / "m.index").write_bytes(table(entries, b"\1"))
-    with pytest.raises(UnreadableFile, match="compressed"):
+    with pytest.raises(CheckpointError, match="compressed"):
         read_tensorflow(tmp_path / "m")
     (tmp_path / "m.index").rename(tmp_path / "v1")
-    with pytest.raises(UnreadableFile, match="first version"):
+    with pytest.raises(CheckpointError, match="first version"):
         read_tensorflow(tmp_path / "v1")
 
 
-def test_a_damaged_table_is_noticed(tmp_path: Path) -> None:
+def test_a_damaged_table_is_noticed(tmp_path):
     write(tmp_path / "m", {"x": one(), "y": torch.ones(2)})
     path = tmp_path / "m.index"
     content = path.read_bytes()
     # The footer has bytes that mean nothing.
     for i in range(len(content) - 48):
         path.write_bytes(content[:i] + bytes([content[i] ^ 1]) + content[i + 1 :])
-        with pytest.raises(UnreadableFile):
+        with pytest.raises(CheckpointError):
             read_tensorflow(tmp_path / "m")
     for n in range(len(content)):
         path.write_bytes(content[:n])
-        with pytest.raises(UnreadableFile):
+        with pytest.raises(CheckpointError):
             read_tensorflow(tmp_path / "m")
 
 
-def test_files_that_are_missing_or_cut_are_refused(tmp_path: Path) -> None:
+def test_files_that_are_missing_or_cut_are_refused(tmp_path):
     write(tmp_path / "m", {"x": one()})
     data = tmp_path / "m.data-00000-of-00001"
     data.write_bytes(data.read_bytes()[:-1])
-    with pytest.raises(UnreadableFile, match="data-00000"):
+    with pytest.raises(CheckpointError, match="data-00000"):
         read_tensorflow(tmp_path / "m")
     data.unlink()
     with pytest.raises(FileNotFoundError, match="data-00000"):
@@ -261,7 +259,7 @@ def test_files_that_are_missing_or_cut_are_refused(tmp_path: Path) -> None:
         read_tensorflow(tmp_path / "nothing")
 
 
-def test_empty_variables_at_one_place_may_be_of_several_types(tmp_path: Path) -> None:
+def test_empty_variables_at_one_place_may_be_of_several_types(tmp_path):
     empty = {f"transformer/{dtype}": torch.empty(0, dtype=dtype) for dtype in NUMBERS}
     prefix = tmp_path / "model.ckpt-1"
     write(prefix, {"transformer/a": torch.ones(2)})

@@ -15,7 +15,7 @@ from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.data.preparing import prepare
 from transformer_xl.data.text import Span, find_cut, read_blocks, split_point
 from transformer_xl.data.vocab_files import BroughtVocab, bring, load_vocab
-from transformer_xl.interop.convert.cutting import VocabOptions, imported_vocab
+from transformer_xl.interop.convert.cutting import imported_vocab
 from transformer_xl.interop.convert.vocabularies import read_vocab
 
 SAMPLE = "The cat sat on the mat, it's 42 years old!\n\n  Größe und Länge; 漢字.\nthe end\n" * 30
@@ -250,15 +250,14 @@ def test_a_vocabulary_of_ours_cuts_another_text_as_it_cut_its_own(
 
 
 @pytest.mark.parametrize("part_bytes", [100, 1 << 20])
-@pytest.mark.parametrize("line_ends", [False, True])
 def test_a_vocabulary_of_old_cuts_a_long_text_as_its_lines(
-    tmp_path, monkeypatch, shared, line_ends, part_bytes
+    tmp_path, monkeypatch, shared, part_bytes
 ):
     folder = shared / "goldens" / "hf_tokenizer"
     if not folder.is_dir():
         pytest.skip(f"no {folder}")
     monkeypatch.setattr(preparing, "PART_BYTES", part_bytes)
-    vocab = read_vocab(folder, line_ends=line_ends)
+    vocab = read_vocab(folder)
     (tmp_path / "model").mkdir()
     vocab.save(tmp_path / "model")
     text = "".join((folder / "corpus.txt").read_text().splitlines(keepends=True)[:100])
@@ -270,7 +269,7 @@ def test_a_vocabulary_of_old_cuts_a_long_text_as_its_lines(
 
 def old_vocab(symbols, **rules):
     rules = {"line_ends": "none", "eos": None, "unk": None} | rules
-    return imported_vocab(symbols, Rules(**rules), "here", VocabOptions(), lower_case=False)
+    return imported_vocab(symbols, Rules(**rules), lower_case=False)
 
 
 def cut_by(vocab, tmp_path, **settings):

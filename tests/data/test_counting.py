@@ -9,8 +9,8 @@ from transformer_xl.data import making_vocab
 from transformer_xl.data.making_vocab import count_part, train_vocab, vocab_of_counts
 from transformer_xl.data.preparing import prepare
 from transformer_xl.data.text import Span
-from transformer_xl.interop.convert.cutting import VocabOptions
-from transformer_xl.interop.convert.vocabularies import _authors
+from transformer_xl.interop.convert.torch_files import Instance
+from transformer_xl.interop.convert.vocabularies import vocab_from_object
 
 PARTS = st.lists(
     st.lists(st.text(alphabet="ab\u00e9\u6f22 \r", max_size=8), min_size=1).map("\n".join),
@@ -24,8 +24,8 @@ def test_the_authors_bytes_keep_their_numbers_and_their_name():
     assert (vocab.encode("a\nb"), vocab.decode([0, 1])) == ([1, 0], "ba")
     # What was prepared before is still found, and fits converted checkpoints.
     assert vocab.hash == "74cba45c2c644afd6261aca47207253e9cb1137a67c6811bfc227513e68922bc"
-    options = VocabOptions(dataset="enwik8")
-    assert _authors(["98", "97"], None, {}, Path("here"), options).hash == vocab.hash
+    theirs = {"vocab": Instance("vocabulary.Vocab", {"idx2sym": ["98", "97"]}), "dataset": "enwik8"}
+    assert vocab_from_object(theirs, Path("here")).hash == vocab.hash
 
 
 def counted(folder, kind, texts, name):

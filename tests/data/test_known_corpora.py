@@ -1,6 +1,7 @@
 """Real data: the counts that are published, and the folders as people have them."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +10,7 @@ from transformer_xl.data.catalogue import KNOWN_CORPORA
 from transformer_xl.data.corpus import raw_split
 from transformer_xl.data.preparing import prepare
 from transformer_xl.data.text import SPLITS
-from transformer_xl.interop.convert.pickles import Instance
+from transformer_xl.interop.convert.torch_files import Instance
 from transformer_xl.interop.convert.vocabularies import vocab_from_object
 
 FOLDERS = {
@@ -98,10 +99,9 @@ def test_the_authors_enwik8_has_no_line_breaks_and_their_numbers(known, shared):
     for byte in data.replace(b"\n", b""):
         seen[byte] = seen.get(byte, 0) + 1
     names = [str(byte) for byte in sorted(seen, key=seen.__getitem__, reverse=True)]
-    theirs = Instance("utils.vocabulary.Vocab")
-    theirs.state = {"idx2sym": names, "lower_case": False}
+    theirs = Instance("utils.vocabulary.Vocab", {"idx2sym": names, "lower_case": False})
     # So a converted checkpoint of theirs can be evaluated on this corpus.
-    assert corpus.vocab.hash == vocab_from_object(theirs, where="vocab", dataset="enwik8").hash
+    assert corpus.vocab.hash == vocab_from_object(theirs, Path("vocab"), dataset="enwik8").hash
     assert corpus.vocab.encode("a\nb") == corpus.vocab.encode("ab")
 
 

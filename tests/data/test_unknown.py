@@ -5,7 +5,7 @@ import pytest
 from transformer_xl.config import DataConfig
 from transformer_xl.data import prepare, train_vocab
 from transformer_xl.data.imported import Rules
-from transformer_xl.interop.convert.cutting import VocabOptions, imported_vocab
+from transformer_xl.interop.convert.cutting import imported_vocab
 
 
 def test_another_text_for_a_vocabulary_is_refused_with_place_and_remedy(tmp_path):
@@ -48,7 +48,7 @@ def test_characters_of_one_text_alone_are_told_before_they_are_all_a_model_knows
     assert any("the model cannot encode others; --data.vocab bytes" in line for line in said)
 
 
-IMPORTED = imported_vocab(["a", "b"], Rules(join="words"), "here", VocabOptions(), lower_case=False)
+IMPORTED = imported_vocab(["a", "b"], Rules(join="words"), lower_case=False)
 
 
 @pytest.mark.parametrize(

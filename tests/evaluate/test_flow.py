@@ -17,7 +17,7 @@ from transformer_xl.data.imported import Rules
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.inference.evaluate import flow, score
 from transformer_xl.inference.evaluate.flow import Cutter, Flow, LineFlow, LineSums
-from transformer_xl.interop.convert.cutting import VocabOptions, imported_vocab
+from transformer_xl.interop.convert.cutting import imported_vocab
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.reading import Reader
 from transformer_xl.model.segment import Lengths
@@ -30,8 +30,6 @@ PLAIN = "the cat saw a dog\nit ran\n\nto sea and saw a cat\nthe dog"
 WORDS = imported_vocab(
     [*dict.fromkeys(PLAIN.split()), "<eos>"],
     Rules(join="words", line_ends="after", eos="<eos>"),
-    "here",
-    VocabOptions(),
     lower_case=False,
 )
 VOCABS = {
@@ -277,7 +275,7 @@ def test_the_sums_of_lines_are_those_of_their_tokens(tiny_config, kind):
 
 
 def test_a_line_without_tokens_comes_in_its_place():
-    vocab = imported_vocab(["a"], Rules(join="words"), "here", VocabOptions(), lower_case=False)
+    vocab = imported_vocab(["a"], Rules(join="words"), lower_case=False)
     lines = LineSums(vocab)
     for piece in pieces(vocab, "line", [b"\na\n\n\n"]):
         lines.push(piece)

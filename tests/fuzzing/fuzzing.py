@@ -5,10 +5,10 @@
 Small files are made (both formats of torch.save, pickled vocabularies, a checkpoint of TensorFlow)
 or given (model.pt, vocab.pkl, model.ckpt.index), changed at random, and read in processes of their
 own. So are folders of all kinds, one file of each changed, by ``convert`` and ``read_vocab``, by a
-model that is loaded and writes, as sessions of a server, recipes, archives and chat templates. A
-mutant is a violation if reading it
+model that is loaded and writes, as sessions of a server, recipes and archives. A mutant is a
+violation if reading it
 
-* ends in anything but a value or ``UnreadableFile``, or kills its process (folders may also end in
+* ends in anything but a value or ``CheckpointError``, or kills its process (folders may also end in
   ``RuntimeError``, ``ValueError``, ``FileNotFoundError`` and ``ArchiveError``);
 * runs, imports or opens anything (an audit hook watches; of ``convert``, which writes, only
   programs and connections), or leaves the file that attacks make;
@@ -32,6 +32,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from datetime import date
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -42,19 +43,16 @@ import torch
 from folders import FOLDER_READERS, folder_mutations, folder_seeds, is_permitted, seal
 from mutations import MARKER, mutations, seeds
 
-from transformer_xl.apps.serve import chat_rendering
 from transformer_xl.config.device import describe_machine
-from transformer_xl.data import tokenizer_trial
-from transformer_xl.interop.convert.pickles import Instance, UnreadableFile
+from transformer_xl.errors import CheckpointError
+from transformer_xl.interop.convert import closed_unpickler
 from transformer_xl.interop.convert.tf_files import read_tensorflow
-from transformer_xl.interop.convert.torch_files import module_tensors, read_pickle, read_torch
+from transformer_xl.interop.convert.torch_files import Instance, module_tensors, read_pickled
 
 SECONDS = 10
 MEMORY = 64 << 20
 # Threads reserve addresses and do not use them.
 MEMORY_OF_FOLDERS = 512 << 20
-READERS = {"torch": read_torch, "pickle": read_pickle, "tensorflow": read_tensorflow}
-READERS |= FOLDER_READERS
 WATCHED = (
     "os.",
     "subprocess.",
@@ -67,9 +65,19 @@ WATCHED = (
     "pickle.",
 )
 WATCHED_OF_FOLDERS = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.", "socket.")
-CHILDREN = (tokenizer_trial.COMMAND, chat_rendering.COMMAND)
 CONTEXT = multiprocessing.get_context("fork")
 HARMLESS = ("os.listdir", "os.scandir")
+
+
+def read_watched(path: Path) -> Any:
+    """Read a pickle in this process, which is watched, and then as a user does, in a child."""
+    with suppress(Exception):
+        closed_unpickler.read(path)
+    return read_pickled(path)
+
+
+READERS = {"torch": read_watched, "pickle": read_watched, "tensorflow": read_tensorflow}
+READERS |= FOLDER_READERS
 
 
 def given(path: Path) -> tuple[str, Path]:
@@ -92,10 +100,12 @@ class Watch:
             return
         if event == "open" and args[1] in ("r", "rb", None) and not args[2] & 3:
             return
+        if event == "open" and args[0] == os.devnull:
+            return
         if event == "import" and str(args[0]).startswith("encodings"):
             return
-        # Tokenizers are tried, and templates rendered, in child processes of ours.
-        if event == "subprocess.Popen" and list(args[1]) in CHILDREN:
+        # Tokenizers are tried and pickles read in child processes of ours.
+        if event == "subprocess.Popen" and args[1][0] == sys.executable:
             return
         self.seen.append(f"{event} {str(args)[:100]}")
 
@@ -115,7 +125,7 @@ def touch(value: Any) -> None:
         elif isinstance(x, np.ndarray):
             x.copy()
         elif isinstance(x, Instance):
-            waiting += [x.state, x.args]
+            waiting.append(x.state)
         elif isinstance(x, dict):
             waiting += x.values()
         elif isinstance(x, list | tuple):
@@ -130,7 +140,7 @@ def outcome(reader: str, path: Path, watch: Watch) -> str:
     try:
         touch(READERS[reader](path))
         found = "read"
-    except UnreadableFile as error:
+    except CheckpointError as error:
         cause = error.__cause__
         is_memory = isinstance(cause, MemoryError) or "allocate memory" in str(cause)
         found = "VIOLATION: memory" if is_memory else "refused"

@@ -1,12 +1,9 @@
 """A small model that has learned something, in a folder; transformers without a network."""
 
 import os
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +11,6 @@ import torch
 from transformer_xl.config import ModelConfig
 from transformer_xl.data import tokenizer_trial
 from transformer_xl.data.making_vocab import train_vocab
-from transformer_xl.data.vocab import Vocab
 from transformer_xl.model import TransformerXL, build_model
 
 # Read when huggingface_hub is imported.
@@ -23,7 +19,7 @@ os.environ["HF_DATASETS_OFFLINE"] = "1"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> Iterator[None]:
+def _one_thread():
     # On a busy machine, threads wait for each other longer than such models take to compute.
     n_threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -32,7 +28,7 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def transformers() -> Any:
+def transformers():
     """The library, after it was told of our models."""
     library = pytest.importorskip("transformers", reason="needs pip install 'transformer-xl[hf]'")
     import_module("transformer_xl.hf")
@@ -41,7 +37,7 @@ def transformers() -> Any:
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def _quick(monkeypatch):
     # Trainer empties the caches of all devices, and looks through all objects for that: half a
     # second for each training.
     if find_spec("accelerate"):
@@ -54,30 +50,30 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def texts() -> list[str]:
+def texts():
     """Prompts of four lengths."""
     return ["the cat saw a dog and ran", "dog", "a dog ran to the s", "cat and dog"]
 
 
 @pytest.fixture(scope="session")
-def text(toy_text: Path) -> str:
+def text(toy_text):
     return toy_text.read_text()
 
 
 @pytest.fixture(scope="session")
-def vocab(text: str) -> Vocab:
+def vocab(text):
     return train_vocab("chars", [text])
 
 
 @pytest.fixture(scope="session")
-def config(vocab: Vocab) -> ModelConfig:
+def config(vocab):
     return ModelConfig(
         vocab_size=len(vocab), n_layer=2, n_head=2, d_model=16, d_inner=32, mem_len=64, dropout=0.0
     )
 
 
 @pytest.fixture(scope="session")
-def model(config: ModelConfig, vocab: Vocab, text: str) -> TransformerXL:
+def model(config, vocab, text):
     """Trained for a second: what it writes depends on what it has read."""
     torch.manual_seed(0)
     model = TransformerXL(config)
@@ -96,19 +92,17 @@ def model(config: ModelConfig, vocab: Vocab, text: str) -> TransformerXL:
 
 
 @pytest.fixture(scope="session")
-def folder(model: TransformerXL, vocab: Vocab, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(model, vocab, tmp_path_factory):
     folder = tmp_path_factory.mktemp("folder")
     model.save_pretrained(folder, vocab)
     return folder
 
 
 @pytest.fixture
-def any_folder(
-    config: ModelConfig, vocab: Vocab, tmp_path: Path
-) -> Callable[..., tuple[TransformerXL, Path]]:
+def any_folder(config, vocab, tmp_path):
     """Makes a model of any settings, with weights of some size, and its folder."""
 
-    def make(**settings: Any) -> tuple[TransformerXL, Path]:
+    def make(**settings):
         torch.manual_seed(2)
         model = build_model(replace(config, **settings)).eval()
         for parameter in model.parameters():
@@ -121,10 +115,10 @@ def any_folder(
 
 
 @pytest.fixture(scope="session")
-def language_model(transformers: Any, folder: Path) -> Any:
+def language_model(transformers, folder):
     return transformers.AutoModelForCausalLM.from_pretrained(folder)
 
 
 @pytest.fixture(scope="session")
-def tokenizer(transformers: Any, folder: Path) -> Any:
+def tokenizer(transformers, folder):
     return transformers.AutoTokenizer.from_pretrained(folder)

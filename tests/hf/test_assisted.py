@@ -1,14 +1,9 @@
 """Tokens that are taken back: assisted generation, prompt lookup, cropped memories, chunks."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
-from transformer_xl.model import TransformerXL
 
 N = 26
 KINDS: dict[str, dict[str, Any]] = {
@@ -24,18 +19,16 @@ SETTINGS = {"max_new_tokens": N, "do_sample": False, "return_dict_in_generate": 
 
 
 @pytest.fixture(scope="module")
-def ids() -> Tensor:
+def ids():
     torch.manual_seed(4)
     return torch.randint(15, (1, 8)).repeat(1, 3)[:, :8]
 
 
 @pytest.fixture
-def pair(
-    transformers: Any, folder: Path, any_folder: Callable[..., tuple[TransformerXL, Path]]
-) -> Callable[..., tuple[Any, Any]]:
+def pair(transformers, folder, any_folder):
     """Makes a model, and another one that agrees with it now and then."""
 
-    def make(**settings: Any) -> tuple[Any, Any]:
+    def make(**settings):
         _, other = any_folder(**settings)
         model = transformers.AutoModelForCausalLM.from_pretrained(other)
         assistant = transformers.AutoModelForCausalLM.from_pretrained(other)
@@ -50,9 +43,7 @@ def pair(
 
 @pytest.mark.parametrize("way", ["assistant", "prompt lookup"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_assisted_generation_writes_what_greedy_generation_writes(
-    pair: Callable[..., tuple[Any, Any]], ids: Tensor, kind: str, way: str
-) -> None:
+def test_assisted_generation_writes_what_greedy_generation_writes(pair, ids, kind, way):
     model, assistant = pair(**KINDS[kind])
     greedy = model.generate(ids, **SETTINGS)
     how = {"assistant_model": assistant} if way == "assistant" else {"prompt_lookup_num_tokens": 5}
@@ -69,53 +60,7 @@ def test_assisted_generation_writes_what_greedy_generation_writes(
     torch.testing.assert_close(*logits)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["assistant", "prompt lookup"])
-def test_tokens_that_begin_documents_are_taken_back(
-    pair: Callable[..., tuple[Any, Any]], way: str
-) -> None:
-    # Some of the tokens that are tried and taken back begin a document.
-    model, assistant = pair(reset_at=3, mem_len=24)
-    how = {"assistant_model": assistant} if way == "assistant" else {"prompt_lookup_num_tokens": 4}
-    torch.manual_seed(5)
-    for ids in torch.randint(6, (4, 1, 12)):
-        greedy = model.generate(ids, **SETTINGS)
-        found = model.generate(ids, **SETTINGS, **how)
-        assert torch.equal(found.sequences, greedy.sequences)
-
-
-@pytest.mark.parametrize("size", [1, 5, 12])
-@pytest.mark.parametrize("by", ["tokens", "positions"])
-def test_a_document_whose_start_is_taken_back_has_not_begun(
-    pair: Callable[..., tuple[Any, Any]], monkeypatch: pytest.MonkeyPatch, by: str, size: int
-) -> None:
-    monkeypatch.setattr("transformer_xl.interop.hf.cache._UNCOUNTED", 4)
-    model, _ = pair(reset_at=3 if by == "tokens" else None, mem_len=64)
-    ids = torch.full((2, 12), 5)
-    ids[0, 4], ids[1, 9], ids[1, 10] = 3, 3, 3
-    # Zeros where documents begin.
-    position_ids = (torch.arange(1, 13).expand(2, -1) * (ids != 3)) if by == "positions" else None
-    with torch.no_grad():
-        cache: Any = None
-        for start in range(0, 12, size):
-            piece, places = ids[:, start : start + size], None
-            if position_ids is not None:
-                places = position_ids[:, start : start + size]
-            out = model(piece, position_ids=places, past_key_values=cache)
-            cache = out.past_key_values
-        for left in (11, 10, 9, 6, 4, 1):
-            cache.crop(left - cache.get_seq_length())
-            places = None if position_ids is None else position_ids[:, :left]
-            expected = model(ids[:, :left], position_ids=places).past_key_values
-            torch.testing.assert_close(
-                model(ids[:, :2], past_key_values=cache).logits,
-                model(ids[:, :2], past_key_values=expected).logits,
-            )
-
-
-def test_assisted_generation_does_not_change_the_memory_that_it_continues(
-    pair: Callable[..., tuple[Any, Any]], ids: Tensor
-) -> None:
+def test_assisted_generation_does_not_change_the_memory_that_it_continues(pair, ids):
     model, _ = pair(mem_len=9)
     with torch.no_grad():
         cache = model(ids).past_key_values
@@ -126,9 +71,7 @@ def test_assisted_generation_does_not_change_the_memory_that_it_continues(
         assert torch.equal(model(ids, past_key_values=cache).logits, before)
 
 
-def test_an_assistant_that_agrees_saves_calls(
-    pair: Callable[..., tuple[Any, Any]], ids: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_assistant_that_agrees_saves_calls(pair, ids, monkeypatch):
     model, _ = pair()
     calls, forward = [], model.forward
     monkeypatch.setattr(
@@ -141,7 +84,7 @@ def test_an_assistant_that_agrees_saves_calls(
     assert len(calls) <= 4
 
 
-def test_chunks_of_a_prompt_write_the_same(language_model: Any, tokenizer: Any) -> None:
+def test_chunks_of_a_prompt_write_the_same(language_model, tokenizer):
     prompt = tokenizer("the cat saw a dog and ran to the sea", return_tensors="pt")
     greedy = language_model.generate(**prompt, **SETTINGS).sequences
     for size in (5, 64):
@@ -149,7 +92,7 @@ def test_chunks_of_a_prompt_write_the_same(language_model: Any, tokenizer: Any) 
         assert torch.equal(found.sequences, greedy)
 
 
-def test_beams_over_chunks_reorder_the_memory(language_model: Any, tokenizer: Any) -> None:
+def test_beams_over_chunks_reorder_the_memory(language_model, tokenizer):
     prompt = tokenizer(["the cat saw a dog", "dog"], padding=True, return_tensors="pt")
     settings = {"max_new_tokens": 12, "do_sample": False, "num_beams": 3}
     expected = language_model.generate(**prompt, **settings)
@@ -159,9 +102,7 @@ def test_beams_over_chunks_reorder_the_memory(language_model: Any, tokenizer: An
 
 @pytest.mark.parametrize("is_recording", [False, True])
 @pytest.mark.parametrize("has_keys", [False, True])
-def test_a_cropped_memory_is_that_of_the_text_before(
-    pair: Callable[..., tuple[Any, Any]], has_keys: bool, is_recording: bool
-) -> None:
+def test_a_cropped_memory_is_that_of_the_text_before(pair, has_keys, is_recording):
     torch.manual_seed(8)
     # Read in two calls: longer than the memory only if it is recorded.
     model, _ = pair(mem_len=9 if is_recording else 64, attn_len=5)
@@ -183,12 +124,7 @@ def test_a_cropped_memory_is_that_of_the_text_before(
 
 
 @pytest.mark.slow
-def test_what_cannot_be_taken_back_is_refused(
-    transformers: Any,
-    pair: Callable[..., tuple[Any, Any]],
-    any_folder: Callable[..., tuple[TransformerXL, Path]],
-    ids: Tensor,
-) -> None:
+def test_what_cannot_be_taken_back_is_refused(transformers, pair, any_folder, ids):
     model, _ = pair(mem_len=5)
     cache = model(ids).past_key_values
     with pytest.raises(ValueError, match=r"have left the memory \(mem_len=5\).*activate_past_rec"):
@@ -200,12 +136,15 @@ def test_what_cannot_be_taken_back_is_refused(
     cache.crop(0)
     mask = torch.ones_like(ids)
     mask[0, 5:] = 0
-    padded = pair()[0](ids, attention_mask=mask).past_key_values
-    with pytest.raises(ValueError, match="known to be without padding"):
-        padded.crop(-1)
+    positions = torch.arange(ids.shape[1]).expand_as(ids) % 6
+    for given in ({"attention_mask": mask}, {"position_ids": positions}):
+        cache = pair()[0](ids, **given).past_key_values
+        with pytest.raises(ValueError, match="without padding and starts of documents"):
+            cache.crop(-1)
     for settings, message in (
-        ({"kind": "lstm", "n_head": 8, "d_inner": 2048}, "a single state, does not allow"),
+        ({"kind": "lstm", "n_head": 8, "d_inner": 2048}, "of a single state"),
         ({"mem_len": 0}, "needs a cache"),
+        ({"reset_at": 3}, "or of documents"),
     ):
         other = transformers.AutoModelForCausalLM.from_pretrained(any_folder(**settings)[1])
         with pytest.raises(ValueError, match=message):
@@ -219,9 +158,7 @@ def test_what_cannot_be_taken_back_is_refused(
 
 @pytest.mark.parametrize("way", ["read", "written"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_memory_that_was_reset_begins_a_text(
-    pair: Callable[..., tuple[Any, Any]], ids: Tensor, kind: str, way: str
-) -> None:
+def test_a_memory_that_was_reset_begins_a_text(pair, ids, kind, way):
     model, _ = pair(**KINDS[kind])
     with torch.no_grad():
         if way == "read":
@@ -237,9 +174,7 @@ def test_a_memory_that_was_reset_begins_a_text(
             cache.reset()
 
 
-def test_a_memory_whose_beginning_is_unknown_is_not_reset(
-    pair: Callable[..., tuple[Any, Any]], ids: Tensor
-) -> None:
+def test_a_memory_whose_beginning_is_unknown_is_not_reset(pair, ids):
     model, _ = pair(start_memory="zeros", mem_len=11)
     with torch.no_grad():
         cache = model(ids).past_key_values

@@ -13,9 +13,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "transformers.md"
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
-def test_the_page_on_transformers_runs(
-    transformers: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_on_transformers_runs(transformers, folder, tmp_path, monkeypatch):
     pytest.importorskip("accelerate", reason="Trainer needs accelerate")
     pytest.importorskip("peft", reason="adapters need peft")
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.M | re.S)

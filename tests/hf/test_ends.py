@@ -1,11 +1,8 @@
 """Where generated rows end and begin: stop strings, padding behind the end, empty prompts."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from tests.hf.test_tokenization import LINES, MAKERS
+from tests.hf.test_tokenization import MAKERS
 
 from transformer_xl.config.locating import locate
 from transformer_xl.data.vocab_files import load_vocab
@@ -23,18 +20,18 @@ MODES = {
 
 
 @pytest.fixture
-def criteria(transformers: Any) -> Any:
+def criteria(transformers):
     from transformers.generation.stopping_criteria import StopStringCriteria
 
     return StopStringCriteria
 
 
-def _ends(criteria: Any, tokenizer: Any, text: str) -> bool:
+def _ends(criteria, tokenizer, text):
     return bool(criteria(torch.tensor([tokenizer.vocab.encode(text)]), None))
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_a_stop_string_is_found_where_a_text_ends_with_it(criteria: Any, kind: str) -> None:
+def test_a_stop_string_is_found_where_a_text_ends_with_it(criteria, kind):
     from transformer_xl.hf import TransformerXLTokenizer
 
     tokenizer = TransformerXLTokenizer(vocab=MAKERS[kind]())
@@ -63,9 +60,7 @@ def test_a_stop_string_is_found_where_a_text_ends_with_it(criteria: Any, kind: s
         ("python-code", "def f():\n    return", ["):\n    return"]),
     ],
 )
-def test_stop_strings_of_shipped_models(
-    criteria: Any, transformers: Any, name: str, text: str, stops: list[str]
-) -> None:
+def test_stop_strings_of_shipped_models(criteria, transformers, name, text, stops):
     tokenizer = transformers.AutoTokenizer.from_pretrained(locate(name).path)
     found = criteria(tokenizer, stops)
     assert _ends(found, tokenizer, text)
@@ -74,8 +69,8 @@ def test_stop_strings_of_shipped_models(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_rows_that_end_are_padded_and_do_not_disturb_the_others(
-    language_model: Any, tokenizer: Any, texts: list[str], mode: str
-) -> None:
+    language_model, tokenizer, texts, mode
+):
     batch = tokenizer(texts, padding=True, return_tensors="pt")
     settings = {**GREEDY, **MODES[mode]}
     for how in (
@@ -93,16 +88,14 @@ def test_rows_that_end_are_padded_and_do_not_disturb_the_others(
         assert len({len(x) - len(y) for x, y in zip(found, texts, strict=True)}) > 1
 
 
-def test_guidance_reads_no_padding(language_model: Any, tokenizer: Any, texts: list[str]) -> None:
+def test_guidance_reads_no_padding(language_model, tokenizer, texts):
     batch = tokenizer(texts, padding=True, return_tensors="pt")
     ends = {"eos_token_id": tokenizer.vocab.encode("d")[0], "pad_token_id": tokenizer.pad_token_id}
     guided = language_model.generate(**batch, **GREEDY, **ends, guidance_scale=1.5)
     assert (guided == tokenizer.pad_token_id).any(1)[1:].any()
 
 
-def test_rows_padded_on_the_right_go_on_behind_their_text(
-    language_model: Any, tokenizer: Any, texts: list[str]
-) -> None:
+def test_rows_padded_on_the_right_go_on_behind_their_text(language_model, tokenizer, texts):
     expected = language_model.generate(
         **tokenizer(texts, padding=True, return_tensors="pt"), **GREEDY
     )
@@ -110,9 +103,7 @@ def test_rows_padded_on_the_right_go_on_behind_their_text(
     assert torch.equal(language_model.generate(**right, **GREEDY), expected)
 
 
-def test_a_stop_string_cuts_what_is_written_without_it(
-    language_model: Any, tokenizer: Any, texts: list[str]
-) -> None:
+def test_a_stop_string_cuts_what_is_written_without_it(language_model, tokenizer, texts):
     prompt = tokenizer(texts[0], return_tensors="pt")
     whole = tokenizer.decode(language_model.generate(**prompt, **GREEDY)[0])
     stop = whole[len(texts[0]) + 5 :][:3]
@@ -122,17 +113,15 @@ def test_a_stop_string_cuts_what_is_written_without_it(
 
 
 def test_a_pipeline_pads_with_a_number_beyond_the_vocabulary(
-    transformers: Any, language_model: Any, tokenizer: Any, texts: list[str]
-) -> None:
+    transformers, language_model, tokenizer, texts
+):
     write = transformers.pipeline("text-generation", model=language_model, tokenizer=tokenizer)
     how = {**GREEDY, "eos_token_id": tokenizer.convert_tokens_to_ids("d")}
     found = write(texts, batch_size=4, **how)
     assert found == [write(text, **how) for text in texts]
 
 
-def test_padding_needs_a_mask(
-    language_model: Any, tokenizer: Any, texts: list[str], any_folder: Any, transformers: Any
-) -> None:
+def test_padding_needs_a_mask(language_model, tokenizer, texts, any_folder, transformers):
     batch = tokenizer(texts, padding=True, return_tensors="pt")
     ids = batch["input_ids"]
     message = r"input_ids hold 15, and the model has 15 tokens, 0 to 14: if .* attention_mask"
@@ -158,8 +147,8 @@ def test_padding_needs_a_mask(
 
 
 def test_an_empty_prompt_begins_after_the_token_that_it_stands_for(
-    language_model: Any, tokenizer: Any, texts: list[str], folder: Path
-) -> None:
+    language_model, tokenizer, texts, folder
+):
     start = load_vocab(folder).start_id
     assert start is not None
     expected = language_model.generate(torch.tensor([[start]]), **GREEDY)
@@ -172,46 +161,9 @@ def test_an_empty_prompt_begins_after_the_token_that_it_stands_for(
     assert torch.equal(batch["attention_mask"][1], torch.zeros_like(written[1, :-24]))
 
 
-def test_a_token_is_healed_to_one_that_begins_with_it(
-    transformers: Any, language_model: Any, tokenizer: Any, texts: list[str]
-) -> None:
-    # Characters begin no others, and line breaks stay what they are.
-    prompt = tokenizer(f"dog\n{texts[0]}", return_tensors="pt")
-    healed = language_model.generate(**prompt, **GREEDY, token_healing=True, tokenizer=tokenizer)
-    assert torch.equal(healed, language_model.generate(**prompt, **GREEDY))
-    with pytest.raises(ValueError, match="token_healing=True needs tokenizer="):
-        language_model.generate(**prompt, token_healing=True)
-    path = locate("python-code").path
-    model = transformers.AutoModelForCausalLM.from_pretrained(path)
-    code = transformers.AutoTokenizer.from_pretrained(path)
-    prompts = ["import os\nimport s", "import o"]
-    batch = code(prompts, padding=True, return_tensors="pt")
-    how = {"max_new_tokens": 2, "do_sample": False, "token_healing": True, "tokenizer": code}
-    found = code.decode(model.generate(**batch, **how), skip_special_tokens=True)
-    for prompt, text in zip(prompts, found, strict=True):
-        assert text.startswith(prompt)
-        alone = model.generate(**code(prompt, return_tensors="pt"), **how)
-        assert text == code.decode(alone[0])
-
-
-def test_an_assistant_with_another_tokenizer(
-    transformers: Any, language_model: Any, tokenizer: Any, any_folder: Any, tmp_path: Path
-) -> None:
-    vocab = MAKERS["bytes"]()
-    other = transformers.AutoModelForCausalLM.from_pretrained(any_folder(vocab_size=256)[1])
-    reader = type(tokenizer)(vocab=vocab)
-    # What it writes are characters that the model does not have: they are no candidates.
-    prompt = tokenizer(LINES[:12], return_tensors="pt")
-    how = {"assistant_model": other, "tokenizer": tokenizer, "assistant_tokenizer": reader}
-    expected = language_model.generate(**prompt, **GREEDY)
-    assert torch.equal(language_model.generate(**prompt, **GREEDY, **how), expected)
-    with pytest.raises(NotImplementedError, match="give do_sample=False, or an assistant of the"):
-        language_model.generate(**prompt, **{**GREEDY, "do_sample": True}, **how)
-
-
 def test_padding_beyond_the_vocabulary_is_saved_without_a_warning(
-    transformers: Any, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    transformers, folder, tmp_path, caplog
+):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     # As Trainer does.

@@ -1,14 +1,10 @@
 """Hidden states and attention weights of the layers, and what the other classes return."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from transformer_xl.model import TransformerXL
 from transformer_xl.model.positions import encoding_of
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -22,18 +18,15 @@ WANTED = {"output_hidden_states": True, "output_attentions": True}
 
 
 @pytest.fixture(scope="module")
-def ids() -> Tensor:
+def ids():
     torch.manual_seed(1)
     return torch.randint(15, (2, 12))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_states_and_weights_are_those_that_the_output_is_made_of(
-    transformers: Any,
-    any_folder: Callable[..., tuple[TransformerXL, Path]],
-    ids: Tensor,
-    kind: str,
-) -> None:
+    transformers, any_folder, ids, kind
+):
     own, folder = any_folder(**KINDS[kind])
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     plain = model(ids)
@@ -54,16 +47,14 @@ def test_states_and_weights_are_those_that_the_output_is_made_of(
     assert all(bool(x.grad.any()) for x in (*out.hidden_states[:-1], *out.attentions))
 
 
-def _added(own: TransformerXL, ids: Tensor) -> Any:
+def _added(own, ids):
     """What absolute positions add to the first layer's input."""
     if own.config.attn_type != 2:
         return 0.0
     return encoding_of(own, ids.shape[1], own.config.clamp_len)
 
 
-def test_states_of_a_long_or_padded_input_are_in_its_columns(
-    transformers: Any, folder: Path, ids: Tensor
-) -> None:
+def test_states_of_a_long_or_padded_input_are_in_its_columns(transformers, folder, ids):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     pieces = transformers.AutoModelForCausalLM.from_pretrained(folder, segment_len=5)
     mask = torch.ones_like(ids)
@@ -84,7 +75,7 @@ def test_states_of_a_long_or_padded_input_are_in_its_columns(
         assert not weights[1, :, 9:].any()
 
 
-def test_weights_reach_into_the_memory(language_model: Any, ids: Tensor) -> None:
+def test_weights_reach_into_the_memory(language_model, ids):
     with torch.no_grad():
         whole = language_model(ids, **WANTED)
         memory = language_model(ids[:, :8]).past_key_values
@@ -95,7 +86,7 @@ def test_weights_reach_into_the_memory(language_model: Any, ids: Tensor) -> None
         torch.testing.assert_close(x, right[:, 8:])
 
 
-def test_generate_returns_them_for_each_step(language_model: Any, ids: Tensor) -> None:
+def test_generate_returns_them_for_each_step(language_model, ids):
     settings = {"max_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True}
     out = language_model.generate(ids, **settings, **WANTED)
     assert torch.equal(out.sequences, language_model.generate(ids, **settings).sequences)
@@ -106,9 +97,7 @@ def test_generate_returns_them_for_each_step(language_model: Any, ids: Tensor) -
     ]
 
 
-def test_features_are_the_last_hidden_states(
-    transformers: Any, folder: Path, language_model: Any, tokenizer: Any, ids: Tensor
-) -> None:
+def test_features_are_the_last_hidden_states(transformers, folder, language_model, tokenizer, ids):
     model = transformers.AutoModel.from_pretrained(folder)
     out = model(ids, **WANTED)
     expected = language_model(ids, **WANTED)
@@ -126,23 +115,21 @@ def test_features_are_the_last_hidden_states(
     assert "transformer.embedding.weight" in trained
 
 
-def test_each_class_writes_the_same_weights(
-    transformers: Any, folder: Path, tmp_path: Path, ids: Tensor, language_model: Any
-) -> None:
+def test_each_class_writes_the_same_weights(transformers, folder, tmp_path, ids, language_model):
     transformers.AutoModel.from_pretrained(folder).save_pretrained(tmp_path)
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     torch.testing.assert_close(again(ids).logits, language_model(ids).logits)
 
 
 @pytest.fixture
-def tagger(transformers: Any, folder: Path) -> Any:
+def tagger(transformers, folder):
     torch.manual_seed(2)
     return transformers.AutoModelForTokenClassification.from_pretrained(folder, num_labels=3)
 
 
 def test_tokens_are_classified_by_themselves_and_their_past(
-    transformers: Any, folder: Path, tagger: Any, ids: Tensor, tmp_path: Path
-) -> None:
+    transformers, folder, tagger, ids, tmp_path
+):
     features = transformers.AutoModel.from_pretrained(folder)
     out = tagger(ids, **WANTED)
     torch.testing.assert_close(out.logits, tagger.score(features(ids).last_hidden_state))
@@ -154,7 +141,7 @@ def test_tokens_are_classified_by_themselves_and_their_past(
         tagger(ids, use_cache=True)
 
 
-def test_the_loss_of_tokens_counts_those_with_a_label(tagger: Any, ids: Tensor) -> None:
+def test_the_loss_of_tokens_counts_those_with_a_label(tagger, ids):
     labels, mask = ids % 3, torch.ones_like(ids)
     labels[0, :5] = -100
     mask[1, 8:] = 0
@@ -170,8 +157,8 @@ def test_the_loss_of_tokens_counts_those_with_a_label(tagger: Any, ids: Tensor) 
 
 
 def test_what_layers_cannot_return_is_refused_with_another_way(
-    transformers: Any, folder: Path, any_folder: Any, ids: Tensor
-) -> None:
+    transformers, folder, any_folder, ids
+):
     pieces = transformers.AutoModelForCausalLM.from_pretrained(folder, segment_len=5)
     with pytest.raises(ValueError, match=r"12 tokens are read in segments of 5.*segment_len=12"):
         pieces(ids, output_attentions=True)

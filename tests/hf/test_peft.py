@@ -1,13 +1,8 @@
 """PEFT on the class of transformers: trained, saved, loaded, switched."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
-
-from transformer_xl.model import TransformerXL
 
 peft = pytest.importorskip("peft")
 
@@ -18,11 +13,11 @@ TARGETS = ["qkv_proj", "o_proj", "inner", "outer", "softmax"]
 
 
 @pytest.fixture
-def base(transformers: Any, folder: Path) -> Any:
+def base(transformers, folder):
     return transformers.AutoModelForCausalLM.from_pretrained(folder)
 
 
-def adapted(base: Any, seed: int = 1, targets: Any = TARGETS) -> Any:
+def adapted(base, seed=1, targets=TARGETS):
     torch.manual_seed(seed)
     config = peft.LoraConfig(
         task_type="CAUSAL_LM", r=4, target_modules=targets, init_lora_weights=False
@@ -31,11 +26,11 @@ def adapted(base: Any, seed: int = 1, targets: Any = TARGETS) -> Any:
 
 
 @pytest.fixture
-def tokens(vocab: Any, text: str) -> torch.Tensor:
+def tokens(vocab, text):
     return torch.tensor([vocab.encode(text[:40]), vocab.encode(text[300:340])])
 
 
-def test_embeddings_are_what_the_field_expects(base: Any, any_folder: Any, tokens: Any) -> None:
+def test_embeddings_are_what_the_field_expects(base, any_folder, tokens):
     for settings in ({}, {"d_embed": 8}, {"tie_embeddings": False}):
         _, folder = any_folder(**settings)
         model = type(base).from_pretrained(folder)
@@ -54,7 +49,7 @@ def test_embeddings_are_what_the_field_expects(base: Any, any_folder: Any, token
     assert type(base).from_pretrained(folder).get_output_embeddings() is None
 
 
-def test_all_linear_maps_are_those_of_the_layers(base: Any) -> None:
+def test_all_linear_maps_are_those_of_the_layers(base):
     model = adapted(base, targets="all-linear")
     found = set(model.targeted_module_names)
     assert found == {
@@ -67,7 +62,7 @@ def test_all_linear_maps_are_those_of_the_layers(base: Any) -> None:
     }
 
 
-def test_what_is_generated_is_that_of_the_merged_model(base: Any, tokens: Any) -> None:
+def test_what_is_generated_is_that_of_the_merged_model(base, tokens):
     settings = {"max_new_tokens": 12, "do_sample": False}
     plain = base.generate(tokens, **settings)
     model = adapted(base)
@@ -83,23 +78,7 @@ def test_what_is_generated_is_that_of_the_merged_model(base: Any, tokens: Any) -
     assert torch.equal(model.merge_and_unload().generate(tokens, **settings), found)
 
 
-def test_a_cache_of_another_adapter_is_refused(base: Any, tokens: Any) -> None:
-    model = adapted(base)
-    with torch.no_grad():
-        cache = model(tokens, use_cache=True).past_key_values
-        model(tokens[:, :1], past_key_values=cache)
-        with (
-            model.disable_adapter(),
-            pytest.raises(ValueError, match=r"begin anew with mems=None \(past_key_values=None"),
-        ):
-            model(tokens[:, :1], past_key_values=cache)
-        # Enabled again, they are the same weights.
-        model(tokens[:, :1], past_key_values=cache)
-
-
-def test_an_adapter_comes_back_bit_for_bit(
-    transformers: Any, base: Any, folder: Path, tokens: Any, tmp_path: Path
-) -> None:
+def test_an_adapter_comes_back_bit_for_bit(transformers, base, folder, tokens, tmp_path):
     model = adapted(base)
     expected = model(tokens).logits
     model.save_pretrained(tmp_path)
@@ -110,8 +89,8 @@ def test_an_adapter_comes_back_bit_for_bit(
 
 
 def test_adapters_that_transformers_adds_are_saved_alone(
-    transformers: Any, base: Any, folder: Path, tokens: Any, tmp_path: Path
-) -> None:
+    transformers, base, folder, tokens, tmp_path
+):
     torch.manual_seed(1)
     base.add_adapter(
         peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=TARGETS, init_lora_weights=False)
@@ -124,16 +103,7 @@ def test_adapters_that_transformers_adds_are_saved_alone(
     assert torch.equal(again.eval()(tokens).logits, expected)
 
 
-def test_a_wrapped_model_is_not_written_as_a_folder(base: Any, tmp_path: Path) -> None:
-    adapted(base)
-    with pytest.raises(ValueError, match=r"no model folder can hold that.*merge"):
-        base.save_pretrained(tmp_path / "none")
-    assert not (tmp_path / "none").exists()
-
-
-def test_trainer_trains_adapters_alone(
-    transformers: Any, base: Any, folder: Path, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_trainer_trains_adapters_alone(transformers, base, folder, tokenizer, tmp_path):
     pytest.importorskip("accelerate", reason="Trainer needs accelerate")
     rows = [
         {"input_ids": tokenizer("a dog ran to the cat"[n % 3 :])["input_ids"]} for n in range(8)
@@ -162,7 +132,7 @@ def test_trainer_trains_adapters_alone(
     assert torch.equal(again(read).logits, model.eval()(read).logits)
 
 
-def test_a_classifier_learns_through_adapters(transformers: Any, folder: Path, tokens: Any) -> None:
+def test_a_classifier_learns_through_adapters(transformers, folder, tokens):
     auto = transformers.AutoModelForSequenceClassification
     config = peft.LoraConfig(task_type="SEQ_CLS", r=4, target_modules=["qkv_proj", "outer"])
     model = peft.get_peft_model(auto.from_pretrained(folder, num_labels=2), config)
@@ -170,13 +140,3 @@ def test_a_classifier_learns_through_adapters(transformers: Any, folder: Path, t
     for name, parameter in model.named_parameters():
         if "lora_B" in name or "modules_to_save" in name:
             assert bool(parameter.grad.any()), name
-
-
-def test_merged_weights_are_a_folder_for_every_loader(
-    base: Any, tokens: Any, tmp_path: Path
-) -> None:
-    model = adapted(base, targets="all-linear")
-    expected = model(tokens).logits
-    model.merge_and_unload().save_pretrained(tmp_path)
-    own = TransformerXL.from_pretrained(tmp_path)
-    torch.testing.assert_close(own(tokens).log_probs, expected, rtol=1e-3, atol=1e-4)

@@ -1,25 +1,16 @@
 """The preface of a model, which `generate` of transformers reads before texts that begin."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
 from transformer_xl.inference.generate import Sampling, generate
-from transformer_xl.model import TransformerXL, load_model
+from transformer_xl.model import load_model
 
 N = 12
 
 
 @pytest.fixture(params=[{}, {"mem_len": 5}, {"kind": "gpt", "mem_len": 24}], ids=str)
-def pair(
-    transformers: Any,
-    any_folder: Callable[..., tuple[TransformerXL, Path]],
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-) -> tuple[TransformerXL, Any, Path]:
+def pair(transformers, any_folder, tmp_path, request):
     """A model with a preface, longer than one memory and shorter than another, and its wrapper."""
     model, _ = any_folder(**request.param)
     model.preface = (3, 5, 2, 7, 1, 4, 4)
@@ -28,11 +19,11 @@ def pair(
     return model, wrapper, tmp_path
 
 
-def ours(model: TransformerXL, prompt: list[int]) -> list[int]:
+def ours(model, prompt):
     return [*prompt, *generate(model, prompt, length=N, sampling=Sampling(temperature=0))]
 
 
-def test_it_writes_what_generate_writes(pair: tuple[TransformerXL, Any, Path]) -> None:
+def test_it_writes_what_generate_writes(pair):
     model, wrapper, _ = pair
     prompts = [[2, 6, 1], [5]]
     expected = [ours(model, prompt) for prompt in prompts]
@@ -51,7 +42,7 @@ def test_it_writes_what_generate_writes(pair: tuple[TransformerXL, Any, Path]) -
     assert torch.equal(cold, model(torch.tensor([[2, 6, 1]])).log_probs)
 
 
-def test_beams_and_several_texts_begin_after_it(pair: tuple[TransformerXL, Any, Path]) -> None:
+def test_beams_and_several_texts_begin_after_it(pair):
     model, wrapper, _ = pair
     prompt = torch.tensor([[2, 6, 1]])
     after = wrapper(torch.tensor([[*model.preface]])).past_key_values
@@ -61,7 +52,7 @@ def test_beams_and_several_texts_begin_after_it(pair: tuple[TransformerXL, Any, 
         assert torch.equal(wrapper.generate(prompt, **settings), expected)
 
 
-def test_assisted_generation_takes_back_tokens_after_it(pair: tuple) -> None:
+def test_assisted_generation_takes_back_tokens_after_it(pair):
     model, wrapper, _ = pair
     expected = ours(model, [2, 6, 1])
     for how in ({"assistant_model": wrapper}, {"prompt_lookup_num_tokens": 3}):
@@ -71,7 +62,7 @@ def test_assisted_generation_takes_back_tokens_after_it(pair: tuple) -> None:
         assert found[0].tolist() == expected, how
 
 
-def test_it_is_saved_and_can_be_switched_off(transformers: Any, pair: tuple) -> None:
+def test_it_is_saved_and_can_be_switched_off(transformers, pair):
     model, wrapper, place = pair
     wrapper.save_pretrained(place / "again")
     assert load_model(place / "again").preface == model.preface
@@ -83,9 +74,7 @@ def test_it_is_saved_and_can_be_switched_off(transformers: Any, pair: tuple) -> 
         assert found[0].tolist() == ours(model, prompt)
 
 
-def test_it_goes_with_the_tokens_that_it_has(
-    pair: tuple[TransformerXL, Any, Path], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_it_goes_with_the_tokens_that_it_has(pair, caplog):
     model, wrapper, place = pair
     largest = max(model.preface)
     for size, kept in ((largest + 4, True), (largest + 1, True), (largest, False)):
@@ -97,9 +86,7 @@ def test_it_goes_with_the_tokens_that_it_has(
 
 
 @pytest.mark.parametrize("preface", [[99], [-1], [1.5], [True], "abc", 5], ids=str)
-def test_one_that_could_not_be_loaded_is_not_saved(
-    transformers: Any, folder: Path, tmp_path: Path, preface: Any
-) -> None:
+def test_one_that_could_not_be_loaded_is_not_saved(transformers, folder, tmp_path, preface):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, preface=preface)
     with pytest.raises(ValueError, match=r"config\.preface=.*give a list of tokens below 15"):
         model.save_pretrained(tmp_path / "new")

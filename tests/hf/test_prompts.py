@@ -1,8 +1,5 @@
 """Prompts that are learned (PEFT): vectors before the text, and keys and values in the memory."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
@@ -24,7 +21,7 @@ WAYS = {
 }
 
 
-def _tuned(model: Any, way: str, n: int = 4) -> Any:
+def _tuned(model, way, n=4):
     torch.manual_seed(3)
     config = peft.get_peft_config({**WAYS[way], "task_type": "CAUSAL_LM", "num_virtual_tokens": n})
     return peft.get_peft_model(model, config)
@@ -33,8 +30,8 @@ def _tuned(model: Any, way: str, n: int = 4) -> Any:
 @pytest.mark.parametrize("segment_len", [64, 4])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_prompt_is_learned_saved_and_written_after(
-    transformers: Any, folder: Path, tmp_path: Path, way: str, segment_len: int
-) -> None:
+    transformers, folder, tmp_path, way, segment_len
+):
     base = transformers.AutoModelForCausalLM
     model = _tuned(base.from_pretrained(folder, segment_len=segment_len), way)
     labels = torch.full_like(IDS, 3).masked_fill(MASK == 0, -100)
@@ -65,7 +62,7 @@ def test_a_prompt_is_learned_saved_and_written_after(
         assert torch.equal(again.generate(**given, **settings), written)
 
 
-def test_a_prefix_is_a_memory_of_keys_and_values(transformers: Any, language_model: Any) -> None:
+def test_a_prefix_is_a_memory_of_keys_and_values(transformers, language_model):
     with torch.no_grad():
         cache = language_model(IDS[:, :4]).past_key_values
         expected = language_model(IDS[:, 4:], past_key_values=cache)
@@ -82,12 +79,12 @@ def test_a_prefix_is_a_memory_of_keys_and_values(transformers: Any, language_mod
         language_model(IDS, past_key_values=found.past_key_values)
 
 
-def test_the_gradient_of_a_prefix_is_that_of_its_numbers(transformers: Any, folder: Path) -> None:
+def test_the_gradient_of_a_prefix_is_that_of_its_numbers(transformers, folder):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="float32").double()
     torch.manual_seed(2)
     numbers = torch.randn(2, 2, 2, 2, 3, 8, dtype=torch.float64, requires_grad=True)
 
-    def loss(x: torch.Tensor) -> torch.Tensor:
+    def loss(x):
         prefix = transformers.DynamicCache()
         for layer, (k, v) in enumerate(x):
             prefix.update(k, v, layer)
@@ -101,9 +98,7 @@ def test_the_gradient_of_a_prefix_is_that_of_its_numbers(transformers: Any, fold
     torch.testing.assert_close(slope, (numbers.grad * direction).sum(), rtol=1e-6, atol=1e-8)
 
 
-def test_a_prefix_that_does_not_fit_is_refused(
-    transformers: Any, folder: Path, any_folder: Any
-) -> None:
+def test_a_prefix_that_does_not_fit_is_refused(transformers, folder, any_folder):
     load = transformers.AutoModelForCausalLM.from_pretrained
     with pytest.raises(ValueError, match=r"a prefix of 4 tokens is longer .*\(mem_len=3\)"):
         _tuned(load(folder, mem_len=3), "prefix")(IDS)

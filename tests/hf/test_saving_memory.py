@@ -1,14 +1,9 @@
 """Activation checkpointing and offloaded weights: the same numbers with less memory."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
-from transformer_xl.model import TransformerXL
 
 accelerate = pytest.importorskip("accelerate")
 
@@ -23,13 +18,13 @@ KINDS: dict[str, dict[str, Any]] = {
 IDS = torch.arange(2 * 12).view(2, 12) % 7
 
 
-def _enable(model: Any, **settings: Any) -> None:
+def _enable(model, **settings):
     """Recompute activations, under the name that the installed transformers has for it."""
     older = "gradient_checkpointing_enable"
     getattr(model, "activation_checkpointing_enable", getattr(model, older))(**settings)
 
 
-def _gradients(model: Any, **given: Any) -> list[Tensor]:
+def _gradients(model, **given):
     model.zero_grad()
     torch.manual_seed(5)
     out = model(IDS, labels=IDS, **given)
@@ -38,9 +33,7 @@ def _gradients(model: Any, **given: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_recomputed_activations_give_the_same_gradients(
-    transformers: Any, any_folder: Callable[..., tuple[TransformerXL, Path]], kind: str
-) -> None:
+def test_recomputed_activations_give_the_same_gradients(transformers, any_folder, kind):
     _, folder = any_folder(**KINDS[kind])
     # Three segments: the memory between them has no gradient, either way.
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, segment_len=5).train()
@@ -71,9 +64,7 @@ def test_recomputed_activations_give_the_same_gradients(
 
 
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
-def test_checkpointing_that_cannot_be_is_refused(
-    transformers: Any, folder: Path, any_folder: Callable[..., tuple[TransformerXL, Path]]
-) -> None:
+def test_checkpointing_that_cannot_be_is_refused(transformers, folder, any_folder):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     with pytest.raises(ValueError, match="use_reentrant=True loses gradients"):
         model.gradient_checkpointing_enable({"use_reentrant": True})
@@ -95,7 +86,7 @@ SAVED: dict[str, dict[str, Any]] = {
 }
 
 
-def _offloaded(transformers: Any, folder: Path, way: str, tmp_path: Path) -> Any:
+def _offloaded(transformers, folder, way, tmp_path):
     auto = transformers.AutoModelForCausalLM
     if way == "auto":
         return auto.from_pretrained(folder, device_map="auto")
@@ -118,12 +109,8 @@ def _offloaded(transformers: Any, folder: Path, way: str, tmp_path: Path) -> Any
 @pytest.mark.parametrize("way", ["auto", "cpu", "disk", "auto, to the disk"])
 @pytest.mark.parametrize("kind", SAVED)
 def test_offloaded_weights_compute_and_write_the_same(
-    transformers: Any,
-    any_folder: Callable[..., tuple[TransformerXL, Path]],
-    tmp_path: Path,
-    kind: str,
-    way: str,
-) -> None:
+    transformers, any_folder, tmp_path, kind, way
+):
     _, folder = any_folder(**SAVED[kind])
     plain = transformers.AutoModelForCausalLM.from_pretrained(folder)
     model = _offloaded(transformers, folder, way, tmp_path)

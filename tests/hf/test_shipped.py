@@ -42,26 +42,3 @@ def test_automatic_classes_take_the_folder_of_a_name(hf, transformers):
     assert tokenizer.decode(found[0]).startswith(PROMPT)
     half = transformers.AutoModelForCausalLM.from_pretrained(shipped_path("toy"), dtype="bfloat16")
     assert {x.dtype for x in half.parameters()} == {torch.bfloat16}
-
-
-# What PEFT asks transformers in an old way.
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
-def test_an_adapter_is_trained_as_on_a_float32_copy(hf, tmp_path):
-    peft = pytest.importorskip("peft")
-    model, vocab = from_pretrained("toy")
-    model.save_pretrained(tmp_path / "exact", vocab)
-    ids = torch.tensor([vocab.encode(PROMPT)])
-    losses = []
-    for name in ("toy", str(tmp_path / "exact")):
-        torch.manual_seed(1)
-        base = hf.TransformerXLForCausalLM.from_pretrained(name)
-        settings = peft.LoraConfig(r=2, target_modules=["qkv_proj", "o_proj"], lora_dropout=0.0)
-        adapted = peft.get_peft_model(base, settings).eval()
-        optimizer = torch.optim.AdamW((x for x in adapted.parameters() if x.requires_grad), 0.01)
-        for _ in range(3):
-            loss = adapted(ids, labels=ids).loss
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-    assert losses[:3] == losses[3:]
-    assert losses[2] < losses[0]

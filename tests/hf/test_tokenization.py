@@ -4,7 +4,6 @@ import json
 import pickle
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -12,20 +11,23 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformer_xl.config.locating import locate
 from transformer_xl.data.imported import ImportedVocab, Rules
 from transformer_xl.data.making_vocab import train_vocab
-from transformer_xl.data.vocab import Vocab
 from transformer_xl.data.vocab_files import BroughtVocab, load_vocab
+
+pytest.importorskip("transformers")
+
+from transformer_xl.hf import TransformerXLTokenizer
 
 LINES = "the cat  saw a dog\nand ran, to sea\n"
 
 
-def _imported() -> Vocab:
+def _imported():
     words = ["<eos>", "<unk>", *dict.fromkeys(LINES.split()), "zebra"]
     tokenizer = Tokenizer(models.WordLevel({x: n for n, x in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return ImportedVocab(tokenizer.to_str(), Rules(join="words", eos="<eos>", unk="<unk>"))
 
 
-def _brought() -> Vocab:
+def _brought():
     bpe = json.loads(train_vocab("bpe", [LINES * 9], 270).definition)
     bpe["added_tokens"] = [
         {"id": 270 + n, "content": content, "special": True, "single_word": False}
@@ -36,7 +38,7 @@ def _brought() -> Vocab:
     return BroughtVocab(json.dumps(bpe))
 
 
-def _lines() -> Vocab:
+def _lines():
     """Each line is encoded as a text of its own, as by SentencePiece."""
     pieces = ["<unk>", "</s>", "\u2581", *dict.fromkeys(f"\u2581{x}" for x in LINES.split())]
     tokenizer = Tokenizer(models.WordLevel({x: n for n, x in enumerate(pieces)}, "<unk>"))
@@ -59,9 +61,7 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_text_is_cut_and_joined_as_by_the_vocabulary(
-    transformers: Any, tmp_path: Path, kind: str
-) -> None:
+def test_text_is_cut_and_joined_as_by_the_vocabulary(transformers, tmp_path, kind):
     vocab = MAKERS[kind]()
     text = "3 1\n5 2\n" if kind == "integers" else LINES
     vocab.save(tmp_path)
@@ -95,15 +95,7 @@ def test_text_is_cut_and_joined_as_by_the_vocabulary(
     assert again.special_tokens_map == tokenizer.special_tokens_map
 
 
-def test_a_symbol_for_padding_that_was_brought_is_used(transformers: Any, tmp_path: Path) -> None:
-    del transformers
-    from transformer_xl.hf import TransformerXLTokenizer
-
-    tokenizer = TransformerXLTokenizer(vocab=_brought())
-    assert (tokenizer.pad_token, tokenizer.eos_token) == ("<|pad|>", "<|endoftext|>")
-
-
-def test_what_cannot_be_is_refused(transformers: Any, tokenizer: Any, tmp_path: Path) -> None:
+def test_what_cannot_be_is_refused(transformers, tokenizer, tmp_path):
     with pytest.raises(ValueError, match="not in the vocabulary of 15 chars: '7'"):
         tokenizer("the 7")
     with pytest.raises(ValueError, match="'a b': a symbol that is added has a name without blanks"):
@@ -115,12 +107,7 @@ def test_what_cannot_be_is_refused(transformers: Any, tokenizer: Any, tmp_path: 
         transformers.AutoTokenizer.from_pretrained(tmp_path)
 
 
-def test_tokens_that_cannot_be_added_leave_the_tokenizer_as_it_was(
-    transformers: Any, tmp_path: Path
-) -> None:
-    del transformers
-    from transformer_xl.hf import TransformerXLTokenizer
-
+def test_tokens_that_cannot_be_added_leave_the_tokenizer_as_it_was(transformers, tmp_path):
     vocab = train_vocab("chars", [LINES])
     tokenizer = TransformerXLTokenizer(vocab=vocab)
     for names in (["New York"], ["<one>", "New York"]):
@@ -134,10 +121,7 @@ def test_tokens_that_cannot_be_added_leave_the_tokenizer_as_it_was(
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_a_number_that_is_no_symbol_has_no_name(transformers: Any, kind: str) -> None:
-    del transformers
-    from transformer_xl.hf import TransformerXLTokenizer
-
+def test_a_number_that_is_no_symbol_has_no_name(transformers, kind):
     tokenizer = TransformerXLTokenizer(vocab=MAKERS[kind]())
     for number in (-100, -1, 10_000):
         with pytest.raises(ValueError, match=f"{number}"):
@@ -158,12 +142,12 @@ PARTS = (
 )
 
 
-def _texts(n: int, parts: Any = PARTS) -> list[str]:
+def _texts(n, parts=PARTS):
     draw = random.Random(0)
     return ["".join(draw.choices(parts, k=draw.randrange(30))) for _ in range(n)]
 
 
-def _require_same(tokenizer: Any, text: str) -> None:
+def _require_same(tokenizer, text):
     """Require IDs, texts and offsets of the vocabulary itself, or its error."""
     vocab = tokenizer.vocab
     if vocab.unk_id is None and vocab.unknown(text):
@@ -189,10 +173,7 @@ def _require_same(tokenizer: Any, text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_the_backend_cuts_and_joins_as_the_vocabulary(transformers: Any, kind: str) -> None:
-    del transformers
-    from transformer_xl.hf import TransformerXLTokenizer
-
+def test_the_backend_cuts_and_joins_as_the_vocabulary(transformers, kind):
     tokenizer = TransformerXLTokenizer(vocab=MAKERS[kind]())
     own = {"bytes": PARTS, "integers": ("1 ", "2 ", "3\n")}.get(kind, (*"the cat\n ,",))
     for text in (*_texts(60), *_texts(60, own), LINES, ""):
@@ -208,7 +189,7 @@ def test_the_backend_cuts_and_joins_as_the_vocabulary(transformers: Any, kind: s
 
 
 @pytest.mark.parametrize("name", ["english", "python-code", "tang-poems", "chorales"])
-def test_shipped_vocabularies_have_a_backend(transformers: Any, name: str) -> None:
+def test_shipped_vocabularies_have_a_backend(transformers, name):
     tokenizer = transformers.AutoTokenizer.from_pretrained(locate(name).path)
     texts = {
         "chorales": ["65 60 57 53\n67 62\n", " 65"],
@@ -220,10 +201,7 @@ def test_shipped_vocabularies_have_a_backend(transformers: Any, name: str) -> No
 
 
 @pytest.mark.parametrize("kind", ["chars", "words", "imported", "bpe"])
-def test_tokens_have_their_places_in_the_text(transformers: Any, kind: str) -> None:
-    del transformers
-    from transformer_xl.hf import TransformerXLTokenizer
-
+def test_tokens_have_their_places_in_the_text(transformers, kind):
     tokenizer = TransformerXLTokenizer(vocab=MAKERS[kind]())
     text = "the cat\n\nran a" if kind != "bpe" else "the \u00e9\u6f22 cat"
     found = tokenizer(text, return_offsets_mapping=True)
@@ -248,10 +226,7 @@ def test_tokens_have_their_places_in_the_text(transformers: Any, kind: str) -> N
     assert [x for row in cut["input_ids"] for x in row] == found["input_ids"]
 
 
-def test_lines_that_are_texts_of_their_own_have_no_places(transformers: Any) -> None:
-    del transformers
-    from transformer_xl.hf import TransformerXLTokenizer
-
+def test_lines_that_are_texts_of_their_own_have_no_places(transformers):
     tokenizer = TransformerXLTokenizer(vocab=_lines())
     ids = tokenizer.vocab.encode(LINES)
     with pytest.raises(ValueError, match="return_offsets_mapping=True: this tokenizer encodes"):
@@ -266,7 +241,7 @@ def test_lines_that_are_texts_of_their_own_have_no_places(transformers: Any) -> 
         batch.word_ids()
 
 
-def test_folders_of_the_tokenizer_without_a_backend_open(transformers: Any, tmp_path: Path) -> None:
+def test_folders_of_the_tokenizer_without_a_backend_open(transformers, tmp_path):
     vocab = MAKERS["words"]().extended(["<|sep|>", "covid"])
     vocab.save(tmp_path)
     old = {
@@ -293,10 +268,7 @@ def test_folders_of_the_tokenizer_without_a_backend_open(transformers: Any, tmp_
     assert kept == ["the", "cat", "covid", "<eos>"]
 
 
-def test_a_token_is_named_by_its_text_too(transformers: Any) -> None:
-    del transformers
-    from transformer_xl.hf import TransformerXLTokenizer
-
+def test_a_token_is_named_by_its_text_too(transformers):
     tokenizer = TransformerXLTokenizer(vocab=MAKERS["bpe"](), eos_token="\n")
     line_end, space = tokenizer.vocab.encode("\n")[0], tokenizer.vocab.encode(" ")[0]
     assert tokenizer.convert_tokens_to_ids(["\n", "\u010a", " "]) == [line_end, line_end, space]
@@ -306,38 +278,3 @@ def test_a_token_is_named_by_its_text_too(transformers: Any) -> None:
     assert tokenizer.convert_tokens_to_string(["the cat ", "sat"]) == "the cat sat"
     with pytest.raises(NotImplementedError, match="txl train"):
         tokenizer.train_new_from_iterator(["a"], 300)
-
-
-def test_entities_are_found_in_the_text(transformers: Any, folder: Path) -> None:
-    judge = transformers.pipeline(
-        "token-classification",
-        model=transformers.AutoModelForTokenClassification.from_pretrained(folder, num_labels=2),
-        tokenizer=transformers.AutoTokenizer.from_pretrained(folder),
-    )
-    text = "the cat saw a dog"
-    found = judge([text, "dog"], batch_size=2)[0]
-    assert [x["word"] for x in found] == [*text]
-    assert [text[x["start"] : x["end"]] for x in found] == [*text]
-    judge = transformers.pipeline(
-        "token-classification",
-        model=judge.model,
-        tokenizer=judge.tokenizer,
-        aggregation_strategy="simple",
-    )
-    groups = judge(text)
-    assert "".join(x["word"] for x in groups) == text
-    assert all(text[x["start"] : x["end"]] == x["word"] for x in groups)
-    # Tokens whose names are no text, and parts of characters.
-    units = type(judge.tokenizer)(vocab=MAKERS["bpe"]())
-    sizes = {"vocab_size": len(units), "n_layer": 1, "n_head": 2, "d_model": 8, "d_inner": 8}
-    config = transformers.AutoConfig.for_model("transformer-xl", num_labels=2, **sizes)
-    model = transformers.AutoModelForTokenClassification.from_config(config)
-    text = "the cat \u201csaw\u201d"
-    for strategy in ("none", "simple"):
-        judge = transformers.pipeline(
-            "token-classification",
-            model=model,
-            tokenizer=units,
-            aggregation_strategy=strategy,
-        )
-        assert all(text[x["start"] : x["end"]] == x["word"] for x in judge(text))

@@ -1,14 +1,10 @@
 """Programs that ``torch.export`` and ``torch.compile`` make compute what the model computes."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils import _pytree as pytree
-
-from transformer_xl.model import TransformerXL
 
 KINDS: dict[str, dict[str, Any]] = {
     "the paper's": {},
@@ -29,7 +25,7 @@ GIVEN = {
 }
 
 
-def _compiled(model: Any) -> Any:
+def _compiled(model):
     torch._dynamo.reset()
     return torch.compile(model, fullgraph=True, backend="eager")
 
@@ -41,11 +37,8 @@ def _compiled(model: Any) -> Any:
     [*(("the paper's", name) for name in GIVEN), ("adaptive", "both"), ("absolute", "both")],
 )
 def test_masks_and_positions_are_exported_and_compiled_in_one_graph(
-    transformers: Any,
-    any_folder: Callable[..., tuple[TransformerXL, Path]],
-    kind: str,
-    name: str,
-) -> None:
+    transformers, any_folder, kind, name
+):
     given = GIVEN[name]
     _, folder = any_folder(n_layer=1, **KINDS[kind])
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
@@ -63,7 +56,7 @@ def test_masks_and_positions_are_exported_and_compiled_in_one_graph(
 
 @pytest.mark.compile
 @pytest.mark.slow
-def test_a_loss_is_compiled_in_one_graph_with_its_gradients(language_model: Any) -> None:
+def test_a_loss_is_compiled_in_one_graph_with_its_gradients(language_model):
     given, found = GIVEN["both"], []
     for call in (language_model, _compiled(language_model)):
         language_model.zero_grad()
@@ -79,7 +72,7 @@ def test_a_loss_is_compiled_in_one_graph_with_its_gradients(language_model: Any)
 
 @pytest.mark.compile
 @pytest.mark.slow
-def test_one_program_reads_batches_and_lengths_of_any_size(language_model: Any) -> None:
+def test_one_program_reads_batches_and_lengths_of_any_size(language_model):
     B, length = torch.export.Dim("B"), torch.export.Dim("length", min=2, max=64)
     sizes = {0: B, 1: length}
     with torch.no_grad():
@@ -100,9 +93,7 @@ def test_one_program_reads_batches_and_lengths_of_any_size(language_model: Any) 
 @pytest.mark.compile
 @pytest.mark.slow
 @pytest.mark.parametrize("has_keys", [False, True])
-def test_the_cache_goes_through_a_program_and_comes_out(
-    language_model: Any, has_keys: bool
-) -> None:
+def test_the_cache_goes_through_a_program_and_comes_out(language_model, has_keys):
     with torch.set_grad_enabled(not has_keys):
         cache = language_model(IDS, attention_mask=MASK).past_key_values
     assert cache.mems.has_keys == has_keys
@@ -116,7 +107,7 @@ def test_the_cache_goes_through_a_program_and_comes_out(
 
 
 @pytest.mark.parametrize("has_keys", [False, True])
-def test_the_cache_is_a_pytree(language_model: Any, has_keys: bool) -> None:
+def test_the_cache_is_a_pytree(language_model, has_keys):
     with torch.set_grad_enabled(not has_keys):
         cache = language_model(IDS, attention_mask=MASK).past_key_values
     leaves, spec = pytree.tree_flatten(cache)
@@ -133,7 +124,7 @@ def test_the_cache_is_a_pytree(language_model: Any, has_keys: bool) -> None:
 @pytest.mark.compile
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_the_exporter_of_transformers_takes_masks_and_the_cache(language_model: Any) -> None:
+def test_the_exporter_of_transformers_takes_masks_and_the_cache(language_model):
     dynamo = pytest.importorskip("transformers.exporters.exporter_dynamo")
     exporter, settings = dynamo.DynamoExporter(), dynamo.DynamoConfig()
     with torch.no_grad():

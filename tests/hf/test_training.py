@@ -1,18 +1,14 @@
 """Fine-tuning with ``Trainer`` on ordinary batches."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
-from transformer_xl.data.vocab import Vocab
 from transformer_xl.model import TransformerXL
 
 accelerate = pytest.importorskip("accelerate", reason="Trainer needs accelerate")
 
 
-def _arguments(transformers: Any, folder: Path, **settings: Any) -> Any:
+def _arguments(transformers, folder, **settings):
     return transformers.TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=4,
@@ -30,7 +26,7 @@ def _arguments(transformers: Any, folder: Path, **settings: Any) -> Any:
 
 
 @pytest.fixture
-def rows(vocab: Vocab, text: str) -> list[dict[str, Any]]:
+def rows(vocab, text):
     """Texts of different lengths, which the model has not learned: backwards."""
     backwards = text[::-1]
     return [
@@ -41,9 +37,9 @@ def rows(vocab: Vocab, text: str) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_language_model_is_tuned_saved_and_resumed(
-    transformers: Any, folder: Path, tokenizer: Any, rows: Any, tmp_path: Path, side: str
-) -> None:
-    def trainer(steps: int, out: Path) -> Any:
+    transformers, folder, tokenizer, rows, tmp_path, side
+):
+    def trainer(steps, out):
         model = transformers.AutoModelForCausalLM.from_pretrained(folder)
         tokenizer.padding_side = side
         collator = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
@@ -71,9 +67,7 @@ def test_a_language_model_is_tuned_saved_and_resumed(
 
 
 @pytest.mark.slow
-def test_a_classifier_learns(
-    transformers: Any, folder: Path, tokenizer: Any, vocab: Vocab, text: str, tmp_path: Path
-) -> None:
+def test_a_classifier_learns(transformers, folder, tokenizer, vocab, text, tmp_path):
     """Whether a text ends with one word or another."""
     rows = [
         {
@@ -104,8 +98,8 @@ def test_a_classifier_learns(
 
 
 def test_the_beginning_that_trainer_copies_into_a_model_changes_nothing_after_a_prompt(
-    transformers: Any, folder: Path, tokenizer: Any, rows: Any, tmp_path: Path
-) -> None:
+    transformers, folder, tokenizer, rows, tmp_path
+):
     """The line break, as ``bos_token``: it is added to no text, and used in no loss."""
     assert tokenizer.bos_token == "\n"
     assert tokenizer("the cat").input_ids == tokenizer.vocab.encode("the cat")

@@ -1,7 +1,5 @@
 """Vocabularies that grow and shrink: embedding, softmax, clusters, ties, tokenizer."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +22,7 @@ KINDS: dict[str, dict[str, Any]] = {
 V, IDS = 15, torch.arange(2 * 9).view(2, 9) % 15
 
 
-def _ties(model: Any) -> set[frozenset[str]]:
+def _ties(model):
     names: dict[int, list[str]] = {}
     for name, x in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(x), []).append(name)
@@ -34,12 +32,8 @@ def _ties(model: Any) -> set[frozenset[str]]:
 @pytest.mark.parametrize("mean_resizing", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_new_tokens_leave_the_others_as_they_were(
-    transformers: Any,
-    any_folder: Callable[..., tuple[TransformerXL, Path]],
-    tmp_path: Path,
-    kind: str,
-    mean_resizing: bool,
-) -> None:
+    transformers, any_folder, tmp_path, kind, mean_resizing
+):
     _, folder = any_folder(**KINDS[kind])
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     before, ties = model(IDS).logits, _ties(model)
@@ -72,9 +66,7 @@ def test_new_tokens_leave_the_others_as_they_were(
 
 @pytest.mark.parametrize("div_val", [1, 2])
 @torch.no_grad()
-def test_a_new_token_is_as_likely_as_an_average_one_of_its_cluster(
-    any_folder: Callable[..., tuple[TransformerXL, Path]], div_val: int
-) -> None:
+def test_a_new_token_is_as_likely_as_an_average_one_of_its_cluster(any_folder, div_val):
     model, _ = any_folder(cutoffs=(5,), div_val=div_val)
     assert model.softmax.bias is not None
     model.softmax.bias[:5], model.softmax.bias[5:] = 6.0, -1.0
@@ -87,9 +79,7 @@ def test_a_new_token_is_as_likely_as_an_average_one_of_its_cluster(
     torch.testing.assert_close(after.logsumexp(-1), before.logsumexp(-1))
 
 
-def test_sizes_are_rounded_up_or_refused(
-    transformers: Any, any_folder: Callable[..., tuple[TransformerXL, Path]], folder: Path
-) -> None:
+def test_sizes_are_rounded_up_or_refused(transformers, any_folder, folder):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     assert len(model.resize_token_embeddings(pad_to_multiple_of=8).weight) == 16
     assert len(model.resize_token_embeddings(17, pad_to_multiple_of=8).weight) == 24
@@ -104,7 +94,7 @@ def test_sizes_are_rounded_up_or_refused(
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
-def test_an_adapter_on_the_embedding_is_not_lost(transformers: Any, folder: Path) -> None:
+def test_an_adapter_on_the_embedding_is_not_lost(transformers, folder):
     peft = pytest.importorskip("peft")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     peft.get_peft_model(model, peft.LoraConfig(target_modules=["embedding"]))
@@ -113,9 +103,7 @@ def test_an_adapter_on_the_embedding_is_not_lost(transformers: Any, folder: Path
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_added_tokens_are_symbols_of_the_folder(
-    transformers: Any, tmp_path: Path, kind: str
-) -> None:
+def test_added_tokens_are_symbols_of_the_folder(transformers, tmp_path, kind):
     vocab = MAKERS[kind]()
     text = "3 1\n" if kind == "integers" else LINES
     vocab.save(tmp_path)
@@ -160,9 +148,7 @@ def test_added_tokens_are_symbols_of_the_folder(
     assert own.symbols[n:] == ["<|sep|>", "<|sep|>2"]
 
 
-def test_added_tokens_are_written_with_a_model_that_grew(
-    transformers: Any, folder: Path, tmp_path: Path
-) -> None:
+def test_added_tokens_are_written_with_a_model_that_grew(transformers, folder, tmp_path):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer.add_special_tokens({"eos_token": "<|end|>"})

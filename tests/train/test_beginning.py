@@ -13,7 +13,7 @@ from transformer_xl.config.distributed import World
 from transformer_xl.data import prepare
 from transformer_xl.data.imported import Rules
 from transformer_xl.inference.evaluate import WithMemory, evaluate
-from transformer_xl.interop.convert.cutting import VocabOptions, imported_vocab
+from transformer_xl.interop.convert.cutting import imported_vocab
 from transformer_xl.model import TransformerXL, load_model
 from transformer_xl.train import Interrupted, train
 from transformer_xl.train.beginning import (
@@ -156,7 +156,7 @@ def test_a_recipe_comes_before_a_run_of_its_name(tmp_path, trained, monkeypatch)
 def test_the_default_prompt_is_one_that_the_vocabulary_knows(tmp_path):
     config = ModelConfig(vocab_size=2, n_layer=1, n_head=1, d_model=2, d_inner=2)
     words = Rules(join="words", line_ends="none", eos=None, unk=None)
-    vocab = imported_vocab(["cat", "mat"], words, "here", VocabOptions(), lower_case=False)
+    vocab = imported_vocab(["cat", "mat"], words, lower_case=False)
     TransformerXL(config).save_pretrained(tmp_path / "model", vocab)
     command = parse(["train", str(tmp_path / "model"), "--out", "x", "--data.path", "y"])
     assert command.config().generate.prompt == "cat"

@@ -27,6 +27,7 @@ except ModuleNotFoundError as error:
 
 from transformer_xl.config.device import pick_device
 from transformer_xl.data import load_vocab
+from transformer_xl.errors import InputError
 from transformer_xl.inference.generate import Sampling, generate_batch
 from transformer_xl.model import Memory, load_model
 from transformer_xl.model.arguments import require_token_inputs
@@ -56,7 +57,7 @@ class TransformerXLHarness(TemplateLM):
 
     Raises:
         FileNotFoundError: There is no model, or no vocabulary in its folder.
-        ValueError: A setting is out of range, or the vocabulary has no symbol to begin with.
+        InputError: A setting is out of range, or the vocabulary has no symbol to begin with.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class TransformerXLHarness(TemplateLM):
     ) -> None:
         super().__init__()
         if not str(batch_size).isdigit() or int(batch_size) < 1:
-            raise ValueError(f"batch_size={batch_size!r} must be a number of at least 1")
+            raise InputError(f"batch_size={batch_size!r} must be a number of at least 1")
         # cuda:0 is the default of the harness's command line.
         is_missing = str(device).startswith("cuda") and not torch.cuda.is_available()
         self.model = load_model(pretrained)
@@ -91,12 +92,12 @@ class TransformerXLHarness(TemplateLM):
 
     def _find_prefix(self, text: str | None) -> int:
         if text is None:
-            found = self.vocab.start_id
-            ids = [] if found is None else [found]
+            start = self.vocab.start_id
+            ids = [] if start is None else [start]
         else:
             ids = self.vocab.encode(text)
         if len(ids) != 1:
-            raise ValueError(
+            raise InputError(
                 f"prefix={text!r}: documents begin after one symbol, and the vocabulary tokenizes "
                 f"{text or chr(10)!r} to {len(ids)}; give another text as prefix=..."
             )
@@ -124,7 +125,7 @@ class TransformerXLHarness(TemplateLM):
         """Return the log-probability of each continuation of a context, and whether it is greedy.
 
         Raises:
-            ValueError: A continuation has no token: it is empty, or a blank between words.
+            InputError: A continuation has no token: it is empty, or a blank between words.
         """
         texts: list[Any] = [request.args for request in requests]
         pairs = [(x, *self._encode_pair(*x)) for x in texts]
@@ -144,7 +145,7 @@ class TransformerXLHarness(TemplateLM):
             # As where blanks between words are no tokens.
             whole, n = first + self.tok_encode(continuation), len(first)
         if not whole[n:]:
-            raise ValueError(
+            raise InputError(
                 f"the continuation {continuation!r} has no token in the {self.vocab.kind} "
                 "vocabulary, and so no probability: leave it out of the task"
             )
@@ -155,15 +156,15 @@ class TransformerXLHarness(TemplateLM):
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
         """Return the log-probability of each document, read once from its first token on."""
-        found = []
+        totals = []
         for batch in chunks([request.args[0] for request in requests], self.batch_size):
             ids = [self.tok_encode(text) for text in batch]
             first = [self._prefix] * len(batch)
             scores = self._score(self._initial_memory(len(batch)), first, ids)
             for text, (total, _) in zip(batch, scores, strict=True):
                 self.cache_hook.add_partial("loglikelihood_rolling", (text,), total)
-                found.append(total)
-        return found
+                totals.append(total)
+        return totals
 
     @torch.no_grad()
     def _loglikelihood_tokens(
@@ -176,25 +177,25 @@ class TransformerXLHarness(TemplateLM):
         contexts: dict[tuple[int, ...], list[int]] = {}
         for number, (_, context, _) in enumerate(requests):
             contexts.setdefault(tuple(context) or (self._prefix,), []).append(number)
-        found: dict[int, tuple[float, bool]] = {}
+        scores_of: dict[int, tuple[float, bool]] = {}
         for batch in chunks(sorted(contexts, key=len), self.batch_size):
             mems = self._initial_memory(len(batch))
             for piece in self._read(mems, [context[:-1] for context in batch]):
                 mems = piece.mems
-            asked = [(row, n) for row, context in enumerate(batch) for n in contexts[context]]
-            for part in chunks(asked, self.batch_size):
+            pairs = [(row, n) for row, context in enumerate(batch) for n in contexts[context]]
+            for part in chunks(pairs, self.batch_size):
                 rows, numbers = zip(*part, strict=True)
                 targets = [requests[n][2] for n in numbers]
                 last = [batch[row][-1] for row in rows]
                 scores = self._score(mems.select(list(rows)), last, targets)
-                found.update(zip(numbers, scores, strict=True))
+                scores_of.update(zip(numbers, scores, strict=True))
         for number, (texts, _, _) in enumerate(requests):
-            self.cache_hook.add_partial("loglikelihood", texts, found[number])
-        return [found[number] for number in range(len(requests))]
+            self.cache_hook.add_partial("loglikelihood", texts, scores_of[number])
+        return [scores_of[number] for number in range(len(requests))]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Continue contexts up to one of the stop strings of the task."""
-        found = []
+        texts = []
         for settings, group in groupby(requests, key=self._settings):
             until, length, sampling = settings
             for batch in chunks([request.args[0] for request in group], self.batch_size):
@@ -207,15 +208,15 @@ class TransformerXLHarness(TemplateLM):
                     seed=self._seed,
                     mem_len=self.mem_len,
                 )
-                found.extend(written.decode(self.vocab, until))
-        for request, text in zip(requests, found, strict=True):
+                texts.extend(written.decode(self.vocab, until))
+        for request, text in zip(requests, texts, strict=True):
             self.cache_hook.add_partial("generate_until", request.args, text)
-        return found
+        return texts
 
     def _settings(self, request: Instance) -> tuple[list[str], int, Sampling]:
         """Return the stop strings of a request, its length, and how tokens are drawn."""
-        asked: Any = request.args
-        settings: dict[str, Any] = dict(normalize_gen_kwargs(asked[1], self._max_gen_toks))
+        arguments: Any = request.args
+        settings: dict[str, Any] = dict(normalize_gen_kwargs(arguments[1], self._max_gen_toks))
         drawing: dict[str, Any] = {"temperature": 0.0}
         if settings.get("do_sample"):
             chosen = {name: settings.get(name) for name in _SAMPLING_SETTINGS}
@@ -245,10 +246,10 @@ class TransformerXLHarness(TemplateLM):
         """
         total = torch.zeros(len(targets), dtype=torch.float64)
         is_greedy = torch.ones(len(targets), dtype=torch.bool)
-        head, asked = self.model.head, _padded(targets, -1)
+        head, expected_ids = self.model.head, _padded(targets, -1)
         texts = [[x, *row[:-1]] if row else [] for x, row in zip(first, targets, strict=True)]
         for start, hidden, _, _ in self._read(mems, texts):
-            expected = asked[:, start : start + hidden.shape[1]]
+            expected = expected_ids[:, start : start + hidden.shape[1]]
             is_real = expected >= 0
             if not is_real.any():
                 continue

@@ -18,9 +18,10 @@ from transformer_xl.config.files import new_folder, require_new
 from transformer_xl.config.presets import preset_eval, recognize
 from transformer_xl.data import Vocab, load_vocab
 from transformer_xl.data.chat_templates import StoredTemplate, store_template, stored_template
+from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.interop.convert.export import write_authors, write_huggingface
 from transformer_xl.interop.convert.layouts import entries, read_weights
-from transformer_xl.interop.convert.mapped_files import UnreadableFile, read_json
+from transformer_xl.interop.convert.mapped_files import read_json
 from transformer_xl.interop.convert.old_checkpoints import Checkpoint, open_checkpoint
 from transformer_xl.interop.convert.old_settings import (
     DEFAULTS,
@@ -28,7 +29,7 @@ from transformer_xl.interop.convert.old_settings import (
     model_config,
     without_ends,
 )
-from transformer_xl.interop.convert.pickles import attributes
+from transformer_xl.interop.convert.torch_files import attributes
 from transformer_xl.interop.convert.vocabularies import find_vocab, read_vocab, vocab_from_object
 from transformer_xl.model.arguments import require_token_inputs
 from transformer_xl.model.loading import read_model_weights, weight_shapes
@@ -41,7 +42,7 @@ from transformer_xl.model.pretrained import (
     write_model,
 )
 
-__all__ = ["SETTABLE", "Format", "UnreadableFile", "convert"]
+__all__ = ["SETTABLE", "Format", "convert"]
 
 Format = Literal["txl", "authors", "huggingface"]
 _Say = Callable[[str], None]
@@ -80,8 +81,8 @@ def convert(
     Raises:
         FileNotFoundError: There is no source.
         FileExistsError: The folder is not empty.
-        UnreadableFile: The source is damaged or hostile. A RuntimeError.
-        ValueError: The source is not a Transformer-XL, lacks settings, or cannot be represented in
+        CheckpointError: The source is damaged or hostile.
+        InputError: The source is not a Transformer-XL, lacks settings, or cannot be represented in
             that format.
 
     Example:
@@ -97,16 +98,16 @@ def convert(
     # Absolute, because temporary files beside the folder need its name, also for ".".
     folder = Path(folder).absolute()
     if to not in ("txl", "authors", "huggingface"):
-        raise ValueError(f"to={to!r} is unknown; choose txl, authors or huggingface")
+        raise InputError(f"to={to!r} is unknown; choose txl, authors or huggingface")
     require_new(folder)
     if vocab is not None and not Path(vocab).exists():
         raise FileNotFoundError(f"{vocab} does not exist: give the file with the vocabulary")
-    given = dict(settings or {}), None if vocab is None else Path(vocab)
+    options = dict(settings or {}), None if vocab is None else Path(vocab)
     if _is_ours(source):
         # No Path of one of ours: ./english is no name.
-        model = _open_ours(source, *given)
+        model = _open_ours(source, *options)
     else:
-        model = _open_theirs(Path(source), *given, say)
+        model = _open_theirs(Path(source), *options, say)
     with new_folder(folder) as unfinished:
         _write(model, unfinished, to, say)
     say(f"{folder} is written")
@@ -127,30 +128,30 @@ class _Model(NamedTuple):
 def _is_ours(source: Path | str) -> bool:
     try:
         return read_json(find_model_folder(source) / CONFIG_FILE).get("model_type") == MODEL_TYPE
-    except (FileNotFoundError, UnreadableFile):
+    except (FileNotFoundError, CheckpointError):
         return False
 
 
 def _open_ours(source: Path | str, settings: dict[str, Any], vocab: Path | None) -> _Model:
     if settings:
-        raise ValueError(f"{next(iter(settings))}: a model folder has all settings; leave them out")
+        raise InputError(f"{next(iter(settings))}: a model folder has all settings; leave them out")
     source = find_model_folder(source)
     config, about = load_config(source / CONFIG_FILE), read_config(source / CONFIG_FILE)
     require_token_inputs(config)
     weights = read_model_weights(source, config)
-    own = None
+    vocabulary = None
     if vocab is not None:
-        own = _fitting(read_vocab(vocab, size=config.vocab_size), vocab, config.vocab_size)
+        vocabulary = _fitting(read_vocab(vocab, size=config.vocab_size), vocab, config.vocab_size)
     else:
         with suppress(FileNotFoundError):
-            own = load_vocab(source)
+            vocabulary = load_vocab(source)
     about = {name: about[name] for name in ("origin", "eval") if name in about}
-    return _Model(config, weights, own, about, stored_template(source))
+    return _Model(config, weights, vocabulary, about, stored_template(source))
 
 
 def _open_theirs(source: Path, settings: dict[str, Any], vocab: Path | None, say: _Say) -> _Model:
     if unknown := sorted(settings.keys() - set(SETTABLE)):
-        raise ValueError(f"settings has {unknown[0]!r}; there are {', '.join(SETTABLE)}")
+        raise InputError(f"settings has {unknown[0]!r}; there are {', '.join(SETTABLE)}")
     checkpoint = open_checkpoint(source)
     checkpoint.settings |= settings
     config = model_config(checkpoint.origin, checkpoint.tensors, checkpoint.settings)
@@ -170,31 +171,31 @@ def _open_theirs(source: Path, settings: dict[str, Any], vocab: Path | None, say
         if checkpoint.settings.get(name) is None:
             say(f"the checkpoint does not say {name}; taken as {default}, the default there")
     size, path = config.vocab_size, vocab or find_vocab(checkpoint.path.parent)
-    own = None
+    vocabulary = None
     if path is not None:
-        own = read_vocab(path, size=size)
+        vocabulary = read_vocab(path, size=size)
     elif checkpoint.vocab is not None:
-        own = vocab_from_object(checkpoint.vocab, where=str(source), size=size)
+        vocabulary = vocab_from_object(checkpoint.vocab, source, size=size)
     else:
         say("no vocabulary in its folder: give it as --vocab FILE to evaluate and to generate")
-    if own is not None:
-        own = _fitting(own, path or source, size, None if vocab else say)
+    if vocabulary is not None:
+        vocabulary = _fitting(vocabulary, path or source, size, None if vocab else say)
     template = stored_template(checkpoint.path.parent)
-    return _Model(config, weights, own, about, template)
+    return _Model(config, weights, vocabulary, about, template)
 
 
 def _require_used(settings: dict[str, Any], config: ModelConfig) -> None:
     """Require that settings which were given are not ignored."""
     if (tgt_len := settings.get("tgt_len")) is not None and tgt_len < 1:
-        raise ValueError(f"tgt_len={tgt_len} must be at least 1: it is a number of tokens")
+        raise InputError(f"tgt_len={tgt_len} must be at least 1: it is a number of tokens")
     if (clamp_len := settings.get("clamp_len") or 0) > 0 and config.attn_type == 3:
-        raise ValueError(
+        raise InputError(
             f"clamp_len={clamp_len} has no effect with attn_type=3, whose distances end with its "
             "table: leave it out"
         )
     cutoffs = settings.get("cutoffs") or ()
     if cutoffs and without_ends(cutoffs, config.vocab_size) != config.cutoffs:
-        raise ValueError(
+        raise InputError(
             f"cutoffs={list(cutoffs)}, but the tensors of the checkpoint say "
             f"{list(config.cutoffs)}: leave them out"
         )
@@ -206,7 +207,7 @@ def _fitting(vocab: Vocab, path: Path, size: int, say: _Say | None = None) -> Vo
         return vocab
     problem = f"the vocabulary in {path} has {len(vocab):,} symbols and the model {size:,}"
     if say is None:
-        raise ValueError(f"{problem}: they do not belong together")
+        raise InputError(f"{problem}: they do not belong together")
     say(f"{problem}: left out")
     return None
 
@@ -232,7 +233,7 @@ def _weights(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Tensor]:
     n_bytes = sum(file.stat().st_size for file in (*files, checkpoint.path))
     needed = sum(shape.numel() for shape in shapes.values())
     if needed > n_bytes:
-        raise UnreadableFile(
+        raise CheckpointError(
             f"{checkpoint.path} has {n_bytes:,} bytes and claims {needed:,} weights: it is damaged"
         )
     weights: dict[str, Tensor] = {}

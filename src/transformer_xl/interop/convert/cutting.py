@@ -15,29 +15,13 @@ U+FFFF. Some 400 letters that were added to Unicode after those tables are lette
 punctuation there; this is the only known difference.
 """
 
-import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 from tokenizers import AddedToken, Regex, normalizers
 
-from transformer_xl.data.imported import SPACE, ImportedVocab, LineEnds, Rules, cutter
-
-
-class VocabOptions(NamedTuple):
-    """The options of `read_vocab`."""
-
-    size: int | None = None
-    dataset: str | None = None
-    line_ends: bool | None = None
-    unknown: str | None = None
-    moses: bool | None = None
-
-    def with_dataset(self, name: object) -> "VocabOptions":
-        """Return the options with the data set of a file, if none was given."""
-        is_needed = self.dataset is None and isinstance(name, str)
-        return self._replace(dataset=name) if is_needed else self
+from transformer_xl.data.imported import SPACE, ImportedVocab, Rules, cutter
 
 
 class Added(NamedTuple):
@@ -51,8 +35,6 @@ class Added(NamedTuple):
 def imported_vocab(
     symbols: Sequence[str],
     rules: Rules,
-    where: object,
-    options: VocabOptions,
     *,
     lower_case: bool,
     dropped: str = "",
@@ -61,11 +43,14 @@ def imported_vocab(
 ) -> ImportedVocab:
     """Build a vocabulary from the symbols of an old one and the rules of its program.
 
-    ``dropped`` matches text that is removed before splitting into bytes or characters. The Moses
-    rules do not split ``protected`` words. Without a list of ``added`` tokens the vocabulary is one
-    of the authors.
+    Args:
+        symbols: The symbols, in the order of their IDs.
+        rules: The rules for joining tokens.
+        lower_case: Whether text becomes lower case.
+        dropped: A regular expression for text that is removed before it is split.
+        added: Tokens that are matched first. None: the vocabulary is one of the authors.
+        protected: Words that the Moses rules do not split.
     """
-    rules = _with_options(rules, {*symbols, *(x.content for x in added or ())}, where, options)
     steps: list[Any] = []
     if lower_case and added is None:
         # Python has another lower-case sigma at the end of a word; Hugging Face has not.
@@ -73,7 +58,7 @@ def imported_vocab(
     if lower_case:
         steps.append(normalizers.Lowercase())
     if rules.join == "moses":
-        steps.append(moses_normalizer(protected, None if rules.line_ends == "none" else rules.eos))
+        steps.append(moses_normalizer(protected))
     elif rules.join == "words":
         steps.append(_replacements(_line_marks(rules)))
     if dropped:
@@ -84,22 +69,6 @@ def imported_vocab(
     return ImportedVocab(tokenizer.to_str(pretty=True), rules)
 
 
-def _with_options(rules: Rules, known: set[str], where: object, options: VocabOptions) -> Rules:
-    line_ends: LineEnds = rules.line_ends
-    if options.line_ends is False:
-        line_ends = "none"
-    elif options.line_ends and line_ends == "none":
-        line_ends = "after"
-        if rules.join in ("bytes", "chars"):
-            raise ValueError(f"{where}: line_ends: a vocabulary of {rules.join} has no line ends")
-        if rules.eos is None:
-            raise ValueError(f"{where}: line_ends needs <eos> in the vocabulary; it is not there")
-    unk = rules.unk if rules.unk is not None else options.unknown
-    if unk is not None and unk not in known:
-        raise ValueError(f"unknown={unk!r} is not in the vocabulary of {where}")
-    return dataclasses.replace(rules, line_ends=line_ends, unk=unk)
-
-
 def _line_marks(rules: Rules) -> list[tuple[str, str]]:
     if rules.line_ends == "none":
         return []
@@ -108,6 +77,7 @@ def _line_marks(rules: Rules) -> list[tuple[str, str]]:
     return [(r"\r\n?", "\n"), *begin, (r"\n", mark)]
 
 
+# No rule writes _LINE, a line break across which none matches; files that were converted have it.
 _RUN_DOT, _LINE, _MARK, _OPEN, _CLOSE = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3", "\ufdd4"
 _HELD = "\ufdd0-\ufdd4"
 
@@ -134,26 +104,18 @@ _NUMBERED = "No|Art|pp"
 _Rule = tuple[str, str]
 
 
-def moses_normalizer(
-    protected: Iterable[str] = (), line_end: str | None = None
-) -> normalizers.Normalizer:
+def moses_normalizer(protected: Iterable[str] = ()) -> normalizers.Normalizer:
     """Build the normalizer that separates tokens by spaces, by the Moses rules for English.
 
     Args:
         protected: Words in angle brackets that are not split, in any case, such as ``<unk>``.
-        line_end: The symbol of a line break, across which no rule matches. None: a line break is a
-            space.
     """
     rules: list[_Rule] = [(f"[{_HELD}]", "\N{REPLACEMENT CHARACTER}")]
-    if line_end is not None:
-        rules.append((r"\r\n?|\n", _LINE))
     rules += [_strip(f"[{SPACE}]"), *_PUNCTUATION, _strip(f"[{SPACE}]"), *_SPACES]
     names = "|".join(re.escape(x[1:-1]) for x in protected if re.fullmatch(r"<\w+>", x))
     if names:
         rules += [(f"<(?=(?i:{names})>)", _OPEN), (rf"{_OPEN}(?i:{names})\K>", _CLOSE)]
     rules += [_strip(" "), *_TOKENS, *_NUMBERS, (_OPEN, "<"), (_CLOSE, ">")]
-    if line_end is not None:
-        rules.append((_LINE, f" {line_end} "))
     return _replacements(rules)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.data import Vocab
+from transformer_xl.errors import InputError
 from transformer_xl.interop.convert.layouts import entries, write_weights
 from transformer_xl.interop.convert.vocabularies import is_moses, write_hf_vocab
 
@@ -34,7 +35,7 @@ def write_authors(
     """Write a state dict for the authors' PyTorch code, and the arguments of its constructor."""
     _require_expressible(config, "the authors' PyTorch code")
     if not config.tie_biases and config.attn_type == 0:
-        raise ValueError(
+        raise InputError(
             "tie_biases=False: each layer has its own attention biases, and in the authors' "
             "PyTorch code all layers share them; --to huggingface has them per layer"
         )
@@ -45,19 +46,19 @@ def write_authors(
     }
     for quirk, is_theirs in theirs.items():
         if is_theirs and quirk not in config.quirks:
-            raise ValueError(
+            raise InputError(
                 f"attn_type={config.attn_type} with ext_len={config.ext_len} and without the quirk "
                 f"{quirk}: the authors' code has it, and would compute something else"
             )
     rows, positions = config.n_positions, config.mem_len + config.ext_len
     if rows is not None and rows <= positions:
-        raise ValueError(
+        raise InputError(
             f"n_positions={rows}: the tables of the authors' code have more rows than mem_len + "
             f"ext_len = {positions}"
         )
     width = config.n_head * config.head_width
     if config.attn_type == 3 and width != config.d_model:
-        raise ValueError(
+        raise InputError(
             f"attn_type=3 with n_head x d_head = {width}: in the authors' code it is d_model="
             f"{config.d_model}"
         )
@@ -86,9 +87,9 @@ def write_huggingface(
     """Write a folder for ``TransfoXLLMHeadModel`` of transformers up to 4.37."""
     _require_expressible(config, "Hugging Face's code")
     if config.attn_type != 0:
-        raise ValueError(f"attn_type={config.attn_type}: Hugging Face's code has only attn_type 0")
+        raise InputError(f"attn_type={config.attn_type}: Hugging Face's code has only attn_type 0")
     if config.ext_len:
-        raise ValueError(f"ext_len={config.ext_len}: Hugging Face's code has none; set it to 0")
+        raise InputError(f"ext_len={config.ext_len}: Hugging Face's code has none; set it to 0")
     table = entries(config, clusters="natural", biases_in_layers=True)
     state = {
         name if name.startswith("crit.") else f"transformer.{name}": x
@@ -96,7 +97,7 @@ def write_huggingface(
     }
     # With all second names: releases differ in which of them they reconstruct.
     torch.save(state, folder / "pytorch_model.bin")
-    made = {
+    content = {
         "architectures": ["TransfoXLLMHeadModel"],
         "model_type": "transfo-xl",
         "vocab_size": config.vocab_size,
@@ -115,9 +116,9 @@ def write_huggingface(
     has_any = any(cluster.has_proj for cluster in config.clusters)
     if not has_any and isinstance(theirs, list) and len(theirs) == len(config.clusters):
         # Without projections it has no effect.
-        made["tie_projs"] = theirs
+        content["tie_projs"] = theirs
     # Our settings define the network; the others are those of the original checkpoint.
-    _write_json(folder / "config.json", {**settings, **made})
+    _write_json(folder / "config.json", {**settings, **content})
     if config.start_memory == "empty":
         say("the memory began empty; Hugging Face's begins with zeros that are attended to")
     _report_dropped(config, say)
@@ -159,8 +160,8 @@ def _report_dropped(config: ModelConfig, say: _Say) -> None:
 
 def _changed_from_paper(config: ModelConfig, names: Sequence[str]) -> list[tuple[str, Any, Any]]:
     """Return settings that differ from the paper's, as names with both values."""
-    found = [(name, getattr(config, name), getattr(ModelConfig(), name)) for name in names]
-    return [entry for entry in found if entry[1] != entry[2]]
+    entries = [(name, getattr(config, name), getattr(ModelConfig(), name)) for name in names]
+    return [entry for entry in entries if entry[1] != entry[2]]
 
 
 def _require_expressible(config: ModelConfig, whose: str) -> None:
@@ -170,21 +171,21 @@ def _require_expressible(config: ModelConfig, whose: str) -> None:
         if name == "final_norm":
             problem = f"{whose} has no normalization after the layers"
         theirs = " ".join(f"--model.{name} {papers}" for name, _, papers in beside)
-        raise ValueError(f"{name}={value!r}: {problem}; a model for it is trained with {theirs}")
+        raise InputError(f"{name}={value!r}: {problem}; a model for it is trained with {theirs}")
     if "raw_queries" in config.quirks and config.attn_type in (0, 1):
-        raise ValueError(
+        raise InputError(
             f"attn_type={config.attn_type} with the quirk raw_queries: in {whose} it belongs to "
             "attn_type 2 and 3"
         )
     if config.clamp_len == 0 and config.attn_type in (0, 2):
-        raise ValueError(f"clamp_len=0: in {whose} it means no limit")
+        raise InputError(f"clamp_len=0: in {whose} it means no limit")
     if config.attn_len is not None and config.mem_len == 0:
-        raise ValueError(
+        raise InputError(
             f"attn_len={config.attn_len} with mem_len=0: same_length hides every key in {whose}"
         )
     left_out = [i for i, cluster in enumerate(config.clusters) if not cluster.has_proj]
     if config.div_val > 1 and left_out:
-        raise ValueError(
+        raise InputError(
             f"proj_same_dim=False: cluster {left_out[0]} has no projection, and in {whose} every "
             "cluster has one"
         )

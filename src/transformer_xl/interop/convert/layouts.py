@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
+from transformer_xl.errors import InputError
 from transformer_xl.model.positions import frequencies
 
 INV_FREQ = "pos_emb.inv_freq"
@@ -57,13 +58,13 @@ def entries(
     config: ModelConfig, *, clusters: Literal["natural", "reversed"], biases_in_layers: bool
 ) -> list[Entry]:
     """List the tensors of a checkpoint, in the order in which the authors' model has them."""
-    found = [] if biases_in_layers and not config.tie_biases else _biases(config)
+    table = [] if biases_in_layers and not config.tie_biases else _biases(config)
     names = _embedding_names(config)
-    found += [Entry(f"word_emb.emb_layers.{i}.weight", x) for i, (x, _) in enumerate(names)]
-    found += [Entry(f"word_emb.emb_projs.{i}", x) for i, (_, x) in enumerate(names) if x]
+    table += [Entry(f"word_emb.emb_layers.{i}.weight", x) for i, (x, _) in enumerate(names)]
+    table += [Entry(f"word_emb.emb_projs.{i}", x) for i, (_, x) in enumerate(names) if x]
     for n in range(config.n_layer):
-        found += _layer(config, n, biases_in_layers)
-    return found + _softmax(config, clusters)
+        table += _layer(config, n, biases_in_layers)
+    return table + _softmax(config, clusters)
 
 
 def _biases(config: ModelConfig) -> list[Entry]:
@@ -98,26 +99,26 @@ def _embedding_names(config: ModelConfig) -> list[tuple[str, str]]:
 
 def _layer(config: ModelConfig, n: int, biases_in_layers: bool) -> list[Entry]:
     theirs, ours = f"layers.{n}.dec_attn", f"layers.{n}.attention"
-    found = []
+    table = []
     if biases_in_layers:
         n_bias = 0 if config.tie_biases else n
         for name, bias in (("r_r_bias", "position_bias"), ("r_w_bias", "content_bias")):
-            found.append(Entry(f"{theirs}.{name}", bias, n_bias, is_copy=config.tie_biases))
+            table.append(Entry(f"{theirs}.{name}", bias, n_bias, is_copy=config.tie_biases))
     if config.attn_type in (0, 1):
         parts = {"qkv_net": slice(None)}
     else:
         width = config.n_head * config.head_width
         parts = {"q_net": slice(width), "kv_net": slice(width, None)}
     for name, part in parts.items():
-        found.append(Entry(f"{theirs}.{name}.weight", f"{ours}.qkv_proj.weight", part))
-    found.append(Entry(f"{theirs}.o_net.weight", f"{ours}.o_proj.weight"))
-    found += _pair(f"{theirs}.layer_norm", f"layers.{n}.attention_norm")
+        table.append(Entry(f"{theirs}.{name}.weight", f"{ours}.qkv_proj.weight", part))
+    table.append(Entry(f"{theirs}.o_net.weight", f"{ours}.o_proj.weight"))
+    table += _pair(f"{theirs}.layer_norm", f"layers.{n}.attention_norm")
     if config.attn_type == 0:
-        found.append(Entry(f"{theirs}.r_net.weight", f"{ours}.r_proj.weight"))
+        table.append(Entry(f"{theirs}.r_net.weight", f"{ours}.r_proj.weight"))
     theirs, ours = f"layers.{n}.pos_ff", f"layers.{n}.feed_forward"
-    for name, own in (("CoreNet.0", ".inner"), ("CoreNet.3", ".outer"), ("layer_norm", "_norm")):
-        found += _pair(f"{theirs}.{name}", f"{ours}{own}")
-    return found
+    for name, suffix in (("CoreNet.0", ".inner"), ("CoreNet.3", ".outer"), ("layer_norm", "_norm")):
+        table += _pair(f"{theirs}.{name}", f"{ours}{suffix}")
+    return table
 
 
 def _pair(theirs: str, ours: str) -> list[Entry]:
@@ -125,27 +126,27 @@ def _pair(theirs: str, ours: str) -> list[Entry]:
 
 
 def _softmax(config: ModelConfig, order: Literal["natural", "reversed"]) -> list[Entry]:
-    found, clusters = [], config.clusters
+    table, clusters = [], config.clusters
     embedding = _embedding_names(config)
     is_one = config.div_val == 1
     if len(clusters) > 1:
         flip = 0 if order == "reversed" else None
         for name in ("cluster_weight", "cluster_bias"):
-            found.append(Entry(f"crit.{name}", f"softmax.{name}", flip=flip))
+            table.append(Entry(f"crit.{name}", f"softmax.{name}", flip=flip))
     for i, (tied, _) in enumerate(embedding):
-        own = "softmax.weight" if is_one else f"softmax.weights.{i}"
-        ours = tied if config.tie_embeddings else own
+        untied = "softmax.weight" if is_one else f"softmax.weights.{i}"
+        ours = tied if config.tie_embeddings else untied
         theirs = f"crit.out_layers.{i}"
-        found.append(Entry(f"{theirs}.weight", ours, is_copy=config.tie_embeddings))
+        table.append(Entry(f"{theirs}.weight", ours, is_copy=config.tie_embeddings))
         rows = slice(None) if is_one else slice(clusters[i].start, clusters[i].stop)
-        found.append(Entry(f"{theirs}.bias", "softmax.bias", rows))
+        table.append(Entry(f"{theirs}.bias", "softmax.bias", rows))
     for i, cluster in enumerate(clusters):
         if cluster.has_proj:
             is_only = is_one and len(clusters) == 1
-            own = "softmax.proj.weight" if is_only else f"softmax.projs.{i}.weight"
-            ours = embedding[0 if is_one else i][1] if cluster.ties_proj else own
-            found.append(Entry(f"crit.out_projs.{i}", ours, is_copy=cluster.ties_proj))
-    return found
+            untied = "softmax.proj.weight" if is_only else f"softmax.projs.{i}.weight"
+            ours = embedding[0 if is_one else i][1] if cluster.ties_proj else untied
+            table.append(Entry(f"crit.out_projs.{i}", ours, is_copy=cluster.ties_proj))
+    return table
 
 
 def read_weights(
@@ -155,9 +156,9 @@ def read_weights(
     known = {entry.theirs for entry in table} | {INV_FREQ}
     missing = [x.theirs for x in table if not x.is_copy and x.theirs not in theirs]
     if missing:
-        raise ValueError(f"the checkpoint lacks {_listed(missing)}: it is not complete")
+        raise InputError(f"the checkpoint lacks {_listed(missing)}: it is not complete")
     if surplus := sorted(theirs.keys() - known):
-        raise ValueError(
+        raise InputError(
             f"the checkpoint holds {_listed(surplus)}, which a model with these settings does not "
             "have: the settings belong to another model"
         )
@@ -168,7 +169,7 @@ def read_weights(
         own, shape = theirs[entry.theirs], shapes[entry.ours]
         part = torch.empty(shape, device="meta")[entry.part]
         if tuple(own.shape) != (entry.shape or tuple(part.shape)):
-            raise ValueError(
+            raise InputError(
                 f"{entry.theirs} has the shape {tuple(own.shape)}, and the settings say "
                 f"{entry.shape or tuple(part.shape)}: they belong to another model"
             )
@@ -190,18 +191,18 @@ def write_weights(
 ) -> dict[str, Tensor]:
     """Translate our weights back; second names refer to the same tensor."""
     theirs: dict[str, Tensor] = {}
-    made: dict[tuple[str, str], Tensor] = {}
+    tensors: dict[tuple[str, str], Tensor] = {}
     for entry in table:
         key = entry.ours, str(entry.part)
-        if key not in made:
-            own = weights[entry.ours][entry.part]
-            own = own if entry.flip is None else own.flip(entry.flip)
+        if key not in tensors:
+            x = weights[entry.ours][entry.part]
+            x = x if entry.flip is None else x.flip(entry.flip)
             if entry.shape is not None:
                 # A bias that is shared by all layers is stored once for each layer.
-                is_shared = len(own) < entry.shape[0]
-                own = own.expand(entry.shape) if is_shared else own.reshape(entry.shape)
-            made[key] = own.contiguous()
-        theirs[entry.theirs] = made[key]
+                is_shared = len(x) < entry.shape[0]
+                x = x.expand(entry.shape) if is_shared else x.reshape(entry.shape)
+            tensors[key] = x.contiguous()
+        theirs[entry.theirs] = tensors[key]
     if config.attn_type in (0, 2):
         dtype = next(iter(weights.values())).dtype
         theirs[INV_FREQ] = frequencies(config.d_model).to(dtype)
@@ -214,7 +215,7 @@ def _require_equal(ours: Tensor, copy: Tensor, entry: Entry) -> None:
     # Bit by bit, so that NaN equals itself.
     bits = [x.contiguous().view(torch.uint8) for x in (ours, copy)]
     if ours.dtype != copy.dtype or not torch.equal(*bits):
-        raise ValueError(
+        raise InputError(
             f"{entry.theirs} is not the same as {entry.ours}, with which the settings tie it: "
             "they belong to another model"
         )

@@ -15,15 +15,19 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.interop.convert.layouts import INV_FREQ
-from transformer_xl.interop.convert.mapped_files import UnreadableFile, read_json
+from transformer_xl.interop.convert.mapped_files import read_json
 from transformer_xl.interop.convert.old_settings import Origin
-from transformer_xl.interop.convert.pickles import Instance, attributes
 from transformer_xl.interop.convert.tf_files import find_prefix, read_tensorflow
-from transformer_xl.interop.convert.torch_files import module_tensors, read_torch
+from transformer_xl.interop.convert.torch_files import (
+    Instance,
+    attributes,
+    module_tensors,
+    read_pickled,
+)
 from transformer_xl.model.positions import frequencies
 
-_MOST_WRAPPED = 4
 _NAMES = (
     *("model.safetensors", "pytorch_model.bin", "model.pt"),
     *("checkpoint_best.pt", "checkpoint_last.pt", "state_dict.pt"),
@@ -58,7 +62,7 @@ def open_checkpoint(source: Path) -> Checkpoint:
         try:
             checkpoint = _huggingface(path, load_file(path))
         except SafetensorError as error:
-            raise UnreadableFile(f"{path} is damaged or no safetensors file: {error}") from error
+            raise CheckpointError(f"{path} is damaged or no safetensors file: {error}") from error
     elif not path.exists() or re.search(r"\.(index|meta|data-\d+-of-\d+)$", path.name):
         prefix = find_prefix(path)
         tensors, cutoffs = from_tensorflow(read_tensorflow(prefix))
@@ -67,11 +71,11 @@ def open_checkpoint(source: Path) -> Checkpoint:
             path, "tensorflow", tensors, {"cutoffs": cutoffs} if cutoffs else {}
         )
     else:
-        checkpoint = _from_torch(path, read_torch(path))
+        checkpoint = _from_torch(path, read_pickled(path))
     checkpoint.settings = _settings_beside(path) | checkpoint.settings
     for name, x in checkpoint.tensors.items():
         if not x.is_floating_point():
-            raise ValueError(f"{path}: {name} is of type {x.dtype}, and weights are real numbers")
+            raise InputError(f"{path}: {name} is of type {x.dtype}, and weights are real numbers")
     theirs = checkpoint.tensors.pop(INV_FREQ, None)
     if theirs is not None:
         ours = frequencies(2 * len(theirs)).double() if theirs.ndim == 1 else torch.empty(0)
@@ -79,7 +83,7 @@ def open_checkpoint(source: Path) -> Checkpoint:
         if ours.shape != theirs.shape or not torch.allclose(
             theirs.double(), ours, rtol=rounding, atol=1e-6
         ):
-            raise ValueError(
+            raise InputError(
                 f"{path}: {INV_FREQ} are not the frequencies of the paper, 10000^(-2m / d_model): "
                 "the positions of this model are others"
             )
@@ -94,7 +98,7 @@ def _weights_file(source: Path) -> Path:
         if source.with_name(f"{source.name}.index").is_file():
             return source
         if source.exists():
-            raise ValueError(f"{source} is neither a file nor a folder: give a checkpoint")
+            raise InputError(f"{source} is neither a file nor a folder: give a checkpoint")
         raise FileNotFoundError(f"{source} does not exist: give a checkpoint or its folder")
     for name in _NAMES:
         if (source / name).is_file():
@@ -102,37 +106,35 @@ def _weights_file(source: Path) -> Path:
     if (source / "checkpoint").is_file() or list(source.glob("*.index")):
         return find_prefix(source)
     if list(source.glob("*.index.json")):
-        raise ValueError(
+        raise InputError(
             f"{source} has a model in several shards (*.index.json), which are not read: load it "
             "with transformers 4.37 and save it with max_shard_size='100GB'"
         )
     candidates = sorted(x for x in source.iterdir() if x.suffix in (".pt", ".bin", ".pth"))
     if len(candidates) == 1:
         return candidates[0]
-    found = ", ".join(x.name for x in candidates[:5]) or "none of them"
-    raise ValueError(
+    names = ", ".join(x.name for x in candidates[:5]) or "none of them"
+    raise InputError(
         f"{source} should hold one checkpoint (model.pt, pytorch_model.bin, model.safetensors, "
-        f"checkpoint_best.pt or a TensorFlow .index) and holds {found}: name the file"
+        f"checkpoint_best.pt or a TensorFlow .index) and holds {names}: name the file"
     )
 
 
-def _from_torch(path: Path, content: object, depth: int = 0) -> Checkpoint:
-    if depth > _MOST_WRAPPED:
-        raise UnreadableFile(f"{path} has dictionaries or modules that are nested without end")
+def _from_torch(path: Path, content: object) -> Checkpoint:
     if isinstance(content, Instance):
-        return _module(path, content, depth)
+        return _module(path, content)
     if isinstance(content, dict):
         if "model_state" in content:
             return _nvidia(path, content)
         # The most frequent key in files saved by hand.
         for name in ("model", "state_dict", "model_state_dict"):
             if isinstance(content.get(name), dict | Instance):
-                return _from_torch(path, content[name], depth + 1)
+                return _from_torch(path, content[name])
         tensors = _named_tensors(path, content)
         if any(name.startswith("transformer.layers.") for name in tensors):
             return _huggingface(path, tensors)
         return Checkpoint(path, "authors", tensors)
-    raise ValueError(f"{path} holds a {type(content).__name__} and no model")
+    raise InputError(f"{path} holds a {type(content).__name__} and no model")
 
 
 def _named_tensors(path: Path, content: Mapping[Any, Any]) -> dict[str, Tensor]:
@@ -142,24 +144,24 @@ def _named_tensors(path: Path, content: Mapping[Any, Any]) -> dict[str, Tensor]:
             # Other values that people save with the weights: the number of a step, a date.
             continue
         if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise ValueError(
+            raise InputError(
                 f"{path} holds {name!r} of type {type(value).__name__}, where a state dict has "
                 "tensors by name: it is not a model"
             )
         # DataParallel wraps the model in a module of that name.
         tensors[name.removeprefix("module.")] = value
     if not tensors:
-        raise ValueError(f"{path} has no tensors: it is not a model")
+        raise InputError(f"{path} has no tensors: it is not a model")
     return tensors
 
 
-def _module(path: Path, module: Instance, depth: int) -> Checkpoint:
+def _module(path: Path, module: Instance) -> Checkpoint:
     """A whole pickled module, as the authors' train.py saves it."""
     if (inner := _child(module, "module")) is not None:
-        return _from_torch(path, inner, depth + 1)
+        return _from_torch(path, inner)
     state = attributes(module)
     if "n_layer" not in state:
-        raise ValueError(f"{path} holds a {module.kind} and no Transformer-XL")
+        raise InputError(f"{path} holds a {module.kind} and no Transformer-XL")
     settings = {name: state[name] for name in _MODULE_SETTINGS if name in state}
     attention = ("layers", "0", "dec_attn")
     for place, name, ours in (
@@ -170,10 +172,9 @@ def _module(path: Path, module: Instance, depth: int) -> Checkpoint:
         ((*attention, "dropatt"), "p", "dropatt"),
         (("drop",), "p", "dropout"),
     ):
-        own = attributes(_child(module, *place))
-        if name in own:
-            settings[ours] = own[name]
-    # Before any are compared, which takes for ever if they are nested and shared.
+        values = attributes(_child(module, *place))
+        if name in values:
+            settings[ours] = values[name]
     settings = _plain(settings)
     if isinstance(cutoffs := settings.get("cutoffs"), list):
         settings["cutoffs"] = [x for x in cutoffs if x != settings.get("n_token")]
@@ -195,7 +196,7 @@ def _child(module: Instance, *names: str) -> Instance | None:
 
 def _nvidia(path: Path, content: dict[Any, Any]) -> Checkpoint:
     if not isinstance(content["model_state"], dict):
-        raise ValueError(f"{path}: its model_state is not a state dict")
+        raise InputError(f"{path}: its model_state is not a state dict")
     tensors = {
         re.sub(r"^crit\.out_layers_(bias|weight)e?s\.(\d+)$", r"crit.out_layers.\2.\1", name): x
         for name, x in _named_tensors(path, content["model_state"]).items()
@@ -230,12 +231,12 @@ def from_tensorflow(variables: Mapping[str, Tensor]) -> tuple[dict[str, Tensor],
                 ours = match.expand(replacement)
                 break
         else:
-            raise ValueError(f"the checkpoint holds {name}, which no Transformer-XL has")
+            raise InputError(f"the checkpoint holds {name}, which no Transformer-XL has")
         if name.endswith(("/kernel", "/proj_W", "/proj")) and x.ndim == 2:
             # Transposed as a view.
             x = x.T
         if ours in ("r_w_bias", "r_r_bias") and x.ndim == 3:
-            tensors |= {f"layers.{n}.dec_attn.{ours}": own for n, own in enumerate(x)}
+            tensors |= {f"layers.{n}.dec_attn.{ours}": bias for n, bias in enumerate(x)}
         elif match := re.fullmatch(r"crit\.out_layers\.(\d+)\.bias", ours):
             biases[int(match[1])] = x
         else:
@@ -274,7 +275,7 @@ _TENSORFLOW_NAMES = (
 
 def _settings_beside(path: Path) -> dict[str, Any]:
     """Read ``config.json`` and ``corpus-info.json`` in the folder of a checkpoint."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name in ("corpus-info.json", "config.json"):
         file = path.with_name(name)
         if file.is_file():
@@ -283,12 +284,12 @@ def _settings_beside(path: Path) -> dict[str, Any]:
             objects = [attributes(x) for x in (content, *content.values())]
             models = [x for x in objects if {"n_layer", "d_model"} <= x.keys()]
             cutoffs = {key: content[key] for key in ("cutoffs",) if key in content}
-            found |= _plain(models[0] if models else cutoffs)
-    return found
+            settings |= _plain(models[0] if models else cutoffs)
+    return settings
 
 
 def _plain(settings: Mapping[Any, Any]) -> dict[str, Any]:
-    """Keep values that can be settings; an untrusted file can have anything under any name."""
+    """Keep values that can be settings; a file can have anything under any name."""
 
     def is_plain(value: object) -> bool:
         if isinstance(value, int):

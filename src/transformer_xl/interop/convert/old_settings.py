@@ -6,14 +6,15 @@ Names are those of the authors' constructor (``n_token``, ``pre_lnorm``, ``same_
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig, Quirk
 from transformer_xl.config.checks import stored
+from transformer_xl.errors import SettingsError
 
-_LARGEST = 1 << 24
 _MOST_LAYERS = 1000
 
 Origin = Literal["authors", "nvidia", "huggingface", "tensorflow"]
@@ -31,48 +32,99 @@ DEFAULTS: dict[Origin, dict[str, int]] = {
 }
 """The defaults of each implementation."""
 
-# The settings of a checkpoint that are used, by what they must be.
-_KINDS = (
-    ("a whole number", int, ("n_head", "mem_len", "tgt_len", "ext_len", "clamp_len", "div_val")),
-    (
-        *("a number", int | float),
-        ("dropout", "dropatt", "init_std", "proj_init_std", "layer_norm_epsilon"),
-    ),
-    ("true or false", bool, ("same_length", "pre_lnorm", "tie_weight", "tie_word_embeddings")),
-    ("a list", list | tuple, ("cutoffs", "tie_projs")),
-)
+_Count = Annotated[int, msgspec.Meta(le=1 << 24)]
+_Flag = bool | Literal[0, 1]
+
+
+class OldSettings(msgspec.Struct, omit_defaults=True):
+    """The settings of a checkpoint that are used, by the authors' names; None: not given."""
+
+    n_head: _Count | None = None
+    mem_len: _Count | None = None
+    tgt_len: _Count | None = None
+    ext_len: _Count = 0
+    clamp_len: _Count | None = None
+    div_val: _Count | None = None
+    dropout: float = 0.0
+    dropatt: float = 0.0
+    init_std: float = 0.02
+    proj_init_std: float = 0.01
+    layer_norm_epsilon: float | None = None
+    same_length: _Flag | None = None
+    pre_lnorm: _Flag | None = None
+    tie_weight: _Flag | None = None
+    tie_word_embeddings: _Flag | None = None
+    cutoffs: list[int] | None = None
+    tie_projs: list[_Flag] = []
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> "OldSettings":
+        """Convert the settings of a file or of a caller.
+
+        Raises:
+            SettingsError: One has another type.
+        """
+        names = {name: settings[name] for name in cls.__struct_fields__ if name in settings}
+        try:
+            return msgspec.convert({k: x for k, x in names.items() if x is not None}, cls)
+        except msgspec.ValidationError as error:
+            raise SettingsError(f"the settings of the checkpoint cannot be: {error}") from error
 
 
 def model_config(
     origin: Origin, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]
 ) -> ModelConfig:
-    """Return settings with which an old checkpoint has the same results as before."""
-    given = {name: value for name, value in settings.items() if value is not None}
+    """Return settings with which an old checkpoint has the same results as before.
+
+    Raises:
+        SettingsError: One that is needed is missing, or one contradicts the tensors.
+    """
+    old = OldSettings.of(settings)
     attn_type = _attn_type(tensors)
     tables = _tables(tensors)
     widths = [table.shape[1] for table in tables]
     name = "crit.cluster_weight"
     n_tails = len(_tensor(tensors, name, 2)) if name in tensors else 0
-    _require(
-        given,
-        {
-            "mem_len": ("--mem_len NUMBER", True),
-            "pre_lnorm": ("--pre_lnorm True or False", origin in ("authors", "nvidia")),
-            "cutoffs": (f"--cutoffs with {n_tails} NUMBERS", len(tables) == 1 and n_tails > 0),
-            "n_head": ("--n_head NUMBER", attn_type == 2),
-        },
+    needed = {"mem_len": "--mem_len NUMBER"}
+    if origin in ("authors", "nvidia"):
+        needed["pre_lnorm"] = "--pre_lnorm True or False"
+    if len(tables) == 1 and n_tails:
+        needed["cutoffs"] = f"--cutoffs with {n_tails} NUMBERS"
+    if attn_type == 2:
+        needed["n_head"] = "--n_head NUMBER"
+    _require(old, needed)
+    old = msgspec.structs.replace(
+        old,
+        **{name: x for name, x in DEFAULTS[origin].items() if getattr(old, name) is None},
     )
-    given = DEFAULTS[origin] | given
-    n_head, d_head = _heads(tensors, attn_type, given)
+    n_head, d_head = _heads(tensors, attn_type, old.n_head)
     if len(tables) > 1:
         cutoffs = tuple(accumulate(len(table) for table in tables[:-1]))
     else:
-        cutoffs = _cutoffs(given.get("cutoffs", ()), n_tails, len(tables[0]))
+        cutoffs = _cutoffs(old.cutoffs or [], n_tails, len(tables[0]))
     d_model = len(_tensor(tensors, "layers.0.dec_attn.layer_norm.weight", 1))
-    div_val = _div_val(tensors, widths, d_model, given.get("div_val"))
-    mem_len, ext_len = given["mem_len"], given.get("ext_len", 0)
-    norm_first = bool(given.get("pre_lnorm"))
+    div_val = _div_val(tensors, widths, d_model, old.div_val)
+    mem_len, ext_len, norm_first = old.mem_len or 0, old.ext_len, bool(old.pre_lnorm)
     has_all_projections = all(f"word_emb.emb_projs.{i}" in tensors for i in range(len(tables)))
+    # The masks of the authors' PyTorch and of Hugging Face hide one more key than the others.
+    n_visible = mem_len + int(origin in ("tensorflow", "nvidia"))
+    if old.same_length and not n_visible:
+        raise SettingsError(
+            "same_length with mem_len=0 hides every key in the authors' code: its losses are "
+            "NaN. Give --same_length False, or leave it out"
+        )
+    clamp_len = old.clamp_len if attn_type != 3 and (old.clamp_len or 0) > 0 else None
+    if clamp_len is not None and attn_type == 1:
+        # The table of the authors has clamp_len rows: the largest distance is one less.
+        clamp_len -= 1
+    quirks: dict[Quirk, bool] = {
+        "stored_positions": attn_type in (2, 3) and mem_len != 0,
+        # Unlike the authors' code, NVIDIA's passes the two lengths in the right order.
+        "swapped_ext_len": ext_len != 0 and origin == "authors",
+        "raw_queries": attn_type in (2, 3) and norm_first,
+        "exact_frequencies": origin == "tensorflow",
+    }
+    norm_eps = 1e-12 if origin == "tensorflow" else 1e-5
     config = {
         "vocab_size": sum(len(table) for table in tables),
         "n_layer": _n_layer(tensors),
@@ -87,71 +139,51 @@ def model_config(
         "div_val": div_val,
         "mem_len": mem_len,
         "ext_len": ext_len,
-        "attn_len": attn_len_of(
-            bool(given["same_length"]), mem_len, int(origin in ("tensorflow", "nvidia"))
-        ),
-        "clamp_len": clamp_len_of(attn_type, given["clamp_len"]),
+        "attn_len": n_visible if old.same_length else None,
+        "clamp_len": clamp_len,
         "start_memory": "zeros" if origin in ("tensorflow", "huggingface") else "empty",
         "norm_first": norm_first,
         "tie_biases": attn_type == 0 and "r_w_bias" in tensors,
-        "tie_embeddings": _ties_embeddings(origin, tensors, given),
+        "tie_embeddings": _ties_embeddings(origin, tensors, old),
         "proj_same_dim": div_val == 1 or has_all_projections,
-        "dropout": float(given.get("dropout", 0.0)),
-        "attn_dropout": float(given.get("dropatt", 0.0)),
-        "init_std": float(given.get("init_std", 0.02)),
-        "proj_init_std": float(given.get("proj_init_std", 0.01)),
-        "norm_eps": float(
-            given.get("layer_norm_epsilon", 1e-12 if origin == "tensorflow" else 1e-5)
-        ),
-        "quirks": quirks_of(
-            origin, attn_type=attn_type, mem_len=mem_len, ext_len=ext_len, norm_first=norm_first
-        ),
-        "tie_projections": _ties_projections(tensors, len(cutoffs) + 1, given.get("tie_projs", ())),
+        "dropout": old.dropout,
+        "attn_dropout": old.dropatt,
+        "init_std": old.init_std,
+        "proj_init_std": old.proj_init_std,
+        "norm_eps": norm_eps if old.layer_norm_epsilon is None else old.layer_norm_epsilon,
+        "quirks": tuple(quirk for quirk, is_theirs in quirks.items() if is_theirs),
+        "tie_projections": _ties_projections(tensors, len(cutoffs) + 1, old.tie_projs),
     }
     facts = {"n_token": config["vocab_size"]}
     names = ("vocab_size", "n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed")
     facts |= {name: config[name] for name in (*names, "attn_type")}
     for name, fact in facts.items():
-        if given.get(name, fact) != fact:
-            raise ValueError(
-                f"{name}={given[name]!r}, but the tensors of the checkpoint say {fact}: the "
+        if settings.get(name) not in (None, fact):
+            raise SettingsError(
+                f"{name}={settings[name]!r}, but the tensors of the checkpoint say {fact}: the "
                 "settings belong to another model"
             )
     # Such as shared biases with absolute positions, which have no biases.
     return stored(ModelConfig, config)
 
 
-def _require(given: Mapping[str, Any], flags: dict[str, tuple[str, bool]]) -> None:
-    """Raise one error for all missing settings, or for one of another type."""
-    missing = {
-        name: flag for name, (flag, is_needed) in flags.items() if is_needed and name not in given
-    }
+def _require(old: OldSettings, needed: Mapping[str, str]) -> None:
+    """Raise one error for all missing settings."""
+    missing = [name for name in needed if getattr(old, name) is None]
     if missing:
         python = ", ".join(f"{name!r}: ..." for name in missing)
-        raise ValueError(
+        raise SettingsError(
             f"the checkpoint does not say {', '.join(missing)}, on which the results depend: "
-            f"give {' '.join(missing.values())}, in Python settings={{{python}}}, or put it "
-            "into a config.json beside the checkpoint"
+            f"give {' '.join(needed[x] for x in missing)}, in Python settings={{{python}}}, or "
+            "put it into a config.json beside the checkpoint"
         )
-    for what, kind, names in _KINDS:
-        for name in names:
-            if (value := given.get(name)) is None:
-                continue
-            if kind is bool:
-                is_right = value in (False, True)
-            else:
-                is_right = isinstance(value, kind) and not isinstance(value, bool)
-            if not is_right:
-                raise ValueError(f"{name}={value!r} must be {what}")
-            if kind is int and value > _LARGEST:
-                raise ValueError(f"{name}={value} is more than {_LARGEST:,}: it cannot be right")
 
 
 def _attn_type(tensors: Mapping[str, Tensor]) -> int:
     for net, attn_type in (("r_net", 0), ("qkv_net", 1), ("q_net", 3 if "r_emb" in tensors else 2)):
         if f"layers.0.dec_attn.{net}.weight" in tensors:
             return attn_type
-    raise ValueError(
+    raise SettingsError(
         "the checkpoint has no layers.0.dec_attn: it holds no Transformer-XL by any of the names "
         "that are known"
     )
@@ -159,9 +191,9 @@ def _attn_type(tensors: Mapping[str, Tensor]) -> int:
 
 def _tensor(tensors: Mapping[str, Tensor], name: str, ndim: int) -> Tensor:
     if name not in tensors:
-        raise ValueError(f"the checkpoint lacks {name}: it is not complete")
+        raise SettingsError(f"the checkpoint lacks {name}: it is not complete")
     if tensors[name].ndim != ndim or 0 in tensors[name].shape:
-        raise ValueError(f"{name} cannot have the shape {tuple(tensors[name].shape)}")
+        raise SettingsError(f"{name} cannot have the shape {tuple(tensors[name].shape)}")
     return tensors[name]
 
 
@@ -170,7 +202,7 @@ def _n_layer(tensors: Mapping[str, Tensor]) -> int:
     while f"layers.{n}.dec_attn.layer_norm.weight" in tensors:
         n += 1
     if n > _MOST_LAYERS:
-        raise ValueError(f"more than {_MOST_LAYERS:,} layers: it cannot be right")
+        raise SettingsError(f"more than {_MOST_LAYERS:,} layers: it cannot be right")
     return n
 
 
@@ -179,18 +211,16 @@ def _tables(tensors: Mapping[str, Tensor]) -> list[Tensor]:
     while (name := f"word_emb.emb_layers.{len(tables)}.weight") in tensors:
         tables.append(_tensor(tensors, name, 2))
     if not tables:
-        raise ValueError("the checkpoint lacks word_emb.emb_layers.0.weight: it is not complete")
+        raise SettingsError("the checkpoint lacks word_emb.emb_layers.0.weight: it is not complete")
     return tables
 
 
-def _heads(
-    tensors: Mapping[str, Tensor], attn_type: int, given: Mapping[str, Any]
-) -> tuple[int, int]:
+def _heads(tensors: Mapping[str, Tensor], attn_type: int, n_head: int | None) -> tuple[int, int]:
     if attn_type == 2:
-        n_head = given["n_head"]
+        assert n_head is not None
         width = len(_tensor(tensors, "layers.0.dec_attn.q_net.weight", 2))
         if n_head < 1 or width % n_head:
-            raise ValueError(f"n_head={n_head} must divide the {width} rows of q_net")
+            raise SettingsError(f"n_head={n_head} must divide the {width} rows of q_net")
         return n_head, width // n_head
     name = "r_w_bias" if "r_w_bias" in tensors else "layers.0.dec_attn.r_w_bias"
     name, ndim = {0: (name, 2), 1: (name, 3), 3: ("r_emb", 4)}[attn_type]
@@ -198,14 +228,14 @@ def _heads(
     return n_head, d_head
 
 
-def _cutoffs(given: Sequence[Any], n_tails: int, vocab_size: int) -> tuple[int, ...]:
+def _cutoffs(numbers: Sequence[int], n_tails: int, vocab_size: int) -> tuple[int, ...]:
     """Return the cutoffs of a single table, of which the tensors only determine the number."""
     if not n_tails:
         return ()
-    cutoffs = without_ends(given, vocab_size)
-    if len(cutoffs) != n_tails or not all(isinstance(x, int) for x in cutoffs):
-        raise ValueError(
-            f"cutoffs={list(given)} do not define the {n_tails + 1} clusters of the checkpoint"
+    cutoffs = without_ends(numbers, vocab_size)
+    if len(cutoffs) != n_tails:
+        raise SettingsError(
+            f"cutoffs={list(numbers)} do not define the {n_tails + 1} clusters of the checkpoint"
         )
     return cutoffs
 
@@ -216,35 +246,33 @@ def without_ends(cutoffs: Sequence[Any], vocab_size: int) -> tuple[Any, ...]:
 
 
 def _div_val(
-    tensors: Mapping[str, Tensor], widths: list[int], d_model: int, given: int | None
+    tensors: Mapping[str, Tensor], widths: list[int], d_model: int, setting: int | None
 ) -> int:
     if len(widths) == 1:
         # A projection to the same width exists only with div_val > 1, whatever its value.
         is_divided = widths[0] == d_model and "word_emb.emb_projs.0" in tensors
-        return max(given or 2, 2) if is_divided else 1
-    for div_val in range(2, widths[0] + 1) if given is None else [given]:
+        return max(setting or 2, 2) if is_divided else 1
+    for div_val in range(2, widths[0] + 1) if setting is None else [setting]:
         if div_val > 1 and all(w == widths[0] // div_val**i for i, w in enumerate(widths)):
             return div_val
-    raise ValueError(
+    raise SettingsError(
         f"the widths of the embeddings, {widths}, do not fall by the factor "
-        + ("of any div_val" if given is None else f"div_val={given}")
+        + ("of any div_val" if setting is None else f"div_val={setting}")
     )
 
 
-def _ties_embeddings(origin: Origin, tensors: Mapping[str, Tensor], given: Mapping) -> bool:
+def _ties_embeddings(origin: Origin, tensors: Mapping[str, Tensor], old: OldSettings) -> bool:
     # transformers has its own setting for tying.
-    name = "tie_word_embeddings" if origin == "huggingface" else "tie_weight"
+    ties = old.tie_word_embeddings if origin == "huggingface" else old.tie_weight
     copy = tensors.get("crit.out_layers.0.weight")
-    if name in given or copy is None:
-        return bool(given.get(name, True))
+    if ties is not None or copy is None:
+        return ties is None or bool(ties)
     return _same(copy, tensors["word_emb.emb_layers.0.weight"])
 
 
 def _ties_projections(
-    tensors: Mapping[str, Tensor], n_clusters: int, given: Sequence[Any]
+    tensors: Mapping[str, Tensor], n_clusters: int, stored_ties: Sequence[int]
 ) -> tuple[bool, ...]:
-    if not all(isinstance(x, bool | int) for x in given):
-        raise ValueError(f"tie_projs={list(given)} must be a list of true and false")
     is_one = "word_emb.emb_layers.1.weight" not in tensors
     ties = []
     for i in range(n_clusters):
@@ -253,51 +281,10 @@ def _ties_projections(
         if owner is None or copy is None:
             ties.append(owner is not None)
         else:
-            ties.append(bool(given[i]) if i < len(given) else _same(copy, owner))
+            ties.append(bool(stored_ties[i]) if i < len(stored_ties) else _same(copy, owner))
     return tuple(ties)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
     is_alias = a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
     return a.shape == b.shape and (is_alias or a.equal(b))
-
-
-def attn_len_of(same_length: bool, mem_len: int, beyond: int) -> int | None:
-    """Return how many keys ``same_length`` shows: ``beyond`` more than the memory has.
-
-    The masks of the authors' PyTorch and of Hugging Face hide one more key than those of TensorFlow
-    and NVIDIA.
-
-    Raises:
-        ValueError: It shows none.
-    """
-    if not same_length:
-        return None
-    if not mem_len + beyond:
-        raise ValueError(
-            "same_length with mem_len=0 hides every key in the authors' code: its losses are "
-            "NaN. Give --same_length False, or leave it out"
-        )
-    return mem_len + beyond
-
-
-def clamp_len_of(attn_type: int, clamp_len: int) -> int | None:
-    """Return the largest distance, None if there is no limit."""
-    if clamp_len <= 0 or attn_type == 3:
-        return None
-    # The table of the authors has clamp_len rows: the largest distance is one less.
-    return clamp_len - 1 if attn_type == 1 else clamp_len
-
-
-def quirks_of(
-    origin: str, *, attn_type: int, mem_len: int, ext_len: int, norm_first: bool
-) -> tuple[Quirk, ...]:
-    """Return the deviations from the paper that settings bring about in a program."""
-    quirks: dict[Quirk, bool] = {
-        "stored_positions": attn_type in (2, 3) and mem_len != 0,
-        # Unlike the authors' code, NVIDIA's passes the two lengths in the right order.
-        "swapped_ext_len": ext_len != 0 and origin == "authors",
-        "raw_queries": attn_type in (2, 3) and norm_first,
-        "exact_frequencies": origin == "tensorflow",
-    }
-    return tuple(quirk for quirk, is_theirs in quirks.items() if is_theirs)

@@ -19,14 +19,9 @@ import torch
 from torch import Tensor
 
 from transformer_xl.data.sentencepiece_models import fields, varint
-from transformer_xl.interop.convert.mapped_files import (
-    UnreadableFile,
-    checked_size,
-    map_file,
-    on_file,
-    printable,
-    reading,
-)
+from transformer_xl.errors import CheckpointError
+from transformer_xl.interop.convert.closed_unpickler import printable
+from transformer_xl.interop.convert.mapped_files import checked_size, map_file, on_file, reading
 
 _FOOTER_SIZE = 48
 _MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
@@ -63,7 +58,7 @@ def find_prefix(path: Path | str) -> Path:
 
 
 def _prefix_in(folder: Path) -> Path:
-    found = sorted(folder.glob("*.index"))
+    indexes = sorted(folder.glob("*.index"))
     record = folder / "checkpoint"
     if record.is_file():
         with record.open("rb") as file:
@@ -71,14 +66,14 @@ def _prefix_in(folder: Path) -> Path:
         if match := re.search(r'^model_checkpoint_path:\s*"([^"\n]*)"', text, re.MULTILINE):
             # It may have been written on another machine, also on Windows.
             prefix = folder / (PurePosixPath(match[1].replace("\\", "/")).name or "-")
-            if prefix.with_name(f"{prefix.name}.index") in found:
+            if prefix.with_name(f"{prefix.name}.index") in indexes:
                 return prefix
-    if len(found) != 1:
+    if len(indexes) != 1:
         raise FileNotFoundError(
-            f"{folder} has {len(found)} files *.index and no file 'checkpoint' that names one of "
+            f"{folder} has {len(indexes)} files *.index and no file 'checkpoint' that names one of "
             "them: give one of them"
         )
-    return found[0].with_name(found[0].name.removesuffix(".index"))
+    return indexes[0].with_name(indexes[0].name.removesuffix(".index"))
 
 
 def read_tensorflow(prefix: Path | str) -> dict[str, Tensor]:
@@ -87,7 +82,7 @@ def read_tensorflow(prefix: Path | str) -> dict[str, Tensor]:
     index = prefix.with_name(f"{prefix.name}.index")
     with reading(index):
         if not index.exists() and prefix.is_file() and map_file(prefix)[-8:] == _MAGIC:
-            raise UnreadableFile(
+            raise CheckpointError(
                 f"{prefix} is a checkpoint of the first version of the format: restore it with "
                 "TensorFlow and save it with tf.train.Saver(write_version=tf.train.SaverDef.V2)"
             )
@@ -100,10 +95,10 @@ def read_tensorflow(prefix: Path | str) -> dict[str, Tensor]:
         with reading(path):
             data, free = shards[shard] if shard in shards else (map_file(path), 0)
             if start < free:
-                raise UnreadableFile(f"its variable {printable(name)} overlaps another")
+                raise CheckpointError(f"its variable {printable(name)} overlaps another")
             size = checked_size(shape, n_bytes // dtype.itemsize)
             if math.prod(size) * dtype.itemsize != n_bytes:
-                raise UnreadableFile(
+                raise CheckpointError(
                     f"its variable {printable(name)} has {n_bytes:,} bytes, which is not what its "
                     "shape needs"
                 )
@@ -116,11 +111,11 @@ def _variables(index: Path) -> tuple[list[_Variable], int]:
     """Read the table of a checkpoint: its variables, and the number of data files."""
     data = map_file(index)
     if len(data) < _FOOTER_SIZE or data[-8:] != _MAGIC:
-        raise UnreadableFile(
+        raise CheckpointError(
             f"{index} is not an index of a TensorFlow checkpoint, or it was not copied completely"
         )
     if len(data) > _MAX_INDEX:
-        raise UnreadableFile(f"{index} has {len(data):,} bytes, too many for an index")
+        raise CheckpointError(f"{index} has {len(data):,} bytes, too many for an index")
     content = bytes(data)
     data.close()
     (_, _, start, size), _ = _varints(content[-_FOOTER_SIZE:], 0, 4)
@@ -131,27 +126,27 @@ def _variables(index: Path) -> tuple[list[_Variable], int]:
         n_read += size
         # A hostile file could list a block any number of times.
         if n_read > len(content):
-            raise UnreadableFile(f"{index} lists blocks more than once")
+            raise CheckpointError(f"{index} lists blocks more than once")
         for name, entry in _entries(_block(content, start, size)):
             # Prefixes of names are shared, so few bytes can expand to long names.
             n_names += len(name)
             if n_names > 50 * len(content):
-                raise UnreadableFile(f"{index} has names of absurd length")
+                raise CheckpointError(f"{index} has names of absurd length")
             entries[name] = entry
     header = dict(fields(entries.pop(b"", b"")))
     n_shards = header.get(1, 1)
     if header.get(2, 0) != 0:
-        raise UnreadableFile(f"{index} was written by a big-endian machine: convert it there")
+        raise CheckpointError(f"{index} was written by a big-endian machine: convert it there")
     if not isinstance(n_shards, int) or not 0 < n_shards <= _MAX_SHARDS:
-        raise UnreadableFile(f"{index} claims an absurd number of files")
-    found = (_variable(key.decode(), value, n_shards) for key, value in entries.items())
-    return [variable for variable in found if variable is not None], n_shards
+        raise CheckpointError(f"{index} claims an absurd number of files")
+    variables = (_variable(key.decode(), value, n_shards) for key, value in entries.items())
+    return [variable for variable in variables if variable is not None], n_shards
 
 
 def _variable(name: str, entry: bytes, n_shards: int) -> _Variable | None:
     values = dict(fields(entry))
     if 7 in values:
-        raise UnreadableFile(
+        raise CheckpointError(
             f"its variable {printable(name)} is stored in slices (a partitioner was used): "
             "restore it with TensorFlow and save it without a partitioner"
         )
@@ -159,7 +154,7 @@ def _variable(name: str, entry: bytes, n_shards: int) -> _Variable | None:
     if kind not in _DTYPES:
         return None
     if shard >= n_shards:
-        raise UnreadableFile(f"its variable {printable(name)} is in a file that does not exist")
+        raise CheckpointError(f"its variable {printable(name)} is in a file that does not exist")
     dimensions = [value for number, value in fields(values.get(2, b"")) if number == 2]
     # A dimension of size 0 is omitted.
     shape = tuple(dict(fields(dimension)).get(1, 0) for dimension in dimensions)
@@ -169,12 +164,12 @@ def _variable(name: str, entry: bytes, n_shards: int) -> _Variable | None:
 def _block(content: bytes, start: int, size: int) -> bytes:
     end = start + size
     if end + 5 > len(content):
-        raise UnreadableFile("its table reaches beyond its end: it was not copied completely")
+        raise CheckpointError("its table reaches beyond its end: it was not copied completely")
     if content[end]:
-        raise UnreadableFile("its table is compressed, which TensorFlow does not do")
+        raise CheckpointError("its table is compressed, which TensorFlow does not do")
     masked = (int.from_bytes(content[end + 1 : end + 5], "little") - 0xA282EAD8) % 2**32
     if crc32c(content[start : end + 1]) != (masked >> 17 | masked << 15) % 2**32:
-        raise UnreadableFile("its table is damaged, its checksum is another: get a fresh copy")
+        raise CheckpointError("its table is damaged, its checksum is another: get a fresh copy")
     return content[start:end]
 
 
@@ -182,26 +177,26 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     n_restarts = int.from_bytes(block[-4:], "little")
     end = len(block) - 4 - 4 * n_restarts
     if len(block) < 4 or end < 0:
-        raise UnreadableFile("its table is damaged: get a fresh copy")
+        raise CheckpointError("its table is damaged: get a fresh copy")
     position, key = 0, b""
     while position < end:
-        (shared, own, length), position = _varints(block, position, 3)
-        if shared > len(key) or position + own + length > end:
-            raise UnreadableFile("its table is damaged: get a fresh copy")
-        key = key[:shared] + block[position : position + own]
-        position += own
+        (shared, added, length), position = _varints(block, position, 3)
+        if shared > len(key) or position + added + length > end:
+            raise CheckpointError("its table is damaged: get a fresh copy")
+        key = key[:shared] + block[position : position + added]
+        position += added
         if len(key) > 4096:
-            raise UnreadableFile("its table has a name of absurd length")
+            raise CheckpointError("its table has a name of absurd length")
         yield key, block[position : position + length]
         position += length
 
 
 def _varints(data: bytes, position: int, n: int) -> tuple[list[int], int]:
-    found = []
+    numbers = []
     for _ in range(n):
         value, position = varint(data, position)
-        found.append(value)
-    return found, position
+        numbers.append(value)
+    return numbers, position
 
 
 _CRC_TABLE = list(range(256))

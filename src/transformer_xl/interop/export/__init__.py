@@ -22,6 +22,7 @@ from transformer_xl.config import FORMAT_VERSION
 from transformer_xl.config.checks import names_nearest
 from transformer_xl.config.files import new_folder, require_new
 from transformer_xl.data import load_vocab
+from transformer_xl.errors import InputError
 from transformer_xl.model import LanguageModel, Memory, TransformerXL, load_model
 from transformer_xl.model.arguments import require_token_inputs
 from transformer_xl.model.keys_and_values import KeysAndValues
@@ -148,26 +149,26 @@ def make_step(
         n_tokens: Tokens of a step.
 
     Raises:
-        ValueError: The model cannot be exported, or a length is out of range.
+        InputError: The model cannot be exported, or a length is out of range.
     """
     config = model.config
     require_token_inputs(config)
     mem_len = Lengths.of(config, mem_len=mem_len).mem_len
     if not isinstance(model, TransformerXL):
-        raise ValueError(
+        raise InputError(
             f"a model of kind={config.kind!r} cannot be exported: export a Transformer-XL"
         )
     if mem_len < 1:
-        raise ValueError(f"mem_len={mem_len}: a step without a memory knows one token; at least 1")
+        raise InputError(f"mem_len={mem_len}: a step without a memory knows one token; at least 1")
     if n_tokens < 1:
-        raise ValueError(f"n_tokens={n_tokens} must be at least 1")
+        raise InputError(f"n_tokens={n_tokens} must be at least 1")
     if model.dtype != torch.float32:
-        raise ValueError(f"weights in {model.dtype} are for reading here: export those in float32")
+        raise InputError(f"weights in {model.dtype} are for reading here: export those in float32")
     has_keys = config.attn_type in (0, 1) and not config.input_recurrence
     # Normalization without a bias leaves zeros as they are.
     has_bias = config.norm_first and config.norm == "layer"
     if config.start_memory == "zeros" and has_bias and has_keys:
-        raise ValueError(
+        raise InputError(
             "start_memory='zeros' with norm_first=True and norm='layer': the keys of zeros are not "
             "zeros, and a step begins with zeros"
         )
@@ -235,14 +236,14 @@ def compare(step: Step, run: Run) -> Errors:
     worst = torch.zeros(3, dtype=torch.float64)
     for streams in (1, 3):
 
-        def some(n: int, streams: int = streams) -> Int[Tensor, "B n"]:
+        def draw_ids(n: int, streams: int = streams) -> Int[Tensor, "B n"]:
             return torch.randint(model.config.vocab_size, (streams, n), generator=draw)
 
         mems = model.start_memory(streams, step.mem_len)
         if isinstance(step, KeptStep):
             mems = model.keep(mems)
         # In segments, to limit the peak memory.
-        mems = read_all(model, some(step.mem_len), lengths._replace(segment_len=_PIECE), mems)
+        mems = read_all(model, draw_ids(step.mem_len), lengths._replace(segment_len=_PIECE), mems)
         hidden = torch.linspace(0, step.mem_len, streams).long()
         if mems.forgotten is not None:
             hidden = hidden.maximum(mems.forgotten)
@@ -251,11 +252,11 @@ def compare(step: Step, run: Run) -> Errors:
         memory = [*(state[name] for name in step.memory_names), step.mem_len - hidden]
         exact_mems = mems.to(dtype=torch.float64)
         for _ in range(_STEPS):
-            tokens = some(step.n_tokens)
-            own, mems = _predicted(model, tokens, lengths, mems)
+            tokens = draw_ids(step.n_tokens)
+            expected, mems = _predicted(model, tokens, lengths, mems)
             right, exact_mems = _predicted(exact, tokens, lengths, exact_mems)
-            found, *memory = run(tokens, *memory)
-            pairs = ((found, own), (found, right), (own, right))
+            log_probs, *memory = run(tokens, *memory)
+            pairs = ((log_probs, expected), (log_probs, right), (expected, right))
             # The maximum of two, which propagates NaN.
             worst = worst.maximum(torch.stack([(a.double() - b).abs().max() for a, b in pairs]))
     return Errors(*worst.tolist())
@@ -313,7 +314,7 @@ def export(
         FileNotFoundError: There is no model.
         RuntimeError: A package is missing, or the program is further from the model than rounding
             explains (:class:`~transformer_xl.interop.export.Errors`).
-        ValueError: The model cannot be exported, or a setting is out of range.
+        InputError: The model cannot be exported, or a setting is out of range.
 
     Example:
         >>> from transformer_xl import shipped_path
@@ -323,7 +324,7 @@ def export(
     """
     source, folder = find_model_folder(source), Path(folder).absolute()
     if format not in get_args(Format):
-        raise ValueError(f"format={format!r} is unknown; choose from {', '.join(get_args(Format))}")
+        raise InputError(f"format={format!r} is unknown; choose from {', '.join(get_args(Format))}")
     require_new(folder)
     if format == "onnx":
         try:
@@ -399,7 +400,7 @@ def _traced(step: Step) -> torch.export.ExportedProgram:
 def _write_torch(step: Step, path: Path) -> Run:
     torch.export.save(_traced(step), path)
     program = torch.export.load(path).module()
-    return lambda *given: program(*given)
+    return lambda *inputs: program(*inputs)
 
 
 def _write_onnx(step: Step, path: Path) -> Run | None:
@@ -424,8 +425,8 @@ def _write_onnx(step: Step, path: Path) -> Run | None:
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     inputs = [each.name for each in session.get_inputs()]
 
-    def run(*given: Tensor) -> list[Tensor]:
-        arrays = {name: x.numpy() for name, x in zip(inputs, given, strict=True)}
+    def run(*values: Tensor) -> list[Tensor]:
+        arrays = {name: x.numpy() for name, x in zip(inputs, values, strict=True)}
         return [torch.from_numpy(x) for x in session.run(None, arrays)]
 
     return run

@@ -5,7 +5,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,13 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from transformer_xl.interop.hf.cache import TransformerXLCache
+from transformer_xl.errors import CheckpointError, InputError, SettingsError
+from transformer_xl.interop.hf.cache import TransformerXLCache, own_cache
 from transformer_xl.interop.hf.configuration import TransformerXLConfig, path_of
-from transformer_xl.interop.hf.inputs import PACKING, Inputs, Reading, Wanted, read, require_packing
-from transformer_xl.model import Decoder, Memory, build_model
+from transformer_xl.interop.hf.inputs import PACKING, Inputs, Reading, Wanted, read
+from transformer_xl.model import Decoder, KeysAndValues, Memory, build_model
 from transformer_xl.model.arguments import require_token_inputs
 from transformer_xl.model.calling import unwrapped
-from transformer_xl.model.keys_and_values import KeysAndValues
 from transformer_xl.model.limits import require_loading
 from transformer_xl.model.loading import require_own_weights
 from transformer_xl.model.pretrained import (
@@ -49,9 +49,9 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config)
-        own = config.to_model_config()
-        require_token_inputs(own)
-        self.transformer = build_model(own)
+        settings = config.to_model_config()
+        require_token_inputs(settings)
+        self.transformer = build_model(settings)
         self._tied_weights_keys = _second_names(self)
         self.register_load_state_dict_pre_hook(_with_names_of_files)
 
@@ -101,9 +101,8 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         """Refuse: logits are log-probabilities of the softmax, which may share its weights."""
         raise NotImplementedError(
-            "the softmax cannot be replaced. Sampling with an assistant of another vocabulary "
-            "(assistant_tokenizer) replaces that of the assistant: give do_sample=False, or an "
-            "assistant of the same vocabulary, without assistant_tokenizer"
+            "the softmax cannot be replaced, as it may share the weights of the embedding: copy "
+            "other numbers into the weights of get_output_embeddings()"
         )
 
     def resize_token_embeddings(
@@ -178,13 +177,12 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         wants_info = kwargs.pop("output_loading_info", False)
         loaded: Any = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
         model, info = loaded
-        own = f"{cls.base_model_prefix}."
-        lacking = {name for name in info["missing_keys"] if name.startswith(own)}
+        lacking = {x for x in info["missing_keys"] if x.startswith(f"{cls.base_model_prefix}.")}
         if not getattr(model, "hf_device_map", None):
             # transformers neither reports nor initializes a missing weight that two modules share.
             lacking |= {name for name, x in model.named_parameters() if x.is_meta}
         if lacking:
-            raise RuntimeError(
+            raise CheckpointError(
                 f"the weights of this folder are not those of its config.json: {min(lacking)} and "
                 f"{len(lacking) - 1} others are missing"
             )
@@ -207,18 +205,18 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
 
         The preface, which it does not compute with, must be one.
         """
-        model, config = self.transformer.config, self.config.to_model_config()
-        for name in (field.name for field in fields(config)):
-            if (value := getattr(config, name)) != (own := getattr(model, name)):
-                raise ValueError(
+        model, config = asdict(self.transformer.config), asdict(self.config.to_model_config())
+        for name, value in config.items():
+            if value != model[name]:
+                raise SettingsError(
                     f"config.{name} was changed to {value!r}, and the model was built with "
-                    f"{own!r}: change it back, or load with from_pretrained(folder, "
+                    f"{model[name]!r}: change it back, or load with from_pretrained(folder, "
                     f"{name}={value!r})"
                 )
-        if not is_preface(self.config.preface or (), model.vocab_size):
-            raise ValueError(
+        if not is_preface(self.config.preface or (), self.vocab_size):
+            raise SettingsError(
                 f"config.preface={self.config.preface!r} could not be loaded again: give a list of "
-                f"tokens below {model.vocab_size}, or None"
+                f"tokens below {self.vocab_size}, or None"
             )
 
     def save_pretrained(
@@ -238,21 +236,21 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
                 way, or settings of the model were changed; nothing is written.
         """
         if getattr(self, "_hf_peft_config_loaded", False):
-            given = None if state_dict is None else dict(state_dict)
-            super().save_pretrained(save_directory, is_main_process, given, **kwargs)
+            state = None if state_dict is None else dict(state_dict)
+            super().save_pretrained(save_directory, is_main_process, state, **kwargs)
             return
         self._require_unchanged()
         own_names = (name for name, _ in self.transformer.named_parameters())
         require_own_weights(own_names, self.config.to_model_config())
-        given = self.state_dict() if state_dict is None else state_dict
+        state = self.state_dict() if state_dict is None else state_dict
         prefix, second = f"{self.base_model_prefix}.", self._tied_weights_keys or {}
-        own = {name.removeprefix(prefix): x for name, x in given.items() if name not in second}
+        stored = {name.removeprefix(prefix): x for name, x in state.items() if name not in second}
         folder, variant = Path(save_directory), kwargs.get("variant")
         weights = weights_path(folder, variant)
         before = _version(weights)
         if is_main_process:
-            require_storable(own)
-        super().save_pretrained(save_directory, is_main_process, own, **kwargs)
+            require_storable(stored)
+        super().save_pretrained(save_directory, is_main_process, stored, **kwargs)
         if not is_main_process:
             return
         if weights.suffix != ".json" and before is not None and _version(weights) == before:
@@ -265,9 +263,16 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         input_ids: Tensor | None,
         attention_mask: Tensor | None,
         inputs_embeds: Tensor | None,
+        past_key_values: Any,
         others: dict[str, Any],
-    ) -> Inputs:
-        """Validate the inputs of a call; refuse arguments without effect."""
+    ) -> tuple[Inputs, TransformerXLCache]:
+        """Return the validated inputs of a call and the cache before them.
+
+        Raises:
+            NotImplementedError: ``head_mask`` is given.
+            TypeError: The cache is of another kind, or an argument is unknown.
+            InputError: Shapes do not match, or a packed row has no ``position_ids``.
+        """
         if others.pop("head_mask", None) is not None:
             raise NotImplementedError(
                 "head_mask: heads cannot be masked in a call; leave it out, or silence head h of "
@@ -275,46 +280,48 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
                 "model.transformer.layers[n].attention.o_proj.weight"
             )
         position_ids = others.pop("position_ids", None)
-        packing = {name: others.pop(name, None) for name in PACKING}
-        require_packing({k: x for k, x in packing.items() if x is not None}, position_ids)
-        for name, value in sorted(others.items()):
-            # transformers passes None for unused arguments.
-            if value is not None:
-                raise TypeError(
-                    f"{name} is not an argument of {type(self).__name__} and would be ignored: "
-                    "leave it out"
-                )
+        packing = [name for name in PACKING if others.pop(name, None) is not None]
+        if packing and position_ids is None:
+            raise InputError(
+                f"{', '.join(packing)}: documents of a packed row are found by position_ids: give "
+                "them, as DataCollatorWithFlattening(return_position_ids=True) does, or leave "
+                "these out"
+            )
+        # transformers passes None for unused arguments.
+        if unknown := sorted(name for name, value in others.items() if value is not None):
+            raise TypeError(
+                f"{unknown[0]} is not an argument of {type(self).__name__} and would be ignored: "
+                "leave it out"
+            )
         if inputs_embeds is not None:
             embedding = unwrapped(self.transformer.embedding, "widened")
             if inputs_embeds.shape[-1] == getattr(embedding, "embedding_dim", None):
                 inputs_embeds = embedding.widened(inputs_embeds)
-        return Inputs.of(
+        inputs = Inputs.of(
             input_ids, inputs_embeds, attention_mask, position_ids, self.config.vocab_size
         )
+        cache = own_cache(past_key_values, self.transformer)
+        if cache is None:
+            cache = TransformerXLCache.start(self.transformer, inputs.segment.shape[0])
+        return inputs, cache
 
     def _wanted(self, others: dict[str, Any]) -> Wanted:
         """Take from the arguments of a call what else it is to return; None: as configured.
 
         Raises:
-            ValueError: Attention weights while activations are recomputed.
+            InputError: Attention weights while activations are recomputed.
         """
-        asked = []
+        flags = []
         for name in ("output_hidden_states", "output_attentions"):
             value = others.pop(name, None)
-            asked.append(bool(getattr(self.config, name, False) if value is None else value))
-        wanted = Wanted(*asked)
+            flags.append(bool(getattr(self.config, name, False) if value is None else value))
+        wanted = Wanted(*flags)
         if wanted.attentions and self.transformer.recompute and torch.is_grad_enabled():
-            raise ValueError(
+            raise InputError(
                 "output_attentions=True: attention weights are not recomputed in the backward "
                 "pass; call the model under torch.no_grad(), or activation_checkpointing_disable()"
             )
         return wanted
-
-    def _start(self, cache: TransformerXLCache | None, inputs: Inputs) -> TransformerXLCache:
-        """Return the cache before the inputs."""
-        if cache is not None:
-            return cache
-        return TransformerXLCache.start(self.transformer, inputs.segment.shape[0])
 
     def _lengths(self, cache: TransformerXLCache) -> Lengths:
         return cache.lengths(self.transformer, self.config.segment_len)
@@ -373,7 +380,7 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         """Have layers recompute their activations in the backward pass, or no longer.
 
         Raises:
-            ValueError: The layers cannot, or in the reentrant way, which loses gradients of what
+            InputError: The layers cannot, or in the reentrant way, which loses gradients of what
                 all layers share.
         """
         model = self.transformer
@@ -381,12 +388,12 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
             model.recompute = False
             return
         if not model.recomputes:
-            raise ValueError(
+            raise InputError(
                 f"activation checkpointing: layers of kind={self.config.kind!r} keep what they "
                 "computed; to save memory, load the model with a smaller segment_len"
             )
         if getattr(gradient_checkpointing_func, "keywords", {}).get("use_reentrant"):
-            raise ValueError(
+            raise InputError(
                 "activation checkpointing with use_reentrant=True loses gradients of what all "
                 "layers share: leave it out, or give use_reentrant=False"
             )
@@ -399,7 +406,7 @@ def _require_loading(config: TransformerXLConfig, n_tensors: int, path: Path) ->
         # In half precision, as transformers may load it.
         require_loading(config.to_model_config(), n_tensors, path, number_bytes=2)
     except OverflowError as error:
-        raise RuntimeError(
+        raise CheckpointError(
             f"{path} does not fit its config.json: {error} is more than the {n_tensors} tensors "
             "that it holds"
         ) from None
@@ -408,11 +415,11 @@ def _require_loading(config: TransformerXLConfig, n_tensors: int, path: Path) ->
 def _second_names(model: nn.Module) -> dict[str, str]:
     """Map the second names of tied weights to the first."""
     first: dict[int, str] = {}
-    found = {}
+    second = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if first.setdefault(id(parameter), name) != name:
-            found[name] = first[id(parameter)]
-    return found
+            second[name] = first[id(parameter)]
+    return second
 
 
 def _with_names_of_files(

@@ -11,14 +11,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from transformers import Cache
 
-from transformer_xl.model import Decoder, LanguageModel, Memory
-from transformer_xl.model.keys_and_values import KeysAndValues
+from transformer_xl.errors import InputError
+from transformer_xl.model import Decoder, KeysAndValues, LanguageModel, Memory
 from transformer_xl.model.segment import Lengths, Segment
 
 # Enough tokens to distinguish the whole text from its continuation.
 _TAIL = 16
-# Calls after which it is counted how many positions are visible: rarely, as few caches are cropped.
-_UNCOUNTED = 64
 REWIND = 128
 """Positions beyond ``mem_len`` that a recording cache keeps, to be cropped by as many tokens."""
 
@@ -52,16 +50,12 @@ class TransformerXLCache(Cache):
         super().__init__(layers=[])
         self._at, self._seen, self.tail, self.mem_len = mems, seen, tail, mem_len
         self.is_stepped = self.is_recording = False
-        # How many of the newest columns hold no padding, so that rows can be cropped alike.
+        # How many of the newest columns hold no padding and no start of a document within the
+        # texts, so that rows can be cropped alike.
         self._whole = 0
         self._starts_empty = True
         # The memory of one text that has not begun, if it is not empty: zeros, or a preface.
         self._beginning: Memory | None = None
-        # For the newest columns, oldest first, how many positions of its document each text had
-        # read. None: no document has begun within the texts.
-        self._visible: Tensor | None = None
-        # Where documents begin in the columns after these.
-        self._starts: tuple[Tensor, ...] = ()
 
     @classmethod
     def start(
@@ -116,50 +110,18 @@ class TransformerXLCache(Cache):
             tail = torch.cat([*before, tokens[:, -_TAIL:]], 1)[:, -_TAIL:]
         T = segment.shape[1]
         cache = self._with(mems, self._seen + T, tail)
-        cache._whole = 0 if is_padded else self._whole + T
-        is_tracked = self._visible is not None or segment.starts is not None
-        # Padded columns cannot be cropped, nor can any in traced programs.
-        is_whole = not is_padded and not torch.compiler.is_compiling()
-        if not (is_tracked and is_whole):
-            cache._visible, cache._starts = None, ()
-            return cache
-        starts = segment.starts
-        if starts is None:
-            starts = torch.zeros(segment.shape, dtype=torch.bool, device=segment.device)
-        if self._visible is None:
-            cache._visible = self._visible_now().to(segment.device)
-        cache._starts = (*self._starts, starts)
-        if len(cache._starts) == _UNCOUNTED:
-            cache._count_visible()
+        # In traced programs nothing depends on values.
+        starts = segment.starts is not None and (
+            torch.compiler.is_compiling() or bool(segment.starts[:, int(not self.seen) :].any())
+        )
+        cache._whole = 0 if is_padded or starts else self._whole + T
         return cache
-
-    def _visible_now(self) -> Tensor:
-        """Return ``_visible`` of the newest column, of which only the memory is known."""
-        mems = self.mems
-        # Without a masked position, a document is as long as the text.
-        whole = self.seen if self._starts_empty else self.seen + mems.length
-        if (masked := mems.forgotten) is None:
-            return torch.full((mems.batch_size, 1), whole)
-        return torch.where(masked == 0, whole, mems.length - masked)[:, None]
-
-    def _count_visible(self) -> Tensor:
-        """Return ``_visible`` of all columns, those of ``_starts`` included."""
-        assert self._visible is not None
-        if self._starts:
-            starts = torch.cat(self._starts, 1)
-            place = torch.arange(1, starts.shape[1] + 1, device=starts.device).expand_as(starts)
-            start = torch.where(starts, place, 0).cummax(1).values
-            new = torch.where(start > 0, place - start + 1, self._visible[:, -1:] + place)
-            kept = (self.mem_len or 0) + REWIND + 1
-            self._visible, self._starts = torch.cat([self._visible, new], 1)[:, -kept:], ()
-        return self._visible
 
     def _with(
         self, mems: Memory | Decoder, seen: int | Tensor, tail: Tensor | None
     ) -> "TransformerXLCache":
         cache = TransformerXLCache(mems, seen, tail, mem_len=self.mem_len)
         cache.is_recording, cache._starts_empty = self.is_recording, self._starts_empty
-        cache._visible, cache._starts = self._visible, self._starts
         cache._beginning = self._beginning
         return cache
 
@@ -169,9 +131,9 @@ class TransformerXLCache(Cache):
             return False
         if self.tail is None:
             return tokens.shape[1] > self.seen
-        own = tokens[:, self.seen - self.tail.shape[1] : self.seen].to(self.tail.device)
-        times = len(self.tail) // max(len(own), 1)
-        return torch.equal(own.repeat_interleave(times, 0), self.tail)
+        newest = tokens[:, self.seen - self.tail.shape[1] : self.seen].to(self.tail.device)
+        times = len(self.tail) // max(len(newest), 1)
+        return torch.equal(newest.repeat_interleave(times, 0), self.tail)
 
     def __len__(self) -> int:
         return len(self.mems.by_name()[0])
@@ -198,13 +160,10 @@ class TransformerXLCache(Cache):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Select texts by index; repetition is allowed."""
-        at = self._at
-        self._at = at.take(indices) if isinstance(at, Decoder) else at.select(indices)
+        mems = self._at
+        self._at = mems.take(indices) if isinstance(mems, Decoder) else mems.select(indices)
         if self.tail is not None:
             self.tail = self.tail[indices.to(self.tail.device)]
-        if self._visible is not None:
-            visible = self._count_visible()
-            self._visible = visible[indices.to(visible.device)]
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Reorder the texts for beam search."""
@@ -225,7 +184,7 @@ class TransformerXLCache(Cache):
         """Forget everything.
 
         Raises:
-            ValueError: A text begins with zeros in the memory, and the cache has gone through a
+            InputError: A text begins with zeros in the memory, and the cache has gone through a
                 traced program or begins with a prefix.
         """
         if self._starts_empty:
@@ -233,11 +192,11 @@ class TransformerXLCache(Cache):
         elif self._beginning is not None:
             self._at = self._beginning.select([0] * self.batch_size)
         else:
-            raise ValueError(
+            raise InputError(
                 "a text of this model begins with zeros in its memory (start_memory='zeros'), of "
                 "which this cache does not know: begin with past_key_values=None"
             )
-        self._seen, self.tail, self._whole, self._visible, self._starts = 0, None, 0, None, ()
+        self._seen, self.tail, self._whole = 0, None, 0
 
     @property
     def is_croppable(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -261,50 +220,44 @@ class TransformerXLCache(Cache):
             tokens_to_remove: How many, with a minus sign, as transformers counts them; 0: none.
 
         Raises:
-            ValueError: The number is positive or larger than the text; the memory is a single
+            InputError: The number is positive or larger than the text; the memory is a single
                 state; the memory before these tokens is no longer complete; or a row is padded
-                within them, or before them on the right.
+                or a document starts within them, or a row is padded before them on the right.
         """
         n = -tokens_to_remove
         if n == 0:
             return
         if not 0 < n <= self.seen:
-            raise ValueError(
+            raise InputError(
                 f"tokens_to_remove={tokens_to_remove} must be 0 or the negative number of the "
                 f"newest tokens to forget, of {self.seen} that were read"
             )
         mems = self.mems
         if self.mem_len is None:
-            raise ValueError(
+            raise InputError(
                 "the memory is a single state, from which no token can be removed: keep the cache "
                 "of that time, which later calls do not change"
             )
         if n > self._whole:
-            raise ValueError(
+            raise InputError(
                 f"tokens_to_remove={tokens_to_remove}: of the newest columns only {self._whole} "
-                "are known to be without padding; keep the cache of that time instead"
+                "are known to be without padding and starts of documents; keep the cache of that "
+                "time instead"
             )
         needed = self.seen - n
         if not self._starts_empty:
             # All positions with which a text began were needed from the start.
             needed += self.mem_len if self._beginning is None else len(self._beginning)
-        visible = known = None
-        if self._visible is not None:
-            counted = self._count_visible()
-            known = counted[:, : max(counted.shape[1] - n, 1)]
-            visible = known[:, -1] - max(n - counted.shape[1] + 1, 0)
-            needed = int(visible.max())
+        if mems.forgotten is not None:
+            # Of a text with masked positions, all that it sees is there.
+            needed = needed if bool((mems.forgotten == 0).any()) else 0
         if len(mems) - n < min(needed, self.mem_len):
-            raise ValueError(
+            raise InputError(
                 f"tokens_to_remove={tokens_to_remove}: the positions before them have left the "
                 f"memory (mem_len={self.mem_len}); keep the cache of that time, or call "
                 f"activate_past_recording() before reading, which keeps {REWIND} more"
             )
-        mems = mems.crop(n)
-        if visible is not None:
-            # A document that began within the columns has not begun any more.
-            mems, self._visible = mems.forgetting(len(mems) - visible), known
-        self._at, self._seen = mems, self.seen - n
+        self._at, self._seen = mems.crop(n), self.seen - n
         self._whole -= n
         if self.tail is not None:
             self.tail = self.tail[:, : max(self.tail.shape[1] - n, 0)]
@@ -318,7 +271,7 @@ def own_cache(cache: Any, model: LanguageModel) -> TransformerXLCache | None:
 
     Raises:
         TypeError: It is a cache of another kind.
-        ValueError: The prefix does not fit the model.
+        InputError: The prefix does not fit the model.
     """
     if cache is None or isinstance(cache, TransformerXLCache):
         return cache
@@ -335,26 +288,26 @@ def own_cache(cache: Any, model: LanguageModel) -> TransformerXLCache | None:
     mems, config = KeysAndValues(keys, values), model.config
     mems.is_prefix = True
     if config.input_recurrence:
-        raise ValueError(
+        raise InputError(
             "input_recurrence=True: a prefix of keys and values has no input from which the "
             "recurrence could go on; use LoRA or prompt tuning"
         )
     if not model.is_own(mems):
         width = config.n_head * config.head_width
-        raise ValueError(
+        raise InputError(
             f"a prefix of {len(keys)} layers of shape {tuple(keys[0].shape)} (heads, texts, "
             f"tokens, width) does not fit the model: PrefixTuningConfig(num_layers="
             f"{config.n_layer}, num_attention_heads={config.n_head}, token_dim={width}), and "
             "relative positions (attn_type 0 or 1); or use LoRA or prompt tuning"
         )
     if mems.length > config.mem_len:
-        raise ValueError(
+        raise InputError(
             f"a prefix of {mems.length} tokens is longer than the memory (mem_len="
             f"{config.mem_len}): give fewer num_virtual_tokens, or load with a larger mem_len"
         )
-    found = TransformerXLCache(mems, mems.length, mem_len=config.mem_len)
-    found._starts_empty = config.start_memory == "empty"
-    return found
+    prefix = TransformerXLCache(mems, mems.length, mem_len=config.mem_len)
+    prefix._starts_empty = config.start_memory == "empty"
+    return prefix
 
 
 def _flatten(cache: TransformerXLCache) -> tuple[list[Any], tuple[Any, ...]]:

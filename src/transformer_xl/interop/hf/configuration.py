@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 from transformer_xl.config import FORMAT_VERSION, ModelConfig
 from transformer_xl.config.checks import Count, checked, fields_of, near, no_type_check, stored
 from transformer_xl.config.locating import locate_here
+from transformer_xl.errors import SettingsError
 from transformer_xl.model.pretrained import MODEL_TYPE
 
 # Keys that transformers expects at the top level, and that our loader keeps.
@@ -19,8 +20,8 @@ _TRANSFORMERS_KEYS = ("architectures", "auto_map", "origin", "eval", "preface")
 
 def path_of(name: str | os.PathLike) -> str | os.PathLike:
     """Return the folder of a shipped model; other names and paths are left to transformers."""
-    found = locate_here(os.fspath(name))
-    return name if found is None or found.is_path else found.path
+    location = locate_here(os.fspath(name))
+    return name if location is None or location.is_path else location.path
 
 
 @no_type_check
@@ -53,7 +54,7 @@ class TransformerXLConfig(PreTrainedConfig):
             transformers (``num_labels``, ``pad_token_id``, ...).
 
     Raises:
-        ValueError: A setting of the model is out of range or does not fit another one.
+        SettingsError: A setting of the model is out of range or does not fit another one.
     """
 
     model_type = MODEL_TYPE
@@ -78,28 +79,28 @@ class TransformerXLConfig(PreTrainedConfig):
         if "num_labels" in settings and settings["num_labels"] != len(section.get("id2label", ())):
             for name in ("id2label", "label2id"):
                 section.pop(name, None)
-        given = {"segment_len": segment_len, "use_cache": use_cache}
+        of_calls = {"segment_len": segment_len, "use_cache": use_cache}
         settings = {
             **_DEFAULTS,
             **section,
             **settings,
-            **{name: value for name, value in given.items() if value is not None},
+            **{name: value for name, value in of_calls.items() if value is not None},
         }
         calls = checked(_Calls, {name: settings.pop(name) for name in _CALLS})
         for other, name in self.attribute_map.items():
             if other in settings:
                 settings[name] = settings.pop(other)
-        own = {name: settings.pop(name) for name in _SETTINGS if name in settings}
+        of_model = {name: settings.pop(name) for name in _SETTINGS if name in settings}
         # Validated, and completed with defaults.
         is_stored = settings.pop("format_version", None) is not None
-        model = stored(ModelConfig, own) if is_stored else ModelConfig(**own)
+        model = stored(ModelConfig, of_model) if is_stored else ModelConfig(**of_model)
         for name, value in (calls | dataclasses.asdict(model) | {"preface": preface}).items():
             setattr(self, name, value)
         settings.pop("model_type", None)
         # Other unknown names are left to transformers, which keeps them, as are those of a file.
         for name in settings.keys() - section.keys() - _names_of_transformers():
             if not name.startswith("_") and (nearest := near(name, (*_SETTINGS, *_CALLS))):
-                raise ValueError(f"{name}: no such setting; did you mean {nearest}?")
+                raise SettingsError(f"{name}: no such setting; did you mean {nearest}?")
         # Padding may be the number beyond the vocabulary, of which transformers would warn.
         pad = settings["pad_token_id"]
         settings["pad_token_id"] = None if pad == self.vocab_size else pad
@@ -118,7 +119,7 @@ class TransformerXLConfig(PreTrainedConfig):
         """Return only the settings of the model.
 
         Raises:
-            ValueError: One is out of range or does not fit another one.
+            SettingsError: One is out of range or does not fit another one.
         """
         return ModelConfig(**{x: getattr(self, x) for x in _SETTINGS if hasattr(self, x)})
 

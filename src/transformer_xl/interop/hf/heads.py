@@ -13,8 +13,8 @@ from transformers.modeling_outputs import (
     TokenClassifierOutput,
 )
 
+from transformer_xl.errors import InputError
 from transformer_xl.interop.hf.base import TransformerXLPreTrainedModel
-from transformer_xl.interop.hf.cache import own_cache
 from transformer_xl.interop.hf.configuration import TransformerXLConfig
 from transformer_xl.interop.hf.inputs import IGNORED, read_to_the_end
 
@@ -46,8 +46,9 @@ class TransformerXLModel(TransformerXLPreTrainedModel):
         states are undefined.
         """
         wanted = self._wanted(kwargs)
-        inputs = self._inputs(input_ids, attention_mask, inputs_embeds, kwargs)
-        cache = self._start(own_cache(past_key_values, self.transformer), inputs)
+        inputs, cache = self._inputs(
+            input_ids, attention_mask, inputs_embeds, past_key_values, kwargs
+        )
         reading = self._read(inputs, cache, wanted)
         out = BaseModelOutputWithPast(
             last_hidden_state=reading.hidden,
@@ -100,19 +101,20 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
                 the sum of losses is divided; and ``position_ids``, in which a 0 starts a document.
 
         Raises:
-            ValueError: A row is empty, or states of layers are asked for.
+            InputError: A row is empty, or states of layers are asked for.
         """
-        cache, padding = own_cache(past_key_values, self.transformer), self.config.pad_token_id
+        padding = self.config.pad_token_id
         if attention_mask is None and input_ids is not None and padding is not None:
             attention_mask = input_ids != padding
         count = kwargs.pop("num_items_in_batch", None)
         if any(self._wanted(kwargs)):
-            raise ValueError(
+            raise InputError(
                 "output_hidden_states and output_attentions: a document is read in segments from "
                 "its end, of which only the last token is classified; AutoModel returns them"
             )
-        inputs = self._inputs(input_ids, attention_mask, inputs_embeds, kwargs)
-        cache = self._start(cache, inputs)
+        inputs, cache = self._inputs(
+            input_ids, attention_mask, inputs_embeds, past_key_values, kwargs
+        )
         hidden, mems = read_to_the_end(
             self.transformer, inputs, self._memory(cache), self._lengths(cache)
         )
@@ -169,17 +171,18 @@ class TransformerXLForTokenClassification(TransformerXLPreTrainedModel):
                 ``output_hidden_states`` and ``output_attentions``.
 
         Raises:
-            ValueError: As in :class:`TransformerXLForCausalLM`; the memory is asked for.
+            InputError: As in :class:`TransformerXLForCausalLM`; the memory is asked for.
         """
         if use_cache:
-            raise ValueError(
+            raise InputError(
                 "use_cache=True: classes of tokens come without a memory; AutoModel returns one, "
                 "which past_key_values takes here, too"
             )
         count = kwargs.pop("num_items_in_batch", None)
         wanted = self._wanted(kwargs)
-        inputs = self._inputs(input_ids, attention_mask, inputs_embeds, kwargs)
-        cache = self._start(own_cache(past_key_values, self.transformer), inputs)
+        inputs, cache = self._inputs(
+            input_ids, attention_mask, inputs_embeds, past_key_values, kwargs
+        )
         reading = self._read(inputs, cache, wanted)
         logits = self.score(reading.hidden)
         loss = None

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from transformer_xl.errors import InputError
 from transformer_xl.model import LanguageModel, Memory
 from transformer_xl.model.observing import observed
 from transformer_xl.model.reading import read as read_segments
@@ -37,12 +38,12 @@ def require_known(
     """Require that tokens are in the vocabulary, but those of padding; in traced code they are.
 
     Raises:
-        ValueError: A token that is no padding is not one of ``vocab_size``.
+        InputError: A token that is no padding is not one of ``vocab_size``.
     """
     beyond = (tokens < 0) | (tokens >= vocab_size)
     beyond = beyond if is_real is None else beyond & is_real
     if _is_known(beyond.any):
-        raise ValueError(
+        raise InputError(
             f"input_ids hold {int(tokens[beyond][0])}, and the model has {vocab_size} tokens, 0 to "
             f"{vocab_size - 1}: if this is padding, give the attention_mask, 0 there, which "
             "tokenizer(texts, padding=True) returns; if tokens were added, call "
@@ -52,51 +53,6 @@ def require_known(
 
 PACKING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 """Arguments of flash attention and of state space models for rows of several documents."""
-
-
-def require_packing(packing: dict[str, Any], position_ids: Tensor | None) -> None:
-    """Require that arguments of packed rows describe the documents that ``position_ids`` do.
-
-    Args:
-        packing: Those of ``PACKING`` that are given.
-        position_ids: A 0 starts a document.
-
-    Raises:
-        ValueError: They begin documents at other tokens, or there are no ``position_ids``.
-    """
-    if not packing:
-        return
-    names = ", ".join(packing)
-    if position_ids is None:
-        raise ValueError(
-            f"{names}: documents of a packed row are found by position_ids: give them, as "
-            "DataCollatorWithFlattening(return_position_ids=True) does, or leave these out"
-        )
-    if torch.compiler.is_compiling():
-        return
-    is_start = position_ids.reshape(-1).cpu() == 0
-    # What the memory holds may continue there.
-    is_start[:1] = True
-    bounds = [*is_start.nonzero()[:, 0].tolist(), is_start.numel()]
-    longest = max((y - x for x, y in pairwise(bounds)), default=0)
-    for name, value in packing.items():
-        given = torch.as_tensor(value).cpu().reshape(-1)
-        if name.startswith("max"):
-            # Any upper bound will do.
-            is_same = given.numel() == 1 and int(given) >= longest
-        elif name == "seq_idx":
-            is_new = torch.ones_like(given, dtype=torch.bool)
-            is_new[1:] = given[1:] != given[:-1]
-            is_same = torch.equal(is_new, is_start)
-        else:
-            # An empty document has no token.
-            is_same = given.unique_consecutive().tolist() == bounds
-        if not is_same:
-            raise ValueError(
-                f"{name}={given.tolist()!r:.60} does not describe the documents of position_ids, "
-                f"which begin at the tokens {bounds[:-1]!r:.60}: begin each document with 0 in "
-                f"position_ids, or leave {name} out"
-            )
 
 
 class Inputs(NamedTuple):
@@ -118,37 +74,37 @@ class Inputs(NamedTuple):
         """Validate the inputs of a call; of a mask that also covers the past, take the last part.
 
         Raises:
-            ValueError: There are both tokens and vectors or neither, shapes do not match, or a
+            InputError: There are both tokens and vectors or neither, shapes do not match, or a
                 token that is no padding is not one of ``vocab_size``.
         """
-        given = tokens if vectors is None else vectors
-        if given is None or (tokens is not None and vectors is not None):
-            raise ValueError("give either input_ids or inputs_embeds")
+        inputs = tokens if vectors is None else vectors
+        if inputs is None or (tokens is not None and vectors is not None):
+            raise InputError("give either input_ids or inputs_embeds")
         name, ndim = ("input_ids", 2) if vectors is None else ("inputs_embeds", 3)
-        if given.ndim != ndim:
-            raise ValueError(
-                f"{name} of shape {tuple(given.shape)} must be (texts, length"
+        if inputs.ndim != ndim:
+            raise InputError(
+                f"{name} of shape {tuple(inputs.shape)} must be (texts, length"
                 f"{', width' * (ndim == 3)}): a row for each text"
             )
-        B, T = given.shape[:2]
+        B, T = inputs.shape[:2]
         if not T:
-            raise ValueError(
+            raise InputError(
                 "the input is empty: give at least one token that the memory has not read"
             )
         is_real = starts = None
         if mask is not None:
             if mask.ndim != 2 or mask.shape[0] != B or mask.shape[1] < T:
-                raise ValueError(
+                raise InputError(
                     f"attention_mask of shape {tuple(mask.shape)} must be ({B}, {T}), or wider by "
                     "what the memory has read: one row for each text, 1 for real tokens"
                 )
-            real = mask[:, -T:].to(given.device).bool()
+            real = mask[:, -T:].to(inputs.device).bool()
             is_real = None if _is_known(real.all) else real
         if tokens is not None:
             require_known(tokens, is_real, vocab_size)
         if position_ids is not None:
             # Positions are relative: of these indices only a 0, the start of a document, matters.
-            starts = (position_ids[..., -T:] == 0).to(given.device).expand(B, T)
+            starts = (position_ids[..., -T:] == 0).to(inputs.device).expand(B, T)
             starts = starts if is_real is None else starts & is_real
             starts = None if _is_known((~starts).all) else starts
         return cls(Segment(tokens, vectors, starts=starts), is_real)
@@ -184,14 +140,14 @@ class Inputs(NamedTuple):
         """Return the target of each position, and which are predicted from a context.
 
         Raises:
-            ValueError: The labels do not have the shape of the input.
+            InputError: The labels do not have the shape of the input.
         """
         targets = labels if shift_labels is None else shift_labels
         if targets is None:
             return None
         if targets.shape != self.segment.shape:
             name = "labels" if shift_labels is None else "shift_labels"
-            raise ValueError(
+            raise InputError(
                 f"{name} of shape {tuple(targets.shape)} must be {tuple(self.segment.shape)}, the "
                 f"shape of the input, with {IGNORED} where nothing is to be predicted"
             )
@@ -247,13 +203,13 @@ def read(
         wanted: What else to return, of all columns.
 
     Raises:
-        ValueError: Attention weights of more than one segment are wanted, or the layers have none.
+        InputError: Attention weights of more than one segment are wanted, or the layers have none.
     """
     T = inputs.segment.shape[1]
     n = T if last is None or any(wanted) else min(last, T)
     lengths = lengths._replace(segment_len=_segment_len(model, lengths.segment_len, T))
     if wanted.attentions and lengths.segment_len < T:
-        raise ValueError(
+        raise InputError(
             f"output_attentions: {T} tokens are read in segments of {lengths.segment_len}, whose "
             "attention is no single matrix; hand them in in several calls with past_key_values, or "
             f"load the model with segment_len={T}"
@@ -268,19 +224,19 @@ def read(
         first = int(place.min()) if is_exact else 0
         inputs = inputs.columns(order)
     tokens, vectors, _, starts = inputs.segment
-    kept, layers, attentions = [], [], []
+    pieces_read, layers, attentions = [], [], []
     looking = observed(model, attentions=wanted.attentions) if any(wanted) else nullcontext()
-    with looking as found:
+    with looking as observation:
         for piece in read_segments(
             model, tokens, lengths, mems, sizes=sizes, starts=starts, inputs_embeds=vectors
         ):
             mems = piece.mems
             if piece.start + piece.hidden.shape[1] > first:
-                kept.append(piece.hidden)
-            if found is not None:
-                layers.append([*found.hidden[:-1], piece.hidden])
-                attentions = found.attentions
-                found.clear()
+                pieces_read.append(piece.hidden)
+            if observation is not None:
+                layers.append([*observation.hidden[:-1], piece.hidden])
+                attentions = observation.attentions
+                observation.clear()
 
     def columns(pieces: list[Tensor]) -> Tensor:
         hidden = pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
@@ -289,7 +245,7 @@ def read(
             return hidden if n == hidden.shape[1] else hidden[:, hidden.shape[1] - n :]
         return _gathered(hidden, place - (T - hidden.shape[1]))
 
-    reading = Reading(columns(kept), mems)
+    reading = Reading(columns(pieces_read), mems)
     if wanted.hidden_states:
         of_each = (columns([*x]) for x in zip(*layers, strict=True))
         reading = reading._replace(layers=(*of_each,))
@@ -305,8 +261,8 @@ def _placed(
     """Put attention weights of reordered rows in the order of the columns; padding has none."""
     M = weights.shape[3] - weights.shape[2]
     rows = weights.take_along_dim(place[:, None, :, None], 2)
-    own = rows[..., M:].take_along_dim(place[:, None, None], 3)
-    return torch.cat([rows[..., :M], own], -1).masked_fill(~is_real[:, None, :, None], 0.0)
+    of_input = rows[..., M:].take_along_dim(place[:, None, None], 3)
+    return torch.cat([rows[..., :M], of_input], -1).masked_fill(~is_real[:, None, :, None], 0.0)
 
 
 def read_to_the_end(
@@ -318,7 +274,7 @@ def read_to_the_end(
     all rows; those before it are read without a gradient.
 
     Raises:
-        ValueError: A row has no token.
+        InputError: A row has no token.
     """
     T = inputs.segment.shape[1]
     if inputs.is_real is not None:
@@ -328,7 +284,7 @@ def read_to_the_end(
         if not torch.compiler.is_compiling():
             if not bool(sizes.all()):
                 row = int(sizes.argmin())
-                raise ValueError(f"row {row} has no token: a text must have at least one")
+                raise InputError(f"row {row} has no token: a text must have at least one")
             T = int(sizes.max())
         inputs = inputs.columns(order[:, -T:])
     segment_len = _segment_len(model, lengths.segment_len, T)

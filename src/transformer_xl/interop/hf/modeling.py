@@ -5,7 +5,6 @@
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import GenerationMixin
-from transformers.generation.candidate_generator import (
-    AssistedCandidateGeneratorDifferentTokenizers,
-)
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import EosTokenCriteria
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -23,6 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging
 
 from transformer_xl.data.vocab_files import is_vocabulary, load_vocab
+from transformer_xl.errors import InputError
 from transformer_xl.interop.hf.base import TransformerXLPreTrainedModel
 from transformer_xl.interop.hf.cache import TransformerXLCache, own_cache
 from transformer_xl.interop.hf.configuration import TransformerXLConfig
@@ -38,13 +35,6 @@ _PADDED_BEFORE = (
     "nothing predicts, so that a loss over several batches is off by their share: for training set "
     "tokenizer.padding_side = 'right'"
 )
-
-_UNREADABLE = (
-    "assistant_tokenizer: where the text of the model or of its assistant is not in the vocabulary "
-    "of the other one, there are no candidates, and tokens are written one by one"
-)
-# Added to the logits of the tokens of which one is chosen, as in transformers.
-_HEALING = 10.0
 
 
 class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
@@ -106,7 +96,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         Raises:
             NotImplementedError: ``head_mask`` is given.
             TypeError: The cache is of another kind, or an argument is unknown.
-            ValueError: Shapes do not match each other or the memory; attention weights are wanted
+            InputError: Shapes do not match each other or the memory; attention weights are wanted
                 of more than a segment, or of layers that have none.
         """
         # Not in the signature: Trainer requires every argument whose name has "label".
@@ -115,23 +105,21 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         wanted = self._wanted(kwargs)
         if self._n_generating and input_ids is not None:
             attention_mask = self._without_ended(input_ids, attention_mask)
-        inputs = self._inputs(input_ids, attention_mask, inputs_embeds, kwargs)
-        cache = self._start(own_cache(past_key_values, self.transformer), inputs)
+        inputs, cache = self._inputs(
+            input_ids, attention_mask, inputs_embeds, past_key_values, kwargs
+        )
         targets = inputs.targets(labels, shift_labels)
         if targets is None and count is not None and inputs.has_padding_before():
             _LOGGER.warning_once(_PADDED_BEFORE)
         last = None
         if isinstance(logits_to_keep, int):
             if logits_to_keep < 0:
-                raise ValueError(
+                raise InputError(
                     f"logits_to_keep={logits_to_keep} must be 0, for all, or a number of tokens"
                 )
             last = None if targets is not None else logits_to_keep or None
         tokens = inputs.segment.tokens
         is_step = inputs.is_token and not self.training and not any(wanted)
-        if cache.is_recording and self.transformer.config.reset_at is not None:
-            # A decoder drops what the document does not see; crop() may return to before it.
-            is_step = False
         layers = attentions = None
         if cache.is_stepped and tokens is not None and is_step:
             mems = cache.decoder(self.transformer)
@@ -146,12 +134,12 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         if skip_logits is None:
             skip_logits = labels is not None and self.training
         if not skip_logits:
-            kept: Any = logits_to_keep
-            kept = slice(-kept, None) if isinstance(kept, int) else kept.to(hidden.device)
-            logits = self.transformer.head.log_probs(hidden[:, kept])
+            place: Any = logits_to_keep
+            place = slice(-place, None) if isinstance(place, int) else place.to(hidden.device)
+            logits = self.transformer.head.log_probs(hidden[:, place])
             if inputs.is_real is not None:
                 # A loss that the caller computes gets no gradient from padding.
-                known = inputs.is_real[:, -hidden.shape[1] :][:, kept, None]
+                known = inputs.is_real[:, -hidden.shape[1] :][:, place, None]
                 logits = logits.masked_fill(~known, -math.log(logits.shape[-1]))
         after = self._cache_after(cache, mems, inputs, use_cache)
         out = CausalLMOutputWithPast(
@@ -173,8 +161,8 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         place = has_context.to(hidden.device)
         if torch.compiler.is_compiling():
             # In fixed shapes; the other way computes what counts alone.
-            asked = targets.to(hidden.device).masked_fill(~place, IGNORED)
-            total = self.transformer.head.nll(hidden, asked).sum()
+            counted = targets.to(hidden.device).masked_fill(~place, IGNORED)
+            total = self.transformer.head.nll(hidden, counted).sum()
             return total / (place.sum() if count is None else count)
         nll = self.transformer.head.nll(hidden[place], targets.to(hidden.device)[place])
         if count is None:
@@ -194,6 +182,11 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         With ``past_key_values``, ``input_ids`` are either the whole texts or only their new tokens;
         this is detected by the last tokens that the memory has read.
         """
+        if kwargs.get("assistant_tokenizer") is not None:
+            raise NotImplementedError(
+                "assistant_tokenizer: an assistant of another vocabulary writes texts that this "
+                "one may not have; give an assistant of the same vocabulary, without a tokenizer"
+            )
         cache = own_cache(kwargs.get("past_key_values"), self.transformer)
         tokens = kwargs.get("input_ids") if inputs is None else inputs
         if cache is not None and tokens is not None:
@@ -233,7 +226,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         """Begin a cache where transformers needs one before the first call.
 
         Raises:
-            ValueError: A kind of cache is asked for, or one that the model does not have.
+            InputError: A kind of cache is asked for, or one that the model does not have.
         """
         super()._prepare_cache_for_generation(
             generation_config, model_kwargs, generation_mode, batch_size, *args
@@ -248,17 +241,17 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             return
         if not (needs_one or preface):
             return
-        model, asked = self.transformer, "assisted generation" if is_recording else "a chunk size"
+        model, what = self.transformer, "assisted generation" if is_recording else "a chunk size"
         if not self.config.has_memory or generation_config.use_cache is False:
-            raise ValueError(
-                f"{asked} needs a cache: use_cache=True, and a model with a memory (mem_len=0 has "
+            raise InputError(
+                f"{what} needs a cache: use_cache=True, and a model with a memory (mem_len=0 has "
                 "none)"
             )
-        if is_recording and not model.remembers_positions:
-            raise ValueError(
-                f"assisted generation takes back tokens, which the memory of a model of kind="
-                f"{self.config.kind!r}, a single state, does not allow: generate without "
-                "assistant_model and prompt_lookup_num_tokens"
+        if is_recording and (not model.remembers_positions or self.config.reset_at is not None):
+            raise InputError(
+                "assisted generation takes back tokens, which a memory of a single state (kind="
+                f"{self.config.kind!r}) or of documents (reset_at={self.config.reset_at}) does not "
+                "allow: generate without assistant_model and prompt_lookup_num_tokens"
             )
         cache = model_kwargs.get("past_key_values")
         if cache is None:
@@ -285,7 +278,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         """Repeat each text and its memory for beam search.
 
         Raises:
-            ValueError: A token of the prompt is neither padding nor in the vocabulary.
+            InputError: A token of the prompt is neither padding nor in the vocabulary.
         """
         # Before texts grow: what is written behind the end of a row is padding.
         tokens, mask = kwargs.get("input_ids"), kwargs.get("attention_mask")
@@ -306,22 +299,21 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         inputs_embeds: Tensor | None = None,
         attention_mask: Tensor | None = None,
         tokenizer: Any = None,
-        assistant_tokenizer: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Remove the tokens that were read already, if there is a memory; mask rows that ended.
 
-        The tokenizers are arguments of ``generate``, which transformers hands on.
+        The tokenizer is an argument of ``generate``, which transformers hands on.
 
         Raises:
-            ValueError: No token is left, or vectors would have to be read again.
+            InputError: No token is left, or vectors would have to be read again.
         """
         if not self.config.has_memory:
             next_sequence_length = None
             if inputs_embeds is not None:
-                raise ValueError("mem_len=0: vectors that are not remembered cannot be continued")
+                raise InputError("mem_len=0: vectors that are not remembered cannot be continued")
         if next_sequence_length is not None and next_sequence_length < 1:
-            raise ValueError(
+            raise InputError(
                 f"the memory has read all of the {input_ids.shape[1]} tokens: give at least one "
                 "more, the last one that was generated"
             )
@@ -361,13 +353,13 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         """Return prompts and their mask; the empty ones begin as a text without a prompt does.
 
         Raises:
-            ValueError: There is no token to begin with.
+            InputError: There is no token to begin with.
         """
         is_empty = mask.sum(1) == 0 if mask is not None else torch.zeros(len(tokens)).bool()
         if tokens.shape[1] and not bool(is_empty.any()):
             return tokens, mask
         if (start := self._start_id()) is None:
-            raise ValueError(
+            raise InputError(
                 "an empty prompt needs a token to begin after: give bos_token_id=..., or a prompt"
             )
         if not tokens.shape[1]:
@@ -401,48 +393,21 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
 
         transformers pads rows only if a token ends them; the number beyond the vocabulary is none.
         """
-        found = super()._get_stopping_criteria(generation_config, *args, **kwargs)
+        criteria = super()._get_stopping_criteria(generation_config, *args, **kwargs)
         if generation_config._eos_token_tensor is None:
             beyond = torch.tensor(self.config.vocab_size)
             generation_config._eos_token_tensor = beyond[None]
             if generation_config._pad_token_tensor is None:
                 generation_config._pad_token_tensor = beyond
-            found.append(EosTokenCriteria(beyond[None]))
-        return found
-
-    def _get_candidate_generator(self, *args: Any, **kwargs: Any) -> Any:
-        """Leave out candidates that one of two vocabularies cannot encode."""
-        found = super()._get_candidate_generator(*args, **kwargs)
-        if isinstance(found, AssistedCandidateGeneratorDifferentTokenizers):
-            found.get_candidates = partial(_readable_candidates, found, found.get_candidates)
-        return found
+            criteria.append(EosTokenCriteria(beyond[None]))
+        return criteria
 
     def heal_tokens(self, input_ids: Tensor, tokenizer: Any = None) -> Tensor:
-        """Replace the last token of each text by the likeliest one whose name begins with its.
-
-        transformers strips the texts before, and takes ``bos_token`` out of them, which is a line
-        break here.
-        """
-        if tokenizer is None:
-            raise ValueError("token_healing=True needs tokenizer=..., the tokenizer of the model")
-        names, healed = tokenizer.get_vocab(), input_ids.clone()
-        for row, text in enumerate(input_ids):
-            place = (text != tokenizer.pad_token_id).nonzero()[:, 0]
-            if len(place) < 2:
-                # There is nothing to choose by.
-                continue
-            real = text[place]
-            last = int(real[-1])
-            begun = tokenizer.convert_ids_to_tokens([last])[0]
-            bias = {(n,): _HEALING for name, n in names.items() if name.startswith(begun)}
-            if len(bias) > 1:
-                # Of equal ones, the token itself.
-                bias[last,] += 1.0
-                written = self.generate(
-                    real[None, :-1], max_new_tokens=1, do_sample=False, sequence_bias=bias
-                )
-                healed[row, place[-1]] = written[0, -1]
-        return healed
+        """Raise an error: transformers strips the texts, and a line break is a token here."""
+        raise NotImplementedError(
+            "token_healing=True: a line break at the end of a prompt would be lost; leave it out, "
+            "and end prompts with whole words"
+        )
 
     def _without_ended(self, tokens: Tensor, mask: Tensor | None) -> Tensor | None:
         """Return the mask without the padding that follows rows that ended."""
@@ -454,20 +419,6 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         # It may also cover what the memory has read, or not the newest tokens of a traced loop.
         n = min(mask.shape[1], tokens.shape[1])
         return torch.cat([mask[:, :-n], mask[:, -n:] * is_known[:, -n:]], 1)
-
-
-def _readable_candidates(
-    generator: Any, get_candidates: Any, input_ids: Tensor, **kwargs: Any
-) -> tuple[Tensor, None]:
-    """Return candidates, or none if one of both vocabularies cannot encode the text."""
-    try:
-        return get_candidates(input_ids, **kwargs)
-    except ValueError:
-        _LOGGER.warning_once(_UNREADABLE)
-        # It begins anew with the whole text.
-        generator.prev_assistant_ids = None
-        generator.assistant_kwargs.pop("past_key_values", None)
-        return input_ids, None
 
 
 # Trainer shifts labels for label smoothing only for these classes; ``register`` does not add ours.

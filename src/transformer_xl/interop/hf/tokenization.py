@@ -13,10 +13,10 @@ from typing import Any
 from tokenizers import AddedToken
 from transformers import BatchEncoding, PreTrainedTokenizerFast
 from transformers.generation.stopping_criteria import StopStringCriteria
-from transformers.pipelines.token_classification import TokenClassificationPipeline
 
 from transformer_xl.data.vocab import HALF, Vocab, half_refusal
 from transformer_xl.data.vocab_files import load_vocab
+from transformer_xl.errors import InputError
 from transformer_xl.interop.hf.backend import backend_of, encodes_lines
 from transformer_xl.interop.hf.configuration import path_of
 
@@ -68,7 +68,7 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
     ) -> None:
         if vocab is None:
             if vocab_file is None or definition_file is None:
-                raise ValueError(
+                raise InputError(
                     "the folder holds no vocabulary (vocab.json and tokenizer.json): give one that "
                     "does; `txl convert OLD NEW --vocab FILE` writes a converted model with its own"
                 )
@@ -79,19 +79,19 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
         vocab = self._vocab
         self._tokenizer = backend_of(vocab)
         roles = {"eos_token": vocab.eos_id, "unk_token": vocab.unk_id}
-        given = {name: None if n is None else vocab.symbols[n] for name, n in roles.items()}
+        defaults = {name: None if n is None else vocab.symbols[n] for name, n in roles.items()}
         if vocab.eos_id is None:
             # What a text without a beginning is written or scored after.
-            given["bos_token"] = next((x for x in _LINE_ENDS if x in self._ids), None)
-        given["pad_token"] = next((symbol for symbol in _PADS if symbol in self._ids), _PAD)
-        for name, token in given.items():
+            defaults["bos_token"] = next((x for x in _LINE_ENDS if x in self._ids), None)
+        defaults["pad_token"] = next((symbol for symbol in _PADS if symbol in self._ids), _PAD)
+        for name, token in defaults.items():
             if kwargs.get(name) is None:
                 kwargs[name] = token
         for name, token in kwargs.items():
             if not (name.endswith("_token") and isinstance(token, str)) or token in self._ids:
                 continue
             if (number := self._number(token)) is None:
-                raise ValueError(
+                raise InputError(
                     f"{name}={token!r} is not one of the {len(vocab)} symbols of the vocabulary: "
                     f"choose one of them, or add it by add_special_tokens({{{name!r}: {token!r}}})"
                 )
@@ -145,19 +145,21 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
 
         The model needs a row for each: ``model.resize_token_embeddings(len(tokenizer))``.
         """
-        given = {str(x): special_tokens or getattr(x, "special", False) for x in new_tokens or ()}
-        new = [name for name in given if name not in self._ids and name != _PAD]
+        specials = {
+            str(x): special_tokens or getattr(x, "special", False) for x in new_tokens or ()
+        }
+        new = [name for name in specials if name not in self._ids and name != _PAD]
         if new:
             # Before anything is changed, as a name may be refused.
             vocab = self._vocab.extended(new)
             self._added += new
-            self._plain += [name for name in new if not given[name]]
+            self._plain += [name for name in new if not specials[name]]
             self._take(vocab)
             for name in new:
-                super()._add_tokens([AddedToken(name, special=given[name], normalized=False)])
+                super()._add_tokens([AddedToken(name, special=specials[name], normalized=False)])
             self.init_kwargs["added_symbols"] = list(self._added)
         # One that is added again as a special token is one.
-        self._plain = [name for name in self._plain if not given.get(name)]
+        self._plain = [name for name in self._plain if not specials.get(name)]
         self.init_kwargs["plain_symbols"] = list(self._plain)
         return len(new)
 
@@ -177,8 +179,8 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
         Raises:
             ValueError: A part of it has no symbol in the vocabulary.
         """
-        found = self(text, pair, add_special_tokens=add_special_tokens, **kwargs)
-        return self.convert_ids_to_tokens(found["input_ids"])
+        encoding = self(text, pair, add_special_tokens=add_special_tokens, **kwargs)
+        return self.convert_ids_to_tokens(encoding["input_ids"])
 
     def _encode_plus(
         self,
@@ -198,7 +200,7 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
         """
         if encodes_lines(self._vocab):
             if return_offsets_mapping:
-                raise ValueError(
+                raise InputError(
                     "return_offsets_mapping=True: this tokenizer encodes each line as a text of "
                     "its own, and its tokens have no offsets in the text: leave it out"
                 )
@@ -206,9 +208,9 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
                 None if x is None else self._cut(x, is_split_into_words=is_split_into_words)
                 for x in (text, text_pair)
             )
-            found = super()._encode_plus(text, text_pair, is_split_into_words=True, **kwargs)
+            encoding = super()._encode_plus(text, text_pair, is_split_into_words=True, **kwargs)
             # Its offsets and words would be those of the tokens.
-            return BatchEncoding(dict(found), tensor_type=return_tensors)
+            return BatchEncoding(dict(encoding), tensor_type=return_tensors)
         try:
             return super()._encode_plus(
                 text,
@@ -243,13 +245,13 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
         # The longest first, where one begins with another.
         added = sorted(self._added, key=len, reverse=True)
         parts = re.split(f"({'|'.join(map(re.escape, added))})", text) if added else [text]
-        found = list[int]()
+        ids = list[int]()
         for n, part in enumerate(parts):
             if n % 2:
-                found.append(self._ids[part])
+                ids.append(self._ids[part])
             elif part:
-                found += self._vocab.encode(part)
-        return found
+                ids += self._vocab.encode(part)
+        return ids
 
     def _number(self, token: str) -> int | None:
         """Return the ID of a token, given as listed or as a text that is encoded as it."""
@@ -281,8 +283,8 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
         if isinstance(ids, int):
             return self._convert_id_to_token(ids)
         numbers = list(map(int, ids))
-        kept = self._without_special(numbers) if skip_special_tokens else numbers
-        return [self._convert_id_to_token(number) for number in kept]
+        shown = self._without_special(numbers) if skip_special_tokens else numbers
+        return [self._convert_id_to_token(number) for number in shown]
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
         """Join symbols to text; strings that are none stay what they are."""
@@ -304,7 +306,7 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
         self, token_ids: int | list[int] | None, skip_special_tokens: bool = False, **kwargs: Any
     ) -> str:
         if token_ids is None:
-            raise ValueError(
+            raise InputError(
                 "token_ids=None: programs that decode eos_token_id need one, and this vocabulary "
                 "has no symbol that ends a text; name one of its symbols, as by AutoTokenizer."
                 "from_pretrained(folder, eos_token='\\n').save_pretrained(folder)"
@@ -327,7 +329,7 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
                 ids = self._vocab.encode(text)
                 if self._vocab.decode([*ids, number]).startswith(text):
                     return text
-        raise ValueError("the vocabulary has no text that it writes as it was read")
+        raise InputError("the vocabulary has no text that it writes as it was read")
 
     def save_vocabulary(
         self, save_directory: str, filename_prefix: str | None = None
@@ -382,19 +384,3 @@ def _written_tokens_of_any(
 
 # transformers writes each token behind Latin letters, which not every vocabulary has.
 StopStringCriteria.clean_tokenizer_vocab = staticmethod(_written_tokens_of_any)
-
-_entities = TokenClassificationPipeline.postprocess
-
-
-def _entities_of_text(self: Any, all_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return the entities of a text, each with its part of the text as the word."""
-    sentence, found = all_outputs[0]["sentence"], _entities(self, all_outputs, *args, **kwargs)
-    if isinstance(self.tokenizer, TransformerXLTokenizer):
-        for entity in found:
-            if entity["start"] is not None:
-                entity["word"] = sentence[entity["start"] : entity["end"]]
-    return found
-
-
-# transformers names a token as its vocabulary lists it, and joins tokens, not parts of the text.
-TokenClassificationPipeline.postprocess = _entities_of_text
