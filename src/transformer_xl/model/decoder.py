@@ -209,8 +209,7 @@ class RingDecoder(Decoder):
             raise InputError(OTHER_ADAPTERS)
         ring = self._ring
         tokens = step_inputs(tokens, len(ring.first), self._model.config)
-        if ring.has_to_move:
-            ring.move()
+        ring.make_room()
         if self._step is None or self._step.tensors is not ring.tensors:
             # Those of as many distances as the ring has slots.
             if len(self._positions[0].r) != ring.capacity:

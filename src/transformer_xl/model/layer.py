@@ -34,13 +34,6 @@ def is_fast(module: nn.Module) -> bool:
     return type(module) is Linear and "forward" not in vars(module)
 
 
-def rows_from(
-    module: nn.Module, x: Float[Tensor, "*batch E"], first_row: int
-) -> Float[Tensor, "*batch rows"]:
-    """Return the outputs of a linear map from ``first_row`` on, computing no others if possible."""
-    return module(x, first_row=first_row) if is_fast(module) else module(x)[..., first_row:]
-
-
 def project(
     qkv_proj: nn.Module,
     x: Float[Tensor, "B T D"],
@@ -148,7 +141,9 @@ class Attention(nn.Module):
         self, x: Float[Tensor, "B S D"]
     ) -> tuple[Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
         """Project hidden states to keys and values only."""
-        k, v = rows_from(self.qkv_proj, x, self.n_head * self.d_head).chunk(2, -1)
+        width, proj = self.n_head * self.d_head, self.qkv_proj
+        both = proj(x, first_row=width) if is_fast(proj) else proj(x)[..., width:]
+        k, v = both.chunk(2, -1)
         return self._finished(self._heads(k), self.k_norm), self._finished(self._heads(v))
 
     def position_keys(self, encoding: Float[Tensor, "S D"]) -> Float[Tensor, "S H K"]:

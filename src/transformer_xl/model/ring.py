@@ -75,15 +75,21 @@ class Ring:
         """With ``input_recurrence``, the inputs of the first layer."""
         return self.tensors[2][0][0]
 
-    @property
-    def has_to_move(self) -> bool:
-        """Whether the ring is too small for the next position, or larger than needed."""
-        # A fixed one never has to, and a GPU is not waited for.
-        return not self.is_fixed and self._has_to_move(self._longest() + 1)
+    def make_room(self, M: int = 0) -> None:
+        """Copy the positions into new buffers if there is no room, or too much.
 
-    def move(self) -> None:
-        """Copy the positions, in order, into new buffers with room for the next one."""
-        self._move(self._longest() + 1)
+        Args:
+            M: Length of a stream that is going to be put in. The next position is counted beside.
+        """
+        # A fixed one has room from the start, and a GPU is not waited for.
+        if self.is_fixed:
+            return
+        longest = self._longest()
+        span = max(M, longest) + 1
+        capacity = self._capacity_for(span)
+        if span > self.capacity or (self.next_slot == 0 and capacity < self.capacity):
+            slots = self._slots(self.position - longest, self.position)
+            self._lay_out(self.tensors, slots, longest, capacity)
 
     def memory(self) -> KeysAndValues:
         """Return a copy of the keys and values, oldest first."""
@@ -122,9 +128,7 @@ class Ring:
             self.position = before + shift
             self.first += shift
         self.first[row] = self.position
-        span = max(M, self._longest()) + 1
-        if self._has_to_move(span):
-            self._move(span)
+        self.make_room(M)
         slots = self._slots(self.position - M, self.position)
         for layers, of_row in zip(self.tensors, memory.by_name(), strict=True):
             for x, new in zip(layers, of_row, strict=True):
@@ -152,17 +156,6 @@ class Ring:
         """Return the slots of the positions from ``start`` to ``stop``."""
         position = torch.arange(start, stop, device=self.first.device)
         return (position - self._origin) % self.capacity
-
-    def _has_to_move(self, span: int) -> bool:
-        """Whether the ring is too small for ``span`` positions, or larger than needed."""
-        is_too_large = self.next_slot == 0 and self._capacity_for(span) < self.capacity
-        return span > self.capacity or is_too_large
-
-    def _move(self, span: int) -> None:
-        """Copy the positions in order into a ring for ``span`` positions."""
-        M = self._longest()
-        slots = self._slots(self.position - M, self.position)
-        self._lay_out(self.tensors, slots, M, self._capacity_for(span))
 
     def _lay_out(
         self, tensors: Sequence[Sequence[Tensor]], slots: Any, M: int, capacity: int

@@ -1,7 +1,6 @@
 """The segment of a forward pass, the lengths with which it is read, and what its queries see."""
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -221,12 +220,6 @@ class View(NamedTuple):
     ) -> tuple[Float[Tensor, "B all H K"], Float[Tensor, "B all H K"]]:
         """Return all keys and values of a layer, given those projected in this call."""
         return (k, v) if self.join is None else self.join(layer, k, v)
-
-    def pieces(self, T: int) -> Iterator[tuple[int, int]]:
-        """Yield start and end of the parts between which documents begin, in any row."""
-        starts = self.starts
-        cuts = [] if starts is None else starts[:, 1:].any(0).nonzero()[:, 0].add(1).tolist()
-        return pairwise([0, *cuts, T])
 
     def remember(self, memory: Memory, states: Sequence[Float[Tensor, "B T D"]]) -> Memory:
         """Return the memory after the segment, detached.

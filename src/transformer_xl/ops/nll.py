@@ -70,11 +70,6 @@ def _nll(x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, dtype: torch.
     return cast(Tensor, _LinearNLL.apply(x, weight, bias, targets, dtype))
 
 
-def chunk_rows(device: str, V: int) -> int:
-    """Return the number of tokens in a chunk for a device type and vocabulary size V."""
-    return max(LEAST_ROWS, (CHUNK if device == "cpu" else GPU_CHUNK) // V)
-
-
 class _LinearNLL(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -130,7 +125,7 @@ def _pass(
     dx, dw, db = gradients
     V, w, b = len(weight), weight.to(dtype), bias.to(dtype)
     places = _counted(targets, targets)
-    rows = chunk_rows(x.device.type, V)
+    rows = max(LEAST_ROWS, (CHUNK if x.device.type == "cpu" else GPU_CHUNK) // V)
     kernels, width = None, V
     if has_kernels(x.device, dtype):
         kernels = import_module("transformer_xl.ops.triton_nll")

@@ -41,7 +41,10 @@ def linear(
     """Return ``x weight^T + bias``, as :func:`torch.nn.functional.linear` does."""
     if isinstance(weight, Int8Weight):
         return weight.product(x, bias)
-    dtype = _autocast_dtype(x, weight) if x.device.type == "cpu" else None
+    # The dtype to which autocast casts the operands; those in float64 it leaves alone.
+    is_cast = x.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+    is_cast &= torch.float64 not in (x.dtype, weight.dtype)
+    dtype = torch.get_autocast_dtype("cpu") if is_cast else None
     is_large = takes_onednn(x, weight)
     has_graph = torch.is_grad_enabled() and not torch.compiler.is_compiling()
     # Where a precision is emulated, autocast must not choose it for the product.
@@ -195,14 +198,6 @@ def onednn_is_faster() -> bool:
         and torch.backends.mkldnn.is_available()
         and torch.backends.mkl.is_available()
     )
-
-
-def _autocast_dtype(x: Tensor, weight: Tensor) -> torch.dtype | None:
-    """Return the dtype to which autocast casts a product, if any."""
-    device = x.device.type
-    if not torch.is_autocast_enabled(device) or torch.float64 in (x.dtype, weight.dtype):
-        return None
-    return torch.get_autocast_dtype(device)
 
 
 class _Linear(torch.autograd.Function):

@@ -21,7 +21,7 @@ from transformer_xl.errors import InputError
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.segment import Lengths, Segment, View
-from transformer_xl.studies.models.recurrent import RecurrentModel, refuse_ext_len
+from transformer_xl.studies.models.recurrent import RecurrentModel, pieces, refuse_ext_len
 
 CHUNK = 64
 """Tokens that a scan computes at once; shorter segments are padded to it."""
@@ -318,7 +318,7 @@ class XLNetModel(BorrowedModel):
         # The first position that each row sees.
         first = memory.forgotten if memory.forgotten is not None else _zeros(B, self.device)
         parts = []
-        for start, stop in view.pieces(T):
+        for start, stop in pieces(view, T):
             if view.starts is not None:
                 first = torch.where(view.starts[:, start], M + start, first)
             part, present = self._advance(x[:, start:stop], past, first)

@@ -6,6 +6,8 @@ models, too.
 """
 
 from abc import abstractmethod
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -29,6 +31,13 @@ def refuse_ext_len(kind: str, lengths: Lengths) -> None:
             f"ext_len={lengths.ext_len}: a model of kind={kind!r} cannot take back what it has "
             "read; set it to 0"
         )
+
+
+def pieces(view: View, T: int) -> Iterator[tuple[int, int]]:
+    """Yield start and end of the parts of a segment between which documents begin, in any row."""
+    starts = view.starts
+    cuts = [] if starts is None else starts[:, 1:].any(0).nonzero()[:, 0].add(1).tolist()
+    return pairwise([0, *cuts, T])
 
 
 class RecurrentModel(LanguageModel):
@@ -94,7 +103,7 @@ class RecurrentModel(LanguageModel):
         T, padding, begins = x.shape[1], view.padding, view.starts
         initial, state = self._initial_state(), self._state(memory)
         parts = []
-        for start, stop in view.pieces(T):
+        for start, stop in pieces(view, T):
             if begins is not None:
                 state = torch.where(begins[:, start, None], initial, state)
             part = x[:, start:stop]
