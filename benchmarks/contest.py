@@ -126,7 +126,6 @@ def measure(
     if job.precision == "int8_weights":
         # Ours alone, and only since there is such a thing.
         ways = {name: name for name in ways if name in WAYS and WAYS[name].module == "ours"}
-    # First, as it may need packages that are missing.
     flops = {
         name: step_flops(job.work, job.shape, has_positions=WAYS[way].has_positions)
         for name, way in ways.items()

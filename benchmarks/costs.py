@@ -26,17 +26,21 @@ from types import FrameType
 from typing import Any
 
 import torch
+from random_steps import full_memory, reading_step
 from result_file import write_result_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 import transformer_xl
-from transformer_xl.apps.bench.speed import full_memory, reading_step, training
+from transformer_xl.config import Config
 from transformer_xl.config.recipes import load_recipe
+from transformer_xl.data import Segments
 from transformer_xl.inference.generate import generate
-from transformer_xl.model.segment import Lengths
+from transformer_xl.model import TransformerXL
 from transformer_xl.ops import products
+from transformer_xl.train import Network, TrainState, train_step
+from transformer_xl.train.optim import Optimizer, new_average
 
 FILE = Path(__file__).parent / "results" / "costs.json"
 TOLERANCE = 0.1
@@ -92,6 +96,30 @@ def count(step: Callable[[], object], warm_up: int = 3) -> Counts:
     }
 
 
+def training(config: Config) -> tuple[TransformerXL, Callable[[], object]]:
+    """Return a model with a function that makes a training step on random tokens."""
+    settings, model_config = config.train, config.model
+    # As at the end of a run: with the lengths of the last stage, and averaged weights.
+    is_averaged = settings.average != "none"
+    settings = replace(settings, stages=(), average_start=0.0 if is_averaged else None)
+    config = replace(config, train=settings)
+    torch.manual_seed(settings.seed)
+    model = TransformerXL(model_config).train()
+    B, T = settings.batch_size, settings.segment_len
+    tokens = torch.randint(model_config.vocab_size, (8 * B * T + 1,)).numpy()
+    state = TrainState(
+        model=model,
+        optimizer=Optimizer(model, settings),
+        segments=Segments(tokens, B, T, model_config.ext_len),
+        mems=[full_memory(model, B, model_config.mem_len)],
+        total_steps=settings.steps,
+        corpus={},
+        average=new_average(model, settings),
+    )
+    network = Network(model, settings, state.world)
+    return model, lambda: train_step(config, state, network)
+
+
 def costs() -> dict[str, Counts]:
     """Return the counts of training, evaluation and generation."""
     torch.set_num_threads(1)
@@ -104,18 +132,14 @@ def costs() -> dict[str, Counts]:
         model=replace(recipe.model, vocab_size=4096),
         train=replace(recipe.train, precision="float32", compile=False),
     )
-    device = torch.device("cpu")
-    state, train = training(config, device)
+    model, train = training(config)
     found = {"training": count(train)}
-    model = state.model.eval()
-    T, M = config.train.segment_len, config.model.mem_len
-    tokens = torch.randint(4096, (1, T + 1))
-    lengths = Lengths.of(config.model, segment_len=T)
-    memory = model.keep(full_memory(model, 1, M))
+    model.eval()
+    tokens = torch.randint(4096, (1, config.train.segment_len + 1))
     with torch.no_grad():
-        evaluate = reading_step(model, tokens[:, :-1], tokens[:, 1:], lengths, memory)
-        found["evaluation"] = count(evaluate)
-    written = generate(model, [0], mems=full_memory(model, 1, M), seed=0)
+        found["evaluation"] = count(reading_step(model, tokens[:, :-1], tokens[:, 1:]))
+    memory = full_memory(model, 1, config.model.mem_len)
+    written = generate(model, [0], mems=memory, seed=0)
     return found | {"generation": count(lambda: next(written))}
 
 

@@ -46,8 +46,6 @@ from transformer_xl.train.metrics import read_metrics
 
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "experiments.md"
-POINTS = 40
-"""How many points of a validation curve are kept."""
 Settings = dict[str, Any]
 
 
@@ -291,16 +289,11 @@ def _trained(config: Config, folder: Path) -> Settings:
     valid = [r for r in read_metrics(folder / "metrics.jsonl") if r["kind"] == "valid"]
     checkpoint = max((folder / "checkpoints").glob("step_*"))
     state = read_about(checkpoint)
-    stride = math.ceil(len(valid) / POINTS)
-    # Counted from the end, whose point is kept.
-    curve = [[r["step"], r["nll"]] for r in valid[::-1][::stride]][::-1]
     return {
         "steps": state["step"],
         "seconds": state["seconds"],
         "valid_nll": min(r["nll"] for r in valid),
-        "last_valid_nll": valid[-1]["nll"],
         "test_nll": results["test"]["nll"],
-        "curve": curve,
     }
 
 

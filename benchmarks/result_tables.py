@@ -23,24 +23,6 @@ H100_BFLOAT16 = 989e3
 """GFLOP/s of the data sheet, of an H100 and an H200 alike."""
 _Case = Mapping[str, Any]
 
-_READERS = {
-    "torch": "torch containers",
-    "pickle": "pickles",
-    "tensorflow": "TensorFlow checkpoints",
-    "vocabulary": "vocabularies",
-    "convert": "`txl convert`, whole",
-    "model": "models that write: settings, weights, vocabulary, tokenizer",
-    "session": "sessions of a server",
-    "recipe": "recipes",
-    "archive": "archives",
-    "template": "chat templates and settings of tokenizers",
-}
-_CORPORA = {
-    "jsb-chorales-cpu": "chorales",
-    "enwik8-cpu": "enwik8's first megabytes",
-    "ptb-char-cpu": "Penn Treebank, characters",
-    "bard": "tiny Shakespeare",
-}
 _SERVED = {
     "serving": "3.5 M weights, two cores for server and clients",
     "serving_kill_pile": "0.9 M weights, one core for both",
@@ -205,51 +187,6 @@ def _card(result: _Case) -> str:
     return result["processor"].split()[1]
 
 
-def _softmax() -> Iterator[str]:
-    found = _result("adaptive_softmax", EPYC)
-    names = {
-        "ours": "ours, chunk by chunk",
-        "all_at_once": "all at once, as the authors do",
-        "torch": "`torch.nn.AdaptiveLogSoftmaxWithLoss`",
-    }
-    for way, name in names.items():
-        ratio = _spread(found, way) or 1
-        yield row(name, f"{found['seconds'][way]:.2f} s", ratio, f"{found['mb_taken'][way]:.0f} MB")
-
-
-def _formats() -> Iterator[str]:
-    for case in _result("converting", EPYC)["rows"]:
-        yield row(
-            case["format"],
-            f"{case['bytes'] / 1e6:,.0f} MB",
-            f"{case['seconds']:.1f} s",
-            f"{case['peak_mb']:,.0f} MB",
-        )
-
-
-def _mutants() -> Iterator[str]:
-    files = _result("fuzzing", EPYC)["files"]
-    for reader in dict.fromkeys(file["reader"] for file in files):
-        own = [file for file in files if file["reader"] == reader]
-        read, refused = (sum(file[name] for file in own) for name in ("read", "refused"))
-        violations = sum(len(file["violations"]) for file in own)
-        counts = (f"{n:,}" for n in (len(own), read + refused, refused, read, violations))
-        slowest = max(file["slowest_seconds"] for file in own)
-        memory = max(file["most_memory_mb"] for file in own)
-        yield row(_READERS[reader], *counts, f"{slowest:.1f}", f"{memory:.1f}")
-
-
-def _dynamic() -> Iterator[str]:
-    for case in _result("dynamic", XEON)["rows"]:
-        fixed, learning = case["fixed"], case["dynamic"]
-        yield row(
-            _CORPORA[case["run"]],
-            f"{case['lr']:.0e}".replace("e-0", "e-"),
-            *(f"{x:.4f}" for x in (fixed, learning)),
-            f"{learning - fixed:.4f}",
-        )
-
-
 def _served() -> Iterator[str]:
     for name, about in _SERVED.items():
         found = _result(name, XEON)
@@ -264,20 +201,6 @@ def _served() -> Iterator[str]:
             *(f"{x['tokens_per_second']:,.0f}" for x in (load, one)),
             f"{load['tokens_per_second'] / one['tokens_per_second']:.2f}",
             *late,
-        )
-
-
-def _compressed() -> Iterator[str]:
-    cases = _result("compressing", XEON)["rows"]
-    for file in dict.fromkeys(case["file"] for case in cases):
-        own = {case["name"]: case for case in cases if case["file"] == file}
-        ours = own["txl"]
-        yield row(
-            file.partition(".")[0],
-            *(f"{own[name]['bytes']:,}" for name in ("xz -9e", "bzip2 -9", "zstd -19")),
-            f"**{ours['bytes']:,}** ({ours['bits_per_byte']:.3f} bits a byte)",
-            f"{ours['overhead_percent']:.2f} %",
-            *(f"{ours['size'] / ours[f'{x}_seconds']:,.0f}" for x in ("compress", "decompress")),
         )
 
 
@@ -311,22 +234,10 @@ def tables() -> dict[str, str]:
         "steps-gpu": _texts(
             "work|GPU|time|tokens a second|share of the GPU|plain GPT with memory", _steps_gpu()
         ),
-        "softmax": _texts("softmax|time|against ours, turn by turn|memory", _softmax()),
-        "converting": _texts("format|size|time|memory", _formats()),
-        "fuzzing": _texts(
-            "what reads|files|mutants|refused|read|violations|slowest, s|most memory, MB",
-            _mutants(),
-        ),
-        "dynamic": _texts("corpus|learning rate|fixed weights|learning|difference", _dynamic()),
         "serving": _texts(
             "model|requests|right|tokens a second|one client|ratio"
             "|p50, p95, p99 of an answer|of the first token",
             _served(),
-        ),
-        "compressing": _texts(
-            "bytes|`xz -9e`|`bzip2 -9`|`zstd -19`|`txl compress`|beyond the model's bits"
-            "|bytes a second, written|restored",
-            _compressed(),
         ),
     }
 

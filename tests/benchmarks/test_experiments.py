@@ -214,7 +214,7 @@ def test_what_a_file_has_is_kept(experiments, tmp_path, monkeypatch):
         made.append((folder.parent.name, config.train.seed))
         if folder.parent.name in fails:
             return {"failed": "the loss is nan"}
-        return {"steps": config.train.steps, "valid_nll": float(config.train.seed), "curve": []}
+        return {"steps": config.train.steps, "valid_nll": float(config.train.seed)}
 
     monkeypatch.setattr(experiments, "_trained", train)
     monkeypatch.setattr(experiments, "prepare_process", lambda: None)
@@ -288,8 +288,8 @@ def test_an_experiment_is_run_recorded_and_not_run_again(tmp_path, toy_text):
     assert made == ["first, seed 1", "cosine, seed 1"]
     for variant in result["variants"]:
         (run,) = variant["runs"]
-        assert run["curve"][-1] == [run["steps"], run["last_valid_nll"]]
-        assert run["valid_nll"] <= run["last_valid_nll"]
+        assert run["steps"] > 0
+        assert run["valid_nll"] > 0
     assert result["circumstances"][-1]["torch"]
     assert "| cosine | a cosine | 1 |" in table
     # Without the folders of the runs, what the file has is not made again, and its steps hold.
