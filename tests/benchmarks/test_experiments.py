@@ -166,17 +166,14 @@ def test_the_page_is_what_the_program_makes_of_the_recorded_results(experiments)
     assert experiments.PAGE.read_text("utf-8") == experiments.page(experiments.recorded())
 
 
-def _record(experiments, path, configs, minutes=1.0):
+def _experiment(experiments, path, configs, minutes=1.0, note=None):
     experiment = {"recipe": "demo", "variant": [{"name": name} for name in configs]}
-    return experiments.Record(path, experiment, configs, minutes)
-
-
-def _with(config, **settings):
-    return replace(config, train=replace(config.train, **settings))
+    return experiments.Experiment(path, experiment, configs, minutes, note)
 
 
 def test_a_pace_is_measured_once_and_others_beside_it(experiments, tmp_path, monkeypatch):
-    measured, path, demo = [], tmp_path / "found.json", load_recipe("demo")
+    measured, path = [], tmp_path / "found.json"
+    configs = dict.fromkeys("abc", load_recipe("demo"))
 
     def paces(configs):
         measured.append([*configs])
@@ -187,10 +184,9 @@ def test_a_pace_is_measured_once_and_others_beside_it(experiments, tmp_path, mon
     monkeypatch.setattr(experiments, "prepare_process", lambda: None)
 
     def known(*names):
-        record = _record(experiments, path, dict.fromkeys("abc", demo))
-        called = dict.fromkeys(names, demo)
-        experiments.Experiment(called, record, tmp_path)._measure_paces()
-        return record.paces
+        experiment = _experiment(experiments, path, configs)
+        experiment._steps(names[0], names)
+        return experiment.paces
 
     assert known("a", "b") == known("a") == {"a": [1.0], "b": [1.0]}
     assert measured == [["a", "b"]]
@@ -199,11 +195,11 @@ def test_a_pace_is_measured_once_and_others_beside_it(experiments, tmp_path, mon
     assert measured[1:] == [["a", "b", "c"]]
     # Runs of an earlier version have no pace.
     text = json.loads(path.read_text())
-    text["variants"] = [text["variants"][0] | {"runs": runs(1.0)}]
     del text["variants"][0]["seconds_per_step"]
+    text["variants"] = [text["variants"][0] | {"runs": runs(1.0)}]
     path.write_text(json.dumps(text))
     with pytest.raises(ValueError, match="has runs of a, but not its pace"):
-        known("a", "b")
+        _experiment(experiments, path, configs)._steps("b", ("a", "b"))
 
 
 def test_what_a_file_has_is_kept(experiments, tmp_path, monkeypatch):
@@ -222,9 +218,7 @@ def test_what_a_file_has_is_kept(experiments, tmp_path, monkeypatch):
 
     def call(names, seeds, note=None):
         made.clear()
-        record = _record(experiments, path, configs)
-        called = dict.fromkeys(names, demo)
-        experiments.Experiment(called, record, tmp_path, note).run(seeds)
+        _experiment(experiments, path, configs, note=note).run(names, seeds, tmp_path)
         result = json.loads(path.read_text())
         found = {x["name"]: [run["seed"] for run in x["runs"]] for x in result["variants"]}
         return found, result, [*made]
@@ -254,19 +248,19 @@ def test_what_a_file_has_is_kept(experiments, tmp_path, monkeypatch):
 
 def test_a_file_whose_runs_would_be_lost_is_refused(experiments, tmp_path):
     path, demo = tmp_path / "found.json", load_recipe("demo")
-    record = _record(experiments, path, {"a": demo, "b": demo})
-    for name in "ab":
-        record.add(name, {"seed": 1, "steps": 9, "valid_nll": 1.0})
-    record.write()
+    experiment = _experiment(experiments, path, {"a": demo, "b": demo})
+    experiment.runs = {name: [{"seed": 1, "steps": 9, "valid_nll": 1.0}] for name in "ab"}
+    experiment.write()
     same = replace(demo, data=replace(demo.data, cache_dir="elsewhere"))
-    assert _record(experiments, path, {"a": same, "b": same, "c": demo}).finished("b")
-    other = _with(demo, lr=2 * demo.train.lr)
-    with pytest.raises(ValueError, match=r"has runs of 1 minute, not 2: give --json another"):
-        _record(experiments, path, {"a": demo, "b": demo}, 2.0)
-    with pytest.raises(ValueError, match="has runs of b that were made with other settings"):
-        _record(experiments, path, {"a": demo, "b": other})
-    with pytest.raises(ValueError, match="has the variant b, which the experiment lacks"):
-        _record(experiments, path, {"a": demo})
+    assert _experiment(experiments, path, {"a": same, "b": same, "c": demo}).finished("b")
+    other = replace(demo, train=replace(demo.train, lr=2 * demo.train.lr))
+    for configs, minutes, message in (
+        ({"a": demo, "b": demo}, 2.0, r"has runs of 1 minute, not 2: give --json another"),
+        ({"a": demo, "b": other}, 1.0, "has runs of b that were made with other settings"),
+        ({"a": demo}, 1.0, "has the variant b, which the experiment lacks"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            _experiment(experiments, path, configs, minutes)
 
 
 @pytest.mark.slow
