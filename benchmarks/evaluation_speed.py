@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from random_steps import reading_step
 from result_file import write_result_file
 from turns import circumstances
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.config.device import autocast, pick_device, pick_precision, prepare_process
 from transformer_xl.inference.evaluate import window_nll
-from transformer_xl.model import TransformerXL
+from transformer_xl.model import Memory, TransformerXL
+from transformer_xl.model.reading import read
+from transformer_xl.model.segment import Lengths
 from transformer_xl.ops.timing import median_and_range, timed
 
 ENWIK8 = ModelConfig(vocab_size=204, clamp_len=820)
@@ -82,7 +83,16 @@ def memory_step(
     """Return a function that predicts a segment of each stream, with a full memory."""
     reader = TransformerXL(replace(model, mem_len=attn_len, attn_len=attn_len)).to(device).eval()
     tokens = torch.randint(model.vocab_size, (B, T + 1), device=device)
-    return reading_step(reader, tokens[:, :-1], tokens[:, 1:])
+    states = torch.randn(B, attn_len, model.d_model, device=device)
+    mems, lengths = reader.keep(Memory([states] * model.n_layer)), Lengths.of(reader.config)
+    lengths = lengths._replace(segment_len=T)
+
+    def step() -> None:
+        nonlocal mems
+        (piece,) = read(reader, tokens[:, :-1], lengths, mems, targets=tokens[:, 1:])
+        mems = piece.mems
+
+    return step
 
 
 def main() -> None:
