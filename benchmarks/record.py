@@ -2,8 +2,7 @@
 
     python benchmarks/record.py runs/enwik8 enwik8-cpu          # a run folder; NAME is the recipe's
     python benchmarks/record.py runs/ablation ablation-ptb-char # a folder of txl ablate
-    python benchmarks/record.py recl.json recl-synthetic        # what benchmarks/recl.py wrote
-    python benchmarks/record.py recl.json recl-wt103            # ... or txl recl --json
+    python benchmarks/record.py recl.json recl-wt103            # what txl recl --json wrote
     python benchmarks/record.py table-9.json evaluation-speed   # ... or evaluation_speed.py
 
 `benchmarks/reproduction.py` makes docs/reproduction.md of these files. Every one has

@@ -212,12 +212,12 @@ def test_a_curve_keeps_its_ends_and_a_hundred_points(record: ModuleType) -> None
 
 def test_result_files_are_told_apart(record: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "found.json"
-    lengths = {"contexts": [1, 2], "models": [], "command": "python benchmarks/recl.py"}
+    lengths = {"contexts": [1, 2], "models": [], "command": "txl recl runs/xl"}
     # What a command prints on its last line, and what a program writes on many.
     path.write_text(json.dumps(lengths))
     assert record.recorded(path)["kind"] == "recl"
     path.write_text(json.dumps(lengths, indent=2))
-    assert record.recorded(path)["command"] == "python benchmarks/recl.py"
+    assert record.recorded(path)["command"] == "txl recl runs/xl"
     path.write_text(json.dumps({"rows": [{"attn_len": 8, "slowdown": 2.0}], "device": "Abacus"}))
     assert record.recorded(path)["machine"] == {"processor": "Abacus"}
     path.write_text("{}")
