@@ -63,13 +63,10 @@ def read_experiment(path: Path) -> Settings:
             f"{path}: an experiment has a recipe, a list of [[variant]], and if need be about and "
             f"[set]; not {', '.join(unknown) or 'less'}"
         )
-    sections = {field.name for field in fields(Config)}
-    for variant in variants:
-        if unknown := variant.keys() - sections - {"name", "recipe", "about"}:
-            raise ValueError(
-                f"{path}: a [[variant]] has a name, and if need be about, a recipe and sections: "
-                f"{', '.join(sorted(sections))}; not {', '.join(sorted(unknown))}"
-            )
+    known = {"name", "recipe", "about", *(field.name for field in fields(Config))}
+    if unknown := {name for variant in variants for name in variant} - known:
+        names = (", ".join(sorted(x)) for x in (known, unknown))
+        raise ValueError("{}: a [[variant]] may have {}; not {}".format(path, *names))
     names = [variant.get("name") for variant in variants]
     if len(set(names)) < len(names) or not all(names):
         raise ValueError(f"{path}: each variant needs a name of its own: {names}")

@@ -81,10 +81,9 @@ def _trained(folder: Path, name: str, more: str) -> dict[str, Any]:
         "eval.batch_size": 4,
         "generate.length": 100,
     }
-    if "lstm" in name:
-        settings["model.d_embed"] = SHAPE["d_model"]
-    else:
-        settings |= {f"model.{key}": value for key, value in MORE_SHAPE.items()}
+    more_shape = {"d_embed": SHAPE["d_model"]} if "lstm" in name else MORE_SHAPE
+    settings |= {f"model.{key}": value for key, value in more_shape.items()}
+    if "lstm" not in name:
         settings["eval.mem_lens"] = "0 32 64"
     words = [word for key, x in settings.items() for word in (f"--{key}", *str(x).split())]
     run = folder / name
@@ -92,9 +91,7 @@ def _trained(folder: Path, name: str, more: str) -> dict[str, Any]:
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     results = json.loads((run / "results.json").read_text())
     return {
-        "losses": [
-            _first(each, "bits_per_token", "bits") for each in records if each["kind"] == "train"
-        ],
+        "losses": [_first(x, "bits_per_token", "bits") for x in records if x["kind"] == "train"],
         "valid": [each["nll"] for each in records if each["kind"] == "valid"],
         "weights": _hash_of_weights(run / "model" / "last"),
         "results": {key: x for key, x in results.items() if key != "settings"},
@@ -251,10 +248,8 @@ def _converted(folder: Path) -> dict[str, Any]:
             ids = torch.arange(40)[None]
             with torch.no_grad():
                 nll = model(ids, targets=ids + 1).nll
-            found[f"conversion/{name}/{layout}"] = {
-                "weights": _hash_of_weights(back),
-                "nll": nll.tolist(),
-            }
+            weights = _hash_of_weights(back)
+            found[f"conversion/{name}/{layout}"] = {"weights": weights, "nll": nll.tolist()}
     return found
 
 

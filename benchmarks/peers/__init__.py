@@ -112,7 +112,6 @@ WAYS = {
     "labml": Way("labml", environment="labml"),
     "gpt": Way("gpt", "states", has_positions=False),
     "gpt_kept": Way("gpt", "kept", has_positions=False),
-    "gpt_compiled": Way("ours", "no_positions", has_positions=False),
 }
 
 

@@ -2,11 +2,9 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
-from dataclasses import fields, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from shutil import rmtree
@@ -67,36 +65,6 @@ def test_every_experiment_file_makes_recipes(experiments, path):
         assert differences(base, found), f"{variant['name']} is {first['name']} once more"
 
 
-def test_all_modern_changes_together_are_each_of_them_and_each_is_left_out_once(experiments):
-    path = PROGRAMS / "experiments" / "modern.toml"
-    experiment = experiments.read_experiment(path)
-    models = {
-        variant["name"]: experiments.recipe_of(experiment, variant, {}, path.name).model
-        for variant in experiment["variant"]
-    }
-    without = {name for name in models if name.startswith("without-")}
-    singles = models.keys() - without - {"recipe", "all", "modern-xl"}
-    alone = {name: _changed(models["recipe"], models[name]) for name in singles}
-    # The recipe has QK-norm, so that alone it is left out.
-    off = alone.pop("no-qk-norm")
-    assert _changed(models["recipe"], models["all"]) == {k: x for each in alone.values()
-                                                        for k, x in each.items()}  # fmt: skip
-    left_out = {f"without-{name}": each.keys() for name, each in alone.items()}
-    assert without == left_out.keys() | {"without-qk-norm"}
-    for name, names in left_out.items():
-        assert _changed(models["all"], models[name]).keys() == names
-    assert _changed(models["all"], models["without-qk-norm"]) == off == {"qk_norm": False}
-    assert models["modern-xl"] == load_recipe("modern-xl").model
-
-
-def _changed(one, other):
-    return {
-        field.name: getattr(other, field.name)
-        for field in fields(one)
-        if getattr(one, field.name) != getattr(other, field.name)
-    }
-
-
 def test_settings_of_a_variant_go_over_those_of_all_and_the_command_line_over_both(experiments):
     experiment = {
         "recipe": "demo",
@@ -110,12 +78,6 @@ def test_settings_of_a_variant_go_over_those_of_all_and_the_command_line_over_bo
     assert more["data"] == {"path": "a/b"}
     assert more["eval"] == {"mem_lens": [1, 2]}
     assert found.muon_lr == load_recipe("demo").train.muon_lr
-
-
-def test_a_setting_without_a_section_or_value_is_refused(experiments):
-    for word in ("train.lr", "lr=3", "="):
-        with pytest.raises(ValueError, match=r"write section\.key=value"):
-            experiments.given([word])
 
 
 def test_what_is_no_experiment_is_refused(experiments, tmp_path):
@@ -309,27 +271,6 @@ def _program(tmp_path, text):
     program = [sys.executable, str(PROGRAMS / "experiments.py"), str(path)]
     program += ["--out", str(tmp_path / "out"), "--json", str(found)]
     return [*program, "--set", f"data.path={text}"], found
-
-
-def test_an_interrupt_lets_the_training_save(tmp_path, toy_text):
-    program, _ = _program(tmp_path, toy_text)
-    running = subprocess.Popen(
-        [*program, "--minutes", "2", "--seeds", "1"],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-    )
-    try:
-        folder = tmp_path / "out" / "first"
-        while not any(x.stat().st_size for x in folder.glob("seed_1-*/metrics.jsonl")):
-            assert running.poll() is None
-            time.sleep(0.1)
-        running.send_signal(signal.SIGINT)
-        running.communicate()
-    finally:
-        running.kill()
-    assert running.returncode
-    (log,) = folder.glob("seed_1-*.log")
-    assert "and saved; the same command resumes from there" in log.read_text()
 
 
 def test_a_misspelled_variant_is_refused(tmp_path, toy_text):

@@ -83,20 +83,6 @@ def test_a_way_that_fails_is_left_out_and_the_others_go_on(
     assert said.count(str(program)) == 2
 
 
-def test_without_ours_the_others_are_still_measured_and_without_any_the_program_ends(
-    tmp_path: Path,
-) -> None:
-    program = tmp_path / "failing.py"
-    program.write_text(FAILING)
-    take_turns = import_module("turns").take_turns
-    found = take_turns(
-        str(program), {"never": ["never"], "slow": ["slow"]}, "never", rounds=1, warm=1
-    )
-    assert (found["seconds"], found["ratio"]) == ({"slow": 2}, {})
-    with pytest.raises(SystemExit, match="all ways failed: never"):
-        take_turns(str(program), {"never": ["never"]}, "never", rounds=1, warm=1)
-
-
 def test_where_git_is_missing_the_environment_names_the_revision(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -125,17 +111,6 @@ def test_the_shapes_of_nvidia_are_those_of_the_recipes(size: str) -> None:
     assert shape.length == recipe.train.segment_len
     job = shapes.Job("training", shape, "float32")
     assert shapes.Job.from_json(job.to_json()) == job
-
-
-def test_the_plain_gpt_has_a_table_of_its_rotation() -> None:
-    peers, shapes = import_module("peers"), import_module("shapes")
-    peer = peers.build("gpt", shapes.Job("generation", shapes.SHAPES["tiny"], "float32"))
-    rotations = set()
-    with torch.no_grad():
-        for _ in range(20):
-            peer.scores(torch.zeros(2, 1, dtype=torch.int64))
-            rotations.add(peer.recall.rotation)
-    assert len(rotations) <= 2
 
 
 def test_a_peer_that_is_not_installed_names_the_command(
