@@ -9,7 +9,13 @@ from typing import Any
 import torch
 
 from transformer_xl.config import DataConfig, ModelConfig, openmp
-from transformer_xl.config.device import autocast, describe_machine, pick_device, pick_precision
+from transformer_xl.config.device import (
+    Rounded,
+    autocast,
+    describe_machine,
+    pick_device,
+    pick_precision,
+)
 from transformer_xl.config.distributed import World
 from transformer_xl.config.locating import locate
 from transformer_xl.config.shipped import SUMS_FILE, check_sums
@@ -151,7 +157,7 @@ def _verified_checkpoint(folder: Path) -> str:
     return _VERIFIED if damaged is None else f"{_DAMAGED}: {damaged}"
 
 
-def _speed(device: torch.device, precision: str) -> str:
+def _speed(device: torch.device, precision: Rounded) -> str:
     """Measure a forward and backward pass of a model of the size of the recipe demo.
 
     Its operations are counted as six for each weight and token, those of attention not included.
