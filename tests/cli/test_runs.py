@@ -214,7 +214,7 @@ def test_doctor_says_what_would_be_used_and_why(txl, monkeypatch):
     assert found["precision"].split(":")[0] in ("float32", "bfloat16")
     assert found["attention on cpu"].startswith("skew: ")
     assert found["loss on cpu"].startswith("operations of torch: the fused kernels are for a GPU")
-    assert re.match(r"[\d,]+ tokens/s forward and backward, .* of a large", found["speed"])
+    assert re.match(r"[\d,]+ tokens/s evaluated, .* of a large", found["speed"])
     assert found["packages"]["torch"] == str(torch.__version__)
     table = txl("doctor").out
     assert all(key in table for key in found)

@@ -34,6 +34,8 @@ from transformer_xl.model.pretrained import (
     weights_files,
     weights_path,
 )
+from transformer_xl.model.reading import read
+from transformer_xl.model.segment import Lengths
 from transformer_xl.ops import choose_backend, native, timing, triton
 from transformer_xl.train.checkpoint.checkpoints import checkpoints_in, first_damaged
 from transformer_xl.train.checkpoint.run_folder import CHECKPOINTS
@@ -158,29 +160,30 @@ def _verified_checkpoint(folder: Path) -> str:
 
 
 def _speed(device: torch.device, precision: Rounded) -> str:
-    """Measure a forward and backward pass of a model of the size of the recipe demo.
+    """Measure how a model of the size of the recipe demo evaluates segments with a full memory.
 
-    Its operations are counted as six for each weight and token, those of attention not included.
+    Its operations are counted as two for each weight and token, those of attention not included.
     """
     config = ModelConfig(
         vocab_size=_VOCAB_SIZE, n_layer=4, n_head=4, d_model=192, d_inner=768, mem_len=_SEGMENT_LEN
     )
-    model = TransformerXL(config).to(device).train()
+    model = TransformerXL(config).to(device).eval()
     B, T, D = _STREAMS, _SEGMENT_LEN, config.d_model
     tokens = torch.randint(config.vocab_size, (B, T + 1), device=device)
-    mems = Memory([torch.randn(B, T, D, device=device) for _ in range(config.n_layer)])
+    states = [torch.randn(B, T, D, device=device) for _ in range(config.n_layer)]
+    mems, lengths = model.keep(Memory(states)), Lengths.of(config)._replace(segment_len=T)
 
     def step() -> None:
-        with autocast(precision, device):
-            loss = model(tokens[:, :-1], mems, tokens[:, 1:]).loss
-        loss.backward()
+        nonlocal mems
+        (piece,) = read(model, tokens[:, :-1], lengths, mems, targets=tokens[:, 1:])
+        mems = piece.mems
 
-    seconds = timing.timed(step, 5, device)["seconds"]
+    with torch.no_grad(), autocast(precision, device):
+        seconds = timing.timed(step, 5, device)["seconds"]
     n_weights = sum(p.numel() for p in model.parameters())
-    rate = 6 * n_weights * B * T / seconds / 1e9
-    limit = timing.ceiling(precision, device)
+    rate, limit = 2 * n_weights * B * T / seconds / 1e9, timing.ceiling(precision, device)
     return (
-        f"{B * T / seconds:,.0f} tokens/s forward and backward, {n_weights / 1e6:.1f} M weights in "
+        f"{B * T / seconds:,.0f} tokens/s evaluated, {n_weights / 1e6:.1f} M weights in "
         f"{precision}: {rate / limit:.0%} of the {limit:,.0f} GFLOP/s of a large matrix product"
     )
 

@@ -29,7 +29,7 @@ _LEAST_COLUMNS = 40
 """Columns in which the parser writes at least; in fewer than 6 it would never end."""
 _GONE = {
     ("bench", ""): (
-        "txl doctor says how fast a training step is on this machine, and "
+        "txl doctor says how fast a model is on this machine, and "
         "benchmarks/evaluation_speed.py measures the paper's Table 9"
     ),
     ("estimate", ""): "docs/scale.md has the formulas, and the figures of the paper's recipes",
