@@ -37,7 +37,6 @@ PACKAGE = "transformer_xl"
 MODELS = {"model", "_model", "network", "_network", "exact", "transformer"}
 CALLS = {"read", "forward"}
 ALLOWED = {
-    *("nn/reading.py", "nn/model.py", "nn/language_model.py", "nn/lstm.py"),
     *("model/reading.py", "model/transformer_xl.py", "model/language_model.py", "model/lstm.py"),
     *("train/step.py", "train/runner.py"),
 }
@@ -52,10 +51,6 @@ CORE = (
     *("train/loop.py", "train/step.py", "train/runner.py", "train/optim.py"),
     # As earlier revisions have them.
     *("model/embedding.py", "model/softmax.py", "model/lengths.py", "model/linear.py"),
-    *("nn/model.py", "nn/language_model.py", "nn/positioned.py", "nn/layer.py", "nn/attention.py"),
-    *("nn/memory.py", "nn/positions.py", "nn/embedding.py", "nn/adaptive.py", "nn/softmax.py"),
-    *("nn/segment.py", "nn/output.py", "nn/norm.py", "nn/initialization.py", "nn/lengths.py"),
-    *("nn/mode.py", "nn/building.py"),
 )
 
 
@@ -71,14 +66,14 @@ def main() -> None:
             found[revision.commit(arguments.base)] = figures(source)
     print(table(found))
     for name, each in found.items():
-        print(f"\n{name}: circles")
-        print(*(f"  {', '.join(circle)}" for circle in each["circles"]), sep="\n")
-        print(f"{name}: calls of a model that pass by the reader and the training step")
-        print(*(f"  {call}" for call in each["calls"]), sep="\n")
-        print(f"{name}: functions with more than 8 parameters")
-        print(*(f"  {function}" for function in each["many_parameters"]), sep="\n")
-        print(f"{name}: the core")
-        print(*(f"  {file} {lines}" for file, lines in each["core"].items()), sep="\n")
+        lists = {
+            "circles": [", ".join(circle) for circle in each["circles"]],
+            "calls of a model that pass by the reader and the training step": each["calls"],
+            "functions with more than 8 parameters": each["many_parameters"],
+            "the core": [f"{file} {lines}" for file, lines in each["core"].items()],
+        }
+        for title, lines in lists.items():
+            print(f"\n{name}: {title}", *(f"  {line}" for line in lines), sep="\n")
     if arguments.json:
         write_result_file(arguments.json, found)
 

@@ -82,11 +82,8 @@ class Operands:
         """Draw operands; ``layout`` orders the dimensions of queries, keys and values."""
         torch.manual_seed(0)
         S, heads = size.mem_len + size.length, (size.n_head, size.d_head)
-        shapes = [(size.batch, n, *heads) for n in (size.length, S, S)] + [
-            (S, *heads),
-            heads,
-            heads,
-        ]
+        shapes = [(size.batch, n, *heads) for n in (size.length, S, S)]
+        shapes += [(S, *heads), heads, heads]
         order = ["BTHK".index(letter) for letter in layout]
         made = []
         for shape in shapes:
@@ -246,7 +243,9 @@ def measure(
 ) -> dict[str, Any]:
     """Let the ways take turns; return what came out."""
     device = arguments.device
-    ways = {way: way for way in dict.fromkeys([compared_with(arguments), *arguments.ways])}
+    # The first of ours is what the others are compared with.
+    first = next((way for way in arguments.ways if way not in OTHERS), "ours")
+    ways = {way: way for way in dict.fromkeys([first, *arguments.ways])}
     if backward and device == "cpu" and ways.pop("flex", None):
         print("flex: PyTorch has no backward pass of it on a processor", file=sys.stderr)
     if base:
@@ -263,10 +262,7 @@ def measure(
         paths={f"ours at {arguments.base}": base},
         warm_together=device != "cpu",
     )
-    failed = found.pop("failed")
-    peak = ceiling.product_flops(device) / found["seconds"].get("ceiling", math.nan)
-    found = {key: {x: y for x, y in values.items() if x != "ceiling"}
-             for key, values in found.items()}  # fmt: skip
+    found, _, peak = ceiling.apart(found, device)
     seconds = found["seconds"]
     flops = {name: size.flops(backward, ways[name] != "plain") for name in seconds}
     shares = {name: x / seconds[name] / peak for name, x in flops.items()}
@@ -274,30 +270,20 @@ def measure(
         "dtype": dtype,
         "backward": backward,
         **found,
-        "failed": failed,
         "ceiling_gflops": peak / 1e9,
         "gflop": {name: x / 1e9 for name, x in flops.items()},
         "share_of_ceiling": shares,
     }
 
 
-def compared_with(arguments: argparse.Namespace) -> str:
-    """Return the first of the ways that is one of ours."""
-    return next((way for way in arguments.ways if way not in OTHERS), "ours")
-
-
 def print_row(row: dict[str, Any]) -> None:
     """Print the measurements of all ways as Markdown."""
+    about = f"| {row['dtype']} | {'forward + backward' if row['backward'] else 'forward'} "
     for name, seconds in row["seconds"].items():
-        ratio = ""
-        if name in row["ratio"]:
-            low, high = row["ratio_range"][name]
-            ratio = f"{row['ratio'][name]:.2f} ({low:.2f} to {high:.2f})"
+        rate = f"{row['gflop'][name] / seconds / 1e3:.3g} | {row['share_of_ceiling'][name]:.1%}"
         print(
-            f"| {row['dtype']} | {'forward + backward' if row['backward'] else 'forward'} "
-            f"| {name} | {seconds * 1e3:.3g} ms | {ratio} "
-            f"| {row['gflop'][name] / seconds / 1e3:.3g} "
-            f"| {row['share_of_ceiling'][name]:.1%} | {row['mb_taken'][name]:.0f} MB |",
+            f"{about}| {name} | {seconds * 1e3:.3g} ms | {ceiling.ratio(row, name)} "
+            f"| {rate} | {row['mb_taken'][name]:.0f} MB |",
             flush=True,
         )
 
@@ -307,19 +293,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--shape", choices=SIZES, default="base")
+    add = parser.add_argument
+    add("--shape", choices=SIZES, default="base")
     for name in asdict(SIZES["base"]):
-        parser.add_argument(f"--{name}", type=int, help="instead of the shape's")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, metavar="WAY", help=", ".join(WAYS))
-    parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16", "float16"),
-                        default=["float32", "bfloat16"])  # fmt: skip
-    parser.add_argument("--rounds", type=int, default=5, help="turns that count")
-    parser.add_argument("--steps", type=int, default=5, help="steps in a turn")
-    parser.add_argument("--forward", action="store_true", help="without the backward pass")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--base", metavar="REVISION", help="also ours at a git revision")
-    parser.add_argument("--json", type=Path, help="also write the measurements to this file")
-    parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
+        add(f"--{name}", type=int, help="instead of the shape's")
+    dtypes = ["float32", "bfloat16"]
+    add("--ways", nargs="+", choices=WAYS, metavar="WAY", help=", ".join(WAYS))
+    add("--dtypes", nargs="+", choices=[*dtypes, "float16"], default=dtypes)
+    add("--rounds", type=int, default=5, help="turns that count")
+    add("--steps", type=int, default=5, help="steps in a turn")
+    add("--forward", action="store_true", help="without the backward pass")
+    add("--device", choices=("cpu", "cuda"), default="cpu")
+    add("--base", metavar="REVISION", help="also ours at a git revision")
+    add("--json", type=Path, help="also write the measurements to this file")
+    add("--worker", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         serve(arguments.worker)

@@ -1,14 +1,39 @@
 """What the machine can do at most: multiply large matrices, and read memory."""
 
+import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
+LIMITS = "ceiling", "reading"
+"""Names of the processes that measure the machine beside the ways."""
 
-def product_flops(device: str) -> int:
-    """Return the operations of the product of :func:`products`."""
-    return 2 * _width(device) ** 3
+
+def apart(turns: dict[str, Any], device: str) -> tuple[dict[str, Any], dict[str, float], float]:
+    """Take the limits of the machine out of what came of turns.
+
+    Returns:
+        What came of the ways, by figure and way; the seconds of ``ceiling`` and ``reading``; and
+        the product rate in FLOP/s.
+    """
+    limits = {name: x for name, x in turns["seconds"].items() if name in LIMITS}
+    peak = 2 * _width(device) ** 3 / limits.get("ceiling", math.nan)
+    ways = {
+        figure: {name: x for name, x in values.items() if name not in LIMITS}
+        for figure, values in turns.items()
+        if figure != "failed"
+    }
+    return ways | {"failed": turns["failed"]}, limits, peak
+
+
+def ratio(row: dict[str, Any], name: str) -> str:
+    """Return how many times as long as ours a way takes, with the range over the turns."""
+    if name not in row["ratio"]:
+        return ""
+    low, high = row["ratio_range"][name]
+    return f"{row['ratio'][name]:.2f} ({low:.2f} to {high:.2f})"
 
 
 def products(dtype: torch.dtype, device: str) -> Callable[[], object]:

@@ -2,25 +2,14 @@
 
     python benchmarks/comparison.py python-stdlib --jobs 2
     python benchmarks/comparison.py ptb-char --path ../shared/data/ptb --jobs 2
-    python benchmarks/comparison.py python-stdlib --jobs 2 --measure
-    python benchmarks/comparison.py ptb-char --merge elsewhere/comparison_ptb-char.json
     python benchmarks/comparison.py --docs
 
 Every run that has ended is in benchmarks/results/comparison_NAME.json at once, and is not made
 again: the runs take hours, and may be made on several days. The number of threads of each run,
-which is OMP_NUM_THREADS / jobs, belongs to its settings. A call with other seeds adds
-to those of earlier calls with the same learning rate; the first is always that of the search. With
---merge, the runs of files that were made elsewhere are added. With --measure, nothing is trained:
-FLOPs are counted anew, the time of a token and the size of the state are measured anew for the runs
-of the first seed, and, if their models are still in their folders, what else they lack. With
---docs, the tables of docs/which-model.md and of its translation are written anew, between two
-comments. With --larger, the networks have about ten times as many weights, for a GPU; with
---smaller a quarter, for the texts that benchmarks/recall.py and benchmarks/babilong.py write.
-
-To go on with the runs of a machine with another processor, give the --precision of its runs, and
---paces with a corpus on which the time of all steps was measured there: how many steps take the
-time of the comparison is then that of the other machine. Where bfloat16 is emulated, it is slow:
---later-precision float32 goes on with the search and the first seed, and trains the others in that.
+which is OMP_NUM_THREADS / jobs, belongs to its settings. The contestants of a call stand in the
+tables with the runs of that call, the others with those of the call before. With --docs, the tables
+of docs/which-model.md and of its translation are written anew, between two comments. With --larger,
+the networks have about ten times as many weights, for a GPU.
 """
 
 import argparse
@@ -32,10 +21,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
+import torch
 from filelock import FileLock
 from result_file import json_text, rounded
 from revision import ROOT, commit
-from turns import circumstances
 
 from transformer_xl.config import Config, DataConfig
 from transformer_xl.config.device import Rounded
@@ -49,7 +38,6 @@ from transformer_xl.studies.compare import (
     Run,
     load_contestants,
     threads_of,
-    valid_nll,
 )
 from transformer_xl.studies.standings import draw, markdown, standings
 
@@ -64,12 +52,10 @@ CORPORA = {
     "ptb-char": ("ptb-char-cpu", "Penn Treebank, by characters"),
     "wikitext-2": ("wikitext-2-cpu", "WikiText-2, by words"),
     "chorales": ("jsb-chorales-cpu", "Chorales of Bach, as integers"),
-    "recall": (str(ROOT / "benchmarks" / "recall.toml"), "Copy, recall and induction"),
-    "babi": (str(ROOT / "benchmarks" / "babi.toml"), "bAbI questions hidden in books"),
 }
 """By name: a recipe with the text and its vocabulary, and a title."""
-SIZES = {"larger": (2, 2.5), "smaller": (0.5, 1)}
-"""By name: factors of the widths and heads, and of the number of layers."""
+LARGER = 2, 2.5
+"""Factors of the widths and heads, and of the number of layers, of larger networks."""
 MINUTES = 20.0
 REFERENCE = "gpt-cache"
 """Losses at equal tokens and FLOPs are at its cost, if it has been run."""
@@ -98,114 +84,32 @@ def recorded(path: Path) -> dict[str, Any]:
 
 def write(path: Path, known: dict[str, Any]) -> None:
     """Write a file of results, with a line for each run."""
-    lines = ",\n".join(json.dumps(run) for run in known["runs"])
-    head = json_text({k: x for k, x in known.items() if k != "runs"})
-    replace_file(path, f'{head[:-2]},\n "runs": [\n{lines}\n]\n}}\n'.encode())
+    head = [f' "{name}": {json_text(x, 1)},' for name, x in known.items() if name != "runs"]
+    runs = ",\n".join(json.dumps(run, separators=(",", ":")) for run in known["runs"])
+    replace_file(path, "\n".join(["{", *head, ' "runs": [', runs, "]", "}\n"]).encode())
 
 
-def planned_before(path: Path, plan: Plan) -> tuple[list[str], list[Run]]:
-    """Return what earlier calls planned: digests of other contestants, and runs of other seeds.
-
-    The latter are long runs of the plan's contestants.
-    """
-    planned, cost = _planned(path), (plan.minutes, threads_of(plan.jobs))
-    others = [x for x in planned if x["model"] not in plan.models]
-    seeds = [
-        x
-        for x in planned
-        if x["model"] in plan.models
-        and x["phase"] == "run"
-        and x["seed"] not in plan.seeds
-        and _cost(x) == cost
-    ]
-    return [x["digest"] for x in others], msgspec.convert(seeds, list[Run])
-
-
-def require_same_cost(path: Path, plan: Plan) -> None:
-    """Check that runs of a plan may stand in the same tables as those of a file.
+def others_planned(path: Path, plan: Plan) -> list[str]:
+    """Return the digests of the runs that earlier calls planned of other contestants.
 
     Raises:
-        ValueError: Runs of other contestants had another time, or other threads.
+        ValueError: They had another time, or other threads, so that no table can hold both.
     """
+    known = recorded(path)
+    others = [x for x in known["runs"] if x["digest"] in known["planned"]]
+    others = [x for x in others if x["model"] not in plan.models]
     cost = plan.minutes, threads_of(plan.jobs)
-    for run in _planned(path):
-        if run["model"] in plan.models or run["phase"] != "run":
+    for run in others:
+        machine = run["found"].get("machine")
+        if run["phase"] != "run" or not machine:
             continue
-        if (other := _cost(run)) and other != cost:
+        if (other := (run["minutes"], machine["threads"])) != cost:
             raise ValueError(
                 f"{run['model']} in {path} was trained for {other[0]:g} minutes with {other[1]} "
                 f"threads, and cannot stand beside runs of {cost[0]:g} minutes with {cost[1]}: set "
                 "--minutes, --jobs or OMP_NUM_THREADS, or give --json another file"
             )
-
-
-def _planned(path: Path) -> list[dict[str, Any]]:
-    known = recorded(path)
-    return [x for x in known["runs"] if x["digest"] in known["planned"]]
-
-
-def _locked(path: Path) -> FileLock:
-    """Return the lock of a file of results, which other calls may be writing."""
-    return FileLock(path.with_name(f".{path.name}.lock"))
-
-
-def _cost(run: dict[str, Any]) -> tuple[float, int] | None:
-    """Return minutes and threads of a run; None if it failed."""
-    machine = run["found"].get("machine")
-    return machine and (run["minutes"], machine["threads"])
-
-
-def merge(path: Path, files: Sequence[Path]) -> None:
-    """Add the runs of other files of results.
-
-    Of the long runs of a contestant, those with the best learning rate of all searches are planned,
-    and of each seed one.
-
-    Raises:
-        ValueError: A file does not exist, or the planned runs had different times or threads.
-    """
-    with _locked(path):
-        _merge(path, files)
-
-
-def _merge(path: Path, files: Sequence[Path]) -> None:
-    known = recorded(path)
-    for file in files:
-        if not file.is_file():
-            raise ValueError(f"--merge {file}: there is no such file")
-        other = recorded(file)
-        have = {(run["model"], run["digest"]) for run in known["runs"]}
-        new = [run for run in other["runs"] if (run["model"], run["digest"]) not in have]
-        known["runs"] += new
-        known["baselines"] = known["baselines"] or other["baselines"]
-        for what in ("planned", "circumstances"):
-            known[what] += [x for x in other[what] if x not in known[what]]
-        print(f"{file}: {len(new)} runs were added")
-    runs = msgspec.convert(known["runs"], list[Run])
-    best: dict[str, Run] = {}
-    for run in runs:
-        if run.phase == "search" and run.digest in known["planned"]:
-            best[run.model] = min(best.get(run.model, run), run, key=valid_nll)
-    worse = {
-        run.digest
-        for run in runs
-        if run.phase == "run" and run.factor != best.get(run.model, run).factor
-    }
-    known["planned"] = [x for x in known["planned"] if x not in worse]
-    seeds: dict[tuple[str, int], str] = {}
-    costs: dict[tuple[float, int], str] = {}
-    for run in known["runs"]:
-        if run["phase"] != "run" or run["digest"] not in known["planned"]:
-            continue
-        if seeds.setdefault((run["model"], run["seed"]), run["digest"]) != run["digest"]:
-            print(f"{run['model']}, seed {run['seed']}: there is another run, which stays")
-            known["planned"].remove(run["digest"])
-        elif cost := _cost(run):
-            costs.setdefault(cost, run["model"])
-    if len(costs) > 1:
-        each = ", ".join(f"{x} {m:g} minutes with {n} threads" for (m, n), x in costs.items())
-        raise ValueError(f"--merge: runs of one table have the same time and threads, not {each}")
-    write(path, known)
+    return [run["digest"] for run in others]
 
 
 def compare(name: str, arguments: argparse.Namespace) -> None:
@@ -219,8 +123,8 @@ def compare(name: str, arguments: argparse.Namespace) -> None:
             name: replace(config, train=replace(config.train, precision=arguments.precision))
             for name, config in models.items()
         }
-    if arguments.size:
-        models = {name: resized(config, *SIZES[arguments.size]) for name, config in models.items()}
+    if arguments.larger:
+        models = {name: resized(config, *LARGER) for name, config in models.items()}
     plan = Plan(
         data=data,
         models=models,
@@ -228,12 +132,12 @@ def compare(name: str, arguments: argparse.Namespace) -> None:
         seeds=tuple(arguments.seeds),
         factors=tuple(arguments.rates),
         jobs=arguments.jobs,
-        later_precision=arguments.later_precision,
     )
-    path = arguments.json or results_file(name + _size(arguments))
-    folder = arguments.out or ROOT / "runs" / "comparison" / (name + _size(arguments))
-    about = {**circumstances(), "revision": commit()}
-    require_same_cost(path, plan)
+    size = "-larger" * arguments.larger
+    path = arguments.json or results_file(name + size)
+    folder = arguments.out or ROOT / "runs" / "comparison" / (name + size)
+    about = {"revision": commit(), "threads": torch.get_num_threads()}
+    others_planned(path, plan)
     comparison: Comparison | None = None
     rows: list[dict[str, Any]] = []
 
@@ -241,62 +145,23 @@ def compare(name: str, arguments: argparse.Namespace) -> None:
         print(text, flush=True)
         if comparison is None:
             return
-        with _locked(path):
+        with FileLock(path.with_name(f".{path.name}.lock")):
             # Another call may have written since.
             known = recorded(path)
             known["circumstances"] = [x for x in known["circumstances"] if x != about] + [about]
             known["baselines"] = known["baselines"] or rows
             comparison.add(msgspec.convert(known["runs"], list[Run]))
-            if not arguments.measure:
-                others, seeds = planned_before(path, plan)
-                now = comparison.planned()
-                now += _alike(seeds, now, comparison)
-                known["planned"] = others + [run.digest for run in now]
+            now = [run.digest for run in comparison.planned()]
+            known["planned"] = others_planned(path, plan) + now
             known["runs"] = rounded(msgspec.to_builtins(comparison.runs))
             write(path, known)
 
     comparison = Comparison(plan, folder, record)
     comparison.add(msgspec.convert(recorded(path)["runs"], list[Run]))
-    if arguments.paces:
-        found = recorded(results_file(arguments.paces))
-        # Those of calls with other settings are in the file, too.
-        planned = [x for x in found["runs"] if x["digest"] in found["planned"]]
-        paces = {x["model"]: x["found"] for x in planned if x["phase"] == "pace"}
-        if missing := [x for x in models if x not in paces and not comparison.pace(x)]:
-            raise ValueError(f"paces={arguments.paces}: it has none of {', '.join(missing)}")
-        seconds = {name: x["seconds"] for name, x in paces.items() if name in models}
-        ceilings = [x["ceiling_gflops"] for x in paces.values()]
-        comparison.take_paces(seconds, ceilings[0])
-    if arguments.measure:
-        comparison.measure()
-    else:
-        if not recorded(path)["baselines"] and arguments.baselines:
-            rows += rounded([asdict(row) for row in baselines(comparison.corpus)])
-        comparison.go()
+    if not recorded(path)["baselines"] and arguments.baselines:
+        rows += rounded([asdict(row) for row in baselines(comparison.corpus)])
+    comparison.go()
     record("done")
-
-
-def _alike(seeds: list[Run], now: list[Run], comparison: Comparison) -> list[Run]:
-    """Return the runs of other seeds that belong to the runs of this call.
-
-    They have the learning rate that is chosen and the same network and steps, as far as that is
-    known: a search may not have ended.
-    """
-    made = {run.model: run for run in now if run.phase == "run" and "training" in run.found}
-
-    def belongs(run: Run) -> bool:
-        same, factor = made.get(run.model, run), comparison.factor(run.model)
-        return factor in (None, run.factor) and _network(run) == _network(same)
-
-    return [run for run in seeds if belongs(run)]
-
-
-def _network(run: Run) -> tuple[int, int]:
-    return run.found["training"]["steps"], run.found["training"]["parameters"]
-
-
-def _size(arguments: argparse.Namespace) -> str:
-    return f"-{arguments.size}" if arguments.size else ""
 
 
 def section(name: str) -> str:
@@ -376,23 +241,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help=about)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--rates", type=float, nargs="+", default=FACTORS, help="factors to search")
-    sizes = parser.add_mutually_exclusive_group()
-    for size, about in (("larger", "ten times as many"), ("smaller", "a quarter of the")):
-        sizes.add_argument(
-            f"--{size}", dest="size", action="store_const", const=size, help=f"{about} weights"
-        )
+    parser.add_argument("--larger", action="store_true", help="ten times as many weights")
     parser.add_argument("--precision", choices=get_args(Rounded), help="of all runs")
-    parser.add_argument(
-        "--later-precision", choices=get_args(Rounded), help="of the seeds but the first"
-    )
-    parser.add_argument("--paces", choices=CORPORA, help="take the time of a step from its runs")
     parser.add_argument("--no-baselines", dest="baselines", action="store_false")
-    parser.add_argument(
-        "--measure", action="store_true", help="measure writing anew, train nothing"
-    )
-    parser.add_argument(
-        "--merge", type=Path, nargs="+", metavar="FILE", help="add the runs of these, train nothing"
-    )
     parser.add_argument("--json", type=Path, help="default benchmarks/results/comparison_NAME.json")
     parser.add_argument("--out", type=Path, help="run folders; default runs/comparison/NAME")
     parser.add_argument("--docs", action="store_true", help="write docs/which-model.md and end")
@@ -401,8 +252,6 @@ def main(words: Sequence[str] | None = None) -> None:
         write_page()
     elif arguments.corpus is None:
         parser.error("name a corpus, or --docs")
-    elif arguments.merge:
-        merge(arguments.json or results_file(arguments.corpus + _size(arguments)), arguments.merge)
     else:
         compare(arguments.corpus, arguments)
 

@@ -1,7 +1,6 @@
 """Models side by side: what the programs that measure whole steps have in common."""
 
 import argparse
-import math
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -126,7 +125,6 @@ def measure(
     if job.precision == "int8_weights":
         # Ours alone, and only since there is such a thing.
         ways = {name: name for name in ways if name in WAYS and WAYS[name].module == "ours"}
-    # First, as it may need packages that are missing.
     flops = {
         name: step_flops(job.work, job.shape, has_positions=WAYS[way].has_positions)
         for name, way in ways.items()
@@ -143,14 +141,11 @@ def measure(
         paths=paths,
         warm_together=job.device != "cpu",
     )
-    failed, seconds = found.pop("failed"), found["seconds"]
-    peak = ceiling.product_flops(job.device) / seconds.get("ceiling", math.nan)
+    found, seconds, peak = ceiling.apart(found, job.device)
     limits = {"ceiling_gflops": peak / 1e9}
     if "reading" in seconds:
         limits["reading_seconds"] = seconds["reading"]
         limits["reading_gb"] = read_bytes(job.shape, job.precision) / 1e9
-    found = {key: {x: y for x, y in values.items() if x not in measures}
-             for key, values in found.items()}  # fmt: skip
     seconds = found["seconds"]
     flops = {name: flops[name] for name in seconds}
     sizes = {key: getattr(job.shape, key) for key in ("length", "mem_len", "batch")}
@@ -162,7 +157,6 @@ def measure(
         "compiled": job.compiled,
         **found,
         **limits,
-        "failed": failed,
         "gflop": {name: x / 1e9 for name, x in flops.items()},
         "share_of_ceiling": {name: x / seconds[name] / peak for name, x in flops.items()},
         "tokens_per_second": {name: job.shape.tokens / x for name, x in seconds.items()},
@@ -174,15 +168,11 @@ def print_row(row: dict[str, Any]) -> None:
     sizes = [row["dtype"], *(str(row[key]) for key in ("length", "mem_len", "batch"))]
     reading = row.get("reading_seconds")
     for name, seconds in row["seconds"].items():
-        ratio = ""
-        if name in row["ratio"]:
-            low, high = row["ratio_range"][name]
-            ratio = f"{row['ratio'][name]:.2f} ({low:.2f} to {high:.2f})"
         cells = [
             *sizes,
             name,
             _time(seconds),
-            ratio,
+            ceiling.ratio(row, name),
             _time(1 / row["tokens_per_second"][name]),
             f"{row['share_of_ceiling'][name]:.1%}",
             f"{seconds / reading:.2f}" if reading else "",

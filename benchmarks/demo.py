@@ -17,6 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from marked_tables import row, table
 from revision import ROOT
 from writing_rows import writing_rows
 
@@ -82,35 +83,32 @@ def figures(run: Path) -> str:
     assert recipe is not None
     precision = re.search(r" on \w+ in (\w+)", (run / LOG).read_text(encoding="utf-8"))
     tokens = state["step"] * recipe.train.batch_size * recipe.train.segment_len
-    curve = sorted([*found["memory_curve"], found["test"]], key=lambda x: x["mem_len"])
-    rows_of_curve = {
-        x["mem_len"]: f"| {x['mem_len']} | {x['nll']:.4f} | {x['bits_per_byte']:.4f} |"
-        for x in curve
-    }
+    curve = {x["mem_len"]: x for x in [*found["memory_curve"], found["test"]]}
     real, own = writing_rows(run, prepare(recipe.data), "--python")
-    return "\n".join(
+    about_run = (
+        f"{state['seconds'] / 60:.1f} minutes of training, {state['step']:,} steps, "
+        f"{tokens / 1e6:.1f} M tokens; {about['processor']}, {about['threads']} threads, "
+        f"{precision[1] if precision else ''}, torch {about['packages']['torch']}, revision "
+        f"{about['revision']}. Source code of the standard library of Python "
+        f"{about['python']}; the test text is whole files that were held out."
+    )
+    losses = [
+        row(n, f"{x['nll']:.4f}", f"{x['bits_per_byte']:.4f}") for n, x in sorted(curve.items())
+    ]
+    for name in ("gzip -9", "xz -9e"):
+        losses.append(row(f"`{name}`", "", f"{found[f'{name.split()[0]}_bits_per_byte']:.4f}"))
+    written = [
+        row(name, *(f"{x[y]:.1%}" for y in ("repeated_4grams", "adjacent_equal")),
+            f"{x['longest_repeat']:.0f}", f"{x['parses']:.0%}")
+        for name, x in (("test text", real), ("demo", own))
+    ]  # fmt: skip
+    figures_of = "|repeated 4-grams|adjacent equal tokens|longest repeat, tokens|parses"
+    return "\n\n".join(
         [
-            f"{state['seconds'] / 60:.1f} minutes of training, {state['step']:,} steps, "
-            f"{tokens / 1e6:.1f} M tokens; {about['processor']}, {about['threads']} threads, "
-            f"{precision[1] if precision else ''}, torch {about['packages']['torch']}, revision "
-            f"{about['revision']}. Source code of the standard library of Python "
-            f"{about['python']}; the test text is whole files that were held out.",
-            "",
-            "| memory | nats per token | bits per byte |",
-            "|---|---|---|",
-            *rows_of_curve.values(),
-            f"| `gzip -9` | | {found['gzip_bits_per_byte']:.4f} |",
-            f"| `xz -9e` | | {found['xz_bits_per_byte']:.4f} |",
-            "",
+            about_run,
+            table("memory|nats per token|bits per byte", losses, n_texts=3),
             "What it writes: 20 prompts from the test text, 2,000 tokens each.",
-            "",
-            "| | repeated 4-grams | adjacent equal tokens | longest repeat, tokens | parses |",
-            "|---|---|---|---|---|",
-            *(
-                f"| {name} | {x['repeated_4grams']:.1%} | {x['adjacent_equal']:.1%} | "
-                f"{x['longest_repeat']:.0f} | {x['parses']:.0%} |"
-                for name, x in (("test text", real), ("demo", own))
-            ),
+            table(figures_of, written, n_texts=5),
         ]
     )
 

@@ -46,8 +46,6 @@ from transformer_xl.train.metrics import read_metrics
 
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "experiments.md"
-POINTS = 40
-"""How many points of a validation curve are kept."""
 Settings = dict[str, Any]
 
 
@@ -65,13 +63,10 @@ def read_experiment(path: Path) -> Settings:
             f"{path}: an experiment has a recipe, a list of [[variant]], and if need be about and "
             f"[set]; not {', '.join(unknown) or 'less'}"
         )
-    sections = {field.name for field in fields(Config)}
-    for variant in variants:
-        if unknown := variant.keys() - sections - {"name", "recipe", "about"}:
-            raise ValueError(
-                f"{path}: a [[variant]] has a name, and if need be about, a recipe and sections: "
-                f"{', '.join(sorted(sections))}; not {', '.join(sorted(unknown))}"
-            )
+    known = {"name", "recipe", "about", *(field.name for field in fields(Config))}
+    if unknown := {name for variant in variants for name in variant} - known:
+        names = (", ".join(sorted(x)) for x in (known, unknown))
+        raise ValueError("{}: a [[variant]] may have {}; not {}".format(path, *names))
     names = [variant.get("name") for variant in variants]
     if len(set(names)) < len(names) or not all(names):
         raise ValueError(f"{path}: each variant needs a name of its own: {names}")
@@ -80,7 +75,7 @@ def read_experiment(path: Path) -> Settings:
 
 def given(words: Sequence[str]) -> Settings:
     """Read settings as ``section.key=value``; what is no TOML value is a text."""
-    found: Settings = {}
+    settings: Settings = {}
     for word in words:
         name, is_setting, value = word.partition("=")
         section, has_key, key = name.partition(".")
@@ -90,8 +85,8 @@ def given(words: Sequence[str]) -> Settings:
             parsed = tomllib.loads(f"x = {value}")["x"]
         except tomllib.TOMLDecodeError:
             parsed = value
-        found.setdefault(section, {})[key] = parsed
-    return found
+        settings.setdefault(section, {})[key] = parsed
+    return settings
 
 
 def recipe_of(experiment: Settings, variant: Settings, more: Settings, source: str) -> Config:
@@ -107,14 +102,15 @@ def recipe_of(experiment: Settings, variant: Settings, more: Settings, source: s
     return parse_recipe(tomli_w.dumps(values), f"{source}: variant {variant['name']}")
 
 
-class Record:
-    """The file of results: runs of an experiment, and the pace of each variant.
+class Experiment:
+    """The runs of an experiment and the file that holds them.
 
     Args:
         path: The file, which need not exist.
         experiment: The experiment file.
         configs: The settings of all variants, by name.
         minutes: Training time of each run.
+        note: What else should be known of the results; None: what the file says.
 
     Raises:
         ValueError: The file has runs of other settings, of another time or of another experiment,
@@ -122,17 +118,22 @@ class Record:
     """
 
     def __init__(
-        self, path: Path, experiment: Settings, configs: Mapping[str, Config], minutes: float
+        self,
+        path: Path,
+        experiment: Settings,
+        configs: Mapping[str, Config],
+        minutes: float,
+        note: str | None = None,
     ) -> None:
-        self.path, self.experiment, self.minutes = path, experiment, minutes
+        self.path, self.experiment, self.configs, self.minutes = path, experiment, configs, minutes
+        known: Settings = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        self.note, self.calls = note or known.get("note"), known.get("circumstances", [])
+        self._has_other_note = self.note != known.get("note")
+        variants = {x["name"]: x for x in known.get("variants", [])}
         self.digests = {name: digest(config) for name, config in configs.items()}
-        self._known: Settings = (
-            json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        )
-        variants = {x["name"]: x for x in self._known.get("variants", [])}
         reason = ""
-        if variants and self._known["minutes"] != minutes:
-            reason = f"has runs of {_counted(self._known['minutes'], 'minute')}, not {minutes:g}"
+        if variants and known["minutes"] != minutes:
+            reason = f"has runs of {_counted(known['minutes'], 'minute')}, not {minutes:g}"
         elif others := variants.keys() - configs.keys():
             reason = f"has the variant {min(others)}, which the experiment lacks"
         elif others := [x for x in variants if variants[x].get("settings") != self.digests[x]]:
@@ -150,115 +151,78 @@ class Record:
         """Return the runs of a variant that did not fail."""
         return [run for run in self.runs[name] if "failed" not in run]
 
-    def add(self, name: str, run: Settings) -> None:
-        """Add a run, in place of a failed one with its seed."""
-        others = [x for x in self.runs[name] if x["seed"] != run["seed"]]
-        self.runs[name] = sorted([*others, run], key=lambda x: x["seed"])
+    def run(self, names: Sequence[str], seeds: Sequence[int], out: Path) -> None:
+        """Make the runs of variants that are missing, and write the file after each.
 
-    def write(self, note: str | None = None) -> None:
-        """Write the file.
-
-        Args:
-            note: What else should be known; None: what the file says.
+        Raises:
+            ValueError: A variant would be trained beside others whose pace is not known.
         """
+        for seed in seeds:
+            for name in names:
+                if any(run["seed"] == seed for run in self.finished(name)):
+                    continue
+                print(f"{name}, seed {seed}", file=sys.stderr)
+                steps = self._steps(name, names)
+                train = self.configs[name].train
+                warmup = min(train.warmup_steps, steps // 10)
+                train = replace(train, seed=seed, steps=steps, warmup_steps=warmup)
+                config = replace(self.configs[name], train=train)
+                # Other settings, or another time, have a folder of their own.
+                run = {"seed": seed} | _trained(
+                    config, out / name / f"seed_{seed}-{digest(config)}"
+                )
+                if "failed" in run:
+                    print(f"{name}, seed {seed}: failed: {run['failed']}", file=sys.stderr)
+                others = [x for x in self.runs[name] if x["seed"] != seed]
+                self.runs[name] = sorted([*others, run], key=lambda x: x["seed"])
+                self.write()
+        if self._has_other_note:
+            self.write()
+
+    def _steps(self, name: str, names: Sequence[str]) -> int:
+        """Return how many steps of a variant take the time."""
+        if before := self.finished(name):
+            return before[0]["steps"]
+        if not {*names} <= self.paces.keys():
+            if without := [x for x in names if self.runs[x] and x not in self.paces]:
+                raise ValueError(
+                    f"{self.path} has runs of {without[0]}, but not its pace, beside which "
+                    "another variant could be timed: give --json another file"
+                )
+            # As the trainings do.
+            prepare_process()
+            measured = paces({name: self.configs[name] for name in names})[0]
+            self.paces = with_others(self.paces, measured)
+            # Before the first run, whose number of steps depends on it.
+            self.write()
+        return steps_in(self.minutes, self.configs[name], self.paces[name])
+
+    def write(self) -> None:
+        """Write the file."""
         about = {**circumstances(), "commit": commit()}
-        calls = [x for x in self._known.get("circumstances", []) if x != about]
-        self._known["circumstances"] = [*calls, about]
-        if note:
-            self._known["note"] = note
+        self.calls = [x for x in self.calls if x != about] + [about]
+        self._has_other_note = False
         write_result_file(self.path, rounded(self.result(), 8))
 
     def result(self) -> Settings:
         """Return what the file holds."""
-        variants = self.experiment["variant"]
-        first = self.runs[variants[0]["name"]]
-        noted = {"note": self._known["note"]} if "note" in self._known else {}
+        listed = self.experiment["variant"]
+        first, variants = self.runs[listed[0]["name"]], []
+        for variant in listed:
+            name = variant["name"]
+            if self.runs[name] or name in self.paces:
+                about = {"about": variant.get("about", ""), "settings": self.digests[name]}
+                pace = {"seconds_per_step": self.paces[name]} if name in self.paces else {}
+                variants.append(summary(name, self.runs[name], first) | about | pace)
         return {
             "experiment": self.path.stem.removeprefix("experiments_"),
             "about": self.experiment.get("about", ""),
             "recipe": self.experiment["recipe"],
             "minutes": self.minutes,
             "seeds": sorted({run["seed"] for each in self.runs.values() for run in each}),
-            "circumstances": self._known.get("circumstances", []),
-            "variants": [self._variant(x, first) for x in variants if self._has(x["name"])],
-        } | noted
-
-    def _has(self, name: str) -> bool:
-        return bool(self.runs[name]) or name in self.paces
-
-    def _variant(self, variant: Settings, first: Sequence[Settings]) -> Settings:
-        name = variant["name"]
-        pace = {"seconds_per_step": self.paces[name]} if name in self.paces else {}
-        about = {"about": variant.get("about", ""), "settings": self.digests[name]}
-        return summary(name, self.runs[name], first) | about | pace
-
-
-class Experiment:
-    """Runs that are made of an experiment, and added to its record.
-
-    Args:
-        configs: The settings of the variants that are called, by name.
-        record: What is known of them.
-        out: Where the run folders lie.
-        note: What else should be known of the results.
-    """
-
-    def __init__(
-        self, configs: dict[str, Config], record: Record, out: Path, note: str | None = None
-    ) -> None:
-        self.configs, self.record, self.out, self.note = configs, record, out, note
-
-    def run(self, seeds: Sequence[int]) -> None:
-        """Make the runs that are missing, seed by seed, and write the file after each.
-
-        Raises:
-            ValueError: A variant would be trained beside others whose pace is not known.
-        """
-        for seed in seeds:
-            for name, config in self.configs.items():
-                if all(run["seed"] != seed for run in self.record.finished(name)):
-                    seeded = replace(config, train=replace(config.train, seed=seed))
-                    self.record.add(name, self._made(name, seeded))
-                    self.record.write(self.note)
-        if self.note and self.note != self.record.result().get("note"):
-            self.record.write(self.note)
-
-    def _made(self, name: str, config: Config) -> Settings:
-        """Make a run, or go on with a stopped one."""
-        seed = config.train.seed
-        print(f"{name}, seed {seed}", file=sys.stderr)
-        timed = self._timed(config, name)
-        # Other settings, or another time, have a folder of their own.
-        run = {"seed": seed} | _trained(timed, self.out / name / f"seed_{seed}-{digest(timed)}")
-        if "failed" in run:
-            print(f"{name}, seed {seed}: failed: {run['failed']}", file=sys.stderr)
-        return run
-
-    def _timed(self, config: Config, name: str) -> Config:
-        """Return the settings with as many steps as take the time."""
-        if before := self.record.finished(name):
-            steps = before[0]["steps"]
-        else:
-            self._measure_paces()
-            steps = steps_in(self.record.minutes, config, self.record.paces[name])
-        warmup = min(config.train.warmup_steps, steps // 10)
-        return replace(config, train=replace(config.train, steps=steps, warmup_steps=warmup))
-
-    def _measure_paces(self) -> None:
-        """Measure the seconds of a step of variants without any, beside those that have them."""
-        known = self.record.paces
-        if self.configs.keys() <= known.keys():
-            return
-        if without := [x for x in self.configs if self.record.runs[x] and x not in known]:
-            raise ValueError(
-                f"{self.record.path} has runs of {without[0]}, but not its pace, beside which "
-                "another variant could be timed: give --json another file"
-            )
-        # As the trainings do.
-        prepare_process()
-        self.record.paces = with_others(known, paces(self.configs)[0])
-        # Before the first run, whose number of steps depends on it.
-        self.record.write(self.note)
+            "circumstances": self.calls,
+            "variants": variants,
+        } | ({"note": self.note} if self.note else {})
 
 
 def digest(config: Config) -> str:
@@ -272,12 +236,12 @@ def digest(config: Config) -> str:
 
 def _trained(config: Config, folder: Path) -> Settings:
     """Train in a process of its own, or go on; return what came of it."""
-    recipe = folder.with_suffix(".toml")
+    recipe, log = folder.with_suffix(".toml"), folder.with_suffix(".log")
     replace_file(recipe, dump_recipe(config).encode())
     command = [sys.executable, "-m", "transformer_xl", "train", str(recipe), "--out", str(folder)]
-    with folder.with_suffix(".log").open("ab") as log:
+    with log.open("ab") as file:
         # In a group of its own, so that an interrupt reaches it once, and it saves a checkpoint.
-        training = subprocess.Popen(command, stdout=log, stderr=log, process_group=0)
+        training = subprocess.Popen(command, stdout=file, stderr=file, process_group=0)
     try:
         code = training.wait()
     except KeyboardInterrupt:
@@ -285,22 +249,16 @@ def _trained(config: Config, folder: Path) -> Settings:
         training.wait()
         raise
     if code:
-        lines = folder.with_suffix(".log").read_text(errors="replace").splitlines()
+        lines = log.read_text(errors="replace").splitlines()
         return {"failed": lines[-1] if lines else f"exit code {code}"}
-    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    valid = [r for r in read_metrics(folder / "metrics.jsonl") if r["kind"] == "valid"]
-    checkpoint = max((folder / "checkpoints").glob("step_*"))
-    state = read_about(checkpoint)
-    stride = math.ceil(len(valid) / POINTS)
-    # Counted from the end, whose point is kept.
-    curve = [[r["step"], r["nll"]] for r in valid[::-1][::stride]][::-1]
+    state = read_about(max((folder / "checkpoints").glob("step_*")))
+    valid = [r["nll"] for r in read_metrics(folder / "metrics.jsonl") if r["kind"] == "valid"]
+    test = json.loads((folder / "results.json").read_text("utf-8"))["test"]
     return {
         "steps": state["step"],
         "seconds": state["seconds"],
-        "valid_nll": min(r["nll"] for r in valid),
-        "last_valid_nll": valid[-1]["nll"],
-        "test_nll": results["test"]["nll"],
-        "curve": curve,
+        "valid_nll": min(valid),
+        "test_nll": test["nll"],
     }
 
 
@@ -310,46 +268,50 @@ def summary(name: str, runs: Sequence[Settings], first: Sequence[Settings]) -> S
     The spread is the standard deviation over the seeds, and the effect size Cohen's d: the
     difference, divided by the root of the mean of both variances.
     """
-    found = [run["valid_nll"] for run in runs if "failed" not in run]
-    base = [run["valid_nll"] for run in first if "failed" not in run]
+    losses, base = ([run["valid_nll"] for run in x if "failed" not in run] for x in (runs, first))
     values: Settings = {"name": name, "runs": list(runs)}
-    if found:
-        values["mean"] = statistics.fmean(found)
-    if len(found) > 1:
-        values["spread"] = statistics.stdev(found)
-    if found and base:
+    if losses:
+        values["mean"] = statistics.fmean(losses)
+    if len(losses) > 1:
+        values["spread"] = statistics.stdev(losses)
+    if losses and base:
         values["difference"] = values["mean"] - statistics.fmean(base)
-    if len(found) > 1 and len(base) > 1:
-        pooled = math.sqrt((statistics.variance(found) + statistics.variance(base)) / 2)
+    if len(losses) > 1 and len(base) > 1:
+        pooled = math.sqrt((statistics.variance(losses) + statistics.variance(base)) / 2)
         values["effect_size"] = values["difference"] / pooled if pooled else None
     return values
 
 
 def table(result: Settings) -> str:
     """Return the result as a Markdown table, the best variant in bold."""
-    lines = [
-        "| variant | what it changes | runs | steps | validation, nats | difference "
-        "| effect size |",
-        "|---|---|---|---|---|---|---|",
+    columns = [
+        "variant",
+        "what_it_changes",
+        "runs",
+        "steps",
+        "validation,_nats",
+        "difference",
+        "effect_size",
     ]
+    lines = [f"| {' | '.join(columns)} |".replace("_", " "), "|---" * len(columns) + "|"]
     best = min((v["mean"] for v in result["variants"] if "mean" in v), default=None)
     for place, variant in enumerate(result["variants"]):
         done = [run for run in variant["runs"] if "failed" not in run]
         failed = len(variant["runs"]) - len(done)
         steps = f"{statistics.fmean(run['steps'] for run in done):,.0f}" if done else "-"
-        mean = "-"
-        if "mean" in variant:
-            mean = f"{variant['mean']:.4f}"
-            mean = f"**{mean}**" if variant["mean"] == best else mean
+        mean = f"{variant['mean']:.4f}" if "mean" in variant else "-"
+        if done and variant["mean"] == best:
+            mean = f"**{mean}**"
         if "spread" in variant:
             mean += f" ± {variant['spread']:.4f}"
-        compared = place > 0 and "difference" in variant
-        difference = f"{variant['difference']:+.4f}" if compared else "-"
-        effect = variant.get("effect_size") if place else None
+        difference, effect = (
+            variant.get(x) if place else None for x in ("difference", "effect_size")
+        )
         count = f"{len(done)}" + f" ({failed} failed)" * bool(failed)
         lines.append(
             f"| {variant['name']} | {variant['about']} | {count} | {steps} | {mean} | "
-            f"{difference} | {'-' if effect is None else f'{effect:+.1f}'} |"
+            f"{'-' if difference is None else f'{difference:+.4f}'} | "
+            f"{'-' if effect is None else f'{effect:+.1f}'} |"
         )
     return "\n".join(lines)
 
@@ -367,20 +329,17 @@ def page(results: Mapping[str, Settings]) -> str:
         "little. This page is made by "
         "`python benchmarks/experiments.py --docs` from the files that it names.",
     ]
-    if not results:
-        parts.append("No experiment has been recorded yet.")
     for name, result in results.items():
         calls = result["circumstances"]
-        where = calls[-1]
-        noted = [result["note"]] if "note" in result else []
+        threads = _counted(calls[-1]["threads"], "thread")
         parts += [
             f"## {result['experiment']}",
             result["about"],
             table(result),
-            *noted,
+            *([result["note"]] if "note" in result else []),
             f"{_counted(result['minutes'], 'minute')} of training for each run of "
             f"`{result['recipe']}`, seeds {', '.join(map(str, result['seeds']))}; "
-            f"{_joined(x['processor'] for x in calls)}, {_counted(where['threads'], 'thread')}, "
+            f"{_joined(x['processor'] for x in calls)}, {threads}, "
             f"torch {_joined(x['torch'] for x in calls)}, {_joined(x['date'] for x in calls)}. "
             f"Command: `{_joined((x['command'] for x in calls), '`, `')}`. "
             f"Runs: [{name}](../benchmarks/results/{name}).",
@@ -407,47 +366,41 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("file", type=Path, nargs="?", help="the experiment")
-    parser.add_argument("--minutes", type=float, default=5.0, help="training time of each run")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--only", nargs="+", default=[], help="these variants, and the first")
-    parser.add_argument("--set", nargs="+", default=[], metavar="SECTION.KEY=VALUE")
-    parser.add_argument("--out", type=Path, help="run folders; default runs/experiments/NAME")
-    parser.add_argument(
-        "--json", type=Path, help="default benchmarks/results/experiments_NAME.json"
-    )
-    parser.add_argument("--note", help="what else should be known, in a sentence")
-    parser.add_argument("--docs", action="store_true", help="write docs/experiments.md and end")
+    add = parser.add_argument
+    add("file", type=Path, nargs="?", help="the experiment")
+    add("--minutes", type=float, default=5.0, help="training time of each run")
+    add("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    add("--only", nargs="+", default=[], help="these variants, and the first")
+    add("--set", nargs="+", default=[], metavar="SECTION.KEY=VALUE")
+    add("--out", type=Path, help="run folders; default runs/experiments/NAME")
+    add("--json", type=Path, help="default benchmarks/results/experiments_NAME.json")
+    add("--note", help="what else should be known, in a sentence")
+    add("--docs", action="store_true", help="write docs/experiments.md and end")
     arguments = parser.parse_args()
     if arguments.docs:
         replace_file(PAGE, page(recorded()).encode())
         return
     if arguments.file is None:
         parser.error("name an experiment file, or --docs")
-    name = arguments.file.stem
+    path = arguments.json or RESULTS / f"experiments_{arguments.file.stem}.json"
+    out = arguments.out or ROOT / "runs" / "experiments" / arguments.file.stem
     try:
-        experiment = read_experiment(arguments.file)
-        variants = experiment["variant"]
-        names = [v["name"] for v in variants]
+        read = read_experiment(arguments.file)
+        variants = {v["name"]: v for v in read["variant"]}
+        names = [*variants]
         if unknown := [x for x in arguments.only if x not in names]:
             raise ValueError(f"--only {unknown[0]}: the variants are {', '.join(names)}")
-        only = {names[0], *arguments.only} if arguments.only else None
-        more = given(arguments.set)
-        configs = {v["name"]: recipe_of(experiment, v, more, str(arguments.file)) for v in variants}
-    except (OSError, ValueError) as error:
-        sys.exit(f"{error}")
-    path = arguments.json or RESULTS / f"experiments_{name}.json"
-    out = arguments.out or ROOT / "runs" / "experiments" / name
-    called = {x: configs[x] for x in configs if only is None or x in only}
-    try:
+        more, source = given(arguments.set), str(arguments.file)
+        configs = {name: recipe_of(read, v, more, source) for name, v in variants.items()}
+        called = [x for x in names if x in (names[0], *(arguments.only or names))]
         with FileLock(path.with_name(f".{path.name}.lock"), blocking=False):
-            record = Record(path, experiment, configs, arguments.minutes)
-            Experiment(called, record, out, arguments.note).run(arguments.seeds)
+            experiment = Experiment(path, read, configs, arguments.minutes, arguments.note)
+            experiment.run(called, arguments.seeds, out)
     except Timeout:
         sys.exit(f"{path}: another call is adding to this file; wait until it has ended")
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         sys.exit(f"{error}")
-    print(table(record.result()))
+    print(table(experiment.result()))
 
 
 if __name__ == "__main__":

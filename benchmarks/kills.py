@@ -54,21 +54,11 @@ SMALL = Config(
     ),
     data=DataConfig(path=__file__, vocab="chars"),
     train=TrainConfig(
-        steps=8,
-        batch_size=4,
-        segment_len=8,
-        stages=((0.0, 6, 6), (0.6, 8, 8)),
-        random_segment_len=True,
-        optimizer="muon",
-        average="tail",
-        average_start=0.4,
-        lr=1e-2,
-        log_every=2,
-        eval_every=3,
-        save_every=2,
-        precision="float32",
+        steps=8, batch_size=4, segment_len=8, stages=((0.0, 6, 6), (0.6, 8, 8)),
+        random_segment_len=True, optimizer="muon", average="tail", average_start=0.4, lr=1e-2,
+        log_every=2, eval_every=3, save_every=2, precision="float32",
     ),
-)
+)  # fmt: skip
 
 
 @dataclass
@@ -121,13 +111,9 @@ class Runs:
         code = 1
         try:
             if self.processes > 1:
-                os.environ |= {
-                    "RANK": str(rank),
-                    "LOCAL_RANK": str(rank),
-                    "WORLD_SIZE": str(self.processes),
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(port),
-                }
+                os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+                os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                os.environ["WORLD_SIZE"] = str(self.processes)
             done = [0]
 
             def count(event: str, arguments: tuple[Any, ...]) -> None:
@@ -152,7 +138,9 @@ class Runs:
         """Make the undisturbed run; return its file operations and its seconds."""
         codes, seconds = self.part(self.folder / "whole")
         if any(codes):
-            raise SystemExit(f"the undisturbed run failed: {self._errors()}")
+            raise SystemExit(
+                f"the undisturbed run failed: {(self.folder / 'errors.log').read_text()}"
+            )
         return int(self._events.read_text()), seconds
 
     def differences(self, run: Path) -> list[str]:
@@ -161,10 +149,6 @@ class Runs:
         return sorted(
             key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key)
         )
-
-    def _errors(self) -> str:
-        log = self.folder / "errors.log"
-        return log.read_text() if log.exists() else "see above"
 
 
 def measure(config: Config, processes: int, kills: int, in_a_row: int, seed: int) -> Found:
@@ -213,20 +197,16 @@ def _state(run: Path) -> dict[str, Any]:
         del about[name]
     records = read_metrics(run / "metrics.jsonl")
     tensors = read_whole(checkpoints[-1], "")
+    old = {*checkpoints[:-1]}
+    models = {str(x.relative_to(run)): x for x in (run / "model").rglob("*.safetensors")}
+    # A kill may leave one old checkpoint more, until the next one is saved.
+    names = (x.relative_to(run) for x in run.rglob("*") if not old & {x, *x.parents})
     return {
-        # A kill may leave one old checkpoint more, until the next one is saved.
-        "names": sorted(
-            str(path.relative_to(run))
-            for path in run.rglob("*")
-            if not {*checkpoints[:-1]} & {path, *path.parents}
-        ),
+        "names": sorted(map(str, names)),
         "metrics": [{k: r[k] for k in r if k != "tokens_per_second"} for r in records],
         "about": about,
         **{name: x.numpy().tobytes() for name, x in tensors.items()},
-        **{
-            str(path.relative_to(run)): path.read_bytes()
-            for path in (run / "model").rglob("*.safetensors")
-        },
+        **{name: path.read_bytes() for name, path in models.items()},
     }
 
 
@@ -251,12 +231,13 @@ def _free_port() -> int:
 def main() -> None:
     """Kill, compare, report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--recipe", help="a small one that saves often")
-    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--kills", type=int, default=100, help="for each number of processes")
-    parser.add_argument("--in_a_row", type=int, default=4, help="kills before a run may finish")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path)
+    add = parser.add_argument
+    add("--recipe", help="a small one that saves often")
+    add("--processes", type=int, nargs="+", default=[1, 2])
+    add("--kills", type=int, default=100, help="for each number of processes")
+    add("--in_a_row", type=int, default=4, help="kills before a run may finish")
+    add("--seed", type=int, default=0)
+    add("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     config = load_recipe(arguments.recipe) if arguments.recipe else SMALL
@@ -267,17 +248,9 @@ def main() -> None:
     began, rows = time.perf_counter(), []
     for processes in arguments.processes:
         found = measure(config, processes, arguments.kills, arguments.in_a_row, arguments.seed)
-        waited = found.survivors_seconds
-        rows.append(
-            {
-                "processes": processes,
-                "kills": sum(found.kills.values()),
-                "by": dict(found.kills),
-                "runs": found.runs,
-                "wrong": found.wrong,
-                "longest_survivor_seconds": max(waited, default=None),
-            }
-        )
+        row = {"processes": processes, "kills": sum(found.kills.values()), "by": dict(found.kills)}
+        row |= {"runs": found.runs, "wrong": found.wrong}
+        rows.append(row | {"longest_survivor_seconds": max(found.survivors_seconds, default=None)})
         print(json.dumps(rows[-1]), flush=True)
     if arguments.json:
         about = circumstances() | {"minutes": round((time.perf_counter() - began) / 60, 1)}

@@ -1,19 +1,15 @@
 """Memory lengths that differ by layer, and compressed memories, against one plain memory.
 
-    python benchmarks/memories.py python --ways plain:256 layers:64,64,64,832 mean:128+128x4
     python benchmarks/memories.py english --data wikitext-2 --steps 400 --json memories.json
 
-A model is trained on a text, once for each way and seed, in the same steps from the same initial
-weights: the first argument is ``python`` (the standard library by bytes, from initial weights), or
-the name of a shipped model, whose training goes on with the text of ``--data``. Then the held-out
-text is read in streams, and losses are counted where all memories are full.
+The training of a shipped model goes on with a text, once for each way and seed, in the same steps
+from the same weights. Then the held-out text is read in streams, and losses are counted where all
+memories are full.
 
 A way is one of
   plain:M        M positions in each layer (the model as it is)
   layers:M,M,... M positions in each layer, the lowest first (Rae and Razavi, 2020, arXiv
                  2007.03356)
-  windows:M,...  the same as the package has it (``model.layer_attn_lens``): each token sees M
-                 positions before it, and all layers store the largest M
   mean:M+CxR     the Compressive Transformer (Rae et al., 2020, arXiv 1911.05507): M positions, and
   max:M+CxR      C compressed ones, each of which replaces the R positions that left the memory
   conv:M+CxR     together, by their mean, their maximum or a learned convolution, which is trained
@@ -21,6 +17,7 @@ A way is one of
                  their order, compressed ones first.
 
 The cost of a step is CPU time on one thread, which other programs on the machine change little.
+Windows by layer, as the package has them, are measured with ``--model.layer_attn_lens`` instead.
 """
 
 import argparse
@@ -28,7 +25,6 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +35,7 @@ from result_file import write_result_file
 from torch import Tensor, nn
 from turns import circumstances
 
-from transformer_xl.config import DataConfig, ModelConfig, TrainConfig
+from transformer_xl.config import DataConfig, TrainConfig
 from transformer_xl.config.device import keep_freed_memory
 from transformer_xl.data import Segments, prepare
 from transformer_xl.model import load_model
@@ -50,12 +46,6 @@ from transformer_xl.train.optim import Optimizer, lr_scale
 
 SKIPPED = 1_024
 """Positions at the start of each stream that are read and not counted."""
-
-SMALL = ModelConfig(
-    n_layer=4, n_head=4, d_model=128, d_inner=512, norm_first=True, qk_norm=True, final_norm=True,
-    dropout=0.0,
-)  # fmt: skip
-"""The model that is trained from initial weights."""
 
 
 class Way(NamedTuple):
@@ -73,7 +63,7 @@ class Way(NamedTuple):
     def of(cls, name: str) -> "Way":
         """Parse the name of a way."""
         kind, _, sizes = name.partition(":")
-        if kind in ("plain", "layers", "windows"):
+        if kind in ("plain", "layers"):
             return cls(kind, tuple(int(x) for x in sizes.split(",")))
         mem_len, _, rest = sizes.partition("+")
         compressed, _, rate = rest.partition("x")
@@ -113,9 +103,6 @@ class Varied(TransformerXL):
     def use(self, way: Way) -> None:
         """Choose the way; a convolution begins as the mean."""
         self.way = way
-        if way.kind == "windows":
-            reach = tuple(mem_len + 1 for mem_len in way.mem_lens)
-            self.config = replace(self.config, mem_len=max(way.mem_lens), layer_attn_lens=reach)
         if way.kind == "conv":
             D, rate = self.config.d_model, way.rate
             self.compressors = nn.ModuleList(
@@ -127,8 +114,6 @@ class Varied(TransformerXL):
 
     def start_memory(self, batch_size: int, mem_len: int | None = None) -> Any:
         """Return an empty memory of the way."""
-        if self.way.kind == "windows":
-            return super().start_memory(batch_size, mem_len)
         weight = self.layers[0].attention_norm.weight
         empty = weight.new_zeros(batch_size, 0, self.config.d_model)
         return State(*([empty] * self.config.n_layer for _ in range(2)))
@@ -137,8 +122,6 @@ class Varied(TransformerXL):
         """Require nothing: the memories are those of this program."""
 
     def _read(self, x: Tensor, memory: Any, view: View) -> tuple[Tensor, Any]:
-        if self.way.kind == "windows":
-            return super()._read(x, memory, view)
         T, self.reconstruction = x.shape[1], 0.0
         lengths_of = zip(memory.compressed, memory.recent, strict=True)
         sizes = [c.shape[1] + m.shape[1] + T for c, m in lengths_of]
@@ -196,17 +179,6 @@ class Varied(TransformerXL):
         return F.mse_loss(seen[1], seen[0].detach())
 
 
-def built(name: str, vocab_size: int, seed: int) -> Varied:
-    """Return a model with initial weights, or with those of a shipped one."""
-    torch.manual_seed(seed)
-    if name == "python":
-        return Varied(replace(SMALL, vocab_size=vocab_size))
-    shipped = load_model(name)
-    model = Varied(shipped.config)
-    model.load_state_dict(shipped.state_dict())
-    return model
-
-
 def trained(model: Varied, text: Any, seed: int, arguments: argparse.Namespace) -> float:
     """Train a model; return the CPU seconds of a step, without the first ones."""
     settings = TrainConfig(
@@ -257,30 +229,25 @@ def held_out(model: Varied, text: Any, arguments: argparse.Namespace) -> list[fl
 
 def measured(name: str, way: str, seed: int, corpus: Any, arguments: Any) -> dict[str, Any]:
     """Train and measure a way."""
-    model = built(name, len(corpus.vocab), seed)
+    torch.manual_seed(seed)
+    shipped = load_model(name)
+    model = Varied(shipped.config)
+    model.load_state_dict(shipped.state_dict())
     model.use(Way.of(way))
     seconds = trained(model, corpus.split("train"), seed, arguments)
     row = {"way": way, "seed": seed, "seconds_per_step": round(seconds, 4)}
-    text = corpus.split(arguments.split)
-    for other in (way, *arguments.read_with):
-        if other != way and (Way.of(other).kind, Way.of(way).kind) != ("plain", "plain"):
-            continue
-        model.way = Way.of(other)
-        streams = held_out(model, text, arguments)
-        row.setdefault("bits", {})[other] = round(sum(streams) / len(streams), 4)
-    return row
+    streams = held_out(model, corpus.split(arguments.split), arguments)
+    return row | {"bits": round(sum(streams) / len(streams), 4)}
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Return a table: for each way the mean over the seeds, and what it costs."""
-    lines = ["| trained with | read with | bits per token, by seed | CPU seconds of a step |"]
-    lines.append("|---|---|---|---|")
+    lines = ["| memory | bits per token, by seed | CPU seconds of a step |", "|---|---|---|"]
     for way in dict.fromkeys(row["way"] for row in rows):
         own = [row for row in rows if row["way"] == way]
         cost = sum(row["seconds_per_step"] for row in own) / len(own)
-        for other in own[0]["bits"]:
-            bits = ", ".join(f"{row['bits'][other]:.4f}" for row in own)
-            lines.append(f"| {way} | {other} | {bits} | {cost:.3f} |")
+        bits = ", ".join(f"{row['bits']:.4f}" for row in own)
+        lines.append(f"| {way} | {bits} | {cost:.3f} |")
     return lines
 
 
@@ -289,29 +256,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", help="python, or the name of a shipped model")
-    parser.add_argument("--data", default="python-stdlib", help="the corpus")
-    parser.add_argument("--path", help="a local copy of it")
-    parser.add_argument("--ways", nargs="+", default=["plain:256", "mean:128+128x4"])
-    parser.add_argument("--read_with", nargs="*", default=[], help="more plain memories to read")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--steps", type=int, default=1_000)
-    parser.add_argument("--batch_size", type=int, default=16)
-    parser.add_argument("--segment_len", type=int, default=64)
-    parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--muon_lr", type=float, default=0.02)
-    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
-    parser.add_argument("--split", choices=["valid", "test"], default="valid")
-    parser.add_argument("--tokens", type=int, default=131_072, help="of the held-out text")
-    parser.add_argument("--streams", type=int, default=16, help="in which it is read")
-    parser.add_argument("--json", type=Path)
+    add = parser.add_argument
+    add("model", help="the name of a shipped model")
+    add("--data", default="python-stdlib", help="the corpus")
+    add("--path", help="a local copy of it")
+    add("--ways", nargs="+", default=["plain:256", "mean:128+128x4"])
+    add("--seeds", type=int, nargs="+", default=[1, 2])
+    add("--steps", type=int, default=1_000)
+    add("--batch_size", type=int, default=16)
+    add("--segment_len", type=int, default=64)
+    add("--lr", type=float, default=3e-3)
+    add("--muon_lr", type=float, default=0.02)
+    add("--precision", choices=["float32", "bfloat16"], default="bfloat16")
+    add("--split", choices=["valid", "test"], default="valid")
+    add("--tokens", type=int, default=131_072, help="of the held-out text")
+    add("--streams", type=int, default=16, help="in which it is read")
+    add("--json", type=Path)
     arguments = parser.parse_args()
     keep_freed_memory()
     torch.set_num_threads(1)
-    is_new = arguments.model == "python"
-    more: dict[str, Any] = {"vocab": "bytes"} if is_new else {"tokenizer": arguments.model}
-    if arguments.data == "python-stdlib":
-        more["split_by"] = "file"
+    more = {"split_by": "file"} if arguments.data == "python-stdlib" else {}
+    more["tokenizer"] = arguments.model
     corpus = prepare(DataConfig(name=arguments.data, path=arguments.path, **more), print)
     rows = []
     for seed, way in product(arguments.seeds, arguments.ways):

@@ -21,28 +21,15 @@ from typing import Any
 
 STEPS = 200
 RECIPES = {
-    "demo": ("--data.split_by", "fraction", "--data.vocab_size", "512"),
-    "shakespeare-char-cpu": (
-        *("--data.test_fraction", "0.1"),
-        *("--train.stages", "0.0", "16", "16", "0.5", "32", "32"),
-    ),
-    "ptb-word-cpu": (
-        "--data.vocab_size",
-        "1500",
-        "--model.cutoffs",
-        "200",
-        "--generate.prompt",
-        "import",
-    ),
-    "ptb-char-lstm-cpu": (
-        "--data.vocab",
-        "chars",
-    ),
+    "demo": "--data.split_by fraction --data.vocab_size 512",
+    "shakespeare-char-cpu": "--data.test_fraction 0.1 --train.stages 0.0 16 16 0.5 32 32",
+    "ptb-word-cpu": "--data.vocab_size 1500 --model.cutoffs 200 --generate.prompt import",
+    "ptb-char-lstm-cpu": "--data.vocab chars",
 }
 SHAPE = {"n_layer": 2, "d_model": 64}
 MORE_SHAPE = {"n_head": 2, "d_inner": 128, "mem_len": 32}
 SEGMENT_LEN = 32
-MODULES = (
+MODULES = [
     "argparse",
     "ast",
     "calendar",
@@ -51,17 +38,15 @@ MODULES = (
     "dataclasses",
     "datetime",
     "difflib",
-)
+]
 PROMPT = "def "
 
 
 def record(folder: Path) -> dict[str, Any]:
     """Compute everything with the revision that is imported; return it as JSON values."""
     text = folder / "text.txt"
-    parts = [Path(sysconfig.get_paths()["stdlib"], f"{name}.py") for name in MODULES]
-    text.write_bytes(
-        b"".join(part.read_bytes() for part in parts)[:250_000].decode("ascii", "ignore").encode()
-    )
+    parts = [Path(sysconfig.get_paths()["stdlib"], f"{name}.py").read_bytes() for name in MODULES]
+    text.write_bytes(b"".join(parts)[:250_000].decode("ascii", "ignore").encode())
     (folder / "short.txt").write_bytes(text.read_bytes()[100_000:103_000])
     found: dict[str, Any] = {}
     for name, more in RECIPES.items():
@@ -82,7 +67,7 @@ def record(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _trained(folder: Path, name: str, more: tuple[str, ...]) -> dict[str, Any]:
+def _trained(folder: Path, name: str, more: str) -> dict[str, Any]:
     settings: dict[str, Any] = {
         **{f"model.{key}": value for key, value in SHAPE.items()},
         "data.path": folder / "text.txt",
@@ -96,20 +81,17 @@ def _trained(folder: Path, name: str, more: tuple[str, ...]) -> dict[str, Any]:
         "eval.batch_size": 4,
         "generate.length": 100,
     }
-    if "lstm" in name:
-        settings["model.d_embed"] = SHAPE["d_model"]
-    else:
-        settings |= {f"model.{key}": value for key, value in MORE_SHAPE.items()}
+    more_shape = {"d_embed": SHAPE["d_model"]} if "lstm" in name else MORE_SHAPE
+    settings |= {f"model.{key}": value for key, value in more_shape.items()}
+    if "lstm" not in name:
         settings["eval.mem_lens"] = "0 32 64"
     words = [word for key, x in settings.items() for word in (f"--{key}", *str(x).split())]
     run = folder / name
-    _txl("train", name, "--out", str(run), "--data.name", "", *words, *more)
+    _txl("train", name, "--out", str(run), "--data.name", "", *words, *more.split())
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     results = json.loads((run / "results.json").read_text())
     return {
-        "losses": [
-            _first(each, "bits_per_token", "bits") for each in records if each["kind"] == "train"
-        ],
+        "losses": [_first(x, "bits_per_token", "bits") for x in records if x["kind"] == "train"],
         "valid": [each["nll"] for each in records if each["kind"] == "valid"],
         "weights": _hash_of_weights(run / "model" / "last"),
         "results": {key: x for key, x in results.items() if key != "settings"},
@@ -120,26 +102,25 @@ def _trained(folder: Path, name: str, more: tuple[str, ...]) -> dict[str, Any]:
 
 def _evaluated(name: str, run: Path, short: Path) -> dict[str, Any]:
     lines = {
-        "plain": (),
-        "segments": ("--eval.segment_len", "7", "--eval.batch_size", "3"),
-        "file": ("--file", str(short)),
-        "bfloat16": ("--weights", "bfloat16"),
-        "dynamic": ("--eval.dynamic", "sgd", "--file", str(short)),
+        "plain": "",
+        "segments": "--eval.segment_len 7 --eval.batch_size 3",
+        "file": f"--file {short}",
+        "bfloat16": "--weights bfloat16",
+        "dynamic": f"--eval.dynamic sgd --file {short}",
     }
-    if "lstm" not in name:
-        lines |= {
-            "memory": ("--eval.mem_len", "100", "--eval.attn_len", "50", "--eval.clamp_len", "40"),
-            "extended": ("--eval.ext_len", "5", "--file", str(short)),
-            "window": ("--eval.window", "16", "--file", str(short), "--eval.batch_size", "16"),
-            "positions": ("--by_position", "--file", str(short)),
-            "int8": ("--weights", "int8", "--file", str(short)),
-        }
+    if "lstm" in name:
+        del lines["bfloat16"]
     else:
-        lines.pop("bfloat16")
+        lines |= {
+            "memory": "--eval.mem_len 100 --eval.attn_len 50 --eval.clamp_len 40",
+            "extended": f"--eval.ext_len 5 --file {short}",
+            "window": f"--eval.window 16 --file {short} --eval.batch_size 16",
+            "positions": f"--by_position --file {short}",
+            "int8": f"--weights int8 --file {short}",
+        }
     found = {}
-    # An explicit split, as what a revision takes without one may change.
     for key, words in lines.items():
-        found[f"evaluation/{name}/{key}"] = _json_of("eval", str(run), *words)
+        found[f"evaluation/{name}/{key}"] = _json_of("eval", str(run), *words.split())
     scores = _txl("score", str(run), str(short))
     numbers = re.findall(r"-\d+\.\d+(?:e-?\d+)?", scores)
     found[f"evaluation/{name}/scores"] = [len(numbers), _hash(" ".join(numbers).encode())]
@@ -174,21 +155,8 @@ def _generated(name: str, run: Path, folder: Path) -> dict[str, Any]:
     session.save(folder / f"{name}.state")
     session = txl.Session.load(best, folder / f"{name}.state")
     found["session"] = [first, "".join(session.generate(30))]
-    found["command"] = _json_of(
-        *(
-            "generate",
-            str(run),
-            "--prompt",
-            "import ",
-            "--length",
-            "60",
-            "--seed",
-            "9",
-            "--temperature",
-            "1",
-        ),
-        *("--top_p", "1"),
-    )["text"]
+    words = ["--length", "60", "--seed", "9", "--temperature", "1", "--top_p", "1"]
+    found["command"] = _json_of("generate", str(run), "--prompt", "import ", *words)["text"]
     ids = torch.tensor([vocab.encode((folder / "short.txt").read_text())[:256]])
     model = model.double()
     with torch.no_grad():
@@ -206,26 +174,17 @@ def _served(run: Path) -> dict[str, Any]:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "transformer_xl", "serve", str(run), "--port", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    request = {
-        "prompt": PROMPT,
-        "max_tokens": 40,
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "seed": 7,
-        "logprobs": 2,
-    }
+    request = {"model": "demo", "prompt": PROMPT, "max_tokens": 40, "logprobs": 2}
+    request |= {"temperature": 1.0, "top_p": 1.0, "seed": 7}
     try:
         for _ in range(300):
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
                 break
             time.sleep(0.2)
         found = {}
-        for name, more in {
-            "drawn": {},
-            "greedy": {"temperature": 0.0},
-            "several": {"n": 3},
-        }.items():
-            body = json.dumps({"model": "demo", **request, **more}).encode()
+        kinds = {"drawn": {}, "greedy": {"temperature": 0.0}, "several": {"n": 3}}
+        for name, more in kinds.items():
+            body = json.dumps({**request, **more}).encode()
             url = f"http://127.0.0.1:{port}/v1/completions"
             http = urllib.request.Request(url, body, {"Content-Type": "application/json"})
             with urllib.request.urlopen(http, timeout=120) as answer:
@@ -289,10 +248,8 @@ def _converted(folder: Path) -> dict[str, Any]:
             ids = torch.arange(40)[None]
             with torch.no_grad():
                 nll = model(ids, targets=ids + 1).nll
-            found[f"conversion/{name}/{layout}"] = {
-                "weights": _hash_of_weights(back),
-                "nll": nll.tolist(),
-            }
+            weights = _hash_of_weights(back)
+            found[f"conversion/{name}/{layout}"] = {"weights": weights, "nll": nll.tolist()}
     return found
 
 
@@ -351,9 +308,7 @@ def _hash_of_weights(folder: Path) -> str:
     from safetensors.numpy import load_file
 
     weights = load_file(folder / "model.safetensors")
-    lines = [
-        f"{name} {x.dtype} {x.shape} {_hash(x.tobytes())}" for name, x in sorted(weights.items())
-    ]
+    lines = (f"{n} {x.dtype} {x.shape} {_hash(x.tobytes())}" for n, x in sorted(weights.items()))
     return _hash("\n".join(lines).encode())
 
 

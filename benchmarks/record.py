@@ -2,9 +2,8 @@
 
     python benchmarks/record.py runs/enwik8 enwik8-cpu          # a run folder; NAME is the recipe's
     python benchmarks/record.py runs/ablation ablation-ptb-char # a folder of txl ablate
-    python benchmarks/record.py recl.json recl-synthetic        # what benchmarks/recl.py wrote
-    python benchmarks/record.py recl.json recl-wt103            # ... or txl recl --json
-    python benchmarks/record.py table-9.json evaluation-speed   # ... or txl bench evaluation-speed
+    python benchmarks/record.py recl.json recl-wt103            # what txl recl --json wrote
+    python benchmarks/record.py table-9.json evaluation-speed   # ... or evaluation_speed.py
 
 `benchmarks/reproduction.py` makes docs/reproduction.md of these files. Every one has
 
@@ -15,7 +14,7 @@
 
 and by its kind
 
-    run               recipe (all settings), parameters, steps, minutes (of the steps alone),
+    run               recipe (what it sets), parameters, steps, minutes (of the steps alone),
                       results (results.json of the run), curve: train and valid as pairs of a step
                       and bits per token, at most 100 of each
     ablation          table (of the paper), rows (of studies.ablate.summary), minutes
@@ -27,14 +26,13 @@ Paths are left out but for the last name of each: they belong to the machine.
 
 import argparse
 import json
-from dataclasses import asdict
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import torch
 from result_file import write_result_file
 
-from transformer_xl.config.recipes import load_recipe
 from transformer_xl.model.pretrained import WEIGHTS_FILE, find_model_folder
 from transformer_xl.studies.ablate import MEASURED_FILE
 from transformer_xl.train.checkpoint.checkpoints import read_about
@@ -64,7 +62,7 @@ def _of_run(folder: Path) -> dict[str, Any]:
     results = folder / "results.json"
     if not results.is_file():
         raise SystemExit(f"{folder} is not finished: it has no results.json; train it to its end")
-    recipe = asdict(load_recipe(folder / "recipe.toml"))
+    recipe = tomllib.loads((folder / "recipe.toml").read_text("utf-8"))
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps, seconds = _spent(folder)
     found = _without_paths(json.loads(results.read_text()))
@@ -106,19 +104,14 @@ def _of_file(path: Path) -> dict[str, Any]:
 
 
 def _head(kind: str, environment: dict[str, Any]) -> dict[str, Any]:
-    versions = environment.get("packages", {})
-    machine = {
-        "processor": environment.get("processor", environment.get("device")),
-        "gpu": environment.get("gpu"),
-        "threads": environment.get("threads"),
-        "torch": environment.get("torch", versions.get("torch")),
-        "python": environment.get("python"),
-    }
-    command = environment.get("command")
+    versions, command = environment.get("packages", {}), environment.get("command")
+    machine = {name: environment.get(name) for name in ("gpu", "threads", "python")}
+    machine["processor"] = environment.get("processor", environment.get("device"))
+    machine["torch"] = environment.get("torch", versions.get("torch"))
     return {
         "format_version": FORMAT_VERSION,
         "kind": kind,
-        "command": None if command is None else _shown_command(command),
+        "command": command and _shown_command(command),
         "machine": {name: x for name, x in machine.items() if x is not None},
     }
 
@@ -172,10 +165,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     found = recorded(arguments.source)
-    if arguments.command:
-        found["command"] = arguments.command
-    if arguments.note:
-        found["note"] = arguments.note
+    found |= {x: getattr(arguments, x) for x in ("command", "note") if getattr(arguments, x)}
     arguments.results.mkdir(parents=True, exist_ok=True)
     path = arguments.results / f"{arguments.name}.json"
     write_result_file(path, found)

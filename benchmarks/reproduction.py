@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from drawing import lines_svg
+from marked_tables import row as row_of
 
 from transformer_xl.studies.ablate import markdown, rows_of
 from transformer_xl.train.figures import number
@@ -111,7 +112,7 @@ def _runs(table: Mapping[str, Any], own: Mapping[str, dict[str, Any]]) -> Iterat
             size = size or f"{result['parameters'] / 1e6:,.1f} M"
             command = f"`{result['command']}`" if result.get("command") else command
         cells = (row["model"], size, row.get("paper", ""), row.get("authors", ""))
-        yield _line(*cells, row.get("others", ""), ours, spent, command)
+        yield row_of(*cells, row.get("others", ""), ours, spent, command)
     yield ""
     yield from _curves(own)
 
@@ -155,7 +156,7 @@ def _ablations(table: Mapping[str, Any], own: Mapping[str, dict[str, Any]]) -> I
         init, best, length = row.paper[table["table"]]
         known = (f"{x:.2f}" if x is not None else "" for x in (init, best))
         cells = ("yes" if row.recurrence else "no", row.encoding, row.loss, *known, length or "")
-        yield _line(*cells, NOT_RUN)
+        yield row_of(*cells, NOT_RUN)
     yield ""
     yield f"`{table['command']}`"
     yield ""
@@ -164,7 +165,7 @@ def _ablations(table: Mapping[str, Any], own: Mapping[str, dict[str, Any]]) -> I
 def _lengths(table: Mapping[str, Any], own: Mapping[str, dict[str, Any]]) -> Iterator[str]:
     yield from _header("model", "parameters", "paper, r = 0.1 / 0.5 / 1", "ours")
     for row in table["rows"]:
-        yield _line(row["model"], row.get("parameters", ""), row["paper"], NOT_RUN)
+        yield row_of(row["model"], row.get("parameters", ""), row["paper"], NOT_RUN)
     yield ""
     yield f"`{table['command']}`"
     yield ""
@@ -181,7 +182,7 @@ def _lengths(table: Mapping[str, Any], own: Mapping[str, dict[str, Any]]) -> Ite
         for model in result["models"]:
             lengths = (model["recl"][top] for top in tops)
             shown = (f"{'≥ ' * x['is_bound']}{x['length']:,}" for x in lengths)
-            yield _line(model["name"], *shown, f"{model['nll'][-1]:.3f}")
+            yield row_of(model["name"], *shown, f"{model['nll'][-1]:.3f}")
         yield ""
         yield f"![Nats per token over the tokens of context]({_picture(name)})"
         yield ""
@@ -190,15 +191,10 @@ def _lengths(table: Mapping[str, Any], own: Mapping[str, dict[str, Any]]) -> Ite
 def _speeds(table: Mapping[str, Any], own: Mapping[str, dict[str, Any]]) -> Iterator[str]:
     yield from _header("", "paper, one GPU", *([f"ours: `{name}`" for name in own] or ["ours"]))
     for row in table["rows"]:
-        ours = [
-            next(
-                (f"**{x['slowdown']:,.0f}**" for x in result["rows"]
-                 if x["attn_len"] == row["length"]),
-                NOT_RUN,
-            )
-            for result in own.values()
-        ]  # fmt: skip
-        yield _line(row["model"], f"{row['paper']:,}", *(ours or [NOT_RUN]))
+        slowdowns = [{x["attn_len"]: x["slowdown"] for x in y["rows"]} for y in own.values()]
+        known = (x.get(row["length"]) for x in slowdowns)
+        ours = [NOT_RUN if x is None else f"**{x:,.0f}**" for x in known]
+        yield row_of(row["model"], f"{row['paper']:,}", *(ours or [NOT_RUN]))
     yield ""
     for name, result in own.items():
         shape = f"{result['n_layer']} layers of width {result['d_model']}, {result['dtype']}"
@@ -253,11 +249,7 @@ def _drawn(result: Mapping[str, Any]) -> str | None:
 
 
 def _header(*names: str) -> list[str]:
-    return [_line(*names), f"|{'---|' * len(names)}"]
-
-
-def _line(*cells: object) -> str:
-    return f"| {' | '.join(str(cell) for cell in cells)} |"
+    return [row_of(*names), f"|{'---|' * len(names)}"]
 
 
 def main() -> None:

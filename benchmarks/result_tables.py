@@ -17,34 +17,11 @@ from marked_tables import main, row, table
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"
 RESULTS = ROOT / "benchmarks" / "results"
-XEON, EPYC = "cpu_xeon_amx_202611", "cpu_epyc_202611"
+XEON = "cpu_xeon_amx_202611"
 H200, H100 = "gpu_h200_202611", "gpu_h100_202611"
 H100_BFLOAT16 = 989e3
 """GFLOP/s of the data sheet, of an H100 and an H200 alike."""
 _Case = Mapping[str, Any]
-
-_READERS = {
-    "torch": "torch containers",
-    "pickle": "pickles",
-    "tensorflow": "TensorFlow checkpoints",
-    "vocabulary": "vocabularies",
-    "convert": "`txl convert`, whole",
-    "model": "models that write: settings, weights, vocabulary, tokenizer",
-    "session": "sessions of a server",
-    "recipe": "recipes",
-    "archive": "archives",
-    "template": "chat templates and settings of tokenizers",
-}
-_CORPORA = {
-    "jsb-chorales-cpu": "chorales",
-    "enwik8-cpu": "enwik8's first megabytes",
-    "ptb-char-cpu": "Penn Treebank, characters",
-    "bard": "tiny Shakespeare",
-}
-_SERVED = {
-    "serving": "3.5 M weights, two cores for server and clients",
-    "serving_kill_pile": "0.9 M weights, one core for both",
-}
 
 
 def _result(name: str, machine: str) -> Any:
@@ -55,36 +32,12 @@ def _texts(columns: str, rows: Iterable[str]) -> str:
     return table(columns, rows, n_texts=columns.count("|") + 1)
 
 
-def _spread(case: _Case, way: str | None = None) -> str:
-    """Return a ratio with its range."""
-    ratio, least_most = case["ratio"], case["ratio_range"]
-    if way is not None:
-        if way not in ratio:
-            return ""
-        ratio, least_most = ratio[way], least_most[way]
-    elif isinstance(ratio, Mapping):
-        ((way, ratio),) = ratio.items()
-        least_most = least_most[way]
-    least, most = least_most
-    return f"{ratio:.2f} ({least:.2f} to {most:.2f})"
-
-
-def _steps(machine: str) -> str:
-    """Return the table of a training step with the copy-free attention."""
-    ceiling = "product ceiling" + (" (float32: of MKL)" if machine == EPYC else "")
-    rows = []
-    for case in _result("training", machine)["rows"]:
-        taken, mb = case["seconds"], case["peak_mb"]
-        rows += [
-            row(
-                case["dtype"],
-                *(f"{taken[way]:.3f} s" for way in ("reference", "skew")),
-                _spread(case),
-                f"{mb['reference']:.0f} -> {mb['skew']:.0f} MB",
-                f"{case['ceiling_gflops']:.0f} GFLOP/s",
-            )
-        ]
-    return _texts(f"dtype|reference|copy-free|ratio (range)|peak memory|{ceiling}", rows)
+def _spread(case: _Case, way: str) -> str:
+    """Return a ratio with its range; nothing if the way was not measured."""
+    if way not in case["ratio"]:
+        return ""
+    least, most = case["ratio_range"][way]
+    return f"{case['ratio'][way]:.2f} ({least:.2f} to {most:.2f})"
 
 
 def _trainings(names: Sequence[str]) -> Iterator[tuple[str, _Case]]:
@@ -137,15 +90,14 @@ def _readings() -> Iterator[str]:
             )
 
 
-def _by_memory(name: str, again: str = "") -> str:
-    """Return milliseconds by the length of the memory; those of ``again`` replace others."""
-    found: dict[str, dict[int, str]] = {}
-    for each in (name, again) if again else (name,):
-        for case in _result(each, XEON)["rows"]:
-            text = f"{1e3 * case['seconds']['ours']:.1f} ms, {_share(case)}"
-            found.setdefault(case["dtype"], {})[case["mem_len"]] = text
-    lengths = next(iter(found.values()))
-    rows = (row(dtype.replace("_", " "), *cells.values()) for dtype, cells in found.items())
+def _by_memory(name: str) -> str:
+    """Return milliseconds by the length of the memory."""
+    by_dtype: dict[str, dict[int, str]] = {}
+    for case in _result(name, XEON)["rows"]:
+        text = f"{1e3 * case['seconds']['ours']:.1f} ms, {_share(case)}"
+        by_dtype.setdefault(case["dtype"], {})[case["mem_len"]] = text
+    lengths = next(iter(by_dtype.values()))
+    rows = (row(dtype.replace("_", " "), *cells.values()) for dtype, cells in by_dtype.items())
     return _texts("|".join(["memory", *(f"{n:,}" for n in lengths)]), rows)
 
 
@@ -205,89 +157,11 @@ def _card(result: _Case) -> str:
     return result["processor"].split()[1]
 
 
-def _softmax() -> Iterator[str]:
-    found = _result("adaptive_softmax", EPYC)
-    names = {
-        "ours": "ours, chunk by chunk",
-        "all_at_once": "all at once, as the authors do",
-        "torch": "`torch.nn.AdaptiveLogSoftmaxWithLoss`",
-    }
-    for way, name in names.items():
-        ratio = _spread(found, way) or 1
-        yield row(name, f"{found['seconds'][way]:.2f} s", ratio, f"{found['mb_taken'][way]:.0f} MB")
-
-
-def _formats() -> Iterator[str]:
-    for case in _result("converting", EPYC)["rows"]:
-        yield row(
-            case["format"],
-            f"{case['bytes'] / 1e6:,.0f} MB",
-            f"{case['seconds']:.1f} s",
-            f"{case['peak_mb']:,.0f} MB",
-        )
-
-
-def _mutants() -> Iterator[str]:
-    files = _result("fuzzing", EPYC)["files"]
-    for reader in dict.fromkeys(file["reader"] for file in files):
-        own = [file for file in files if file["reader"] == reader]
-        read, refused = (sum(file[name] for file in own) for name in ("read", "refused"))
-        violations = sum(len(file["violations"]) for file in own)
-        counts = (f"{n:,}" for n in (len(own), read + refused, refused, read, violations))
-        slowest = max(file["slowest_seconds"] for file in own)
-        memory = max(file["most_memory_mb"] for file in own)
-        yield row(_READERS[reader], *counts, f"{slowest:.1f}", f"{memory:.1f}")
-
-
-def _dynamic() -> Iterator[str]:
-    for case in _result("dynamic", XEON)["rows"]:
-        fixed, learning = case["fixed"], case["dynamic"]
-        yield row(
-            _CORPORA[case["run"]],
-            f"{case['lr']:.0e}".replace("e-0", "e-"),
-            *(f"{x:.4f}" for x in (fixed, learning)),
-            f"{learning - fixed:.4f}",
-        )
-
-
-def _served() -> Iterator[str]:
-    for name, about in _SERVED.items():
-        found = _result(name, XEON)
-        load, one = found["load"], found["one_client"]
-        late = [
-            ", ".join(f"{load[x][p]:,.0f}" for p in ("p50", "p95", "p99")) + " ms"
-            for x in ("latency_ms", "first_token_ms")
-        ]
-        yield row(
-            about,
-            *(f"{n:,}" for n in (load["requests"], found["compared"]["right"])),
-            *(f"{x['tokens_per_second']:,.0f}" for x in (load, one)),
-            f"{load['tokens_per_second'] / one['tokens_per_second']:.2f}",
-            *late,
-        )
-
-
-def _compressed() -> Iterator[str]:
-    cases = _result("compressing", XEON)["rows"]
-    for file in dict.fromkeys(case["file"] for case in cases):
-        own = {case["name"]: case for case in cases if case["file"] == file}
-        ours = own["txl"]
-        yield row(
-            file.partition(".")[0],
-            *(f"{own[name]['bytes']:,}" for name in ("xz -9e", "bzip2 -9", "zstd -19")),
-            f"**{ours['bytes']:,}** ({ours['bits_per_byte']:.3f} bits a byte)",
-            f"{ours['overhead_percent']:.2f} %",
-            *(f"{ours['size'] / ours[f'{x}_seconds']:,.0f}" for x in ("compress", "decompress")),
-        )
-
-
 def tables() -> dict[str, str]:
     """Return the tables of the page by their names."""
     beyond = "share of the ceiling, or times the reading of weights, keys and values"
     others = "x-transformers, T5 positions|x-transformers, rotary|labml_nn"
     return {
-        "steps": _steps("cpu_xeon_202611"),
-        "steps-bfloat16": _steps(EPYC),
         "peers": _texts(
             "shape|dtype|ours|Hugging Face|plain GPT with memory|memory|share of the ceiling",
             _peers(),
@@ -297,7 +171,7 @@ def tables() -> dict[str, str]:
             f"work|precision|ours|Hugging Face|plain GPT with kept keys|{beyond}", _readings()
         ),
         "evaluation-by-memory": _by_memory("evaluation_mem_len"),
-        "token-by-memory": _by_memory("generation_mem_len", "generation_mem_len_again"),
+        "token-by-memory": _by_memory("generation_mem_len"),
         "attention": _texts(
             "dtype|pass|ours|authors' einsum and shift|reference"
             "|position term as a mask of PyTorch's attention|plain attention, no position term",
@@ -310,23 +184,6 @@ def tables() -> dict[str, str]:
         ),
         "steps-gpu": _texts(
             "work|GPU|time|tokens a second|share of the GPU|plain GPT with memory", _steps_gpu()
-        ),
-        "softmax": _texts("softmax|time|against ours, turn by turn|memory", _softmax()),
-        "converting": _texts("format|size|time|memory", _formats()),
-        "fuzzing": _texts(
-            "what reads|files|mutants|refused|read|violations|slowest, s|most memory, MB",
-            _mutants(),
-        ),
-        "dynamic": _texts("corpus|learning rate|fixed weights|learning|difference", _dynamic()),
-        "serving": _texts(
-            "model|requests|right|tokens a second|one client|ratio"
-            "|p50, p95, p99 of an answer|of the first token",
-            _served(),
-        ),
-        "compressing": _texts(
-            "bytes|`xz -9e`|`bzip2 -9`|`zstd -19`|`txl compress`|beyond the model's bits"
-            "|bytes a second, written|restored",
-            _compressed(),
         ),
     }
 

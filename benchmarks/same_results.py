@@ -72,12 +72,11 @@ def _count(value: Any) -> int:
 def main() -> None:
     """Run both revisions and compare."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--base", default="HEAD~1", help="the revision to compare with")
-    parser.add_argument(
-        "--json", type=Path, help="write the numbers compared and the differences here"
-    )
-    parser.add_argument("--most", type=int, default=40, help="differences to print")
-    parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)
+    add = parser.add_argument
+    add("--base", default="HEAD~1", help="the revision to compare with")
+    add("--json", type=Path, help="write the numbers compared and the differences here")
+    add("--most", type=int, default=40, help="differences to print")
+    add("--record", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.record:
         with tempfile.TemporaryDirectory() as folder:

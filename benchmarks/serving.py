@@ -107,23 +107,16 @@ def compare(alone: Alone, sessions: list[list[Asked]]) -> dict[str, Any]:
     started = time.perf_counter()
     written = [alone.write([a for a in asked if a.text is not None]) for asked in sessions]
     seconds = time.perf_counter() - started
-    for asked, (found, gaps) in zip(sessions, written, strict=True):
-        for each, expected, gap in zip(asked, found, gaps, strict=False):
-            tokens += len(expected)
-            if each.tokens == expected:
-                right += 1
-            elif 0 < gap < 1e-5:
-                ties.append({"session": each.session, "seed": each.seed, "gap": gap})
-            else:
-                wrong.append({"session": each.session, "prompt": each.prompt, "gap": gap})
-    return {
-        "right": right,
-        "ties": ties,
-        "wrong": wrong,
-        "alone_tokens": tokens,
-        "alone_seconds": round(seconds, 3),
-        "alone_tokens_per_second": round(tokens / seconds, 1),
-    }
+    for asked, (expected, gaps) in zip(sessions, written, strict=True):
+        for each, own, gap in zip(asked, expected, gaps, strict=False):
+            tokens += len(own)
+            right += each.tokens == own
+            if each.tokens != own:
+                about = {"session": each.session, "seed": each.seed, "gap": gap}
+                (ties if 0 < gap < 1e-5 else wrong).append(about)
+    speed = {"alone_seconds": round(seconds, 3), "alone_tokens": tokens}
+    speed["alone_tokens_per_second"] = round(tokens / seconds, 1)
+    return {"right": right, "ties": ties, "wrong": wrong, **speed}
 
 
 def measure(
@@ -139,16 +132,16 @@ def measure(
             alone.take(server, [_part(one, turn, arguments.rounds)])
     finally:
         server.end()
+    by_many, by_one = many.result(), alone.result()
+    spent = [sum(x["processor_ms_per_token"].values()) for x in (by_one, by_many)]
     ratios = [pace / own for pace, own in zip(many.paces, alone.paces, strict=True)]
-    found: dict[str, Any] = {"load": many.result(), "one_client": alone.result()}
-    times = found["load"]["tokens_per_second"] / found["one_client"]["tokens_per_second"]
-    own, other = (
-        sum(found[name]["processor_ms_per_token"].values()) for name in ("load", "one_client")
-    )
-    found["times_one_client"] = round(times, 2)
-    found["times_one_client_each_round"] = [round(ratio, 2) for ratio in ratios]
-    found["processor_times_less_per_token"] = round(other / own, 2)
-    return found
+    return {
+        "load": by_many,
+        "one_client": by_one,
+        "times_one_client": round(by_many["tokens_per_second"] / by_one["tokens_per_second"], 2),
+        "times_one_client_each_round": [round(ratio, 2) for ratio in ratios],
+        "processor_times_less_per_token": round(spent[0] / spent[1], 2),
+    }
 
 
 def _part(asked: list[Asked], turn: int, turns: int) -> list[Asked]:
@@ -178,13 +171,8 @@ def kill(arguments: argparse.Namespace, alone: Alone, folder: Path) -> dict[str,
     finally:
         server.end()
     found = compare(alone, sessions)
-    return {
-        "finished_before_the_kill": finished,
-        "sessions": stood,
-        "right": found["right"],
-        "wrong": found["wrong"],
-        "ties": len(found["ties"]),
-    }
+    numbers = {"right": found["right"], "wrong": found["wrong"], "ties": len(found["ties"])}
+    return {"finished_before_the_kill": finished, "sessions": stood, **numbers}
 
 
 def stand(alone: Alone, address: str, asked: list[Asked]) -> str:
@@ -222,20 +210,12 @@ def pile(arguments: argparse.Namespace, folder: Path) -> list[dict[str, float]]:
             asyncio.run(load(server.address, streams, []))
             held = httpx.get(f"{server.address}/metrics").text
             number = re.search(r"^txl_sessions_in_memory (\S+)", held, re.M)
-            rows.append(
-                {
-                    "sessions": first + len(names),
-                    "in_memory": float(number[1]) if number else float("nan"),
-                    "resident_mb": round(server.resident(), 1),
-                }
-            )
+            in_memory = float(number[1]) if number else float("nan")
+            row = {"sessions": first + len(names), "in_memory": in_memory}
+            rows.append(row | {"resident_mb": round(server.resident(), 1)})
     finally:
         server.end()
     return rows
-
-
-def _is_lost(killed: dict[str, Any] | None) -> bool:
-    return bool(killed and (killed["wrong"] or killed["sessions"]["lost"]))
 
 
 def main() -> None:
@@ -243,16 +223,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("model", type=Path, help="a model folder or a run folder")
-    parser.add_argument("--sessions", type=int, default=64, help="at once")
-    parser.add_argument("--requests", type=int, default=2000, help="in all")
-    parser.add_argument("--length", type=int, default=16, help="tokens of an answer, on average")
-    parser.add_argument("--rounds", type=int, default=4, help="turns of many and of one client")
-    parser.add_argument("--threads", type=int, default=1, help="of the model, in each process")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kill", action="store_true")
-    parser.add_argument("--pile", type=int, default=0, help="so many sessions, one request each")
-    parser.add_argument("--json", type=Path, help="write the result to this file")
+    add = parser.add_argument
+    add("model", type=Path, help="a model folder or a run folder")
+    add("--sessions", type=int, default=64, help="at once")
+    add("--requests", type=int, default=2000, help="in all")
+    add("--length", type=int, default=16, help="tokens of an answer, on average")
+    add("--rounds", type=int, default=4, help="turns of many and of one client")
+    add("--threads", type=int, default=1, help="of the model, in each process")
+    add("--seed", type=int, default=1)
+    add("--kill", action="store_true")
+    add("--pile", type=int, default=0, help="so many sessions, one request each")
+    add("--json", type=Path, help="write the result to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()
@@ -276,7 +257,8 @@ def main() -> None:
     if arguments.json:
         write_result_file(arguments.json, result)
     print(json_text(result))
-    if result["compared"]["wrong"] or _is_lost(result.get("kill")):
+    killed = result.get("kill", {"wrong": [], "sessions": Counter()})
+    if result["compared"]["wrong"] or killed["wrong"] or killed["sessions"]["lost"]:
         raise SystemExit("there are wrong answers")
 
 

@@ -84,12 +84,13 @@ class Client:
         host, _, port = address.removeprefix("http://").partition(":")
         self._host, self._port = host, int(port)
 
-    async def connect(self) -> None:
-        """Open it."""
+    async def __aenter__(self) -> "Client":
+        """Connect."""
         self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
+        return self
 
-    def close(self) -> None:
-        """Close it."""
+    async def __aexit__(self, *_: object) -> None:
+        """Close the connection."""
         self._writer.close()
 
     async def events(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
@@ -114,13 +115,8 @@ class Client:
 
 async def ask(client: Client, asked: Asked) -> None:
     """Ask, and read the answer as it comes."""
-    body = {
-        "prompt": asked.prompt,
-        "max_tokens": asked.length,
-        "seed": asked.seed,
-        "session": asked.session,
-        "stream": True,
-    }
+    about = {"prompt": asked.prompt, "max_tokens": asked.length, "seed": asked.seed}
+    body = {**about, "session": asked.session, "stream": True}
     started, text, tokens, reason = time.perf_counter(), "", [], None
     async for value in client.events("/v1/completions", body):
         if "error" in value:
@@ -140,17 +136,13 @@ async def load(address: str, sessions: list[list[Asked]], done: list[Asked]) -> 
     """Let all sessions ask at once, each one request after the other."""
 
     async def one(asked: list[Asked]) -> None:
-        client = Client(address)
-        await client.connect()
-        try:
+        async with Client(address) as client:
             for each in asked:
                 await ask(client, each)
                 done.append(each)
-        finally:
-            client.close()
 
-    results = await asyncio.gather(*map(one, sessions), return_exceptions=True)
-    for result in results:
+    # All end before the first error is raised.
+    for result in await asyncio.gather(*map(one, sessions), return_exceptions=True):
         if isinstance(result, BaseException):
             raise result
 

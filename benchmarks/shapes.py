@@ -95,14 +95,28 @@ def step_flops(work: Work, shape: Shape, *, has_positions: bool = True) -> float
         has_positions: Whether scores have a position term, the product of queries with projected
             encodings of distances.
     """
-    # Not at the head: the revision of ours that is compared with may have no such file.
-    from transformer_xl.apps.bench.speed import forward_flops, training_flops
-
-    config = model_config(shape, attn_type=0 if has_positions else 2)
-    sizes = shape.batch, shape.length, shape.mem_len, shape.length
+    B, T, M, D = shape.batch, shape.length, shape.mem_len, shape.d_model
+    pairs = B * (T * M + T * (T + 1) // 2)
+    # Multiplications: queries, keys, values and output of a token, the feed-forward, and scores.
+    layer = B * T * (4 * D * D + 2 * D * shape.d_inner) + (2 + has_positions) * D * pairs
+    # The projections of the memory and of positions, which have no gradient of their input.
+    past = B * 2 * M * D * D + has_positions * (M + T) * D * D
+    outside = B * T * _outside(shape)
     if work == "training":
-        return training_flops(config, *sizes)
-    return forward_flops(config, *sizes, is_kept=True)
+        return 2 * (shape.n_layer * (3 * layer + 2 * past) + 3 * outside)
+    return 2 * (shape.n_layer * layer + outside)
+
+
+def _outside(shape: Shape) -> float:
+    """Return the multiplications of embedding and softmax for words drawn uniformly."""
+    clusters, D = model_config(shape).clusters, shape.d_model
+    shares = [(x.stop - x.start) / shape.vocab for x in clusters]
+    embedding = sum(p * x.has_proj * x.width * D for p, x in zip(shares, clusters, strict=True))
+    head, *tails = clusters
+    softmax = head.width * (head.stop + len(tails) + head.has_proj * D)
+    for p, x in zip(shares[1:], tails, strict=True):
+        softmax += p * x.width * (x.stop - x.start + x.has_proj * D)
+    return embedding + softmax
 
 
 def model_config(shape: Shape, **settings: Any) -> ModelConfig:

@@ -110,22 +110,13 @@ class Clients:
         self, client: httpx.AsyncClient, asked: Asked, key: str, turn: int, is_stream: bool
     ) -> dict[str, Any] | None:
         """Send a request once; None: it must be sent again."""
-        body = {
-            "session": asked.session,
-            "prompt": asked.prompt,
-            "session_turn": turn,
-            "max_tokens": asked.length,
-            "seed": asked.seed,
-            "stream": is_stream,
-        }
+        body = {"session": asked.session, "session_turn": turn, "prompt": asked.prompt}
+        body |= {"max_tokens": asked.length, "seed": asked.seed, "stream": is_stream}
         began, what = time.perf_counter(), "answered"
         self.n_waiting += 1
         try:
             answer = await asyncio.wait_for(self._post(client, body, key), HANGS)
-        except TimeoutError:
-            what, answer = "no answer within 10 s", None
-            self.failures.append(f"{asked.session}: {what}")
-        except httpx.TimeoutException:
+        except (TimeoutError, httpx.TimeoutException):
             what, answer = "no answer within 10 s", None
             self.failures.append(f"{asked.session}: {what}")
         except httpx.TransportError:
@@ -142,15 +133,12 @@ class Clients:
         self, client: httpx.AsyncClient, body: dict[str, Any], key: str
     ) -> dict[str, Any] | str | None:
         url, headers = f"{self._address}/v1/completions", {"Idempotency-Key": key}
-        if not body["stream"]:
-            found = await client.post(url, json=body, headers=headers)
-            if found.status_code == 200:
-                return found.json()["choices"][0]
-            return self._refused(found.status_code, found.text)
         text, tokens, reason = "", [], None
         async with client.stream("POST", url, json=body, headers=headers) as found:
             if found.status_code != 200:
                 return self._refused(found.status_code, (await found.aread()).decode())
+            if not body["stream"]:
+                return json.loads(await found.aread())["choices"][0]
             async for line in found.aiter_lines():
                 if not line.startswith("data: {"):
                     continue
@@ -161,9 +149,7 @@ class Clients:
                     text += piece["text"]
                     tokens += piece["token_ids"]
                     reason = piece["finish_reason"] or reason
-        if reason is None:
-            return "stream broke off"
-        return {"text": text, "token_ids": tokens}
+        return {"text": text, "token_ids": tokens} if reason else "stream broke off"
 
     def _refused(self, status: int, text: str) -> str:
         try:
@@ -189,10 +175,8 @@ class Trouble:
         for number in range(kills):
             await asyncio.sleep(self._draw.uniform(0.2, 1.0))
             kind = self._draw.choices([*KINDS], [*KINDS.values()])[0]
-            ready = [each for each in self._members if await asyncio.to_thread(_ready, each)]
-            while not ready:
+            while not (ready := await asyncio.to_thread(self._ready)):
                 await asyncio.sleep(0.2)
-                ready = [each for each in self._members if await asyncio.to_thread(_ready, each)]
             # In the midst of requests.
             while not self._clients.n_waiting:
                 await asyncio.sleep(0)
@@ -209,9 +193,8 @@ class Trouble:
             self.done[kind] += 1
             print(f"{number + 1}/{kills} {kind} {self._clients.failures[-1:]}", flush=True)
 
-
-def _ready(member: Member) -> bool:
-    return member.is_ready
+    def _ready(self) -> list[Member]:
+        return [each for each in self._members if each.is_ready]
 
 
 async def disturb(clients: Clients, trouble: Trouble, arguments: argparse.Namespace) -> float:
@@ -275,8 +258,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     logs = "".join(each.logs() for each in members)
     answers = [each for asked in clients.sessions for each in asked]
     return {
-        "servers": arguments.servers,
-        "clients": arguments.clients,
+        **{name: getattr(arguments, name) for name in ("servers", "clients")},
         "seconds": round(seconds, 1),
         "lease_seconds": arguments.lease,
         "happened": dict(trouble.done),
@@ -301,14 +283,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("model", type=Path, nargs="?", help="a model folder; none: a tiny one")
-    parser.add_argument("--servers", type=int, default=2)
-    parser.add_argument("--clients", type=int, default=8, help="each with a session")
-    parser.add_argument("--kills", type=int, default=100, help="and stops")
-    parser.add_argument("--lease", type=float, default=2.0, help="seconds")
-    parser.add_argument("--length", type=int, default=8, help="tokens of an answer, on average")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="write the result to this file")
+    add = parser.add_argument
+    add("model", type=Path, nargs="?", help="a model folder; none: a tiny one")
+    add("--servers", type=int, default=2)
+    add("--clients", type=int, default=8, help="each with a session")
+    add("--kills", type=int, default=100, help="and stops")
+    add("--lease", type=float, default=2.0, help="seconds")
+    add("--length", type=int, default=8, help="tokens of an answer, on average")
+    add("--seed", type=int, default=1)
+    add("--json", type=Path, help="write the result to this file")
     arguments = parser.parse_args()
     if needed := missing():
         raise SystemExit(f"needs {needed}")

@@ -18,7 +18,7 @@ from typing import Any
 
 from result_file import write_result_file
 from turns import circumstances
-from writing import adjacent_equal
+from writing import adjacent_equal, collected
 
 from transformer_xl import from_pretrained, generate_batch
 from transformer_xl.config.recipes import generation_of
@@ -92,11 +92,7 @@ def measured(name: str, prompts: Sequence[str], n_seeds: int, real: Path | None)
         texts = []
         for seed in range(n_seeds):
             batch = generate_batch(model, encoded, how, length=FIRST, seed=seed * len(prompts))
-            rows: list[list[int]] = [[] for _ in prompts]
-            for step in batch:
-                for row, token in step.items():
-                    rows[row].append(token)
-            texts += rows
+            texts += collected(batch, len(prompts))
         found["with" if preface else "without"] = counted(texts, vocab)
     if real is not None:
         ids, draw = vocab.encode(real.read_text(encoding="utf-8")), random.Random(1)

@@ -207,23 +207,21 @@ def take_turns(
             worker.kill()
     if not last:
         sys.exit(f"all ways failed: {', '.join(ways)}")
-    turns = [{name: turn[name] for name in last} for turn in turns]
+    seconds = {name: [turn[name] for turn in turns] for name in last}
     ratios = {
         name: sorted(turn[name] / turn[ours] for turn in turns)
         for name in last
         if name != ours and ours in last
     }
+    memory = {name: (said["at_first"], said["most"]) for name, said in last.items()}
     return {
-        "seconds": {name: statistics.median(turn[name] for turn in turns) for name in last},
-        "seconds_range": {
-            name: [min(turn[name] for turn in turns), max(turn[name] for turn in turns)]
-            for name in last
-        },
+        "seconds": {name: statistics.median(x) for name, x in seconds.items()},
+        "seconds_range": {name: [min(x), max(x)] for name, x in seconds.items()},
         "ratio": {name: statistics.median(x) for name, x in ratios.items()},
         "ratio_range": {name: [x[0], x[-1]] for name, x in ratios.items()},
-        "mb_at_first": {name: said["at_first"] for name, said in last.items()},
-        "peak_mb": {name: said["most"] for name, said in last.items()},
-        "mb_taken": {name: said["most"] - said["at_first"] for name, said in last.items()},
+        "mb_at_first": {name: first for name, (first, _) in memory.items()},
+        "peak_mb": {name: most for name, (_, most) in memory.items()},
+        "mb_taken": {name: most - first for name, (first, most) in memory.items()},
         "is_recorded": {name: said["is_recorded"] for name, said in last.items()},
         "failed": [name for name in ways if name not in last],
     }

@@ -75,21 +75,20 @@ def lines_of(code: CodeType) -> int:
 class Way:
     """The functions of the package that are entered while this is on."""
 
-    def __init__(self, package: Path, short: int = SHORT) -> None:
+    def __init__(self, package: Path, short: int) -> None:
         self.package, self.short = str(package), short
         self.found: set[tuple[str, str]] = set()
         self.is_on = False
 
     def see(self, frame: FrameType) -> None:
         """Take the function of a frame, if it is one of the package and not short."""
-        code, caller = frame.f_code, frame.f_back
-        file = self._own(code.co_filename)
+        file = self._own(frame)
+        code = frame.f_code
         if file is None or NAMES.match(code.co_name) or lines_of(code) <= self.short:
             return
-        if file.startswith("ops/"):
-            calling = None if caller is None else self._own(caller.f_code.co_filename)
-            if calling is None or calling.startswith("ops/"):
-                return
+        caller = frame.f_back and self._own(frame.f_back)
+        if file.startswith("ops/") and (caller is None or caller.startswith("ops/")):
+            return
         self.found.add((file, code.co_qualname))
 
     def see_stack(self, frame: FrameType | None) -> None:
@@ -98,35 +97,44 @@ class Way:
             self.see(frame)
             frame = frame.f_back
 
-    def _own(self, file: str) -> str | None:
-        inside = file.startswith(self.package)
-        return file[len(self.package) + 1 :] if inside else None
+    def _own(self, frame: FrameType) -> str | None:
+        file = frame.f_code.co_filename
+        return file[len(self.package) + 1 :] if file.startswith(self.package) else None
 
 
-def follow(package: Path, command: list[str], name: str, first: int) -> list[tuple[str, str]]:
-    """Run a command; return what is between two returns of a function, and above it.
+def follow(
+    package: Path, command: list[str], name: str, number: int, *, between: bool
+) -> list[tuple[str, str]]:
+    """Run a command; return which functions are entered on a part of its way.
 
     Args:
         package: The folder of the package.
         command: The command line, without ``txl``.
-        name: The qualified name of the function.
-        first: After how many of its returns it begins.
+        name: The qualified name of a function of the package.
+        number: Which of its calls.
+        between: What is between the end of that call and the end of the next one, and what is above
+            it on the stack. If not, what is entered within that call.
     """
     from transformer_xl.cli import main
 
-    way, returns = Way(package), 0
+    way, n_ends = Way(package, SHORT if between else SHORTEST), 0
+    n_calls, inside = 0, None
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
-        nonlocal returns
-        if event == "call" and way.is_on:
-            way.see(frame)
-        elif (
-            event == "return"
-            and frame.f_code.co_qualname == name
-            and frame.f_code.co_filename.startswith(str(package))
-        ):
-            returns += 1
-            way.is_on = returns == first
+        nonlocal n_calls, n_ends, inside
+        code = frame.f_code
+        is_named = code.co_qualname == name and code.co_filename.startswith(str(package))
+        if event == "call":
+            n_calls += is_named
+            if not between and is_named and n_calls == number:
+                way.is_on, inside = True, frame
+            if way.is_on:
+                way.see(frame)
+        elif event == "return" and frame is inside:
+            way.is_on, inside = False, None
+        elif event == "return" and between and is_named:
+            n_ends += 1
+            way.is_on = n_ends == number
             if way.is_on:
                 way.see_stack(frame.f_back)
 
@@ -135,37 +143,8 @@ def follow(package: Path, command: list[str], name: str, first: int) -> list[tup
         code = main(command)
     finally:
         sys.setprofile(None)
-    if code or returns <= first:
-        raise RuntimeError(f"{command} ended with {code} after {returns} times {name}")
-    return sorted(way.found)
-
-
-def follow_call(package: Path, command: list[str], name: str, number: int) -> list[tuple[str, str]]:
-    """Run a command; return what is entered in call number ``number`` of a function."""
-    from transformer_xl.cli import main
-
-    way, calls = Way(package, SHORTEST), 0
-    inside: FrameType | None = None
-
-    def profile(frame: FrameType, event: str, _: Any) -> None:
-        nonlocal calls, inside
-        if event == "call":
-            if frame.f_code.co_qualname == name:
-                calls += 1
-                if calls == number:
-                    inside = frame
-            if inside is not None:
-                way.see(frame)
-        elif event == "return" and frame is inside:
-            inside = None
-
-    sys.setprofile(profile)
-    try:
-        code = main(command)
-    finally:
-        sys.setprofile(None)
-    if code or calls < number:
-        raise RuntimeError(f"{command} ended with {code} after {calls} calls of {name}")
+    if code or n_calls <= number - (not between):
+        raise RuntimeError(f"{command} ended with {code} after {n_calls} calls of {name}")
     return sorted(way.found)
 
 
@@ -182,13 +161,12 @@ def work() -> None:
         with open(os.devnull, "w") as nowhere:  # noqa: PTH123  (a descriptor is needed)
             os.dup2(nowhere.fileno(), 1)
             os.dup2(nowhere.fileno(), 2)
-            words = ["train", "tiny.toml", "--out", "run"]
-            loss = follow_call(package, [*words, "--quiet"], "LanguageModel.forward", 3)
-            words = ["train", "tiny.toml", "--out", "another", "--quiet"]
-            update = follow(package, words, "train_step", 3)
+            words = ["train", "tiny.toml", "--quiet", "--out"]
+            loss = follow(package, [*words, "run"], "LanguageModel.forward", 3, between=False)
+            update = follow(package, [*words, "another"], "train_step", 3, between=True)
             words = ["generate", "run", "--length", "6", "--prompt", "the cat"]
             # One token is drawn by each call.
-            token = follow(package, words, "Sampler.__call__", 3)
+            token = follow(package, words, "Sampler.__call__", 3, between=True)
             sys.stdout.flush()
             os.dup2(quiet[0], 1)
             os.dup2(quiet[1], 2)

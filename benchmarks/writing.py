@@ -28,7 +28,7 @@ import statistics
 import tokenize
 import warnings
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -192,6 +192,15 @@ def places(text: str, n: int, is_python: bool) -> list[int]:
     return [begins[min(bisect_left(begins, x), len(begins) - 1)] for x in wanted]
 
 
+def collected(batch: Iterable[Mapping[int, int]], n: int) -> list[list[int]]:
+    """Return the tokens of each of n texts that are written as a batch."""
+    pieces: list[list[int]] = [[] for _ in range(n)]
+    for tokens in batch:
+        for text, token in tokens.items():
+            pieces[text].append(token)
+    return pieces
+
+
 def write(
     model: LanguageModel,
     prompts: Sequence[Sequence[int]],
@@ -202,12 +211,7 @@ def write(
     """Continue prompts: as one batch, or one after another with the memory carried."""
     how = {"sampling": Sampling(**settings), "length": length}
     if not carried:
-        batch = generate_batch(model, prompts, seed=1, **how)
-        pieces: list[list[int]] = [[] for _ in prompts]
-        for tokens in batch:
-            for text, token in tokens.items():
-                pieces[text].append(token)
-        return pieces
+        return collected(generate_batch(model, prompts, seed=1, **how), len(prompts))
     pieces, last, before = [], [], {}
     for n, prompt in enumerate(prompts):
         written = generate(model, [*last, *prompt], seed=1 + n, **before, **how)
@@ -278,15 +282,9 @@ def main() -> None:
         if arguments.show:
             print(vocab.decode([*prompts[0], *pieces[0]])[: arguments.show])
     if arguments.json:
-        found = {
-            "circumstances": circumstances(),
-            "prompts": arguments.prompts,
-            "prompt_tokens": n_prompt,
-            "length": arguments.length,
-            "carried": arguments.carried,
-            "rows": rows,
-        }
-        write_result_file(arguments.json, found)
+        names = ("prompts", "prompt_tokens", "length", "carried")
+        about = {"circumstances": circumstances()} | {x: getattr(arguments, x) for x in names}
+        write_result_file(arguments.json, about | {"rows": rows})
 
 
 def _shown(row: dict[str, float]) -> str:

@@ -306,7 +306,7 @@ licence = "CC0-1.0 (weights and data)"
 @pytest.fixture(scope="session")
 def shipping() -> Any:
     """The program that writes models into the package."""
-    path = ROOT / "benchmarks" / "shipping.py"
+    path = ROOT / "scripts" / "pretrained" / "shipping.py"
     spec = spec_from_file_location("shipping", path)
     assert spec is not None
     assert spec.loader is not None

@@ -61,18 +61,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("work", choices=("training", "evaluation", "generation"))
-    parser.add_argument("--shape", choices=SHAPES, default="enwik8")
-    parser.add_argument("--way", choices=WAYS, default="ours")
-    parser.add_argument("--dtype", help="bfloat16 in training, else bfloat16_weights")
+    add = parser.add_argument
+    add("work", choices=("training", "evaluation", "generation"))
+    add("--shape", choices=SHAPES, default="enwik8")
+    add("--way", choices=WAYS, default="ours")
+    add("--dtype", help="bfloat16 in training, else bfloat16_weights")
     for name in ("length", "mem_len", "batch"):
-        parser.add_argument(f"--{name}", type=int, help="if not that of the shape")
-    parser.add_argument("--compile", action="store_true", help="with torch.compile")
-    parser.add_argument("--steps", type=int, default=5, help="of which the mean is taken")
-    parser.add_argument(
-        "--show", type=int, default=20, help="how many kernels are printed and written"
-    )
-    parser.add_argument("--json", type=Path, help="also write them to this file")
+        add(f"--{name}", type=int, help="if not that of the shape")
+    add("--compile", action="store_true", help="with torch.compile")
+    add("--steps", type=int, default=5, help="of which the mean is taken")
+    add("--show", type=int, default=20, help="how many kernels are printed and written")
+    add("--json", type=Path, help="also write them to this file")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("this PyTorch finds no GPU")

@@ -130,9 +130,8 @@ def compile_kernel(
     operands = [torch.empty(shape, dtype=dtype, device="meta") for shape in shapes]
     options = [None, None, None, S, 0.0]
     if with_options:
-        first_key, seed = (
-            torch.empty(size, dtype=torch.int64, device="meta") for size in ((B, T), (1,))
-        )
+        sizes = (B, T), (1,)
+        first_key, seed = (torch.empty(x, dtype=torch.int64, device="meta") for x in sizes)
         options = [torch.empty(S, H, dtype=dtype, device="meta"), first_key, seed, S, 0.1]
     operands = (*operands, *options)
     out, norms = kernels._like_attended(*operands)
@@ -203,25 +202,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--capability", type=int, default=90, help="80: A100, 90: H100 and H200")
-    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=list(KERNELS))
-    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
-    parser.add_argument("--widths", nargs="+", type=int, default=[64, 128])
-    parser.add_argument("--candidates", action="store_true", help="also other divisions")
-    parser.add_argument(
-        "--with_options", action="store_true", help="dropout, first keys, biases of distances"
-    )
+    add = parser.add_argument
+    add("--capability", type=int, default=90, help="80: A100, 90: H100 and H200")
+    add("--kernels", nargs="+", choices=KERNELS, default=list(KERNELS))
+    add("--dtypes", nargs="+", default=["bfloat16", "float32"])
+    add("--widths", nargs="+", type=int, default=[64, 128])
+    add("--candidates", action="store_true", help="also other divisions")
+    add("--with_options", action="store_true", help="dropout, first keys, biases of distances")
     arguments = parser.parse_args()
     driver.set_active(NoGPU(arguments.capability))
     if arguments.capability < 90:
         kernels.BLOCKS.update(kernels.BEFORE_HOPPER)
     print(f"sm_{arguments.capability}, Triton {triton.__version__}")
-    print(
-        "| kernel | dtype | width | queries, keys, warps, stages | registers | spilled bytes ",
-        end="",
-    )
-    print("| shared KB | issue cycles | tensor cycles |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("| kernel | dtype | width | queries, keys, warps, stages | registers", end=" | ")
+    print("spilled bytes | shared KB | issue cycles | tensor cycles |\n" + "|---" * 9 + "|")
     for kernel, name, K in itertools.product(arguments.kernels, arguments.dtypes, arguments.widths):
         dtype = getattr(torch, name)
         key = (kernel, dtype.itemsize, 64 if K <= 64 else 128)
@@ -234,9 +228,8 @@ def main() -> None:
                 told += f"| {found.issue_cycles:.0f} | {found.tensor_cycles:.0f}"
             except Exception as error:  # noqa: BLE001  (the compiler fails in many ways)
                 told = f"{type(error).__name__} | | | |"
-            print(
-                f"| {kernel} | {name} | {K} | {', '.join(map(str, blocks))} | {told} |", flush=True
-            )
+            division = ", ".join(map(str, blocks))
+            print(f"| {kernel} | {name} | {K} | {division} | {told} |", flush=True)
         kernels.BLOCKS[key] = standard
 
 

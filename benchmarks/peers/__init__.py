@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from shapes import Job
 from torch import Tensor
 
@@ -54,13 +55,17 @@ class Peer(ABC):
     def remember(self) -> None:
         """Fill the memory with as many random states as it holds."""
 
-    @abstractmethod
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Read a segment (B, T) with the memory, which moves on; return the mean loss in nats."""
+        return F.cross_entropy(self.read(tokens).flatten(0, 1).float(), targets.flatten())
 
-    @abstractmethod
     def scores(self, tokens: Tensor) -> Tensor:
         """Read a segment with the memory, which moves on; score what follows it, (B, V)."""
+        return self.read(tokens)[:, -1]
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """Read a segment with the memory, which moves on; return the logits, (B, T, V)."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,6 @@ WAYS = {
     "labml": Way("labml", environment="labml"),
     "gpt": Way("gpt", "states", has_positions=False),
     "gpt_kept": Way("gpt", "kept", has_positions=False),
-    "gpt_compiled": Way("ours", "no_positions", has_positions=False),
 }
 
 

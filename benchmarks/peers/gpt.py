@@ -182,16 +182,13 @@ class Peer(peers.Peer):
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Read a segment and predict its targets."""
-        loss = F.cross_entropy(self._read(tokens).flatten(0, 1).float(), targets.flatten())
+        loss = super().loss(tokens, targets)
         if self.is_captured:
             self.recall.copy()
         return loss
 
-    def scores(self, tokens: Tensor) -> Tensor:
-        """Read a segment and predict what follows."""
-        return self._read(tokens)[:, -1]
-
-    def _read(self, tokens: Tensor) -> Tensor:
+    def read(self, tokens: Tensor) -> Tensor:
+        """Return the logits of a segment."""
         T, M = tokens.shape[1], self.recall.M
         if T not in self.masks:
             self.masks[T] = self._mask(T, M + T)

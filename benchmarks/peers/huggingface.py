@@ -16,21 +16,18 @@ class Peer(peers.Peer):
 
     def __init__(self, job: Job, variant: str) -> None:
         shape = job.shape
+        names = ("d_model", "n_head", "d_inner", "n_layer", "mem_len")
         config = TransfoXLConfig(
+            **{name: getattr(shape, name) for name in names},
             vocab_size=shape.vocab,
             cutoffs=[],
-            d_model=shape.d_model,
-            d_embed=shape.d_model,
-            n_head=shape.n_head,
-            d_head=shape.d_model // shape.n_head,
-            d_inner=shape.d_inner,
             div_val=1,
-            n_layer=shape.n_layer,
-            mem_len=shape.mem_len,
+            tie_projs=[False],
+            d_embed=shape.d_model,
+            d_head=shape.d_model // shape.n_head,
             clamp_len=-1,
             same_length=False,
             untie_r=False,
-            tie_projs=[False],
             dropout=job.dropout,
             dropatt=0.0,
         )
@@ -49,13 +46,10 @@ class Peer(peers.Peer):
 
         With ``labels`` its code leaves out the last target, and fails in bfloat16 on a processor.
         """
-        return F.nll_loss(self._read(tokens).flatten(0, 1).float(), targets.flatten())
+        return F.nll_loss(self.read(tokens).flatten(0, 1).float(), targets.flatten())
 
-    def scores(self, tokens: Tensor) -> Tensor:
-        """Read a segment and predict what follows."""
-        return self._read(tokens)[:, -1]
-
-    def _read(self, tokens: Tensor) -> Tensor:
+    def read(self, tokens: Tensor) -> Tensor:
+        """Return the log-probabilities of a segment."""
         out = self.model(input_ids=tokens, mems=self.mems)
         self.mems = out.mems
         return out.prediction_scores

@@ -16,9 +16,7 @@ class Peer(peers.Peer):
 
     Single tokens are read by the decoder, which a GPU replays as a graph. The variant is a backend
     of the attention, or ``called``: with these, the model is called for single tokens, too. With
-    ``layers`` one layer is compiled for all, as ``train.compile="layers"`` does in training. With
-    ``no_positions`` the compiled step of single tokens has no position term: what a GPT costs in
-    it, but for the rotation of one query and one key.
+    ``layers`` one layer is compiled for all, as ``train.compile="layers"`` does in training.
     """
 
     can_be_captured = True
@@ -27,11 +25,9 @@ class Peer(peers.Peer):
         self.model = TransformerXL(model_config(job.shape, dropout=job.dropout))
         self.job, self.decoder = job, None
         is_single = job.work == "generation" and not job.compiled
-        self.is_stepped = variant in ("auto", "no_positions") and is_single
-        self.has_positions = variant != "no_positions"
+        self.is_stepped = variant == "auto" and is_single
         self.has_layers = variant == "layers"
-        is_backend = variant not in ("called", "layers", "no_positions")
-        self.backend: Any = variant if is_backend else "auto"
+        self.backend: Any = variant if variant not in ("called", "layers") else "auto"
         self.network: Any = None
         self.mems: Any = None
 
@@ -74,8 +70,6 @@ class Peer(peers.Peer):
                 from transformer_xl.model.lengths import Lengths
             made = getattr(package, "Decoder", None) or package.Stepper
             self.decoder = made.of(model, Lengths.of(model.config), self.mems)
-            if not self.has_positions:
-                _remove_positions(self.decoder)
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Read a segment and predict its targets."""
@@ -103,10 +97,3 @@ class Peer(peers.Peer):
             out = self.model(tokens, self.mems)
         self.mems = out.mems
         return out.log_probs[:, -1]
-
-
-def _remove_positions(decoder: Any) -> None:
-    """Drop the position term of a compiled step, whose memory is full and so stays where it is."""
-    assert decoder.kind == "compiled"
-    positions = [each._replace(r=None) for each in decoder._positions]
-    decoder._step = decoder._make_step(decoder._model, decoder._ring, positions, decoder._limit)

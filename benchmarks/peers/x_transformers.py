@@ -1,7 +1,6 @@
 """x-transformers: a decoder with its T5 bias or rotary positions, and Transformer-XL's memory."""
 
 import torch
-import torch.nn.functional as F
 from shapes import Job
 from torch import Tensor
 from x_transformers import Decoder, TransformerWrapper
@@ -46,19 +45,12 @@ class Peer(peers.Peer):
         if not self.shape.mem_len:
             return
         device = next(self.model.parameters()).device
-        self._read(torch.zeros(self.shape.batch, 1, dtype=torch.int64, device=device))
+        self.read(torch.zeros(self.shape.batch, 1, dtype=torch.int64, device=device))
         assert self.mems is not None
         M = self.shape.mem_len
         self.mems = [torch.randn_like(x.expand(-1, M, -1)) for x in self.mems]
 
-    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Read a segment and predict its targets."""
-        return F.cross_entropy(self._read(tokens).flatten(0, 1).float(), targets.flatten())
-
-    def scores(self, tokens: Tensor) -> Tensor:
-        """Read a segment and predict what follows."""
-        return self._read(tokens)[:, -1]
-
-    def _read(self, tokens: Tensor) -> Tensor:
+    def read(self, tokens: Tensor) -> Tensor:
+        """Return the logits of a segment."""
         logits, self.mems = self.model(tokens, mems=self.mems, return_mems=True)
         return logits

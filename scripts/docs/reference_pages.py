@@ -85,7 +85,6 @@ _PACKAGES = (
     ("tasks", "Downstream tasks by name."),
     ("tasks.run", "Trains and measures the models of a task, beside its baselines."),
     ("apps.music", "Music of a model of integers: MIDI files and piano rolls."),
-    ("apps.bench", "Speed of a machine."),
     ("apps.compress", "Lossless compression."),
 )
 

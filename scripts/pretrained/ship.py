@@ -5,7 +5,7 @@
 It reads the run runs/pretrained/NAME/run and its corpus, rounds the weights to bfloat16, and
 measures those: the loss on the test text, and what measuring.py has for this model. The card is
 scripts/pretrained/cards/NAME.md with the figures in their places; between the two lines of +++
-stands the card for programs. benchmarks/shipping.py writes the folder.
+stands the card for programs. shipping.py writes the folder.
 
 Refused are a run that has not ended, one of another recipe than the repository's, one whose loss is
 not the measured one, and a checkout with uncommitted changes, but for --dirty.

@@ -2,7 +2,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -84,35 +83,6 @@ def test_a_way_that_fails_is_left_out_and_the_others_go_on(
     assert said.count(str(program)) == 2
 
 
-def test_without_ours_the_others_are_still_measured_and_without_any_the_program_ends(
-    tmp_path: Path,
-) -> None:
-    program = tmp_path / "failing.py"
-    program.write_text(FAILING)
-    take_turns = import_module("turns").take_turns
-    found = take_turns(
-        str(program), {"never": ["never"], "slow": ["slow"]}, "never", rounds=1, warm=1
-    )
-    assert (found["seconds"], found["ratio"]) == ({"slow": 2}, {})
-    with pytest.raises(SystemExit, match="all ways failed: never"):
-        take_turns(str(program), {"never": ["never"]}, "never", rounds=1, warm=1)
-
-
-def test_what_is_missing_to_count_the_work_is_known_before_anything_is_measured(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    contest, shapes = import_module("contest"), import_module("shapes")
-
-    def missing(*_: Any, **__: Any) -> float:
-        raise ModuleNotFoundError("no such package")
-
-    monkeypatch.setattr(contest, "step_flops", missing)
-    monkeypatch.setattr(contest, "take_turns", lambda *_, **__: pytest.fail("measured"))
-    job = shapes.Job("training", shapes.SHAPES["tiny"], "float32")
-    with pytest.raises(ModuleNotFoundError):
-        contest.measure("", job, {"ours": "ours"}, {}, 1, 1)
-
-
 def test_where_git_is_missing_the_environment_names_the_revision(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -141,17 +111,6 @@ def test_the_shapes_of_nvidia_are_those_of_the_recipes(size: str) -> None:
     assert shape.length == recipe.train.segment_len
     job = shapes.Job("training", shape, "float32")
     assert shapes.Job.from_json(job.to_json()) == job
-
-
-def test_the_plain_gpt_has_a_table_of_its_rotation() -> None:
-    peers, shapes = import_module("peers"), import_module("shapes")
-    peer = peers.build("gpt", shapes.Job("generation", shapes.SHAPES["tiny"], "float32"))
-    rotations = set()
-    with torch.no_grad():
-        for _ in range(20):
-            peer.scores(torch.zeros(2, 1, dtype=torch.int64))
-            rotations.add(peer.recall.rotation)
-    assert len(rotations) <= 2
 
 
 def test_a_peer_that_is_not_installed_names_the_command(
@@ -240,25 +199,3 @@ def test_as_many_bytes_are_read_as_the_weights_and_the_memory_have() -> None:
     remembered = 2 * shape.n_layer * shape.batch * shape.mem_len * shape.d_model
     expected = 4 * (sum(p.numel() for p in matrices.values()) + remembered)
     assert shapes.read_bytes(shape, "float32") == expected
-
-
-def test_the_step_for_compilers_computes_what_the_model_does() -> None:
-    peers, shapes, ring_step = (import_module(x) for x in ("peers", "shapes", "ring_step"))
-    shape = replace(shapes.SHAPES["tiny"], length=1, batch=1)
-    job = shapes.Job("generation", shape, "float32")
-    tokens = torch.randint(50, (2 * shape.mem_len + 3, 1, 1))
-    with torch.no_grad():
-        peer = peers.build("ours", job)
-        memory = [torch.stack([*x]) for x in peer.mems.by_name()]
-        scores = ring_step.ring_scores(ring_step.RingStep(peer.model, shape.mem_len), memory)
-        found = [scores(token) for token in tokens]
-        called = peers.build("ours_called", job)
-        right = [called.scores(token) for token in tokens]
-    torch.testing.assert_close(found, right, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("words", [[], ["--text", __file__]])
-def test_the_compiled_step_writes_what_the_operations_of_torch_write(words: list[str]) -> None:
-    done = _run("engines", "--greedy", "40", "--shape", "tiny", *words)
-    assert done.returncode == 0, done.stderr
-    assert "all 40 tokens are equal" in done.stdout

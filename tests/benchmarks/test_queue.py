@@ -115,8 +115,8 @@ def test_the_contestants_of_the_queue_exist_at_ten_times_the_size(
     (arguments,) = asked
     assert {"modern-xl", "txl", "gpt", "lstm"} <= {*arguments.models}
     models = comparison.load_contestants(arguments.models)
-    large = [comparison.resized(x, *comparison.SIZES[arguments.size]) for x in models.values()]
-    assert arguments.size == "larger"
+    large = [comparison.resized(x, *comparison.LARGER) for x in models.values()]
+    assert arguments.larger
     assert all(config.model.n_layer == 5 for config in large)
     # Half a minute for each to start and to be measured.
     assert len(models) * (60 * arguments.minutes + 30) < seconds

@@ -61,13 +61,6 @@ def test_each_card_has_places_for_what_is_measured(ship):
             ship.card(name, {"nll": 1.0})
 
 
-def test_without_a_record_the_card_says_what_is_of_measuring(ship):
-    about = {"packages": {"torch": "2.0"}}
-    assert ship.origin(about, "2000-01-02", "def") == (
-        "Measured with revision def of this repository, on 2000-01-02; torch 2.0."
-    )
-
-
 def test_the_command_on_a_card_names_no_path_of_one_machine(ship):
     for command, expected in (
         (".venv/bin/txl train chorales --out runs/a", "txl train chorales --out runs/a"),
@@ -81,12 +74,6 @@ def test_the_command_on_a_card_names_no_path_of_one_machine(ship):
         ("txl train a --generate.prompt it's", "txl train a --generate.prompt 'it'\"'\"'s'"),
     ):
         assert ship.shown_command(command) == expected, command
-
-
-def test_the_longest_chord_is_that_of_all_voices(ship):
-    longest = import_module("measuring").longest_chord
-    assert longest("") == longest("60 55 52") == 0
-    assert longest("60 55 52 48 60 55 52 48 60 55 52 47 60 55 52 48") == 2
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,6 @@ VERBS = (
         "ablate",
         "compare",
         "task",
-        "bench",
         "doctor",
     ),
 )
@@ -113,6 +112,7 @@ def test_the_help_shows_what_a_setting_does_and_what_it_is_by_default(txl, toy_t
 def test_a_wrong_command_line_is_a_misuse_that_is_explained(txl):
     for words, message in [
         (["recipes", "--from-authors", "--n_layer 3"], "txl recipes --from_authors is gone: "),
+        (["bench", "demo", "--steps", "1"], "txl bench is gone: txl doctor says how fast"),
         (["estimate", "demo", "--gpus", "2"], "txl estimate is gone: docs/scale.md has"),
         (["trian"], "there is no command or option trian: did you mean train?"),
         (["--verion"], "did you mean --version?"),

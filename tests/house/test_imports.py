@@ -39,10 +39,10 @@ def test_the_door_opens_without_torch(module: str) -> None:
     assert seconds < 1, f"importing {module} took {seconds:.2f} s"
 
 
-@pytest.mark.parametrize("module", ["transformer_xl.apps.bench", "transformer_xl.train"])
-def test_speed_is_measured_without_what_reads_settings_and_writes_pages(module: str) -> None:
+def test_training_is_imported_without_what_reads_settings_and_writes_pages() -> None:
     # A borrowed machine with a GPU has torch and little else.
-    result = subprocess.run([sys.executable, "-c", PROBE, module], capture_output=True, text=True)
+    command = [sys.executable, "-c", PROBE, "transformer_xl.train"]
+    result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert not {"msgspec", "tyro", "tomli_w", "matplotlib"} & {*json.loads(result.stdout)[1]}
 

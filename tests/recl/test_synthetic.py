@@ -1,18 +1,64 @@
-"""RECL of texts whose dependency length is known, as `benchmarks/recl.py` measures it."""
+"""RECL of texts whose dependency length is known."""
 
-from importlib import import_module
-from pathlib import Path
+import random
+import string
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from jaxtyping import Float
 
 from transformer_xl.studies.recl import relative_effective_context_length, target_places
 
 STEP, MARKS = 8, 6
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    synthetic = import_module("dependency_text")
-dependency_text, oracle_losses = synthetic.dependency_text, synthetic.oracle_losses
+LETTERS = string.ascii_lowercase
+FRESH = 0.2
+"""Share of random letters, without which the text would lose its variety."""
+
+
+def dependency_text(n_pairs: int, *, step: int, n_marks: int, seed: int = 1) -> str:
+    """Return pairs of a mark and a letter.
+
+    After the mark ``0`` the letter is random, after ``k`` a copy of the one ``k * step`` characters
+    before: a model gains from each ``step`` characters of context up to ``n_marks * step``.
+    """
+    draw = random.Random(seed)
+    letters: list[str] = []
+    marks: list[int] = []
+    for place in range(n_pairs):
+        mark = 0 if draw.random() < FRESH else draw.randint(1, n_marks)
+        source = place - mark * step // 2
+        if source < 0:
+            mark = 0
+        marks.append(mark)
+        letters.append(letters[source] if mark else draw.choice(LETTERS))
+    return "".join(f"{mark}{letter}" for mark, letter in zip(marks, letters, strict=True))
+
+
+def oracle_losses(
+    text: str,
+    places: Sequence[int],
+    contexts: Sequence[int],
+    *,
+    step: int,
+    n_marks: int,
+    reach: int | None = None,
+) -> Float[np.ndarray, "contexts tokens"]:
+    """Return the losses of a model that knows the rule and looks back ``reach`` tokens at most."""
+    marks = [FRESH] + [(1 - FRESH) / n_marks] * n_marks
+    losses = np.empty((len(contexts), len(places)))
+    for row, context in enumerate(contexts):
+        seen = context if reach is None else min(context, reach)
+        for column, place in enumerate(places):
+            character = text[place]
+            mark = int(text[place - 1]) if character in LETTERS else 0
+            if character not in LETTERS:
+                losses[row, column] = -np.log(marks[int(character)])
+            elif 0 < mark * step <= seen:
+                losses[row, column] = -np.log1p(-1e-3)
+            else:
+                losses[row, column] = np.log(len(LETTERS))
+    return losses
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +96,3 @@ def test_too_short_a_longest_context_is_said(text: str) -> None:
     losses = oracle_losses(text, places, contexts, step=STEP, n_marks=MARKS)
     (found,) = relative_effective_context_length(losses[None], contexts)
     assert (found.length, found.is_bound) == (contexts[-1], True)
-
-
-def test_numbers_out_of_range_are_named() -> None:
-    with pytest.raises(ValueError, match="step=3 must be even"):
-        dependency_text(10, step=3)
-    with pytest.raises(ValueError, match="n_marks=10 must be from 1 to 9"):
-        dependency_text(10, n_marks=10)

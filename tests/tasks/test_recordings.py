@@ -5,7 +5,6 @@ import json
 import tarfile
 import wave
 from functools import partial
-from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 
@@ -365,37 +364,6 @@ def test_a_speaker_with_few_recordings_cannot_be_adapted_to(archives, tmp_path, 
     monkeypatch.setattr(spoken_digits, "recordings_of", lambda source: by_split)
     with pytest.raises(ValueError, match=r"speaker a has 2 of .* split test: at least 3, one for"):
         load_task("digits-adapted").prepare(archives, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_thread")
-def test_the_other_speaker_is_one_of_the_training_archive(archives, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    program = import_module("other_speaker")
-    parts = program.divided(archives, "a")
-    assert {name[2] for name, _ in parts["train"] + parts["valid"]} == {"a"}
-    assert [name[2] for name, _ in parts["test"]] == ["b"] * 9
-    (tmp_path / "mine.toml").write_text(SMALL.format(4 * N_MELS, ""))
-    monkeypatch.setattr(speech, "SHRINKAGE", speech.SHRINKAGE)
-    words = [str(archives), "--copies", "1", "--recipe", str(tmp_path / "mine.toml")]
-    words += ["--shrinkage", "1", "0.5", "--out", str(tmp_path / "out")]
-    program.main([*words, "--json", str(tmp_path / "found.json")])
-    rows = json.loads((tmp_path / "found.json").read_text())["rows"]
-    assert [row["shrinkage"] for row in rows] == [1, 0.5]
-    assert all([*row["trained_on"]] == ["a", "b"] for row in rows)
-    copies = spoken_digits.SpokenDigits.copies
-    words += ["--shrinkage", "0.5"]
-    program.main([*words, "--shares", "0.6", "--json", str(tmp_path / "found.json")])
-    rows = json.loads((tmp_path / "found.json").read_text())["rows"]
-    assert all(row["shares"] == [0.6] for row in rows)
-    for speaker, other in ("ab", "ba"):
-        run = tmp_path / "out" / f"other-speaker-adapted-{speaker}-0.5-1-mine-0.6" / "mine-1"
-        names = json.loads((run / "stage_2_data" / "train.json").read_text())["names"]
-        speakers = [name.split("_")[1] for name in names]
-        # Of three recordings of three digits, six are for training; of the others, most.
-        assert speakers == [speaker] * 6 + [other] * 6
-    assert spoken_digits.SpokenDigits.copies == copies
-    assert spoken_digits.recordings_of is program.recordings_of
 
 
 def test_series_are_made_from_their_seed_and_features_look_back_only():

@@ -1,1 +1,1 @@
-"""Programs on top of the library: the server, compression, benchmarks, `txl doctor`."""
+"""Programs on top of the library: the server, compression, `txl doctor`."""

@@ -8,13 +8,20 @@ from typing import Any
 
 import torch
 
-from transformer_xl.config import DataConfig, openmp
-from transformer_xl.config.device import describe_machine, pick_device, pick_precision
+from transformer_xl.config import DataConfig, ModelConfig, openmp
+from transformer_xl.config.device import (
+    Rounded,
+    autocast,
+    describe_machine,
+    pick_device,
+    pick_precision,
+)
 from transformer_xl.config.distributed import World
 from transformer_xl.config.locating import locate
 from transformer_xl.config.shipped import SUMS_FILE, check_sums
 from transformer_xl.data import load_vocab
 from transformer_xl.data.preparing import cache_folder
+from transformer_xl.model import Memory, TransformerXL
 from transformer_xl.model.limits import LoadingLimitError
 from transformer_xl.model.loading import read_model_weights
 from transformer_xl.model.pretrained import (
@@ -27,7 +34,9 @@ from transformer_xl.model.pretrained import (
     weights_files,
     weights_path,
 )
-from transformer_xl.ops import choose_backend, native, triton
+from transformer_xl.model.reading import read
+from transformer_xl.model.segment import Lengths
+from transformer_xl.ops import choose_backend, native, timing, triton
 from transformer_xl.train.checkpoint.checkpoints import checkpoints_in, first_damaged
 from transformer_xl.train.checkpoint.run_folder import CHECKPOINTS
 
@@ -51,6 +60,8 @@ _VERIFIED, _DAMAGED, _UNREADABLE = "verified", "damaged", "not readable"
 _UNEXAMINED = "not examined"
 BAD = (_DAMAGED, _UNREADABLE, _UNEXAMINED)
 """How the messages of :func:`verify` begin where a file is not to be used as it is."""
+_VOCAB_SIZE, _STREAMS, _SEGMENT_LEN = 4096, 4, 128
+"""The model whose speed is measured, and what it reads in one step."""
 _NO_CHECKSUM = "not verified (no checksum); types, shapes and values are valid"
 
 
@@ -70,6 +81,7 @@ def diagnose() -> dict[str, Any]:
         **{f"attention on {each}": _attention(each) for each in devices},
         **{f"loss on {each}": _loss(each) for each in devices},
         "decoding on cpu": _decoding(),
+        "speed": _speed(device, precision),
         "shared processors": openmp.reason_against()
         or "threads spin only briefly while others compute",
         "cache": str(cache_folder(DataConfig())),
@@ -145,6 +157,35 @@ def _verified_file(path: Path) -> str:
 def _verified_checkpoint(folder: Path) -> str:
     damaged = first_damaged(folder, World())
     return _VERIFIED if damaged is None else f"{_DAMAGED}: {damaged}"
+
+
+def _speed(device: torch.device, precision: Rounded) -> str:
+    """Measure how a model of the size of the recipe demo evaluates segments with a full memory.
+
+    Its operations are counted as two for each weight and token, those of attention not included.
+    """
+    config = ModelConfig(
+        vocab_size=_VOCAB_SIZE, n_layer=4, n_head=4, d_model=192, d_inner=768, mem_len=_SEGMENT_LEN
+    )
+    model = TransformerXL(config).to(device).eval()
+    B, T, D = _STREAMS, _SEGMENT_LEN, config.d_model
+    tokens = torch.randint(config.vocab_size, (B, T + 1), device=device)
+    states = [torch.randn(B, T, D, device=device) for _ in range(config.n_layer)]
+    mems, lengths = model.keep(Memory(states)), Lengths.of(config)._replace(segment_len=T)
+
+    def step() -> None:
+        nonlocal mems
+        (piece,) = read(model, tokens[:, :-1], lengths, mems, targets=tokens[:, 1:])
+        mems = piece.mems
+
+    with torch.no_grad(), autocast(precision, device):
+        seconds = timing.timed(step, 5, device)["seconds"]
+    n_weights = sum(p.numel() for p in model.parameters())
+    rate, limit = 2 * n_weights * B * T / seconds / 1e9, timing.ceiling(precision, device)
+    return (
+        f"{B * T / seconds:,.0f} tokens/s evaluated, {n_weights / 1e6:.1f} M weights in "
+        f"{precision}: {rate / limit:.0%} of the {limit:,.0f} GFLOP/s of a large matrix product"
+    )
 
 
 def _decoding() -> str:

@@ -28,6 +28,10 @@ shell completion: txl --tyro-print-completion bash (or zsh, tcsh)
 _LEAST_COLUMNS = 40
 """Columns in which the parser writes at least; in fewer than 6 it would never end."""
 _GONE = {
+    ("bench", ""): (
+        "txl doctor says how fast a model is on this machine, and "
+        "benchmarks/evaluation_speed.py measures the paper's Table 9"
+    ),
     ("estimate", ""): "docs/scale.md has the formulas, and the figures of the paper's recipes",
     ("recipes", "--from_authors"): (
         "txl recipes paper-wt103-base --copy FILE copies a training of the paper, and "
@@ -169,7 +173,6 @@ def _require_current(argv: list[str]) -> None:
 
 def commands() -> dict[str, Any]:
     """Return the command classes by name."""
-    from transformer_xl.cli.benching import Bench
     from transformer_xl.cli.comparing import Compare
     from transformer_xl.cli.compressing import Compress, Decompress
     from transformer_xl.cli.evaluating import Eval, Report
@@ -183,7 +186,7 @@ def commands() -> dict[str, Any]:
 
     kinds = (
         *(Recipes, Prepare, Train, Models, Eval, Report, Score, Generate, Convert, Export),
-        *(Compress, Decompress, Serve, Recl, Ablate, Compare, Task, Bench, Doctor),
+        *(Compress, Decompress, Serve, Recl, Ablate, Compare, Task, Doctor),
     )
     return {kind.__name__.lower(): kind for kind in kinds}
 

@@ -200,7 +200,7 @@ class Serve(LoadsModels):
 
 @dataclass(kw_only=True)
 class Doctor(LoadsModels):
-    """Show what this machine offers and which implementations are used on it; or verify files.
+    """Show what this machine offers, which implementations it uses and its speed; or verify files.
 
     For a model folder, run folder, weights file or state file, verifies checksums, shapes, dtypes
     and values; the exit code is 1 if anything is damaged, cannot be read, or was not examined, as

@@ -66,19 +66,6 @@ KNOWN_CORPORA: Mapping[str, KnownCorpus] = {name: _known(**x) for name, x in _LI
 """The corpora that ``data.name`` may name."""
 
 
-def known_vocab_size(data: DataConfig) -> int | None:
-    """Return the size of the vocabulary if it is known without the text, else None."""
-    if data.tokenizer is not None:
-        return None
-    if data.vocab == "bytes":
-        return 256
-    known = KNOWN_CORPORA.get(data.name)
-    size = known.symbols.get(data.vocab) if known else None
-    if data.vocab in ("words", "bpe", "integers"):
-        return data.vocab_size or size or (4096 if data.vocab == "bpe" else None)
-    return size
-
-
 def common_settings(name: str) -> DataConfig:
     """Return the usual data settings of a corpus; the defaults for an unknown one."""
     known = KNOWN_CORPORA.get(name)

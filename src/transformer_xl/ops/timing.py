@@ -15,8 +15,6 @@ WARM_UP = 2
 """Steps before the measured ones."""
 CEILING_WIDTH = {"cpu": 2048, "cuda": 8192}
 """Width of the square matrices whose product measures the peak rate."""
-READING_WIDTH = {"cpu": 8192, "cuda": 32768}
-"""Width of the float32 matrix that measures the bandwidth: larger than any cache."""
 
 
 def timed(
@@ -48,13 +46,6 @@ def ceiling(dtype: str, device: torch.device) -> float:
     if device.type == "cpu" and has_onednn and not emulates(x.dtype, device.type):
         ways.append(lambda: torch.ops.mkldnn._linear_pointwise(x, x, None, "none", [], ""))
     return 2 * width**3 / 1e9 / min(timed(way, 5, device)["seconds"] for way in ways)
-
-
-def reading_rate(device: torch.device) -> float:
-    """Measure the memory bandwidth in GB/s, by reading."""
-    x = torch.ones(READING_WIDTH[device.type], READING_WIDTH[device.type], device=device)
-    ways = (x.sum, lambda: x @ x[0])
-    return x.nbytes / 1e9 / min(timed(way, 5, device)["seconds"] for way in ways)
 
 
 def peak_mb(device: torch.device) -> float:

@@ -1,7 +1,7 @@
 """Writes a model into the package, and checks those that are there.
 
-    python benchmarks/shipping.py runs/python-code python-code 1 --card card.md --about model.toml
-    python benchmarks/shipping.py --check
+    python scripts/pretrained/shipping.py RUN NAME VERSION --card card.md --about model.toml
+    python scripts/pretrained/shipping.py --check
 
 The weights of the best model of a run are rounded to bfloat16 and written with its vocabulary, its
 recipe, its cards (`config/shipped.py` says what is in them) and checksums to
@@ -42,7 +42,7 @@ from transformer_xl.model.pretrained import (
     write_model,
 )
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 HEADINGS = ("Data", "Licence", "Revision", "Command", "Hardware", "Hours", "Figures", "Limits")
 """What a card for readers must say, each under a heading of this name."""
 FILES = (
