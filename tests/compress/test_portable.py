@@ -159,25 +159,18 @@ def test_what_differs_where_an_archive_was_made_is_named():
     settings = Settings(learn=True, streams=60, segment_len=8)
     header, payload = unpack(compress(b"a" * 600, settings=settings).content)
     assert header.made_by == made_here(header.coding.learning)
-    package, torch_, instructions, processor = header.made_by.split(", ")
+    package, _, _, processor = header.made_by.split(", ")
 
     def restore(made_by):
         # As one whose weights were others where it was made.
         coding = msgspec.structs.replace(header.coding, model=bytes(16))
         decompress(pack(msgspec.structs.replace(header, made_by=made_by, coding=coding), payload))
 
-    for made_by, differ in (
-        (f"{package}, torch 1.0, {instructions}", f"torch 1.0 (here {torch_})"),
-        (f"{package}, {torch_}, OLD, {processor}", f"OLD (here {instructions})"),
-        (f"{package}, {torch_}, {instructions}, Z80", f"Z80 (here {processor})"),
-        (f"0.0, torch 1.0, {instructions}", f"0.0, torch 1.0 (here {package}, {torch_})"),
-    ):
-        with pytest.raises(ArchiveError) as found:
-            restore(made_by)
-        assert f"by {made_by}, of which differ: {differ}; decompress it on" in str(found.value)
-        assert ("ATEN_CPU_CAPABILITY=old" in str(found.value)) == ("OLD" in made_by)
-    with pytest.raises(ArchiveError, match="as it is here, so that the processor or its settings"):
-        restore(f"{package}, {torch_}, {instructions}")
+    made_by = f"{package}, torch 1.0, OLD, {processor}"
+    with pytest.raises(ArchiveError) as found:
+        restore(made_by)
+    assert f"by {made_by}, and this is {header.made_by}: decompress it on" in str(found.value)
+    assert "ATEN_CPU_CAPABILITY=old" in str(found.value)
 
 
 @pytest.mark.slow
@@ -220,5 +213,5 @@ def test_other_instructions_are_named_where_a_fresh_model_learned_with_them(tmp_
     _run_with_plain_instructions(_LEARN, tmp_path)
     with pytest.raises(ArchiveError) as found:
         decompress((tmp_path / "text.txl").read_bytes())
-    assert f"of which differ: DEFAULT (here {here}); decompress" in str(found.value)
+    assert f", {here}, " in str(found.value)
     assert "ATEN_CPU_CAPABILITY=default" in str(found.value)
