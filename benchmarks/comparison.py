@@ -2,25 +2,15 @@
 
     python benchmarks/comparison.py python-stdlib --jobs 2
     python benchmarks/comparison.py ptb-char --path ../shared/data/ptb --jobs 2
-    python benchmarks/comparison.py python-stdlib --jobs 2 --measure
-    python benchmarks/comparison.py ptb-char --merge elsewhere/comparison_ptb-char.json
     python benchmarks/comparison.py --docs
 
 Every run that has ended is in benchmarks/results/comparison_NAME.json at once, and is not made
 again: the runs take hours, and may be made on several days. The number of threads of each run,
 which is OMP_NUM_THREADS / jobs, belongs to its settings. A call with other seeds adds
 to those of earlier calls with the same learning rate; the first is always that of the search. With
---merge, the runs of files that were made elsewhere are added. With --measure, nothing is trained:
-FLOPs are counted anew, the time of a token and the size of the state are measured anew for the runs
-of the first seed, and, if their models are still in their folders, what else they lack. With
 --docs, the tables of docs/which-model.md and of its translation are written anew, between two
 comments. With --larger, the networks have about ten times as many weights, for a GPU; with
---smaller a quarter, for the texts that benchmarks/recall.py and benchmarks/babilong.py write.
-
-To go on with the runs of a machine with another processor, give the --precision of its runs, and
---paces with a corpus on which the time of all steps was measured there: how many steps take the
-time of the comparison is then that of the other machine. Where bfloat16 is emulated, it is slow:
---later-precision float32 goes on with the search and the first seed, and trains the others in that.
+--smaller a quarter.
 """
 
 import argparse
@@ -49,7 +39,6 @@ from transformer_xl.studies.compare import (
     Run,
     load_contestants,
     threads_of,
-    valid_nll,
 )
 from transformer_xl.studies.standings import draw, markdown, standings
 
@@ -156,59 +145,6 @@ def _cost(run: dict[str, Any]) -> tuple[float, int] | None:
     return machine and (run["minutes"], machine["threads"])
 
 
-def merge(path: Path, files: Sequence[Path]) -> None:
-    """Add the runs of other files of results.
-
-    Of the long runs of a contestant, those with the best learning rate of all searches are planned,
-    and of each seed one.
-
-    Raises:
-        ValueError: A file does not exist, or the planned runs had different times or threads.
-    """
-    with _locked(path):
-        _merge(path, files)
-
-
-def _merge(path: Path, files: Sequence[Path]) -> None:
-    known = recorded(path)
-    for file in files:
-        if not file.is_file():
-            raise ValueError(f"--merge {file}: there is no such file")
-        other = recorded(file)
-        have = {(run["model"], run["digest"]) for run in known["runs"]}
-        new = [run for run in other["runs"] if (run["model"], run["digest"]) not in have]
-        known["runs"] += new
-        known["baselines"] = known["baselines"] or other["baselines"]
-        for what in ("planned", "circumstances"):
-            known[what] += [x for x in other[what] if x not in known[what]]
-        print(f"{file}: {len(new)} runs were added")
-    runs = msgspec.convert(known["runs"], list[Run])
-    best: dict[str, Run] = {}
-    for run in runs:
-        if run.phase == "search" and run.digest in known["planned"]:
-            best[run.model] = min(best.get(run.model, run), run, key=valid_nll)
-    worse = {
-        run.digest
-        for run in runs
-        if run.phase == "run" and run.factor != best.get(run.model, run).factor
-    }
-    known["planned"] = [x for x in known["planned"] if x not in worse]
-    seeds: dict[tuple[str, int], str] = {}
-    costs: dict[tuple[float, int], str] = {}
-    for run in known["runs"]:
-        if run["phase"] != "run" or run["digest"] not in known["planned"]:
-            continue
-        if seeds.setdefault((run["model"], run["seed"]), run["digest"]) != run["digest"]:
-            print(f"{run['model']}, seed {run['seed']}: there is another run, which stays")
-            known["planned"].remove(run["digest"])
-        elif cost := _cost(run):
-            costs.setdefault(cost, run["model"])
-    if len(costs) > 1:
-        each = ", ".join(f"{x} {m:g} minutes with {n} threads" for (m, n), x in costs.items())
-        raise ValueError(f"--merge: runs of one table have the same time and threads, not {each}")
-    write(path, known)
-
-
 def compare(name: str, arguments: argparse.Namespace) -> None:
     """Make the runs of a corpus that are missing."""
     data: DataConfig = load_recipe(CORPORA[name][0]).data
@@ -229,7 +165,6 @@ def compare(name: str, arguments: argparse.Namespace) -> None:
         seeds=tuple(arguments.seeds),
         factors=tuple(arguments.rates),
         jobs=arguments.jobs,
-        later_precision=arguments.later_precision,
     )
     path = arguments.json or results_file(name + _size(arguments))
     folder = arguments.out or ROOT / "runs" / "comparison" / (name + _size(arguments))
@@ -248,32 +183,18 @@ def compare(name: str, arguments: argparse.Namespace) -> None:
             known["circumstances"] = [x for x in known["circumstances"] if x != about] + [about]
             known["baselines"] = known["baselines"] or rows
             comparison.add(msgspec.convert(known["runs"], list[Run]))
-            if not arguments.measure:
-                others, seeds = planned_before(path, plan)
-                now = comparison.planned()
-                now += _alike(seeds, now, comparison)
-                known["planned"] = others + [run.digest for run in now]
+            others, seeds = planned_before(path, plan)
+            now = comparison.planned()
+            now += _alike(seeds, now, comparison)
+            known["planned"] = others + [run.digest for run in now]
             known["runs"] = rounded(msgspec.to_builtins(comparison.runs))
             write(path, known)
 
     comparison = Comparison(plan, folder, record)
     comparison.add(msgspec.convert(recorded(path)["runs"], list[Run]))
-    if arguments.paces:
-        found = recorded(results_file(arguments.paces))
-        # Those of calls with other settings are in the file, too.
-        planned = [x for x in found["runs"] if x["digest"] in found["planned"]]
-        paces = {x["model"]: x["found"] for x in planned if x["phase"] == "pace"}
-        if missing := [x for x in models if x not in paces and not comparison.pace(x)]:
-            raise ValueError(f"paces={arguments.paces}: it has none of {', '.join(missing)}")
-        seconds = {name: x["seconds"] for name, x in paces.items() if name in models}
-        ceilings = [x["ceiling_gflops"] for x in paces.values()]
-        comparison.take_paces(seconds, ceilings[0])
-    if arguments.measure:
-        comparison.measure()
-    else:
-        if not recorded(path)["baselines"] and arguments.baselines:
-            rows += rounded([asdict(row) for row in baselines(comparison.corpus)])
-        comparison.go()
+    if not recorded(path)["baselines"] and arguments.baselines:
+        rows += rounded([asdict(row) for row in baselines(comparison.corpus)])
+    comparison.go()
     record("done")
 
 
@@ -383,17 +304,7 @@ def main(words: Sequence[str] | None = None) -> None:
             f"--{size}", dest="size", action="store_const", const=size, help=f"{about} weights"
         )
     parser.add_argument("--precision", choices=get_args(Rounded), help="of all runs")
-    parser.add_argument(
-        "--later-precision", choices=get_args(Rounded), help="of the seeds but the first"
-    )
-    parser.add_argument("--paces", choices=CORPORA, help="take the time of a step from its runs")
     parser.add_argument("--no-baselines", dest="baselines", action="store_false")
-    parser.add_argument(
-        "--measure", action="store_true", help="measure writing anew, train nothing"
-    )
-    parser.add_argument(
-        "--merge", type=Path, nargs="+", metavar="FILE", help="add the runs of these, train nothing"
-    )
     parser.add_argument("--json", type=Path, help="default benchmarks/results/comparison_NAME.json")
     parser.add_argument("--out", type=Path, help="run folders; default runs/comparison/NAME")
     parser.add_argument("--docs", action="store_true", help="write docs/which-model.md and end")
@@ -402,8 +313,6 @@ def main(words: Sequence[str] | None = None) -> None:
         write_page()
     elif arguments.corpus is None:
         parser.error("name a corpus, or --docs")
-    elif arguments.merge:
-        merge(arguments.json or results_file(arguments.corpus + _size(arguments)), arguments.merge)
     else:
         compare(arguments.corpus, arguments)
 

@@ -65,15 +65,6 @@ def test_the_tables_have_the_papers_rows() -> None:
     assert [row.name for row in rows_of(6, ["none-ours-half"])] == ["none-ours-half"]
 
 
-def test_steps_and_minutes_are_those_of_all(recipe: Config) -> None:
-    timed = replace(recipe, train=replace(recipe.train, minutes=5.0, schedule="constant_cooldown"))
-    row = ROWS[0]
-    assert recipe_of(row, timed, 1).train == replace(timed.train, seed=1)
-    steps = recipe_of(row, timed, 1, steps=7).train
-    assert (steps.steps, steps.minutes) == (7, None)
-    assert recipe_of(row, timed, 1, minutes=0.5).train.minutes == 0.5
-
-
 def test_rows_keep_their_length_from_the_beginning(recipe: Config) -> None:
     length = recipe.train.segment_len
     staged = replace(recipe.train, stages=((0.0, 1, 1), (0.5, length, recipe.model.mem_len)))

@@ -83,17 +83,6 @@ def test_a_process_can_say_by_which_signal_it_was_stopped():
     assert str(stopped) == "stopped at step 3 and saved; the same command resumes from there"
 
 
-def test_later_seeds_in_another_precision_leave_the_search_and_the_first_seed(
-    tmp_path, models, made
-):
-    own = plan(models, seeds=(1, 2))
-    Comparison(own, tmp_path).go()
-    n = len(made)
-    Comparison(replace(own, later_precision="bfloat16"), tmp_path).go()
-    again = [(x.phase, x.seed, x.factor, x.config.train.precision) for x in made[n:]]
-    assert again == [("run", 2, 2.0, "bfloat16")] * 3
-
-
 def test_all_read_the_same_text_with_their_own_network(tmp_path, models, made):
     other = replace(models["lstm"].data, vocab="chars")
     models["lstm"] = replace(models["lstm"], data=other)
@@ -113,15 +102,6 @@ def test_a_factor_scales_the_rate_of_muon_too(models):
     assert (train.muon_lr, train.lr, train.seed, train.steps) == (0.02, 0.005, 3, 70)
 
 
-def test_settings_of_dynamic_evaluation_are_left_out(models):
-    recipe = models["txl"]
-    dynamic = replace(recipe.eval, dynamic="rms", dynamic_lr=0.1, dynamic_tokens=500)
-    found = compare.recipe_of(
-        replace(recipe, eval=dynamic), recipe.data, steps=70, factor=1.0, seed=1
-    )
-    assert found == compare.recipe_of(recipe, recipe.data, steps=70, factor=1.0, seed=1)
-
-
 def test_a_schedule_that_follows_evaluations_is_refused(models):
     train = replace(models["gpt"].train, schedule="plateau", eval_every=5)
     models["gpt"] = replace(models["gpt"], train=train)
@@ -135,11 +115,6 @@ def test_a_measurement_that_others_do_not_have_is_refused(models, changed):
     models["gpt"] = replace(models["gpt"], eval=replace(models["gpt"].eval, **changed))
     with pytest.raises(ValueError, match=rf"gpt: eval\.{name}={x} would measure it otherwise"):
         plan(models)
-
-
-def test_factors_are_different(models):
-    with pytest.raises(ValueError, match=r"factors=\(1\.0, 1\.0\) must be above 0, different"):
-        plan(models, factors=(1.0, 1.0))
 
 
 def test_a_run_of_a_single_step_is_not_taken_for_the_pace(tmp_path, models, made):
@@ -247,13 +222,6 @@ def test_a_run_that_failed_is_tried_again_and_one_that_diverged_is_not(
     assert [run for run in again.planned() if run.phase == "run" and run.model == "gpt"]
 
 
-def test_runs_with_other_settings_have_folders_of_their_own(tmp_path, models, made):
-    Comparison(plan(models, factors=(1.0,)), tmp_path).go()
-    longer = Plan(data=models["txl"].data, models=models, minutes=9.0, factors=(1.0,))
-    Comparison(longer, tmp_path).go()
-    assert len({task.folder for task in made}) == 6
-
-
 def test_a_contestant_that_comes_later_is_measured_in_turns_with_the_others(
     tmp_path, models, made, monkeypatch
 ):
@@ -287,27 +255,6 @@ def test_a_copy_of_a_recipe_is_a_contestant_of_its_own(tmp_path, models, made):
     assert made[0].folder != made[1].folder
     runs = [run for run in comparison.planned() if run.phase == "run"]
     assert [run.model for run in runs] == ["txl", "gpt"]
-
-
-def test_runs_with_other_threads_are_named_before_they_are_made_anew(
-    tmp_path, models, made, monkeypatch
-):
-    said = []
-    models = {"txl": models["txl"]}
-    # What is measured has one thread.
-    monkeypatch.setattr(compare, "threads_of", lambda jobs: 1)
-    Comparison(plan(models), tmp_path, said.append).go()
-    Comparison(plan(models), tmp_path, said.append).go()
-    assert not [text for text in said if "threads" in text]
-    n = len(made)
-    monkeypatch.setattr(compare, "threads_of", lambda jobs: 2)
-    said.clear()
-    Comparison(plan(models), tmp_path, said.append).go()
-    assert len(made) == 2 * n
-    named = [text for text in said if "was made with threads=1" in text]
-    # Before anything else.
-    assert [text.split(":")[0] for text in named] == ["txl, run", "txl, search"]
-    assert said.index(named[1]) < said.index("measuring the pace of each contestant, in turns")
 
 
 def test_a_damaged_file_of_runs_is_named_and_left_as_it_is(tmp_path, models):

@@ -88,27 +88,6 @@ def test_seeds_of_earlier_calls_stay_beside_those_of_a_later_one(program, tmp_pa
     assert [(x["seed"], x["factor"]) for x in long] == [(1, 1.0)]
 
 
-def test_runs_made_elsewhere_are_merged(program, tmp_path, made):
-    call(program, tmp_path, "--models", "txl", "--rates", "1")
-    elsewhere = tmp_path / "elsewhere.json"
-    words = ["--out", str(tmp_path / "other"), "--json", str(elsewhere)]
-    call(program, tmp_path, "--models", "txl", "gpt", *words)
-    n = len(made)
-    program.main(["toy", "--merge", str(elsewhere)])
-    merged = json.loads((tmp_path / "comparison_toy.json").read_text())
-    other = json.loads(elsewhere.read_text())
-    assert {x["digest"] for x in other["runs"]} < {x["digest"] for x in merged["runs"]}
-    assert {*other["planned"]} <= {*merged["planned"]}
-    long = [x for x in merged["runs"] if x["phase"] == "run" and x["digest"] in merged["planned"]]
-    # What was trained here without a search had another rate than the best.
-    assert sorted((x["model"], x["factor"]) for x in long) == [("gpt", 2.0), ("txl", 2.0)]
-    program.main(["toy", "--merge", str(elsewhere)])
-    assert json.loads((tmp_path / "comparison_toy.json").read_text()) == merged
-    assert len(made) == n
-    with pytest.raises(ValueError, match=r"--merge .*nowhere\.json: there is no such file"):
-        program.main(["toy", "--merge", str(tmp_path / "nowhere.json")])
-
-
 def test_seeds_of_another_network_do_not_stand_beside_those_of_a_later_call(
     program, tmp_path, made, monkeypatch
 ):
@@ -158,29 +137,6 @@ def test_two_calls_keep_the_runs_of_each_other(program, tmp_path, made, monkeypa
     assert planned == {"txl", "lstm"}
 
 
-@pytest.mark.parametrize("changed", ["minutes", "precision"])
-def test_merged_runs_have_one_time_and_a_seed_one_run(program, tmp_path, made, changed, capsys):
-    here = call(program, tmp_path, "--models", "txl", "--rates", "1")
-    elsewhere = tmp_path / "elsewhere.json"
-    words = {"minutes": ["--minutes", "5"], "precision": ["--precision", "bfloat16"]}[changed]
-    words += ["--out", str(tmp_path / "other"), "--json", str(elsewhere)]
-    call(program, tmp_path, "--models", "txl", "--rates", "1", *words)
-    if changed == "minutes":
-        other = json.loads(elsewhere.read_text())
-        for run in other["runs"]:
-            run["model"] = "gpt"
-        elsewhere.write_text(json.dumps(other))
-        with pytest.raises(ValueError, match=r"the same time and threads, not txl 20 minutes"):
-            program.main(["toy", "--merge", str(elsewhere)])
-        assert json.loads((tmp_path / "comparison_toy.json").read_text()) == here
-        return
-    program.main(["toy", "--merge", str(elsewhere)])
-    merged = json.loads((tmp_path / "comparison_toy.json").read_text())
-    long = [x for x in merged["runs"] if x["phase"] == "run" and x["digest"] in merged["planned"]]
-    assert long == [x for x in here["runs"] if x["phase"] == "run"]
-    assert "txl, seed 1: there is another run, which stays" in capsys.readouterr().out
-
-
 def test_a_larger_network_has_heads_of_the_same_width_where_it_has_heads(program):
     for kind in contestants():
         (recipe,) = load_contestants([kind]).values()
@@ -211,72 +167,3 @@ def test_the_page_has_the_command_with_its_threads(program, tmp_path):
     command = "OMP_NUM_THREADS=3 python benchmarks/comparison.py toy --minutes 5 --jobs 3"
     assert f"Command: `{command}`; runs:" in program.section("toy")
     assert "Not run: gpt, lstm." in program.section("toy")
-
-
-@pytest.mark.slow
-def test_measuring_anew_trains_nothing_and_keeps_the_rest(
-    program, tmp_path, made, monkeypatch, capsys
-):
-    before = call(program, tmp_path, "--models", "txl", "gpt")
-    n = len(made)
-    (best,) = (x.folder for x in made if (x.model, x.phase) == ("txl", "run"))
-    (best / "model" / "best").mkdir(parents=True)
-    measured = {"writing": [{"tokens": 10, "ms_per_token": 1.0}]}
-    monkeypatch.setattr(compare, "_measure", lambda task, found: {**found, **measured})
-    after = call(program, tmp_path, "--models", "txl", "gpt", "--measure")
-    said = capsys.readouterr().out
-    assert len(made) == n
-    assert after["planned"] == before["planned"]
-    (written,) = (x for x in after["runs"] if "writing" in x["found"])
-    assert (written["model"], written["phase"]) == ("txl", "run")
-    assert written["found"]["writing"] == measured["writing"]
-    # FLOPs are counted anew of all but the one whose measurement is replaced here.
-    for was, now in zip(before["runs"], after["runs"], strict=True):
-        found = dict(now["found"])
-        if (now["phase"], now["model"]) in {("search", "txl"), ("search", "gpt"), ("run", "gpt")}:
-            assert (
-                found["training"]["mflop_per_token"] != was["found"]["training"]["mflop_per_token"]
-            )
-            found["training"] = was["found"]["training"]
-        found.pop("writing", None)
-        assert {**now, "found": found} == was
-    assert "txl/seed_1" in said
-    assert "not measured, as" in said
-
-
-def test_nothing_to_measure_is_said(program, tmp_path, capsys):
-    before = call(program, tmp_path, "--models", "txl")
-    after = call(program, tmp_path, "--models", "txl", "--minutes", "5", "--measure")
-    assert "nothing to measure: no detailed run of this plan has ended" in capsys.readouterr().out
-    assert (after["planned"], after["runs"]) == (before["planned"], before["runs"])
-
-
-@pytest.mark.slow
-def test_runs_of_another_processor_are_gone_on_with(program, tmp_path, made, monkeypatch):
-    monkeypatch.setattr(program, "CORPORA", program.CORPORA | {"other": ("toy", "Another text")})
-    first = call(program, tmp_path, "--models", "txl", "gpt", "--precision", "float32")
-    digests = {run["digest"] for run in first["runs"]}
-    n = len(made)
-    with pytest.raises(ValueError, match="paces=other: it has none of lstm"):
-        call(program, tmp_path, "--models", "txl", "lstm", "--paces", "other")
-    seconds = {"txl": 1.0, "lstm": 2.0}
-    paces = [run for run in first["runs"] if run["phase"] == "pace"]
-    given = {"circumstances": [], "planned": ["planned"], "baselines": []}
-    given["runs"] = [
-        paces[0] | {"model": name, "digest": digest, "found": {"seconds": [x], "ceiling_gflops": 7}}
-        for digest, each in (("planned", seconds), ("of another plan", {"lstm": 9.0}))
-        for name, x in each.items()
-    ]
-    (tmp_path / "comparison_other.json").write_text(json.dumps(given))
-    # Where auto is float32, these are the same runs.
-    last = call(program, tmp_path, "--models", "txl", "gpt", "lstm", "--paces", "other")
-    assert {task.model for task in made[n:]} == {"lstm"}
-    assert digests <= {run["digest"] for run in last["runs"]}
-    found = {run["model"]: run["found"] for run in last["runs"] if run["phase"] == "pace"}
-    # That of txl was measured twice: 0.5 s here, 1 s there.
-    assert found["lstm"] == {"seconds": [1.0], "ceiling_gflops": 100.0}
-    assert made[-1].config.train.steps == round(20 * 60 / 1.0)
-    reduced = call(program, tmp_path, "--models", "txl", "--precision", "bfloat16")
-    txl = {run["digest"] for run in first["runs"] if run["model"] == "txl"}
-    assert not txl & {*reduced["planned"]}
-    assert {task.config.train.precision for task in made[-5:]} == {"bfloat16"}

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from transformer_xl.errors import InputError
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.arguments import Text, as_tokens
 from transformer_xl.model.calling import evaluating
@@ -68,20 +69,20 @@ def relative_effective_context_length(
         One result for each model, in order.
 
     Raises:
-        ValueError: Shapes are inconsistent, or a loss is not finite.
+        InputError: Shapes are inconsistent, or a loss is not finite.
     """
     losses = np.asarray(losses, dtype=np.float64)
     if losses.ndim != 3 or losses.size == 0 or losses.shape[1] != len(contexts):
-        raise ValueError(
+        raise InputError(
             f"losses of shape {losses.shape} must be (models, contexts, tokens) with "
             f"{len(contexts)} contexts, and not empty"
         )
     if list(contexts) != sorted({*contexts}) or len(contexts) < 2:
-        raise ValueError(f"contexts={list(contexts)} must be at least two lengths that rise")
+        raise InputError(f"contexts={list(contexts)} must be at least two lengths that rise")
     if not 0 < top <= 1:
-        raise ValueError(f"top={top} must be above 0 and at most 1: it is a share of the tokens")
+        raise InputError(f"top={top} must be above 0 and at most 1: it is a share of the tokens")
     if not np.isfinite(losses).all():
-        raise ValueError("some losses are not finite: a model gives a token no probability at all")
+        raise InputError("some losses are not finite: a model gives a token no probability at all")
     n_tokens = max(1, round(top * losses.shape[2]))
     baseline = losses.min(0)
     gains = np.empty((len(losses), len(contexts) - 1))
@@ -145,12 +146,12 @@ def target_places(n_tokens: int, contexts: range, n_targets: int) -> list[int]:
     of the contexts, so that :func:`context_losses` can share windows.
 
     Raises:
-        ValueError: The text is too short.
+        InputError: The text is too short.
     """
     longest, step = contexts[-1], contexts.step
     available = n_tokens - longest
     if not 0 < n_targets <= available:
-        raise ValueError(
+        raise InputError(
             f"{n_targets:,} tokens with {longest:,} before each need a text of "
             f"{longest + n_targets:,} tokens, and this one has {n_tokens:,}; "
             "give more text, a shorter longest context or fewer tokens"
@@ -205,11 +206,11 @@ def context_losses(
         batch_tokens: Approximate number of tokens in a batch.
 
     Raises:
-        ValueError: A token is outside the vocabulary, or a target lacks context.
+        InputError: A token is outside the vocabulary, or a target lacks context.
     """
     text = as_tokens(ids, model.config)
     if min(places) < contexts[-1] or max(places) >= len(text) or contexts[0] < 1:
-        raise ValueError(
+        raise InputError(
             f"tokens {min(places)} to {max(places)} of a text of {len(text)} cannot all have "
             f"contexts of {contexts[0]} to {contexts[-1]} tokens"
         )
