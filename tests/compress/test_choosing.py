@@ -199,31 +199,3 @@ def test_the_smallest_of_models_and_xz_is_stored(shipped):
         assert bool(said) == bool(data)
         if data is NOTES:
             assert re.fullmatch(r"stored with xz, \d\d bytes; by a sample, notes about .*", said[0])
-
-
-def test_where_the_model_turns_out_worse_than_xz_that_is_stored_and_said(shipped, monkeypatch):
-    monkeypatch.setattr(choosing, "_MARGIN", 1e9)
-    said: list[str] = []
-    found, choice = compress_best(NOTES, say=said.append)
-    assert (found.method, choice) == ("xz", None)
-    assert re.fullmatch(r"stored with xz, \d\d bytes; notes: \d+", said[-1])
-
-
-def test_the_time_of_choosing_does_not_grow_with_the_file(shipped, monkeypatch):
-    sizes = []
-    own = choosing.compress
-
-    def watched(data, *args):
-        sizes.append(len(data))
-        return own(data, *args)
-
-    monkeypatch.setattr(choosing, "compress", watched)
-    monkeypatch.setattr(choosing, "PART_BYTES", 20)
-    compress_best(bytes(range(32, 127)) * 5000)
-    assert sizes
-    assert max(sizes) <= PARTS * (20 + 3)
-
-
-def test_a_model_that_learns_is_not_chosen(shipped):
-    with pytest.raises(ValueError, match="learn=True without a model starts an untrained one"):
-        compress_best(NOTES, Settings(learn=True))

@@ -20,16 +20,6 @@ def text() -> str:
     return dependency_text(4000, step=STEP, n_marks=MARKS)
 
 
-def test_each_mark_says_where_the_letter_comes_from(text: str) -> None:
-    for place in range(1, len(text), 2):
-        mark = int(text[place - 1])
-        assert not mark or text[place] == text[place - mark * STEP]
-    assert {*text[::2]} == {str(mark) for mark in range(MARKS + 1)}
-    assert len({*text[1::2][-500:]}) > 10
-    assert text == dependency_text(4000, step=STEP, n_marks=MARKS)
-    assert text != dependency_text(4000, step=STEP, n_marks=MARKS, seed=2)
-
-
 @pytest.mark.parametrize("top", [0.1, 0.5, 1.0])
 def test_the_measured_length_is_the_true_one(text: str, top: float) -> None:
     contexts = range(STEP, 2 * MARKS * STEP + 1, STEP)
@@ -50,10 +40,3 @@ def test_too_short_a_longest_context_is_said(text: str) -> None:
     losses = oracle_losses(text, places, contexts, step=STEP, n_marks=MARKS)
     (found,) = relative_effective_context_length(losses[None], contexts)
     assert (found.length, found.is_bound) == (contexts[-1], True)
-
-
-def test_numbers_out_of_range_are_named() -> None:
-    with pytest.raises(ValueError, match="step=3 must be even"):
-        dependency_text(10, step=3)
-    with pytest.raises(ValueError, match="n_marks=10 must be from 1 to 9"):
-        dependency_text(10, n_marks=10)
