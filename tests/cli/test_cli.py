@@ -1,15 +1,12 @@
 """The door: help, versions, exit codes, and errors instead of tracebacks."""
 
-import contextlib
 import errno
 import inspect
 import json
 import os
 import re
 import shlex
-import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -269,31 +266,6 @@ def test_a_command_line_changes_single_settings(toy_toml):
     assert config.train.minutes is None
     assert config.data.path == "text with blanks.txt"
     assert command.model == {"norm_first": True}, "what is given, and nothing else"
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_a_shell_completes_commands_options_and_choices(completion):
-    script = (
-        'source "$0"; COMP_WORDS=(txl "$@"); COMP_CWORD=$#; COMPREPLY=(); _tyro_txl; '
-        'printf "%s\\n" "${COMPREPLY[@]}"'
-    )
-    for words, expected in [
-        (["tr"], ["train"]),
-        (["train", "demo", "--train.st"], ["--train.steps", "--train.stages"]),
-        (["generate", "runs/demo", "--weights", ""], ["float32", "bfloat16", "int8"]),
-    ]:
-        command = ["bash", "-c", script, str(completion), *words]
-        found = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert found.stdout.split() == expected, words
-
-
-@pytest.fixture(scope="module")
-def completion(tmp_path_factory):
-    """The file that a user makes with ``txl --tyro-print-completion bash``."""
-    path = tmp_path_factory.mktemp("completion") / "txl"
-    with path.open("w") as file, contextlib.redirect_stdout(file):
-        assert main(["--tyro-print-completion", "bash"]) == 0
-    return path
 
 
 def test_no_two_files_of_commands_import_each_other():

@@ -119,27 +119,6 @@ def test_what_is_piped_in_replaces_a_file_only_by_force(txl, small, byte_model, 
             assert out.read_bytes() == (b"was here" if code else expected)
 
 
-def test_misuse_is_said(txl, notes, byte_model, tmp_path, monkeypatch):
-    from transformer_xl.config import files
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(files, "SHIPPED", tmp_path / "none")
-    for words, reason in [
-        (["compress", "notes.txt"], "give a model with --model DIR"),
-        (["compress", "notes.txt", "--learn", "--lr", "-1"], "lr=-1"),
-        (["compress", "notes.txt", "-", "--learn", "--json"], "give an output file"),
-        (["compress", "nothing", "--learn"], "cannot read nothing"),
-        (["decompress", "notes.txt", "x"], "not a file of txl compress"),
-        (["decompress", "given.txl"], "--model DIR"),
-    ]:
-        if "given.txl" in words:
-            assert txl("compress", notes, "given.txl", "--model", byte_model).code == 0, words
-        ended = txl(*words)
-        assert ended.code in (1, 2), words
-        assert reason in ended.err, words
-        assert not (tmp_path / "notes.txt.txl").exists(), words
-
-
 def test_a_missing_library_is_named(txl, notes, monkeypatch):
     monkeypatch.setitem(sys.modules, "constriction", None)
     ended = txl("compress", notes, "--learn")
@@ -177,6 +156,9 @@ def test_what_is_wrong_is_said_of_the_file_that_it_is_wrong_with(txl, notes, sma
         (["decompress", small, out, "--model", folder], f"txl: {folder}"),
         (["decompress", small, out, "--model", notes], f"txl: {notes}"),
         (["decompress", empty, out], f"{empty}: it is empty"),
+        (["decompress", notes, out], "not a file of txl compress"),
+        (["compress", notes, out, "--learn", "--lr", "-1"], "lr=-1"),
+        (["compress", notes, "-", "--learn", "--json"], "give an output file"),
     ):
         ended = txl(*words)
         assert ended.code in (1, 2), words

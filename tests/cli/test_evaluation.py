@@ -66,17 +66,6 @@ def test_eval_learns_as_it_goes_and_leaves_the_run_as_it_is(txl, trained, text):
     assert (found["dynamic"], found["batch_size"]) == ("rms", 1)
 
 
-def test_eval_without_training_text_can_learn_by_plain_steps(txl, trained, text, tmp_path):
-    alone = shutil.copytree(trained / "model" / "best", tmp_path / "alone")
-    code, out, err = txl("eval", alone, "--file", text, "--eval.dynamic", "rms")
-    assert (code, out) == (2, "")
-    assert "alone is a model folder without a recipe" in err
-    assert "--eval.dynamic sgd" in err
-    ended = txl("eval", alone, "--file", text, "--eval.dynamic", "sgd", "--json")
-    assert (ended.code, ended.json["dynamic_lr"]) == (0, 0.01)
-    assert "dynamic_eps" not in ended.json
-
-
 def test_eval_searches_the_past_of_the_text(txl, trained, text):
     words = ["--file", text, "--knn.k", 5, "--knn.share", 0.3, "--knn.window", 40]
     found = txl("eval", trained, *words, "--json").json

@@ -162,11 +162,6 @@ def test_generate_writes_the_prompt_and_goes_on(txl, trained):
     assert found["prompt"] + found["text"] + "\n" == out
 
 
-def test_generate_uses_the_settings_of_the_recipe(txl, trained):
-    found = txl("generate", trained, "--json").json
-    assert (found["prompt"], len(found["text"])) == ("the ", 20)
-
-
 def test_generate_may_search_the_past_of_its_text(txl, trained):
     words = ["generate", trained, "--length", 30, "--json", "--seed", 3]
     plain, mixed = txl(*words).json, txl(*words, "--knn.share", 0.9, "--knn.k", 1)

@@ -109,13 +109,6 @@ def test_a_path_on_the_command_line_is_never_a_name(txl):
         assert not Path("out").exists(), words
 
 
-def test_a_report_of_a_shipped_model_is_refused(txl, tmp_path):
-    code, out, err = txl("report", "toy")
-    assert (code, out) == (2, "")
-    assert "toy is not a run folder" in err
-    assert not [*(tmp_path / "here").iterdir()]
-
-
 def test_a_damaged_shipped_model_is_named(txl, shipped, tmp_path, monkeypatch):
     from transformer_xl.config import files
 

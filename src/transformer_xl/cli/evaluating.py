@@ -322,12 +322,8 @@ class Report(LoadsModels):
                 f"{self.dir} is not a run folder: it has no recipe.toml, so there is no report to "
                 "write (txl models shows the card of a model)"
             )
-        is_there = (Path(self.dir) / MEMORY_FILE).exists() and not self.measure
-        if is_there:
-            why = "the memory has been measured already; add --measure"
-            refuse_others(self.eval, "eval.", (), why)
-            refuse_others(self.data, "data.", (), why)
-        else:
+        measures = self.measure or not (Path(self.dir) / MEMORY_FILE).exists()
+        if measures:
             why = "the memory is measured segment by segment on the held-out text"
             refuse_others(self.eval, "eval.", READ_BY_SEGMENTS, why)
             try:
@@ -336,6 +332,10 @@ class Report(LoadsModels):
                 if self.measure:
                     raise
                 say(f"the memory was not measured: {error}")
+        else:
+            for section in ("eval", "data"):
+                why = "the memory has been measured already; add --measure"
+                refuse_others(getattr(self, section), f"{section}.", (), why)
         print(write_report(Path(self.dir)))
 
     def _measure_memory(self, recipe: Config) -> None:

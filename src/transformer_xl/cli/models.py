@@ -17,6 +17,7 @@ from transformer_xl.cli.printing import say, show
 from transformer_xl.config.checks import require
 from transformer_xl.config.files import require_new
 from transformer_xl.config.locating import locate_here, may_be_on_hub
+from transformer_xl.errors import SettingsError
 
 
 @dataclass(kw_only=True)
@@ -115,15 +116,11 @@ class Export(LoadsModels):
             self.dir, self.out, format=self.format, mem_len=self.mem_len, n_tokens=self.tokens
         )
         if errors is None:
-            say(
-                f"wrote {self.out} without comparing it with the model, which requires "
-                "pip install 'transformer-xl[onnx]'"
-            )
+            remedy = "which requires pip install 'transformer-xl[onnx]'"
+            say(f"wrote {self.out} without comparing it with the model, {remedy}")
         else:
-            say(
-                f"wrote {self.out}; its log-probabilities equal the model's up to "
-                f"{errors.difference:.1e}"
-            )
+            text = f"its log-probabilities equal the model's up to {errors.difference:.1e}"
+            say(f"wrote {self.out}; {text}")
             if errors.difference > EQUAL:
                 say(
                     f"this model amplifies rounding errors: its own are {errors.model:.1e}, the "
@@ -224,7 +221,7 @@ class Doctor(LoadsModels):
 
         if self.path is None:
             if self.any_size:
-                raise ValueError("--any_size has no effect without a folder: name one")
+                raise SettingsError("--any_size has no effect without a folder: name one")
             show(diagnose(), as_json=self.json)
             return 0
         require_model(self.path)
