@@ -125,12 +125,3 @@ def test_baselines_take_no_longer_than_a_run(tmp_path, text, monkeypatch, capsys
     assert {"uniform", "gzip -9"} <= {*measured}
     assert "n-gram" not in measured
     assert "n-gram" in capsys.readouterr().err.split("they would take longer")[0].splitlines()[-1]
-
-
-def test_what_is_not_installed_is_said_before_the_text_is_prepared(
-    tmp_path, text, made, monkeypatch, capsys
-):
-    monkeypatch.setattr(compare, "find_spec", lambda name: None)
-    monkeypatch.setattr(compare, "prepare", lambda *_: pytest.fail("work"))
-    assert call(text, tmp_path / "out", "--models", "txl", "mamba2") == 1
-    assert "mamba2: the layers are those of transformers: pip install" in capsys.readouterr().err

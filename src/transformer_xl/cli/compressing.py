@@ -253,8 +253,8 @@ def _named(file: Path, model: str | None = None) -> Iterator[None]:
         from transformer_xl.apps.compress import ArchiveError
 
         is_of_model = model is not None and not isinstance(error, ArchiveError)
-        given = f" (given: --model {model})" if is_of_model else ""
-        raise DataError(f"{name_of(file)}: {error}{given}") from error
+        about = f" (given: --model {model})" if is_of_model else ""
+        raise DataError(f"{name_of(file)}: {error}{about}") from error
 
 
 def _write(out: Path | None, content: bytes) -> None:

@@ -77,20 +77,20 @@ def _files(data: DataConfig, tell: Say = lambda _: None) -> tuple[Path, ...]:
     return list_texts(data.path, data, Path(), tell).train
 
 
-def text_settings(recipe: DataConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+def text_settings(recipe: DataConfig, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return given settings of the text, with those that a path implies.
 
     A path is that of a text of one's own, and so data.name is empty, unless a copy of the recipe's
     corpus is there. Whole files can be held out of three or more.
     """
-    settings, path = dict(given), given.get("path")
+    settings, path = dict(overrides), overrides.get("path")
     if not path or _is_url(replace(recipe, path=path)):
         return settings
-    if recipe.name and "name" not in given and not _is_copy(recipe.name, Path(path)):
+    if recipe.name and "name" not in overrides and not _is_copy(recipe.name, Path(path)):
         settings["name"] = ""
     data = replace(recipe, path=path, name=settings.get("name", recipe.name))
-    is_by_file = data.split_by == "file" and "split_by" not in given
-    is_held_out = any(given.get(x) is not None for x in ("valid_path", "test_path"))
+    is_by_file = data.split_by == "file" and "split_by" not in overrides
+    is_held_out = any(overrides.get(x) is not None for x in ("valid_path", "test_path"))
     if is_by_file and not data.name and not is_held_out and len(_files(data)) < 3:
         settings["split_by"] = "fraction"
     return settings
@@ -121,9 +121,9 @@ class FittedRecipe(RecipeCommand):
 
     def changed(self, config: Config) -> Config:
         """Return a configuration with the given settings."""
-        given = {x: getattr(self, x) for x in config.__dataclass_fields__ if hasattr(self, x)}
-        given["data"] = text_settings(config.data, given["data"])
-        return changed(config, given, self.say)
+        overrides = {x: getattr(self, x) for x in config.__dataclass_fields__ if hasattr(self, x)}
+        overrides["data"] = text_settings(config.data, overrides["data"])
+        return changed(config, overrides, self.say)
 
     def say(self, text: str) -> None:
         """Print a message, unless the command is quiet or another process prints it."""
@@ -133,7 +133,7 @@ class FittedRecipe(RecipeCommand):
             say(text)
 
 
-def fitted_to_text(config: Config, given: Mapping[str, Mapping[str, Any]], tell: Say) -> Config:
+def fitted_to_text(config: Config, overrides: Mapping[str, Mapping[str, Any]], tell: Say) -> Config:
     """Return a recipe whose own prompt and batch suit the text, which is prepared.
 
     A prompt that the vocabulary cannot encode is replaced, and a batch that is larger than the
@@ -148,7 +148,7 @@ def fitted_to_text(config: Config, given: Mapping[str, Mapping[str, Any]], tell:
         _files(config.data, later.append)
     corpus = prepare(config.data, lambda line: None if line in later else tell(line))
     prompt = config.generate.prompt
-    if "prompt" not in given.get("generate", {}) and not _is_encoded(prompt, corpus.vocab):
+    if "prompt" not in overrides.get("generate", {}) and not _is_encoded(prompt, corpus.vocab):
         known = prompt_for(corpus.vocab)
         tell(
             f"note: the prompt of the recipe, {prompt!r}, is not in the vocabulary of "
@@ -157,7 +157,7 @@ def fitted_to_text(config: Config, given: Mapping[str, Mapping[str, Any]], tell:
         )
         config = replace(config, generate=replace(config.generate, prompt=known))
     n_tokens, train = corpus.n_tokens("train"), config.train
-    fitted = _fitted_batch(train, given.get("train", {}), n_tokens)
+    fitted = _fitted_batch(train, overrides.get("train", {}), n_tokens)
     if fitted != train:
         tell(
             f"note: the training text has {n_tokens:,} tokens; train.batch_size="
@@ -174,18 +174,18 @@ def _is_encoded(prompt: str, vocab: Any) -> bool:
         return False
 
 
-def _fitted_batch(train: TrainConfig, given: Mapping[str, Any], n_tokens: int) -> TrainConfig:
+def _fitted_batch(train: TrainConfig, overrides: Mapping[str, Any], n_tokens: int) -> TrainConfig:
     """Return the settings with a batch that a text of so many tokens fills, if there is one."""
     longest = max([train.segment_len, *(x for _, x, _ in train.stages)])
     batch_size, segment_len = train.batch_size, longest
-    if n_tokens >= batch_size * segment_len or "stages" in given:
+    if n_tokens >= batch_size * segment_len or "stages" in overrides:
         return train
-    if "batch_size" not in given:
+    if "batch_size" not in overrides:
         batch_size = min(batch_size, max(n_tokens // segment_len, 1))
-    if "segment_len" not in given:
+    if "segment_len" not in overrides:
         segment_len = min(segment_len, max(n_tokens // batch_size, 1))
     parts = train.accumulate if batch_size % train.accumulate == 0 else 1
-    if "accumulate" in given and parts != train.accumulate:
+    if "accumulate" in overrides and parts != train.accumulate:
         return train
     stages = train.stages and fitted_stages(train.stages, segment_len)
     sizes = {"batch_size": batch_size, "segment_len": segment_len, "accumulate": parts}

@@ -46,8 +46,8 @@ def is_model(name: str) -> bool:
     """
     if name in recipe_names() or name.endswith(".toml"):
         return False
-    found = locate_here(name)
-    return may_be_on_hub(name) if found is None else found.path.is_dir()
+    place = locate_here(name)
+    return may_be_on_hub(name) if place is None else place.path.is_dir()
 
 
 def recipe_or_model(name: str) -> Config:
@@ -210,11 +210,11 @@ def _empty(path: Path) -> DataError:
     return DataError(f"{name_of(path)} {why}")
 
 
-def is_within(file: Path, given: str | None) -> bool:
+def is_within(file: Path, paths: str | None) -> bool:
     """Whether a file is one of ``data.path``, or in a folder of it."""
     if str(file) == "-":
         return False
-    places = {Path(place).resolve() for place in (given or "").split(os.pathsep) if place}
+    places = {Path(place).resolve() for place in (paths or "").split(os.pathsep) if place}
     return not places.isdisjoint([file.resolve(), *file.resolve().parents])
 
 

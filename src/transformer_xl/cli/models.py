@@ -71,8 +71,8 @@ class Convert(LoadsModels):
         # The prefix of a TensorFlow checkpoint is no path that exists.
         if locate_here(self.source) or may_be_on_hub(self.source):
             require_model(self.source)
-        given = {name: getattr(self, name) for name in SETTABLE}
-        settings = {name: x for name, x in given.items() if x is not None}
+        options = {name: getattr(self, name) for name in SETTABLE}
+        settings = {name: x for name, x in options.items() if x is not None}
         folder = convert(
             self.source, self.folder, to=self.to, settings=settings, vocab=self.vocab, say=say
         )
@@ -225,6 +225,6 @@ class Doctor(LoadsModels):
             show(diagnose(), as_json=self.json)
             return 0
         require_model(self.path)
-        found = verify(self.path)
-        show(found, as_json=self.json)
-        return int(any(each.startswith(BAD) for each in found.values()))
+        messages = verify(self.path)
+        show(messages, as_json=self.json)
+        return int(any(each.startswith(BAD) for each in messages.values()))

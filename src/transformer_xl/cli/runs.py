@@ -260,8 +260,8 @@ class Train(FittedRecipe, LoadsModels):
             config = self.changed(recipe)
             say_if_slow(config.train.precision)
             if (self.data or is_text(self.recipe)) and config.data.vocab != "features":
-                given = {x: getattr(self, x) for x in ("train", "generate")}
-                config = fitted_to_text(config, given, self.say)
+                overrides = {x: getattr(self, x) for x in ("train", "generate")}
+                config = fitted_to_text(config, overrides, self.say)
             results = train(config, folder, quiet=self.quiet)
         except Stalled as error:
             say(f"txl: {error}")
@@ -308,5 +308,5 @@ def _with_own_text(name: str, config: Config) -> Config:
     if recipe is None or not locate(name).is_path:
         return config
     texts = ("name", "path", "valid_path", "test_path", "corpus")
-    own = {x: getattr(recipe.data, x) for x in texts}
-    return replace(config, data=replace(config.data, **own))
+    values = {x: getattr(recipe.data, x) for x in texts}
+    return replace(config, data=replace(config.data, **values))

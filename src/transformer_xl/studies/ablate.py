@@ -289,7 +289,7 @@ def summary(measured: Sequence[Mapping[str, Any]], table: int = 6) -> list[dict[
         single one), in ``unit``, perplexity or bits per token; the shortest ``attn_len`` within
         0.001 nats of the best; the mean loss by length; the numbers of the paper.
     """
-    found = []
+    rows = []
     for row in ROWS:
         runs = [run for run in measured if run["row"] == row.name]
         if not runs:
@@ -302,7 +302,7 @@ def summary(measured: Sequence[Mapping[str, Any]], table: int = 6) -> list[dict[
         best = int(np.flatnonzero(mean <= mean.min() + _AS_GOOD)[0])
         curve = zip(lengths, mean.tolist(), strict=True)
         paper = row.paper.get(table, (None, None, None))
-        found.append(
+        rows.append(
             {
                 "row": row.name,
                 "recurrence": row.recurrence,
@@ -321,7 +321,7 @@ def summary(measured: Sequence[Mapping[str, Any]], table: int = 6) -> list[dict[
                 "paper": dict(zip(("init", "best", "attn_len"), paper, strict=True)),
             }
         )
-    return found
+    return rows
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:

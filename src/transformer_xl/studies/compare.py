@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, fields, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import msgspec
 import torch
 
 from transformer_xl.config import Config, DataConfig, EvalConfig, ModelConfig, TrainConfig
+from transformer_xl.config.checks import require
 from transformer_xl.config.device import pick_device, pick_precision
 from transformer_xl.config.files import replace_file
 from transformer_xl.config.locking import locked
@@ -48,8 +48,6 @@ _LEAST_TOKENS = 2_000
 """Tokens on which a limited evaluation is made at least."""
 _PACE_SHARE = 0.1
 """Share of the time of a run that measuring the pace of a contestant takes, about, at most."""
-_BORROWED = ("mamba2", "rwkv", "xlnet", "xlstm")
-"""Kinds of models whose layers are those of transformers."""
 MOST_BEYOND = 3
 """How often the search goes on beyond them, while the lowest or highest rate is the best one."""
 _NOT_DYNAMIC = {x.name: x.default for x in fields(EvalConfig) if x.name.startswith("dynamic")}
@@ -69,26 +67,19 @@ def load_contestants(names: Sequence[str]) -> dict[str, Config]:
 
     Raises:
         FileNotFoundError: A recipe file does not exist.
-        RuntimeError: A package that a contestant requires is missing.
-        ValueError: A name is unknown, two are the same, or a recipe is invalid.
+        SettingsError: A name is unknown, two are the same, or a recipe is invalid.
     """
-    found: dict[str, Config] = {}
+    recipes: dict[str, Config] = {}
     for name in names:
         recipe = f"{PREFIX}{name}" if f"{PREFIX}{name}" in recipe_names() else name
         stem = Path(name).stem
-        if stem in found:
+        if stem in recipes:
             raise SettingsError(f"models={' '.join(names)}: {stem} is given twice")
         try:
-            found[stem] = load_recipe(recipe)
+            recipes[stem] = load_recipe(recipe)
         except ValueError as error:
             raise SettingsError(f"{error}; contestants are {', '.join(contestants())}") from error
-    borrowed = [name for name, x in found.items() if x.model.kind in _BORROWED]
-    if borrowed and not find_spec("transformers"):
-        raise RuntimeError(
-            f"{' and '.join(borrowed)}: the layers are those of transformers: "
-            "pip install 'transformer-xl[hf]', or leave out what requires it"
-        )
-    return found
+    return recipes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +87,7 @@ class Plan:
     """What is compared, and at which cost.
 
     Raises:
-        ValueError: A setting is out of range.
+        SettingsError: A setting is out of range.
     """
 
     data: DataConfig
@@ -120,31 +111,25 @@ class Plan:
     (:data:`EVALUATION_SHARE`) by the pace of the slowest contestant."""
 
     def __post_init__(self) -> None:
-        if not self.models:
-            raise SettingsError("models: give at least one contestant")
-        if not self.seeds or len({*self.seeds}) < len(self.seeds):
-            raise SettingsError(f"seeds={self.seeds} must be different, and at least one")
-        if not self.factors or min(self.factors) <= 0 or len({*self.factors}) < len(self.factors):
-            raise SettingsError(
-                f"factors={self.factors} must be above 0, different, and at least one"
-            )
-        if self.jobs < 1:
-            raise SettingsError(f"jobs={self.jobs} must be at least 1")
+        require(bool(self.models), "models: give at least one contestant")
+        is_once = len({*self.seeds}) == len(self.seeds) > 0
+        require(is_once, f"seeds={self.seeds} must be different, and at least one")
+        is_once = len({*self.factors}) == len(self.factors) > 0 and min(self.factors) > 0
+        what = "must be above 0, different, and at least one"
+        require(is_once, f"factors={self.factors} {what}")
+        require(self.jobs >= 1, f"jobs={self.jobs} must be at least 1")
         for name, minutes in (("minutes", self.minutes), ("search_minutes", self.searched_minutes)):
-            if minutes <= 0:
-                raise SettingsError(f"{name}={minutes} must be above 0")
+            require(minutes > 0, f"{name}={minutes} must be above 0")
         for name, recipe in self.models.items():
-            if recipe.train.schedule == "plateau":
-                raise SettingsError(
-                    f"{name}: train.schedule='plateau' needs evaluations during the training, "
-                    "whose time a comparison does not count: set another schedule"
-                )
+            require(
+                recipe.train.schedule != "plateau",
+                f"{name}: train.schedule='plateau' needs evaluations during the training, whose "
+                "time a comparison does not count: set another schedule",
+            )
             for setting in ("window", "max_steps"):
-                if (x := getattr(recipe.eval, setting)) is not None:
-                    raise SettingsError(
-                        f"{name}: eval.{setting}={x} would measure it otherwise than the others: "
-                        "leave it out"
-                    )
+                x = getattr(recipe.eval, setting)
+                why = "would measure it otherwise than the others: leave it out"
+                require(x is None, f"{name}: eval.{setting}={x} {why}")
         require_predicted(self.eval_tokens)
 
     @property
@@ -237,8 +222,8 @@ def _changed(section: ModelConfig | TrainConfig | EvalConfig) -> dict[str, Any]:
     return {name: x for name, x in asdict(section).items() if x != defaults[name]}
 
 
-def _digest(given: list[Any]) -> str:
-    return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
+def _digest(settings: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class Comparison:
@@ -256,7 +241,7 @@ class Comparison:
         failed: Runs that failed otherwise in this process; the next one tries them again.
 
     Raises:
-        ValueError: The file of the runs is damaged, or the text cannot be read so.
+        DataError: The file of the runs is damaged, or the text cannot be read so.
     """
 
     def __init__(
@@ -270,9 +255,8 @@ class Comparison:
 
     def search(self) -> list[Task]:
         """Return the runs of the search, as far as they are known: :meth:`search_of`."""
-        found = {model: self.search_of(model) for model in self.plan.models}
+        tasks = [task for model in self.plan.models for task in self.search_of(model)]
         # The rates of the recipes first.
-        tasks = [task for own in found.values() for task in own]
         return sorted(tasks, key=lambda task: abs(math.log(task.factor)))
 
     def search_of(self, model: str) -> list[Task]:

@@ -83,7 +83,7 @@ def measured(
     trained = _trained(config, model, folder) | {"peak_mb": float(peak_file.read_text())}
     about = describe_machine()
     machine = {name: about[name] for name in _OF_MACHINE}
-    found: dict[str, Any] = {"training": trained}
+    result: dict[str, Any] = {"training": trained}
     split, segment_len = held_out(corpus), config.train.segment_len
 
     def losses(split: str, mem_len: int | None, n_tokens: int | None = n_tokens) -> Result:
@@ -106,16 +106,16 @@ def measured(
             mem_lens = [factor * config.model.mem_len for factor in MEM_LENS]
             best = min(mem_lens, key=lambda mem_len: losses("valid", mem_len, n).nll)
             lengths = lengths._replace(mem_len=best)
-        found["valid"] = _figures(losses("valid", best))
-        found["test"] = _figures(losses(split, best)) | {"split": split}
+        result["valid"] = _figures(losses("valid", best))
+        result["test"] = _figures(losses(split, best)) | {"split": split}
         if is_detailed:
             ids = corpus.split(split)[: n_tokens and n_tokens + 1]
-            found |= _by_context(model, ids, lengths)
+            result |= _by_context(model, ids, lengths)
     if is_detailed:
         # In the precision of the weights, as `txl generate` does.
         counts = [n for n in WRITTEN if n_tokens is None or n <= _WRITTEN_PER_TOKEN * n_tokens]
-        found["writing"] = [*_written(model, corpus, lengths, segment_len, counts)]
-    return found | {"machine": machine | {"torch": str(torch.__version__)}}
+        result["writing"] = [*_written(model, corpus, lengths, segment_len, counts)]
+    return result | {"machine": machine | {"torch": str(torch.__version__)}}
 
 
 def _trained(config: Config, model: LanguageModel, folder: Path) -> dict[str, Any]:

@@ -95,12 +95,12 @@ def relative_effective_context_length(
         for i, longer in enumerate(losses[:, n + 1]):
             falls[i, n] = before - np.exp(np.minimum(floor, longer[hardest]).mean())
             gains[i, n] = falls[i, n] / before
-    found = []
+    result = []
     for each, fall in zip(gains.tolist(), falls.tolist(), strict=True):
         small = [c for c, gain in zip(contexts, each, strict=False) if gain < threshold]
         length = int(small[0] if small else contexts[-1])
-        found.append(Recl(length=length, is_bound=not small, gains=tuple(each), falls=tuple(fall)))
-    return found
+        result.append(Recl(length=length, is_bound=not small, gains=tuple(each), falls=tuple(fall)))
+    return result
 
 
 def draw_gains(
@@ -224,15 +224,15 @@ def context_losses(
     )
     limit = contexts[-1] if window is None else min(window, contexts[-1])
     within = [c for c in contexts if c <= limit]
-    found = np.empty((len(contexts), len(places)))
+    result = np.empty((len(contexts), len(places)))
     with evaluating(model):
-        for asked in (within, [] if limit in contexts else [limit]):
-            pairs = {(place - c, c) for place in places for c in asked}
+        for chosen in (within, [] if limit in contexts else [limit]):
+            pairs = {(place - c, c) for place in places for c in chosen}
             losses = _window_losses(model, text, pairs, window, lengths, batch_tokens)
             for row, c in enumerate(contexts):
-                if (seen := min(c, limit)) in asked:
-                    found[row] = [losses[place - seen, seen] for place in places]
-    return found
+                if (context := min(c, limit)) in chosen:
+                    result[row] = [losses[place - context, context] for place in places]
+    return result
 
 
 def _window_losses(
@@ -244,7 +244,7 @@ def _window_losses(
     batch_tokens: int,
 ) -> dict[tuple[int, int], float]:
     """Return the loss of token s + c in the window that begins at s, for each pair (s, c)."""
-    found: dict[tuple[int, int], float] = {}
+    result: dict[tuple[int, int], float] = {}
     farthest: dict[int, int] = {}
     for start, c in pairs:
         farthest[start] = max(c, farthest.get(start, 0))
@@ -263,11 +263,11 @@ def _window_losses(
         mems = model.keep(model.start_memory(len(batch), lengths.mem_len))
         for piece in read(model, tokens[:, :-1], lengths, mems):
             first_c, last_c = piece.start + 1, piece.start + piece.hidden.shape[1]
-            asked = [c for c in contexts if first_c <= c <= last_c]
-            if not asked:
+            chosen = [c for c in contexts if first_c <= c <= last_c]
+            if not chosen:
                 continue
-            states = piece.hidden[:, torch.tensor(asked, device=model.device) - first_c]
-            nll = model.head.nll(states, tokens[:, asked].to(model.device)).double().tolist()
+            states = piece.hidden[:, torch.tensor(chosen, device=model.device) - first_c]
+            nll = model.head.nll(states, tokens[:, chosen].to(model.device)).double().tolist()
             for start, losses in zip(batch, nll, strict=True):
-                found |= {(start, c): loss for c, loss in zip(asked, losses, strict=True)}
-    return found
+                result |= {(start, c): loss for c, loss in zip(chosen, losses, strict=True)}
+    return result

@@ -60,12 +60,14 @@ def standings(runs: Runs, reference: str | None = None) -> dict[str, Any]:
     for run in done:
         if run.phase == "run":
             by_name.setdefault(run.model, []).append(run)
-    final = [run for own in by_name.values() for run in own]
+    final = [run for long_runs in by_name.values() for run in long_runs]
     unit = unit_of(final) if final else "bits per token"
-    curves = {name: [*_chosen_search(done, own), *own] for name, own in by_name.items()}
-    rows = [_row(own, runs, unit) for own in by_name.values()]
+    curves = {
+        name: [*_chosen_search(done, long_runs), *long_runs] for name, long_runs in by_name.items()
+    }
+    rows = [_row(long_runs, runs, unit) for long_runs in by_name.values()]
     slow = _slow(rows)
-    costs = {name: statistics.fmean(map(flops, own)) for name, own in by_name.items()}
+    costs = {name: statistics.fmean(map(flops, long_runs)) for name, long_runs in by_name.items()}
     for name, _ in slow:
         # At its cost, there is a table of its own.
         del costs[name]
@@ -90,64 +92,68 @@ def standings(runs: Runs, reference: str | None = None) -> dict[str, Any]:
     }
 
 
-def _row(own: Runs, runs: Runs, unit: str) -> dict[str, Any]:
+def _row(long_runs: Runs, runs: Runs, unit: str) -> dict[str, Any]:
     """Sum up the long runs of a contestant."""
-    losses = [bits(run, unit) for run in own]
-    trained = [run.found["training"] for run in own]
-    first = own[0]
+    losses = [bits(run, unit) for run in long_runs]
+    trained = [run.found["training"] for run in long_runs]
+    first = long_runs[0]
     factors = [x.factor for x in runs if x.phase == "search" and x.model == first.model]
     return {
         "model": first.model,
-        "seeds": [run.seed for run in own],
+        "seeds": [run.seed for run in long_runs],
         "factor": first.factor,
         # A rate beyond those that were searched may be better.
         "at_edge": len({*factors}) > 1 and first.factor in (min(factors), max(factors)),
         "mean": statistics.fmean(losses),
         "std": statistics.stdev(losses) if len(losses) > 1 else None,
-        "valid": statistics.fmean(bits(run, unit, "valid") for run in own),
+        "valid": statistics.fmean(bits(run, unit, "valid") for run in long_runs),
         "mem_len": first.found["test"]["mem_len"],
         **{x: trained[0][x] for x in ("parameters", "inside", "mflop_per_token")},
         "dtype": " and ".join(sorted({each["dtype"] for each in trained})),
-        "tokens": statistics.fmean(map(tokens, own)),
+        "tokens": statistics.fmean(map(tokens, long_runs)),
         # Not by the seconds that it took: the machine may have been busy.
-        "tokens_per_second": statistics.fmean(tokens(run) / (60 * run.minutes) for run in own),
+        "tokens_per_second": statistics.fmean(
+            tokens(run) / (60 * run.minutes) for run in long_runs
+        ),
         "seconds": statistics.fmean(each["seconds"] for each in trained),
         "peak_mb": statistics.fmean(each["peak_mb"] for each in trained),
-        "share_of_ceiling": _share(runs, own),
+        "share_of_ceiling": _share(runs, long_runs),
         # Measured of the first seed only.
         **{
-            x: next((run.found[x] for run in own if x in run.found), None)
+            x: next((run.found[x] for run in long_runs if x in run.found), None)
             for x in ("writing", "by_mem_len")
         },
     }
 
 
 def _at_costs(
-    own: Runs, curves: Mapping[str, Runs], unit: str
+    long_runs: Runs, curves: Mapping[str, Runs], unit: str
 ) -> dict[str, dict[str, float | None]]:
     """Return the losses of all contestants at the tokens, and at the FLOPs, of one of them."""
     costs = {"at_tokens": tokens, "at_flops": flops}
-    means = {what: statistics.fmean(map(cost, own)) for what, cost in costs.items()}
+    means = {what: statistics.fmean(map(cost, long_runs)) for what, cost in costs.items()}
     return {
         name: {what: loss_at(means[what], curve, cost, unit) for what, cost in costs.items()}
         for name, curve in curves.items()
     }
 
 
-def _best_first(own: Runs, curves: Mapping[str, Runs], unit: str) -> list[dict[str, Any]]:
+def _best_first(long_runs: Runs, curves: Mapping[str, Runs], unit: str) -> list[dict[str, Any]]:
     """Return rows of :func:`_at_costs` by the loss at equal tokens, or else at equal FLOPs."""
-    rows = [{"model": name, **losses} for name, losses in _at_costs(own, curves, unit).items()]
+    rows = [
+        {"model": name, **losses} for name, losses in _at_costs(long_runs, curves, unit).items()
+    ]
     return sorted(rows, key=lambda row: [row[x] or math.inf for x in ("at_tokens", "at_flops")])
 
 
-def _share(runs: Runs, own: Runs) -> float | None:
+def _share(runs: Runs, long_runs: Runs) -> float | None:
     """Return the share of the machine's peak that a contestant uses at its pace."""
-    paces = (run for run in runs if run.phase == "pace" and run.model == own[0].model)
+    paces = (run for run in runs if run.phase == "pace" and run.model == long_runs[0].model)
     pace = next(paces, None)
     if pace is None:
         return None
-    seconds = 60 * statistics.fmean(run.minutes for run in own)
-    return statistics.fmean(map(flops, own)) / seconds / 1e9 / pace.found["ceiling_gflops"]
+    seconds = 60 * statistics.fmean(run.minutes for run in long_runs)
+    return statistics.fmean(map(flops, long_runs)) / seconds / 1e9 / pace.found["ceiling_gflops"]
 
 
 def loss_at(there: float, curve: Runs, cost: Cost, unit: str) -> float | None:
@@ -160,8 +166,8 @@ def loss_at(there: float, curve: Runs, cost: Cost, unit: str) -> float | None:
     for run in curve:
         by_phase.setdefault(run.phase, []).append(run)
     points = sorted(
-        (statistics.fmean(map(cost, some)), statistics.fmean(bits(run, unit) for run in some))
-        for some in by_phase.values()
+        (statistics.fmean(map(cost, group)), statistics.fmean(bits(run, unit) for run in group))
+        for group in by_phase.values()
     )
     costs, losses = np.log(np.array(points)).T
     # As good as equal: the runs of a contestant differ in their costs, too.
@@ -170,12 +176,14 @@ def loss_at(there: float, curve: Runs, cost: Cost, unit: str) -> float | None:
     return float(np.exp(np.interp(math.log(there), costs, losses)))
 
 
-def _chosen_search(done: Runs, own: Runs) -> list["Run"]:
+def _chosen_search(done: Runs, long_runs: Runs) -> list["Run"]:
     """Return the runs of the search with the learning rates of the long ones."""
     return [
         run
         for run in done
-        if run.phase == "search" and run.model == own[0].model and run.factor == own[0].factor
+        if run.phase == "search"
+        and run.model == long_runs[0].model
+        and run.factor == long_runs[0].factor
     ]
 
 
@@ -366,17 +374,17 @@ def draw(path: Path, runs: Runs) -> None:
     figure = Figure(figsize=(11, 8), layout="constrained")
     ((by_tokens, by_flops), (from_start, by_memory)) = figure.subplots(2, 2)
     for n, name in enumerate(dict.fromkeys(run.model for run in final)):
-        own = [run for run in final if run.model == name]
+        long_runs = [run for run in final if run.model == name]
         color = f"C{n}"
         for axes, cost in ((by_tokens, tokens), (by_flops, flops)):
             ends = []
-            for some, fill in ((_chosen_search(done, own), "none"), (own, color)):
-                costs, losses = [*map(cost, some)], [bits(run, unit) for run in some]
+            for group, fill in ((_chosen_search(done, long_runs), "none"), (long_runs, color)):
+                costs, losses = [*map(cost, group)], [bits(run, unit) for run in group]
                 axes.plot(costs, losses, "o", color=color, markersize=4, markerfacecolor=fill)
-                if some:
+                if group:
                     ends.append((statistics.fmean(costs), statistics.fmean(losses)))
             axes.plot(*zip(*ends, strict=True), color=color, label=name)
-        detailed = next((run.found for run in own if "from_start" in run.found), None)
+        detailed = next((run.found for run in long_runs if "from_start" in run.found), None)
         if detailed is None:
             continue
         # Of spans and lengths, losses are known in nats per token.

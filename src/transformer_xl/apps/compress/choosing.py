@@ -94,15 +94,15 @@ def compress_best(
             break
         tell(f"{choice.shipped.using}: by a sample, {about} bytes; {how}, {size:,}")
         try:
-            found = compress(data, choice.model, choice.vocab, settings, progress)
+            result = compress(data, choice.model, choice.vocab, settings, progress)
         except (UnrestorableError, TooLargeError) as error:
             problems[name] = error
             tell(f"{choice.shipped.full_name} is left out: {getattr(error, 'reason', error)}")
             continue
-        if len(found.content) < size:
-            return replace(found, model=choice.shipped.full_name), choice
-        why = f"; {name}: {len(found.content):,}"
-        if found.method != "model":
+        if len(result.content) < size:
+            return replace(result, model=choice.shipped.full_name), choice
+        why = f"; {name}: {len(result.content):,}"
+        if result.method != "model":
             why = f": it is incompressible with {name}"
         break
     if not why:

@@ -59,9 +59,9 @@ def too_much(config: ModelConfig, coding: Coding, gigabytes: float) -> str | Non
     S = M + T
     # Keys and values, with a capacity of twice the memory; then the activations of one layer, and
     # logits, steps and weights over the vocabulary.
-    kept = 4 * N * B * S * H * config.head_width
+    cached = 4 * N * B * S * H * config.head_width
     layer = B * T * (4 * D + 2 * config.d_inner) + 3 * B * H * T * S
-    needed = _DOUBLE * (kept + layer + 4 * B * T * V)
+    needed = _DOUBLE * (cached + layer + 4 * B * T * V)
     if coding.learning is not None:
         # Activations of all layers for the backward pass.
         states = N * B * S * D + N * B * T * (12 * D + 4 * config.d_inner)
