@@ -137,12 +137,11 @@ class Compare(LoadsModels):
         from transformer_xl.studies.compare import EVALUATION_SHARE
 
         searched, beyond, long = plan.n_runs
-        least, most = (
-            (1 + EVALUATION_SHARE) * (n * plan.searched_minutes + long * plan.minutes)
-            + _START_MINUTES * (n + long)
-            for n in (searched, searched + beyond)
-        )
-        least, most = least / plan.jobs, most / plan.jobs + self.baselines * plan.minutes
+        share = 1 + EVALUATION_SHARE
+        short_run = share * plan.searched_minutes + _START_MINUTES
+        long_run = share * plan.minutes + _START_MINUTES
+        least = (searched * short_run + long * long_run) / plan.jobs
+        most = least + beyond * short_run / plan.jobs + self.baselines * plan.minutes
         runs = f"{long} runs of {plan.minutes:g} minutes"
         if searched:
             runs = f"{searched} runs of {plan.searched_minutes:g} minutes to find rates, and {runs}"
