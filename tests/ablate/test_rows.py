@@ -34,26 +34,6 @@ def test_a_row_changes_what_its_name_says_and_nothing_else(recipe: Config) -> No
         assert (config.data, config.generate) == (recipe.data, recipe.generate), row
 
 
-def test_a_modern_recipe_has_all_rows(recipe: Config) -> None:
-    for row in ROWS:
-        modern = {"norm_first": True, "final_norm": True, "norm": "rms", "activation": "swiglu"}
-        modern |= {"qk_norm": True, "enhanced_recurrence": True}
-        config = recipe_of(row, replace(recipe, model=replace(recipe.model, **modern)), seed=1)
-        assert config.model.enhanced_recurrence == row.recurrence, row
-        assert config.model.qk_norm, row
-        build_model(config.model)
-
-
-def test_what_a_row_has_no_use_for_is_left_out(recipe: Config) -> None:
-    for row in ROWS:
-        model = replace(recipe.model, tie_biases=False)
-        train = replace(recipe.train, reset_memory=0.2)
-        config = recipe_of(row, replace(recipe, model=model, train=train), seed=1)
-        assert config.train.reset_memory == (0.2 if row.recurrence else 0.0), row
-        assert config.model.tie_biases == (row.encoding in ("sinusoids", "learned")), row
-        build_model(config.model)
-
-
 def test_the_tables_have_the_papers_rows() -> None:
     assert len(rows_of(6)) == 9
     assert [row.paper[7][1] for row in rows_of(7)] == [25.2, 25.7, 27.1]
@@ -63,15 +43,6 @@ def test_the_tables_have_the_papers_rows() -> None:
     assert best["recurrence-ours-full"] == min(best.values())
     assert best["none-learned-half"] == max(best.values())
     assert [row.name for row in rows_of(6, ["none-ours-half"])] == ["none-ours-half"]
-
-
-def test_steps_and_minutes_are_those_of_all(recipe: Config) -> None:
-    timed = replace(recipe, train=replace(recipe.train, minutes=5.0, schedule="constant_cooldown"))
-    row = ROWS[0]
-    assert recipe_of(row, timed, 1).train == replace(timed.train, seed=1)
-    steps = recipe_of(row, timed, 1, steps=7).train
-    assert (steps.steps, steps.minutes) == (7, None)
-    assert recipe_of(row, timed, 1, minutes=0.5).train.minutes == 0.5
 
 
 def test_rows_keep_their_length_from_the_beginning(recipe: Config) -> None:
@@ -93,3 +64,13 @@ def test_a_recipe_with_nothing_to_take_away_is_refused(
         rows_of(8)
     with pytest.raises(ValueError, match="'nonsense' is no row"):
         rows_of(6, ["nonsense"])
+
+
+def test_what_a_row_has_no_use_for_is_left_out(recipe: Config) -> None:
+    for row in ROWS:
+        model = replace(recipe.model, tie_biases=False)
+        train = replace(recipe.train, reset_memory=0.2)
+        config = recipe_of(row, replace(recipe, model=model, train=train), seed=1)
+        assert config.train.reset_memory == (0.2 if row.recurrence else 0.0), row
+        assert config.model.tie_biases == (row.encoding in ("sinusoids", "learned")), row
+        build_model(config.model)

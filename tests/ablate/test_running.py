@@ -1,4 +1,3 @@
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -70,20 +69,6 @@ def test_another_text_is_not_taken_for_the_one_that_was_measured(
         ablate(again, tmp_path / "runs", lambda _: None)
 
 
-@pytest.mark.slow
-def test_what_an_earlier_version_has_measured_is_not_measured_again(
-    plan: Plan, tmp_path: Path
-) -> None:
-    plan = replace(plan, rows=plan.rows[:1], seeds=(1,))
-    (found,) = ablate(plan, tmp_path, lambda _: None)
-    path = tmp_path / "recurrence-ours-full" / "seed_1" / "ablation.json"
-    before = json.loads(path.read_text())
-    del before["settings"]["checksums"]
-    path.write_text(json.dumps(before))
-    assert ablate(plan, tmp_path, lambda _: None) == [found]
-    assert json.loads(path.read_text()) == before
-
-
 def test_a_folder_of_another_recipe_is_named_before_anything_runs(
     plan: Plan, tmp_path: Path
 ) -> None:
@@ -93,16 +78,6 @@ def test_a_folder_of_another_recipe_is_named_before_anything_runs(
     with pytest.raises(FileExistsError, match="is no run folder"):
         ablate(plan, tmp_path, lambda _: None)
     assert not (tmp_path / "recurrence-ours-full").exists()
-
-
-@pytest.mark.slow
-def test_seeds_make_different_runs_and_what_was_measured_can_be_read(
-    plan: Plan, tmp_path: Path
-) -> None:
-    found = ablate(replace(plan, rows=plan.rows[:1]), tmp_path, lambda _: None)
-    assert found[0]["lengths"] != found[1]["lengths"]
-    path = tmp_path / "recurrence-ours-full" / "seed_1" / "ablation.json"
-    assert json.loads(path.read_text()) == json.loads(json.dumps(found[0]))
 
 
 def test_without_recurrence_no_token_sees_more_than_the_length(tiny_config: ModelConfig) -> None:

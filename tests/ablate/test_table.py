@@ -42,11 +42,6 @@ def test_rows_are_in_the_papers_order_with_means_and_spreads() -> None:
     assert second["init"] == second["best"]
 
 
-def test_the_table_of_the_paper_can_be_chosen() -> None:
-    assert summary(RUNS, table=10)[1]["paper"]["best"] is None
-    assert summary(RUNS, table=7)[1]["paper"]["best"] == 27.1
-
-
 def test_bits_are_bits() -> None:
     (row,) = summary([_run("none-shaw-half", 1, {100: 2.0}, "bits per token")])
     assert row["best"]["mean"] == pytest.approx(2 / math.log(2))

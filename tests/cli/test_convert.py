@@ -93,14 +93,3 @@ def test_what_a_bare_state_dict_does_not_say_is_a_flag(txl, shared, tmp_path):
     assert txl("convert", tmp_path / "weights.pt", tmp_path / "out", *given).code == 0
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert (config["mem_len"], config["attn_len"], config["norm_first"]) == (9, 9, False)
-
-
-def test_prepared_text_is_not_cut_once_more(txl, shared, tmp_path):
-    from transformer_xl.interop.convert.vocabularies import read_vocab
-
-    vocab = read_vocab(shared / "goldens/hf_tokenizer/vocab.pkl")
-    joined = vocab.symbols.index("@-@")
-    assert vocab.encode_lines("To @-@ know\n", prepared=True).count(joined) == 1
-    assert vocab.encode_lines("To @-@ know\n", prepared=True)[-1] == vocab.eos_id
-    assert joined in vocab.encode_lines("To-know\n")
-    assert vocab.encode_lines("To @-@ know\n") != vocab.encode_lines("To-know\n")

@@ -7,7 +7,7 @@ import tyro
 
 from transformer_xl.cli import fitting, parse
 from transformer_xl.cli.lists import registry
-from transformer_xl.config import EvalConfig, TrainConfig, TransformerXLConfig
+from transformer_xl.config import EvalConfig, TransformerXLConfig
 from transformer_xl.config.recipes import changed, load_recipe
 from transformer_xl.train import loop
 
@@ -82,11 +82,6 @@ def test_an_ablation_lets_its_recipe_give_way():
 def test_the_steps_of_an_ablation_are_given_ones():
     found = parse(["ablate", "demo", "--out", "x", "--steps", "5"]).config()
     assert (found.train.steps, found.train.warmup_steps, found.train.minutes) == (5, 0, None)
-
-
-def test_parts_of_a_batch_are_as_many_as_divide_it(toy_recipe):
-    found = changed(toy_recipe(train={"accumulate": 4}), {"train": {"batch_size": 6}}, print)
-    assert found.train.accumulate == 2
 
 
 def test_a_text_in_place_of_a_recipe_is_trained_on_by_bytes(txl, monkeypatch):
@@ -190,7 +185,7 @@ def test_the_name_of_a_recipe_that_a_model_has_too_says_which_is_meant():
     for name in ("shakespeare", "demo"):
         said[name] = parse(["train", name, "--data.path", "mine.txt"])._beginning(load_recipe(name))
     assert said["shakespeare"] == (
-        "from random weights, by the recipe shakespeare; from those of the model: "
+        "from random weights, by the recipe shakespeare; from those of a model: "
         "txl train shakespeare-1 --data.path mine.txt"
     )
     assert said["demo"] == "from random weights, by the recipe demo"
@@ -222,11 +217,6 @@ def test_a_misspelt_file_is_told_from_a_recipe(txl):
     assert "did you mean notes.txt?" in err
 
 
-def test_a_text_is_prepared_as_it_would_be_trained_on(txl):
-    Path("mine.txt").write_text(LINES)
-    assert txl("prepare", "mine.txt", "--json").json["vocab"] == 256
-
-
 def test_a_folder_that_cannot_be_written_is_refused_before_any_work(txl, monkeypatch):
     Path("mine.txt").write_text(LINES)
     Path("fixed").mkdir()
@@ -255,12 +245,6 @@ def test_lists_of_numbers_are_divided_by_spaces_and_commas(kind, name, words, ex
         tyro.cli(rule, args=["1,a"], registry=registry())
 
 
-def test_lists_of_lists_are_read_as_before():
-    stages = tyro.cli(TrainConfig.__annotations__["stages"], args=["0", "8", "9"],
-                      registry=registry())  # fmt: skip
-    assert stages == ((0.0, 8, 9),)
-
-
 def test_what_the_training_says_again_is_not_said_before(toy_recipe):
     Path("texts").mkdir()
     Path("texts/a").write_text(LINES)
@@ -269,9 +253,3 @@ def test_what_the_training_says_again_is_not_said_before(toy_recipe):
     fitting.fitted_to_text(toy_recipe(data={"path": "texts"}), {}, said.append)
     assert said
     assert not [line for line in said if "skipped" in line]
-
-
-def test_compare_looks_for_its_text_first(txl):
-    ended = txl("compare", "nope.txt")
-    assert ended.code == 1
-    assert ended.err.strip() == "txl: there is no file or folder nope.txt"

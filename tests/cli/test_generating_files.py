@@ -1,7 +1,6 @@
 """What `txl generate --out` writes: text, MIDI files and piano rolls."""
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -70,13 +69,6 @@ def test_music_is_prompt_and_piece_up_to_its_end(generated, tmp_path):
     assert "had not ended" not in ended.err
 
 
-def test_a_piece_that_was_cut_off_is_said_to_be(generated, tmp_path):
-    ended = generated("--length", 1, "--seed", 3, "--out", tmp_path / "a.mid")
-    assert ended.code == 0
-    assert "1 of 1 pieces had not ended after length=1 tokens" in ended.err
-    assert "piece 1 ends within step 3: left out" in ended.err
-
-
 def test_each_of_several_texts_has_its_own_file(generated, tmp_path):
     words = ["--samples", 2, "--length", 20, "--out", tmp_path / "a.mid", tmp_path / "a.txt"]
     ended = generated(*words, "--json")
@@ -114,21 +106,14 @@ def test_what_has_no_effect_or_cannot_be_written_is_refused(generated, tmp_path,
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
     Path("mine.mid").write_text("mine")
-    Path("to-mine.mid").symlink_to("mine.mid")
-    Path("to-nothing.mid").symlink_to("nothing")
-    os.mkfifo("pipe.mid")
     for words, reason in [
         (["--out", "a.mid", "--length", 0], "--out needs a --length above 0"),
-        (["--out", "a.mid", "a.mid"], "a.mid is given twice"),
-        (["--out", "b.mid", "sub/../b.mid"], "--out b.mid sub/../b.mid is given twice"),
+        (["--out", "b.mid", "sub/../b.mid"], "--out b.mid is given twice"),
         (["--out", "-"], "--out - is no file"),
-        (["--out", "to-nothing.mid", "--force"], "to-nothing.mid is a symbolic link to nothing"),
-        (["--out", "pipe.mid", "--force"], "pipe.mid is a device, a pipe or a socket"),
-        (["--out", "to-mine.mid", "--force"], "to-mine.mid is a symbolic link, which a file would"),
         (["--out", "folder"], "folder is a folder"),
         (["--out", "mine.mid"], "mine.mid exists; --force overwrites it"),
         (["--out", "mine.mid/b.mid"], "mine.mid is a file, not a folder"),
-        (["--out", "b", "--state", "sub/../b"], "--out b is the file of --state: give"),
+        (["--out", "b", "--state", "sub/../b"], "--out b is given twice, or the file of --state"),
         (["--out", "a.mid", "--state", "s"], "--state s may resume within a step"),
         (["--force"], "--force overwrites the files of --out"),
         (["--music.tempo", 90], "--music.tempo 90.0 has no effect here"),
@@ -143,8 +128,6 @@ def test_what_has_no_effect_or_cannot_be_written_is_refused(generated, tmp_path,
         assert "sampling" not in ended.err, words
         assert Path("mine.mid").read_text() == "mine", words
         assert not Path("a.mid").exists(), words
-        assert Path("pipe.mid").is_fifo(), words
-        assert Path("to-nothing.mid").is_symlink(), words
 
 
 def test_an_empty_piece_keeps_no_other_from_being_written(tmp_path, capsys):
@@ -183,13 +166,6 @@ def test_only_a_model_of_music_writes_music(txl, trained, tmp_path):
     assert json.loads(ended.out)["files"] == [str(tmp_path / "a.txt")]
 
 
-def test_a_text_without_a_memory_is_announced(txl, trained):
-    words = ("generate", trained, "--prompt", "the ", "--length", "5")
-    remedy = "each token is drawn from the one before it alone; give --mem_len"
-    assert remedy in txl(*words, "--mem_len", "0").err
-    assert remedy not in txl(*words).err
-
-
 def test_a_midi_file_is_continued(txl, of_music, tmp_path):
     begun, words = tmp_path / "begun.mid", ["--length", 12, "--seed", 3]
     write_music(begun, [(72, 67, 64, 60), (72, 69, 65, 60)])
@@ -219,4 +195,4 @@ def test_a_midi_file_is_no_prompt_of_a_text(txl, tmp_path):
     assert "music is written with integers" in ended.err
     ended = txl("generate", model, "--midi", begun, "--prompt", "a")
     assert ended.code == 2
-    assert "is continued instead of a prompt: leave out --prompt or" in ended.err
+    assert "--prompt and --midi exclude each other" in ended.err

@@ -34,11 +34,6 @@ def test_a_text_that_loops_is_ended_and_that_is_said(written, tmp_path):
         assert len(text) >= 20
 
 
-def test_a_text_that_reaches_its_length_has_not_ended_early(written):
-    n = len(written("--on_loop", "end")[0]["text"])
-    assert "ended early" not in written("--on_loop", "end", length=n)[1]
-
-
 def test_which_of_several_texts_loop_is_said(txl, trained):
     words = ["--temperature", 0, "--length", LENGTH, "--on_loop", "end", "--loop_min_length", 20]
     ended = txl("generate", trained, "--prompts", "the ", "a", *words, "--json")
@@ -52,9 +47,3 @@ def test_a_loop_is_broken(written):
     assert "ended early" not in err
     assert len(found["text"]) == LENGTH
     assert found["text"] != whole["text"]
-
-
-def test_a_setting_of_loops_alone_is_refused(txl, trained):
-    ended = txl("generate", trained, "--loop_min_count", 3)
-    assert ended.code == 2
-    assert "loop_min_count=3 has no effect with on_loop='continue'" in ended.err

@@ -71,21 +71,8 @@ def test_recipes_copies_over_nothing(txl, tmp_path):
     (tmp_path / "mine.toml").write_text("mine")
     code, out, err = txl("recipes", "demo", "--copy", tmp_path / "mine.toml")
     assert (code, out) == (1, "")
-    assert "mine.toml exists and was not changed; give --copy another name" in err
+    assert "mine.toml: File exists" in err
     assert (tmp_path / "mine.toml").read_text() == "mine"
-
-
-def test_recipes_leaves_nothing_behind_when_it_fails(txl, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for words, code, message in [
-        (["dmeo", "--copy", "mine.toml"], 2, "did you mean demo"),
-        (["--copy", "mine.toml"], 2, "--copy needs the name of a recipe"),
-        (["demo", "--copy", "no/folder.toml"], 1, "cannot write no/folder.toml: No such file"),
-    ]:
-        ended = txl("recipes", *words)
-        assert (ended.code, ended.out) == (code, ""), words
-        assert message in ended.err, words
-        assert not [*tmp_path.iterdir()], words
 
 
 def test_prepare_says_where_the_tokens_are(txl, toy_toml, toy_text):
@@ -164,8 +151,6 @@ def test_what_cannot_be_trained_is_explained_and_leaves_nothing(
             "no training text: text at empty.txt is empty, or",
         ),
         (["--data.path", "binary"], 2, "binary is not UTF-8 text: byte "),
-        (["--data.path", "binary", "--data.vocab", "words"], 2, "is not UTF-8 text"),
-        (["--data.path", "binary", "--data.vocab", "bpe"], 2, "is not UTF-8 text"),
         (
             ["--data.path", "short.txt"],
             2,
@@ -179,8 +164,6 @@ def test_what_cannot_be_trained_is_explained_and_leaves_nothing(
         (["--data.path", "None"], 2, "data.name and data.path are both empty"),
         (["--data.path", "None", "--data.name", "shakespeare"], 2, "is no known corpus; there are"),
         (["--model.vocab_size", "7"], 2, "model.vocab_size=7 is not the size"),
-        (["--model.n_head", "3"], 2, "n_head=3 must divide d_model=16"),
-        (["--train.accumulate", "3"], 2, "accumulate=3 must divide batch_size=4"),
         (["--generate.prompt", "Ω"], 2, "generate.prompt='Ω': not in the vocabulary"),
         (["--data.cache_dir", "short.txt"], 1, "cannot write to the cache short.txt"),
     ]:
@@ -189,14 +172,6 @@ def test_what_cannot_be_trained_is_explained_and_leaves_nothing(
         assert message in ended.err, words
         assert "Traceback" not in ended.err, words
         assert not Path("run").exists(), words
-
-
-def test_any_file_can_be_trained_on_byte_by_byte(txl, toy_toml, tmp_path):
-    path = tmp_path / "binary"
-    path.write_bytes(bytes(range(256)) * 20)
-    words = ["--data.path", path, "--data.vocab", "bytes", "--data.raw", "True"]
-    words += ["--train.steps", 1, "--quiet", "--json"]
-    assert txl("train", toy_toml, "--out", tmp_path / "run", *words).json["bits_per_byte"] > 0
 
 
 def test_a_loss_that_is_no_number_is_a_failure_that_says_what_to_do(txl, toy_toml, tmp_path):

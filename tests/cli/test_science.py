@@ -112,7 +112,7 @@ def test_recl_explains_a_text_that_it_cannot_read(
     assert "cannot read" in txl("recl", trained, *SMALL, "--file", tmp_path / "none.txt").err
     ended = txl("recl", trained, *SMALL, "--file", file, "--recl.split", "train")
     assert (ended.code, ended.out) == (2, "")
-    assert "--recl.split train names a part of the corpus of the first run, and --file" in ended.err
+    assert "--file and --recl.split exclude each other" in ended.err
 
 
 def test_a_window_that_no_model_reads_is_refused(trained: Path, lstm: Path, txl: Callable) -> None:

@@ -38,14 +38,6 @@ def test_a_card_is_shown_as_it_is(txl, shipped):
     assert "no shipped model is called 'tou'; shipped models: notes, toy; did you mean toy?" in err
 
 
-def test_a_list_without_models_says_so(txl, monkeypatch, tmp_path):
-    from transformer_xl.config import files
-
-    monkeypatch.setattr(files, "SHIPPED", tmp_path / "none")
-    assert txl("models") == (0, "", "this installation has no models\n")
-    assert txl("models", "--json").json == {}
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -106,18 +98,6 @@ def test_a_path_on_the_command_line_is_never_a_name(txl):
         assert "toy" in err, words
         assert "using the shipped model" not in err, words
         assert not Path("out").exists(), words
-
-
-def test_a_plain_folder_is_taken_silently(txl, shipped):
-    ended = txl("generate", shipped / "toy-1", "--length", "3")
-    assert "using" not in ended.err
-
-
-def test_a_report_of_a_shipped_model_is_refused(txl, tmp_path):
-    code, out, err = txl("report", "toy")
-    assert (code, out) == (2, "")
-    assert "toy is a model and no run folder" in err
-    assert not [*(tmp_path / "here").iterdir()]
 
 
 def test_a_damaged_shipped_model_is_named(txl, shipped, tmp_path, monkeypatch):
@@ -196,23 +176,6 @@ def test_a_recipe_comes_before_a_model_of_its_name(shipped, tmp_path, monkeypatc
     tuned = parse(["train", "demo-1", "--out", "x"]).config()
     assert tuned.train.init_from == str(tmp_path / "root" / "demo-1") == tuned.data.tokenizer
     assert tuned.model == txl_package.TransformerXL.from_pretrained("demo").config
-
-
-def test_where_a_recipe_has_the_name_of_a_model_a_missing_text_names_it(
-    txl, shipped, tmp_path, monkeypatch
-):
-    from transformer_xl.config import files
-
-    words = ["--out", tmp_path / "run", "--data.path", "nothing.txt"]
-    assert "fine-tune" not in txl("train", "demo", *words).err
-    shutil.copytree(shipped / "toy-1", tmp_path / "root" / "demo-1")
-    monkeypatch.setattr(files, "SHIPPED", tmp_path / "root")
-    ended = txl("train", "demo", *words)
-    assert ended.code == 1
-    assert "nothing.txt" in ended.err
-    assert "demo is a recipe; give its text with --data.path" in ended.err
-    assert "txl train demo-1 --data.path TEXT" in ended.err
-    assert "fine-tune" not in txl("train", "demo-1", *words).err
 
 
 def test_training_does_not_write_into_a_shipped_model(txl, shipped, toy_text):

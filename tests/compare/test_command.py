@@ -44,13 +44,6 @@ def test_a_text_of_ones_own_is_read_by_bytes(tmp_path, text, made, capsys):
     assert (out / "comparison.svg").exists()
 
 
-def test_settings_of_the_text_can_be_given(tmp_path, text, made):
-    words = ("--models", "lstm", "--rates", "1", "--no_baselines", "--data.vocab", "chars")
-    assert call(text, tmp_path / "out", *words) == 0
-    assert {task.config.data.vocab for task in made} == {"chars"}
-    assert [(task.phase, task.factor) for task in made] == [("run", 1.0)]
-
-
 def test_baselines_stand_beside_the_models(tmp_path, text):
     pytest.importorskip("pyppmd")
     assert call(text, tmp_path / "out", "--models", "lstm", "--rates", "1") == 0
@@ -90,11 +83,6 @@ def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path, text, made,
         assert main(["compare", str(text), "--out", str(tmp_path / "out"), *words]) == 2, words
         assert message in capsys.readouterr().err, words
         assert not made, words
-
-
-def test_a_text_that_is_not_there_is_named(tmp_path, capsys):
-    assert call(tmp_path / "none.txt", tmp_path / "out") != 0
-    assert "none.txt" in capsys.readouterr().err
 
 
 def test_without_any_model_that_could_be_trained_it_fails(tmp_path, text, monkeypatch, capsys):
@@ -137,12 +125,3 @@ def test_baselines_take_no_longer_than_a_run(tmp_path, text, monkeypatch, capsys
     assert {"uniform", "gzip -9"} <= {*measured}
     assert "n-gram" not in measured
     assert "n-gram" in capsys.readouterr().err.split("they would take longer")[0].splitlines()[-1]
-
-
-def test_what_is_not_installed_is_said_before_the_text_is_prepared(
-    tmp_path, text, made, monkeypatch, capsys
-):
-    monkeypatch.setattr(compare, "find_spec", lambda name: None)
-    monkeypatch.setattr(compare, "prepare", lambda *_: pytest.fail("work"))
-    assert call(text, tmp_path / "out", "--models", "txl", "mamba2") == 1
-    assert "mamba2: the layers are those of transformers: pip install" in capsys.readouterr().err

@@ -87,32 +87,6 @@ def test_a_contestant_is_trained_and_measured(tmp_path, contestants, kind):
         assert (own == called) == (row["step"] == "eager")
 
 
-@pytest.mark.slow
-def test_measuring_anew_trains_nothing_and_finds_what_was_found(tmp_path, contestants, monkeypatch):
-    config = short(contestants["txl"], contestants["txl"].data)
-    found = contestant.measured(config, tmp_path)
-    monkeypatch.setattr(contestant, "train", None)
-    # Counts that an earlier revision did not have.
-    monkeypatch.setattr(contestant, "WRITTEN", (10, 50, 100))
-    again = contestant.measured_anew(config, tmp_path, found)
-    assert [row["tokens"] for row in again["writing"]] == [10, 50, 100]
-    for before, now in zip(found["writing"], again["writing"], strict=False):
-        assert before["state_bytes"] == now["state_bytes"]
-    assert {**again, "writing": found["writing"]} == found
-    # What is missing is measured, with the memory length that was chosen.
-    missing = {name: x for name, x in found.items() if name not in ("by_mem_len", "from_start")}
-    whole = contestant.measured_anew(config, tmp_path, missing)
-    for name in ("by_mem_len", "from_start"):
-        for before, now in zip(found[name], whole[name], strict=True):
-            assert now == pytest.approx(before)
-    # Writing takes as long with other weights.
-    without = contestant.measured_anew(config, tmp_path / "empty", found)
-    assert {**without, "writing": found["writing"]} == found
-    assert [row["tokens"] for row in without["writing"]] == [10, 50, 100]
-    with pytest.raises(ValueError, match="losses can be measured of a trained model only"):
-        contestant.measured_anew(config, tmp_path / "empty", missing)
-
-
 def test_details_are_of_as_many_tokens_as_the_losses(tmp_path, models, monkeypatch):
     config, read = short(models["txl"], models["txl"].data), []
     loss_from_start = contestant.loss_from_start
@@ -122,18 +96,11 @@ def test_details_are_of_as_many_tokens_as_the_losses(tmp_path, models, monkeypat
         return loss_from_start(model, ids, **lengths)
 
     monkeypatch.setattr(contestant, "loss_from_start", noted)
-    found = contestant.measured(config, tmp_path, n_tokens=20)
-    missing = {name: x for name, x in found.items() if name not in ("by_mem_len", "from_start")}
-    contestant.measured_anew(config, tmp_path, missing, n_tokens=20)
+    found = contestant.measured(config, tmp_path / "all", n_tokens=20)
     assert {*read} == {21}
-
-
-def test_losses_alone_are_quicker(tmp_path, models):
-    config = short(models["lstm"], models["txl"].data)
-    found = contestant.measured(config, tmp_path, n_tokens=20, is_detailed=False)
     assert found["valid"]["tokens"] == found["test"]["tokens"] == 20
-    assert "writing" not in found
-    assert "from_start" not in found
+    alone = contestant.measured(config, tmp_path / "alone", n_tokens=20, is_detailed=False)
+    assert found.keys() - alone.keys() == {"by_mem_len", "from_start", "writing"}
 
 
 def test_flops_of_an_lstm_are_those_of_its_matrices(models):
@@ -160,17 +127,6 @@ def sized(models):
         return replace(own, model=model, train=train)
 
     return recipe
-
-
-def test_flops_of_a_gpt_include_the_scores_of_its_context(sized):
-    config = sized("gpt")
-    D, F, T, M = 128, 512, 64, 64
-    inside = 2 * (4 * D * D + 2 * D * F)
-    # As computed: all keys of memory and segment, hidden ones too.
-    scores = 2 * 2 * (M + T) * D
-    expected = 6 * (inside + scores + 64 * D)
-    of_token, _ = contestant.training_flops(config, build_model(config.model))
-    assert of_token == expected
 
 
 def test_flops_of_a_transformer_xl_include_its_memory_and_the_positions(sized):

@@ -1,16 +1,13 @@
 """Which runs a comparison makes, with which settings, and that none is made twice."""
 
-import pickle
-import signal
 from dataclasses import replace
 
 import pytest
 
-from transformer_xl.config.recipes import differences, recipe_text
+from transformer_xl.config.recipes import recipe_text
 from transformer_xl.model.limits import least_weights, table_numbers
 from transformer_xl.studies import compare
 from transformer_xl.studies.compare import Comparison, Plan, load_contestants
-from transformer_xl.train.loop import Interrupted
 
 
 def plan(models, **settings):
@@ -60,68 +57,6 @@ def test_the_search_goes_on_while_the_best_rate_is_at_its_edge(
     }
 
 
-def test_nothing_is_trained_after_a_search_that_lacks_a_run(tmp_path, models, made, monkeypatch):
-    carry_out = compare._carry_out
-
-    def failing(task):
-        if task.factor == 2.0:
-            raise OSError("the disk is full")
-        return carry_out(task)
-
-    monkeypatch.setattr(compare, "_carry_out", failing)
-    comparison = Comparison(plan(models), tmp_path)
-    comparison.go()
-    assert not [task for task in made if task.phase == "run"]
-    monkeypatch.setattr(compare, "_carry_out", carry_out)
-    Comparison(plan(models), tmp_path).go()
-    assert {task.factor for task in made if task.phase == "run"} == {2.0}
-
-
-def test_a_process_can_say_by_which_signal_it_was_stopped():
-    stopped = pickle.loads(pickle.dumps(Interrupted(signal.SIGTERM, "at step 3")))
-    assert stopped.signal_number == signal.SIGTERM
-    assert str(stopped) == "stopped at step 3 and saved; the same command resumes from there"
-
-
-def test_later_seeds_in_another_precision_leave_the_search_and_the_first_seed(
-    tmp_path, models, made
-):
-    own = plan(models, seeds=(1, 2))
-    Comparison(own, tmp_path).go()
-    n = len(made)
-    Comparison(replace(own, later_precision="bfloat16"), tmp_path).go()
-    again = [(x.phase, x.seed, x.factor, x.config.train.precision) for x in made[n:]]
-    assert again == [("run", 2, 2.0, "bfloat16")] * 3
-
-
-def test_all_read_the_same_text_with_their_own_network(tmp_path, models, made):
-    other = replace(models["lstm"].data, vocab="chars")
-    models["lstm"] = replace(models["lstm"], data=other)
-    Comparison(plan(models), tmp_path).go()
-    assert {task.config.data for task in made} == {models["txl"].data}
-    for task in made:
-        own = models[task.model]
-        assert task.config.model == own.model
-        assert task.config.train.lr == own.train.lr * task.factor
-        assert task.config.train.eval_every == 0
-
-
-def test_a_factor_scales_the_rate_of_muon_too(models):
-    recipe = models["txl"]
-    muon = replace(recipe, train=replace(recipe.train, optimizer="muon", muon_lr=0.04))
-    train = compare.recipe_of(muon, recipe.data, steps=70, factor=0.5, seed=3).train
-    assert (train.muon_lr, train.lr, train.seed, train.steps) == (0.02, 0.005, 3, 70)
-
-
-def test_settings_of_dynamic_evaluation_are_left_out(models):
-    recipe = models["txl"]
-    dynamic = replace(recipe.eval, dynamic="rms", dynamic_lr=0.1, dynamic_tokens=500)
-    found = compare.recipe_of(
-        replace(recipe, eval=dynamic), recipe.data, steps=70, factor=1.0, seed=1
-    )
-    assert found == compare.recipe_of(recipe, recipe.data, steps=70, factor=1.0, seed=1)
-
-
 def test_a_schedule_that_follows_evaluations_is_refused(models):
     train = replace(models["gpt"].train, schedule="plateau", eval_every=5)
     models["gpt"] = replace(models["gpt"], train=train)
@@ -135,19 +70,6 @@ def test_a_measurement_that_others_do_not_have_is_refused(models, changed):
     models["gpt"] = replace(models["gpt"], eval=replace(models["gpt"].eval, **changed))
     with pytest.raises(ValueError, match=rf"gpt: eval\.{name}={x} would measure it otherwise"):
         plan(models)
-
-
-def test_factors_are_different(models):
-    with pytest.raises(ValueError, match=r"factors=\(1\.0, 1\.0\) must be above 0, different"):
-        plan(models, factors=(1.0, 1.0))
-
-
-def test_a_run_of_a_single_step_is_not_taken_for_the_pace(tmp_path, models, made):
-    own = {"txl": models["txl"]}
-    short = replace(plan(own), minutes=0.5 / 60, search_minutes=0.5 / 60)
-    Comparison(short, tmp_path).go()
-    assert {task.config.train.steps for task in made} == {1}
-    assert {task.factor for task in made if task.phase == "search"} >= {*compare.FACTORS}
 
 
 def test_two_processes_keep_the_runs_of_each_other(tmp_path, models, made):
@@ -203,20 +125,6 @@ def test_an_interrupt_keeps_the_runs_that_have_ended(tmp_path, models, made, mon
     assert len(made) == 3 * (len(compare.FACTORS) + 1)
 
 
-def test_a_contestant_of_which_every_run_failed_does_not_end_the_others(
-    tmp_path, models, made, monkeypatch
-):
-    carry_out = compare._carry_out
-    monkeypatch.setattr(
-        compare,
-        "_carry_out",
-        lambda task: {"failed": "diverged"} if task.model == "gpt" else carry_out(task),
-    )
-    comparison = Comparison(plan(models), tmp_path)
-    comparison.go()
-    assert {run.model for run in comparison.planned() if run.phase == "run"} == {"txl", "lstm"}
-
-
 def test_a_run_that_failed_is_tried_again_and_one_that_diverged_is_not(
     tmp_path, models, made, monkeypatch
 ):
@@ -245,13 +153,6 @@ def test_a_run_that_failed_is_tried_again_and_one_that_diverged_is_not(
     again.go()
     assert {task.model for task in made[n:]} == {"gpt"}
     assert [run for run in again.planned() if run.phase == "run" and run.model == "gpt"]
-
-
-def test_runs_with_other_settings_have_folders_of_their_own(tmp_path, models, made):
-    Comparison(plan(models, factors=(1.0,)), tmp_path).go()
-    longer = Plan(data=models["txl"].data, models=models, minutes=9.0, factors=(1.0,))
-    Comparison(longer, tmp_path).go()
-    assert len({task.folder for task in made}) == 6
 
 
 def test_a_contestant_that_comes_later_is_measured_in_turns_with_the_others(
@@ -289,27 +190,6 @@ def test_a_copy_of_a_recipe_is_a_contestant_of_its_own(tmp_path, models, made):
     assert [run.model for run in runs] == ["txl", "gpt"]
 
 
-def test_runs_with_other_threads_are_named_before_they_are_made_anew(
-    tmp_path, models, made, monkeypatch
-):
-    said = []
-    models = {"txl": models["txl"]}
-    # What is measured has one thread.
-    monkeypatch.setattr(compare, "threads_of", lambda jobs: 1)
-    Comparison(plan(models), tmp_path, said.append).go()
-    Comparison(plan(models), tmp_path, said.append).go()
-    assert not [text for text in said if "threads" in text]
-    n = len(made)
-    monkeypatch.setattr(compare, "threads_of", lambda jobs: 2)
-    said.clear()
-    Comparison(plan(models), tmp_path, said.append).go()
-    assert len(made) == 2 * n
-    named = [text for text in said if "was made with threads=1" in text]
-    # Before anything else.
-    assert [text.split(":")[0] for text in named] == ["txl, run", "txl, search"]
-    assert said.index(named[1]) < said.index("measuring the pace of each contestant, in turns")
-
-
 def test_a_damaged_file_of_runs_is_named_and_left_as_it_is(tmp_path, models):
     (tmp_path / compare.RUNS_FILE).write_text("[{]")
     with pytest.raises(ValueError, match=r"runs\.json is damaged, or no file of runs"):
@@ -338,20 +218,6 @@ def test_every_contestant_has_a_recipe_with_as_many_weights():
         assert 1.4e6 < inside < 1.9e6, name
 
 
-def test_the_two_lstms_are_the_same_network_with_and_without_regularization():
-    plain, awd = load_contestants(["lstm", "lstm-awd"]).values()
-    assert {x.split(":")[0] for x in differences(plain, awd)} == {
-        "model.dropout",
-        "model.weight_dropout",
-        "model.variational_dropout",
-        "train.random_segment_len",
-        "train.weight_decay",
-        "train.cooldown_fraction",
-        "train.average",
-        "train.average_start",
-    }
-
-
 def test_contestants_are_found_by_their_names_or_files(tmp_path):
     own = tmp_path / "mine.toml"
     own.write_text(recipe_text("compare-gpt"))
@@ -360,3 +226,39 @@ def test_contestants_are_found_by_their_names_or_files(tmp_path):
         load_contestants(["gpr"])
     with pytest.raises(ValueError, match="gpt is given twice"):
         load_contestants(["gpt", "gpt"])
+
+
+def test_nothing_is_trained_after_a_search_that_lacks_a_run(tmp_path, models, made, monkeypatch):
+    carry_out = compare._carry_out
+
+    def failing(task):
+        if task.factor == 2.0:
+            raise OSError("the disk is full")
+        return carry_out(task)
+
+    monkeypatch.setattr(compare, "_carry_out", failing)
+    comparison = Comparison(plan(models), tmp_path)
+    comparison.go()
+    assert not [task for task in made if task.phase == "run"]
+    monkeypatch.setattr(compare, "_carry_out", carry_out)
+    Comparison(plan(models), tmp_path).go()
+    assert {task.factor for task in made if task.phase == "run"} == {2.0}
+
+
+def test_all_read_the_same_text_with_their_own_network(tmp_path, models, made):
+    other = replace(models["lstm"].data, vocab="chars")
+    models["lstm"] = replace(models["lstm"], data=other)
+    Comparison(plan(models), tmp_path).go()
+    assert {task.config.data for task in made} == {models["txl"].data}
+    for task in made:
+        own = models[task.model]
+        assert task.config.model == own.model
+        assert task.config.train.lr == own.train.lr * task.factor
+        assert task.config.train.eval_every == 0
+
+
+def test_a_factor_scales_the_rate_of_muon_too(models):
+    recipe = models["txl"]
+    muon = replace(recipe, train=replace(recipe.train, optimizer="muon", muon_lr=0.04))
+    train = compare.recipe_of(muon, recipe.data, steps=70, factor=0.5, seed=3).train
+    assert (train.muon_lr, train.lr, train.seed, train.steps) == (0.02, 0.005, 3, 70)

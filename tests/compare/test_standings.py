@@ -58,14 +58,6 @@ def test_models_are_ranked_by_the_mean_over_seeds(run):
     assert best["seeds"] == [1, 2]
 
 
-def test_precisions_of_training_are_named_where_they_differ(run):
-    runs = [run(name, 2.0) for name in ("a", "b", "c")]
-    assert "Precision" not in markdown(standings(runs))
-    runs[1].found["training"]["dtype"] = "bfloat16"
-    text = markdown(standings(runs))
-    assert "Precision of training: bfloat16 (b), float32 (a, c)." in text
-
-
 def test_precisions_of_all_seeds_are_named(run):
     runs = [run("a", 2.0), run("a", 2.0, seed=2), run("b", 2.5)]
     runs[1].found["training"]["dtype"] = "bfloat16"
@@ -83,14 +75,6 @@ def test_what_was_measured_of_one_seed_is_found_wherever_that_stands(run):
     assert "| a | A | 0.50 | - |" in text
     assert "| model | bits per token with a memory, or a context, of 0 | 1,024 |" in text
     assert "| a | 2.000 | **1.000** |" in text
-
-
-def test_a_rate_beyond_which_the_training_diverged_is_not_at_the_edge(run):
-    runs = [run("a", 2.0, factor=2.0)]
-    runs += [run("a", 3.0, phase="search", factor=factor) for factor in (1.0, 2.0)]
-    assert standings(runs)["models"][0]["at_edge"]
-    runs.append(run("a", None, phase="search", factor=4.0))
-    assert not standings(runs)["models"][0]["at_edge"]
 
 
 def test_the_others_are_compared_at_the_cost_of_the_cheapest_that_is_not_slow(run):
@@ -113,20 +97,6 @@ def test_a_power_law_is_met_at_every_cost_between_its_runs(power_law):
 def test_nothing_is_said_beyond_what_was_trained(power_law):
     for n in (500.0, 8000.0):
         assert loss_at(n, power_law("a", 10.0), tokens, "bits per byte") is None, n
-
-
-def test_a_model_that_is_slow_only_is_as_good_at_equal_tokens(run, power_law):
-    slow = [
-        run("slow", 10.0 * n**-0.2, phase=phase, tokens=n)
-        for phase, n in (("search", 400.0), ("run", 1600.0))
-    ]
-    paces = [run(name, 1.0, phase="pace") for name in ("gpt", "slow")]
-    for pace in paces:
-        pace.found = {"seconds": [0.5], "ceiling_gflops": 100.0}
-    result = standings([*paces, *power_law("gpt", 10.0), *slow], reference="slow")
-    by_name = {row["model"]: row for row in result["models"]}
-    assert by_name["slow"]["mean"] > by_name["gpt"]["mean"]
-    assert by_name["gpt"]["at_tokens"] == pytest.approx(by_name["slow"]["at_tokens"])
 
 
 def test_a_contestant_that_uses_the_machine_badly_is_compared_at_its_tokens_and_flops(run):
@@ -152,25 +122,6 @@ def test_a_contestant_that_uses_the_machine_badly_is_compared_at_its_tokens_and_
     assert "| bits per byte at the tokens of slow | at its FLOPs |" in table
 
 
-def test_without_a_gpt_the_bar_is_half_of_the_best_share(run):
-    trained = {"txl": 2000.0, "lstm": 9000.0}
-    runs = [run(name, 1.0, phase="pace") for name in trained]
-    for pace in runs:
-        pace.found = {"seconds": [0.5], "ceiling_gflops": 1.0}
-    runs += [run(name, 2.0, tokens=n) for name, n in trained.items()]
-    (slow,) = standings(runs)["slow"]
-    assert (slow["model"], slow["than"]) == ("txl", "lstm")
-
-
-def test_a_search_counts_with_the_chosen_learning_rate_only(run, power_law):
-    own, other = power_law("a", 10.0), run("b", 3.0, tokens=2000.0)
-    bent = run("a", 99.0, phase="search", factor=4.0, tokens=1000.0)
-    found = {row["model"]: row for row in standings([*own, bent, other], reference="b")["models"]}
-    expected = loss_at(2000.0, own, tokens, "bits per byte")
-    assert found["a"]["at_tokens"] == expected
-    assert loss_at(2000.0, [*own, bent], tokens, "bits per byte") != expected
-
-
 def test_words_are_compared_by_token(run):
     runs = [run("a", 2.0), run("b", 3.0)]
     for each in runs:
@@ -185,11 +136,6 @@ def test_a_failed_run_is_named_and_not_counted(run):
     assert [row["model"] for row in result["models"]] == ["a"]
     assert result["models"][0]["seeds"] == [1]
     assert "b, seed 1, failed: ValueError: it diverged" in markdown(result)
-
-
-def test_a_failed_run_of_the_search_is_no_failed_seed(run):
-    result = standings([run("a", 2.0), run("a", None, phase="search", factor=8.0)])
-    assert "a, learning rate x 8 of the search, failed: " in markdown(result)
 
 
 def test_baselines_stand_below_with_what_they_were_given(run):
@@ -220,22 +166,6 @@ def test_counts_of_tokens_that_a_run_lacks_are_left_open(run):
     assert table.count("| none |") == 1
 
 
-def test_seeds_and_the_rate_of_training_are_columns(run):
-    runs = [
-        run("a", 2.0, tokens=6e4),
-        run("a", 2.2, seed=2, tokens=6e4, seconds=9e9),
-        run("b", 3.0),
-    ]
-    (a, b) = standings(runs)["models"]
-    # By the nominal time, whatever the machine had to do besides.
-    assert (a["tokens_per_second"], b["tokens_per_second"]) == (1000, pytest.approx(1000 / 60))
-    header, _, first, second = markdown(standings(runs)).splitlines()[:4]
-    column = [x.strip() for x in header.split("|")].index("seeds")
-    assert [line.split("|")[column].strip() for line in (first, second)] == ["2", "1"]
-    assert "| tokens per second of training |" in header
-    assert "| 1,000 |" in first
-
-
 @pytest.mark.slow
 def test_a_picture_is_drawn_of_whatever_was_measured(run, power_law, tmp_path):
     pytest.importorskip("matplotlib")
@@ -260,18 +190,6 @@ def test_a_curve_ends_with_its_last_whole_span(run, tmp_path, monkeypatch):
     assert [*cut.get_ydata()] == pytest.approx([2 / math.log(2)] * len(cut.get_ydata()))
     assert len(cut.get_ydata()) == len(whole.get_ydata()) == len(spans([2.0] * 63))
     assert whole.get_ydata()[-1] > 2 / math.log(2)
-
-
-def test_runs_of_the_search_are_hollow(power_law, tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    figures = []
-    monkeypatch.setattr(module, "save_figure", lambda figure, path: figures.append(figure))
-    draw(tmp_path / "found.svg", power_law("a", 10.0))
-    for axes in figures[0].axes[:2]:
-        search, final, _ = axes.lines
-        assert search.get_markerfacecolor() == "none"
-        assert final.get_markerfacecolor() == search.get_color()
-        assert min(final.get_xdata()) > max(search.get_xdata())
 
 
 def test_the_same_figure_is_the_same_file(tmp_path):
@@ -314,3 +232,20 @@ def test_a_wide_table_becomes_several_of_all_its_cells(run):
     # A baseline has a loss, and nothing in the other columns.
     assert narrowed.count("xz -9e") == 1
     assert narrow(narrowed) == narrowed
+
+
+def test_a_rate_beyond_which_the_training_diverged_is_not_at_the_edge(run):
+    runs = [run("a", 2.0, factor=2.0)]
+    runs += [run("a", 3.0, phase="search", factor=factor) for factor in (1.0, 2.0)]
+    assert standings(runs)["models"][0]["at_edge"]
+    runs.append(run("a", None, phase="search", factor=4.0))
+    assert not standings(runs)["models"][0]["at_edge"]
+
+
+def test_a_search_counts_with_the_chosen_learning_rate_only(run, power_law):
+    own, other = power_law("a", 10.0), run("b", 3.0, tokens=2000.0)
+    bent = run("a", 99.0, phase="search", factor=4.0, tokens=1000.0)
+    found = {row["model"]: row for row in standings([*own, bent, other], reference="b")["models"]}
+    expected = loss_at(2000.0, own, tokens, "bits per byte")
+    assert found["a"]["at_tokens"] == expected
+    assert loss_at(2000.0, [*own, bent], tokens, "bits per byte") != expected

@@ -168,13 +168,6 @@ def test_a_vocabulary_of_text_takes_what_it_restores(tiny, kind):
             compress(b"Z", model, vocab)
 
 
-def test_words_are_refused(tiny):
-    vocab = train_vocab("words", ["a cat\n"])
-    config = tiny.__class__(vocab_size=len(vocab), n_layer=1, n_head=2, d_model=8, d_inner=8)
-    with pytest.raises(ValueError, match=r"\(words\) cannot represent"):
-        compress(b"a cat\n", TransformerXL(config), vocab)
-
-
 def test_settings_that_cannot_be_are_refused(model, vocab):
     with pytest.raises(ValueError, match="streams=0"):
         Settings(streams=0)
@@ -186,12 +179,6 @@ def test_settings_that_cannot_be_are_refused(model, vocab):
         compress(b"abc", model, vocab, Settings(seed=1))
     with pytest.raises(ValueError, match="give its own vocabulary"):
         compress(b"abc", model, train_vocab("chars", ["abc"]))
-
-
-def test_a_memory_length_is_refused_where_it_has_no_effect(changed, vocab):
-    lstm = changed(kind="lstm", n_head=8, d_inner=2048, mem_len=0)
-    with pytest.raises(ValueError, match="mem_len=5 has no effect with kind='lstm'"):
-        compress(b"abc", lstm, vocab, Settings(mem_len=5))
 
 
 def test_weights_that_are_no_numbers_are_said(tiny, vocab):

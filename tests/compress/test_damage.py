@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from transformer_xl.apps.compress import Settings, compress, decompress
-from transformer_xl.apps.compress.header import VERSION, Coding, Learning, pack, unpack
+from transformer_xl.apps.compress import ArchiveError, Settings, compress, decompress
+from transformer_xl.apps.compress.header import VERSION, Learning, pack, unpack
 from transformer_xl.apps.compress.planning import plan, too_much
 from transformer_xl.model import TransformerXL
 
@@ -42,27 +42,27 @@ def test_a_flipped_bit_is_found_wherever_it_is(model, vocab, content):
     for place in range(len(content)):
         damaged = bytearray(content)
         damaged[place] ^= 1 << place % 8
-        with pytest.raises(RuntimeError):
+        with pytest.raises(ArchiveError):
             decompress(bytes(damaged), model, vocab)
 
 
 def test_a_file_that_is_cut_off_or_goes_on_is_refused(model, vocab, content):
     for length in range(len(content)):
-        with pytest.raises(RuntimeError):
+        with pytest.raises(ArchiveError):
             decompress(content[:length], model, vocab)
-    with pytest.raises(RuntimeError, match="damaged or truncated"):
+    with pytest.raises(ArchiveError, match="damaged or truncated"):
         decompress(content + b"\0", model, vocab)
 
 
 def test_anything_else_is_no_such_file(noise):
     for other in (b"", b"TXL", b"\x1f\x8b" + noise, noise):
-        with pytest.raises(RuntimeError, match="not a file of txl compress"):
+        with pytest.raises(ArchiveError, match="not a file of txl compress"):
             decompress(other)
-    with pytest.raises(RuntimeError, match=f"format {VERSION + 1}"):
+    with pytest.raises(ArchiveError, match=f"format {VERSION + 1}"):
         decompress(b"TXLZ" + bytes([VERSION + 1]) + noise)
     for header in (b"", b"\x90", b"\xff" * 40, b"\x91" * 400, msgspec.msgpack.encode([1, "x"])):
         prefix = b"TXLZ" + bytes([VERSION]) + len(header).to_bytes(2, "little")
-        with pytest.raises(RuntimeError, match="header is invalid"):
+        with pytest.raises(ArchiveError, match="header is invalid"):
             decompress(prefix + zlib.crc32(header).to_bytes(4, "little") + header)
 
 
@@ -101,7 +101,7 @@ def _learned() -> bytes:
     ids=str,
 )
 def test_other_settings_never_restore_something_else(model, vocab, content, coding, reason):
-    with pytest.raises(RuntimeError, match=reason):
+    with pytest.raises(ArchiveError, match=reason):
         decompress(_forged(content, coding=coding), model, vocab)
 
 
@@ -111,18 +111,18 @@ def test_other_settings_never_restore_something_else(model, vocab, content, codi
     ids=str,
 )
 def test_numbers_out_of_range_are_refused_by_the_header(model, vocab, content, coding):
-    with pytest.raises(RuntimeError, match="header is invalid"):
+    with pytest.raises(ArchiveError, match="header is invalid"):
         decompress(_forged(content, coding=coding), model, vocab)
 
 
 def test_a_forged_size_is_refused(model, vocab, content):
     for size in (0, 479, 481, 1 << 48):
-        with pytest.raises(RuntimeError):
+        with pytest.raises(ArchiveError):
             decompress(_forged(content, size=size), model, vocab)
     stored = compress(b"abc", model, vocab).content
     header, payload = unpack(stored)
     longer = pack(msgspec.structs.replace(header, size=4), payload)
-    with pytest.raises(RuntimeError, match="it stores 3 bytes and its header says 4"):
+    with pytest.raises(ArchiveError, match="it stores 3 bytes and its header says 4"):
         decompress(longer)
 
 
@@ -170,7 +170,7 @@ def test_a_small_file_cannot_ask_for_much_ram(
     largest, allocated[0] = max(allocated[0], 1 << 16), 0
     # Each as a whole file: its digests are right, and its payload is two thousand bytes.
     forged = _forged(content, bytes(2000), coding, size=coding["n_tokens"])
-    with pytest.raises(RuntimeError, match=reason):
+    with pytest.raises(ArchiveError, match=reason):
         decompress(forged, *given)
     assert allocated[0] <= largest
 
@@ -180,7 +180,7 @@ def test_room_is_taken_for_what_is_decoded(model, vocab, content, allocated):
     payload = np.random.default_rng(0).bytes(100_000)
     forged = _forged(content, payload, coding, size=1 << 22)
     allocated[0] = 0
-    with pytest.raises(RuntimeError, match="computes different probabilities"):
+    with pytest.raises(ArchiveError, match="computes different probabilities"):
         decompress(forged, model, vocab)
     # It says that it is four million symbols, and the first checksum is wrong.
     assert allocated[0] < 1 << 17
@@ -190,26 +190,15 @@ def test_who_compresses_keeps_to_the_same_ram(model, vocab, data):
     with pytest.raises(ValueError, match=r"streams=64, .* GB of RAM, and ram=0.001 GB.*allow more"):
         compress(data, model, vocab, Settings(streams=64, ram=0.001))
     # Where they are not chosen, there are as many parts as there is RAM for.
-    fewer = plan(model, "", 1 << 22, Settings(ram=0.02), None)
-    assert 1 < fewer.streams < plan(model, "", 1 << 22, Settings(), None).streams == 256
+    fewer = plan(model, "", 1 << 22, Settings(ram=0.02))
+    assert 1 < fewer.streams < plan(model, "", 1 << 22, Settings()).streams == 256
     assert too_much(model.config, fewer, 0.02) is None
     with pytest.raises(ValueError, match="ram=0 must be between"):
         Settings(ram=0)
     # It is read where as much is allowed.
     small = compress(data, model, vocab, Settings(streams=12)).content
-    with pytest.raises(RuntimeError, match=r"ram=0\.0005 GB are allowed"):
+    with pytest.raises(ArchiveError, match=r"ram=0\.0005 GB are allowed"):
         decompress(small, model, vocab, ram=0.0005)
-
-
-@pytest.mark.slow
-def test_what_is_very_sure_may_be_very_small(tiny, vocab):
-    sure = TransformerXL(tiny).eval()
-    with torch.no_grad():
-        sure.softmax.bias[0] = 60.0
-    data = bytes(20_000)
-    content = compress(data, sure, vocab, Settings(streams=200)).content
-    assert len(content) < 300
-    assert decompress(content, sure, vocab) == data
 
 
 def test_a_forged_payload_never_passes(model, vocab, data, content):
@@ -219,10 +208,10 @@ def test_a_forged_payload_never_passes(model, vocab, data, content):
         forged = bytearray(payload)
         forged[draw.randrange(len(forged))] ^= 1 << draw.randrange(8)
         # The last bits of a coded text may be anything: then it is the text that was coded.
-        with suppress(RuntimeError):
+        with suppress(ArchiveError):
             assert decompress(_forged(content, bytes(forged)), model, vocab) == data
     for forged in (b"", b"\xff" * 400, b"\0" * 400, b"123", np.random.default_rng(0).bytes(400)):
-        with pytest.raises(RuntimeError):
+        with pytest.raises(ArchiveError):
             decompress(_forged(content, forged), model, vocab)
 
 
@@ -234,13 +223,6 @@ def test_a_model_that_learned_elsewhere_is_asked_for(model, vocab, content):
         decompress(_forged(content, coding={"learning": learning}), model, vocab)
 
 
-def test_a_header_says_all_that_it_is_told(content):
-    header, payload = unpack(content)
-    assert isinstance(header.coding, Coding)
-    assert pack(header, payload) == content
-    assert len(content) - len(payload) <= 160
-
-
 def test_damaged_xz_is_refused_and_takes_no_more_than_it_says(noise):
     from transformer_xl.apps.compress import store
 
@@ -250,17 +232,17 @@ def test_damaged_xz_is_refused_and_takes_no_more_than_it_says(noise):
     for place in range(len(content)):
         damaged = bytearray(content)
         damaged[place] ^= 1 << place % 8
-        with pytest.raises(RuntimeError):
+        with pytest.raises(ArchiveError):
             decompress(bytes(damaged))
     for size in (0, 99_999, 100_001, 1 << 30):
         forged = pack(msgspec.structs.replace(header, size=size), payload)
-        with pytest.raises(RuntimeError, match="it is damaged"):
+        with pytest.raises(ArchiveError, match="it is damaged"):
             decompress(forged)
     for other in (b"", noise, payload[:-8]):
         fields = {"payload_crc": zlib.crc32(other)}
-        with pytest.raises(RuntimeError, match=r"it is damaged|unpacked with xz"):
+        with pytest.raises(ArchiveError, match=r"it is damaged|unpacked with xz"):
             decompress(pack(msgspec.structs.replace(header, **fields), other))
-    with pytest.raises(RuntimeError, match="allow more RAM"):
+    with pytest.raises(ArchiveError, match="allow more RAM"):
         decompress(content, ram=1e-4)
 
 
@@ -280,9 +262,9 @@ def test_a_small_file_of_xz_cannot_ask_for_much_ram(monkeypatch):
 
     monkeypatch.setattr(xz.lzma, "LZMADecompressor", refuse)
     why = r"unpacks to 1,048,576 bytes, and ram=0\.0009 GB are allowed; allow more \(--ram\)"
-    with pytest.raises(RuntimeError, match=why):
+    with pytest.raises(ArchiveError, match=why):
         decompress(content, ram=0.0009)
-    with pytest.raises(RuntimeError, match="unpacks to 281,474,976,710,656 bytes, and ram=4 GB"):
+    with pytest.raises(ArchiveError, match="unpacks to 281,474,976,710,656 bytes, and ram=4 GB"):
         decompress(huge)
 
 

@@ -1,6 +1,5 @@
 """An archive restores on another kind of processor, or is refused in words."""
 
-import math
 import os
 import struct
 import subprocess
@@ -10,31 +9,13 @@ import zlib
 import msgspec
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from transformer_xl.apps.compress import ArchiveError, Settings, compress, decompress
-from transformer_xl.apps.compress.arithmetic import MARGIN, STEPS
 from transformer_xl.apps.compress.contents import made_here
 from transformer_xl.apps.compress.header import pack, unpack
-from transformer_xl.apps.compress.predicting import Predictor
 from transformer_xl.model import positions
 
 # In a process of its own: which instructions are used is decided when torch is loaded.
-_PREDICT = """
-import sys
-from pathlib import Path
-import torch
-from safetensors.torch import load_file, save_file
-from transformer_xl.apps.compress.predicting import Predictor
-from transformer_xl.model import load_model
-
-folder = Path(sys.argv[1])
-predictor = Predictor(load_model(folder), 4, 32)
-read = [predictor.read(tokens) for tokens in load_file(folder / "text")["tokens"].split(1, 1)]
-save_file({"log_probs": torch.cat(read, 1)}, folder / "found")
-print(torch.backends.cpu.get_cpu_capability())
-"""
-
 _COMPRESS = """
 import sys
 from pathlib import Path
@@ -48,17 +29,6 @@ data = (folder / "text").read_bytes()
 found = compress(data, load_model(folder), load_vocab(folder), Settings(streams=20))
 assert found.streams == 20
 (folder / "text.txl").write_bytes(found.content)
-print(torch.backends.cpu.get_cpu_capability())
-"""
-_LEARN = """
-import sys
-from pathlib import Path
-import torch
-from transformer_xl.apps.compress import Settings, compress
-
-found = compress(b"a" * 600, settings=Settings(learn=True, streams=60, segment_len=8))
-assert found.method == "model"
-(Path(sys.argv[1]) / "text.txl").write_bytes(found.content)
 print(torch.backends.cpu.get_cpu_capability())
 """
 _PLAIN = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "OMP_NUM_THREADS": "2"}
@@ -159,43 +129,18 @@ def test_what_differs_where_an_archive_was_made_is_named():
     settings = Settings(learn=True, streams=60, segment_len=8)
     header, payload = unpack(compress(b"a" * 600, settings=settings).content)
     assert header.made_by == made_here(header.coding.learning)
-    package, torch_, instructions, processor = header.made_by.split(", ")
+    package, _, _, processor = header.made_by.split(", ")
 
     def restore(made_by):
         # As one whose weights were others where it was made.
         coding = msgspec.structs.replace(header.coding, model=bytes(16))
         decompress(pack(msgspec.structs.replace(header, made_by=made_by, coding=coding), payload))
 
-    for made_by, differ in (
-        (f"{package}, torch 1.0, {instructions}", f"torch 1.0 (here {torch_})"),
-        (f"{package}, {torch_}, OLD, {processor}", f"OLD (here {instructions})"),
-        (f"{package}, {torch_}, {instructions}, Z80", f"Z80 (here {processor})"),
-        (f"0.0, torch 1.0, {instructions}", f"0.0, torch 1.0 (here {package}, {torch_})"),
-    ):
-        with pytest.raises(ArchiveError) as found:
-            restore(made_by)
-        assert f"by {made_by}, of which differ: {differ}; decompress it on" in str(found.value)
-        assert ("ATEN_CPU_CAPABILITY=old" in str(found.value)) == ("OLD" in made_by)
-    with pytest.raises(ArchiveError, match="as it is here, so that the processor or its settings"):
-        restore(f"{package}, {torch_}, {instructions}")
-
-
-@pytest.mark.slow
-def test_numbers_of_other_instructions_are_far_within_the_margin(changed, tmp_path):
-    # So wide that powers are computed several at once, which rounds otherwise than one by one.
-    model = changed(d_model=410, n_layer=1, mem_len=32)
-    with torch.no_grad():
-        # Else each position attends to one other alone, whatever the digits are.
-        model.embedding.weight *= 0.1
-    model.save_pretrained(tmp_path)
-    tokens = torch.randint(256, (4, 40))
-    save_file({"tokens": tokens}, tmp_path / "text")
-    _run_with_plain_instructions(_PREDICT, tmp_path)
-    there = load_file(tmp_path / "found")["log_probs"]
-    here = Predictor(model, 4, 32).read(tokens)
-    # In steps of the grid.
-    error = (there - here).abs().max().item() * STEPS / math.log(2)
-    assert error < MARGIN / 100
+    made_by = f"{package}, torch 1.0, OLD, {processor}"
+    with pytest.raises(ArchiveError) as found:
+        restore(made_by)
+    assert f"by {made_by}, and this is {header.made_by}: decompress it on" in str(found.value)
+    assert "ATEN_CPU_CAPABILITY=old" in str(found.value)
 
 
 @pytest.mark.slow
@@ -210,15 +155,3 @@ def test_an_archive_of_other_instructions_and_threads_restores(changed, vocab, t
     (tmp_path / "text").write_bytes(data)
     _run_with_plain_instructions(_COMPRESS, tmp_path)
     assert decompress((tmp_path / "text.txl").read_bytes(), model, vocab) == data
-
-
-@pytest.mark.slow
-def test_other_instructions_are_named_where_a_fresh_model_learned_with_them(tmp_path):
-    here = torch.backends.cpu.get_cpu_capability()
-    if here == "DEFAULT":
-        pytest.skip("there are no other instructions")
-    _run_with_plain_instructions(_LEARN, tmp_path)
-    with pytest.raises(ArchiveError) as found:
-        decompress((tmp_path / "text.txl").read_bytes())
-    assert f"of which differ: DEFAULT (here {here}); decompress" in str(found.value)
-    assert "ATEN_CPU_CAPABILITY=default" in str(found.value)

@@ -66,16 +66,6 @@ def text() -> str:
     return dependency_text(4000, step=STEP, n_marks=MARKS)
 
 
-def test_each_mark_says_where_the_letter_comes_from(text: str) -> None:
-    for place in range(1, len(text), 2):
-        mark = int(text[place - 1])
-        assert not mark or text[place] == text[place - mark * STEP]
-    assert {*text[::2]} == {str(mark) for mark in range(MARKS + 1)}
-    assert len({*text[1::2][-500:]}) > 10
-    assert text == dependency_text(4000, step=STEP, n_marks=MARKS)
-    assert text != dependency_text(4000, step=STEP, n_marks=MARKS, seed=2)
-
-
 @pytest.mark.parametrize("top", [0.1, 0.5, 1.0])
 def test_the_measured_length_is_the_true_one(text: str, top: float) -> None:
     contexts = range(STEP, 2 * MARKS * STEP + 1, STEP)

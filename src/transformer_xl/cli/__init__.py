@@ -3,11 +3,9 @@
 import inspect
 import io
 import os
-import shutil
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Union, cast
@@ -15,6 +13,7 @@ from typing import Annotated, Any, Union, cast
 from transformer_xl.cli.printing import say
 from transformer_xl.config.checks import near
 from transformer_xl.config.files import is_disk_full
+from transformer_xl.errors import SettingsError
 
 _DESCRIPTION = """\
 Transformer-XL: train, evaluate and serve a language model with a memory.
@@ -25,8 +24,6 @@ exit codes: 0 success, 1 failure, 2 usage error, 130 interrupted by Ctrl-C
 
 shell completion: txl --tyro-print-completion bash (or zsh, tcsh)
 """
-_LEAST_COLUMNS = 40
-"""Columns in which the parser writes at least; in fewer than 6 it would never end."""
 _GONE = {
     ("bench", ""): (
         "txl doctor says how fast a model is on this machine, and "
@@ -82,13 +79,8 @@ def parse(argv: list[str]) -> Any:
 
     Raises:
         SystemExit: With 0 if help was requested, with 2 for a usage error.
-        ValueError: There is no such command.
+        SettingsError: There is no such command.
     """
-    with _wide_enough():
-        return _parsed(argv)
-
-
-def _parsed(argv: list[str]) -> Any:
     # Imported late, so that Ctrl-C is handled from the start.
     import tyro
 
@@ -103,18 +95,11 @@ def _parsed(argv: list[str]) -> Any:
     if argv and (kind := kinds.get(argv[0])) is not None:
         name, *rest = argv
         about = inspect.getdoc(kind)
-        try:
-            return tyro.cli(kind, prog=f"txl {name}", description=about, args=rest, **options)
-        except SystemExit as stop:
-            if stop.code:
-                from transformer_xl.cli.given import option_names
-
-                _say_spellings(rest, option_names(kind))
-            raise
+        return tyro.cli(kind, prog=f"txl {name}", description=about, args=rest, **options)
     if argv and argv[0].partition("=")[0] not in _OPTIONS:
         nearest = near(argv[0], [*kinds, *_OPTIONS])
         hint = f"did you mean {nearest}?" if nearest else f"the commands are {', '.join(kinds)}"
-        raise ValueError(f"there is no command or option {argv[0]}: {hint}")
+        raise SettingsError(f"there is no command or option {argv[0]}: {hint}")
     choices = tuple(
         Annotated[kind, tyro.conf.subcommand(name, description=_Description(kind))]
         for name, kind in kinds.items()
@@ -128,47 +113,17 @@ def _parsed(argv: list[str]) -> Any:
     return line.__tyro_dummy_inner__
 
 
-def _say_spellings(argv: list[str], options: list[str]) -> None:
-    """Say which options are most similar to those that a command does not have.
-
-    The parser itself names them only if nothing else is wrong with the command line.
-    """
-    # By name, and by name without the section: --steps is --train.steps.
-    known = {x.rpartition(".")[2]: x for x in options} | {x: x for x in options}
-    for word in argv[: argv.index("--")] if "--" in argv else argv:
-        name = word[2:].partition("=")[0].replace("-", "_")
-        is_unknown = word[:2] == "--" and name[:1].isalpha() and name not in options
-        if is_unknown and (nearest := near(name, known, cutoff=0.7)):
-            say(f"txl: there is no option --{name}: did you mean --{known[nearest]}?")
-
-
-@contextmanager
-def _wide_enough() -> Iterator[None]:
-    """Let the parser write in no fewer columns than it can."""
-    columns = os.environ.get("COLUMNS")
-    if shutil.get_terminal_size().columns >= _LEAST_COLUMNS:
-        yield
-        return
-    os.environ["COLUMNS"] = str(_LEAST_COLUMNS)
-    try:
-        yield
-    finally:
-        del os.environ["COLUMNS"]
-        if columns is not None:
-            os.environ["COLUMNS"] = columns
-
-
 def _require_current(argv: list[str]) -> None:
     """Require no option that an earlier version had.
 
     Raises:
-        ValueError: It is gone; with what replaces it.
+        SettingsError: It is gone; with what replaces it.
     """
     command = argv[0] if argv else ""
     options = (word.partition("=")[0].replace("-", "_") for word in argv[1:])
     for name in ("", *(option.replace("__", "--", 1) for option in options)):
         if replacement := _GONE.get((command, name)):
-            raise ValueError(f"{f'txl {command} {name}'.strip()} is gone: {replacement}")
+            raise SettingsError(f"{f'txl {command} {name}'.strip()} is gone: {replacement}")
 
 
 def commands() -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import time
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
-from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +11,7 @@ import tyro
 from transformer_xl.cli.fitting import text_settings
 from transformer_xl.cli.given import Given, LoadsModels, nothing
 from transformer_xl.cli.printing import say, show
-from transformer_xl.cli.tables import narrow
+from transformer_xl.cli.tables import can_plot, narrow, write_results
 from transformer_xl.config import DataConfig
 from transformer_xl.config.recipes import load_recipe, recipe_names
 
@@ -94,7 +93,7 @@ class Compare(LoadsModels):
         from transformer_xl.studies import standings
 
         prepare_process()
-        names = [x for given in self.models for x in given.split(",") if x]
+        names = [x for words in self.models for x in words.split(",") if x]
         plan = study.Plan(
             data=self._data(),
             models=study.load_contestants(names),
@@ -106,50 +105,43 @@ class Compare(LoadsModels):
             eval_tokens=self.tokens,
             has_short_evaluations=True,
         )
-        lacking = self._lacking()
+        has_plot = can_plot()
+        needed = {"PPMd": "pyppmd", "zstd -19": "zstandard"}
+        lacking = [x for x, package in needed.items() if self.baselines and not find_spec(package)]
+        if lacking:
+            remedy = "pip install 'transformer-xl[compare]'"
+            say(f"without {' and '.join(lacking)}: they require {remedy}")
         say(self._estimate(plan))
         comparison = study.Comparison(plan, self.out, say)
         comparison.go()
         runs = comparison.planned()
-        result = standings.standings(runs)
+        result: dict[str, Any] = standings.standings(runs) | {"baselines": []}
         # Written before the baselines, too, which take their time.
-        self._write(result | {"baselines": []})
-        result["baselines"] = self._baselines(comparison.corpus, result["unit"], lacking)
-        table = self._write(result)
+        write_results(self.out / "comparison", result, standings.markdown(result))
+        if self.baselines:
+            result["baselines"] = self._baselines(comparison.corpus, result["unit"], lacking)
+        table = standings.markdown(result, result["baselines"])
+        write_results(self.out / "comparison", result, table)
         (say if self.json else print)(narrow(table))
         if not result["models"]:
             raise RuntimeError("no contestant could be trained: see above why")
-        if find_spec("matplotlib"):
+        if has_plot:
             standings.draw(self.out / "comparison.svg", runs)
             say(f"wrote {self.out / 'comparison.svg'}")
         (say if self.json else print)(standings.verdict(result))
         if self.json:
             show(result, as_json=True)
 
-    def _lacking(self) -> list[str]:
-        """Return the baselines whose packages are missing; say what will be missing, and why."""
-        if not find_spec("matplotlib"):
-            say("no plot: it requires pip install 'transformer-xl[plot]'")
-        needed = {"PPMd": "pyppmd", "zstd -19": "zstandard"} if self.baselines else {}
-        lacking = [name for name, package in needed.items() if not find_spec(package)]
-        if lacking:
-            say(
-                f"without {' and '.join(lacking)}: they require "
-                "pip install 'transformer-xl[compare]'"
-            )
-        return lacking
-
     def _estimate(self, plan: "Plan") -> str:
         """Say how long the whole takes, about."""
         from transformer_xl.studies.compare import EVALUATION_SHARE
 
         searched, beyond, long = plan.n_runs
-        least, most = (
-            (1 + EVALUATION_SHARE) * (n * plan.searched_minutes + long * plan.minutes)
-            + _START_MINUTES * (n + long)
-            for n in (searched, searched + beyond)
-        )
-        least, most = least / plan.jobs, most / plan.jobs + self.baselines * plan.minutes
+        share = 1 + EVALUATION_SHARE
+        short_run = share * plan.searched_minutes + _START_MINUTES
+        long_run = share * plan.minutes + _START_MINUTES
+        least = (searched * short_run + long * long_run) / plan.jobs
+        most = least + beyond * short_run / plan.jobs + self.baselines * plan.minutes
         runs = f"{long} runs of {plan.minutes:g} minutes"
         if searched:
             runs = f"{searched} runs of {plan.searched_minutes:g} minutes to find rates, and {runs}"
@@ -158,16 +150,6 @@ class Compare(LoadsModels):
             "Ctrl-C stops, and the same command goes on; fewer --models, --rates or --minutes take "
             "less"
         )
-
-    def _write(self, result: dict[str, Any]) -> str:
-        """Write the result and its tables, which are returned."""
-        from transformer_xl.config.files import replace_file
-        from transformer_xl.studies import standings
-
-        table = standings.markdown(result, result["baselines"])
-        replace_file(self.out / "comparison.json", (dumps(result, indent=2) + "\n").encode())
-        replace_file(self.out / "comparison.md", table.encode())
-        return table
 
     def _data(self) -> DataConfig:
         """Return the text and the vocabulary."""
@@ -181,21 +163,19 @@ class Compare(LoadsModels):
 
     def _baselines(self, corpus: "Corpus", unit: str, lacking: list[str]) -> list[dict[str, Any]]:
         """Return the rows of compressors and n-grams, as far as there is time for them."""
-        if not self.baselines:
-            return []
         from transformer_xl.inference.baselines import BASELINES, baselines
         from transformer_xl.train.finish import held_out
 
         split, began = held_out(corpus), time.monotonic()
         million = (corpus.n_bytes("train") + corpus.n_bytes(split)) / 1e6
-        found, late = [], []
+        rows, late = [], []
         for name in sorted({*BASELINES} - {*lacking}, key=_BASELINE_SECONDS.__getitem__):
             taken = time.monotonic() - began + million * _BASELINE_SECONDS[name]
             if taken > 60 * self.minutes:
                 late.append(name)
             else:
-                found += baselines(corpus, split, names=(name,))
+                rows += [asdict(row) for row in baselines(corpus, split, names=(name,))]
         if late:
             say(f"without {', '.join(late)}: they would take longer than a run; raise --minutes")
-        rows = [asdict(row) | {"bits": getattr(row, unit.replace(" ", "_"))} for row in found]
-        return [row for row in rows if row["bits"] is not None]
+        unit = unit.replace(" ", "_")
+        return [row | {"bits": row[unit]} for row in rows if row[unit] is not None]

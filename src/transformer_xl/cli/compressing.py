@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -15,10 +15,9 @@ from transformer_xl.cli.loading import load, name_of, read_bytes, require_model,
 from transformer_xl.cli.printing import say, show
 from transformer_xl.config.checks import require
 from transformer_xl.config.files import replace_file, require_new_file
+from transformer_xl.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
-    import torch
-
     from transformer_xl.apps.compress import Compressed
 
 _SUFFIX = ".txl"
@@ -80,10 +79,12 @@ class Compress(LoadsModels):
         out = _checked_out(self, Path(f"{self.file}{_SUFFIX}"))
         # Slow imports come after all checks of the arguments.
         from transformer_xl.apps import compress as compression
+        from transformer_xl.config.device import pick_device, prepare_process
 
         names = ("streams", "segment_len", "mem_len", "learn", "lr", "seed", "ram")
         settings = compression.Settings(**{name: getattr(self, name) for name in names})
         compression.check_installed()
+        prepare_process()
         if self.learn:
             say(
                 "--learn: the archive can be decompressed only on this kind of processor with this "
@@ -91,62 +92,70 @@ class Compress(LoadsModels):
             )
         model, vocab = load(self.model) if self.model else (None, None)
         data, name = read_bytes(self.file), name_of(self.file)
-        is_given = bool(self.model) or self.learn
-        try:
-            with _progress("compressing") as progress:
-                if is_given:
-                    found = compression.compress(data, model, vocab, settings, progress)
-                else:
-                    with _shipped(self.file):
-                        found, choice = compression.compress_best(
-                            data,
-                            settings,
-                            _device(),
-                            say=lambda text: say(f"{name}: {text}"),
-                            progress=progress,
-                        )
-                    model, vocab = (choice.model, choice.vocab) if choice else (None, None)
-        except compression.UnrestorableError as error:
-            raise ValueError(f"{name}: {error}") from error
-        if is_given:
-            self._compare(found, data, name)
+        with _progress("compressing") as progress, _named(self.file):
+            if self.model or self.learn:
+                result = compression.compress(data, model, vocab, settings, progress)
+            else:
+                result, choice = compression.compress_best(
+                    data,
+                    settings,
+                    pick_device(),
+                    say=lambda text: say(f"{name}: {text}"),
+                    progress=progress,
+                )
+                if choice is not None:
+                    model, vocab = choice.model, choice.vocab
+        if self.model or self.learn:
+            self._compare(result, data, name)
+        report = result.report()
         if self.verify:
-            say("verifying: restoring what was compressed")
-            given = (model, vocab) if compression.needs_model(found.content) else (None, None)
-            try:
-                with _progress("verifying") as progress:
-                    restored = compression.decompress(
-                        found.content, *given, progress, max(self.ram, len(data) / 1e9)
-                    )
-            except RuntimeError as error:
-                why = f"{name} cannot be restored; no archive was written: {error}"
-                raise RuntimeError(why) from error
-            if restored != data:
-                raise RuntimeError(f"{name}: restored contents differ; no archive was written")
-            say(f"verified: the {len(data):,} bytes are restored")
-        _write(out, found.content)
-        report = found.report() | ({"verified": True} if self.verify else {})
+            self._verify(result.content, data, model, vocab)
+            report["verified"] = True
+        _write(out, result.content)
         if out is None:
             say(f"{report['bytes']:,} bytes to {report['compressed_bytes']:,}")
         else:
             known = {name: x for name, x in report.items() if self.json or x is not None}
             show({"file": str(out), **known}, as_json=self.json)
 
-    def _compare(self, found: "Compressed", data: bytes, name: str) -> None:
+    def _verify(self, content: bytes, data: bytes, model: Any, vocab: Any) -> None:
+        """Decompress the archive, and compare it with the data.
+
+        Raises:
+            DataError: It differs.
+        """
+        from transformer_xl.apps import compress as compression
+
+        say("verifying: restoring what was compressed")
+        name, ram = name_of(self.file), max(self.ram, len(data) / 1e9)
+        decoder = (model, vocab) if compression.needs_model(content) else (None, None)
+        try:
+            with _progress("verifying") as progress:
+                is_same = compression.decompress(content, *decoder, progress, ram) == data
+        except (ValueError, RuntimeError) as error:
+            why = f"{name} cannot be restored; no archive was written: {error}"
+            raise DataError(why) from error
+        if not is_same:
+            raise DataError(f"{name}: restored contents differ; no archive was written")
+        say(f"verified: the {len(data):,} bytes are restored")
+
+    def _compare(self, result: "Compressed", data: bytes, name: str) -> None:
         """Say whether the model that was given is worse than xz, or of no use."""
         from transformer_xl.apps.compress import store
 
-        if found.method == "model":
-            size, other = len(found.content), store(data, self.ram)
+        if result.method == "model":
+            size, other = len(result.content), store(data, self.ram)
             if len(other.content) < size and other.method == "xz":
                 say(
                     f"{name}: xz would be smaller, {len(other.content):,} bytes in place of "
                     f"{size:,}; without --model and --learn the smallest is chosen"
                 )
         elif data:
-            how = "with xz" if found.method == "xz" else "unchanged"
-            anywhere = "; it can be restored on any machine" if self.learn else ""
-            say(f"{name}: stored {how}, as it is incompressible with the model{anywhere}")
+            how = "with xz" if result.method == "xz" else "unchanged"
+            say(
+                f"{name}: stored {how}, as it is incompressible with the model; it can be restored "
+                "on any machine"
+            )
 
 
 @dataclass(kw_only=True)
@@ -181,23 +190,25 @@ class Decompress(LoadsModels):
         """Decompress."""
         out = _checked_out(self, self.file.with_suffix("") if self.file.suffix == _SUFFIX else None)
         from transformer_xl.apps.compress import check_installed, decompress, find, needs_model
+        from transformer_xl.config.device import pick_device, prepare_process
 
-        content = read_bytes(self.file)
+        content, model, vocab = read_bytes(self.file), None, None
         started = time.perf_counter()
-        with _archive(self.file, None):
-            needed = needs_model(content)
-        if needed:
-            check_installed()
-        if self.model and not needed:
+        with _named(self.file):
+            needs = needs_model(content)
+        if self.model and not needs:
             say(f"{name_of(self.file)} needs no model: --model {self.model} is ignored")
-        # Outside the block: an error of the model is not one of the archive.
-        model, vocab = load(self.model) if self.model and needed else (None, None)
-        if needed and not self.model:
-            with _shipped(self.file):
-                choice = find(content, _device(), say=say)
-            model, vocab = choice.model, choice.vocab
-            say(f"{choice.shipped.using}, which compressed it")
-        with _progress("restoring") as progress, _archive(self.file, self.model):
+        elif needs:
+            check_installed()
+            if self.model:
+                model, vocab = load(self.model)
+            else:
+                prepare_process()
+                with _named(self.file):
+                    choice = find(content, pick_device(), say=say)
+                model, vocab = choice.model, choice.vocab
+                say(f"{choice.shipped.using}, which compressed it")
+        with _progress("restoring") as progress, _named(self.file, self.model):
             data = decompress(content, model, vocab, progress, self.ram)
         seconds = time.perf_counter() - started
         _write(out, data)
@@ -212,7 +223,7 @@ def _checked_out(command: Compress | Decompress, default: Path | None) -> Path |
     is_piped = str(command.file) == "-" or _is_device(command.file)
     out = command.out or (Path("-") if is_piped else default)
     if out is None:
-        raise ValueError(f"{command.file} does not end in {_SUFFIX}: give the output file")
+        raise SettingsError(f"{command.file} does not end in {_SUFFIX}: give the output file")
     if str(out) == "-":
         require(
             not command.json,
@@ -234,39 +245,16 @@ def _is_device(file: Path) -> bool:
 
 
 @contextmanager
-def _archive(file: Path, model: str | None) -> Iterator[None]:
-    """Add the names of the archive and of the given model to errors about them."""
-    from transformer_xl.apps.compress import ArchiveError
-
+def _named(file: Path, model: str | None = None) -> Iterator[None]:
+    """Name the file, and the model that was given for it, in errors about it."""
     try:
         yield
-    except ArchiveError as error:
-        raise ArchiveError(f"{name_of(file)}: {error}") from error
     except ValueError as error:
-        given = "" if model is None else f" (given: --model {model})"
-        raise ValueError(f"{name_of(file)}: {error}{given}") from error
+        from transformer_xl.apps.compress import ArchiveError
 
-
-@contextmanager
-def _shipped(file: Path) -> Iterator[None]:
-    """Prepare for shipped models; name the file in errors about them."""
-    from transformer_xl.config.device import prepare_process
-
-    prepare_process()
-    from transformer_xl.apps.compress import UnrestorableError
-
-    try:
-        yield
-    except UnrestorableError:
-        raise
-    except ValueError as error:
-        raise ValueError(f"{name_of(file)}: {error}") from error
-
-
-def _device() -> "torch.device":
-    from transformer_xl.config.device import pick_device
-
-    return pick_device()
+        is_of_model = model is not None and not isinstance(error, ArchiveError)
+        about = f" (given: --model {model})" if is_of_model else ""
+        raise DataError(f"{name_of(file)}: {error}{about}") from error
 
 
 def _write(out: Path | None, content: bytes) -> None:

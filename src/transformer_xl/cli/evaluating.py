@@ -28,12 +28,13 @@ from transformer_xl.cli.loading import (
     require_readable,
     warn_of_another_text,
 )
-from transformer_xl.cli.printing import say, say_if_slow, show
+from transformer_xl.cli.printing import exclude, say, say_if_slow, show
 from transformer_xl.config import Config, DataConfig, EvalConfig
 from transformer_xl.config.checks import require
 from transformer_xl.config.knn import KnnConfig
 from transformer_xl.config.locating import locate
 from transformer_xl.config.recipes import recipe_of
+from transformer_xl.errors import InputError
 
 if TYPE_CHECKING:
     from transformer_xl.data import Corpus, Vocab
@@ -121,130 +122,116 @@ class Eval(LoadsModels):
 
     def run(self) -> None:
         """Evaluate and print."""
-        settings, recipe = self.settings, self.recipe
         self._check()
         from transformer_xl.config.device import autocast
+        from transformer_xl.model.segment import SEGMENT_LEN, Lengths
+        from transformer_xl.train import seen
+        from transformer_xl.train.finish import memory_line
+        from transformer_xl.train.metrics import reading
+
+        settings, recipe = self.settings, self.recipe
+        model, vocab, ids, n_bytes = self._opened()
+        segment_len = recipe.train.segment_len if recipe else SEGMENT_LEN
+        # Quantized weights determine the precision of the computation.
+        precision = recipe.train.precision if recipe and self.weights == "float32" else "float32"
+        lengths = Lengths.of(model.config, **settings.lengths_after(segment_len))
+        configured = None if settings.window else lengths.mem_len
+        mem_lens = [None] if configured is None else sorted({*settings.mem_lens, configured})
+        places = {}
+        say_if_slow(precision)
+        with autocast(precision, model.device):
+            rows = {x: self._measured(model, vocab, ids, n_bytes, segment_len, x) for x in mem_lens}
+            if self.by_position:
+                start = seen.excerpt(ids, model.config)
+                with reading(model, seen.READINGS * (len(start) - 1), "by position"):
+                    places = seen.loss_by_position(model, start, settings, segment_len)
+        curve = list(rows.values()) if settings.mem_lens else []
+        result = rows[configured]
+        if self.json:
+            show(result | ({"memory_curve": curve} if curve else {}) | places, as_json=True)
+            return
+        show(result, as_json=False)
+        for row in curve:
+            print(memory_line(row))
+        _show_places(places)
+
+    def _measured(
+        self,
+        model: "LanguageModel",
+        vocab: "Vocab | None",
+        ids: Any,
+        n_bytes: int,
+        segment_len: int,
+        mem_len: int | None,
+    ) -> dict[str, Any]:
+        """Evaluate with one memory length; None: by windows."""
         from transformer_xl.inference.evaluate import (
             WithNeighbours,
             cost_of,
             evaluate_by,
             plan_dynamic,
         )
-        from transformer_xl.model.segment import SEGMENT_LEN, Lengths
-        from transformer_xl.train import seen
-        from transformer_xl.train.finish import describe, memory_line
+        from transformer_xl.train.finish import describe
         from transformer_xl.train.metrics import reading
 
-        model, vocab, ids, n_bytes = self._opened()
-        segment_len = recipe.train.segment_len if recipe else SEGMENT_LEN
-        # Quantized weights determine the precision of the computation.
-        precision = recipe.train.precision if recipe and self.weights == "float32" else "float32"
-
-        def measure(mem_len: int | None) -> dict[str, Any]:
-            """Evaluate with one memory, or by windows."""
-            chosen = settings if mem_len is None else replace(settings, mem_len=mem_len)
-            sizes = {"n_bytes": n_bytes, "segment_len": segment_len}
-            n = len(ids) - 1
-            if cost := cost_of(chosen, n):
-                say(f"--eval.{cost}")
-            how = None
-            if self.knn:
-                lengths = chosen.lengths_after(segment_len)
-                knn = KnnConfig(**self.knn)
-                how = WithNeighbours(knn=knn, max_steps=chosen.max_steps, **lengths)
-            elif vocab is not None:
-                training = partial(self._training_text, vocab)
-                how = plan_dynamic(chosen, model, training, segment_len=segment_len)
-            name = "a window" if mem_len is None else f"memory {mem_len:,}"
-            with reading(model, n, f"evaluating, {name}"):
-                result = evaluate_by(chosen, model, ids, vocab=vocab, how=how, **sizes)
-            return describe(str(self.file or settings.split), result)
-
-        lengths = Lengths.of(model.config, **settings.lengths_after(segment_len))
-        configured = None if settings.window else lengths.mem_len
-        mem_lens = [None] if configured is None else sorted({*settings.mem_lens, configured})
-        start = seen.excerpt(ids, model.config) if self.by_position else []
-        places = {}
-        say_if_slow(precision)
-        with autocast(precision, model.device):
-            rows = {x: measure(x) for x in mem_lens}
-            if self.by_position:
-                with reading(model, seen.READINGS * (len(start) - 1), "by position"):
-                    places = seen.loss_by_position(model, start, settings, segment_len)
-        found, curve = rows[configured], list(rows.values()) if settings.mem_lens else []
-        if self.json:
-            show(found | ({"memory_curve": curve} if curve else {}) | places, as_json=True)
-            return
-        show(found, as_json=False)
-        for row in curve:
-            print(memory_line(row))
-        _show_places(places)
+        settings, n = self.settings, len(ids) - 1
+        if mem_len is not None:
+            settings = replace(settings, mem_len=mem_len)
+        if cost := cost_of(settings, n):
+            say(f"--eval.{cost}")
+        how = None
+        if self.knn:
+            lengths = settings.lengths_after(segment_len)
+            knn = KnnConfig(**self.knn)
+            how = WithNeighbours(knn=knn, max_steps=settings.max_steps, **lengths)
+        elif vocab is not None:
+            training = lambda: self._corpus(vocab).split("train")  # noqa: E731
+            how = plan_dynamic(settings, model, training, segment_len=segment_len)
+        name = "a window" if mem_len is None else f"memory {mem_len:,}"
+        sizes = {"n_bytes": n_bytes, "segment_len": segment_len}
+        with reading(model, n, f"evaluating, {name}"):
+            result = evaluate_by(settings, model, ids, vocab=vocab, how=how, **sizes)
+        return describe(str(self.file or settings.split), result)
 
     def _check(self) -> None:
-        """Refuse contradicting options before any work is done."""
-        settings = self.settings
+        """Check that the options fit each other, before any work is done."""
+        settings, file = self.settings, self.file
         window, dynamic = settings.window, settings.dynamic
         require(
-            self.place in (None, self.file),
-            f"{self.place} and --file {self.file} are two texts: leave out one of them",
+            self.place in (None, file),
+            f"{self.place} and --file {file} are two texts: leave out one of them",
         )
-        require(
-            not (self.file and "split" in self.eval),
-            "--eval.split names a part of the corpus of the run, and --file another text: "
-            "leave out one of them",
-        )
-        if self.file and dynamic != "rms":
-            why = "--file is the text, and --eval.dynamic rms alone reads the training text, too"
-            refuse_others(self.data, "data.", ("raw",), why)
-        require(
-            not (window and settings.segment_len),
-            f"--eval.segment_len {settings.segment_len} with --eval.window {window}: "
-            "windows are not divided into segments; leave out one of them",
-        )
-        require(
-            not dynamic or settings.batch_size == 1,
-            f"--eval.batch_size {settings.batch_size} with --eval.dynamic {dynamic}: "
-            "dynamic evaluation reads one stream; leave out one of them",
-        )
-        other = f"window {window}" if window else f"dynamic {dynamic}"
-        require(
-            not (self.by_position and (window or dynamic)),
-            "--by_position measures segments with a memory and fixed weights: leave out "
-            f"--eval.{other} (None turns that of a recipe off)",
-        )
-        require(
-            not (self.by_position and "max_steps" in self.eval),
-            f"--eval.max_steps {settings.max_steps} has no effect on --by_position, which reads "
-            "the beginning of the text; leave out one of them",
-        )
-        for is_set, what in (
-            (window, f"--eval.window {window}"),
-            (dynamic, f"--eval.dynamic {dynamic}"),
-            (settings.batch_size != 1, f"--eval.batch_size {settings.batch_size}"),
-            (self.by_position, "--by_position"),
-        ):
-            require(
-                not (self.knn and is_set),
-                f"--knn searches the past of one stream that is read once, with fixed weights: "
-                f"leave out {what}, or the options of --knn",
-            )
-        if self.file:
-            require_readable(self.file)
-        require(
-            bool(self.file) or not self.prepared,
-            "--prepared describes the text of --file: give --file, too, or leave it out",
-        )
-        require(
-            not dynamic or self.weights == "float32",
-            f"--eval.dynamic {dynamic} with --weights {self.weights}: quantized "
-            "weights cannot be trained; leave out one of them",
-        )
+        exclude(file=file, eval__split="split" in self.eval)
+        exclude(eval__window=window, eval__segment_len=settings.segment_len)
+        exclude(eval__dynamic=dynamic, eval__batch_size=settings.batch_size != 1)
+        # Quantized weights cannot be trained.
+        exclude(eval__dynamic=dynamic, weights=self.weights != "float32")
+        # Segments are measured with a memory and fixed weights, at the beginning of the text.
+        exclude(by_position=self.by_position, eval__window=window)
+        exclude(by_position=self.by_position, eval__dynamic=dynamic)
+        exclude(by_position=self.by_position, eval__max_steps="max_steps" in self.eval)
+        # The past of one stream is searched, which is read once, with fixed weights.
+        exclude(knn=self.knn, eval__window=window)
+        exclude(knn=self.knn, eval__dynamic=dynamic, by_position=self.by_position)
+        exclude(knn=self.knn, eval__batch_size=settings.batch_size != 1)
+        if file:
+            require_readable(file)
+            if dynamic != "rms":
+                why = "--file is the text; --eval.dynamic rms alone reads the training text, too"
+                refuse_others(self.data, "data.", ("raw",), why)
+        require(bool(file) or not self.prepared, "--prepared describes the text of --file")
         require(
             dynamic != "rms" or self.text.is_given,
             "--eval.dynamic rms estimates the size of gradients on the training text, and "
             f"{self.dir} is a model folder without a recipe: give the text with "
             "--data.path, or use --eval.dynamic sgd",
         )
+        if self.text.vocab == "features":
+            of_text = {"file": file, "by_position": self.by_position, "preset": self.preset}
+            of_text |= {"knn": self.knn, "eval.window": window, "eval.dynamic": dynamic}
+            of_text |= {"weights": self.weights != "float32"}
+            for name, value in of_text.items():
+                require(not value, f"--{name} is for text: {self.dir} was trained on recordings")
 
     def _opened(self) -> tuple["LanguageModel", "Vocab | None", Any, int]:
         """Return the model, its vocabulary, and the text or recordings to evaluate it on."""
@@ -255,73 +242,57 @@ class Eval(LoadsModels):
         from transformer_xl.data.features import open_features
         from transformer_xl.model import load_model
 
-        of_text = {"file": self.file, "by_position": self.by_position, "preset": self.preset}
-        of_text |= {
-            "knn": self.knn,
-            "eval.window": self.settings.window,
-            "eval.dynamic": self.settings.dynamic,
-        }
-        for name, value in of_text.items():
-            require(not value, f"--{name} is for text: {self.dir} was trained on recordings")
-        require(
-            self.weights == "float32",
-            f"--weights {self.weights}: a model of recordings is evaluated in float32",
-        )
         prepare_process()
         model = load_model(self.dir).to(pick_device())
         return model, None, open_features(self.text).split(self.settings.split), 0
 
-    def _training_text(self, vocab: "Vocab") -> Any:
-        return self._corpus(vocab).split("train")
-
     def _tokens(self, vocab: "Vocab") -> tuple[Any, int]:
         """Return the tokens of the text and its number of bytes."""
+        if self.file is None:
+            require(
+                self.text.is_given,
+                f"{self.dir} is a model folder without a recipe, so its corpus is unknown: "
+                "give a text with --file, or the run folder instead",
+            )
+            corpus, split = self._corpus(vocab), self.settings.split
+            if not self.data:
+                warn_of_another_text(corpus, self.dir)
+            return corpus.split(split), corpus.n_bytes(split)
         from transformer_xl.data.imported import ImportedVocab
         from transformer_xl.data.unpacking import RAW_REMEDY
 
-        if self.file:
-            kind = vocab.rules.join if isinstance(vocab, ImportedVocab) else vocab.kind
-            require(
-                not self.prepared or kind in ("words", "integers", "moses"),
-                f"--prepared has no effect with a vocabulary of kind {kind}, which does not split "
-                "a text into words; leave it out",
-            )
-            if self.recipe is not None and is_within(self.file, self.recipe.data.path):
-                say(
-                    f"warning: {self.dir} was trained on {self.file}: its loss on a text that it "
-                    "knows is lower than on others"
-                )
-            text = read_text(self.file, vocab, is_raw=self.text.raw, remedy=RAW_REMEDY)
-            encode = partial(vocab.encode_lines, prepared=self.prepared or bool(self.preset))
-            ids = encoded(name_of(self.file), text, vocab, encode)
-            return ids, len(text.encode("utf-8", "surrogateescape"))
+        kind = vocab.rules.join if isinstance(vocab, ImportedVocab) else vocab.kind
         require(
-            self.text.is_given,
-            f"{self.dir} is a model folder without a recipe, so its corpus is unknown: "
-            "give a text with --file, or the run folder instead",
+            not self.prepared or kind in ("words", "integers", "moses"),
+            f"--prepared has no effect with a vocabulary of kind {kind}, which does not split "
+            "a text into words; leave it out",
         )
-        corpus, split = self._corpus(vocab), self.settings.split
-        if not self.data:
-            warn_of_another_text(corpus, self.dir)
-        return corpus.split(split), corpus.n_bytes(split)
+        if self.recipe is not None and is_within(self.file, self.recipe.data.path):
+            say(
+                f"warning: {self.dir} was trained on {self.file}: its loss on a text that it "
+                "knows is lower than on others"
+            )
+        text = read_text(self.file, vocab, is_raw=self.text.raw, remedy=RAW_REMEDY)
+        encode = partial(vocab.encode_lines, prepared=self.prepared or bool(self.preset))
+        ids = encoded(name_of(self.file), text, vocab, encode)
+        return ids, len(text.encode("utf-8", "surrogateescape"))
 
     def _corpus(self, vocab: "Vocab") -> "Corpus":
         remedy = "the text the model was trained on with --data.path, or any text with --file"
         return corpus_of(self.text, vocab, self.dir, remedy)
 
 
-def _show_places(found: dict[str, Any]) -> None:
+def _show_places(places: dict[str, Any]) -> None:
     """Print the mean losses over ranges of positions."""
-    if not found:
+    if not places:
         return
-    start = found["from_start"]
-    curves = [(f"in the segment, memory {x['mem_len']}", x["spans"]) for x in found["in_segment"]]
-    curves.append((f"from the start, memory {start['mem_len']}", start["spans"]))
-    for name, spans in curves:
+    start = places["from_start"]
+    curves = [(f"in the segment, memory {x['mem_len']}", x["spans"]) for x in places["in_segment"]]
+    for name, spans in (*curves, (f"from the start, memory {start['mem_len']}", start["spans"])):
         print(f"\n{name}")
         for span in spans:
-            places = f"{span['first']} to {span['last']}"
-            print(f"{places:20} {span['nll']:.4f}")
+            where = f"{span['first']} to {span['last']}"
+            print(f"{where:20} {span['nll']:.4f}")
 
 
 @dataclass(kw_only=True)
@@ -345,20 +316,14 @@ class Report(LoadsModels):
         from transformer_xl.train.report import write_report
         from transformer_xl.train.seen import MEMORY_FILE
 
-        require(
-            locate(self.dir).is_path,
-            f"{self.dir} is a model and no run folder, so there is no report to write: its figures "
-            f"are in its card (txl models {self.dir})",
-        )
-        recipe = recipe_of(self.dir)
+        recipe = recipe_of(self.dir) if locate(self.dir).is_path else None
         if recipe is None:
-            raise ValueError(f"{self.dir} is not a run folder: it has no recipe.toml")
-        is_there = (Path(self.dir) / MEMORY_FILE).exists() and not self.measure
-        if is_there:
-            why = "the memory has been measured already; add --measure"
-            refuse_others(self.eval, "eval.", (), why)
-            refuse_others(self.data, "data.", (), why)
-        else:
+            raise InputError(
+                f"{self.dir} is not a run folder: it has no recipe.toml, so there is no report to "
+                "write (txl models shows the card of a model)"
+            )
+        measures = self.measure or not (Path(self.dir) / MEMORY_FILE).exists()
+        if measures:
             why = "the memory is measured segment by segment on the held-out text"
             refuse_others(self.eval, "eval.", READ_BY_SEGMENTS, why)
             try:
@@ -367,6 +332,10 @@ class Report(LoadsModels):
                 if self.measure:
                     raise
                 say(f"the memory was not measured: {error}")
+        else:
+            for section in ("eval", "data"):
+                why = "the memory has been measured already; add --measure"
+                refuse_others(getattr(self, section), f"{section}.", (), why)
         print(write_report(Path(self.dir)))
 
     def _measure_memory(self, recipe: Config) -> None:

@@ -33,17 +33,14 @@ def is_text(name: str) -> bool:
     if name in recipe_names() or path.suffix == ".toml" or not path.exists():
         return False
     if path.is_dir():
-        found = locate_here(name)
-        return found is not None and found.is_path and not _holds_model(found.path)
+        if (place := locate_here(name)) is None or not place.is_path:
+            return False
+        return not any((place.path / x).exists() for x in ("config.json", "recipe.toml", "model"))
     try:
         return not _IN_RECIPE.search(read_small_file(path))
     except (OSError, ValueError):
         # No recipe is as long; what cannot be read is said where texts are.
         return True
-
-
-def _holds_model(folder: Path) -> bool:
-    return any((folder / x).exists() for x in ("config.json", "recipe.toml", "model"))
 
 
 def recipe_of_text(name: str) -> Config:
@@ -62,14 +59,14 @@ def recipe_of_text(name: str) -> Config:
     held_out = float(f"{min(max(data.valid_fraction, least), most, _SHARE):.3g}")
     n_steps = PASSES * n_bytes // (base.train.batch_size * base.train.segment_len)
     steps = min(max(n_steps, 100), 1_000_000)
-    train = replace(
-        base.train,
-        steps=steps,
-        warmup_steps=min(base.train.warmup_steps, steps // 10),
-        eval_every=min(500, steps // 10),
+    warmup_steps = min(base.train.warmup_steps, steps // 10)
+    eval_every = min(500, steps // 10)
+    return replace(
+        base,
+        data=replace(data, valid_fraction=held_out, test_fraction=held_out),
+        train=replace(base.train, steps=steps, warmup_steps=warmup_steps, eval_every=eval_every),
+        generate=replace(base.generate, prompt="\n"),
     )
-    data = replace(data, valid_fraction=held_out, test_fraction=held_out)
-    return replace(base, data=data, train=train, generate=replace(base.generate, prompt="\n"))
 
 
 def _files(data: DataConfig, tell: Say = lambda _: None) -> tuple[Path, ...]:
@@ -80,24 +77,23 @@ def _files(data: DataConfig, tell: Say = lambda _: None) -> tuple[Path, ...]:
     return list_texts(data.path, data, Path(), tell).train
 
 
-def text_settings(recipe: DataConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+def text_settings(recipe: DataConfig, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return given settings of the text, with those that a path implies.
 
     A path is that of a text of one's own, and so data.name is empty, unless a copy of the recipe's
     corpus is there. Whole files can be held out of three or more.
     """
-    found = dict(given)
-    path = given.get("path")
+    settings, path = dict(overrides), overrides.get("path")
     if not path or _is_url(replace(recipe, path=path)):
-        return found
-    if recipe.name and "name" not in given and not _is_copy(recipe.name, Path(path)):
-        found["name"] = ""
-    data = replace(recipe, path=path, name=found.get("name", recipe.name))
-    is_by_file = data.split_by == "file" and "split_by" not in given
-    held_out = {"valid_path", "test_path"} & {x for x in given if given[x] is not None}
-    if is_by_file and not data.name and not held_out and len(_files(data)) < 3:
-        found["split_by"] = "fraction"
-    return found
+        return settings
+    if recipe.name and "name" not in overrides and not _is_copy(recipe.name, Path(path)):
+        settings["name"] = ""
+    data = replace(recipe, path=path, name=settings.get("name", recipe.name))
+    is_by_file = data.split_by == "file" and "split_by" not in overrides
+    is_held_out = any(overrides.get(x) is not None for x in ("valid_path", "test_path"))
+    if is_by_file and not data.name and not is_held_out and len(_files(data)) < 3:
+        settings["split_by"] = "fraction"
+    return settings
 
 
 def _is_url(data: DataConfig) -> bool:
@@ -125,9 +121,9 @@ class FittedRecipe(RecipeCommand):
 
     def changed(self, config: Config) -> Config:
         """Return a configuration with the given settings."""
-        given = {x: getattr(self, x) for x in config.__dataclass_fields__ if hasattr(self, x)}
-        given["data"] = text_settings(config.data, given["data"])
-        return changed(config, given, self.say)
+        overrides = {x: getattr(self, x) for x in config.__dataclass_fields__ if hasattr(self, x)}
+        overrides["data"] = text_settings(config.data, overrides["data"])
+        return changed(config, overrides, self.say)
 
     def say(self, text: str) -> None:
         """Print a message, unless the command is quiet or another process prints it."""
@@ -137,7 +133,7 @@ class FittedRecipe(RecipeCommand):
             say(text)
 
 
-def fitted_to_text(config: Config, given: Mapping[str, Mapping[str, Any]], tell: Say) -> Config:
+def fitted_to_text(config: Config, overrides: Mapping[str, Mapping[str, Any]], tell: Say) -> Config:
     """Return a recipe whose own prompt and batch suit the text, which is prepared.
 
     A prompt that the vocabulary cannot encode is replaced, and a batch that is larger than the
@@ -151,21 +147,22 @@ def fitted_to_text(config: Config, given: Mapping[str, Mapping[str, Any]], tell:
     if config.data.path and not (config.data.name or config.data.corpus or _is_url(config.data)):
         _files(config.data, later.append)
     corpus = prepare(config.data, lambda line: None if line in later else tell(line))
-    settings = config.generate
-    if "prompt" not in given.get("generate", {}) and not _is_encoded(settings.prompt, corpus.vocab):
-        prompt = prompt_for(corpus.vocab)
+    prompt = config.generate.prompt
+    if "prompt" not in overrides.get("generate", {}) and not _is_encoded(prompt, corpus.vocab):
+        known = prompt_for(corpus.vocab)
         tell(
-            f"note: the prompt of the recipe, {settings.prompt!r}, is not in the vocabulary of "
-            f"this text; the sample at the end begins with {prompt!r}. --generate.prompt TEXT "
+            f"note: the prompt of the recipe, {prompt!r}, is not in the vocabulary of "
+            f"this text; the sample at the end begins with {known!r}. --generate.prompt TEXT "
             "gives another"
         )
-        config = replace(config, generate=replace(settings, prompt=prompt))
-    fitted = _fitted_batch(config.train, given.get("train", {}), corpus.n_tokens("train"))
-    if fitted != config.train:
+        config = replace(config, generate=replace(config.generate, prompt=known))
+    n_tokens, train = corpus.n_tokens("train"), config.train
+    fitted = _fitted_batch(train, overrides.get("train", {}), n_tokens)
+    if fitted != train:
         tell(
-            f"note: the training text has {corpus.n_tokens('train'):,} tokens; "
-            f"train.batch_size={fitted.batch_size} and train.segment_len={fitted.segment_len} are "
-            f"taken, not the recipe's {config.train.batch_size} and {config.train.segment_len}"
+            f"note: the training text has {n_tokens:,} tokens; train.batch_size="
+            f"{fitted.batch_size} and train.segment_len={fitted.segment_len} are taken, not the "
+            f"recipe's {train.batch_size} and {train.segment_len}"
         )
     return replace(config, train=fitted)
 
@@ -177,24 +174,19 @@ def _is_encoded(prompt: str, vocab: Any) -> bool:
         return False
 
 
-def _fitted_batch(train: TrainConfig, given: Mapping[str, Any], n_tokens: int) -> TrainConfig:
+def _fitted_batch(train: TrainConfig, overrides: Mapping[str, Any], n_tokens: int) -> TrainConfig:
     """Return the settings with a batch that a text of so many tokens fills, if there is one."""
     longest = max([train.segment_len, *(x for _, x, _ in train.stages)])
     batch_size, segment_len = train.batch_size, longest
-    if n_tokens >= batch_size * segment_len or "stages" in given:
+    if n_tokens >= batch_size * segment_len or "stages" in overrides:
         return train
-    if "batch_size" not in given:
+    if "batch_size" not in overrides:
         batch_size = min(batch_size, max(n_tokens // segment_len, 1))
-    if "segment_len" not in given:
+    if "segment_len" not in overrides:
         segment_len = min(segment_len, max(n_tokens // batch_size, 1))
     parts = train.accumulate if batch_size % train.accumulate == 0 else 1
-    if "accumulate" in given and parts != train.accumulate:
+    if "accumulate" in overrides and parts != train.accumulate:
         return train
     stages = train.stages and fitted_stages(train.stages, segment_len)
-    return replace(
-        train,
-        batch_size=batch_size,
-        segment_len=segment_len,
-        accumulate=parts,
-        stages=stages,
-    )
+    sizes = {"batch_size": batch_size, "segment_len": segment_len, "accumulate": parts}
+    return replace(train, stages=stages, **sizes)

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +20,7 @@ from transformer_xl.cli.loading import (
     start_of,
 )
 from transformer_xl.cli.out_files import PIECE_END, OutFiles
-from transformer_xl.cli.printing import say, show
+from transformer_xl.cli.printing import exclude, say, show
 from transformer_xl.config import GenerateConfig
 from transformer_xl.config.checks import require
 from transformer_xl.config.knn import KnnConfig
@@ -103,93 +104,44 @@ class Generate(LoadsModels):
     def run(self) -> None:
         """Write text to the standard output, or to files."""
         self._check()
-        from transformer_xl.inference.generate import generate, save_state, text_pieces
-
         model, vocab, state, checksum = load_with_state(self.dir, self.weights, self.state)
         self.files.require_vocab(vocab)
         if not self.preface:
             model.preface = ()
         if self.settings.beam_size:
-            self._write_found(model, vocab, state, checksum)
-            return
-        if self.prompts or self.samples > 1:
-            self._write_several(model, vocab)
-            return
-        text, prompt, history = self._begun(vocab, state)
-        seed = self.settings.seed
-        if state is not None and state.random is not None and "seed" not in self.given:
-            seed = state.random
-        settings = self._announced(vocab, model, seed if isinstance(seed, int) else None)
-        decoding = _decoding(model)
-        mems = None if state is None else state.mems
-        drawing = self._drawing(vocab)
-        drawn = generate(model, prompt, mems=mems, seed=seed, history=history, **drawing)
+            self._search(model, vocab, state, checksum)
+        elif self.is_several:
+            self._draw_several(model, vocab)
+        else:
+            self._draw(model, vocab, state, checksum)
 
-        def save() -> None:
-            if self.state:
-                save_state(self.state, drawn, checksum)
-                say(f"saved the memory to {self.state}; the same command resumes from it")
-
-        with saved_at_end(save):
-            goes_on = self.state is not None
-            pieces = text_pieces(drawn, vocab, self._stops, prompt, history, goes_on=goes_on)
-            if self.json or self.out:
-                found = {"prompt": text, "text": "".join(pieces), "settings": settings}
-                self._say_looping([0] if drawn.is_looping else [])
-                self._show(found | {"decoding": decoding}, [found])
-                return
-            sys.stdout.write(text)
-            for piece in pieces:
-                sys.stdout.write(piece)
-                sys.stdout.flush()
-            sys.stdout.write("\n")
-            self._say_looping([0] if drawn.is_looping else [])
+    @property
+    def is_several(self) -> bool:
+        """Whether more than one text is written."""
+        return bool(self.prompts) or self.samples > 1
 
     def _check(self) -> None:
-        """Refuse contradicting options before anything is loaded."""
-        is_several = bool(self.prompts) or self.samples > 1
-        endless = "several texts need"
-        if self.json or self.out:
-            endless = "--json needs" if self.json else "--out needs"
-        require(
-            self.mem_len is None or self.mem_len >= 0, f"mem_len={self.mem_len} must be at least 0"
-        )
-        require(self.samples >= 1, f"samples={self.samples} must be at least 1")
+        """Check that the options fit each other, before anything is loaded."""
         beam_size = self.settings.beam_size
+        mem_len = self.mem_len
+        require(mem_len is None or mem_len >= 0, f"mem_len={mem_len} must be at least 0")
+        require(self.samples >= 1, f"samples={self.samples} must be at least 1")
         require(
             beam_size is None or self.samples <= beam_size,
             f"samples={self.samples} with beam_size={beam_size}: there are as many hypotheses as "
             "the beam has; raise beam_size, or lower samples",
         )
+        ended = {"--json": self.json, "--out": self.out, "several texts": self.is_several}
+        endless = next((name for name, is_set in ended.items() if is_set), None)
         require(
-            self.settings.length > 0 or not (self.json or self.out or is_several),
-            f"length=0 generates without end: {endless} a --length above 0",
+            endless is None or self.settings.length > 0,
+            f"length=0 generates without end, and {endless} needs a --length above 0",
         )
-        require(
-            not (is_several and self.state),
-            "--state saves the memory of one text: leave out --prompts and --samples",
-        )
-        require(
-            not (self.knn and beam_size),
-            f"beam_size={beam_size}: the hypotheses of a beam have no past that --knn searches: "
-            "leave out one of them",
-        )
-        require(
-            not (self.knn and self.state),
-            "--state holds the memory, and not the past that --knn searches: leave out one of them",
-        )
-        require(
-            not (self.prompts and "prompt" in self.given),
-            "--prompt and --prompts: give one of them",
-        )
-        require(
-            self.midi is None or not (self.prompts or "prompt" in self.given),
-            f"--midi {self.midi} is continued instead of a prompt: leave out --prompt or --prompts",
-        )
-        require(
-            self.midi is None or self.state is None,
-            f"--midi {self.midi} begins a piece, and --state resumes from one: give one of them",
-        )
+        # A state holds the memory of one text, without the past that --knn searches.
+        exclude(state=self.state, prompts=self.prompts, midi=self.midi, knn=self.knn)
+        exclude(state=self.state, samples=self.samples > 1)
+        exclude(beam_size=beam_size, knn=self.knn)
+        exclude(prompt="prompt" in self.given, prompts=self.prompts, midi=self.midi)
         if self.midi is not None:
             require_readable(self.midi)
         self.files.check(self.state, self.midi)
@@ -211,16 +163,6 @@ class Generate(LoadsModels):
         ids = encoded_prompt(text, vocab, is_raw=is_raw)
         # A piece begins where one ends; a prompt may stand anywhere in a text.
         return ids if self.midi is None else [*start_of(vocab), *ids]
-
-    def _show(self, result: dict[str, Any], texts: list[dict[str, Any]]) -> None:
-        """Write the files, if there are any, and print the JSON object."""
-        if self.out:
-            written = self.files.write(
-                [(x["prompt"], x["text"]) for x in texts], result["settings"]
-            )
-            result |= {"files": written}
-        if self.json:
-            show(result, as_json=True)
 
     def _begun(self, vocab: "Vocab", state: "State | None") -> tuple[str, list[int], Any]:
         """Return the one prompt as text and as tokens, and the tokens in the memory before it."""
@@ -246,7 +188,56 @@ class Generate(LoadsModels):
         begins = [text for text in begins for _ in range(copies)]
         return begins, [ids for ids in prompts for _ in range(copies)]
 
-    def _write_found(
+    def _draw(
+        self, model: "LanguageModel", vocab: "Vocab", state: "State | None", checksum: str
+    ) -> None:
+        """Write one text as it is drawn."""
+        from transformer_xl.inference.generate import generate, save_state, text_pieces
+
+        text, prompt, history = self._begun(vocab, state)
+        seed = self.settings.seed
+        if state is not None and state.random is not None and "seed" not in self.given:
+            seed = state.random
+        about = self._announced(vocab, model, seed if isinstance(seed, int) else None)
+        mems = None if state is None else state.mems
+        drawing = self._drawing(vocab)
+        drawn = generate(model, prompt, mems=mems, seed=seed, history=history, **drawing)
+
+        def save() -> None:
+            if self.state:
+                save_state(self.state, drawn, checksum)
+                say(f"saved the memory to {self.state}; the same command resumes from it")
+
+        with saved_at_end(save):
+            goes_on = self.state is not None
+            pieces = text_pieces(drawn, vocab, self._stops, prompt, history, goes_on=goes_on)
+            written = {"prompt": text, "text": ""}
+            if self.json or self.out:
+                written["text"] = "".join(pieces)
+            else:
+                for piece in chain([text], pieces, ["\n"]):
+                    sys.stdout.write(piece)
+                    sys.stdout.flush()
+            self._say_looping([0] if drawn.is_looping else [])
+            if self.json or self.out:
+                self._show([written], about)
+
+    def _draw_several(self, model: "LanguageModel", vocab: "Vocab") -> None:
+        from transformer_xl.inference.generate import generate_batch, seed_of
+
+        begins, prompts = self._several(model, vocab, self.samples)
+        seed = self.settings.seed
+        about = self._announced(vocab, model, seed)
+        batch = generate_batch(model, prompts, seed=seed, **self._drawing(vocab))
+        texts = batch.decode(vocab, self._stops)
+        self._say_looping(batch.looping)
+        written = [
+            {"prompt": prompt, "text": text, "seed": seed_of(seed, n)}
+            for n, (prompt, text) in enumerate(zip(begins, texts, strict=True))
+        ]
+        self._show(written, about)
+
+    def _search(
         self, model: "LanguageModel", vocab: "Vocab", state: "State | None", checksum: str
     ) -> None:
         """Write what beam search finds."""
@@ -261,14 +252,14 @@ class Generate(LoadsModels):
             write_state,
         )
 
+        history: Any = ()
         if self.prompts:
             begins, prompts = self._several(model, vocab)
-            history = ()
         else:
             text, prompt, history = self._begun(vocab, state)
             begins, prompts = [text], [prompt]
         searching = self.settings.searching or {}
-        settings, decoding = self._said("searching", searching, model), _decoding(model)
+        about = self._said("searching", searching, model)
         hypotheses = beam_search(
             model,
             prompts,
@@ -279,7 +270,7 @@ class Generate(LoadsModels):
             mem_len=self.mem_len,
             history=history,
         )
-        found = [
+        written = [
             {"prompt": text, "text": each.text, "score": each.score}
             for text, of_text in zip(begins, hypotheses, strict=True)
             for each in of_text
@@ -288,54 +279,41 @@ class Generate(LoadsModels):
             best = hypotheses[0][0]
             # What resumes completes the last character.
             pieces = text_pieces(best.tokens, vocab, self._stops, prompts[0], history, goes_on=True)
-            found[0]["text"] = "".join(pieces)
+            written[0]["text"] = "".join(pieces)
             read = torch.from_numpy(
                 History([*map(int, history)], prompts[0], best.tokens).kept[:-1]
             )
             random = None if state is None else state.random
             write_state(self.state, State(best.mems, best.tokens[-1], random, read=read), checksum)
             say(f"saved the memory to {self.state}; the same command resumes from it")
-        is_several = bool(self.prompts) or self.samples > 1
-        if self.json or self.out:
-            result = {"texts": found} if is_several else found[0]
-            self._show(result | {"settings": settings, "decoding": decoding}, found)
-            return
-        for n, each in enumerate(found, 1):
-            if is_several:
-                sys.stdout.write(f"--- {n} of {len(found)}, score {each['score']:.4f}\n")
-            sys.stdout.write(f"{each['prompt']}{each['text']}\n")
+        self._show(written, about)
 
-    def _write_several(self, model: "LanguageModel", vocab: "Vocab") -> None:
-        from transformer_xl.inference.generate import generate_batch, seed_of
-
-        begins, prompts = self._several(model, vocab, self.samples)
-        seed = self.settings.seed
-        settings, decoding = self._announced(vocab, model, seed), _decoding(model)
-        batch = generate_batch(model, prompts, seed=seed, **self._drawing(vocab))
-        texts = batch.decode(vocab, self._stops)
-        self._say_looping(batch.looping)
-        found = [
-            {"prompt": prompt, "text": text, "seed": seed_of(seed, n)}
-            for n, (prompt, text) in enumerate(zip(begins, texts, strict=True))
-        ]
+    def _show(self, texts: list[dict[str, Any]], about: dict[str, Any]) -> None:
+        """Write the files, if there are any, and print the texts, or the JSON object."""
+        result = ({"texts": texts} if self.is_several else texts[0]) | about
+        if self.out:
+            pairs = [(x["prompt"], x["text"]) for x in texts]
+            result["files"] = self.files.write(pairs, about["settings"])
+        if self.json:
+            show(result, as_json=True)
         if self.json or self.out:
-            self._show({"texts": found, "settings": settings, "decoding": decoding}, found)
             return
-        for n, each in enumerate(found, 1):
-            sys.stdout.write(f"--- {n} of {len(found)}, seed {each['seed']}\n")
+        for n, each in enumerate(texts, 1):
+            if self.is_several:
+                rank = f"score {each['score']:.4f}" if "score" in each else f"seed {each['seed']}"
+                sys.stdout.write(f"--- {n} of {len(texts)}, {rank}\n")
             sys.stdout.write(f"{each['prompt']}{each['text']}\n")
 
     def _say_looping(self, texts: Collection[int]) -> None:
         """Say which texts were ended because they looped."""
-        if not texts:
-            return
-        several = self.prompts or self.samples > 1
-        which = ", ".join(str(text + 1) for text in sorted(texts))
-        say(
-            f"{f'texts {which}' if several else 'the text'} ended early: the "
-            f"last {self.settings.loop_min_length} tokens or more repeat one sequence; --on_loop "
-            "continue goes on, --on_loop break excludes the token that would repeat it"
-        )
+        if texts:
+            which = f"texts {', '.join(str(text + 1) for text in sorted(texts))}"
+            say(
+                f"{which if self.is_several else 'the text'} ended early: the "
+                f"last {self.settings.loop_min_length} tokens or more repeat one sequence; "
+                "--on_loop continue goes on, --on_loop break excludes the token that would repeat "
+                "it"
+            )
 
     def _announced(
         self, vocab: "Vocab", model: "LanguageModel", seed: int | None
@@ -347,7 +325,8 @@ class Generate(LoadsModels):
         return self._said("sampling", {**drawing, "seed": seed}, model)
 
     def _said(self, what: str, used: dict[str, Any], model: "LanguageModel") -> dict[str, Any]:
-        """Return the settings of sampling or searching, and print those that are no defaults."""
+        """Return the settings and how tokens are decoded; print the settings that differ."""
+        from transformer_xl.model.decoder import choose_step
         from transformer_xl.model.segment import Lengths
 
         mem_len = Lengths.of(model.config, mem_len=self.mem_len).mem_len
@@ -355,19 +334,23 @@ class Generate(LoadsModels):
         defaults |= {"weights": "float32", "seed": None, "preface": 0}
         # A text that goes on from a memory begins without one.
         preface = 0 if self.state and self.state.exists() else len(model.preface)
-        found = {**used, "mem_len": mem_len, "weights": self.weights, "preface": preface}
+        settings = {**used, "mem_len": mem_len, "weights": self.weights, "preface": preface}
         if self.knn:
-            found |= {f"knn_{name}": x for name, x in asdict(KnnConfig(**self.knn)).items()}
-        named = [f"{name} {x}" for name, x in found.items() if x != defaults.get(name)]
+            settings |= {f"knn_{name}": x for name, x in asdict(KnnConfig(**self.knn)).items()}
+        shown = [f"{name} {x}" for name, x in settings.items() if x != defaults.get(name)]
         if preface:
-            named[-1] += " tokens (--no_preface: without)"
-        say(f"{what} with {', '.join(named) or 'the defaults'}")
+            shown[-1] += " tokens (--no_preface: without)"
+        say(f"{what} with {', '.join(shown) or 'the defaults'}")
         if not mem_len and model.remembers_positions:
             say(
                 "mem_len=0: nothing is remembered, so each token is drawn from the one before it "
                 "alone; give --mem_len, such as the context of the training"
             )
-        return {**found, "length": self.settings.length or None}
+        step, decoding = choose_step(model)
+        if step is None:
+            say(f"decoding is slower than it could be: {decoding}")
+        settings["length"] = self.settings.length or None
+        return {"settings": settings, "decoding": decoding}
 
     def _drawing(self, vocab: "Vocab") -> dict[str, Any]:
         from transformer_xl.inference.generate import Sampling, for_tokens
@@ -376,13 +359,3 @@ class Generate(LoadsModels):
         sampling = Sampling(**for_tokens(self.settings.sampling, vocab))
         knn = KnnConfig(**self.knn) if self.knn else None
         return {"sampling": sampling, "knn": knn, **lengths}
-
-
-def _decoding(model: "LanguageModel") -> str:
-    """Say how tokens are decoded and why; print it if another way would be faster."""
-    from transformer_xl.model.decoder import choose_step
-
-    step, decoding = choose_step(model)
-    if step is None:
-        say(f"decoding is slower than it could be: {decoding}")
-    return decoding

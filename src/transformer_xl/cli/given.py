@@ -2,7 +2,7 @@
 
 import ast
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from typing import (
@@ -10,7 +10,6 @@ from typing import (
     Annotated,
     Any,
     Generic,
-    NamedTuple,
     TypedDict,
     TypeVar,
     get_args,
@@ -107,48 +106,12 @@ def check_given(command: Any) -> None:
     Raises:
         SettingsError: A setting has a wrong type, is out of range, or is unknown.
     """
-    for found in _options_of(type(command)):
-        if found.is_given:
-            checked(found.section, getattr(command, found.name), found.prefix)
-
-
-def option_names(command: type) -> list[str]:
-    """Return the names of the options of a command, without the dashes."""
-    names = ["help"]
-    for found in _options_of(command):
-        each = [*fields_of(found.section).values()]
-        if found.section is command:
-            each = [x for x in each if x.name == found.name]
-        # A flag that is set by default has an option that unsets it.
-        own = [f"no_{x.name}" if x.default is True and not found.is_given else x.name for x in each]
-        names += [*(f"{found.prefix}.{x}" if found.prefix else x for x in own), *found.short]
-    return names
-
-
-class _Options(NamedTuple):
-    """The options of a field of a command: one, or the settings of a section."""
-
-    name: str
-    """Name of the field."""
-    section: Any
-    """The class whose fields are the options: a section, or the command itself."""
-    is_given: bool
-    """Whether they are :class:`Given` settings of a section."""
-    prefix: str
-    """Section in the names of the options, if any."""
-    short: tuple[str, ...]
-    """Settings that can be given without it, too."""
-
-
-def _options_of(command: type) -> Iterator[_Options]:
-    for name, hint in get_type_hints(command, include_extras=True).items():
-        base, *about = get_args(hint) if get_origin(hint) is Annotated else [hint]
-        section = next((x for x in (base, *about) if isinstance(x, type) and is_dataclass(x)), None)
-        has_prefix = section is not None and tyro.conf.OmitArgPrefixes not in about
-        short = next((x for x in about if isinstance(x, tuple)), ())
-        is_given = section in about
-        if tyro.conf.Positional not in about:
-            yield _Options(name, section or command, is_given, name if has_prefix else "", short)
+    for name, hint in get_type_hints(type(command), include_extras=True).items():
+        about = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+        section = next((x for x in about if isinstance(x, type) and is_dataclass(x)), None)
+        if section is not None:
+            has_prefix = tyro.conf.OmitArgPrefixes not in about
+            checked(section, getattr(command, name), name if has_prefix else "")
 
 
 def refuse_others(given: Mapping[str, Any], section: str, names: tuple[str, ...], why: str) -> None:

@@ -37,22 +37,20 @@ class Models:
             else:
                 print(model.text, end="")
             return 0
-        models = newest_models()
+        models, about = newest_models(), {}
         if not models and not self.json:
             say("this installation has no models")
-        found = {}
         for model in models:
             try:
-                found[model.name] = model.about()
+                about[model.name] = model.about()
             except (OSError, RuntimeError, ValueError) as error:
                 say(f"{model.full_name} cannot be read, install transformer-xl again: {error}")
-        if self.json:
-            show(found, as_json=True)
-        else:
-            for model in models:
-                if model.name in found:
+            else:
+                if not self.json:
                     _show(model)
-        return int(len(found) < len(models))
+        if self.json:
+            show(about, as_json=True)
+        return int(len(about) < len(models))
 
 
 def _show(model: ShippedModel) -> None:

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Literal
 
 from transformer_xl.cli.printing import say
 from transformer_xl.config import Config, DataConfig, EvalConfig, GenerateConfig
-from transformer_xl.config.checks import require
 from transformer_xl.config.files import require_new_file
 from transformer_xl.config.locating import locate, locate_here, may_be_on_hub
 from transformer_xl.config.recipes import load_recipe, recipe_names, recipe_of
-from transformer_xl.config.shipped import shipped_model
+from transformer_xl.errors import DataError
 
 if TYPE_CHECKING:
     from transformer_xl.data import Corpus, Vocab
@@ -47,23 +46,8 @@ def is_model(name: str) -> bool:
     """
     if name in recipe_names() or name.endswith(".toml"):
         return False
-    found = locate_here(name)
-    return may_be_on_hub(name) if found is None else found.path.is_dir()
-
-
-@contextmanager
-def told_apart(name: str) -> Iterator[None]:
-    """Say in the error of a missing text which model has the same name as a recipe, if one has."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        model = shipped_model(name) if name in recipe_names() else None
-        if model is None:
-            raise
-        raise FileNotFoundError(
-            f"{error}: {name} is a recipe; give its text with --data.path, or fine-tune the model "
-            f"of that name: txl train {model.full_name} --data.path TEXT"
-        ) from error
+    place = locate_here(name)
+    return may_be_on_hub(name) if place is None else place.path.is_dir()
 
 
 def recipe_or_model(name: str) -> Config:
@@ -81,18 +65,16 @@ def fine_tuning_of(folder: Path | str) -> Config:
     from transformer_xl.inference.generate.text_writer import prompt_for
     from transformer_xl.model.pretrained import CONFIG_FILE, find_model_folder, load_config
 
-    found = find_model_folder(folder)
-    recipe = recipe_of(folder)
-    model = load_config(found / CONFIG_FILE)
+    place, recipe = find_model_folder(folder), recipe_of(folder)
+    model = load_config(place / CONFIG_FILE)
     data = DataConfig(vocab="features") if model.n_features else DataConfig()
     base = recipe or Config(model=model, data=data, eval=evaluation_of(folder, None, None))
-    texts = {"name": "", "path": None, "valid_path": None, "test_path": None, "corpus": None}
-    data = replace(base.data, **texts)
-    if is_vocabulary(found):
-        data = replace(data, tokenizer=str(found))
+    data = replace(base.data, name="", path=None, valid_path=None, test_path=None, corpus=None)
+    if is_vocabulary(place):
+        data = replace(data, tokenizer=str(place))
         if recipe is None:
-            base = replace(base, generate=GenerateConfig(prompt=prompt_for(load_vocab(found))))
-    return replace(base, model=model, data=data, train=replace(base.train, init_from=str(found)))
+            base = replace(base, generate=GenerateConfig(prompt=prompt_for(load_vocab(place))))
+    return replace(base, model=model, data=data, train=replace(base.train, init_from=str(place)))
 
 
 def evaluation_of(folder: Path | str, recipe: Config | None, preset: str | None) -> EvalConfig:
@@ -127,7 +109,7 @@ def load_with_state(
     Raises:
         OSError: The state could not be written at the end: it is a folder, a link or a device, or
             its folder cannot be written to.
-        RuntimeError: A file is damaged.
+        CheckpointError: A file is damaged.
         ValueError: The state belongs to another model.
     """
     if path:
@@ -158,12 +140,16 @@ def saved_at_end(save: Callable[[], None]) -> Iterator[None]:
 
 
 def corpus_of(data: DataConfig, vocab: "Vocab", folder: Path | str, remedy: str) -> "Corpus":
-    """Prepare the corpus of a run; require that its vocabulary is that of the model."""
+    """Prepare the corpus of a run; require that its vocabulary is that of the model.
+
+    Raises:
+        DataError: It is another one.
+    """
     from transformer_xl.data import prepare
 
     corpus = prepare(data, say)
     if corpus.vocab.hash != vocab.hash:
-        raise ValueError(
+        raise DataError(
             f"the vocabulary of the corpus is not the one of the model in {folder}: give {remedy}"
             f"{_raw_remedy(corpus)}"
         )
@@ -214,21 +200,22 @@ def require_readable(path: Path, *, is_text: bool = True) -> None:
     if str(path) == "-" or (path.exists() and not (path.is_file() or path.is_dir())):
         return
     with named(path), path.open("rb") as file:
-        has_content = not is_text or bool(file.read(1))
-    require_content(str(path), has_content)
+        is_empty = is_text and not file.read(1)
+    if is_empty:
+        raise _empty(path)
 
 
-def is_within(file: Path, given: str | None) -> bool:
+def _empty(path: Path) -> DataError:
+    why = "is empty (0 tokens): at least 2 tokens are needed to predict one"
+    return DataError(f"{name_of(path)} {why}")
+
+
+def is_within(file: Path, paths: str | None) -> bool:
     """Whether a file is one of ``data.path``, or in a folder of it."""
     if str(file) == "-":
         return False
-    places = {Path(place).resolve() for place in (given or "").split(os.pathsep) if place}
+    places = {Path(place).resolve() for place in (paths or "").split(os.pathsep) if place}
     return not places.isdisjoint([file.resolve(), *file.resolve().parents])
-
-
-def require_content(name: str, has_content: bool) -> None:
-    """Require that a text is not empty."""
-    require(has_content, f"{name} is empty (0 tokens): at least 2 tokens are needed to predict one")
 
 
 def read_bytes(path: Path) -> bytes:
@@ -244,7 +231,7 @@ def read_text(path: Path, vocab: "Vocab", *, is_raw: bool = False, remedy: str =
 
     Raises:
         OSError: It cannot be read.
-        ValueError: It is empty, or it is not UTF-8 and the vocabulary is not one of bytes.
+        DataError: It is empty, or it is not UTF-8 and the vocabulary is not one of bytes.
     """
     from transformer_xl.data.normalizing import Normalizer, normalized
     from transformer_xl.data.unpacking import opened
@@ -259,7 +246,8 @@ def read_text(path: Path, vocab: "Vocab", *, is_raw: bool = False, remedy: str =
         normalizer = Normalizer(name, remedy)
         content = b"".join(normalized([content], normalizer))
         say_changes(name, normalizer.changes, remedy)
-    require_content(name, bool(content))
+    if not content:
+        raise _empty(path)
     return _decodable(content.decode("utf-8", "surrogateescape"), vocab, name)
 
 
@@ -278,7 +266,7 @@ def encoded(name: str, text: str, vocab: "Vocab", encode: Callable[[str], list[i
     try:
         ids = encode(text)
     except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
+        raise DataError(f"{name}: {error}") from error
     if warning := unknown_warning(vocab, text, ids):
         say(f"warning: {name}: {warning}")
     return ids
@@ -310,7 +298,7 @@ def _decodable(text: str, vocab: "Vocab", name: str) -> str:
         except UnicodeEncodeError as error:
             byte = ord(text[error.start]) - 0xDC00
             kind = "its own tokens" if vocab.kind == "imported" else vocab.kind
-            raise ValueError(
+            raise DataError(
                 f"{name} is not UTF-8 text: character {error.start:,} is the byte 0x{byte:02x}, "
                 f"and the vocabulary has only {kind}: convert the text to UTF-8, or use a model of "
                 "bytes"

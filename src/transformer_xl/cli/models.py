@@ -17,6 +17,7 @@ from transformer_xl.cli.printing import say, show
 from transformer_xl.config.checks import require
 from transformer_xl.config.files import require_new
 from transformer_xl.config.locating import locate_here, may_be_on_hub
+from transformer_xl.errors import SettingsError
 
 
 @dataclass(kw_only=True)
@@ -70,8 +71,8 @@ class Convert(LoadsModels):
         # The prefix of a TensorFlow checkpoint is no path that exists.
         if locate_here(self.source) or may_be_on_hub(self.source):
             require_model(self.source)
-        given = {name: getattr(self, name) for name in SETTABLE}
-        settings = {name: x for name, x in given.items() if x is not None}
+        options = {name: getattr(self, name) for name in SETTABLE}
+        settings = {name: x for name, x in options.items() if x is not None}
         folder = convert(
             self.source, self.folder, to=self.to, settings=settings, vocab=self.vocab, say=say
         )
@@ -115,15 +116,11 @@ class Export(LoadsModels):
             self.dir, self.out, format=self.format, mem_len=self.mem_len, n_tokens=self.tokens
         )
         if errors is None:
-            say(
-                f"wrote {self.out} without comparing it with the model, which requires "
-                "pip install 'transformer-xl[onnx]'"
-            )
+            remedy = "which requires pip install 'transformer-xl[onnx]'"
+            say(f"wrote {self.out} without comparing it with the model, {remedy}")
         else:
-            say(
-                f"wrote {self.out}; its log-probabilities equal the model's up to "
-                f"{errors.difference:.1e}"
-            )
+            text = f"its log-probabilities equal the model's up to {errors.difference:.1e}"
+            say(f"wrote {self.out}; {text}")
             if errors.difference > EQUAL:
                 say(
                     f"this model amplifies rounding errors: its own are {errors.model:.1e}, the "
@@ -224,10 +221,10 @@ class Doctor(LoadsModels):
 
         if self.path is None:
             if self.any_size:
-                raise ValueError("--any_size has no effect without a folder: name one")
+                raise SettingsError("--any_size has no effect without a folder: name one")
             show(diagnose(), as_json=self.json)
             return 0
         require_model(self.path)
-        found = verify(self.path)
-        show(found, as_json=self.json)
-        return int(any(each.startswith(BAD) for each in found.values()))
+        messages = verify(self.path)
+        show(messages, as_json=self.json)
+        return int(any(each.startswith(BAD) for each in messages.values()))

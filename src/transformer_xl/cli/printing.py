@@ -5,6 +5,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from transformer_xl.errors import SettingsError
+
 if TYPE_CHECKING:
     from transformer_xl.config.device import Precision
 
@@ -21,6 +23,20 @@ def say_if_slow(precision: "Precision") -> None:
 
     if is_first_process() and (why := slow_precision(precision, pick_device())):
         say(f"note: {why}")
+
+
+def exclude(**options: object) -> None:
+    """Require that at most one of several options is set.
+
+    Args:
+        options: The values by the names of the options, with ``__`` for the dot of a section.
+
+    Raises:
+        SettingsError: Two are.
+    """
+    names = [f"--{name.replace('__', '.')}" for name, value in options.items() if value]
+    if len(names) > 1:
+        raise SettingsError(f"{names[0]} and {names[1]} exclude each other: leave out one of them")
 
 
 def show(values: Mapping[str, Any], *, as_json: bool) -> None:

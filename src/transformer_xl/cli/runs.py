@@ -18,7 +18,7 @@ from transformer_xl.cli.fitting import (
     text_settings,
 )
 from transformer_xl.cli.given import Given, LoadsModels, Recipe, nothing
-from transformer_xl.cli.loading import is_model, recipe_or_model, require_model, told_apart
+from transformer_xl.cli.loading import is_model, recipe_or_model, require_model
 from transformer_xl.cli.printing import say, say_if_slow, show
 from transformer_xl.config import Config, DataConfig, EvalConfig, GenerateConfig
 from transformer_xl.config.checks import require
@@ -31,6 +31,7 @@ from transformer_xl.config.recipes import (
     recipe_text,
 )
 from transformer_xl.config.shipped import shipped_model
+from transformer_xl.errors import SettingsError
 
 _GROUPS = (
     "for two CPU cores",
@@ -63,7 +64,9 @@ class Recipes:
         """Print or copy recipes."""
         if self.copy:
             if not self.name:
-                raise ValueError("--copy needs the name of a recipe: txl recipes NAME --copy FILE")
+                raise SettingsError(
+                    "--copy needs the name of a recipe: txl recipes NAME --copy FILE"
+                )
             self._copy(self.copy)
         elif self.name and self.json:
             show(asdict(load_recipe(self.name)), as_json=True)
@@ -84,7 +87,11 @@ class Recipes:
 
     def _copy(self, path: Path) -> None:
         text = recipe_copy(self.name)
-        _write_new(path, text)
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise type(error)(f"cannot write {path}: {error.strerror}") from error
         if text != recipe_text(self.name):
             say(
                 'vocab = "bytes" encodes any text; the original recipe has the characters of its '
@@ -93,19 +100,6 @@ class Recipes:
         say(f"wrote {path}; train it with: txl train {path} --out runs/mine")
         if self.json:
             show({"file": str(path)}, as_json=True)
-
-
-def _write_new(path: Path, text: str) -> None:
-    """Write a recipe to a file that does not exist yet."""
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise FileExistsError(
-            f"{path} exists and was not changed; give --copy another name"
-        ) from None
-    except OSError as error:
-        raise OSError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _group_of(recipe: str) -> str:
@@ -251,23 +245,24 @@ class Train(FittedRecipe, LoadsModels):
 
         prepare_process()
         if is_first_process():
-            if is_model(self.recipe):
-                require_model(self.recipe)
-            if self.train.get("init_from") is not None:
-                require_model(self.train["init_from"])
+            for name in (
+                self.recipe if is_model(self.recipe) else None,
+                self.train.get("init_from"),
+            ):
+                if name is not None:
+                    require_model(name)
         folder = self.folder
         RunFolder(folder).require_writable()
         try:
-            with told_apart(self.recipe):
-                own = self._own()
-                if not self.has_saved():
-                    self.say(self._beginning(own))
-                config = self.changed(own)
-                say_if_slow(config.train.precision)
-                if (self.data or is_text(self.recipe)) and config.data.vocab != "features":
-                    given = {x: getattr(self, x) for x in ("train", "generate")}
-                    config = fitted_to_text(config, given, self.say)
-                results = train(config, folder, quiet=self.quiet)
+            recipe = self._own()
+            if not self.has_saved():
+                self.say(self._beginning(recipe))
+            config = self.changed(recipe)
+            say_if_slow(config.train.precision)
+            if (self.data or is_text(self.recipe)) and config.data.vocab != "features":
+                overrides = {x: getattr(self, x) for x in ("train", "generate")}
+                config = fitted_to_text(config, overrides, self.say)
+            results = train(config, folder, quiet=self.quiet)
         except Stalled as error:
             say(f"txl: {error}")
             # Not sys.exit: threads may still wait for the process that hangs.
@@ -285,22 +280,26 @@ class Train(FittedRecipe, LoadsModels):
             flat = results["test"] | {k: x for k, x in results.items() if k.endswith("per_byte")}
             show(flat, as_json=self.json)
 
-    def _beginning(self, own: Config) -> str:
+    def _beginning(self, recipe: Config) -> str:
         """Say which weights the training begins with, and how to begin with others."""
-        text = shlex.quote(self.data.get("path") or (self.recipe if is_text(self.recipe) else ""))
-        text = "TEXT" if text == "''" else text
-        if (model := self.train.get("init_from", own.train.init_from)) is not None:
+        is_of_text = is_text(self.recipe)
+        text = self.data.get("path") or (self.recipe if is_of_text else "")
+        text = shlex.quote(text) if text else "TEXT"
+        if (model := self.train.get("init_from", recipe.train.init_from)) is not None:
             if self.recipe in recipe_names() or "init_from" in self.train:
                 return f"from the weights of {model}; without train.init_from, from random weights"
-            begins = f"from the weights of {self.recipe}"
-            return f"{begins}; to begin with random weights, give a recipe (txl recipes)"
-        if is_text(self.recipe):
-            known = f"from random weights, byte by byte, as the recipe {TEXT_RECIPE}"
-            return f"{known}; from those of a model: txl train english-1 --data.path {text}"
-        begins = f"from random weights, by the recipe {self.recipe}"
-        if (model := shipped_model(self.recipe)) is not None:
-            begins += f"; from those of the model: txl train {model.full_name} --data.path {text}"
-        return begins
+            return (
+                f"from the weights of {self.recipe}; to begin with random weights, give a recipe "
+                "(txl recipes)"
+            )
+        begins, name = f"from random weights, by the recipe {self.recipe}", "english-1"
+        if is_of_text:
+            begins = f"from random weights, byte by byte, as the recipe {TEXT_RECIPE}"
+        elif (shipped := shipped_model(self.recipe)) is not None:
+            name = shipped.full_name
+        else:
+            return begins
+        return f"{begins}; from those of a model: txl train {name} --data.path {text}"
 
 
 def _with_own_text(name: str, config: Config) -> Config:
@@ -309,5 +308,5 @@ def _with_own_text(name: str, config: Config) -> Config:
     if recipe is None or not locate(name).is_path:
         return config
     texts = ("name", "path", "valid_path", "test_path", "corpus")
-    own = {x: getattr(recipe.data, x) for x in texts}
-    return replace(config, data=replace(config.data, **own))
+    values = {x: getattr(recipe.data, x) for x in texts}
+    return replace(config, data=replace(config.data, **values))

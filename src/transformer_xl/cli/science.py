@@ -2,8 +2,6 @@
 
 import sys
 from dataclasses import asdict, dataclass, field, replace
-from importlib.util import find_spec
-from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,12 +16,12 @@ from transformer_xl.cli.given import (
     refuse_others,
 )
 from transformer_xl.cli.loading import corpus_of, evaluation_of, read_text, require_model
-from transformer_xl.cli.printing import say, say_if_slow, show
-from transformer_xl.cli.tables import narrow
+from transformer_xl.cli.printing import exclude, say, say_if_slow, show
+from transformer_xl.cli.tables import can_plot, narrow, require_plot, write_results
 from transformer_xl.config import Config, EvalConfig, GenerateConfig
 from transformer_xl.config.checks import Count, Positive, Range, check, no_type_check, require
-from transformer_xl.config.files import require_new_file
 from transformer_xl.config.recipes import load_recipe, recipe_of
+from transformer_xl.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -97,56 +95,54 @@ class Recl(LoadsModels):
 
     def run(self) -> None:
         """Measure and print."""
-        require(
-            bool(self.dirs), "give at least one run folder or model folder: txl recl DIR [DIR ...]"
-        )
-        require(
-            self.file is None or self.recl.split == ReclConfig().split,
-            f"--recl.split {self.recl.split} names a part of the corpus of the first run, and "
-            "--file another text: leave out one of them",
-        )
+        require(bool(self.dirs), "give at least one run folder or model folder: txl recl DIR ...")
+        exclude(file=self.file, recl__split=self.recl.split != ReclConfig().split)
         for name in self.dirs:
             require_model(name)
         if self.plot:
-            if not find_spec("matplotlib"):
-                raise RuntimeError(
-                    f"plotting to {self.plot} requires matplotlib: "
-                    "pip install 'transformer-xl[plot]'"
-                )
-            require(
-                self.plot.suffix in (".png", ".svg"), f"--plot {self.plot} must end in .png or .svg"
-            )
-            require_new_file(self.plot, force=True)
+            require_plot(self.plot)
         import numpy as np
 
         from transformer_xl.model import load_model
-        from transformer_xl.studies import recl
+        from transformer_xl.studies import markdown_table, recl
 
-        window = self.recl.window
-        require(
-            window is None or any(self._reading(x, load_model(x))[1] for x in self.dirs),
-            f"--recl.window {window} has no effect: every model has a memory; leave it out",
-        )
         settings, contexts, names = self.recl, self.recl.contexts, _names(self.dirs)
+        readings = [self._reading(folder, load_model(folder)) for folder in self.dirs]
+        is_read = settings.window is None or any(window for _, window in readings)
+        why = "has no effect: every model has a memory; leave it out"
+        require(is_read, f"--recl.window {settings.window} {why}")
         ids = self._tokens(_shared_vocabulary(self.dirs))
         places = recl.target_places(len(ids), contexts, settings.tokens)
-        losses = np.stack([self._losses(folder, ids, places) for folder in self.dirs])
-        found = {}
+        losses = np.stack(
+            [
+                self._losses(folder, ids, places, *reading)
+                for folder, reading in zip(self.dirs, readings, strict=True)
+            ]
+        )
+        by_top: dict[float, dict[str, LengthFound]] = {}
         for top in settings.top:
             results = recl.relative_effective_context_length(
                 losses, contexts, top=top, threshold=settings.threshold
             )
-            found[top] = dict(zip(names, results, strict=True))
-        (say if self.json else print)(_recl_table(found))
+            by_top[top] = dict(zip(names, results, strict=True))
+        rows = [
+            [
+                name,
+                *(f"{'at least ' * x[name].is_bound}{x[name].length:,}" for x in by_top.values()),
+            ]
+            for name in names
+        ]
+        table = markdown_table(["model", *(f"r = {top:g}" for top in by_top)], rows)
+        (say if self.json else print)(table)
         if self.plot:
-            recl.draw_gains(self.plot, contexts, found, settings.threshold)
+            recl.draw_gains(self.plot, contexts, by_top, settings.threshold)
             say(f"wrote {self.plot}")
         if self.json:
             models = [
                 {
                     "name": name,
                     "nll": nll,
-                    "recl": {f"{top:g}": asdict(results[name]) for top, results in found.items()},
+                    "recl": {f"{top:g}": asdict(results[name]) for top, results in by_top.items()},
                 }
                 for name, nll in zip(names, losses.mean(2).tolist(), strict=True)
             ]
@@ -159,7 +155,7 @@ class Recl(LoadsModels):
             is_raw = recipe is not None and recipe.data.raw
             return vocab.encode_lines(read_text(self.file, vocab, is_raw=is_raw))
         if recipe is None:
-            raise ValueError(
+            raise InputError(
                 f"{self.dirs[0]} is a model folder without a recipe, so its corpus is unknown: "
                 "give a text with --file"
             )
@@ -167,28 +163,26 @@ class Recl(LoadsModels):
         has_split = corpus.n_tokens(self.recl.split) > 1
         return corpus.split(self.recl.split if has_split else "valid")
 
-    def _losses(self, folder: str, ids: Any, places: list[int]) -> "np.ndarray":
+    def _losses(
+        self, folder: str, ids: Any, places: list[int], lengths: "Lengths", window: int | None
+    ) -> "np.ndarray":
         from transformer_xl.config.device import pick_device
         from transformer_xl.model import load_model
         from transformer_xl.studies.recl import context_losses
 
-        model = load_model(folder).to(pick_device())
-        lengths, window = self._reading(folder, model)
         if lengths.ext_len:
             say(f"{folder}: ext_len={lengths.ext_len} is ignored; no token is read twice")
         say(f"measuring {folder}" + f", which reads at most {window} tokens" * bool(window))
+        names = ("segment_len", "mem_len", "attn_len", "clamp_len")
         # In float32: rounding errors of half precision could count as a gain.
         return context_losses(
-            model,
+            load_model(folder).to(pick_device()),
             ids,
             places,
             self.recl.contexts,
-            segment_len=lengths.segment_len,
-            mem_len=lengths.mem_len,
-            attn_len=lengths.attn_len,
-            clamp_len=lengths.clamp_len,
             window=window,
             batch_tokens=self.recl.batch_tokens,
+            **{name: getattr(lengths, name) for name in names},
         )
 
     def _reading(self, folder: str, model: "LanguageModel") -> tuple["Lengths", int | None]:
@@ -199,18 +193,16 @@ class Recl(LoadsModels):
         evaluation = evaluation_of(folder, recipe, None)
         trained = recipe.train.segment_len if recipe else SEGMENT_LEN
         lengths = Lengths.of(model.config, **evaluation.lengths_after(trained))
-        window = None
         if evaluation.window:
-            lengths = lengths._replace(mem_len=0)
-            window = self.recl.window or evaluation.window
-        elif not lengths.mem_len and model.remembers_positions:
-            require(
-                self.recl.window is not None or recipe is not None,
-                "a model folder without memory and without a recipe: the longest input is not "
-                "known, give --recl.window",
-            )
-            window = self.recl.window or trained
-        return lengths, window
+            return lengths._replace(mem_len=0), self.recl.window or evaluation.window
+        if lengths.mem_len or not model.remembers_positions:
+            return lengths, None
+        require(
+            self.recl.window is not None or recipe is not None,
+            "a model folder without memory and without a recipe: the longest input is not known, "
+            "give --recl.window",
+        )
+        return lengths, self.recl.window or trained
 
 
 @dataclass(kw_only=True)
@@ -271,49 +263,32 @@ class Ablate(FittedRecipe, LoadsModels):
         why = "an ablation searches for the best lengths; see --attn_lens, --split, --tokens"
         refuse_others(self.eval, "eval.", ("batch_size",), why)
         from transformer_xl.config.device import prepare_process
-        from transformer_xl.config.files import replace_file
         from transformer_xl.studies import ablate as study
 
         prepare_process()
-        names = ("seeds", "steps", "minutes", "attn_lens", "split", "tokens")
-        given = {name: getattr(self, name) for name in names}
+        names = ("seeds", "attn_lens", "split", "tokens")
+        options = {name: getattr(self, name) for name in names}
         chosen = tuple(study.rows_of(self.table, self.rows))
-        plan = study.Plan(recipe=self.config(), rows=chosen, **given)
+        plan = study.Plan(recipe=self.config(), rows=chosen, **options)
         say_if_slow(plan.recipe.train.precision)
         measured = study.ablate(plan, self.out, say)
         result = {"table": self.table, "rows": study.summary(measured, self.table)}
-        content = dumps(result | {"runs": measured}, indent=2) + "\n"
-        replace_file(self.out / "ablation.json", content.encode())
         table = study.markdown(result["rows"])
-        replace_file(self.out / "ablation.md", table.encode())
+        write_results(self.out / "ablation", result | {"runs": measured}, table)
         (say if self.json else print)(narrow(table))
-        if find_spec("matplotlib"):
+        if can_plot():
             study.draw_ablation(self.out / "ablation.svg", result["rows"])
             say(f"wrote {self.out / 'ablation.svg'}")
-        else:
-            say("no plot: it requires pip install 'transformer-xl[plot]'")
         if self.json:
             show(result, as_json=True)
-
-
-def _recl_table(found: "dict[float, dict[str, LengthFound]]") -> str:
-    """Format the lengths as the paper's Table 8: a row per model, a column per r."""
-    lines = ["| model | " + " | ".join(f"r = {top:g}" for top in found) + " |"]
-    lines.append("|---|" + "--:|" * len(found))
-    for name in next(iter(found.values())):
-        lengths = (models[name] for models in found.values())
-        cells = (f"{'at least ' * x.is_bound}{x.length:,}" for x in lengths)
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 def _names(folders: tuple[str, ...]) -> list[str]:
     """Name models by their folders, by full paths where names are equal."""
     names = [Path(folder).resolve().name for folder in folders]
     paths = [str(Path(folder)) for folder in folders]
-    if len({*paths}) < len(paths):
-        twice = next(path for path in paths if paths.count(path) > 1)
-        raise ValueError(f"{twice} is given twice")
+    for path in paths:
+        require(paths.count(path) == 1, f"{path} is given twice")
     return [x if names.count(x) == 1 else path for x, path in zip(names, paths, strict=True)]
 
 

@@ -25,7 +25,7 @@ from transformer_xl.cli.loading import (
     saved_at_end,
     say_changes,
 )
-from transformer_xl.cli.printing import say, show
+from transformer_xl.cli.printing import exclude, say, show
 from transformer_xl.config.checks import require
 from transformer_xl.config.recipes import recipe_of
 
@@ -93,23 +93,16 @@ class Score(LoadsModels):
         """Score and print."""
         require_readable(self.file)
         require(self.segment_len >= 1, f"segment_len={self.segment_len} must be at least 1")
-        is_length = self.mem_len is None or self.mem_len >= 0
-        require(is_length, f"mem_len={self.mem_len} must be at least 0")
-        for name in ("separate_lines", "top"):
-            require(
-                self.by == "line" or not getattr(self, name),
-                f"--{name} has no effect by token: give --by line, too, or leave it out",
-            )
+        mem_len = self.mem_len
+        require(mem_len is None or mem_len >= 0, f"mem_len={mem_len} must be at least 0")
         require(self.top is None or self.top >= 1, f"top={self.top} must be at least 1")
-        require(
-            not (self.top and self.json),
-            "--json prints sums and no lines: leave out --top or --json",
-        )
-        require(
-            not (self.separate_lines and self.state),
-            f"--state {self.state} goes on from what was read before, and with --separate_lines no "
-            "line does: leave out one of them",
-        )
+        for name in ("separate_lines", "top"):
+            has_effect = self.by == "line" or not getattr(self, name)
+            require(has_effect, f"--{name} has no effect by token: give --by line, too")
+        # Sums, and no lines.
+        exclude(json=self.json, top=self.top)
+        # A state goes on from what was read before, as no separate line does.
+        exclude(state=self.state, separate_lines=self.separate_lines)
         recipe = recipe_of(self.dir)
         is_raw = self.raw or (recipe is not None and recipe.data.raw)
         if self.by == "line" and recipe is not None and is_within(self.file, recipe.data.path):
@@ -125,17 +118,18 @@ class Score(LoadsModels):
         from transformer_xl.model.reading import Reader, ReaderState
         from transformer_xl.model.segment import Lengths
 
-        model, vocab, found, checksum = load_with_state(self.dir, self.weights, self.state)
+        model, vocab, state, checksum = load_with_state(self.dir, self.weights, self.state)
         require_mem_len(model, self.mem_len)
         lengths = Lengths.of(model.config, segment_len=self.segment_len, mem_len=self.mem_len)
-        begun = None if found is None else ReaderState(found.mems, found.last_token, found.offset)
+        begun = state and ReaderState(state.mems, state.last_token, state.offset)
         reader = Reader(model, lengths, begun)
 
         def save() -> None:
             mems, last_token, offset = reader.state
             if self.state and last_token is not None:
-                state = State(mems, last_token, None if found is None else found.random, offset)
-                write_state(self.state, state, checksum, positions=reader.most_positions)
+                random = None if state is None else state.random
+                last = State(mems, last_token, random, offset)
+                write_state(self.state, last, checksum, positions=reader.most_positions)
                 say(f"saved the memory to {self.state}; the same command resumes from it")
 
         # The signals first: a named pipe that nobody has opened yet is waited for.
@@ -223,13 +217,13 @@ class _Unknown:
             return
         from transformer_xl.data.vocab import describe_unknown, treated
 
-        found = treated(self._vocab, piece.unknown)
-        self._treated += found
+        counts = treated(self._vocab, piece.unknown)
+        self._treated += counts
         self.n += piece.unknown.total()
         self._places += 1
         if self._places <= _WARNINGS:
             what = describe_unknown(piece.unknown, piece.line)
-            say(f"warning: not in the vocabulary: {what}; {_describe_treatment(found)}")
+            say(f"warning: not in the vocabulary: {what}; {_describe_treatment(counts)}")
         elif self._places == _WARNINGS + 1:
             say("warning: further warnings are suppressed; the total follows at the end")
 

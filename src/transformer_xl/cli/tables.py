@@ -1,11 +1,48 @@
-"""Tables in Markdown, made to fit a terminal."""
+"""Tables in Markdown, made to fit a terminal; files of results and plots."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from itertools import groupby
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+from transformer_xl.cli.printing import say
+from transformer_xl.config.checks import require
+from transformer_xl.config.files import replace_file, require_new_file
+
+_PLOT = "pip install 'transformer-xl[plot]'"
 
 WIDTH = 100
 """Columns of a terminal that a table takes at most."""
+
+
+def write_results(path: Path, result: Mapping[str, Any], table: str) -> None:
+    """Write results to ``path`` with the suffix .json, and their table with .md."""
+    replace_file(path.with_suffix(".json"), (dumps(result, indent=2) + "\n").encode())
+    replace_file(path.with_suffix(".md"), table.encode())
+
+
+def can_plot() -> bool:
+    """Whether matplotlib is installed; say if it is not."""
+    if not find_spec("matplotlib"):
+        say(f"no plot: it requires {_PLOT}")
+    return bool(find_spec("matplotlib"))
+
+
+def require_plot(path: Path) -> None:
+    """Require that a plot can be written to a file.
+
+    Raises:
+        OSError: The file cannot be written.
+        RuntimeError: matplotlib is missing.
+        SettingsError: It is neither .png nor .svg.
+    """
+    if not find_spec("matplotlib"):
+        raise RuntimeError(f"plotting to {path} requires matplotlib: {_PLOT}")
+    require(path.suffix in (".png", ".svg"), f"--plot {path} must end in .png or .svg")
+    require_new_file(path, force=True)
 
 
 def narrow(text: str, width: int = WIDTH) -> str:
@@ -34,18 +71,18 @@ def _tables(lines: Sequence[str], width: int) -> str:
             groups[-1].append(n)
         else:
             groups.append([n])
-    found = []
+    parts = []
     for group in groups or [[]]:
         columns = [0, *group]
         # What a baseline does not have is left out where none of it is there.
-        kept = [row for row in body if not group or any(n < len(row) and row[n] for n in group)]
-        cells = [[row[n] if n < len(row) else "" for n in columns] for row in [head, *kept]]
+        filled = [row for row in body if not group or any(n < len(row) and row[n] for n in group)]
+        cells = [[row[n] if n < len(row) else "" for n in columns] for row in [head, *filled]]
         right = [rule[n].endswith(":") for n in columns]
-        own = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        fitted = [max(map(len, column)) for column in zip(*cells, strict=True)]
         drawn = [
-            [x.rjust(w) if r else x.ljust(w) for x, w, r in zip(row, own, right, strict=True)]
+            [x.rjust(w) if r else x.ljust(w) for x, w, r in zip(row, fitted, right, strict=True)]
             for row in cells
         ]
-        drawn.insert(1, ["-" * (w - r) + ":" * r for w, r in zip(own, right, strict=True)])
-        found.append("\n".join(f"| {' | '.join(row)} |" for row in drawn))
-    return "\n\n".join(found)
+        drawn.insert(1, ["-" * (w - r) + ":" * r for w, r in zip(fitted, right, strict=True)])
+        parts.append("\n".join(f"| {' | '.join(row)} |" for row in drawn))
+    return "\n\n".join(parts)

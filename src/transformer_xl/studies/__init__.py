@@ -1,10 +1,11 @@
 """Studies of the paper, ablations and effective context length; comparisons of models."""
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformer_xl.config.checks import require
 from transformer_xl.config.files import write_atomically
+from transformer_xl.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -14,9 +15,23 @@ def require_predicted(tokens: int | None) -> None:
     """Require that of so many tokens at least one is predicted; None: of all there are.
 
     Raises:
-        ValueError: None is.
+        InputError: None is.
     """
-    require(tokens is None or tokens >= 2, f"tokens={tokens} must be at least 2")
+    if tokens is not None and tokens < 2:
+        raise InputError(f"tokens={tokens} must be at least 2")
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, n_texts: int = 1) -> str:
+    """Return a table in Markdown.
+
+    Args:
+        heads: The titles of the columns.
+        rows: The cells of each row.
+        n_texts: Columns from the left that hold text; the others are aligned right.
+    """
+    rule = "|" + "---|" * n_texts + "--:|" * (len(heads) - n_texts)
+    lines = [f"| {' | '.join(row)} |" for row in (heads, *rows)]
+    return "\n".join([lines[0], rule, *lines[1:]])
 
 
 def save_figure(figure: "Figure", path: Path) -> None:

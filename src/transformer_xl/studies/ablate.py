@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Integer
@@ -17,16 +17,15 @@ from torch import Tensor
 from transformer_xl.config import Config, EvalConfig
 from transformer_xl.config.device import autocast, pick_device
 from transformer_xl.config.files import replace_file
-from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data import Corpus, prepare
+from transformer_xl.errors import SettingsError
 from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.model import LanguageModel, TransformerXL
-from transformer_xl.studies import require_predicted, save_figure
+from transformer_xl.studies import markdown_table, require_predicted, save_figure
 from transformer_xl.train import train
 from transformer_xl.train.checkpoint import (
     ENVIRONMENT_FILE,
     METRICS_FILE,
-    RECIPE_FILE,
     RunFolder,
 )
 from transformer_xl.train.metrics import read_metrics
@@ -47,36 +46,43 @@ class Row:
     """One setting of the ablation."""
 
     name: str
-    """Name of the row and of its folder."""
-    recurrence: bool
-    """Whether the model has a memory."""
-    encoding: Literal["ours", "shaw", "sinusoids", "learned"]
-    """ours: relative; shaw: learned relative; sinusoids: Vaswani's; learned: Al-Rfou's."""
-    loss: Literal["full", "half"]
-    """Loss on all tokens of a segment, or on its second half."""
+    """Recurrence or not, encoding and loss; also the name of its folder. Encodings: ours, relative;
+    shaw, learned relative; sinusoids, Vaswani's; learned, Al-Rfou's."""
     paper: dict[int, tuple[float | None, float, int | None]] = field(default_factory=dict)
     """By table: perplexity at the training length, best perplexity, and its attention length."""
     longer: float = 1.0
     """Factor of the segment length, for the same GPU memory as with recurrence."""
 
+    @property
+    def recurrence(self) -> bool:
+        """Whether the model has a memory."""
+        return self.name.startswith("recurrence")
+
+    @property
+    def encoding(self) -> str:
+        """The encoding of positions."""
+        return self.name.split("-")[1]
+
+    @property
+    def loss(self) -> str:
+        """Loss on all tokens of a segment, or on its second half."""
+        return self.name.split("-")[2]
+
 
 ROWS = (
-    Row("recurrence-ours-full", True, "ours", "full",
+    Row("recurrence-ours-full",
         {6: (27.02, 26.77, 500), 7: (None, 25.2, None), 10: (27.02, 26.77, 500)}),
-    Row("recurrence-shaw-full", True, "shaw", "full",
-        {6: (27.94, 27.94, 256), 7: (None, 25.7, None)}),
-    Row("recurrence-ours-half", True, "ours", "half",
-        {6: (28.69, 28.33, 460), 10: (28.69, 28.33, 460)}),
-    Row("none-ours-full", False, "ours", "full",
-        {6: (29.59, 29.02, 260), 7: (None, 27.1, None)}),
-    Row("none-ours-half", False, "ours", "half", {6: (30.10, 30.10, 120)}),
-    Row("none-shaw-full", False, "shaw", "full", {6: (29.75, 29.75, 120)}),
-    Row("none-shaw-half", False, "shaw", "half", {6: (30.50, 30.50, 120)}),
-    Row("none-sinusoids-half", False, "sinusoids", "half", {6: (30.97, 30.97, 120)}),
-    Row("none-learned-half", False, "learned", "half", {6: (31.16, 31.16, 120)}),
+    Row("recurrence-shaw-full", {6: (27.94, 27.94, 256), 7: (None, 25.7, None)}),
+    Row("recurrence-ours-half", {6: (28.69, 28.33, 460), 10: (28.69, 28.33, 460)}),
+    Row("none-ours-full", {6: (29.59, 29.02, 260), 7: (None, 27.1, None)}),
+    Row("none-ours-half", {6: (30.10, 30.10, 120)}),
+    Row("none-shaw-full", {6: (29.75, 29.75, 120)}),
+    Row("none-shaw-half", {6: (30.50, 30.50, 120)}),
+    Row("none-sinusoids-half", {6: (30.97, 30.97, 120)}),
+    Row("none-learned-half", {6: (31.16, 31.16, 120)}),
     # 176 and 172 tokens instead of 128, in the same memory.
-    Row("longer-ours-full", False, "ours", "full", {10: (28.43, 27.98, 400)}, 176 / 128),
-    Row("longer-ours-half", False, "ours", "half", {10: (28.83, 28.83, 120)}, 172 / 128),
+    Row("longer-ours-full", {10: (28.43, 27.98, 400)}, 176 / 128),
+    Row("longer-ours-half", {10: (28.83, 28.83, 120)}, 172 / 128),
 )  # fmt: skip
 """All rows, in the order of the paper."""
 
@@ -85,54 +91,42 @@ def rows_of(table: int, names: Sequence[str] = ()) -> list[Row]:
     """Return the rows of a table, or those of these names.
 
     Raises:
-        ValueError: There is no such table or row.
+        SettingsError: There is no such table or row.
     """
     by_name = {row.name: row for row in ROWS}
     if unknown := [name for name in names if name not in by_name]:
-        raise ValueError(f"{unknown[0]!r} is no row; there are {', '.join(by_name)}")
+        raise SettingsError(f"{unknown[0]!r} is no row; there are {', '.join(by_name)}")
     if names:
         return [by_name[name] for name in dict.fromkeys(names)]
     if table not in TABLES:
-        raise ValueError(
+        raise SettingsError(
             f"table={table} has no ablations; choose from {', '.join(map(str, TABLES))}"
         )
     return [row for row in ROWS if table in row.paper]
 
 
-def recipe_of(
-    row: Row,
-    recipe: Config,
-    seed: int,
-    *,
-    steps: int | None = None,
-    minutes: float | None = None,
-) -> Config:
+def recipe_of(row: Row, recipe: Config, seed: int) -> Config:
     """Return the recipe of a row and seed.
 
     Args:
         row: The row.
         recipe: The recipe that all rows share, with recurrence.
         seed: Seed of the weights and of dropout.
-        steps: Steps of every run, in place of the time limit of the recipe. None: as it says.
-        minutes: Time limit of every run. None: as in the recipe.
 
     Raises:
-        ValueError: The recipe has no attention or no memory, or the settings are inconsistent.
+        SettingsError: The recipe has no attention or no memory, or the settings are inconsistent.
     """
     model = recipe.model
     if model.kind != "transformer_xl":
-        raise ValueError(f"model.kind={model.kind!r} has no recurrence or encoding to take away")
+        raise SettingsError(f"model.kind={model.kind!r} has no recurrence or encoding to take away")
     if not model.mem_len:
-        raise ValueError(
+        raise SettingsError(
             "model.mem_len=0: the recipe has no recurrence to take away; give it a memory, as long "
             "as the segment in the paper"
         )
     segment_len = round(recipe.train.segment_len * row.longer)
     mem_len = model.mem_len if row.recurrence else 0
     attn_type = _ATTN_TYPES[row.encoding]
-    limits = {} if minutes is None else {"minutes": minutes}
-    if steps is not None:
-        limits = {"steps": steps, "minutes": minutes}
     return replace(
         recipe,
         model=replace(
@@ -155,7 +149,6 @@ def recipe_of(
             # Without a curriculum, as rows differ in their lengths.
             stages=(),
             reset_memory=recipe.train.reset_memory if row.recurrence else 0.0,
-            **limits,
         ),
         # Attention lengths are searched after training.
         eval=EvalConfig(batch_size=recipe.eval.batch_size),
@@ -171,9 +164,6 @@ class Plan:
     rows: tuple[Row, ...]
     seeds: tuple[int, ...] = (1,)
     """Each row is trained once with each."""
-    steps: int | None = None
-    """Steps of every run; None: as in the recipe. Likewise ``minutes``."""
-    minutes: float | None = None
     attn_lens: tuple[int, ...] = ()
     """Attention lengths to evaluate; empty: 0.5 to 3 times that of training."""
     split: str = "valid"
@@ -182,9 +172,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         if len({*self.seeds}) < len(self.seeds) or not self.seeds:
-            raise ValueError(f"seeds={self.seeds} must be different, and at least one")
+            raise SettingsError(f"seeds={self.seeds} must be different, and at least one")
         if any(length < 1 for length in self.attn_lens):
-            raise ValueError(f"attn_lens={self.attn_lens} must be at least 1")
+            raise SettingsError(f"attn_lens={self.attn_lens} must be at least 1")
         require_predicted(self.tokens)
 
 
@@ -200,18 +190,17 @@ def ablate(plan: Plan, folder: Path, say: Callable[[str], None] = print) -> list
         ValueError: A row does not fit the recipe; a folder holds a run of another recipe or text.
         OSError: A folder holds something else, or cannot be written.
     """
-    limits = {"steps": plan.steps, "minutes": plan.minutes}
     runs = [
-        (row, seed, recipe_of(row, plan.recipe, seed, **limits), folder / row.name / f"seed_{seed}")
+        (row, recipe_of(row, plan.recipe, seed), folder / row.name / f"seed_{seed}")
         for seed in plan.seeds
         for row in plan.rows
     ]
-    for _, _, config, place in runs:
+    for _, config, place in runs:
         # Before the first run starts.
         RunFolder(place).check(config)
     corpus = prepare(plan.recipe.data, lambda _: None)
-    found = []
-    for n, (row, seed, config, place) in enumerate(runs, 1):
+    all_measured = []
+    for n, (row, config, place) in enumerate(runs, 1):
         trained = config.train.segment_len + config.model.mem_len
         lengths = plan.attn_lens or [max(1, round(factor * trained)) for factor in _FACTORS]
         settings = {
@@ -222,7 +211,7 @@ def ablate(plan: Plan, folder: Path, say: Callable[[str], None] = print) -> list
             # Of another text, training says so.
             "checksums": dict(corpus.checksums),
         }
-        measured = _read_measured(place, config, settings)
+        measured, seed = _read_measured(place, settings), config.train.seed
         state = "was measured before" if measured else "begins"
         say(f"run {n} of {len(runs)}: {row.name}, seed {seed} {state}")
         if measured is None:
@@ -233,18 +222,14 @@ def ablate(plan: Plan, folder: Path, say: Callable[[str], None] = print) -> list
             # As loaded from the file, with lists instead of tuples.
             measured = json.loads(text)
         say("   " + ", ".join(f"{x['attn_len']}: {x['nll']:.4f}" for x in measured["lengths"]))
-        found.append(measured)
-    return found
+        all_measured.append(measured)
+    return all_measured
 
 
-def _read_measured(place: Path, config: Config, settings: dict[str, Any]) -> dict[str, Any] | None:
+def _read_measured(place: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     try:
         measured = json.loads((place / MEASURED_FILE).read_text(encoding="utf-8"))
-        known, recipe = measured["settings"], load_recipe(place / RECIPE_FILE, is_stored=True)
-        # Earlier versions did not store which text it was: that of the recipe.
-        if "checksums" not in known and recipe.data == config.data:
-            known["checksums"] = settings["checksums"]
-        return measured if known == settings else None
+        return measured if measured["settings"] == settings else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -304,7 +289,7 @@ def summary(measured: Sequence[Mapping[str, Any]], table: int = 6) -> list[dict[
         single one), in ``unit``, perplexity or bits per token; the shortest ``attn_len`` within
         0.001 nats of the best; the mean loss by length; the numbers of the paper.
     """
-    found = []
+    rows = []
     for row in ROWS:
         runs = [run for run in measured if run["row"] == row.name]
         if not runs:
@@ -317,7 +302,7 @@ def summary(measured: Sequence[Mapping[str, Any]], table: int = 6) -> list[dict[
         best = int(np.flatnonzero(mean <= mean.min() + _AS_GOOD)[0])
         curve = zip(lengths, mean.tolist(), strict=True)
         paper = row.paper.get(table, (None, None, None))
-        found.append(
+        rows.append(
             {
                 "row": row.name,
                 "recurrence": row.recurrence,
@@ -336,21 +321,20 @@ def summary(measured: Sequence[Mapping[str, Any]], table: int = 6) -> list[dict[
                 "paper": dict(zip(("init", "best", "attn_len"), paper, strict=True)),
             }
         )
-    return found
+    return rows
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """Format a summary as a Markdown table with the columns of the paper."""
     if not rows:
         return ""
-    lines = [
-        f"| recurrence | encoding | loss | segment | {rows[0]['unit']}, init | best "
-        "| attention length | paper: init | best | attention length |",
-        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|",
+    unit = rows[0]["unit"]
+    heads = [
+        *("recurrence", "encoding", "loss", "segment", f"{unit}, init", "best", "attention length"),
+        *("paper: init", "best", "attention length"),
     ]
-    for row in rows:
-        paper = row["paper"]
-        cells = [
+    cells = [
+        [
             "yes" if row["recurrence"] else "no",
             _AUTHORS[row["encoding"]],
             row["loss"],
@@ -358,11 +342,15 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
             _with_spread(row["init"]),
             _with_spread(row["best"]),
             f"{row['attn_len']:,}",
-            *("" if paper[x] is None else f"{paper[x]:.2f}" for x in ("init", "best")),
-            "" if paper["attn_len"] is None else str(paper["attn_len"]),
+            *(
+                "" if row["paper"][x] is None else f"{row['paper'][x]:.2f}"
+                for x in ("init", "best")
+            ),
+            str(row["paper"]["attn_len"] or ""),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        for row in rows
+    ]
+    return markdown_table(heads, cells, n_texts=3) + "\n"
 
 
 def draw_ablation(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

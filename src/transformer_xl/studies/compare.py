@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, fields, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +21,15 @@ import msgspec
 import torch
 
 from transformer_xl.config import Config, DataConfig, EvalConfig, ModelConfig, TrainConfig
-from transformer_xl.config.device import Rounded, pick_device, pick_precision
+from transformer_xl.config.checks import require
+from transformer_xl.config.device import pick_device, pick_precision
 from transformer_xl.config.files import replace_file
 from transformer_xl.config.locking import locked
 from transformer_xl.config.recipes import load_recipe, recipe_names
 from transformer_xl.data import prepare
+from transformer_xl.errors import DataError, SettingsError
 from transformer_xl.studies import require_predicted
-from transformer_xl.studies.contestant import (
-    has_details,
-    measured,
-    measured_anew,
-    trained_model,
-)
+from transformer_xl.studies.contestant import measured
 from transformer_xl.studies.pace import paces, steps_in, with_others
 from transformer_xl.studies.process import in_process
 from transformer_xl.train.step import Diverged
@@ -52,8 +48,6 @@ _LEAST_TOKENS = 2_000
 """Tokens on which a limited evaluation is made at least."""
 _PACE_SHARE = 0.1
 """Share of the time of a run that measuring the pace of a contestant takes, about, at most."""
-_BORROWED = ("mamba2", "rwkv", "xlnet", "xlstm")
-"""Kinds of models whose layers are those of transformers."""
 MOST_BEYOND = 3
 """How often the search goes on beyond them, while the lowest or highest rate is the best one."""
 _NOT_DYNAMIC = {x.name: x.default for x in fields(EvalConfig) if x.name.startswith("dynamic")}
@@ -73,26 +67,19 @@ def load_contestants(names: Sequence[str]) -> dict[str, Config]:
 
     Raises:
         FileNotFoundError: A recipe file does not exist.
-        RuntimeError: A package that a contestant requires is missing.
-        ValueError: A name is unknown, two are the same, or a recipe is invalid.
+        SettingsError: A name is unknown, two are the same, or a recipe is invalid.
     """
-    found: dict[str, Config] = {}
+    recipes: dict[str, Config] = {}
     for name in names:
         recipe = f"{PREFIX}{name}" if f"{PREFIX}{name}" in recipe_names() else name
         stem = Path(name).stem
-        if stem in found:
-            raise ValueError(f"models={' '.join(names)}: {stem} is given twice")
+        if stem in recipes:
+            raise SettingsError(f"models={' '.join(names)}: {stem} is given twice")
         try:
-            found[stem] = load_recipe(recipe)
+            recipes[stem] = load_recipe(recipe)
         except ValueError as error:
-            raise ValueError(f"{error}; contestants are {', '.join(contestants())}") from error
-    borrowed = [name for name, x in found.items() if x.model.kind in _BORROWED]
-    if borrowed and not find_spec("transformers"):
-        raise RuntimeError(
-            f"{' and '.join(borrowed)}: the layers are those of transformers: "
-            "pip install 'transformer-xl[hf]', or leave out what requires it"
-        )
-    return found
+            raise SettingsError(f"{error}; contestants are {', '.join(contestants())}") from error
+    return recipes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +87,7 @@ class Plan:
     """What is compared, and at which cost.
 
     Raises:
-        ValueError: A setting is out of range.
+        SettingsError: A setting is out of range.
     """
 
     data: DataConfig
@@ -122,33 +109,27 @@ class Plan:
     has_short_evaluations: bool = False
     """Evaluate on fewer, if an evaluation would take more than a share of the search's time
     (:data:`EVALUATION_SHARE`) by the pace of the slowest contestant."""
-    later_precision: Rounded | None = None
-    """Precision of the long runs of all seeds but the first; None: as their recipes have it."""
 
     def __post_init__(self) -> None:
-        if not self.models:
-            raise ValueError("models: give at least one contestant")
-        if not self.seeds or len({*self.seeds}) < len(self.seeds):
-            raise ValueError(f"seeds={self.seeds} must be different, and at least one")
-        if not self.factors or min(self.factors) <= 0 or len({*self.factors}) < len(self.factors):
-            raise ValueError(f"factors={self.factors} must be above 0, different, and at least one")
-        if self.jobs < 1:
-            raise ValueError(f"jobs={self.jobs} must be at least 1")
-        for name, recipe in self.models.items():
-            if recipe.train.schedule == "plateau":
-                raise ValueError(
-                    f"{name}: train.schedule='plateau' needs evaluations during the training, "
-                    "whose time a comparison does not count: set another schedule"
-                )
-            for setting in ("window", "max_steps"):
-                if (x := getattr(recipe.eval, setting)) is not None:
-                    raise ValueError(
-                        f"{name}: eval.{setting}={x} would measure it otherwise than the others: "
-                        "leave it out"
-                    )
+        require(bool(self.models), "models: give at least one contestant")
+        is_once = len({*self.seeds}) == len(self.seeds) > 0
+        require(is_once, f"seeds={self.seeds} must be different, and at least one")
+        is_once = len({*self.factors}) == len(self.factors) > 0 and min(self.factors) > 0
+        what = "must be above 0, different, and at least one"
+        require(is_once, f"factors={self.factors} {what}")
+        require(self.jobs >= 1, f"jobs={self.jobs} must be at least 1")
         for name, minutes in (("minutes", self.minutes), ("search_minutes", self.searched_minutes)):
-            if minutes <= 0:
-                raise ValueError(f"{name}={minutes} must be above 0")
+            require(minutes > 0, f"{name}={minutes} must be above 0")
+        for name, recipe in self.models.items():
+            require(
+                recipe.train.schedule != "plateau",
+                f"{name}: train.schedule='plateau' needs evaluations during the training, whose "
+                "time a comparison does not count: set another schedule",
+            )
+            for setting in ("window", "max_steps"):
+                x = getattr(recipe.eval, setting)
+                why = "would measure it otherwise than the others: leave it out"
+                require(x is None, f"{name}: eval.{setting}={x} {why}")
         require_predicted(self.eval_tokens)
 
     @property
@@ -217,6 +198,11 @@ class Task:
         name = f"search_{self.factor:g}" if self.phase == "search" else f"seed_{self.seed}"
         return self.parent / self.model / f"{name}-{_digest(self._trained)}"
 
+    def ended(self, found: dict[str, Any]) -> Run:
+        """Return the run, of which something was measured."""
+        about = {name: getattr(self, name) for name in Run.__struct_fields__ if name != "found"}
+        return Run(**about, found=found)
+
     @property
     def _trained(self) -> list[Any]:
         config, device = self.config, pick_device()
@@ -236,8 +222,8 @@ def _changed(section: ModelConfig | TrainConfig | EvalConfig) -> dict[str, Any]:
     return {name: x for name, x in asdict(section).items() if x != defaults[name]}
 
 
-def _digest(given: list[Any]) -> str:
-    return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
+def _digest(settings: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class Comparison:
@@ -255,7 +241,7 @@ class Comparison:
         failed: Runs that failed otherwise in this process; the next one tries them again.
 
     Raises:
-        ValueError: The file of the runs is damaged, or the text cannot be read so.
+        DataError: The file of the runs is damaged, or the text cannot be read so.
     """
 
     def __init__(
@@ -269,9 +255,8 @@ class Comparison:
 
     def search(self) -> list[Task]:
         """Return the runs of the search, as far as they are known: :meth:`search_of`."""
-        found = {model: self.search_of(model) for model in self.plan.models}
+        tasks = [task for model in self.plan.models for task in self.search_of(model)]
         # The rates of the recipes first.
-        tasks = [task for own in found.values() for task in own]
         return sorted(tasks, key=lambda task: abs(math.log(task.factor)))
 
     def search_of(self, model: str) -> list[Task]:
@@ -321,7 +306,8 @@ class Comparison:
 
     def planned(self) -> list[Run]:
         """Return the runs of the plan that have ended, in its order."""
-        tasks = [*map(self._pace_task, self.plan.models), *self.search(), *self.final()]
+        paces = [self._task(model, "pace") for model in self.plan.models]
+        tasks = [*paces, *self.search(), *self.final()]
         return [run for task in tasks if (run := self.done(task))] + self.failed
 
     def add(self, runs: Iterable[Run]) -> None:
@@ -343,11 +329,10 @@ class Comparison:
         except FileNotFoundError:
             return []
         except msgspec.DecodeError as error:
-            raise ValueError(f"{path} is damaged, or no file of runs: {error}") from error
+            raise DataError(f"{path} is damaged, or no file of runs: {error}") from error
 
     def go(self) -> None:
         """Search the learning rates and train, seed by seed."""
-        self._say_other_threads()
         self._measure_paces()
         if self.plan.has_short_evaluations and self.plan.eval_tokens is None:
             self._eval_tokens = self._short_evaluation()
@@ -360,40 +345,9 @@ class Comparison:
             tasks += new
         self._make([*self.final()])
 
-    def measure(self) -> None:
-        """Count the FLOPs of all runs anew, and measure again those that are measured in detail.
-
-        Nothing is trained. Measured are writing, and what else is missing; each run alone, in a
-        process with as many threads as it was trained with. Writing takes as long with any weights,
-        so that a run whose folder has no model any more is measured with new ones; if it lacks more
-        than that, it is named, and its FLOPs alone are counted.
-        """
-        ended = [
-            (task, run) for task in [*self.search(), *self.final()] if (run := self.done(task))
-        ]
-        if not any(task.is_detailed for task, _ in ended):
-            self._say(
-                "nothing to measure: no detailed run of this plan has ended; its settings include "
-                f"the threads of a run, here {threads_of(self.plan.jobs)}"
-            )
-        for task, run in ended:
-            if "failed" in run.found:
-                continue
-            name = task.folder.relative_to(self.folder)
-            is_measurable = has_details(run.found) or trained_model(task.folder).is_dir()
-            if task.is_detailed and not is_measurable:
-                self._say(f"{name}: not measured, as {self.folder} does not have its model")
-            if not (task.is_detailed and is_measurable):
-                run.found = measured_anew(task.config, task.folder, run.found, is_detailed=False)
-                continue
-            run.found = in_process(task.threads, _measure, task, run.found)
-            self.add([])
-            self._say(f"{name}: measured")
-        self.add([])
-
     def pace(self, model: str) -> Run | None:
         """Return the measured pace of a contestant."""
-        return self.done(self._pace_task(model))
+        return self.done(self._task(model, "pace"))
 
     def _short_evaluation(self) -> int | None:
         """Return on how many tokens an evaluation takes its share of the time; None: on all."""
@@ -406,85 +360,47 @@ class Comparison:
         n = int(float(f"{n:.1e}"))
         return n if n < max(map(self.corpus.n_tokens, ("valid", "test"))) else None
 
-    def _say_other_threads(self) -> None:
-        """Say which runs there are with another number of threads only, and are made anew."""
-        threads = threads_of(self.plan.jobs)
-        phases = {"run"} | {task.phase for task in self.search()}
-        made = {
-            (run.model, run.phase, run.found["machine"]["threads"])
-            for run in self.runs
-            if run.model in self.plan.models and run.phase in phases and "machine" in run.found
-        }
-        for model, phase, other in sorted(made):
-            if other != threads and (model, phase, threads) not in made:
-                self._say(
-                    f"{model}, {phase}: was made with threads={other} for each run, and is made "
-                    f"anew with threads={threads}, which is OMP_NUM_THREADS / jobs="
-                    f"{self.plan.jobs}; to use what is there, change one of the two"
-                )
-
     def _measure_paces(self) -> None:
         """Measure the seconds of a step of contestants whose pace is not known.
 
-        All take part in the turns.
+        All take part in the turns. Those that are known keep their pace, and so their runs; that of
+        the others is scaled by how much faster or slower the known ones were measured.
         """
-        if all(map(self.pace, self.plan.models)):
+        models = self.plan.models
+        known = {model: pace.found for model in models if (pace := self.pace(model))}
+        if len(known) == len(models):
             return
         self._say("measuring the pace of each contestant, in turns")
-        configs = {model: self._pace_task(model).config for model in self.plan.models}
-        threads = threads_of(self.plan.jobs)
+        configs = {model: self._task(model, "pace").config for model in models}
         seconds = 60 * _PACE_SHARE * self.plan.minutes * len(configs)
-        self.take_paces(*in_process(threads, paces, configs, seconds))
-
-    def take_paces(self, measured: Mapping[str, list[float]], ceiling: float) -> None:
-        """Take the paces of contestants whose pace is not known.
-
-        Those that are known keep their pace, and so their runs; that of the others is scaled by how
-        much faster or slower the known ones were measured.
-
-        Args:
-            measured: Seconds of a step in each stage, by the contestants of the plan that were
-                measured in the same turns.
-            ceiling: GFLOP/s of a large matrix product.
-        """
-        known = {model: pace.found for model in measured if (pace := self.pace(model))}
+        new, ceiling = in_process(threads_of(self.plan.jobs), paces, configs, seconds)
         for found in known.values():
             ceiling = found["ceiling_gflops"]
-        paces = with_others({model: x["seconds"] for model, x in known.items()}, measured)
-        for model in [x for x in measured if x not in known]:
-            found = {"seconds": paces[model], "ceiling_gflops": float(f"{ceiling:.5g}")}
-            self.add([_run_of(self._pace_task(model), found)])
-            self._say(f"{model}: {', '.join(f'{x:.4g}' for x in paces[model])} s a step")
+        all_paces = with_others({model: x["seconds"] for model, x in known.items()}, new)
+        for model in [x for x in models if x not in known]:
+            found = {"seconds": all_paces[model], "ceiling_gflops": float(f"{ceiling:.5g}")}
+            self.add([self._task(model, "pace").ended(found)])
+            self._say(f"{model}: {', '.join(f'{x:.4g}' for x in all_paces[model])} s a step")
 
-    def _pace_task(self, model: str) -> Task:
-        config = recipe_of(self.plan.models[model], self.plan.data, steps=1, factor=1.0, seed=1)
-        return self._task_of(model, "pace", 1.0, 1, config, 0.0)
-
-    def _task(self, model: str, phase: str, factor: float, seed: int) -> Task:
-        plan, pace = self.plan, self.pace(model)
-        minutes = plan.searched_minutes if phase == "search" else plan.minutes
-        recipe = plan.models[model]
+    def _task(self, model: str, phase: str, factor: float = 1.0, seed: int = 1) -> Task:
+        plan, recipe = self.plan, self.plan.models[model]
         # Without a pace, there is no run yet.
-        steps = steps_in(minutes, recipe, pace.found["seconds"]) if pace else 1
-        config = recipe_of(recipe, plan.data, steps=steps, factor=factor, seed=seed)
-        if seed != plan.seeds[0] and plan.later_precision:
-            config = replace(config, train=replace(config.train, precision=plan.later_precision))
-        return self._task_of(model, phase, factor, seed, config, minutes)
-
-    def _task_of(
-        self, model: str, phase: str, factor: float, seed: int, config: Config, minutes: float
-    ) -> Task:
+        steps, minutes = 1, 0.0
+        if phase != "pace":
+            minutes = plan.searched_minutes if phase == "search" else plan.minutes
+            if (pace := self.pace(model)) is not None:
+                steps = steps_in(minutes, recipe, pace.found["seconds"])
         return Task(
             model=model,
             phase=phase,
             factor=factor,
             seed=seed,
-            config=config,
+            config=recipe_of(recipe, plan.data, steps=steps, factor=factor, seed=seed),
             parent=self.folder,
             minutes=minutes,
-            threads=threads_of(self.plan.jobs),
-            eval_tokens=self.plan.eval_tokens if phase == "pace" else self._eval_tokens,
-            is_detailed=phase == "run" and seed == self.plan.seeds[0],
+            threads=threads_of(plan.jobs),
+            eval_tokens=plan.eval_tokens if phase == "pace" else self._eval_tokens,
+            is_detailed=phase == "run" and seed == plan.seeds[0],
             checksums=self.corpus.checksums,
         )
 
@@ -510,7 +426,7 @@ class Comparison:
             found = future.result()
         except Exception as error:  # noqa: BLE001  (the others go on)
             found = {"failed": f"{type(error).__name__}: {error}"}
-        run = _run_of(task, found)
+        run = task.ended(found)
         if "failed" in found and not found.get("diverged"):
             self.failed.append(run)
         else:
@@ -548,18 +464,6 @@ def recipe_of(recipe: Config, data: DataConfig, *, steps: int, factor: float, se
     )
 
 
-def _run_of(task: Task, found: dict[str, Any]) -> Run:
-    return Run(
-        model=task.model,
-        phase=task.phase,
-        factor=task.factor,
-        seed=task.seed,
-        digest=task.digest,
-        minutes=task.minutes,
-        found=found,
-    )
-
-
 def _carry_out(task: Task) -> dict[str, Any]:
     """Train and measure, in a process of its own."""
     try:
@@ -568,11 +472,6 @@ def _carry_out(task: Task) -> dict[str, Any]:
         )
     except Diverged as error:
         return {"failed": str(error), "diverged": True}
-
-
-def _measure(task: Task, found: dict[str, Any]) -> dict[str, Any]:
-    """Measure a run that has been trained, in a process of its own."""
-    return measured_anew(task.config, task.folder, found, n_tokens=task.eval_tokens)
 
 
 def _line(found: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,6 @@ from transformer_xl.model.reading import read_all
 from transformer_xl.model.segment import Lengths
 from transformer_xl.ops.timing import peak_mb, timed
 from transformer_xl.train import train
-from transformer_xl.train.beginning import fit_to_corpus
 from transformer_xl.train.checkpoint import CHECKPOINTS
 from transformer_xl.train.checkpoint.checkpoints import checkpoints_in, read_about
 from transformer_xl.train.finish import held_out
@@ -80,113 +79,43 @@ def measured(
     if not peak_file.exists():
         # Later, a process that measures only has another peak.
         replace_file(peak_file, f"{peak_mb(device)}\n".encode())
-    peak = float(peak_file.read_text())
-    model = load_model(trained_model(folder)).to(device)
-    settings = config.eval
-    found: dict[str, Any] = {"training": _trained(config, model, folder) | {"peak_mb": peak}}
+    model = load_model(folder / "model" / "best").to(device)
+    trained = _trained(config, model, folder) | {"peak_mb": float(peak_file.read_text())}
+    about = describe_machine()
+    machine = {name: about[name] for name in _OF_MACHINE}
+    result: dict[str, Any] = {"training": trained}
+    split, segment_len = held_out(corpus), config.train.segment_len
 
     def losses(split: str, mem_len: int | None, n_tokens: int | None = n_tokens) -> Result:
         ids = corpus.split(split)[: n_tokens and n_tokens + 1]
         share = len(ids) / max(corpus.n_tokens(split), 1)
-        n_bytes = round(corpus.n_bytes(split) * share)
         return evaluate_by(
-            settings if mem_len is None else replace(settings, mem_len=mem_len),
+            config.eval if mem_len is None else replace(config.eval, mem_len=mem_len),
             model,
             ids,
             vocab=corpus.vocab,
-            n_bytes=n_bytes,
-            segment_len=config.train.segment_len,
+            n_bytes=round(corpus.n_bytes(split) * share),
+            segment_len=segment_len,
         )
 
+    lengths = Lengths.of(model.config, **config.eval.lengths_after(segment_len))
     with autocast(config.train.precision, device):
-        mem_lens: Sequence[int | None] = [None]
+        best = None
         if model.remembers_positions and config.model.mem_len:
-            mem_lens = [n * config.model.mem_len for n in MEM_LENS]
-        best = mem_lens[0]
-        if len(mem_lens) > 1:
             n = min(_CHOOSING, n_tokens or _CHOOSING)
+            mem_lens = [factor * config.model.mem_len for factor in MEM_LENS]
             best = min(mem_lens, key=lambda mem_len: losses("valid", mem_len, n).nll)
-        found["valid"] = _figures(losses("valid", best))
-        split = held_out(corpus)
-        found["test"] = _figures(losses(split, best)) | {"split": split}
+            lengths = lengths._replace(mem_len=best)
+        result["valid"] = _figures(losses("valid", best))
+        result["test"] = _figures(losses(split, best)) | {"split": split}
+        if is_detailed:
+            ids = corpus.split(split)[: n_tokens and n_tokens + 1]
+            result |= _by_context(model, ids, lengths)
     if is_detailed:
-        found |= _details(config, model, corpus, found, n_tokens)
-    machine = describe_machine()
-    found["machine"] = {name: machine[name] for name in _OF_MACHINE}
-    found["machine"] |= {"torch": str(torch.__version__)}
-    return found
-
-
-def trained_model(folder: Path) -> Path:
-    """Return the folder of the model of a run."""
-    return folder / "model" / "best"
-
-
-def has_details(found: Mapping[str, Any]) -> bool:
-    """Whether the losses by context are in what :func:`measured` returned."""
-    return {"by_mem_len", "from_start"} <= found.keys()
-
-
-def measured_anew(
-    config: Config,
-    folder: Path,
-    found: Mapping[str, Any],
-    *,
-    n_tokens: int | None = None,
-    is_detailed: bool = True,
-) -> dict[str, Any]:
-    """Measure a trained contestant again where that has changed: nothing is trained.
-
-    Args:
-        config: Its recipe.
-        folder: Its run folder. Without a model in it, one with initial weights is measured.
-        found: What :func:`measured` returned.
-        n_tokens: As there.
-        is_detailed: As there. If not, FLOPs are counted anew, and nothing is measured.
-
-    Returns:
-        ``found`` with FLOPs counted anew and ``writing`` measured anew, and with ``by_mem_len`` and
-        ``from_start``, measured only if they are missing.
-
-    Raises:
-        ValueError: They are missing, and the folder has no model.
-    """
-    corpus, path = prepare(config.data, lambda _: None), trained_model(folder)
-    if path.is_dir():
-        model = load_model(path)
-    elif has_details(found) or not is_detailed:
-        config = replace(config, generate=GenerateConfig(prompt=prompt_for(corpus.vocab)))
-        model = build_model(fit_to_corpus(config, corpus).model)
-    else:
-        raise ValueError(f"{path} is missing: losses can be measured of a trained model only")
-    trained = found["training"]
-    mflop = _mflop_per_token(config, model, trained["tokens"], trained["steps"])
-    more = {"training": {**trained, "mflop_per_token": mflop}}
-    if is_detailed:
-        more |= _details(config, model.to(pick_device()), corpus, found, n_tokens)
-    return {**found, **more}
-
-
-def _details(
-    config: Config,
-    model: LanguageModel,
-    corpus: Corpus,
-    found: Mapping[str, Any],
-    n_tokens: int | None,
-) -> dict[str, Any]:
-    """Measure the losses by context if they are missing, and writing."""
-    test, trained = found["test"], config.train.segment_len
-    lengths = Lengths.of(model.config, **config.eval.lengths_after(trained))
-    if model.remembers_positions and config.model.mem_len:
-        lengths = lengths._replace(mem_len=test["mem_len"])
-    more = {}
-    if not has_details(found):
-        with autocast(config.train.precision, model.device):
-            ids = corpus.split(test["split"])[: n_tokens and n_tokens + 1]
-            more = _detailed(model, ids, lengths)
-    # In the precision of the weights, as `txl generate` does.
-    counts = [n for n in WRITTEN if n_tokens is None or n <= _WRITTEN_PER_TOKEN * n_tokens]
-    return {**more, "writing": [*_written(model, corpus, lengths, trained, counts)]}
+        # In the precision of the weights, as `txl generate` does.
+        counts = [n for n in WRITTEN if n_tokens is None or n <= _WRITTEN_PER_TOKEN * n_tokens]
+        result["writing"] = [*_written(model, corpus, lengths, segment_len, counts)]
+    return result | {"machine": machine | {"torch": str(torch.__version__)}}
 
 
 def _trained(config: Config, model: LanguageModel, folder: Path) -> dict[str, Any]:
@@ -196,8 +125,8 @@ def _trained(config: Config, model: LanguageModel, folder: Path) -> dict[str, An
     # Where all segments have one length, the position is not stored.
     position = read.get("position", read["segments_read"] * read["segment_len"])
     tokens = position * read["batch_size"]
-    dtype = pick_precision(config.train.precision, model.device)
     parameters = sum(p.numel() for p in model.parameters())
+    of_model, of_update = training_flops(config, model)
     # A table that embedding and softmax share counts once.
     outside = {*model.embedding.parameters(), *model.softmax.parameters()}
     return {
@@ -206,14 +135,9 @@ def _trained(config: Config, model: LanguageModel, folder: Path) -> dict[str, An
         "seconds": seconds,
         "parameters": parameters,
         "inside": parameters - sum(p.numel() for p in outside),
-        "dtype": dtype,
-        "mflop_per_token": _mflop_per_token(config, model, tokens, state["step"]),
+        "dtype": pick_precision(config.train.precision, model.device),
+        "mflop_per_token": (of_model + of_update * state["step"] / tokens) / 1e6,
     }
-
-
-def _mflop_per_token(config: Config, model: LanguageModel, tokens: int, steps: int) -> float:
-    of_model, of_update = training_flops(config, model)
-    return (of_model + of_update * steps / tokens) / 1e6
 
 
 def training_flops(config: Config, model: LanguageModel) -> tuple[float, float]:
@@ -297,20 +221,20 @@ def _figures(result: Result) -> dict[str, Any]:
     return {name: getattr(result, name) for name in names}
 
 
-def _detailed(model: LanguageModel, ids: np.ndarray, lengths: Lengths) -> dict[str, Any]:
+def _by_context(model: LanguageModel, ids: np.ndarray, lengths: Lengths) -> dict[str, Any]:
     """Measure the loss by memory length, and by the number of tokens since an empty memory."""
-    by_mem_len = []
     longest = max(CONTEXTS)
     n_read = min(longest + _READ, len(ids) - 1)
+    by_mem_len = []
     for n in CONTEXTS if model.remembers_positions else ():
-        given = _with_context(model, lengths, n)
-        losses = loss_from_start(model, ids, length=n_read, **given._asdict())
+        with_context = _with_context(model, lengths, n)
+        losses = loss_from_start(model, ids, length=n_read, **with_context._asdict())
         # Only where as much comes before, or the last half of a short text.
         nll = float(np.nanmean(losses[min(longest, n_read // 2) :]))
         by_mem_len.append({"context": n, "nll": nll})
     length = min(_FROM_START, len(ids) - 1)
-    found = loss_from_start(model, ids, length=length, batch_size=16, **lengths._asdict())
-    return {"by_mem_len": by_mem_len, "from_start": spans(found)}
+    from_start = loss_from_start(model, ids, length=length, batch_size=16, **lengths._asdict())
+    return {"by_mem_len": by_mem_len, "from_start": spans(from_start)}
 
 
 def _with_context(model: LanguageModel, lengths: Lengths, n: int) -> Lengths:

@@ -74,9 +74,9 @@ def paces(
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             taken[key].append((time.perf_counter() - began) / _STEPS)
-    found = {name: [median(taken[name, n]) for n in range(len(stages_of(config)))]
+    medians = {name: [median(taken[name, n]) for n in range(len(stages_of(config)))]
              for name, config in configs.items()}  # fmt: skip
-    return found, median(peaks)
+    return medians, median(peaks)
 
 
 def with_others(

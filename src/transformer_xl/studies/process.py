@@ -19,7 +19,7 @@ _starting = threading.Lock()
 """Held while a process begins."""
 
 
-def in_process(threads: int, work: Callable[..., Any], *given: Any) -> Any:
+def in_process(threads: int, work: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function in a new process with so many threads, so that its peak memory is its own.
 
     Raises:
@@ -33,7 +33,7 @@ def in_process(threads: int, work: Callable[..., Any], *given: Any) -> Any:
         ) as worker:
             # OpenMP reads it when the process begins, which is within submit.
             with _starting, _environment("OMP_NUM_THREADS", str(threads)):
-                future = worker.submit(_to_its_end, work, *given)
+                future = worker.submit(_to_its_end, work, *arguments)
             return future.result()
     except BrokenProcessPool as error:
         raise RuntimeError("its process was killed, as is done where memory runs out") from error
@@ -65,7 +65,7 @@ def _begin(threads: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _to_its_end(work: Callable[..., Any], *given: Any) -> Any:
+def _to_its_end(work: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function, and end the process if its parent has ended meanwhile.
 
     A training that was told to stop has saved by then; the pool's own loop would wait forever for
@@ -74,7 +74,7 @@ def _to_its_end(work: Callable[..., Any], *given: Any) -> Any:
     parent = multiprocessing.parent_process()
     assert parent is not None
     try:
-        return work(*given)
+        return work(*arguments)
     finally:
         if not parent.is_alive():
             os._exit(1)

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from transformer_xl.errors import InputError
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.arguments import Text, as_tokens
 from transformer_xl.model.calling import evaluating
@@ -68,20 +69,20 @@ def relative_effective_context_length(
         One result for each model, in order.
 
     Raises:
-        ValueError: Shapes are inconsistent, or a loss is not finite.
+        InputError: Shapes are inconsistent, or a loss is not finite.
     """
     losses = np.asarray(losses, dtype=np.float64)
     if losses.ndim != 3 or losses.size == 0 or losses.shape[1] != len(contexts):
-        raise ValueError(
+        raise InputError(
             f"losses of shape {losses.shape} must be (models, contexts, tokens) with "
             f"{len(contexts)} contexts, and not empty"
         )
     if list(contexts) != sorted({*contexts}) or len(contexts) < 2:
-        raise ValueError(f"contexts={list(contexts)} must be at least two lengths that rise")
+        raise InputError(f"contexts={list(contexts)} must be at least two lengths that rise")
     if not 0 < top <= 1:
-        raise ValueError(f"top={top} must be above 0 and at most 1: it is a share of the tokens")
+        raise InputError(f"top={top} must be above 0 and at most 1: it is a share of the tokens")
     if not np.isfinite(losses).all():
-        raise ValueError("some losses are not finite: a model gives a token no probability at all")
+        raise InputError("some losses are not finite: a model gives a token no probability at all")
     n_tokens = max(1, round(top * losses.shape[2]))
     baseline = losses.min(0)
     gains = np.empty((len(losses), len(contexts) - 1))
@@ -94,12 +95,12 @@ def relative_effective_context_length(
         for i, longer in enumerate(losses[:, n + 1]):
             falls[i, n] = before - np.exp(np.minimum(floor, longer[hardest]).mean())
             gains[i, n] = falls[i, n] / before
-    found = []
+    result = []
     for each, fall in zip(gains.tolist(), falls.tolist(), strict=True):
         small = [c for c, gain in zip(contexts, each, strict=False) if gain < threshold]
         length = int(small[0] if small else contexts[-1])
-        found.append(Recl(length=length, is_bound=not small, gains=tuple(each), falls=tuple(fall)))
-    return found
+        result.append(Recl(length=length, is_bound=not small, gains=tuple(each), falls=tuple(fall)))
+    return result
 
 
 def draw_gains(
@@ -145,12 +146,12 @@ def target_places(n_tokens: int, contexts: range, n_targets: int) -> list[int]:
     of the contexts, so that :func:`context_losses` can share windows.
 
     Raises:
-        ValueError: The text is too short.
+        InputError: The text is too short.
     """
     longest, step = contexts[-1], contexts.step
     available = n_tokens - longest
     if not 0 < n_targets <= available:
-        raise ValueError(
+        raise InputError(
             f"{n_targets:,} tokens with {longest:,} before each need a text of "
             f"{longest + n_targets:,} tokens, and this one has {n_tokens:,}; "
             "give more text, a shorter longest context or fewer tokens"
@@ -205,11 +206,11 @@ def context_losses(
         batch_tokens: Approximate number of tokens in a batch.
 
     Raises:
-        ValueError: A token is outside the vocabulary, or a target lacks context.
+        InputError: A token is outside the vocabulary, or a target lacks context.
     """
     text = as_tokens(ids, model.config)
     if min(places) < contexts[-1] or max(places) >= len(text) or contexts[0] < 1:
-        raise ValueError(
+        raise InputError(
             f"tokens {min(places)} to {max(places)} of a text of {len(text)} cannot all have "
             f"contexts of {contexts[0]} to {contexts[-1]} tokens"
         )
@@ -223,15 +224,15 @@ def context_losses(
     )
     limit = contexts[-1] if window is None else min(window, contexts[-1])
     within = [c for c in contexts if c <= limit]
-    found = np.empty((len(contexts), len(places)))
+    result = np.empty((len(contexts), len(places)))
     with evaluating(model):
-        for asked in (within, [] if limit in contexts else [limit]):
-            pairs = {(place - c, c) for place in places for c in asked}
+        for chosen in (within, [] if limit in contexts else [limit]):
+            pairs = {(place - c, c) for place in places for c in chosen}
             losses = _window_losses(model, text, pairs, window, lengths, batch_tokens)
             for row, c in enumerate(contexts):
-                if (seen := min(c, limit)) in asked:
-                    found[row] = [losses[place - seen, seen] for place in places]
-    return found
+                if (context := min(c, limit)) in chosen:
+                    result[row] = [losses[place - context, context] for place in places]
+    return result
 
 
 def _window_losses(
@@ -243,7 +244,7 @@ def _window_losses(
     batch_tokens: int,
 ) -> dict[tuple[int, int], float]:
     """Return the loss of token s + c in the window that begins at s, for each pair (s, c)."""
-    found: dict[tuple[int, int], float] = {}
+    result: dict[tuple[int, int], float] = {}
     farthest: dict[int, int] = {}
     for start, c in pairs:
         farthest[start] = max(c, farthest.get(start, 0))
@@ -262,11 +263,11 @@ def _window_losses(
         mems = model.keep(model.start_memory(len(batch), lengths.mem_len))
         for piece in read(model, tokens[:, :-1], lengths, mems):
             first_c, last_c = piece.start + 1, piece.start + piece.hidden.shape[1]
-            asked = [c for c in contexts if first_c <= c <= last_c]
-            if not asked:
+            chosen = [c for c in contexts if first_c <= c <= last_c]
+            if not chosen:
                 continue
-            states = piece.hidden[:, torch.tensor(asked, device=model.device) - first_c]
-            nll = model.head.nll(states, tokens[:, asked].to(model.device)).double().tolist()
+            states = piece.hidden[:, torch.tensor(chosen, device=model.device) - first_c]
+            nll = model.head.nll(states, tokens[:, chosen].to(model.device)).double().tolist()
             for start, losses in zip(batch, nll, strict=True):
-                found |= {(start, c): loss for c, loss in zip(asked, losses, strict=True)}
-    return found
+                result |= {(start, c): loss for c, loss in zip(chosen, losses, strict=True)}
+    return result

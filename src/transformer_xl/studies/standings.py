@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from transformer_xl.studies import save_figure
+from transformer_xl.studies import markdown_table, save_figure
 
 if TYPE_CHECKING:
     from transformer_xl.studies.compare import Run
@@ -55,104 +55,105 @@ def standings(runs: Runs, reference: str | None = None) -> dict[str, Any]:
         and the ``failed`` runs.
     """
     failed = [run for run in runs if "failed" in run.found]
-    searched = [run for run in runs if run.phase == "search"]
     done = [run for run in runs if "failed" not in run.found and run.phase != "pace"]
-    final = [run for run in done if run.phase == "run"]
-    found: list[dict[str, Any]] = []
-    unit = unit_of(final) if final else "bits per token"
     by_name: dict[str, list[Run]] = {}
-    for run in final:
-        by_name.setdefault(run.model, []).append(run)
-    curves = {name: [*_chosen_search(done, own), *own] for name, own in by_name.items()}
-    for name, own in by_name.items():
-        losses = [bits(run, unit) for run in own]
-        first = own[0].found
-        row = {
-            "model": name,
-            "seeds": [run.seed for run in own],
-            "factor": own[0].factor,
-            # A rate beyond those that were searched may be better.
-            "at_edge": own[0].factor in _edges(searched, name),
-            "mean": statistics.fmean(losses),
-            "std": statistics.stdev(losses) if len(losses) > 1 else None,
-            "valid": statistics.fmean(bits(run, unit, "valid") for run in own),
-            "mem_len": first["test"]["mem_len"],
-            **{x: first["training"][x] for x in ("parameters", "inside", "mflop_per_token")},
-            "dtype": " and ".join(sorted({run.found["training"]["dtype"] for run in own})),
-            "tokens": statistics.fmean(map(tokens, own)),
-            # Not by the seconds that it took: the machine may have been busy.
-            "tokens_per_second": statistics.fmean(tokens(run) / (60 * run.minutes) for run in own),
-            "seconds": statistics.fmean(run.found["training"]["seconds"] for run in own),
-            "peak_mb": statistics.fmean(run.found["training"]["peak_mb"] for run in own),
-            "share_of_ceiling": _share(runs, own),
-            **{x: _first(own, x) for x in ("writing", "by_mem_len")},
-        }
-        found.append(row)
-    slow = _slow(found)
-    costs = {name: statistics.fmean(map(flops, own)) for name, own in by_name.items()}
+    for run in done:
+        if run.phase == "run":
+            by_name.setdefault(run.model, []).append(run)
+    final = [run for long_runs in by_name.values() for run in long_runs]
+    unit = unit_of(final) if final else "bits per token"
+    curves = {
+        name: [*_chosen_search(done, long_runs), *long_runs] for name, long_runs in by_name.items()
+    }
+    rows = [_row(long_runs, runs, unit) for long_runs in by_name.values()]
+    slow = _slow(rows)
+    costs = {name: statistics.fmean(map(flops, long_runs)) for name, long_runs in by_name.items()}
     for name, _ in slow:
         # At its cost, there is a table of its own.
         del costs[name]
     reference = reference or min(costs, key=costs.__getitem__, default=None)
     at_reference = _at_costs(by_name[reference], curves, unit) if reference else {}
-    for row in found:
+    for row in rows:
         row |= at_reference[row["model"]]
-    found.sort(key=lambda row: row["mean"])
-    lost = [
-        {"model": run.model, "phase": run.phase, "factor": run.factor, "seed": run.seed}
-        | {"why": run.found["failed"]}
-        for run in failed
-    ]
     return {
         "unit": unit,
         "reference": reference,
-        "models": found,
+        "models": sorted(rows, key=lambda row: row["mean"]),
         "slow": [
             {"model": name, "than": than, "models": _best_first(by_name[name], curves, unit)}
             for name, than in slow
         ],
-        "failed": lost,
+        "failed": [
+            {x: getattr(run, x) for x in ("model", "phase", "factor", "seed")}
+            | {"why": run.found["failed"]}
+            for run in failed
+        ],
         "machine": final[0].found["machine"] if final else None,
     }
 
 
+def _row(long_runs: Runs, runs: Runs, unit: str) -> dict[str, Any]:
+    """Sum up the long runs of a contestant."""
+    losses = [bits(run, unit) for run in long_runs]
+    trained = [run.found["training"] for run in long_runs]
+    first = long_runs[0]
+    factors = [x.factor for x in runs if x.phase == "search" and x.model == first.model]
+    return {
+        "model": first.model,
+        "seeds": [run.seed for run in long_runs],
+        "factor": first.factor,
+        # A rate beyond those that were searched may be better.
+        "at_edge": len({*factors}) > 1 and first.factor in (min(factors), max(factors)),
+        "mean": statistics.fmean(losses),
+        "std": statistics.stdev(losses) if len(losses) > 1 else None,
+        "valid": statistics.fmean(bits(run, unit, "valid") for run in long_runs),
+        "mem_len": first.found["test"]["mem_len"],
+        **{x: trained[0][x] for x in ("parameters", "inside", "mflop_per_token")},
+        "dtype": " and ".join(sorted({each["dtype"] for each in trained})),
+        "tokens": statistics.fmean(map(tokens, long_runs)),
+        # Not by the seconds that it took: the machine may have been busy.
+        "tokens_per_second": statistics.fmean(
+            tokens(run) / (60 * run.minutes) for run in long_runs
+        ),
+        "seconds": statistics.fmean(each["seconds"] for each in trained),
+        "peak_mb": statistics.fmean(each["peak_mb"] for each in trained),
+        "share_of_ceiling": _share(runs, long_runs),
+        # Measured of the first seed only.
+        **{
+            x: next((run.found[x] for run in long_runs if x in run.found), None)
+            for x in ("writing", "by_mem_len")
+        },
+    }
+
+
 def _at_costs(
-    own: Runs, curves: Mapping[str, Runs], unit: str
+    long_runs: Runs, curves: Mapping[str, Runs], unit: str
 ) -> dict[str, dict[str, float | None]]:
     """Return the losses of all contestants at the tokens, and at the FLOPs, of one of them."""
     costs = {"at_tokens": tokens, "at_flops": flops}
-    means = {what: statistics.fmean(map(cost, own)) for what, cost in costs.items()}
+    means = {what: statistics.fmean(map(cost, long_runs)) for what, cost in costs.items()}
     return {
         name: {what: loss_at(means[what], curve, cost, unit) for what, cost in costs.items()}
         for name, curve in curves.items()
     }
 
 
-def _best_first(own: Runs, curves: Mapping[str, Runs], unit: str) -> list[dict[str, Any]]:
+def _best_first(long_runs: Runs, curves: Mapping[str, Runs], unit: str) -> list[dict[str, Any]]:
     """Return rows of :func:`_at_costs` by the loss at equal tokens, or else at equal FLOPs."""
-    rows = [{"model": name, **losses} for name, losses in _at_costs(own, curves, unit).items()]
+    rows = [
+        {"model": name, **losses} for name, losses in _at_costs(long_runs, curves, unit).items()
+    ]
     return sorted(rows, key=lambda row: [row[x] or math.inf for x in ("at_tokens", "at_flops")])
 
 
-def _share(runs: Runs, own: Runs) -> float | None:
+def _share(runs: Runs, long_runs: Runs) -> float | None:
     """Return the share of the machine's peak that a contestant uses at its pace."""
-    paces = (run for run in runs if run.phase == "pace" and run.model == own[0].model)
+    paces = (run for run in runs if run.phase == "pace" and run.model == long_runs[0].model)
     pace = next(paces, None)
     if pace is None:
         return None
-    seconds = 60 * statistics.fmean(run.minutes for run in own)
-    return statistics.fmean(map(flops, own)) / seconds / 1e9 / pace.found["ceiling_gflops"]
-
-
-def _first(own: Runs, what: str) -> Any:
-    """Return what was measured of one run of a contestant only: of the first seed."""
-    return next((run.found[what] for run in own if what in run.found), None)
-
-
-def _edges(searched: Runs, model: str) -> tuple[float, ...]:
-    """Return the least and the greatest factor of a search; none without a search."""
-    factors = [run.factor for run in searched if run.model == model]
-    return (min(factors), max(factors)) if len({*factors}) > 1 else ()
+    seconds = 60 * statistics.fmean(run.minutes for run in long_runs)
+    return statistics.fmean(map(flops, long_runs)) / seconds / 1e9 / pace.found["ceiling_gflops"]
 
 
 def loss_at(there: float, curve: Runs, cost: Cost, unit: str) -> float | None:
@@ -165,8 +166,8 @@ def loss_at(there: float, curve: Runs, cost: Cost, unit: str) -> float | None:
     for run in curve:
         by_phase.setdefault(run.phase, []).append(run)
     points = sorted(
-        (statistics.fmean(map(cost, some)), statistics.fmean(bits(run, unit) for run in some))
-        for some in by_phase.values()
+        (statistics.fmean(map(cost, group)), statistics.fmean(bits(run, unit) for run in group))
+        for group in by_phase.values()
     )
     costs, losses = np.log(np.array(points)).T
     # As good as equal: the runs of a contestant differ in their costs, too.
@@ -175,12 +176,14 @@ def loss_at(there: float, curve: Runs, cost: Cost, unit: str) -> float | None:
     return float(np.exp(np.interp(math.log(there), costs, losses)))
 
 
-def _chosen_search(done: Runs, own: Runs) -> list["Run"]:
+def _chosen_search(done: Runs, long_runs: Runs) -> list["Run"]:
     """Return the runs of the search with the learning rates of the long ones."""
     return [
         run
         for run in done
-        if run.phase == "search" and run.model == own[0].model and run.factor == own[0].factor
+        if run.phase == "search"
+        and run.model == long_runs[0].model
+        and run.factor == long_runs[0].factor
     ]
 
 
@@ -191,18 +194,18 @@ def markdown(result: Mapping[str, Any], baselines: Sequence[Mapping[str, Any]] =
         result: What :func:`standings` returned.
         baselines: Rows with ``name``, ``trained`` and ``bits``, of what needs no gradient.
     """
-    unit, reference = result["unit"], result["reference"] or "the first"
-    lines = [
-        f"| model | {unit} at equal time | seeds | at the tokens of {reference} | at its FLOPs "
-        "| learning rate x | non-embedding parameters | tokens | tokens per second of training "
-        "| MFLOP per token | share of the ceiling | peak memory |",
-        "|---|" + "--:|" * 11,
+    unit, models = result["unit"], result["models"]
+    heads = [
+        *("model", f"{unit} at equal time", "seeds"),
+        *(f"at the tokens of {result['reference'] or 'the first'}", "at its FLOPs"),
+        *("learning rate x", "non-embedding parameters", "tokens"),
+        *("tokens per second of training", "MFLOP per token", "share of the ceiling"),
+        "peak memory",
     ]
-    for row in result["models"]:
-        spread = "" if row["std"] is None else f" ± {row['std']:.4f}"
-        cells = [
+    cells = [
+        [
             row["model"],
-            f"{row['mean']:.4f}{spread}",
+            _number(row["mean"], ".4f") + ("" if row["std"] is None else f" ± {row['std']:.4f}"),
             f"{len(row['seeds'])}",
             *(_number(row[x], ".4f") for x in ("at_tokens", "at_flops")),
             f"{row['factor']:g}" + " (edge)" * row["at_edge"],
@@ -213,22 +216,23 @@ def markdown(result: Mapping[str, Any], baselines: Sequence[Mapping[str, Any]] =
             _number(row["share_of_ceiling"], ".2f"),
             f"{row['peak_mb']:.0f} MB",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
+        for row in models
+    ]
+    lines = [markdown_table(heads, cells)]
     for row in sorted(baselines, key=lambda row: row["bits"]):
-        trained = ", given the training text" * row["trained"]
-        lines.append(f"| {row['name']}{trained} | {row['bits']:.4f} |" + " |" * 10)
+        lines.append(f"| {_baseline(row)} | {row['bits']:.4f} |" + " |" * 10)
     parts = ["\n".join(lines)]
     by_dtype: dict[str, list[str]] = {}
-    for row in result["models"]:
+    for row in models:
         by_dtype.setdefault(row["dtype"], []).append(row["model"])
     if len(by_dtype) > 1 or any(" and " in dtype for dtype in by_dtype):
         each = (f"{dtype} ({', '.join(names)})" for dtype, names in sorted(by_dtype.items()))
         parts.append(f"Precision of training: {', '.join(each)}.")
-    if any(row["by_mem_len"] for row in result["models"]):
-        parts.append(_by_mem_len(result["models"]))
-    if any(row["writing"] for row in result["models"]):
-        parts += _writing(result["models"])
-    shares = {row["model"]: row["share_of_ceiling"] for row in result["models"]}
+    if any(row["by_mem_len"] for row in models):
+        parts.append(_by_mem_len(models))
+    if any(row["writing"] for row in models):
+        parts += _writing(models)
+    shares = {row["model"]: row["share_of_ceiling"] for row in models}
     for slow in result["slow"]:
         name, than = slow["model"], slow["than"]
         parts.append(
@@ -236,12 +240,13 @@ def markdown(result: Mapping[str, Any], baselines: Sequence[Mapping[str, Any]] =
             f"{shares[than]:.2f} of {than}, so the time measures the implementation; tokens and "
             "FLOPs decide:"
         )
-        table = [f"| model | {unit} at the tokens of {name} | at its FLOPs |", "|---|--:|--:|"]
-        for row in slow["models"]:
-            cells = [row["model"], *(_number(row[x], ".4f") for x in ("at_tokens", "at_flops"))]
-            table.append(f"| {' | '.join(cells)} |")
-        parts.append("\n".join(table))
-    if any(row["at_edge"] for row in result["models"]):
+        cells = [
+            [row["model"], *(_number(row[x], ".4f") for x in ("at_tokens", "at_flops"))]
+            for row in slow["models"]
+        ]
+        heads = ["model", f"{unit} at the tokens of {name}", "at its FLOPs"]
+        parts.append(markdown_table(heads, cells))
+    if any(row["at_edge"] for row in models):
         parts.append(
             "(edge): the lowest or highest learning rate of the search was the best one; a rate "
             "beyond it may be better."
@@ -252,6 +257,10 @@ def markdown(result: Mapping[str, Any], baselines: Sequence[Mapping[str, Any]] =
             which = f"learning rate x {row['factor']:g} of the search"
         parts.append(f"{row['model']}, {which}, failed: {row['why']}")
     return "\n\n".join(parts) + "\n"
+
+
+def _baseline(row: Mapping[str, Any]) -> str:
+    return row["name"] + ", given the training text" * row["trained"]
 
 
 def verdict(result: Mapping[str, Any]) -> str:
@@ -268,8 +277,7 @@ def verdict(result: Mapping[str, Any]) -> str:
     better = [row for row in result["baselines"] if row["bits"] < best["mean"]]
     if better:
         row = min(better, key=lambda row: row["bits"])
-        trained = ", given the training text" * row["trained"]
-        said += f"; but {row['name']}{trained}, takes {row['bits']:.2f}"
+        said += f"; but {_baseline(row)}, takes {row['bits']:.2f}"
     return said
 
 
@@ -280,53 +288,49 @@ def _by_mem_len(rows: Sequence[Mapping[str, Any]]) -> str:
         for row in rows
     }
     lengths = sorted({n for found in by_name.values() for n in found})
-    heads = " | ".join(f"{n:,}" for n in lengths)
-    lines = [
-        f"| model | bits per token with a memory, or a context, of {heads} |",
-        "|---|" + "--:|" * len(lengths),
-    ]
-    for name, found in by_name.items():
-        best = min(found.values(), default=None)
-        cells = [_number(found.get(n), ".3f") for n in lengths]
-        bold = [
-            f"**{cell}**" if found.get(n) == best else cell
-            for n, cell in zip(lengths, cells, strict=True)
-        ]
-        if found:
-            lines.append(f"| {' | '.join([name, *bold])} |")
+    cells = []
+    for name, losses in by_name.items():
+        if losses:
+            best = min(losses.values())
+            each = [(_number(losses.get(n), ".3f"), losses.get(n) == best) for n in lengths]
+            cells.append([name, *(f"**{cell}**" if is_best else cell for cell, is_best in each)])
+    counts = [f"{n:,}" for n in lengths]
+    heads = [f"bits per token with a memory, or a context, of {counts[0]}", *counts[1:]]
     note = (
         "Of one seed, on a part of the test text: the columns of a row can be compared with each "
         "other, not with the table above."
     )
-    return "\n".join(lines) + f"\n\n{note}"
+    return f"{markdown_table(['model', *heads], cells)}\n\n{note}"
 
 
 def _writing(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Format the time of a token, and the size of the state, after ever more tokens."""
     by_name = {row["model"]: {x["tokens"]: x for x in row["writing"] or ()} for row in rows}
     counts = sorted({n for found in by_name.values() for n in found})
-    heads = " | ".join(f"after {n:,} tokens" for n in counts)
-    times = [
-        f"| model | step | ms of a token with this step {heads} "
-        f"| ms with the model called for each token (eager) {heads} |",
-        "|---|---|" + "--:|" * (2 * len(counts)),
-    ]
-    sizes = [f"| model | kB of state {heads} |", "|---|" + "--:|" * len(counts)]
-    for name, found in by_name.items():
-        if not found:
+    times, sizes = [], []
+    for name, by_count in by_name.items():
+        if not by_count:
             continue
         # Runs of an earlier revision have fewer counts.
-        each = [found.get(n, {}) for n in counts]
-        own, called = (
+        each = [by_count.get(n, {}) for n in counts]
+        step, called = (
             [_number(x.get(what), ".2f") for x in each] for what in ("ms_per_token", "ms_called")
         )
-        state = [_number(x["state_bytes"] / 1e3 if x else None, ".1f") for x in each]
-        first = next(iter(found.values()))
+        first = next(iter(by_count.values()))
         # As runs of earlier versions call it.
-        step = first.get("step") or first["stepper"]
-        times.append(f"| {' | '.join([name, step, *own, *called])} |")
-        sizes.append(f"| {' | '.join([name, *state])} |")
-    return ["\n".join(times), "\n".join(sizes)]
+        times.append([name, first.get("step") or first["stepper"], *step, *called])
+        sizes.append([name, *(_number(x["state_bytes"] / 1e3 if x else None, ".1f") for x in each)])
+    after = [f"after {n:,} tokens" for n in counts]
+    heads = ["model", "step"]
+    for what in (
+        "ms of a token with this step",
+        "ms with the model called for each token (eager)",
+    ):
+        heads += [f"{what} {after[0]}", *after[1:]]
+    return [
+        markdown_table(heads, times, n_texts=2),
+        markdown_table(["model", f"kB of state {after[0]}", *after[1:]], sizes),
+    ]
 
 
 def _slow(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -370,17 +374,17 @@ def draw(path: Path, runs: Runs) -> None:
     figure = Figure(figsize=(11, 8), layout="constrained")
     ((by_tokens, by_flops), (from_start, by_memory)) = figure.subplots(2, 2)
     for n, name in enumerate(dict.fromkeys(run.model for run in final)):
-        own = [run for run in final if run.model == name]
+        long_runs = [run for run in final if run.model == name]
         color = f"C{n}"
         for axes, cost in ((by_tokens, tokens), (by_flops, flops)):
             ends = []
-            for some, fill in ((_chosen_search(done, own), "none"), (own, color)):
-                costs, losses = [*map(cost, some)], [bits(run, unit) for run in some]
+            for group, fill in ((_chosen_search(done, long_runs), "none"), (long_runs, color)):
+                costs, losses = [*map(cost, group)], [bits(run, unit) for run in group]
                 axes.plot(costs, losses, "o", color=color, markersize=4, markerfacecolor=fill)
-                if some:
+                if group:
                     ends.append((statistics.fmean(costs), statistics.fmean(losses)))
             axes.plot(*zip(*ends, strict=True), color=color, label=name)
-        detailed = next((run.found for run in own if "from_start" in run.found), None)
+        detailed = next((run.found for run in long_runs if "from_start" in run.found), None)
         if detailed is None:
             continue
         # Of spans and lengths, losses are known in nats per token.

@@ -1,7 +1,7 @@
 """Lossless compression with a model: a symbol of probability p costs -log2 p bits."""
 
 from transformer_xl.apps.compress.arithmetic import check_installed
-from transformer_xl.apps.compress.choosing import Choice, choose, compress_best, find
+from transformer_xl.apps.compress.choosing import Choice, compress_best, find
 from transformer_xl.apps.compress.contents import (
     Compressed,
     UnrestorableError,
@@ -20,7 +20,6 @@ __all__ = [
     "Settings",
     "UnrestorableError",
     "check_installed",
-    "choose",
     "compress",
     "compress_best",
     "decompress",

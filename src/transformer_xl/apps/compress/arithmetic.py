@@ -19,6 +19,8 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int32, Int64
 from torch import Tensor
 
+from transformer_xl.errors import CheckpointError, DataError, SettingsError
+
 STEPS = 32
 """Grid steps in a bit."""
 SHIFTS = 64
@@ -39,7 +41,7 @@ LEAST_CHOICE = math.log2(1 + 1 / _UNCHANGED)
 """Smallest cost in bits of the choice of a stream between model and uniform distribution."""
 
 
-class OtherNumbersError(RuntimeError):
+class OtherNumbersError(DataError):
     """The code cannot have been written with the probabilities that are computed here."""
 
 
@@ -58,17 +60,18 @@ def safe_shift(log_probs: Float64[Tensor, "*batch V"]) -> int:
     """Find an offset of the grid with which no value is near a grid point.
 
     Raises:
-        RuntimeError: There is none, or the probabilities are not finite.
+        SettingsError: There is none.
+        CheckpointError: The probabilities are not finite.
     """
     if log_probs.isnan().any():
-        raise RuntimeError("the model's probabilities are not finite: its weights are damaged")
+        raise CheckpointError("the model's probabilities are not finite: its weights are damaged")
     places = _in_steps(log_probs) * SHIFTS
     nearest = places.round()
     is_near = ((places - nearest).abs() < MARGIN * SHIFTS) & (places < (DEEPEST + 1) * SHIFTS)
     taken = {int(place) for place in (-nearest[is_near]).remainder(SHIFTS).unique()}
     free = next((shift for shift in range(SHIFTS) if shift not in taken), None)
     if free is None:
-        raise RuntimeError(
+        raise SettingsError(
             "with every offset of the grid a probability of the round is too near to a grid point: "
             "choose fewer streams or a shorter segment_len"
         )

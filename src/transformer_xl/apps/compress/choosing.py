@@ -1,6 +1,5 @@
 """Which shipped model compresses a file best, and which one compressed an archive."""
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -13,16 +12,14 @@ from transformer_xl.apps.compress.contents import (
     Compressed,
     UnrestorableError,
     compress,
-    learning_of,
     store,
-    to_tokens,
 )
 from transformer_xl.apps.compress.header import unpack
-from transformer_xl.apps.compress.planning import Settings, TooLargeError, plan
+from transformer_xl.apps.compress.planning import Settings, TooLargeError
 from transformer_xl.apps.compress.predicting import fingerprint
-from transformer_xl.config.checks import require
 from transformer_xl.config.shipped import ShippedModel, newest_models, shipped_models
 from transformer_xl.data import Vocab
+from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.inference.generate import from_pretrained
 from transformer_xl.model import LanguageModel
 
@@ -42,9 +39,8 @@ class Choice(NamedTuple):
     shipped: ShippedModel
     model: LanguageModel
     vocab: Vocab
-    bits_per_byte: dict[str, float]
-    """The compressed size of the sample, by the models that can represent it, best first. Empty if
-    the model was found by the checksum in an archive."""
+    bits_per_byte: float
+    """The compressed size of a sample; 0 if the model was found by the checksum in an archive."""
 
 
 def compress_best(
@@ -71,128 +67,96 @@ def compress_best(
         The archive, and the model that made it; None: it needs none.
 
     Raises:
-        RuntimeError: The library for arithmetic coding is missing; no model can be read.
-        TooLargeError: No model that can represent the data fits into the RAM of the settings.
-        ValueError: No model is shipped, or the settings say that it learns.
+        RuntimeError: The library for arithmetic coding is missing.
+        CheckpointError: No model can be read.
+        SettingsError: No model that can represent the data fits into the RAM of the settings.
+        InputError: No model is shipped, or the settings say that it learns.
     """
     arithmetic.check_installed()
-    settings = Settings() if settings is None else settings
-    require(not settings.learn, "learn=True without a model starts an untrained one: use compress")
-    tell = say or (lambda message: None)
+    settings, tell = settings or Settings(), say or _silent
+    if settings.learn:
+        raise InputError("learn=True without a model starts an untrained one: use compress")
     stored = store(data, settings.ram)
     if not data:
         return stored, None
     size = len(stored.content)
     how = "with xz" if stored.method == "xz" else "unchanged"
-    kept = f"stored {how}, {size:,} bytes"
-    try:
-        choice = _choose(data, settings, device, say, at_most=_MARGIN * 8 * size)
-    except UnrestorableError as error:
-        tell(f"{kept}: {error}")
-        return stored, None
-    if isinstance(choice, dict):
-        tell(f"{kept}; by a sample, {_about(choice, len(data))}")
-        return stored, None
-    about = _about(choice.bits_per_byte, len(data))
-    tell(f"{choice.shipped.using}: by a sample, {about} bytes; {how}, {size:,}")
-    found = compress(data, choice.model, choice.vocab, settings, progress)
-    if found.method != "model":
-        tell(f"{kept}: it is incompressible with {choice.shipped.name}")
-        return stored, None
-    if size <= len(found.content):
-        tell(f"{kept}; {choice.shipped.name}: {len(found.content):,}")
-        return stored, None
-    return replace(found, model=choice.shipped.full_name), choice
+    problems: dict[str, ValueError] = {}
+    choices = _by_sample(data, settings, device, tell, problems)
+    bits = {choice.shipped.name: choice.bits_per_byte for choice in choices}
+    about = ", ".join(f"{name} about {x * len(data) / 8:,.0f}" for name, x in bits.items())
+    why = ""
+    for choice in choices:
+        name = choice.shipped.name
+        # Before all of the data are tokenized, which may take long.
+        if choice.bits_per_byte * len(data) > _MARGIN * 8 * size:
+            why = f"; by a sample, {about}"
+            break
+        tell(f"{choice.shipped.using}: by a sample, {about} bytes; {how}, {size:,}")
+        try:
+            result = compress(data, choice.model, choice.vocab, settings, progress)
+        except (UnrestorableError, TooLargeError) as error:
+            problems[name] = error
+            tell(f"{choice.shipped.full_name} is left out: {getattr(error, 'reason', error)}")
+            continue
+        if len(result.content) < size:
+            return replace(result, model=choice.shipped.full_name), choice
+        why = f"; {name}: {len(result.content):,}"
+        if result.method != "model":
+            why = f": it is incompressible with {name}"
+        break
+    if not why:
+        why = f": {_none_fits(problems)}"
+    tell(f"stored {how}, {size:,} bytes{why}")
+    return stored, None
 
 
-def _about(bits_per_byte: dict[str, float], size: int) -> str:
-    """Name the estimated sizes of all data in bytes."""
-    return ", ".join(f"{name} about {x * size / 8:,.0f}" for name, x in bits_per_byte.items())
+def _silent(text: str) -> None:
+    del text
 
 
-def choose(
-    data: bytes,
-    settings: Settings | None = None,
-    device: torch.device | None = None,
-    *,
-    say: Say | None = None,
-) -> Choice:
-    """Choose the shipped model that compresses a sample of some data best.
-
-    Args:
-        data: The data.
-        settings: Settings of the compression.
-        device: Device of the models. None: the CPU.
-        say: Called with a message about each model that cannot be read or takes too much RAM, and
-            is left out.
-
-    Raises:
-        RuntimeError: None of the models can be read.
-        TooLargeError: None that can represent the data fits into the RAM of the settings.
-        UnrestorableError: None can represent the data exactly.
-        ValueError: No model is shipped.
-    """
-    choice = _choose(data, Settings() if settings is None else settings, device, say)
-    assert isinstance(choice, Choice)
-    return choice
-
-
-def _choose(
+def _by_sample(
     data: bytes,
     settings: Settings,
     device: torch.device | None,
-    say: Say | None,
-    at_most: float = math.inf,
-) -> Choice | dict[str, float]:
-    """Choose a model; if all need more bits than ``at_most``, return those of a byte instead."""
-    models = newest_models()
-    require(
-        bool(models),
-        "this installation has no shipped models to choose from: give a model with --model DIR, or "
-        "train one while coding with --learn",
-    )
-    sample = sample_of(data)
-    sizes: dict[ShippedModel, float] = {}
-    loaded: dict[ShippedModel, tuple[LanguageModel, Vocab]] = {}
-    problems = []
-    too_large: TooLargeError | None = None
+    say: Say,
+    problems: dict[str, ValueError],
+) -> list[Choice]:
+    """Return the models that can represent a sample, best first; add why others cannot."""
+    models, sample, choices = newest_models(), sample_of(data), []
+    if not models:
+        raise InputError(
+            "this installation has no shipped models to choose from: give a model with --model "
+            "DIR, or train one while coding with --learn"
+        )
     for shipped, model, vocab in _readable(models, device, say):
         # Numbers written as text are no text that such a model was trained on.
         if vocab.kind == "integers":
             continue
         try:
-            sizes[shipped] = compress(sample, model, vocab, settings).coded_bits
+            bits = compress(sample, model, vocab, settings).coded_bits / len(sample)
         except UnrestorableError as error:
-            problems.append(f"{shipped.name}: {error.reason}")
+            problems[shipped.name] = error
         except TooLargeError as error:
-            too_large = error
-            _left_out(shipped, error, say)
+            problems[shipped.name] = error
+            say(f"{shipped.full_name} is left out: {error}")
         else:
-            loaded[shipped] = model, vocab
-    order = sorted(sizes, key=lambda shipped: sizes[shipped])
-    bits = {each.name: sizes[each] / max(len(sample), 1) for each in order}
-    for shipped in order:
-        if bits[shipped.name] * len(data) > at_most:
-            # Before all of the data are tokenized, which may take long.
-            return bits
-        model, vocab = loaded[shipped]
-        try:
-            n_tokens = len(to_tokens(data, vocab))
-            if n_tokens:
-                # The sample may fit where all of it does not.
-                plan(model, vocab.hash, n_tokens, settings, learning_of(settings, model))
-        except UnrestorableError as error:
-            problems.append(f"{shipped.name}: {error.reason}")
-            _left_out(shipped, error.reason, say)
-        except TooLargeError as error:
-            too_large = error
-            _left_out(shipped, error, say)
-        else:
-            return Choice(shipped, model, vocab, bits)
-    if too_large is not None:
-        raise too_large
-    raise UnrestorableError(
-        f"no shipped model can represent it exactly ({'; '.join(problems) or 'none is for text'})",
+            choices.append(Choice(shipped, model, vocab, bits))
+    return sorted(choices, key=lambda choice: choice.bits_per_byte)
+
+
+def _none_fits(problems: dict[str, ValueError]) -> UnrestorableError:
+    """Return the error of data that no shipped model can represent.
+
+    Raises:
+        TooLargeError: One can, and takes too much RAM.
+    """
+    for error in problems.values():
+        if isinstance(error, TooLargeError):
+            raise error
+    reasons = "; ".join(f"{name}: {getattr(x, 'reason', x)}" for name, x in problems.items())
+    return UnrestorableError(
+        f"no shipped model can represent it exactly ({reasons or 'none is for text'})",
         "give another model with --model DIR, or train one of bytes while coding with --learn",
     )
 
@@ -207,37 +171,31 @@ def find(content: bytes, device: torch.device | None = None, *, say: Say | None 
 
     Raises:
         ArchiveError: It is not an archive, has another version, or is damaged.
-        RuntimeError: None of the models can be read.
-        ValueError: None of the shipped models compressed it.
+        CheckpointError: None of the models can be read.
+        InputError: None of the shipped models compressed it.
     """
     coding = unpack(content)[0].model_coding
-    require(coding is not None, "it was compressed without a model")
-    assert coding is not None
+    if coding is None:
+        raise InputError("it was compressed without a model")
     models = shipped_models()
-    for shipped, model, vocab in _readable(models, device, say):
+    for shipped, model, vocab in _readable(models, device, say or _silent):
         if fingerprint(model, vocab.hash) == coding.model:
-            return Choice(shipped, model, vocab, {})
+            return Choice(shipped, model, vocab, 0.0)
     names = ", ".join(shipped.full_name for shipped in models) or "this installation has none"
-    raise ValueError(
+    raise InputError(
         f"it was compressed with the model of checksum {coding.model.hex()}, which is none of the "
         f"shipped ones ({names}): give that model with --model DIR, or install the version of "
         "transformer-xl that has it"
     )
 
 
-def _left_out(shipped: ShippedModel, why: object, say: Say | None) -> None:
-    """Say why a model is not used."""
-    if say is not None:
-        say(f"{shipped.full_name} is left out: {why}")
-
-
 def _readable(
-    models: list[ShippedModel], device: torch.device | None, say: Say | None
+    models: list[ShippedModel], device: torch.device | None, say: Say
 ) -> Iterator[tuple[ShippedModel, LanguageModel, Vocab]]:
     """Load models one after another; leave out those that cannot be read, and say so.
 
     Raises:
-        RuntimeError: At the end, if none can be read.
+        CheckpointError: At the end, if none can be read.
     """
     n_read, problem = 0, None
     for shipped in models:
@@ -245,13 +203,12 @@ def _readable(
             model, vocab = from_pretrained(shipped.folder, device)
         except (OSError, RuntimeError, ValueError) as error:
             problem = error
-            if say is not None:
-                say(f"{shipped.full_name} cannot be read, and is left out: {error}")
+            say(f"{shipped.full_name} cannot be read, and is left out: {error}")
         else:
             n_read += 1
             yield shipped, model, vocab
     if problem is not None and not n_read:
-        raise RuntimeError(
+        raise CheckpointError(
             f"none of the shipped models can be read: install transformer-xl again ({problem})"
         ) from problem
 

@@ -82,8 +82,8 @@ def encode(tokens: Int32[np.ndarray, " n"], rounds: Rounds) -> tuple[bytes, Bits
         is_there = coding.is_there(places)
         read, following = _read_and_next(parts, places)
         log_probs = rounds.predictor.read(read)
-        own = log_probs.gather(2, following.to(log_probs.device)[..., None])[..., 0]
-        of_model = -(own.cpu().numpy() * is_there.T).sum(1) / math.log(2)
+        of_symbols = log_probs.gather(2, following.to(log_probs.device)[..., None])[..., 0]
+        of_model = -(of_symbols.cpu().numpy() * is_there.T).sum(1) / math.log(2)
         of_none = is_there.sum(0) * math.log2(log_probs.shape[2])
         is_plain = of_model > of_none
         total.model += float(of_model.sum())

@@ -27,24 +27,22 @@ from transformer_xl.apps.compress.header import (
 )
 from transformer_xl.apps.compress.planning import RAM, Settings, check_possible, plan
 from transformer_xl.apps.compress.predicting import (
-    FRESH_LR,
-    TRAINED_LR,
     Learner,
     Predictor,
     fingerprint,
     fresh_model,
     reproducible,
 )
-from transformer_xl.config.checks import require
 from transformer_xl.config.device import describe_machine
 from transformer_xl.data import Vocab
 from transformer_xl.data.vocab import describe_unknown
+from transformer_xl.errors import DataError, InputError
 from transformer_xl.model import LanguageModel
 
 _FRESH_VOCAB = "bytes"
 
 
-class UnrestorableError(ValueError):
+class UnrestorableError(DataError):
     """The vocabulary of the model cannot represent a text exactly.
 
     Attributes:
@@ -115,26 +113,25 @@ def compress(
     """
     arithmetic.check_installed()
     started = time.perf_counter()
-    settings = Settings() if settings is None else settings
-    if model is None:
-        require(settings.learn, "without a model an untrained one must learn: set settings.learn")
-        require(vocab is None, "a vocabulary without a model: give both or neither")
-    else:
-        require(
-            settings.seed == 0,
+    settings = settings or Settings()
+    if model is None and vocab is not None:
+        raise InputError("a vocabulary without a model: give both or neither")
+    if model is None and not settings.learn:
+        raise InputError("without a model an untrained one must learn: set settings.learn")
+    if model is not None and settings.seed:
+        raise InputError(
             f"seed={settings.seed} with a model: only an untrained model has random weights; leave "
-            "it out",
+            "it out"
         )
-        _check_pair(model, vocab)
+    _check_pair(model, vocab)
     tokens = to_tokens(data, vocab)
     if len(tokens):
-        learning = learning_of(settings, model)
-        model = fresh_model(settings.seed) if model is None else model
-        planned = plan(model, _hash(vocab), len(tokens), settings, learning)
-        with _rounds(model, planned, progress) as rounds:
-            coded, found = encode(tokens, rounds)
-        if len(coded) < len(data):
-            return _archive(data, coded, planned, found, started)
+        coder = fresh_model(settings.seed) if model is None else model
+        planned = plan(coder, _hash(vocab), len(tokens), settings, fresh=model is None)
+        with _rounds(coder, planned, progress) as rounds:
+            code, bits = encode(tokens, rounds)
+        if len(code) < len(data):
+            return _archive(data, code, planned, bits, started)
     return store(data, settings.ram, started)
 
 
@@ -197,30 +194,41 @@ def decompress(
         RuntimeError: The library for arithmetic coding is missing.
         ValueError: The model is not the one that compressed the file.
     """
-    header, data = unpack(content)
+    header, payload = unpack(content)
     coding = header.model_coding
-    if coding is None:
-        data = xz.unpack(data, header.size, ram) if header.coding == XZ else data
+    if coding is not None:
+        data = _decoded(header, coding, payload, model, vocab, progress, ram)
     else:
-        arithmetic.check_installed()
-        model, vocab = _model_of(header, coding, model, vocab), _text_vocab(vocab)
-        check_possible(header, coding, len(data), model.config, vocab is None, ram)
-        try:
-            with _rounds(model, coding, progress) as rounds:
-                tokens = decode(data, rounds)
-        except MemoryError as error:
-            raise RuntimeError(
-                f"there is not enough memory for {coding.n_tokens:,} symbols"
-            ) from error
-        except arithmetic.OtherNumbersError as error:
-            raise _numbers_differ(header) from error
-        is_text = vocab is not None
-        data = vocab.decode_bytes(tokens.tolist()) if is_text else tokens.astype(np.uint8).tobytes()
+        data = xz.unpack(payload, header.size, ram) if header.coding == XZ else payload
     if len(data) != header.size or _digest(data) != header.digest:
         if coding is None:
             raise ArchiveError("it is damaged: its content does not match its checksum")
         raise _numbers_differ(header)
     return data
+
+
+def _decoded(
+    header: Header,
+    coding: Coding,
+    payload: bytes,
+    model: LanguageModel | None,
+    vocab: Vocab | None,
+    progress: Progress | None,
+    ram: float,
+) -> bytes:
+    arithmetic.check_installed()
+    model, vocab = _model_of(header, coding, model, vocab), _text_vocab(vocab)
+    check_possible(header, coding, len(payload), model.config, vocab is None, ram)
+    try:
+        with _rounds(model, coding, progress) as rounds:
+            tokens = decode(payload, rounds)
+    except MemoryError as error:
+        raise RuntimeError(f"there is not enough memory for {coding.n_tokens:,} symbols") from error
+    except arithmetic.OtherNumbersError as error:
+        raise _numbers_differ(header) from error
+    if vocab is None:
+        return tokens.astype(np.uint8).tobytes()
+    return vocab.decode_bytes(tokens.tolist())
 
 
 def needs_model(content: bytes) -> bool:
@@ -275,20 +283,6 @@ def made_here(learning: Learning | None = None) -> str:
     return ", ".join(parts)[:200]
 
 
-def learning_of(settings: Settings, model: LanguageModel | None) -> Learning | None:
-    """Return how a model learns, or an untrained one; None: it does not."""
-    if not settings.learn:
-        return None
-    default = FRESH_LR if model is None else TRAINED_LR
-    return Learning(
-        fresh=model is None,
-        seed=settings.seed,
-        lr=default if settings.lr is None else settings.lr,
-        threads=torch.get_num_threads(),
-        device="cuda" if model is not None and model.device.type == "cuda" else "cpu",
-    )
-
-
 @contextmanager
 def _rounds(model: LanguageModel, coding: Coding, progress: Progress | None) -> Iterator[Rounds]:
     """Prepare the rounds of a text; if the model learns, compute deterministically."""
@@ -307,39 +301,36 @@ def _model_of(
     """Return the model that coded a text, or raise an error."""
     learning = coding.learning
     if learning is not None and learning.fresh:
-        require(model is None, "it was compressed without a model: give none")
+        if model is not None:
+            raise InputError("it was compressed without a model: give none")
         model = fresh_model(learning.seed)
         if fingerprint(model, _FRESH_VOCAB) != coding.model:
-            raise ArchiveError(
-                "an untrained model starts from other weights here than where it was compressed, "
-                f"and nothing was written: {_differences(header)}"
-            )
+            raise _numbers_differ(header)
         return model
     if model is None:
-        raise ValueError("it was compressed with a model: give the same one")
+        raise InputError("it was compressed with a model: give the same one")
     _check_pair(model, vocab)
-    require(
-        fingerprint(model, _hash(vocab)) == coding.model,
-        "it was compressed with another model: give the same one, with exactly the same weights",
-    )
-    if learning is None:
+    if fingerprint(model, _hash(vocab)) != coding.model:
+        raise InputError(
+            "it was compressed with another model: give the same one, with exactly the same weights"
+        )
+    if learning is None or model.device.type == learning.device:
         return model
-    require(
-        learning.device == "cpu" or torch.cuda.is_available(),
-        "it was compressed with a model that learned on a GPU: decompress it on a machine that "
-        "has one",
-    )
-    is_there = model.device.type == learning.device
+    if learning.device == "cuda" and not torch.cuda.is_available():
+        raise InputError(
+            "it was compressed with a model that learned on a GPU: decompress it on a machine that "
+            "has one"
+        )
     # A module is moved in place, and this one is the caller's.
-    return model if is_there else copy.deepcopy(model).to(learning.device)
+    return copy.deepcopy(model).to(learning.device)
 
 
-def _check_pair(model: LanguageModel, vocab: Vocab | None) -> None:
-    V, symbols = model.config.vocab_size, 256 if vocab is None else len(vocab)
-    require(
-        symbols == V,
-        f"the model has {V:,} symbols and the vocabulary {symbols:,}: give its own vocabulary",
-    )
+def _check_pair(model: LanguageModel | None, vocab: Vocab | None) -> None:
+    V, symbols = 256 if model is None else model.config.vocab_size, len(vocab or range(256))
+    if symbols != V:
+        raise InputError(
+            f"the model has {V:,} symbols and the vocabulary {symbols:,}: give its own vocabulary"
+        )
 
 
 def _text_vocab(vocab: Vocab | None) -> Vocab | None:
@@ -348,39 +339,20 @@ def _text_vocab(vocab: Vocab | None) -> Vocab | None:
 
 
 def _numbers_differ(header: Header) -> ArchiveError:
-    learns = header.model_coding is not None and header.model_coding.learning is not None
+    """Return the error that names where an archive was made, what this machine is, and a remedy."""
+    learning = header.model_coding and header.model_coding.learning
     why = (
         "a model that learns (--learn) is reproducible only on the same kind of processor with the "
         "same PyTorch; "
     )
+    # Archives of older versions end with the instructions.
+    instructions = [*header.made_by.split(", "), "", ""][2].lower()
     return ArchiveError(
         "this machine computes different probabilities from those used for coding: it cannot be "
-        f"decompressed here, and nothing was written: {why if learns else ''}"
-        f"{_differences(header)}"
-    )
-
-
-def _differences(header: Header) -> str:
-    """Say what was different where an archive was made, and what to do."""
-    coding = header.model_coding
-    here = made_here(coding.learning if coding else None).split(", ")
-    # Archives of older versions end with the instructions.
-    pairs = [*zip(header.made_by.split(", "), here, strict=False)]
-    different = [pair for pair in pairs if pair[0] != pair[1]]
-    if not different:
-        return (
-            f"it was made by {header.made_by}, as it is here, so that the processor or its "
-            "settings differ: decompress it on the machine that made it"
-        )
-    there, own = (", ".join(each) for each in zip(*different, strict=True))
-    instructions = pairs[2][0] if len(pairs) > 2 and pairs[2] in different else ""
-    start = (
-        "; for the instructions, where the processor has them, set the environment variable "
-        f"ATEN_CPU_CAPABILITY={instructions.lower()}"
-    )
-    return (
-        f"it was made by {header.made_by}, of which differ: {there} (here {own}); decompress it "
-        f"on a machine of that kind, with those versions{start if instructions else ''}"
+        f"decompressed here, and nothing was written: {why if learning else ''}it was made by "
+        f"{header.made_by}, and this is {made_here(learning)}: decompress it on a machine of that "
+        "kind, with those versions; where the processor has the instructions, the environment "
+        f"variable ATEN_CPU_CAPABILITY={instructions} selects them"
     )
 
 

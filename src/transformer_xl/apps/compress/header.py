@@ -15,6 +15,8 @@ import msgspec
 import numpy as np
 from jaxtyping import Bool, Int32
 
+from transformer_xl.errors import DataError
+
 MAGIC = b"TXLZ"
 VERSION = 4
 """Incremented whenever the coding changes."""
@@ -30,7 +32,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 _Digest = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
 
-class ArchiveError(RuntimeError):
+class ArchiveError(DataError):
     """A file is not an archive, is damaged, has another version, or cannot be decoded here."""
 
 

@@ -8,14 +8,15 @@ to compress and to decompress.
 from dataclasses import dataclass
 from typing import Annotated
 
-import msgspec
+import torch
 
 from transformer_xl.apps.compress import arithmetic
 from transformer_xl.apps.compress.coding import CHECK_EVERY
 from transformer_xl.apps.compress.header import ArchiveError, Coding, Header, Learning
-from transformer_xl.apps.compress.predicting import fingerprint
+from transformer_xl.apps.compress.predicting import FRESH_LR, TRAINED_LR, fingerprint
 from transformer_xl.config import ModelConfig
 from transformer_xl.config.checks import Range, check, no_type_check, require
+from transformer_xl.errors import SettingsError
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.limits import require_mem_len
 from transformer_xl.model.segment import Lengths
@@ -32,7 +33,7 @@ _SYMBOLS_PER_STREAM = 1 << 14
 _MAX_LOGITS = 1 << 22
 
 
-class TooLargeError(ValueError):
+class TooLargeError(SettingsError):
     """Coding takes more RAM than the settings allow."""
 
 
@@ -58,9 +59,9 @@ def too_much(config: ModelConfig, coding: Coding, gigabytes: float) -> str | Non
     S = M + T
     # Keys and values, with a capacity of twice the memory; then the activations of one layer, and
     # logits, steps and weights over the vocabulary.
-    kept = 4 * N * B * S * H * config.head_width
+    cached = 4 * N * B * S * H * config.head_width
     layer = B * T * (4 * D + 2 * config.d_inner) + 3 * B * H * T * S
-    needed = _DOUBLE * (kept + layer + 4 * B * T * V)
+    needed = _DOUBLE * (cached + layer + 4 * B * T * V)
     if coding.learning is not None:
         # Activations of all layers for the backward pass.
         states = N * B * S * D + N * B * T * (12 * D + 4 * config.d_inner)
@@ -88,24 +89,21 @@ def check_possible(
         ArchiveError: It is not.
     """
     n, streams, size = coding.n_tokens, coding.streams, header.size
-    # A symbol is one byte in a vocabulary of bytes, else at least one.
-    fits = n == size if is_of_bytes else n <= size
-    if not (fits and streams <= n):
-        raise ArchiveError(
-            f"it is damaged: {n:,} symbols in {streams:,} parts cannot be {size:,} bytes"
-        )
     least = least_bits(coding, config.vocab_size)
+    problem = None
+    # A symbol is one byte in a vocabulary of bytes, else at least one.
+    if streams > n or n > size or (is_of_bytes and n < size):
+        problem = f"{n:,} symbols in {streams:,} parts cannot be {size:,} bytes"
     # 1 % for the rounding of the coder, and 64 bits because its last words are not full.
-    if 0.99 * least > 8 * n_coded + 64:
-        raise ArchiveError(
-            f"it is damaged: {n:,} symbols cannot be coded in {n_coded:,} bytes, they take "
-            f"at least {least / 8:,.0f}"
+    elif 0.99 * least > 8 * n_coded + 64:
+        problem = (
+            f"{n:,} symbols cannot be coded in {n_coded:,} bytes, they take at least "
+            f"{least / 8:,.0f}"
         )
-    if coding.mem_len > coding.length:
-        raise ArchiveError(
-            f"it is damaged: mem_len={coding.mem_len} is more than the {coding.length} symbols of "
-            "a stream"
-        )
+    elif coding.mem_len > coding.length:
+        problem = f"mem_len={coding.mem_len} is more than the {coding.length} symbols of a stream"
+    if problem:
+        raise ArchiveError(f"it is damaged: {problem}")
     if problem := too_much(config, coding, gigabytes):
         raise ArchiveError(f"{problem}; allow more (--ram) if the file can be trusted")
 
@@ -146,14 +144,31 @@ def plan(
     vocab_hash: str,
     n_tokens: int,
     settings: Settings,
-    learning: Learning | None,
+    *,
+    fresh: bool = False,
 ) -> Coding:
     """Choose how a text is coded, with as many streams as fit into the RAM.
 
+    Args:
+        model: The model.
+        vocab_hash: Identifies its vocabulary.
+        n_tokens: Symbols of the text.
+        settings: The settings.
+        fresh: Whether the model is the untrained one.
+
     Raises:
         TooLargeError: The settings take more RAM than they allow.
-        ValueError: The vocabulary has one symbol, or the memory length has no effect.
+        SettingsError: The vocabulary has one symbol, or the memory length has no effect.
     """
+    learning = None
+    if settings.learn:
+        learning = Learning(
+            fresh=fresh,
+            seed=settings.seed,
+            lr=settings.lr or (FRESH_LR if fresh else TRAINED_LR),
+            threads=torch.get_num_threads(),
+            device="cuda" if model.device.type == "cuda" else "cpu",
+        )
     V = model.config.vocab_size
     require(V > 1, f"a vocabulary of {V} symbols leaves nothing to code")
     most, segment_len = (32, 32) if learning else (256, 64)
@@ -169,15 +184,13 @@ def plan(
             n_tokens=n_tokens,
             streams=streams,
             segment_len=settings.segment_len or min(segment_len, fitting),
-            mem_len=mem_len,
+            # Never longer than a stream.
+            mem_len=min(mem_len, -(-n_tokens // streams)),
             learning=learning,
             exact_frequencies=EXACT_FREQUENCIES,
             exact_rotary=EXACT_ROTARY,
         )
-        # The memory is never longer than a stream.
-        coding = msgspec.structs.replace(coding, mem_len=min(mem_len, coding.length))
-        problem = too_much(model.config, coding, settings.ram)
-        if not problem:
+        if not (problem := too_much(model.config, coding, settings.ram)):
             return coding
         if settings.streams is not None or streams == 1:
             raise TooLargeError(f"{problem}; choose a smaller one of them, or allow more ram")

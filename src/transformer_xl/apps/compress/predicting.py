@@ -149,8 +149,8 @@ class Predictor:
     @torch.no_grad()
     def follow(self, model: LanguageModel, mems: Memory) -> None:
         """Take over the weights and the memory of another model with the same settings."""
-        for own, other in zip(self.model.parameters(), model.parameters(), strict=True):
-            own.copy_(other)
+        for weight, other in zip(self.model.parameters(), model.parameters(), strict=True):
+            weight.copy_(other)
         self._at = self.model.keep(mems.to(self.model.device, torch.float64))
 
 
