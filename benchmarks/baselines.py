@@ -4,7 +4,7 @@
     python benchmarks/baselines.py ptb-char-cpu --path ../shared/data/ptb --out baselines.json
 
 The data are those of a recipe; what each row is given is said by
-`transformer_xl.inference.baselines.baselines`. It needs `pip install 'transformer-xl[compare]'`.
+`transformer_xl.studies.baselines.baselines`. It needs `pip install 'transformer-xl[compare]'`.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from result_file import write_result_file
 
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data import prepare
-from transformer_xl.inference.baselines import BASELINES, baselines, baselines_table
+from transformer_xl.studies.baselines import BASELINES, baselines, baselines_table
 
 
 def main() -> None:

@@ -34,10 +34,10 @@ from transformer_xl.apps.compress.header import unpack
 from transformer_xl.apps.compress.predicting import AT_ONCE, lengths, start_symbol
 from transformer_xl.config.device import pick_device
 from transformer_xl.data import Vocab, load_vocab
-from transformer_xl.inference.baselines import compress as compress_by
 from transformer_xl.model import LanguageModel, load_model
 from transformer_xl.model.pretrained import find_model_folder
 from transformer_xl.model.reading import read
+from transformer_xl.studies.baselines import compress as compress_by
 
 Pair = tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]
 

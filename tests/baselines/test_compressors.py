@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from transformer_xl.inference.baselines import COMPRESSORS, compress, compressed_bytes
-from transformer_xl.inference.baselines.compressors import PPMD_ORDERS
+from transformer_xl.studies.baselines import COMPRESSORS, compress, compressed_bytes
+from transformer_xl.studies.baselines.compressors import PPMD_ORDERS
 
 WORDS = [f"{x}{y}" for x in "abcdefgh" for y in ("on", "ar", "est", "e")]
 

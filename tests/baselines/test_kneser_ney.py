@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
-from transformer_xl.inference.baselines import KneserNey, unigram_nll
-from transformer_xl.inference.baselines.kneser_ney import discounts_of
+from transformer_xl.studies.baselines import KneserNey, unigram_nll
+from transformer_xl.studies.baselines.kneser_ney import discounts_of
 
 V = 6
 

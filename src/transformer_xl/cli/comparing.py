@@ -183,7 +183,7 @@ class Compare(LoadsModels):
         """Return the rows of compressors and n-grams, as far as there is time for them."""
         if not self.baselines:
             return []
-        from transformer_xl.inference.baselines import BASELINES, baselines
+        from transformer_xl.studies.baselines import BASELINES, baselines
         from transformer_xl.train.finish import held_out
 
         split, began = held_out(corpus), time.monotonic()

@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Float, Integer
 
 from transformer_xl.data import Corpus, raw_split
-from transformer_xl.inference.baselines.compressors import COMPRESSORS, compressed_bytes
-from transformer_xl.inference.baselines.kneser_ney import KneserNey
 from transformer_xl.inference.evaluate import predicted_bytes, token_bytes_in
+from transformer_xl.studies.baselines.compressors import COMPRESSORS, compressed_bytes
+from transformer_xl.studies.baselines.kneser_ney import KneserNey
 
 BASELINES = ("uniform", "unigram", "n-gram", *COMPRESSORS)
 """Names of all baselines."""
