@@ -89,13 +89,6 @@ def test_discounts_are_those_of_the_counts_of_counts():
     assert discounts_of(np.array([9, 9])).tolist() == [0, 0.5, 1, 1.5]
 
 
-def test_a_cycle_takes_almost_no_bits_and_the_less_the_longer_it_was_seen():
-    cycle = np.tile(np.arange(V), 2000)
-    short, long = (KneserNey(cycle[: V * n], V, order=4).nll(cycle)[4:] for n in (50, 2000))
-    assert long.max() / math.log(2) < 0.002
-    assert long.max() < short.max() / 20
-
-
 def test_the_first_order_is_the_closed_form():
     training = np.repeat(np.arange(5), [1, 2, 3, 4, 90])
     text = np.array([4, 0, 5])
