@@ -30,7 +30,7 @@ from transformer_xl.config import Config, DataConfig
 from transformer_xl.config.device import Rounded
 from transformer_xl.config.files import replace_file
 from transformer_xl.config.recipes import load_recipe
-from transformer_xl.inference.baselines import baselines
+from transformer_xl.studies.baselines import baselines
 from transformer_xl.studies.compare import (
     FACTORS,
     Comparison,

@@ -75,7 +75,7 @@ _PACKAGES = (
     ("inference.knn", "kNN-LM: a mixture with the nearest past positions of the text."),
     ("config.knn", "Settings of kNN-LM."),
     ("config.music", "Settings of music."),
-    ("inference.baselines", "What a text takes without training by gradient."),
+    ("studies.baselines", "What a text takes without training by gradient."),
     ("interop.convert", "Old checkpoints."),
     ("interop.export", "A step of the model for other programs."),
     ("hf", "Classes for the library transformers."),

@@ -20,8 +20,8 @@ from writing_rows import writing_rows  # noqa: E402
 from transformer_xl.cli.loading import load  # noqa: E402
 from transformer_xl.config.recipes import generation_of  # noqa: E402
 from transformer_xl.data import Corpus  # noqa: E402
-from transformer_xl.inference.baselines import compressed_bytes  # noqa: E402
 from transformer_xl.inference.generate import Sampling, for_tokens, generate_batch  # noqa: E402
+from transformer_xl.studies.baselines import compressed_bytes  # noqa: E402
 
 Figures = dict[str, Any]
 

@@ -9,7 +9,7 @@ import pytest
 
 from transformer_xl.config import DataConfig
 from transformer_xl.data import Corpus, prepare
-from transformer_xl.inference.baselines import (
+from transformer_xl.studies.baselines import (
     BASELINES,
     COMPRESSORS,
     KneserNey,

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from transformer_xl.inference.baselines import COMPRESSORS, compress, compressed_bytes
-from transformer_xl.inference.baselines.compressors import PPMD_ORDERS
+from transformer_xl.studies.baselines import compress, compressed_bytes
+from transformer_xl.studies.baselines.compressors import PPMD_ORDERS
 
 WORDS = [f"{x}{y}" for x in "abcdefgh" for y in ("on", "ar", "est", "e")]
 
@@ -42,14 +42,6 @@ def test_a_copy_of_the_text_before_takes_next_to_nothing_however_far_back(name):
     assert len(far) > 100_000
     assert compressed_bytes(name, noise) >= len(noise)
     assert compressed_bytes(name, noise, far) < len(noise) / 5
-
-
-@pytest.mark.slow
-def test_a_text_before_of_the_same_kind_does_not_harm():
-    for name in COMPRESSORS:
-        pytest.importorskip({"zstd -19": "zstandard", "PPMd": "pyppmd"}.get(name, "lzma"))
-        alone = compressed_bytes(name, TEXT)
-        assert compressed_bytes(name, TEXT, _text(2, 20_000)) < alone, name
 
 
 def test_an_unknown_compressor_is_refused():

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from transformer_xl.cli import main
-from transformer_xl.inference import baselines
-from transformer_xl.studies import compare
+from transformer_xl.studies import baselines, compare
 
 
 @pytest.fixture

@@ -30,19 +30,6 @@ def test_shares_add_up_to_all(any_model, text):
             assert shares.min() >= 0
 
 
-def test_the_reach_is_that_of_the_segments_and_of_one_memory_for_each_layer(model, text):
-    """Segments of 4 and a memory of 5: a token in its place p of the segment sees p + 5 more."""
-    seen = attended(model, text, segment_len=4, mem_len=5)
-    place_in_segment = 3 - (len(text) - 1 - seen.place)
-    reach = place_in_segment + 5
-    far = [len(row) - 1 - int(np.flatnonzero(row)[0]) for row in seen.through]
-    assert far[0] == reach
-    assert len(seen.direct[0]) - 1 - np.flatnonzero(seen.direct[0])[0] == reach
-    # What the oldest remembered state has seen depends on its own place: at least five more.
-    assert 5 <= far[1] - far[0] <= 8
-    assert 5 <= far[2] - far[1] <= 8
-
-
 def test_what_has_no_share_has_no_influence_and_what_has_one_has_some(any_model, text):
     """The shares against the model itself: change a token, and see what it predicts."""
     model, n = any_model.double(), len(text) - 1
@@ -83,15 +70,6 @@ def test_the_token_is_the_one_that_the_memory_helps_most(model, text):
     assert seen.place == 60 - 6 + best
     assert seen.nll == pytest.approx(known[best].item(), rel=1e-4)
     assert seen.nll_without_memory == pytest.approx(alone[best].item(), rel=1e-4)
-
-
-def test_attention_as_far_as_is_allowed(model, text):
-    seen = attended(model, text, segment_len=7, mem_len=9, attn_len=3)
-    assert (seen.direct[:, :-3] == 0).all()
-    assert (seen.by_distance[:, 3:] == 0).all()
-    # Two more in each layer.
-    assert (seen.through[-1][:-7] == 0).all()
-    assert (seen.through[-1][-7:] > 0).all()
 
 
 def test_zeros_at_the_start_are_nobodys_share(tiny_config, text):

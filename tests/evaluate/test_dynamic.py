@@ -112,22 +112,6 @@ def test_the_steps_are_those_of_the_paper(model, text, settings, squares):
         torch.testing.assert_close(x, weights[name], rtol=1e-4, atol=1e-6)
 
 
-def test_squares_are_the_mean_over_segments(model, text):
-    found = gradient_squares(model, text[:20], **LENGTHS)
-    weights = dict(model.named_parameters())
-    sums, mems = dict.fromkeys(weights, 0.0), None
-    for start in (0, 7):
-        tokens = torch.from_numpy(text[None, start : start + 8])
-        out = model(tokens[:, :-1], mems, tokens[:, 1:], mem_len=9)
-        mems = out.mems
-        for name, g in zip(
-            weights, torch.autograd.grad(out.loss, [*weights.values()]), strict=True
-        ):
-            sums[name] = sums[name] + g**2 / 2
-    for name, mean in sums.items():
-        torch.testing.assert_close(found[name], mean)
-
-
 @pytest.mark.parametrize("rule", ["sgd", "rms"])
 def test_a_text_that_repeats_itself_becomes_easier(model, rule):
     text = np.tile(np.random.default_rng(3).integers(0, 31, 40), 12)
@@ -218,12 +202,12 @@ def completing(tiny_config):
 TABLE = np.array([0, 5, 6, 7, 8, 9, 5, 6, 7, 8, 5, 1, 9, 8, 7, 0, 5, 6, 7, 8, 9, 5])
 
 
-def completion_loss(model, mems, start):
+def completion_loss(model, mems, start, *, counts_all=False):
     """Return the mean loss of the completions in a segment of TABLE, and the memory after it."""
     tokens = torch.from_numpy(TABLE[None, start : start + 8])
     out = model(tokens[:, :-1], mems, tokens[:, 1:], mem_len=9)
     places = [x - start - 1 for x in range(12, 16) if start < x <= start + 7]
-    return out.nll[0, places].mean(), out.mems
+    return (out.nll.mean() if counts_all else out.nll[0, places].mean()), out.mems
 
 
 @pytest.mark.parametrize("cuts", [[], [13], [*range(22)]], ids=str)
@@ -247,14 +231,6 @@ def test_only_completions_are_learned_from(completing, cuts):
         torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_prompts_alone_change_no_weight(completing):
-    prompts = np.tile(TABLE[:11], 5)
-    settings = Dynamic(rule="sgd", lr=0.1, decay=0.5, **LENGTHS)
-    _, reading = in_pieces(completing, prompts, settings, [])
-    for mine, trained in zip(reading.model.parameters(), completing.parameters(), strict=True):
-        assert torch.equal(mine, trained)
-
-
 def test_a_new_text_does_not_begin_in_a_completion(completing):
     prompts = np.tile(TABLE[1:11], 3)
     reading = DynamicEvaluation(completing, Dynamic(rule="sgd", lr=0.1, **LENGTHS))
@@ -267,35 +243,37 @@ def test_a_new_text_does_not_begin_in_a_completion(completing):
         assert torch.equal(mine, before)
 
 
-def test_squares_are_means_over_segments_with_completions(completing):
-    found = gradient_squares(completing, TABLE, **LENGTHS)
-    weights, mems = dict(completing.named_parameters()), None
+@pytest.mark.parametrize("has_completions", [False, True])
+def test_squares_are_means_over_segments(tiny_config, completing, has_completions):
+    model, starts = completing, (7, 14)
+    if not has_completions:
+        # All tokens count, in each segment.
+        config = replace(tiny_config, init_std=0.3, reset_at=0)
+        model, starts = TransformerXL(config).eval(), (0, 7, 14)
+    found = gradient_squares(model, TABLE, **LENGTHS)
+    weights, mems = dict(model.named_parameters()), None
     sums = dict.fromkeys(weights, 0.0)
     for start in (0, 7, 14):
-        loss, mems = completion_loss(completing, mems, start)
-        if start:
+        loss, mems = completion_loss(model, mems, start, counts_all=not has_completions)
+        if start in starts:
             gradients = torch.autograd.grad(loss, [*weights.values()])
-            sums = {name: sums[name] + g**2 / 2 for name, g in zip(weights, gradients, strict=True)}
+            pairs = zip(weights, gradients, strict=True)
+            sums = {name: sums[name] + g**2 / len(starts) for name, g in pairs}
     for name, mean in sums.items():
         torch.testing.assert_close(found[name], mean)
-    with pytest.raises(ValueError, match="the text has no completion: the token completion_at=1"):
-        gradient_squares(completing, TABLE[:11], **LENGTHS)
+    if has_completions:
+        with pytest.raises(ValueError, match="has no completion: the token completion_at=1"):
+            gradient_squares(model, TABLE[:11], **LENGTHS)
 
 
-OUT_OF_RANGE = [
-    ({"lr": -1.0}, "lr=-1.0 must be at least 0"),
-    ({"lr": 0.1, "decay": 1.5}, "decay=1.5 must be at most 1"),
-    ({"lr": 0.1, "eps": 0.0}, "eps=0.0 must be above 0"),
-    ({"lr": "fast"}, "lr='fast' must be a finite number"),
-    ({"lr": float("nan")}, "lr=nan must be a finite number"),
-    ({"lr": 0.1, "rule": "rms"}, "rule='rms' needs the squares of gradients"),
-    ({"lr": 0.1, "segment_len": 0}, "segment_len=0 must be at least 1"),
-    ({"lr": 0.1, "mem_len": -1}, "mem_len=-1 must be at least 0"),
-]
-
-
-def test_settings_out_of_range_are_named():
-    for wrong, message in OUT_OF_RANGE:
+def test_a_rule_without_what_it_needs_or_out_of_range_is_named():
+    for wrong, message in (
+        ({"lr": -1.0}, "lr=-1.0 must be at least 0"),
+        ({"lr": float("nan")}, "lr=nan must be a finite number"),
+        ({"lr": 0.1, "decay": 1.5}, "decay=1.5 must be at most 1"),
+        ({"lr": 0.1, "eps": 0.0}, "eps=0.0 must be above 0"),
+        ({"lr": 0.1, "rule": "rms"}, "rule='rms' needs the squares of gradients"),
+    ):
         with pytest.raises(ValueError, match=message):
             Dynamic(**{"rule": "sgd", **wrong})
 

@@ -281,4 +281,4 @@ def test_a_line_without_tokens_comes_in_its_place():
         lines.push(piece)
     found = [line["line"] for line in lines.add([(0, -1.0)])]
     assert found == [1, 2, 3, 4]
-    assert lines.total.bits_per_token == pytest.approx(1 / math.log(2))
+    assert lines.total.figures()["bits_per_token"] == pytest.approx(1 / math.log(2))

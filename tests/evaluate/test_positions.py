@@ -1,6 +1,5 @@
 """Losses by place add up to the evaluation, and are those of the places they name."""
 
-from dataclasses import replace
 from itertools import pairwise, product
 
 import numpy as np
@@ -15,7 +14,6 @@ from transformer_xl.inference.evaluate import (
     score,
     spans,
 )
-from transformer_xl.model import TransformerXL
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 100])
@@ -64,14 +62,6 @@ def test_the_first_token_is_predicted_from_one_alone(model, text):
         alone = model(torch.from_numpy(text[:-1, None]), targets=torch.from_numpy(text[1:, None]))
     found = loss_from_start(model, text, length=1)
     assert found.tolist() == pytest.approx([alone.nll.mean().item()], rel=1e-5)
-
-
-@pytest.mark.parametrize("is_training", [False, True])
-def test_the_mode_of_the_model_is_restored(tiny_config, text, is_training):
-    model = TransformerXL(replace(tiny_config, dropout=0.5)).train(is_training)
-    for measure in (loss_in_segment, lambda *x: loss_from_start(*x, length=5)):
-        assert measure(model, text).tolist() == measure(model, text).tolist()
-    assert model.training == is_training
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 64, 1000])

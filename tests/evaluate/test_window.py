@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from transformer_xl.inference.evaluate import SlidingWindow, WithMemory, evaluate, window_nll
-from transformer_xl.model import TransformerXL, build_model
+from transformer_xl.model import build_model
 
 KINDS = {
     "relative": {},
@@ -83,15 +83,3 @@ def test_a_window_of_all_the_text_is_a_memory_of_all_the_text(model, text):
     windowed = evaluate(model, text, SlidingWindow(window=60, batch_size=8)).nll
     remembered = evaluate(model, text, WithMemory(segment_len=7, mem_len=60)).nll
     assert windowed == pytest.approx(remembered, rel=1e-12)
-
-
-def test_a_window_of_no_token_is_an_error():
-    with pytest.raises(ValueError, match="window=0 must be at least 1"):
-        SlidingWindow(window=0)
-
-
-def test_the_mode_of_the_model_does_not_matter(tiny_config, text):
-    model = TransformerXL(replace(tiny_config, dropout=0.5, attn_dropout=0.5)).train()
-    one, other = (evaluate(model, text, SlidingWindow(window=5)).nll for _ in range(2))
-    assert one == other
-    assert model.training

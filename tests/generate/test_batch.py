@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from transformer_xl.data.making_vocab import train_vocab
-from transformer_xl.inference.generate import Sampling, generate, generate_batch, text_pieces
+from transformer_xl.inference.generate import (
+    History,
+    Sampler,
+    Sampling,
+    generate,
+    generate_batch,
+    text_pieces,
+)
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.decoder import EagerDecoder, RingDecoder
 
@@ -60,21 +67,6 @@ def test_a_memory_given_to_many_is_left_as_it_was(model):
     assert torch.equal(before.mems.state_dict()["keys"], keys)
 
 
-@pytest.mark.parametrize(
-    ("prompts", "settings", "message"),
-    [
-        ([[1], []], {}, "the prompt is empty"),
-        ([[1], [31]], {}, "token 31 of the prompt is outside the vocabulary of 31"),
-        ([[1]], {"length": -1}, "length=-1 must be at least 0"),
-        ([[1]], {"sampling": {"top_k": 0}}, "top_k=0 must be above 0"),
-    ],
-)
-def test_a_wrong_setting_is_named(model, prompts, settings, message):
-    sampling = settings.pop("sampling", {})
-    with pytest.raises(ValueError, match=message):
-        generate_batch(model, prompts, Sampling(**sampling), **settings)
-
-
 def test_memories_that_do_not_fit_the_prompts_are_named(model):
     with pytest.raises(ValueError, match=r"mems holds 2 streams for 3 prompts: give one for all"):
         generate_batch(model, [[1]] * 3, mems=model.start_memory(2))
@@ -90,18 +82,35 @@ def test_a_model_with_damaged_weights_is_named(model, settings, value):
         next(generate(model, [1], Sampling(**settings)))
 
 
-@pytest.mark.parametrize("where", ["embedded", "draw"])
-def test_an_interrupt_leaves_all_as_it_was(model, monkeypatch, where):
-    whole = list(generate_batch(model, [[1], [2, 3]], length=12, seed=4))
-    batch = generate_batch(model, [[1], [2, 3]], length=12, seed=4)
-    found = [next(batch) for _ in range(5)]
+STEPS = {
+    "embedding": lambda model: (type(model.embedding), "forward", 1),
+    "draw": lambda model: (Sampler, "__call__", 1),
+    "first history": lambda model: (History, "append", 1),
+    "second history": lambda model: (History, "append", 2),
+    "loops": lambda model: (Sampler, "ends", 2),
+}
 
-    def interrupted(*given, **settings):
-        raise KeyboardInterrupt
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("is_after", [False, True])
+def test_an_interrupt_leaves_all_as_it_was(model, monkeypatch, step, is_after):
+    loops = {"loop_max_period": 5, "loop_min_count": 4, "loop_min_length": 20}
+    sampling = Sampling(repetition_penalty=1.3, dry_multiplier=0.8, on_loop="end", **loops)
+    how = {"sampling": sampling, "length": 12, "seed": 4}
+    whole = list(generate_batch(model, [[1], [2, 3]], **how))
+    batch = generate_batch(model, [[1], [2, 3]], **how)
+    found, calls = [next(batch) for _ in range(5)], []
+    owner, name, n = STEPS[step](model)
+    original = getattr(owner, name)
+
+    def interrupted(*given, **named):
+        calls.append(original(*given, **named) if is_after else None)
+        if len(calls) == n:
+            raise KeyboardInterrupt
+        return calls[-1] if is_after else original(*given, **named)
 
     with monkeypatch.context() as patch:
-        owner = type(model.softmax) if where == "draw" else type(model.embedding)
-        patch.setattr(owner, "draw" if where == "draw" else "forward", interrupted)
+        patch.setattr(owner, name, interrupted)
         with pytest.raises(KeyboardInterrupt):
             next(batch)
     assert found + list(batch) == whole
@@ -132,27 +141,3 @@ def test_each_text_ends_at_its_own_stop_string(tiny_config):
 def test_to_decode_a_text_without_end_needs_a_stop_string(model, refused):
     with refused("length=None draws without end"):
         generate_batch(model, [[1], [2]]).decode(BYTES)
-
-
-def test_a_generation_shows_how_far_it_is(model):
-    batch = generate_batch(model, [[1], [2, 3]], length=3, seed=1)
-    before = "GenerationBatch(texts=[0, 1], drawn=0, remaining=[3, 3], last_tokens=[1, 3])"
-    assert repr(batch) == before
-    tokens = next(batch)
-    assert repr(batch).startswith("GenerationBatch(texts=[0, 1], drawn=1, remaining=[2, 2], ")
-    assert str([tokens[0], tokens[1]]) in repr(batch)
-    alone = generate(model, [1, 2])
-    assert repr(alone) == "Generation(drawn=0, remaining=None, last_token=2)"
-
-
-@pytest.mark.parametrize(
-    "settings", [{}, {"temperature": 0}, {"top_k": 12}, {"temperature": 2.0, "top_p": 0.8}], ids=str
-)
-def test_an_adaptive_softmax_draws_for_each_text_what_it_draws_alone(tiny_config, settings):
-    config = replace(tiny_config, init_std=0.5, cutoffs=(8, 20), div_val=2, d_embed=8)
-    model = TransformerXL(config).double().eval()
-    prompts = [[n, n + 7] for n in range(9)]
-    found = list(generate_batch(model, prompts, Sampling(**settings), length=8, seed=3))
-    for n, ids in enumerate(prompts):
-        alone = generate(model, ids, Sampling(**settings), length=8, seed=3 + n)
-        assert [step[n] for step in found] == list(alone)

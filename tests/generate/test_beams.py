@@ -99,21 +99,6 @@ def test_the_memory_of_a_hypothesis_is_that_of_its_text(small):
     assert list(going_on) == expected
 
 
-def test_more_hypotheses_find_what_greedy_search_misses(tiny_config):
-    torch.manual_seed(3)
-    model = TransformerXL(replace(tiny_config, init_std=0.5)).double().eval()
-    prompts = [[n, n + 1] for n in range(12)]
-    scores = [
-        [
-            x.log_prob
-            for x, *_ in beam_search(model, prompts, length=8, searching=Searching(beam_size=size))
-        ]
-        for size in (1, 8)
-    ]
-    assert any(b > a + 0.01 for a, b in zip(*scores, strict=True))
-    assert sum(scores[1]) > sum(scores[0])
-
-
 @pytest.fixture
 def of_bytes(tiny_config):
     return TransformerXL(replace(tiny_config, vocab_size=256, init_std=0.3)).double().eval()
@@ -149,23 +134,6 @@ def test_a_stop_string_may_span_tokens(tiny_config):
     assert best.text.partition(stop)[0] in {x.text for x in ended if x.is_ended}
     assert all(stop not in x.text for x in ended)
     assert all((stop in letters.decode(x.tokens)) == x.is_ended for x in ended)
-
-
-def test_a_prompt_that_is_done_does_not_wait_for_the_others(small, monkeypatch):
-    sizes = []
-    kind = type(small)
-    original = kind.forward
-
-    def spy(self, tokens, *words, **settings):
-        sizes.append(tokens.shape)
-        return original(self, tokens, *words, **settings)
-
-    monkeypatch.setattr(kind, "forward", spy)
-    everything = {"stop_tokens": range(V), "beam_size": V, "n_best": V}
-    assert [len(each) for each in found(small, **everything)] == [V] * 3
-    assert all(T > 0 for _, T in sizes)
-    # Every first token ends a text, so that there is no second step.
-    assert sum(T for _, T in sizes) <= 3 + 1 + 3
 
 
 def test_rows_of_a_prompt_that_is_done_are_read_no_more(small, monkeypatch):

@@ -3,7 +3,6 @@
 import re
 from dataclasses import FrozenInstanceError
 
-import numpy as np
 import pytest
 
 from transformer_xl.data.making_vocab import train_vocab
@@ -72,18 +71,6 @@ def test_a_wrong_name_is_told_from_a_setting(model, session):
         Sampling(temperatur=1)
     with pytest.raises(TypeError, match="did you mean 'beam_size'"):
         Searching(beamsize=1)
-
-
-def test_tokens_may_be_those_of_numpy():
-    sampling = Sampling(dry_multiplier=1, dry_sequence_breakers=np.array([3, 1]))
-    assert sampling == Sampling(dry_multiplier=1, dry_sequence_breakers=[3, 1])
-    assert Searching(stop_tokens=np.array([7])) == Searching(stop_tokens=[7])
-
-
-@pytest.mark.parametrize("wrong", [5, "ab", [1.5]], ids=str)
-def test_stop_tokens_that_are_none_are_named(wrong):
-    with pytest.raises(ValueError, match="stop_tokens="):
-        Searching(stop_tokens=wrong)
 
 
 def test_settings_are_values():

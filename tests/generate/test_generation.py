@@ -73,21 +73,6 @@ def test_writing_makes_no_graph(model):
     assert not any(x.requires_grad for x in generation.mems.tensors)
 
 
-@pytest.mark.parametrize(
-    ("ids", "settings", "message"),
-    [
-        ([], {}, "the prompt is empty"),
-        ([1, 31], {}, "token 31 of the prompt is outside the vocabulary of 31"),
-        ([-1], {}, "token -1 of the prompt is outside the vocabulary"),
-        ([1], {"length": -1}, "length=-1 must be at least 0"),
-    ],
-    ids=str,
-)
-def test_a_wrong_setting_is_named(model, ids, settings, message):
-    with pytest.raises(ValueError, match=message):
-        generate(model, ids, **settings)
-
-
 def test_a_memory_of_several_streams_is_named_with_the_remedy(model):
     with pytest.raises(ValueError, match=r"mems holds 2 streams; select one: mems.select\(\[0\]\)"):
         generate(model, [1], mems=model.start_memory(2))

@@ -1,6 +1,5 @@
 """A text that repeats one sequence is found, and ended or kept from repeating it, in every path."""
 
-import os
 from collections import Counter
 from pathlib import Path
 
@@ -13,9 +12,7 @@ from transformer_xl.config import GenerateConfig
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.inference.generate import History, Sampling, generate, generate_batch
 from transformer_xl.inference.generate.loops import LoopRule
-from transformer_xl.inference.generate.sampler import Sampler
 
-SHARED = Path(os.environ.get("TXL_SHARED", "../shared"))
 RULE = LoopRule(max_period=5, min_count=4, min_length=20)
 LOOP = {"loop_max_period": 5, "loop_min_count": 4, "loop_min_length": 20}
 OWN = GenerateConfig()
@@ -84,15 +81,6 @@ def test_source_code_with_lines_of_dashes_and_tables_does_not_loop():
     assert not any(DEFAULT.period(tokens[:n]) for n in range(200, len(tokens)))
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="TXL_SHARED names no folder with data")
-def test_plays_do_not_loop(is_nightly):
-    text = (SHARED / "data/tinyshakespeare/input.txt").read_text(encoding="utf-8")
-    text = text[: 200_000 if is_nightly else 10_000]
-    tokens = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
-    rule = DEFAULT._replace(min_length=100)
-    assert not any(rule.period(tokens[max(n - 1100, 0) : n]) for n in range(100, len(tokens)))
-
-
 def test_a_text_ends_with_the_first_token_that_completes_a_loop(model):
     whole = [*generate(model, [1, 2, 3], length=300, seed=3)]
     written = generate(
@@ -138,35 +126,6 @@ def test_a_text_of_a_batch_ends_where_it_ends_alone(model):
     assert texts == alone
     assert batch.looping == {n for n, text in enumerate(alone) if len(text) < 60}
     assert 0 < len(batch.looping) < len(PROMPTS)
-
-
-@pytest.mark.parametrize("is_before", [True, False])
-def test_an_interrupt_while_loops_are_looked_for_changes_nothing(model, monkeypatch, is_before):
-    how = {"sampling": Sampling(on_loop="end", **LOOP), "length": 60, "seed": 3}
-    whole = [*generate_batch(model, PROMPTS, **how)]
-    batch = generate_batch(model, PROMPTS, **how)
-    found, ends = [], Sampler.ends
-
-    def interrupted(self, history):
-        if is_before or ends(self, history):
-            raise KeyboardInterrupt
-        return False
-
-    while True:
-        with monkeypatch.context() as patch:
-            patch.setattr(Sampler, "ends", interrupted)
-            try:
-                # Where no text loops yet, the step is made.
-                found.append(next(batch))
-                continue
-            except KeyboardInterrupt:
-                pass
-            except StopIteration:
-                break
-        if not (step := next(batch, None)):
-            break
-        found.append(step)
-    assert found == whole
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
@@ -221,16 +180,3 @@ def test_a_session_ends_a_looping_text_as_generate_does(model):
     assert session.is_looping
     [*session.generate(3)]
     assert not session.is_looping
-
-
-def test_a_loop_that_cannot_be_is_refused(model):
-    message = "loop_min_length=40 has no effect with on_loop='continue'"
-    with pytest.raises(ValueError, match=message):
-        generate(model, [1], sampling=Sampling(loop_min_length=40))
-    with pytest.raises(ValueError, match="on_loop"):
-        generate(model, [1], sampling=Sampling(on_loop="stop"))
-    message = "loop_max_period=1000 times loop_min_count=5 must be at most 4096"
-    with pytest.raises(ValueError, match=message):
-        generate(
-            model, [1], sampling=Sampling(on_loop="end", loop_max_period=1000, loop_min_count=5)
-        )

@@ -6,7 +6,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from transformer_xl.inference.generate import (
-    Sampling,
     State,
     generate,
     load_state,
@@ -22,20 +21,6 @@ from transformer_xl.model.pretrained import CHECKSUM_KEY
 def weights(model, tmp_path):
     model.save_pretrained(tmp_path / "model")
     return tmp_path / "model" / "model.safetensors"
-
-
-@pytest.mark.parametrize("settings", [{"temperature": 0}, {"top_p": 0.9}], ids=str)
-def test_a_saved_text_goes_on_as_if_it_had_not_stopped(model, weights, tmp_path, settings):
-    sampling = Sampling(**settings)
-    whole = list(generate(model, [7, 2], sampling, length=40, seed=3))
-    first = generate(model, [7, 2], sampling, length=15, seed=3)
-    begun = list(first)
-    save_state(tmp_path / "state", first, weights)
-    state = load_state(tmp_path / "state", weights)
-    assert state.last_token == begun[-1]
-    again = {"mems": state.mems, "seed": state.random}
-    rest = generate(model, [state.last_token], sampling, length=25, **again)
-    assert begun + list(rest) == whole
 
 
 def test_a_memory_comes_back_bit_for_bit(model, weights, tmp_path):
@@ -193,8 +178,3 @@ def test_a_newer_state_is_refused_with_its_remedy(model, weights, tmp_path):
     save_file(load_file(path), path, about | {"format_version": "2"})
     with pytest.raises(RuntimeError, match=r"has format 2; .* up to 1: update transformer_xl"):
         load_state(path, weights)
-
-
-def test_no_state_is_named(weights, tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        load_state(tmp_path / "nowhere", weights)

@@ -143,8 +143,8 @@ def _interrupted(*_):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"batch_size": 2}, "batch_size=2 must be 1"),
-        ({"window": 4}, "window=4 None"),
+        ({"batch_size": 2}, "batch_size=2 has no effect with WithNeighbours"),
+        ({"window": 4}, "window and knn exclude each other"),
     ],
     ids=str,
 )

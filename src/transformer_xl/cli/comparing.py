@@ -163,7 +163,7 @@ class Compare(LoadsModels):
 
     def _baselines(self, corpus: "Corpus", unit: str, lacking: list[str]) -> list[dict[str, Any]]:
         """Return the rows of compressors and n-grams, as far as there is time for them."""
-        from transformer_xl.inference.baselines import BASELINES, baselines
+        from transformer_xl.studies.baselines import BASELINES, baselines
         from transformer_xl.train.finish import held_out
 
         split, began = held_out(corpus), time.monotonic()

@@ -2,9 +2,19 @@
 
 import inspect
 import warnings
+from collections.abc import Mapping
+from typing import Any
 
 # Packages whose decorators, such as `torch.no_grad`, stand between a function and its caller.
 _BETWEEN = {__name__.partition(".")[0], "torch", "jaxtyping", "beartype"}
+_SHOWN = 60
+
+
+def listed(keywords: Mapping[str, Any]) -> str:
+    """Return keyword arguments as they are written in a call, with long values cut off."""
+    texts = {name: repr(value) for name, value in keywords.items()}
+    cut = {name: x if len(x) <= _SHOWN else f"{x[:_SHOWN]}..." for name, x in texts.items()}
+    return ", ".join(f"{name}={x}" for name, x in cut.items())
 
 
 def warn_deprecated(message: str) -> None:

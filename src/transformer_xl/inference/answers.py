@@ -13,42 +13,27 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transformer_xl.data import Vocab
+from transformer_xl.errors import InputError
 from transformer_xl.inference.generate import Sampling, Searching, beam_search, generate_batch
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.arguments import require_at_least
 from transformer_xl.model.calling import evaluating
 from transformer_xl.model.limits import require_remembering
-from transformer_xl.model.reading import read, read_all
+from transformer_xl.model.reading import read_each
 from transformer_xl.model.segment import Lengths
 
 Texts = Sequence[Sequence[int]]
 
 
-def padded(texts: Texts) -> tuple[Int[Tensor, "N longest"], Int[Tensor, " N"] | None]:
-    """Return texts as rows padded with 0, and their lengths; None if all are equally long."""
-    sizes = torch.tensor([len(text) for text in texts])
-    tokens = torch.zeros(len(texts), int(sizes.max()), dtype=torch.long)
-    for row, text in zip(tokens, texts, strict=True):
-        row[: len(text)] = torch.as_tensor(text)
-    return tokens, sizes if int(sizes.min()) < tokens.shape[1] else None
-
-
-def by_length(texts: Texts, batch_size: int) -> Iterator[list[int]]:
-    """Yield the indices of batches of texts of similar length.
-
-    Raises:
-        ValueError: There is no text, one is empty, or ``batch_size`` is below 1.
-
-    Example:
-        >>> list(by_length([[1, 2, 3], [4], [5, 6]], batch_size=2))
-        [[1, 2], [0]]
-    """
+def _require_texts(
+    model: LanguageModel, texts: Texts, lengths: Lengths, batch_size: int, least: int = 1
+) -> None:
+    """Require texts of ``least`` tokens, and a model that remembers what it has read of them."""
+    require_remembering(model, lengths)
     require_at_least(1, batch_size=batch_size)
-    if not len(texts) or not all(map(len, texts)):
-        raise ValueError(f"{len(texts)} texts, at least one, of at least one token each are needed")
-    order = sorted(range(len(texts)), key=lambda n: len(texts[n]))
-    for first in range(0, len(order), batch_size):
-        yield order[first : first + batch_size]
+    if not len(texts) or min(map(len, texts)) < least:
+        size = "one token" if least == 1 else f"{least} tokens"
+        raise InputError(f"{len(texts)} texts, at least one, of at least {size} each are needed")
 
 
 @torch.no_grad()
@@ -63,21 +48,29 @@ def states_at(
     From the state at a place, the token after it is predicted. Nothing is read again, whatever
     ``ext_len`` is. The caller sets the evaluation mode.
     """
+    ((rows, states),) = _states(model, texts, places, lengths, len(texts))
+    return states[torch.tensor(rows).argsort()]
+
+
+def _states(
+    model: LanguageModel,
+    texts: Texts,
+    places: Int[Tensor, "N n"],
+    lengths: Lengths,
+    batch_size: int,
+) -> Iterator[tuple[list[int], Float[Tensor, "B n D"]]]:
+    """Yield the indices of the texts of each batch, and the states at their places."""
     lengths = lengths._replace(ext_len=0)
-    tokens, sizes = padded(texts)
-    mems = model.keep(model.start_memory(len(texts), lengths.mem_len))
-    rows = torch.arange(len(texts))[:, None].expand_as(places)
-    shape = *places.shape, model.config.d_model
-    found = torch.zeros(shape, device=model.device, dtype=model.dtype)
-    for piece in read(model, tokens, lengths, mems, sizes=sizes):
-        here = (piece.start <= places) & (places < piece.start + piece.hidden.shape[1])
-        if here.any():
-            states = piece.hidden[rows[here], places[here] - piece.start]
-            found[rows[here], here.nonzero()[:, 1]] = states.to(found.dtype)
-    return found
+    for rows, pieces in read_each(model, texts, lengths, batch_size=batch_size):
+        shape = len(rows), places.shape[1], model.config.d_model
+        states = torch.zeros(shape, device=model.device, dtype=model.dtype)
+        for piece in pieces:
+            columns = places[rows] - piece.start
+            text, n = ((columns >= 0) & (columns < piece.hidden.shape[1])).nonzero(as_tuple=True)
+            states[text, n] = piece.hidden[text, columns[text, n]].to(states.dtype)
+        yield rows, states
 
 
-@torch.no_grad()
 def losses(
     model: LanguageModel, texts: Texts, lengths: Lengths, *, batch_size: int = 16
 ) -> list[Float[np.ndarray, " predicted"]]:
@@ -90,22 +83,22 @@ def losses(
         ValueError: There is no text, one has fewer than two tokens, or the model keeps nothing
             between segments.
     """
-    require_remembering(model, lengths)
-    if lengths.ext_len:
-        # Texts of different lengths cannot share the positions that are read again.
-        require_at_least(1, batch_size=batch_size)
-        batch_size = 1
-    found: dict[int, np.ndarray] = {}
+    _require_texts(model, texts, lengths, batch_size, least=2)
+    # Texts of different lengths cannot share the positions that are read again.
+    nll = dict(losses_each(model, texts, lengths, 1 if lengths.ext_len else batch_size))
+    return [nll[n].double().numpy() for n in range(len(texts))]
+
+
+@torch.no_grad()
+def losses_each(
+    model: LanguageModel, texts: Texts, lengths: Lengths, batch_size: int
+) -> Iterator[tuple[int, Float[Tensor, " predicted"]]]:
+    """Yield the index of each text, and -log p of its tokens but the first, on the CPU."""
     with evaluating(model):
-        for rows in by_length([text[1:] for text in texts], batch_size):
-            some = [texts[row] for row in rows]
-            tokens, sizes = padded([text[:-1] for text in some])
-            targets, _ = padded([text[1:] for text in some])
-            mems = model.keep(model.start_memory(len(some), lengths.mem_len))
-            pieces = read(model, tokens, lengths, mems, targets=targets, sizes=sizes)
-            nll = torch.cat([x.nll for x in pieces if x.nll is not None], 1).double().cpu().numpy()
-            found |= {row: own[: len(texts[row]) - 1] for row, own in zip(rows, nll, strict=True)}
-    return [found[row] for row in range(len(texts))]
+        for rows, pieces in read_each(model, texts, lengths, batch_size=batch_size, predicts=True):
+            nll = torch.cat([piece.nll for piece in pieces if piece.nll is not None], 1).cpu()
+            for row, losses_of_text in zip(rows, nll, strict=True):
+                yield row, losses_of_text[: len(texts[row]) - 1]
 
 
 @torch.no_grad()
@@ -127,15 +120,13 @@ def next_log_probs(
         >>> vocab.decode(log_probs.argmax(1).tolist())
         '::'
     """
-    require_remembering(model, lengths)
-    found = torch.zeros(len(texts), model.config.vocab_size)
+    _require_texts(model, texts, lengths, batch_size)
+    last = torch.tensor([[len(text) - 1] for text in texts])
+    log_probs = torch.zeros(len(texts), model.config.vocab_size)
     with evaluating(model):
-        for rows in by_length(texts, batch_size):
-            some = [texts[row] for row in rows]
-            last = torch.tensor([[len(text) - 1] for text in some])
-            states = states_at(model, some, last, lengths)[:, 0]
-            found[rows] = model.head.log_probs(states).float().cpu()
-    return found
+        for rows, states in _states(model, texts, last, lengths, batch_size):
+            log_probs[rows] = model.head.log_probs(states[:, 0]).float().cpu()
+    return log_probs
 
 
 @torch.no_grad()
@@ -170,28 +161,27 @@ def continuations(
         ValueError: There is no text, one is empty, or the model keeps nothing between segments.
     """
     require_at_least(1, length=length)
-    require_remembering(model, lengths)
+    _require_texts(model, texts, lengths, batch_size)
     # What is read again would be missing in the memory from which the writing begins.
     lengths = lengths._replace(ext_len=0)
+    mem_len = lengths.mem_len if model.remembers_positions else None
     outputs = [""] * len(texts)
     with evaluating(model):
-        for rows in by_length(texts, batch_size):
-            some = [texts[row] for row in rows]
-            mems = model.keep(model.start_memory(len(some), lengths.mem_len))
-            # All but the last token, from which the writing begins.
-            if max(map(len, some)) > 1:
-                tokens, sizes = padded([text[:-1] for text in some])
-                mems = read_all(model, tokens, lengths, mems, sizes=sizes)
-            last = [text[-1:] for text in some]
-            mem_len = lengths.mem_len if model.remembers_positions else None
+        # All but the last token, from which the writing begins.
+        before = [text[:-1] for text in texts]
+        for rows, pieces in read_each(model, before, lengths, batch_size=batch_size):
+            mems = model.keep(model.start_memory(len(rows), lengths.mem_len))
+            for piece in pieces:
+                mems = piece.mems
+            last = [texts[row][-1:] for row in rows]
             begun: Any = {"length": length, "mems": mems, "mem_len": mem_len}
             if beam_size is None:
                 batch = generate_batch(model, last, Sampling(temperature=0), **begun)
                 written = batch.decode(vocab, stop=stop)
             else:
                 search = Searching(beam_size=beam_size, length_penalty=length_penalty, stop=stop)
-                found = beam_search(model, last, search, vocab=vocab, **begun)
-                written = [best.text for (best,) in found]
+                hypotheses = beam_search(model, last, search, vocab=vocab, **begun)
+                written = [best.text for (best,) in hypotheses]
             for row, output in zip(rows, written, strict=True):
                 outputs[row] = output
     return outputs

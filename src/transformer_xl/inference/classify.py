@@ -13,10 +13,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from transformer_xl.config.checks import Count, NotNegative, Positive, Share, check, no_type_check
+from transformer_xl.errors import InputError
 from transformer_xl.model import LanguageModel, Memory
 from transformer_xl.model.arguments import require_token_inputs
 from transformer_xl.model.calling import evaluating
-from transformer_xl.model.reading import read
+from transformer_xl.model.reading import padded, read
 from transformer_xl.model.segment import SEGMENT_LEN, Lengths
 from transformer_xl.ops.nll import IGNORED
 
@@ -60,7 +61,7 @@ class LongDocumentClassifier(nn.Module):
     ) -> None:
         super().__init__()
         if n_classes < 2:
-            raise ValueError(f"n_classes={n_classes} must be at least 2")
+            raise InputError(f"n_classes={n_classes} must be at least 2")
         require_token_inputs(model.config)
         # ext_len=0, as nothing is read again.
         self.lengths = Lengths.of(model.config, segment_len=segment_len, mem_len=mem_len, ext_len=0)
@@ -72,12 +73,15 @@ class LongDocumentClassifier(nn.Module):
     def read(self, documents: Sequence[Int[Tensor, " _"]]) -> Iterator[Reading]:
         """Read a batch of documents; yield the class scores after each segment.
 
-        Documents that have ended are removed from the batch; an empty one is refused. To train,
-        call ``backward`` for each reading before the next one, to keep only one segment in memory.
+        Documents that have ended are removed from the batch. To train, call ``backward`` for each
+        reading before the next one, to keep only one segment in memory.
+
+        Raises:
+            ValueError: A document is empty.
         """
         left = torch.tensor([len(document) for document in documents])
-        if len(left) and int(left.min()) == 0:
-            raise ValueError(f"document {int(left.argmin())} is empty: there is nothing to read")
+        if not left.all():
+            raise InputError(f"document {int(left.argmin())} is empty: there is nothing to read")
         rows, T = torch.arange(len(documents)), self.lengths.segment_len
         mems: Memory = self.model.start_memory(len(documents), self.lengths.mem_len)
         while len(rows):
@@ -85,29 +89,27 @@ class LongDocumentClassifier(nn.Module):
                 mems = self.model.keep(mems)
             # The shorter segment comes first, so that the last one is complete.
             here = (left - 1) % T + 1
-            segments = [
-                documents[row][len(documents[row]) - m :][:n].long()
-                for row, m, n in zip(rows.tolist(), left.tolist(), here.tolist(), strict=True)
-            ]
-            tokens = nn.utils.rnn.pad_sequence(segments, batch_first=True)
-            sizes = None if int(here.min()) == tokens.shape[1] else here
+            places = zip(rows.tolist(), left.tolist(), here.tolist(), strict=True)
+            segments = [documents[row][len(documents[row]) - m :][:n] for row, m, n in places]
+            tokens, sizes = padded(segments)
             (piece,) = read(self.model, tokens, self.lengths, mems, sizes=sizes)
-            mems = piece.mems
-            last = piece.hidden[torch.arange(len(rows)), here - 1]
             left = left - here
             is_whole = left == 0
-            yield Reading(rows, self.head(last), is_whole)
+            yield Reading(
+                rows, self.head(piece.hidden[torch.arange(len(rows)), here - 1]), is_whole
+            )
+            mems = piece.mems
             if is_whole.any():
-                mems = mems.select(~is_whole)
-                rows, left = rows[~is_whole], left[~is_whole]
+                mems, rows, left = mems.select(~is_whole), rows[~is_whole], left[~is_whole]
 
     def forward(self, documents: Sequence[Int[Tensor, " _"]]) -> Float[Tensor, "documents classes"]:
         """Return the class logits of complete documents."""
-        found = torch.zeros(len(documents), self.head.out_features, device=self.model.device)
+        scores = torch.zeros(len(documents), self.head.out_features, device=self.model.device)
         for rows, logits, is_whole in self.read(documents):
-            ended = rows[is_whole].to(found.device)
-            found = found.index_copy(0, ended, logits[is_whole.to(logits.device)].to(found.dtype))
-        return found
+            ended = rows[is_whole].to(scores.device)
+            whole = logits[is_whole.to(logits.device)].to(scores.dtype)
+            scores = scores.index_copy(0, ended, whole)
+        return scores
 
 
 Documents = Sequence[Int[Tensor, " _"]]
@@ -158,11 +160,9 @@ def fit(
     settings = Fit() if settings is None else settings
     labels, known = _labelled(documents, labels)
     n_classes = classifier.head.out_features
-    least, most = int(known.min()), int(known.max())
-    if least < 0 or most >= n_classes:
-        wrong = least if least < 0 else most
-        raise ValueError(
-            f"label {wrong} is no class: with n_classes={n_classes} 0 to {n_classes - 1}"
+    if len(wrong := known[(known < 0) | (known >= n_classes)]):
+        raise InputError(
+            f"label {wrong[0]} is no class: with n_classes={n_classes} 0 to {n_classes - 1}"
         )
     weights = list(classifier.parameters())
     groups = [
@@ -176,13 +176,25 @@ def fit(
         optimizer, lambda step: min((step + 1) / warmup, 1 - step / n_steps)
     )
     draw = torch.Generator().manual_seed(settings.seed)
+    segment_len = classifier.lengths.segment_len
+    n_segments = torch.tensor([-(-len(document) // segment_len) for document in documents])
     classifier.train()
     for epoch in range(settings.epochs):
         total = 0.0
         order = torch.randperm(len(documents), generator=draw)
-        for rows in order.split(settings.batch_size):
-            batch = [documents[row] for row in rows.tolist()]
-            total += _learn(classifier, batch, labels[rows], settings.every_segment)
+        for batch in order.split(settings.batch_size):
+            read = classifier.read([documents[row] for row in batch.tolist()])
+            n_known = max(int((labels[batch] != IGNORED).sum()), 1)
+            # A backward pass for each segment.
+            for rows, logits, is_whole in read:
+                targets, whole = (x.to(logits.device) for x in (labels[batch[rows]], is_whole))
+                loss = F.cross_entropy(
+                    logits.float(), targets, reduction="none", ignore_index=IGNORED
+                )
+                each = settings.every_segment / n_segments[batch[rows]].to(logits.device)
+                share = each + (1 - settings.every_segment) * whole
+                (loss * share).sum().div(n_known).backward()
+                total += float((loss.detach() * whole).sum())
             torch.nn.utils.clip_grad_norm_(weights, 1.0)
             optimizer.step()
             optimizer.zero_grad()
@@ -210,33 +222,17 @@ def accuracy(
     right = 0
     with evaluating(classifier):
         for rows in order.split(batch_size):
-            found = classifier([documents[row] for row in rows.tolist()]).argmax(1)
-            right += int((found.cpu() == labels[rows]).sum())
+            predicted = classifier([documents[row] for row in rows.tolist()]).argmax(1)
+            right += int((predicted.cpu() == labels[rows]).sum())
     return right / len(known)
 
 
 def _labelled(documents: Documents, labels: Labels) -> tuple[Tensor, Tensor]:
     """Return the labels of documents, and those that are not ignored: one at least."""
     if not 0 < len(documents) == len(labels):
-        raise ValueError(f"{len(documents)} documents and {len(labels)} labels: one for each")
+        raise InputError(f"{len(documents)} documents and {len(labels)} labels: one for each")
     labels = torch.as_tensor(labels)
     known = labels[labels != IGNORED]
     if not len(known):
-        raise ValueError(f"all labels are {IGNORED}: one at least must be a class")
+        raise InputError(f"all labels are {IGNORED}: one at least must be a class")
     return labels, known
-
-
-def _learn(
-    classifier: LongDocumentClassifier, batch: Documents, labels: Tensor, every_segment: Share
-) -> float:
-    """Accumulate the gradients of a batch by segment; return the sum of the final losses."""
-    n_segments = torch.tensor([-(-len(x) // classifier.lengths.segment_len) for x in batch])
-    total, n_known = 0.0, max(int((labels != IGNORED).sum()), 1)
-    for rows, logits, is_whole in classifier.read(batch):
-        device = logits.device
-        targets = labels[rows].to(device)
-        loss = F.cross_entropy(logits.float(), targets, reduction="none", ignore_index=IGNORED)
-        share = every_segment / n_segments[rows] + (1 - every_segment) * is_whole
-        (loss * share.to(device)).sum().div(n_known).backward()
-        total += float((loss.detach() * is_whole.to(device)).sum())
-    return total

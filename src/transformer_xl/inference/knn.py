@@ -35,8 +35,8 @@ class Past:
     """The last positions of one stream: hidden states, and the tokens that followed.
 
     Immutable: buffers have spare capacity, and :meth:`extended` writes behind the last position.
-    Two continuations of the same past share these buffers, so only the latest of them is valid;
-    :meth:`copy` makes an independent one.
+    Of two continuations of a past, which share these buffers, only the latest is valid; unless it
+    is that of a :meth:`copy`.
 
     Args:
         settings: The settings.
@@ -129,8 +129,8 @@ class Past:
     ) -> Float[Tensor, " T"]:
         """Return -log p of targets under the mixture, given those under the model, in nats."""
         probs, tokens = self.nearest(hidden, targets)
-        found = (probs * (tokens == targets[:, None])).sum(1)
-        mixed = -self._mixed(-nll, found)
+        neighbours = (probs * (tokens == targets[:, None])).sum(1)
+        mixed = -self._mixed(-nll, neighbours)
         return torch.where(probs.sum(1) > 0, mixed, nll)
 
     def mixed_log_probs(
@@ -140,12 +140,14 @@ class Past:
         probs, tokens = self.nearest(hidden[None])
         if not probs.sum() > 0:
             return log_probs
-        found = torch.zeros_like(log_probs).index_add_(0, tokens[0], probs[0].to(log_probs.dtype))
-        return self._mixed(log_probs, found)
+        neighbours = torch.zeros_like(log_probs).index_add_(
+            0, tokens[0], probs[0].to(log_probs.dtype)
+        )
+        return self._mixed(log_probs, neighbours)
 
-    def _mixed(self, log_probs: Tensor, found: Tensor) -> Tensor:
+    def _mixed(self, log_probs: Tensor, neighbours: Tensor) -> Tensor:
         share = self.settings.share
-        return torch.logaddexp(log_probs + math.log1p(-share), found.log() + math.log(share))
+        return torch.logaddexp(log_probs + math.log1p(-share), neighbours.log() + math.log(share))
 
 
 def _stored(hidden: Tensor, following: Tensor) -> tuple[Tensor, ...]:
@@ -201,6 +203,6 @@ def knn_nll(
         hidden, targets = piece.hidden[0, -T:], text[piece.start + 1 : piece.start + 1 + T]
         # In parts, as the scores of all past positions are held.
         rows = piece.nll[0], hidden, targets.to(hidden.device)
-        for some in zip(*(x.split(_ROWS) for x in rows), strict=True):
-            yield past.mixed_nll(*some)
-            past = past.extended(*some[1:])
+        for chunk in zip(*(x.split(_ROWS) for x in rows), strict=True):
+            yield past.mixed_nll(*chunk)
+            past = past.extended(*chunk[1:])

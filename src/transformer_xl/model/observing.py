@@ -9,38 +9,32 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from transformer_xl.errors import InputError
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.layer import Attention, DecoderLayer
 
 
 class Observed:
-    """What the layers of a model computed, call by call; the caller empties the lists.
+    """What the layers of a model computed, call by call.
 
     Attributes:
         hidden: The input of the first layer, then the output of each layer, (B, T, D).
-        attentions: The attention weights of each layer, (B, H, T, S): the positions of the memory,
-            then of the segment; empty unless asked for.
     """
 
     def __init__(self) -> None:
         self.hidden: list[Float[Tensor, "B T D"]] = []
-        self._attentions: list[Float[Tensor, "B H T seen"]] = []
+        self._attentions: list[Float[Tensor, "B H T visible"]] = []
 
     @property
     def attentions(self) -> list[Float[Tensor, "B H T S"]]:
-        """See the attributes."""
-        found = self._attentions
-        longest = max((x.shape[-1] for x in found), default=0)
+        """Attention weights of each layer, of the positions of the memory, then of the segment."""
+        longest = max((x.shape[-1] for x in self._attentions), default=0)
         # Layers do not compute what is out of their reach.
-        return [x if x.shape[-1] == longest else _widened(x, longest) for x in found]
+        return [F.pad(x, (longest - x.shape[-1], 0)) for x in self._attentions]
 
     def clear(self) -> None:
         """Forget everything, before the next call."""
         self.hidden, self._attentions = [], []
-
-
-def _widened(weights: Tensor, length: int) -> Tensor:
-    return F.pad(weights, (length - weights.shape[-1], 0))
 
 
 @contextmanager
@@ -57,30 +51,27 @@ def observed(model: LanguageModel, *, attentions: bool = False) -> Iterator[Obse
     """
     layers = decoder_layers(model)
     if attentions and not model.has_attention:
-        raise ValueError(f"a model of kind={model.config.kind!r} has no attention to look at")
-    found, own_thread = Observed(), get_ident()
+        raise InputError(f"a model of kind={model.config.kind!r} has no attention to look at")
+    record, thread = Observed(), get_ident()
 
-    def remember(layer: nn.Module, given: tuple[Any, ...], out: Any) -> None:
-        # Another thread may be reading with the same model.
-        if get_ident() != own_thread:
-            return
-        if not found.hidden:
-            found.hidden.append(given[0])
-        found.hidden.append(out)
+    # Another thread may be reading with the same model.
+    def remember(layer: nn.Module, inputs: tuple[Any, ...], out: Any) -> None:
+        if get_ident() == thread:
+            record.hidden += [out] if record.hidden else [inputs[0], out]
 
-    def attend(attention: nn.Module, given: tuple[Any, ...], out: Tensor) -> Tensor:
-        if get_ident() != own_thread:
+    def attend(attention: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
+        if get_ident() != thread:
             return out
         assert isinstance(attention, Attention)
-        attended, weights = attention.attended_with_weights(*given)
-        found._attentions.append(weights)
+        attended, weights = attention.attended_with_weights(*inputs)
+        record._attentions.append(weights)
         return attended
 
     hooks = [layer.register_forward_hook(remember) for layer in layers]
     if attentions:
         hooks += [layer.attention.register_forward_hook(attend) for layer in layers]
     try:
-        yield found
+        yield record
     finally:
         for hook in hooks:
             hook.remove()
@@ -93,10 +84,10 @@ def decoder_layers(model: LanguageModel) -> list[DecoderLayer]:
         ValueError: They are not those of this package.
     """
     layers: Any = getattr(model, "layers", ())
-    found = [layer for layer in layers if isinstance(layer, DecoderLayer)]
-    if not found or len(found) != model.config.n_layer:
-        raise ValueError(
+    decoders = [layer for layer in layers if isinstance(layer, DecoderLayer)]
+    if not decoders or len(decoders) != model.config.n_layer:
+        raise InputError(
             f"a model of kind={model.config.kind!r} has no layers whose hidden states could be "
             "returned: only its last ones are, which transformer_xl.TransformerXL.read returns"
         )
-    return found
+    return decoders

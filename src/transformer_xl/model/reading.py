@@ -1,7 +1,8 @@
-"""The reader: advances a memory over a text, segment by segment.
+"""The reader: advances a memory over texts, segment by segment.
 
-:func:`read` is the loop over a batch of complete texts; :class:`Reader` reads a single text that
-is streamed in pieces of any length.
+:func:`read` is the loop over a batch of complete texts, :func:`read_each` reads texts of any
+lengths in padded batches, and :class:`Reader` a single text that is streamed in pieces of any
+length.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from transformer_xl.model.arguments import as_tokens
 from transformer_xl.model.calling import evaluating
@@ -88,18 +90,18 @@ def read(
         read_again = start - min(lengths.ext_len, start)
         # The first of these columns that has a target.
         first = max(start, unasked)
-        asked = None
+        predicted = None
         if targets is not None and first < stop:
-            asked = _columns(targets, first - unasked, stop - unasked, device)
+            predicted = _columns(targets, first - unasked, stop - unasked, device)
         out: Output = model(
             _columns(texts, read_again, stop, device),
             mems,
-            asked,
+            predicted,
             lengths=None if sizes is None else (sizes - start).clamp(0, stop - start).to(device),
             starts=_columns(starts, read_again, stop, device),
             inputs_embeds=_columns(inputs_embeds, read_again, stop, device),
-            context=None if asked is None else first - read_again,
-            predicts=asked is not None,
+            context=None if predicted is None else first - read_again,
+            predicts=predicted is not None,
             **lengths.arguments,
         )
         mems = out.mems
@@ -121,6 +123,45 @@ def read_all(
     return mems
 
 
+def read_each(
+    model: LanguageModel,
+    texts: Sequence[Sequence[int]],
+    lengths: Lengths,
+    *,
+    batch_size: int,
+    predicts: bool = False,
+) -> Iterator[tuple[list[int], Iterator[Piece]]]:
+    """Read texts of any lengths from their start, those of similar length as a padded batch.
+
+    Args:
+        model: The model, as for :func:`read`.
+        texts: The texts in tokens; none is empty.
+        lengths: The lengths.
+        batch_size: Texts in a batch, at most.
+        predicts: Whether the tokens but the first are predicted. The last one is then not read.
+
+    Returns:
+        For each batch the indices of its texts, and what reading their segments yields; positions
+        behind the end of a text are of no meaning.
+    """
+    order = sorted(range(len(texts)), key=lambda n: len(texts[n]))
+    for first in range(0, len(order), batch_size):
+        rows = order[first : first + batch_size]
+        batch = [texts[row] for row in rows]
+        targets = padded([text[1:] for text in batch])[0] if predicts else None
+        tokens, sizes = padded([text[:-1] for text in batch] if predicts else batch)
+        mems = model.keep(model.start_memory(len(rows), lengths.mem_len))
+        yield rows, read(model, tokens, lengths, mems, targets=targets, sizes=sizes)
+
+
+def padded(texts: Sequence[Sequence[int]]) -> tuple[Int[Tensor, "N longest"], Tensor | None]:
+    """Return texts as rows padded with 0, and their lengths; None if all are equally long."""
+    sizes = torch.tensor([len(text) for text in texts])
+    rows = [torch.as_tensor(text, dtype=torch.int64) for text in texts]
+    tokens = pad_sequence(rows, batch_first=True)
+    return tokens, sizes if int(sizes.min()) < tokens.shape[1] else None
+
+
 def _width(rows: Tensor | Sequence[Tensor] | None) -> int:
     if rows is None:
         return 0
@@ -133,8 +174,8 @@ def _columns(
     if rows is None:
         return None
     is_tensor = isinstance(rows, Tensor)
-    some = rows[:, start:stop] if is_tensor else torch.stack([row[start:stop] for row in rows])
-    return some.to(device)
+    columns = rows[:, start:stop] if is_tensor else torch.stack([row[start:stop] for row in rows])
+    return columns.to(device)
 
 
 class ReaderState(NamedTuple):
@@ -208,17 +249,17 @@ class Reader:
             ValueError: The tokens are no integers, or one is outside the vocabulary.
         """
         tokens = as_tokens(ids, self.model.config).tolist()
-        found: list[float | None] = []
+        scores: list[float | None] = []
         start = 0
         if self.state.last_token is None and tokens:
             self.state, start = self.state._replace(last_token=tokens[0]), 1
-            found += [None] * scored
+            scores += [None] * scored
         with evaluating(self.model):
             while start < len(tokens):
                 stop = start + self.remaining
-                found += self._read(tokens[start:stop], scored)
+                scores += self._read(tokens[start:stop], scored)
                 start = stop
-        return found
+        return scores
 
     def _read(self, targets: list[int], scored: bool) -> list[float]:
         """Read the last token and all targets but the last one, within a segment."""
@@ -230,8 +271,8 @@ class Reader:
             # The memory holds all of an incomplete segment.
             lengths = lengths._replace(mem_len=lengths.mem_len + offset)
         tokens = torch.tensor([[last_token, *targets[:-1]]])
-        asked = torch.tensor([targets]) if scored else None
-        (piece,) = read(self.model, tokens, lengths, mems, targets=asked)
+        predicted = torch.tensor([targets]) if scored else None
+        (piece,) = read(self.model, tokens, lengths, mems, targets=predicted)
         # In one assignment, so that an interrupt leaves a consistent state.
         self.state = ReaderState(piece.mems, targets[-1], offset)
         return [] if piece.nll is None else (-piece.nll[0]).tolist()

@@ -22,13 +22,13 @@ from transformer_xl.data.text import SPLITS
 from transformer_xl.data.transposing import rounds_of
 from transformer_xl.data.unpacking import read_json
 from transformer_xl.inference.answers import losses
-from transformer_xl.inference.baselines.kneser_ney import KneserNey
-from transformer_xl.inference.baselines.measuring import unigram_nll
 from transformer_xl.inference.generate.prompts import selected
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.calling import evaluating
 from transformer_xl.model.reading import read
 from transformer_xl.model.segment import Lengths
+from transformer_xl.studies.baselines.kneser_ney import KneserNey
+from transformer_xl.studies.baselines.measuring import unigram_nll
 from transformer_xl.tasks.task import Measured, Task, Trained
 
 VOICES = 4

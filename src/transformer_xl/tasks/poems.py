@@ -14,9 +14,9 @@ import numpy as np
 
 from transformer_xl.data import Vocab, load_vocab, train_vocab
 from transformer_xl.data.text import SPLITS
-from transformer_xl.inference.baselines.kneser_ney import KneserNey
-from transformer_xl.inference.baselines.measuring import unigram_nll
 from transformer_xl.model.reading import Reader
+from transformer_xl.studies.baselines.kneser_ney import KneserNey
+from transformer_xl.studies.baselines.measuring import unigram_nll
 from transformer_xl.tasks.task import Measured, Task, Trained, read_utf8
 
 ORDER = 5

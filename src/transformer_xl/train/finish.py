@@ -1,6 +1,8 @@
 """What a finished run shows: how well the model predicts, what it writes, and the report."""
 
+import gzip
 import json
+import lzma
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
@@ -13,7 +15,6 @@ from transformer_xl.config.device import autocast
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data import Corpus, raw_split
 from transformer_xl.data.features import FeatureCorpus
-from transformer_xl.inference.baselines import compressed_bytes
 from transformer_xl.inference.evaluate import Dynamic, Result, cost_of, evaluate_by, plan_dynamic
 from transformer_xl.inference.generate import (
     Sampling,
@@ -229,10 +230,11 @@ def _compressed(corpus: Corpus, split: str, say: Callable[[str], None]) -> dict[
     except ValueError as error:
         say(f"no comparison with gzip and xz: {error}")
         return {}
-    return {
-        f"{name.split()[0]}_bits_per_byte": 8 * compressed_bytes(name, text) / len(text)
-        for name in ("gzip -9", "xz -9e")
+    sizes = {
+        "gzip": len(gzip.compress(text, 9, mtime=0)),
+        "xz": len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)),
     }
+    return {f"{name}_bits_per_byte": 8 * size / len(text) for name, size in sizes.items()}
 
 
 def describe(split: str, result: Result) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from transformer_xl.inference.evaluate.dynamic import (
 )
 from transformer_xl.inference.evaluate.measuring import (
     Result,
+    bytes_of,
     cost_of,
     evaluate,
     evaluate_by,
-    predicted_bytes,
     token_bytes_in,
 )
 from transformer_xl.inference.evaluate.rollout import Attended, attended
@@ -39,6 +39,7 @@ __all__ = [
     "WithMemory",
     "WithNeighbours",
     "attended",
+    "bytes_of",
     "cost_of",
     "evaluate",
     "evaluate_by",
@@ -46,7 +47,6 @@ __all__ = [
     "loss_from_start",
     "loss_in_segment",
     "plan_dynamic",
-    "predicted_bytes",
     "score",
     "spans",
     "token_bytes_in",

@@ -19,32 +19,26 @@ make no step.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transformer_xl.config import EvalConfig, ModelConfig
-from transformer_xl.config.checks import (
-    Length,
-    NotNegative,
-    Positive,
-    Range,
-    Share,
-    check,
-    no_type_check,
-)
-from transformer_xl.config.deprecation import warn_deprecated
+from transformer_xl.config.checks import NotNegative, Positive, Share, no_type_check, require
+from transformer_xl.config.deprecation import listed, warn_deprecated
 from transformer_xl.data.completions import in_completion
-from transformer_xl.inference.evaluate.streams import Part, as_text, completed_targets
+from transformer_xl.errors import InputError
+from transformer_xl.inference.evaluate.strategies import InSegments, in_order
+from transformer_xl.inference.evaluate.streams import Losses, Passage, as_text, completed_targets
 from transformer_xl.model import LanguageModel
-from transformer_xl.model.arguments import Text, as_tokens, shown
+from transformer_xl.model.arguments import Text, as_tokens
 from transformer_xl.model.compact import CompactTransformerXL
 from transformer_xl.model.reading import read
-from transformer_xl.model.segment import SEGMENT_LEN, Lengths
+from transformer_xl.model.segment import Lengths
 
 DEFAULT_LR = {"rms": 1e-4, "sgd": 0.01}
 """Default learning rates."""
@@ -52,15 +46,13 @@ DEFAULT_LR = {"rms": 1e-4, "sgd": 0.01}
 Squares = dict[str, Tensor]
 """Mean squared gradients of each weight, by name."""
 
-AtLeastOne = Annotated[int, Range(ge=1)]
-
-_LENGTHS = ("segment_len", "mem_len", "attn_len", "clamp_len")
-
 
 @no_type_check
 @dataclass(frozen=True, kw_only=True)
-class Dynamic:
+class Dynamic(InSegments):
     """Dynamic evaluation in one stream with memory (:class:`DynamicEvaluation`).
+
+    The memory is not recomputed after a step.
 
     Raises:
         ValueError: A number is out of range, or ``rms`` lacks ``squares``.
@@ -80,45 +72,24 @@ class Dynamic:
     """For ``rms``: epsilon added to the RMS of the gradients, as a multiple of their mean."""
     squares: Squares | None = None
     """For ``rms``: from :func:`gradient_squares`."""
-    segment_len: AtLeastOne = SEGMENT_LEN
-    """Tokens between two steps."""
-    mem_len: Length | None = None
-    """Memory length; the memory is not recomputed after a step. None: as configured."""
-    attn_len: AtLeastOne | None = None
-    """Keys a query sees, counting its own. None: as configured."""
-    clamp_len: Length | None = None
-    """Distances above it count as it. None: as configured."""
-    max_steps: AtLeastOne | None = None
-    """Evaluate only this many segments, from the beginning of a text. None: all."""
-    batch_size: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        check(self)
-        if self.rule == "rms" and self.squares is None:
-            raise ValueError(
-                "rule='rms' needs the squares of gradients of the training text: gather them with "
-                "gradient_squares, or use rule='sgd'"
-            )
+        super().__post_init__()
+        require(
+            self.rule == "sgd" or self.squares is not None,
+            "rule='rms' needs the squares of gradients of the training text: gather them with "
+            "gradient_squares, or use rule='sgd'",
+        )
 
-    def lengths(self, config: ModelConfig) -> Lengths:
-        """Resolve the lengths against the settings of a model.
-
-        Raises:
-            ValueError: A length has no effect in such a model.
-        """
-        lengths = {name: getattr(self, name) for name in _LENGTHS}
-        # With ext_len, tokens would be trained on twice.
-        return Lengths.of(config, **lengths, ext_len=0)
-
-    def nats(self, model: LanguageModel, part: Part, lengths: Lengths) -> float:
-        """Return the sum of -log p over the predictions that count."""
-        assert part.tokens is not None
+    def losses(self, model: LanguageModel, passage: Passage, lengths: Lengths) -> Iterator[Losses]:
+        """See :meth:`Strategy.losses`."""
         learning = DynamicEvaluation(model, replace(self, mem_len=lengths.mem_len))
-        nll = learning.read(part.tokens)
-        return float(part.total(nll) + part.total(learning.finish(), start=len(nll)))
+        nll = learning.read(self.part_of(passage, lengths))
+        yield in_order(nll)
+        yield in_order(learning.finish(), len(nll))
 
     def reported(self) -> dict[str, Any]:
-        """Return the fields of a result that describe the strategy."""
+        """See :meth:`Strategy.reported`."""
         return {
             "dynamic": self.rule,
             "dynamic_lr": self.lr,
@@ -151,15 +122,9 @@ def plan_dynamic(
     squares = None
     if rule == "rms":
         squares = gradient_squares(model, training_text()[: settings.dynamic_tokens], **lengths)
-    return Dynamic(
-        rule=rule,
-        lr=DEFAULT_LR[rule] if settings.dynamic_lr is None else settings.dynamic_lr,
-        decay=settings.dynamic_decay,
-        eps=settings.dynamic_eps,
-        squares=squares,
-        max_steps=settings.max_steps,
-        **lengths,
-    )
+    lr = DEFAULT_LR[rule] if settings.dynamic_lr is None else settings.dynamic_lr
+    rates: Any = {"lr": lr, "decay": settings.dynamic_decay, "eps": settings.dynamic_eps}
+    return Dynamic(rule=rule, squares=squares, max_steps=settings.max_steps, **rates, **lengths)
 
 
 class DynamicEvaluation:
@@ -184,11 +149,9 @@ class DynamicEvaluation:
 
     def __init__(self, model: LanguageModel, settings: Dynamic, **deprecated: Any) -> None:
         if deprecated:
-            lengths = ", ".join(f"{name}={shown(x)}" for name, x in deprecated.items())
-            warn_deprecated(
-                f"DynamicEvaluation(model, settings, {lengths}) is deprecated: use "
-                f"DynamicEvaluation(model, Dynamic(..., {lengths}))"
-            )
+            old = listed(deprecated)
+            call = "DynamicEvaluation(model, "
+            warn_deprecated(f"{call}settings, {old}) is deprecated: use {call}Dynamic(..., {old}))")
             settings = replace(settings, **deprecated)
         self._lengths = settings.lengths(model.config)
         self.settings, self.segment_len = settings, self._lengths.segment_len
@@ -205,12 +168,12 @@ class DynamicEvaluation:
             ValueError: A token is outside the vocabulary.
         """
         self._waiting = torch.cat([self._waiting, as_tokens(ids, self.model.config)])
-        found = [torch.empty(0, device=self.model.device)]
+        losses = [torch.empty(0, device=self.model.device)]
         # The last target of a segment is the first token of the next one.
         while len(self._waiting) > self.segment_len:
-            found.append(self._segment(self._waiting[: self.segment_len + 1], learn=True))
+            losses.append(self._segment(self._waiting[: self.segment_len + 1], learn=True))
             self._waiting = self._waiting[self.segment_len :]
-        return torch.cat(found)
+        return torch.cat(losses)
 
     def finish(self) -> Float[Tensor, " scored"]:
         """Score the incomplete last segment and reset the memory, for another text.
@@ -218,20 +181,20 @@ class DynamicEvaluation:
         The adapted weights are kept.
         """
         rest, self._waiting = self._waiting, self._waiting[:0]
-        found = torch.empty(0, device=self.model.device)
+        nll = torch.empty(0, device=self.model.device)
         if len(rest) > 1:
-            found = self._segment(rest, learn=False)
+            nll = self._segment(rest, learn=False)
         self._mems, self._is_completing = self.model.start_memory(1, self._lengths.mem_len), False
-        return found
+        return nll
 
     def _segment(self, tokens: Tensor, *, learn: bool) -> Tensor:
-        given, targets, counted = tokens[None, :-1], tokens[None, 1:], None
+        inputs, targets, counted = tokens[None, :-1], tokens[None, 1:], None
         if self.model.config.completion_at is not None:
-            found = in_completion(tokens[:-1].numpy(), self.model.config, self._is_completing)
-            counted, self._is_completing = torch.from_numpy(found), bool(found[-1])
+            completed = in_completion(tokens[:-1].numpy(), self.model.config, self._is_completing)
+            counted, self._is_completing = torch.from_numpy(completed), bool(completed[-1])
             learn = learn and bool(counted.any())
         with torch.set_grad_enabled(learn):
-            (piece,) = read(self.model, given, self._lengths, self._mems, targets=targets)
+            (piece,) = read(self.model, inputs, self._lengths, self._mems, targets=targets)
             assert piece.nll is not None
             if learn:
                 _mean_loss(piece.nll, counted).backward()
@@ -269,11 +232,11 @@ def gradient_squares(model: LanguageModel, ids: Text, **lengths: Any) -> Squares
     with torch.enable_grad():
         for piece in read(model, text[None, :-1], read_with, targets=text[None, 1:]):
             assert piece.nll is not None
-            own = None if counted is None else counted[piece.start :][: read_with.segment_len]
-            if own is not None and not own.any():
+            counts = None if counted is None else counted[piece.start :][: read_with.segment_len]
+            if counts is not None and not counts.any():
                 continue
             n_segments += 1
-            _mean_loss(piece.nll, own).backward()
+            _mean_loss(piece.nll, counts).backward()
             for name, weight in model.named_parameters():
                 if weight.grad is not None:
                     sums[name] += weight.grad.detach() ** 2
@@ -292,7 +255,7 @@ def segments_to_learn(
     text = as_text(ids, config)
     n_segments = (len(text) - 1) // segment_len
     if not n_segments:
-        raise ValueError(
+        raise InputError(
             f"{len(text)} tokens of training text are less than a segment of {segment_len} tokens "
             "and the one after it: give more (dynamic_tokens), or shorten the segments"
         )
@@ -306,7 +269,7 @@ def _mean_loss(nll: Float[Tensor, "1 T"], counted: Bool[Tensor, " T"] | None) ->
 
 def _learning_copy(model: LanguageModel) -> LanguageModel:
     if isinstance(model, CompactTransformerXL):
-        raise ValueError("a compact model cannot learn: use the model it was made from")
+        raise InputError("a compact model cannot learn: use the model it was made from")
     learning = copy.deepcopy(model).eval().requires_grad_(True)
     learning.zero_grad(set_to_none=True)
     return learning
@@ -325,7 +288,7 @@ def _updates(model: LanguageModel, settings: Dynamic) -> list[_Update]:
         return [(x, x0, 1.0, decay) for x, x0 in zip(weights.values(), trained, strict=True)]
     squares = settings.squares or {}
     if {name: x.shape for name, x in weights.items()} != {n: x.shape for n, x in squares.items()}:
-        raise ValueError(
+        raise InputError(
             "the squares of gradients are those of a model with other weights: gather them anew "
             "with gradient_squares"
         )

@@ -11,8 +11,8 @@ import numpy as np
 
 from transformer_xl.data import Vocab
 from transformer_xl.data.text import split_point
+from transformer_xl.inference.answers import losses_each
 from transformer_xl.inference.evaluate.measuring import token_bytes_in
-from transformer_xl.inference.evaluate.streams import score_each
 from transformer_xl.model.reading import Reader
 
 Unit = Literal["token", "line"]
@@ -21,8 +21,8 @@ Scored = tuple[int, float | None]
 
 LONGEST = 1 << 16
 """Maximum bytes of a line, or characters without a split point; longer ones are split anyway."""
-# Of so many lines, those of similar lengths are read together.
-_LINES_AT_ONCE = 256
+# Of so many lines, those of similar lengths are read in batches.
+_LINES_AT_ONCE, _BATCH_SIZE = 256, 32
 
 
 class Piece(NamedTuple):
@@ -81,20 +81,18 @@ class Cutter:
     def _parts(self, block: bytes, *, is_over: bool = False) -> Iterator[Piece]:
         self._text += self._decoder.decode(block, final=is_over)
         while self._text:
+            text, kind = self._text[:LONGEST], self._vocab.kind
             if is_over and len(self._text) <= LONGEST:
-                cut = len(self._text)
+                cut = len(text)
+            elif kind == "imported":
+                cut = text.rfind("\n") + 1
             else:
-                cut = self._cut(self._text[:LONGEST])
-                if not cut and len(self._text) >= LONGEST:
-                    cut = LONGEST
-            if not cut:
+                cut = split_point(kind, text)
+            if not cut and len(text) < LONGEST:
                 return
-            part, self._text = self._text[:cut], self._text[cut:]
-            yield self._piece(part, ends_line=False)
-
-    def _cut(self, text: str) -> int:
-        kind = self._vocab.kind
-        return text.rfind("\n") + 1 if kind == "imported" else split_point(kind, text)
+            cut = cut or LONGEST
+            self._text = self._text[cut:]
+            yield self._piece(text[:cut], ends_line=False)
 
     def _piece(self, text: str, ends_line: bool) -> Piece:
         number = self._n_lines + 1
@@ -178,9 +176,14 @@ class LineFlow(Flow):
         while self._lines and (takes_all or len(self._lines) >= _LINES_AT_ONCE):
             n = min(_LINES_AT_ONCE, len(self._lines))
             lines = [self._lines.popleft() for _ in range(n)]
-            found = score_each(self.reader.model, lines, self.reader.lengths)
-            for line, log_probs in zip(lines, found, strict=True):
-                yield list(zip(line, log_probs, strict=True))
+            scores: list[list[float | None]] = [[None] * len(line[:1]) for line in lines]
+            # A line of one token is predicted from nothing.
+            longer = [n for n, line in enumerate(lines) if len(line) > 1]
+            texts, lengths = [lines[n] for n in longer], self.reader.lengths
+            for row, nll in losses_each(self.reader.model, texts, lengths, _BATCH_SIZE):
+                scores[longer[row]] += (-nll).tolist()
+            for line, scores_of_line in zip(lines, scores, strict=True):
+                yield list(zip(line, scores_of_line, strict=True))
 
 
 @dataclass
@@ -205,23 +208,16 @@ class Sums:
         """Mean of -log p per token, in nats; None without tokens."""
         return self.nll_sum / self.n_predicted if self.n_predicted else None
 
-    @property
-    def bits_per_token(self) -> float | None:
-        """Mean of -log2 p per token; None without tokens."""
-        return self._bits_per(self.n_predicted)
-
     def figures(self) -> dict[str, float | None]:
-        """Return the metrics by the names of the glossary."""
+        """Return the metrics by the names of the glossary; a mean of nothing is None."""
+        n, bits = self.n_predicted, self.nll_sum / math.log(2)
         return {
-            "tokens": self.n_predicted,
+            "tokens": n,
             "nll": self.nll,
             "nll_sum": self.nll_sum,
-            "bits_per_token": self.bits_per_token,
-            "bits_per_byte": self._bits_per(self.n_bytes),
+            "bits_per_token": bits / n if n else None,
+            "bits_per_byte": bits / self.n_bytes if self.n_bytes else None,
         }
-
-    def _bits_per(self, n: float | None) -> float | None:
-        return self.nll_sum / math.log(2) / n if n else None
 
 
 @dataclass

@@ -8,22 +8,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Integer, Real
+from jaxtyping import Integer, Real
 from torch import Tensor
 
 from transformer_xl.config import EvalConfig
-from transformer_xl.config.deprecation import warn_deprecated
+from transformer_xl.config.deprecation import listed, warn_deprecated
 from transformer_xl.data import Vocab
 from transformer_xl.data.recordings import Recordings
+from transformer_xl.errors import InputError
 from transformer_xl.inference.evaluate.dynamic import Dynamic
-from transformer_xl.inference.evaluate.old_keywords import listed, strategy_from
+from transformer_xl.inference.evaluate.old_keywords import strategy_from
 from transformer_xl.inference.evaluate.strategies import (
     SlidingWindow,
     Strategy,
     WithMemory,
     WithNeighbours,
 )
-from transformer_xl.inference.evaluate.streams import Part, as_text
+from transformer_xl.inference.evaluate.streams import Passage, as_text
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.arguments import Text, require_model, shown
 from transformer_xl.model.calling import evaluating
@@ -128,30 +129,47 @@ def evaluate(
         how, message = strategy_from(deprecated)
         warn_deprecated(message)
     how = WithMemory() if how is None else how
-    _require_strategy(how, ids, token_bytes)
+    if not isinstance(how, Strategy):
+        raise InputError(
+            f"how={shown(how)} must be WithMemory(...), SlidingWindow(...), Dynamic(...) or "
+            "WithNeighbours(...)"
+        )
     lengths = how.lengths(config)
-    source = ids if isinstance(ids, Recordings) else as_text(ids, config)
+    if isinstance(ids, Recordings):
+        source = ids
+        wrong = "token_bytes" if token_bytes is not None else type(how).__name__
+        if token_bytes is not None or not isinstance(how, WithMemory):
+            raise InputError(f"{wrong} is for text: leave it out where recordings are evaluated")
+    else:
+        source = as_text(ids, config)
     if token_bytes is not None and np.shape(token_bytes) != (config.vocab_size,):
-        raise ValueError(
+        raise InputError(
             f"token_bytes of shape {np.shape(token_bytes)} must be a number for each of the "
             f"{config.vocab_size} symbols"
         )
-    sizes = {"batch_size": how.batch_size, "segment_len": lengths.segment_len}
-    part = Part.of(source, config, max_steps=how.max_steps, **sizes)
-    sizes["batch_size"], n = part.batch_size, part.n_predicted
+    passage = Passage.of(source, config)
+    n = len(passage.targets)
     # Unless it starts with zeros, a memory is never longer than the text: no more is allocated.
     longest = lengths.mem_len if config.start_memory == "zeros" else min(lengths.mem_len, n)
+    # Accumulated on the device, which is synchronized once at the end.
+    nats, n_read, counted = torch.zeros((), dtype=torch.float64, device=model.device), 0, []
     began = time.perf_counter()
     with evaluating(model), torch.no_grad():
-        nats = how.nats(model, part, lengths._replace(mem_len=longest))
+        for nll, places in how.losses(model, passage, lengths._replace(mem_len=longest)):
+            is_counted = passage.is_counted(places)
+            nats += (nll.double() * is_counted.to(nll.device)).sum()
+            n_read += int((places >= 0).sum())
+            counted.append(places[is_counted])
+    total = float(nats)
     seconds = time.perf_counter() - began
 
-    n_counted = part.n_counted
-    mean = nats / n_counted
-    bits = mean / math.log(2)
-    n_bytes = None
-    if part.tokens is not None:
-        n_bytes = predicted_bytes(token_bytes, part.tokens, part.counted)
+    if not (n_counted := sum(map(len, counted))):
+        what = "target" if passage.text is None else "completion"
+        raise InputError(f"max_steps={how.max_steps} reads no {what}: give a larger one")
+    mean = total / n_counted
+    bits, n_bytes = mean / math.log(2), None
+    if token_bytes is not None:
+        n_bytes = bytes_of(token_bytes, passage.targets[torch.cat(counted).sort().values])
     return Result(
         nll=mean,
         ppl=math.exp(mean) if mean < 700 else math.inf,
@@ -160,24 +178,11 @@ def evaluate(
         bits_per_byte=None if n_bytes is None else bits * n_counted / n_bytes,
         tokens=n_counted,
         **lengths._asdict(),
-        batch_size=part.batch_size,
+        batch_size=min(how.batch_size, n),
         seconds=seconds,
-        tokens_per_second=n / seconds,
+        tokens_per_second=n_read / seconds,
         **how.reported(),
     )
-
-
-def _require_strategy(how: Any, ids: Any, token_bytes: Any) -> None:
-    """Require a strategy, and for recordings one that reads them, without bytes of tokens."""
-    if not isinstance(how, Strategy):
-        raise ValueError(
-            f"how={shown(how)} must be WithMemory(...), SlidingWindow(...), Dynamic(...) or "
-            "WithNeighbours(...)"
-        )
-    if isinstance(ids, Recordings):
-        name = "token_bytes" if token_bytes is not None else type(how).__name__
-        if token_bytes is not None or not isinstance(how, WithMemory):
-            raise ValueError(f"{name} is for text: leave it out where recordings are evaluated")
 
 
 def token_bytes_in(
@@ -200,17 +205,12 @@ def token_bytes_in(
     return np.where(known == 0, left / n_unknown, known) if n_unknown else known
 
 
-def predicted_bytes(
+def bytes_of(
     token_bytes: Real[np.ndarray, " V"] | None,
-    text: Integer[Tensor, " length"] | Integer[np.ndarray, " length"],
-    completed: Bool[Tensor, " predicted"] | None = None,
+    tokens: Integer[Tensor, " n"] | Integer[np.ndarray, " n"],
 ) -> float | None:
-    """Return the bytes of all tokens but the first; None where those of a token are unknown.
-
-    With a mask ``completed`` of them, only those count.
-    """
-    predicted = text[1:] if completed is None else text[1:][completed]
-    sizes = None if token_bytes is None else np.asarray(token_bytes)[predicted]
+    """Return the bytes of tokens; None where those of one are unknown."""
+    sizes = None if token_bytes is None else np.asarray(token_bytes)[np.asarray(tokens)]
     return None if sizes is None or not sizes.all() else sizes.sum().item()
 
 
@@ -238,18 +238,11 @@ def evaluate_by(
     """
     strategy: Strategy | None = how
     if strategy is None and settings.window is not None:
-        strategy = SlidingWindow(
-            window=settings.window,
-            attn_len=settings.attn_len,
-            clamp_len=settings.clamp_len,
-            batch_size=settings.batch_size,
-        )
+        names = ("window", "attn_len", "clamp_len", "batch_size")
+        strategy = SlidingWindow(**{name: getattr(settings, name) for name in names})
     elif strategy is None:
-        strategy = WithMemory(
-            **settings.lengths_after(segment_len),
-            batch_size=settings.batch_size,
-            max_steps=settings.max_steps,
-        )
+        sizes = {"batch_size": settings.batch_size, "max_steps": settings.max_steps}
+        strategy = WithMemory(**settings.lengths_after(segment_len), **sizes)
     token_bytes = None
     if vocab is not None and not isinstance(ids, Recordings):
         token_bytes = token_bytes_in(vocab, ids, n_bytes)

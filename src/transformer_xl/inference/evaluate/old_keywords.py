@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from transformer_xl.config.checks import near
+from transformer_xl.config.checks import near, require
+from transformer_xl.config.deprecation import listed
 from transformer_xl.inference.evaluate.dynamic import Dynamic
 from transformer_xl.inference.evaluate.strategies import (
     SlidingWindow,
@@ -12,7 +13,6 @@ from transformer_xl.inference.evaluate.strategies import (
     WithMemory,
     WithNeighbours,
 )
-from transformer_xl.model.arguments import shown
 
 _KEYWORDS = (*(x.name for x in fields(WithMemory)), "window", "dynamic", "knn")
 
@@ -29,64 +29,27 @@ def strategy_from(keywords: Mapping[str, Any]) -> tuple[Strategy, str]:
         hint = f": did you mean {nearest!r}?" if nearest else ""
         raise TypeError(f"evaluate() got an unexpected keyword argument {name!r}{hint}")
     values = {name: value for name, value in keywords.items() if value is not None}
-    _require_fitting(**values)
-    window, dynamic, knn = (values.pop(name, None) for name in ("window", "dynamic", "knn"))
-    first = ""
-    if window is None and dynamic is None and knn is None:
-        how = WithMemory(**values)
-    elif window is not None:
-        for name in ("segment_len", "mem_len", "ext_len"):
-            values.pop(name, None)
-        values = {"window": window, **values}
-        how = SlidingWindow(**values)
-    else:
-        values.pop("batch_size", None)
-        if dynamic is not None:
-            values.pop("ext_len", None)
-            first, how = "...", replace(dynamic, **values)
-        else:
-            first, how = "knn=...", WithNeighbours(knn=knn, **values)
-    arguments = ", ".join(filter(None, (first, listed(values))))
+    kinds = {"window": SlidingWindow, "dynamic": Dynamic, "knn": WithNeighbours}
+    chosen = [name for name in kinds if name in values]
+    require(len(chosen) < 2, f"{' and '.join(chosen)} exclude each other: leave out one of them")
+    kind = kinds[chosen[0]] if chosen else WithMemory
+    dynamic = values.pop("dynamic", None)
+    require(
+        dynamic is None or isinstance(dynamic, Dynamic),
+        f"dynamic={dynamic!r} must be a Dynamic, as plan_dynamic returns one",
+    )
+    names = {x.name for x in fields(kind) if x.init}
+    settings = {name: value for name, value in values.items() if name in names}
+    for name in values.keys() - names:
+        # What has no effect may have the value without one.
+        require(
+            values[name] == (name == "batch_size") or name == "segment_len",
+            f"{name}={values[name]} has no effect with {kind.__name__}: leave it out",
+        )
+    how = kind(**settings) if dynamic is None else replace(dynamic, **settings)
+    shown = [f"{name}=..." if name == "knn" else listed({name: x}) for name, x in settings.items()]
+    form = ", ".join(["..."] * (dynamic is not None) + shown)
     return how, (
         f"evaluate({listed(keywords)}) is deprecated: use evaluate(model, ids, "
-        f"{type(how).__name__}({arguments}))"
+        f"{kind.__name__}({form}))"
     )
-
-
-def listed(keywords: Mapping[str, Any]) -> str:
-    """Return keyword arguments as they are written in a call."""
-    return ", ".join(f"{name}={shown(value)}" for name, value in keywords.items())
-
-
-def _require_fitting(
-    window: Any = None, dynamic: Any = None, knn: Any = None, batch_size: Any = 1, **others: Any
-) -> None:
-    if dynamic is not None and not isinstance(dynamic, Dynamic):
-        raise ValueError(f"dynamic={dynamic!r} must be a Dynamic, as plan_dynamic returns one")
-    if window is not None:
-        _require_none(f"window={window} reads anew what", others)
-        if (max_steps := others.get("max_steps")) is not None:
-            raise ValueError(
-                f"max_steps={max_steps} with window={window}: windows are not divided into "
-                "segments; leave out one of them"
-            )
-    if dynamic is not None:
-        _require_none("dynamic evaluation reads once what", {"ext_len": others.get("ext_len")})
-        if window is not None or batch_size != 1:
-            raise ValueError(
-                f"dynamic evaluation reads one stream with memory: window={window} and "
-                f"batch_size={batch_size} must be None and 1"
-            )
-    if knn is not None and (window is not None or dynamic is not None or batch_size != 1):
-        raise ValueError(
-            f"knn searches the past of one stream: batch_size={batch_size} must be 1, window="
-            f"{window} None, and dynamic evaluation, which changes what hidden states mean, off"
-        )
-
-
-def _require_none(why: str, values: Mapping[str, Any]) -> None:
-    for name in ("mem_len", "ext_len"):
-        if value := values.get(name):
-            raise ValueError(
-                f"{why} {name}={value} would have kept or read again: leave it out, or set it to 0"
-            )

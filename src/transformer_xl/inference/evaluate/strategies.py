@@ -1,31 +1,93 @@
 """How a text is evaluated: what each token is predicted from.
 
-A strategy is a value with the settings of one kind of evaluation. Each has:
-
-* ``lengths(config)``: the segment, memory and attention lengths with a model of these settings;
-* ``nats(model, part, lengths)``: the sum of -log p over the predictions that count;
-* ``reported()``: what a :class:`~transformer_xl.inference.evaluate.Result` says of it;
-* ``batch_size`` and ``max_steps``, constant where a strategy has no such setting.
+A :class:`Strategy` is a value with the settings of one kind of evaluation.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.config.checks import Length, check, no_type_check
+from transformer_xl.config.checks import Length, Range, check, no_type_check
 from transformer_xl.config.knn import KnnConfig
-from transformer_xl.inference.evaluate.dynamic import AtLeastOne, Dynamic
-from transformer_xl.inference.evaluate.streams import Part, read_parts, window_nll
+from transformer_xl.inference.evaluate.streams import Losses, Passage, read_parts, window_nll
 from transformer_xl.inference.knn import knn_nll
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.segment import SEGMENT_LEN, Lengths
 
+AtLeastOne = Annotated[int, Range(ge=1)]
+
 
 @no_type_check
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WithMemory:
+@dataclass(frozen=True, kw_only=True)
+class Strategy(ABC):
+    """How a text is evaluated: one of the classes below.
+
+    Raises:
+        ValueError: A value is out of range.
+    """
+
+    attn_len: AtLeastOne | None = None
+    """Keys a query sees, counting its own. None: as configured."""
+    clamp_len: Length | None = None
+    """Distances above it count as it. None: as configured."""
+    batch_size: int = field(default=1, init=False, repr=False)
+    max_steps: int | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def lengths(self, config: ModelConfig) -> Lengths:
+        """Resolve the lengths against the settings of a model.
+
+        Raises:
+            ValueError: A length has no effect in such a model.
+        """
+        # A strategy without a setting reads nothing again.
+        values: Any = {name: getattr(self, name, 0) for name in Lengths._fields}
+        return Lengths.of(config, **values)
+
+    @abstractmethod
+    def losses(self, model: LanguageModel, passage: Passage, lengths: Lengths) -> Iterator[Losses]:
+        """Yield -log p of the targets; the caller sets the mode and disables gradients."""
+
+    def reported(self) -> dict[str, Any]:
+        """Return the fields of a result that describe the strategy."""
+        return {}
+
+
+@no_type_check
+@dataclass(frozen=True, kw_only=True)
+class InSegments(Strategy):
+    """Evaluation by segments with memory."""
+
+    segment_len: AtLeastOne = SEGMENT_LEN
+    """Segment length. With enough memory it only affects the speed."""
+    mem_len: Length | None = None
+    """Memory length. None: as configured."""
+    max_steps: AtLeastOne | None = None
+    """Read only this many segments of each part, from its beginning. None: all."""
+
+    def part_of(self, passage: Passage, lengths: Lengths) -> Int[Tensor, " read"]:
+        """Return the part of a text that a single stream reads."""
+        assert passage.text is not None
+        steps = self.max_steps
+        return passage.text[: None if steps is None else steps * lengths.segment_len + 1]
+
+
+def in_order(nll: Float[Tensor, " T"], start: int = 0) -> Losses:
+    """Return the losses of consecutive targets from the one with index ``start`` on."""
+    return nll[None], torch.arange(start, start + len(nll))[None]
+
+
+@no_type_check
+@dataclass(frozen=True, kw_only=True)
+class WithMemory(InSegments):
     """Evaluation by segments with memory, as in the paper.
 
     With ``batch_size`` B the text is divided into B parts, read as a batch. The memory of each part
@@ -39,102 +101,21 @@ class WithMemory:
         128
     """
 
-    segment_len: AtLeastOne = SEGMENT_LEN
-    """Segment length. With enough memory it only affects the speed."""
-    mem_len: Length | None = None
-    """Memory length. None: as configured."""
-    attn_len: AtLeastOne | None = None
-    """Keys a query sees, counting its own. None: as configured."""
-    clamp_len: Length | None = None
-    """Distances above it count as it. None: as configured."""
     ext_len: Length | None = None
     """Tokens before each segment that are read again with it instead of being kept in memory; the
     first segment of a part has none. None: as configured."""
     batch_size: AtLeastOne = 1
     """Number of parts in a batch."""
-    max_steps: AtLeastOne | None = None
-    """Read only this many segments of each part, from its beginning. None: all."""
 
-    def __post_init__(self) -> None:
-        check(self)
-
-    def lengths(self, config: ModelConfig) -> Lengths:
-        """Resolve the lengths against the settings of a model.
-
-        Raises:
-            ValueError: A length has no effect in such a model.
-        """
-        return Lengths.of(config, **{name: getattr(self, name) for name in Lengths._fields})
-
-    def nats(self, model: LanguageModel, part: Part, lengths: Lengths) -> float:
-        """Return the sum of -log p over the predictions that count."""
-        segments = read_parts(
-            model,
-            part.source,
-            lengths=lengths,
-            batch_size=part.batch_size,
-            max_steps=self.max_steps,
-        )
-        # Accumulated on the device, which is synchronized once at the end.
-        return float(sum((nll.double() * counted).sum() for nll, counted in segments))
-
-    def reported(self) -> dict[str, Any]:
-        """Return the fields of a result that describe the strategy: none."""
-        return {}
+    def losses(self, model: LanguageModel, passage: Passage, lengths: Lengths) -> Iterator[Losses]:
+        """See :meth:`Strategy.losses`."""
+        sizes: Any = {"batch_size": self.batch_size, "max_steps": self.max_steps}
+        yield from read_parts(model, passage, lengths=lengths, **sizes)
 
 
 @no_type_check
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SlidingWindow:
-    """Evaluation by sliding windows, without memory (:func:`window_nll`).
-
-    Raises:
-        ValueError: A value is out of range.
-
-    Example:
-        >>> SlidingWindow(window=256).batch_size
-        1
-    """
-
-    window: AtLeastOne
-    """Each token is predicted from this many tokens before it, read anew."""
-    attn_len: AtLeastOne | None = None
-    """Keys a query sees, counting its own. None: as configured."""
-    clamp_len: Length | None = None
-    """Distances above it count as it. None: as configured."""
-    batch_size: AtLeastOne = 1
-    """Number of windows in a batch."""
-    max_steps: ClassVar[None] = None
-
-    def __post_init__(self) -> None:
-        check(self)
-
-    def lengths(self, config: ModelConfig) -> Lengths:
-        """Resolve the lengths as :meth:`WithMemory.lengths` does; a window is a segment."""
-        reach: dict[str, Any] = {"attn_len": self.attn_len, "clamp_len": self.clamp_len}
-        return Lengths.of(config, segment_len=self.window, mem_len=0, ext_len=0, **reach)
-
-    def nats(self, model: LanguageModel, part: Part, lengths: Lengths) -> float:
-        """Return the sum of -log p over the predictions that count."""
-        assert part.tokens is not None
-        nll = window_nll(
-            model,
-            part.tokens,
-            self.window,
-            batch_size=part.batch_size,
-            attn_len=self.attn_len,
-            clamp_len=self.clamp_len,
-        )
-        return float(part.total(nll))
-
-    def reported(self) -> dict[str, Any]:
-        """Return the fields of a result that describe the strategy."""
-        return {"window": self.window}
-
-
-@no_type_check
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WithNeighbours:
+@dataclass(frozen=True, kw_only=True)
+class WithNeighbours(InSegments):
     """Evaluation with memory in one stream, mixed with the nearest past positions (kNN-LM).
 
     Raises:
@@ -147,37 +128,50 @@ class WithNeighbours:
 
     knn: KnnConfig = field(default_factory=KnnConfig)
     """How the nearest past positions of the text are mixed with the distribution of the model."""
-    segment_len: AtLeastOne = SEGMENT_LEN
-    """Segment length."""
-    mem_len: Length | None = None
-    """Memory length. None: as configured."""
-    attn_len: AtLeastOne | None = None
-    """Keys a query sees, counting its own. None: as configured."""
-    clamp_len: Length | None = None
-    """Distances above it count as it. None: as configured."""
     ext_len: Length | None = None
     """Tokens before each segment that are read again with it instead of being kept in memory.
     None: as configured."""
-    max_steps: AtLeastOne | None = None
-    """Read only this many segments, from the beginning of the text. None: all."""
-    batch_size: ClassVar[int] = 1
 
-    def __post_init__(self) -> None:
-        check(self)
-
-    def lengths(self, config: ModelConfig) -> Lengths:
-        """Resolve the lengths as :meth:`WithMemory.lengths` does."""
-        return Lengths.of(config, **{name: getattr(self, name) for name in Lengths._fields})
-
-    def nats(self, model: LanguageModel, part: Part, lengths: Lengths) -> float:
-        """Return the sum of -log p over the predictions that count."""
-        assert part.tokens is not None
-        return float(part.total(torch.cat([*knn_nll(model, part.tokens, lengths, self.knn)])))
+    def losses(self, model: LanguageModel, passage: Passage, lengths: Lengths) -> Iterator[Losses]:
+        """See :meth:`Strategy.losses`."""
+        text = self.part_of(passage, lengths)
+        yield in_order(torch.cat([*knn_nll(model, text, lengths, self.knn)]))
 
     def reported(self) -> dict[str, Any]:
-        """Return the fields of a result that describe the strategy."""
+        """See :meth:`Strategy.reported`."""
         return {f"knn_{name}": value for name, value in asdict(self.knn).items()}
 
 
-Strategy = WithMemory | SlidingWindow | Dynamic | WithNeighbours
-"""How a text is evaluated."""
+@no_type_check
+@dataclass(frozen=True, kw_only=True)
+class SlidingWindow(Strategy):
+    """Evaluation by sliding windows, without memory (:func:`window_nll`).
+
+    Raises:
+        ValueError: A value is out of range.
+
+    Example:
+        >>> SlidingWindow(window=256).batch_size
+        1
+    """
+
+    window: AtLeastOne
+    """Each token is predicted from this many tokens before it, read anew."""
+    batch_size: AtLeastOne = 1
+    """Number of windows in a batch."""
+
+    @property
+    def segment_len(self) -> int:
+        """A window is a segment."""
+        return self.window
+
+    def losses(self, model: LanguageModel, passage: Passage, lengths: Lengths) -> Iterator[Losses]:
+        """See :meth:`Strategy.losses`."""
+        assert passage.text is not None
+        reach: Any = {"attn_len": self.attn_len, "clamp_len": self.clamp_len}
+        sizes: Any = {"batch_size": self.batch_size}
+        yield in_order(window_nll(model, passage.text, self.window, **sizes, **reach))
+
+    def reported(self) -> dict[str, Any]:
+        """See :meth:`Strategy.reported`."""
+        return {"window": self.window}

@@ -17,23 +17,22 @@ from torch.nn.utils.rnn import pad_sequence
 from transformer_xl.config import ModelConfig
 from transformer_xl.data.completions import in_completion
 from transformer_xl.data.recordings import Recordings
+from transformer_xl.errors import DataError, InputError
 from transformer_xl.model import LanguageModel, Memory
 from transformer_xl.model.arguments import Text, as_tokens, require_at_least
 from transformer_xl.model.calling import evaluating
 from transformer_xl.model.limits import require_mem_len
 from transformer_xl.model.memory import join
-from transformer_xl.model.reading import Reader, read, read_all
+from transformer_xl.model.reading import Reader, read, read_all, read_each
 from transformer_xl.model.segment import SEGMENT_LEN, Lengths
 from transformer_xl.ops.nll import IGNORED
-
-_TEXTS_AT_ONCE = 32
 
 
 def as_text(ids: Any, config: ModelConfig) -> Int[Tensor, " length"]:
     """Return a text as :func:`as_tokens` does; require at least two tokens."""
     text = as_tokens(ids, config)
     if len(text) < 2:
-        raise ValueError(f"a text of {len(text)} tokens: at least 2 are needed to predict one")
+        raise InputError(f"a text of {len(text)} tokens: at least 2 are needed to predict one")
     return text
 
 
@@ -47,18 +46,20 @@ def completed_targets(
     """
     if config.completion_at is None:
         return None
-    found = in_completion(text[:-1].numpy(), config)
-    if not found.any():
-        raise ValueError(
+    completed = in_completion(text[:-1].numpy(), config)
+    if not completed.any():
+        raise InputError(
             f"the text has no completion: the token completion_at={config.completion_at} is not in "
             "it; give prompts and completions as in training"
         )
-    return torch.from_numpy(found)
+    return torch.from_numpy(completed)
 
 
 class Passage(NamedTuple):
     """What is read and what is predicted at each of n positions, of a text or of recordings."""
 
+    text: Int[Tensor, " length"] | None
+    """The text in tokens; None of recordings."""
     inputs: Int[Tensor, " n"] | Float[Tensor, "n F"]
     targets: Int[Tensor, " n"] | Float[Tensor, " n"]
     """The next token, or what the recordings say."""
@@ -79,124 +80,65 @@ class Passage(NamedTuple):
             if completed is not None:
                 # No softmax is computed for the others.
                 targets = torch.where(completed, targets.long(), IGNORED)
-            return cls(source[:-1], targets, completed, None)
-        require_recordings(source, config)
+            return cls(source, source[:-1], targets, completed, None)
+        F, are_real = source.inputs.shape[1], source.are_real
+        if (F, are_real) != (config.n_features, config.n_mixtures > 0):
+            kind = "numbers" if are_real else "classes"
+            raise DataError(
+                f"recordings of width {F} with {kind} as targets do not fit a model with "
+                f"n_features={config.n_features} and n_mixtures={config.n_mixtures}"
+            )
+        most = 0 if are_real else int(source.targets.max(initial=-1))
+        if not are_real and most >= config.vocab_size:
+            raise DataError(
+                f"class {most} is not among the {config.vocab_size} that the model knows "
+                "(vocab_size)"
+            )
         inputs, targets, starts = source.at(slice(None))
         counted = torch.from_numpy(source.counted())
         if not counted.any():
-            raise ValueError("the recordings have no target: all are -100 or NaN")
-        return cls(inputs, targets, None if counted.all() else counted, starts)
+            raise DataError("the recordings have no target: all are -100 or NaN")
+        return cls(None, inputs, targets, None if counted.all() else counted, starts)
+
+    def is_counted(self, places: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
+        """Mark the indices of targets that count; -1 is none."""
+        return places >= 0 if self.counted is None else (places >= 0) & self.counted[places]
 
 
-class Part(NamedTuple):
-    """The part of a text, or of recordings, that an evaluation predicts."""
-
-    source: Int[Tensor, " length"] | Recordings
-    """The whole text in tokens, or the recordings."""
-    tokens: Int[Tensor, " read"] | None
-    """The first token of the text and those predicted, in order; None of recordings."""
-    n_predicted: int
-    """Number of predictions."""
-    counted: Bool[Tensor, " predicted"] | None
-    """Which predictions count. None: all."""
-    batch_size: int
-    """Number of streams or windows in a batch, at most one for each target."""
-
-    @classmethod
-    def of(
-        cls,
-        source: Int[Tensor, " length"] | Recordings,
-        config: ModelConfig,
-        *,
-        segment_len: int,
-        batch_size: int = 1,
-        max_steps: int | None = None,
-    ) -> "Part":
-        """Return what ``max_steps`` segments of each of ``batch_size`` streams predict.
-
-        Raises:
-            ValueError: Nothing counts, or recordings do not fit the model.
-        """
-        passage = Passage.of(source, config)
-        n, counted = len(passage.targets), passage.counted
-        tokens = source if isinstance(source, Tensor) else None
-        batch_size = min(batch_size, n)
-        if max_steps is not None:
-            places = places_read(
-                n, batch_size=batch_size, segment_len=segment_len, max_steps=max_steps
-            )
-            n = len(places)
-            tokens = None if tokens is None else torch.cat([tokens[:1], tokens[1:][places]])
-            counted = None if counted is None else counted[places]
-            if counted is not None and not counted.any():
-                what = "target" if tokens is None else "completion"
-                raise ValueError(f"max_steps={max_steps} reads no {what}: give a larger one")
-        return cls(source, tokens, n, counted, batch_size)
-
-    @property
-    def n_counted(self) -> int:
-        """Number of predictions that count."""
-        return self.n_predicted if self.counted is None else int(self.counted.sum())
-
-    def total(self, nll: Float[Tensor, " T"], start: int = 0) -> Float[Tensor, ""]:
-        """Return the sum, in float64, of losses of predictions from ``start`` on that count."""
-        if self.counted is not None:
-            nll = nll * self.counted[start : start + len(nll)].to(nll.device)
-        return nll.sum(dtype=torch.float64)
-
-
-def require_recordings(recordings: Recordings, config: ModelConfig) -> None:
-    """Require recordings that a model reads and predicts.
-
-    Raises:
-        ValueError: Their width or the kind of their targets is another, or a class is too large.
-    """
-    F = recordings.inputs.shape[1]
-    most = 0 if recordings.are_real else int(recordings.targets.max(initial=-1))
-    if (F, recordings.are_real) != (config.n_features, config.n_mixtures > 0):
-        kind = "numbers" if recordings.are_real else "classes"
-        raise ValueError(
-            f"recordings of width {F} with {kind} as targets do not fit a model with n_features="
-            f"{config.n_features} and n_mixtures={config.n_mixtures}"
-        )
-    if not recordings.are_real and most >= config.vocab_size:
-        raise ValueError(
-            f"class {most} is not among the {config.vocab_size} that the model knows (vocab_size)"
-        )
+Losses = tuple[Float[Tensor, "B T"], Int[Tensor, "B T"]]
+"""-log p of targets, and their indices in the text, on the CPU; -1: that of another stream."""
 
 
 def read_parts(
     model: LanguageModel,
-    text: Int[Tensor, " length"] | Recordings,
+    passage: Passage,
     *,
     lengths: Lengths,
     batch_size: int = 1,
     max_steps: int | None = None,
-) -> Iterator[tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]]:
-    """Yield -log p of the tokens of each segment, and a mask in which each token counts once.
+) -> Iterator[Losses]:
+    """Yield -log p of the targets of each segment.
 
     The text is divided into ``batch_size`` parts, at most as many as tokens to predict. They are
     read as a batch, each warmed up on the text before it; of each, at most ``max_steps`` segments.
-    The caller sets the evaluation mode and disables gradients. If the model has a
-    ``completion_at``, only completions count; of recordings, only the targets that they have.
+    The caller sets the evaluation mode and disables gradients.
     """
-    passage = Passage.of(text, model.config)
-    starts, firsts, longest = _divided(len(passage.targets), batch_size)
+    n = len(passage.targets)
+    starts, firsts, longest = _divided(n, min(batch_size, n))
     if max_steps is not None:
         longest = min(longest, max_steps * lengths.segment_len)
     mems = _warm_memory(model, passage, firsts, lengths)
-    uncounted = (torch.tensor(starts) - torch.tensor(firsts))[:, None]
-    parts, targets = ([x[p : p + longest] for p in firsts] for x in passage[:2])
+    parts, targets = (
+        [x[p : p + longest] for p in firsts] for x in (passage.inputs, passage.targets)
+    )
     begins = None
     if passage.starts is not None:
         begins = torch.stack([passage.starts[p : p + longest] for p in firsts])
+    first_read, first_counted = torch.tensor(firsts)[:, None], torch.tensor(starts)[:, None]
     for piece in read(model, parts, lengths, mems, targets=targets, starts=begins):
         assert piece.nll is not None
-        places = piece.start + torch.arange(piece.nll.shape[1])
-        counted = places >= uncounted
-        if passage.counted is not None:
-            counted &= passage.counted[torch.tensor(firsts)[:, None] + places]
-        yield piece.nll, counted.to(model.device)
+        places = first_read + piece.start + torch.arange(piece.nll.shape[1])
+        yield piece.nll, places.masked_fill(places < first_counted, -1)
 
 
 def places_read(
@@ -271,33 +213,6 @@ def score(
 
 
 @torch.no_grad()
-def score_each(
-    model: LanguageModel, texts: Sequence[Sequence[int]], lengths: Lengths
-) -> list[list[float | None]]:
-    """Return the log-probabilities of the tokens of texts as :func:`score` does of each alone.
-
-    Texts of similar lengths are read as a batch.
-    """
-    found: list[list[float | None]] = [[None] * len(text[:1]) for text in texts]
-    order = sorted(
-        (n for n, text in enumerate(texts) if len(text) > 1), key=lambda n: len(texts[n])
-    )
-    with evaluating(model):
-        for first in range(0, len(order), _TEXTS_AT_ONCE):
-            batch = order[first : first + _TEXTS_AT_ONCE]
-            rows = [as_tokens(texts[n], model.config) for n in batch]
-            sizes = torch.tensor([len(row) - 1 for row in rows])
-            padded = pad_sequence(rows, batch_first=True)
-            targets = pad_sequence(rows, batch_first=True, padding_value=IGNORED)[:, 1:]
-            mems = model.keep(model.start_memory(len(batch), lengths.mem_len))
-            for piece in read(model, padded[:, :-1], lengths, mems, targets=targets, sizes=sizes):
-                assert piece.nll is not None
-                for n, size, row in zip(batch, sizes.tolist(), piece.nll.tolist(), strict=True):
-                    found[n] += [-x for x in row[: max(size - piece.start, 0)]]
-    return found
-
-
-@torch.no_grad()
 def window_nll(
     model: LanguageModel,
     text: Int[Tensor, " length"],
@@ -322,25 +237,22 @@ def window_nll(
     """
     n = len(text) - 1
     lengths = Lengths.of(model.config, segment_len=window, mem_len=0, ext_len=0, **reach)
+    losses = []
 
-    def batches() -> Iterator[tuple[Tensor, Tensor]]:
-        """Slice as they are read: there may be as many batches as tokens."""
-        for i in range(first, min(window, n + 1)):
-            yield text[None, :i], text[None, i : i + 1]
-        if window <= n:
-            begins = max(first - window, 0)
-            # A view of overlapping windows, copied batch by batch.
-            windows = text[:-1].unfold(0, window, 1)[begins:]
-            targets = text[window + begins :, None]
-            for i in range(0, len(windows), batch_size):
-                yield windows[i : i + batch_size], targets[i : i + batch_size]
-
-    found = []
-    for windows, targets in batches():
+    def predict(windows: Tensor, targets: Tensor) -> None:
         (piece,) = read(model, windows, lengths, targets=targets)
         assert piece.nll is not None
-        found.append(piece.nll[:, 0])
-    return torch.cat(found)
+        losses.append(piece.nll[:, 0])
+
+    for i in range(first, min(window, n + 1)):
+        predict(text[None, :i], text[None, i : i + 1])
+    if window <= n:
+        begins = max(first - window, 0)
+        # A view of overlapping windows, copied batch by batch.
+        windows, targets = text[:-1].unfold(0, window, 1)[begins:], text[window + begins :, None]
+        for i in range(0, len(windows), batch_size):
+            predict(windows[i : i + batch_size], targets[i : i + batch_size])
+    return torch.cat(losses)
 
 
 @torch.no_grad()
@@ -361,12 +273,11 @@ def loss_in_segment(
     """
     require_at_least(1, batch_size=batch_size)
     read_with = Lengths.of(model.config, **lengths)
-    text = as_text(ids, model.config)
-    batch_size = min(batch_size, len(text) - 1)
+    passage = Passage.of(as_text(ids, model.config), model.config)
     sums = torch.zeros(2, read_with.segment_len, dtype=torch.float64, device=model.device)
     with evaluating(model):
-        for nll, counted in read_parts(model, text, lengths=read_with, batch_size=batch_size):
-            _add(sums[:, : nll.shape[1]], nll, counted)
+        for nll, places in read_parts(model, passage, lengths=read_with, batch_size=batch_size):
+            _add(sums[:, : nll.shape[1]], nll, passage.is_counted(places).to(nll.device))
     # A text shorter than a segment has no tokens at the last positions.
     return _mean(sums[:, : int(sums[1].nonzero().max()) + 1])
 
@@ -391,19 +302,19 @@ def loss_from_start(
     text = as_text(ids, model.config)
     n_pieces = (len(text) - 1) // length
     if not n_pieces:
-        raise ValueError(f"length={length} needs a text of {length + 1} tokens, not {len(text)}")
+        raise InputError(f"length={length} needs a text of {length + 1} tokens, not {len(text)}")
     pieces = text.unfold(0, length + 1, length)[:n_pieces]
     completed = completed_targets(text, model.config)
     counted = torch.ones(len(text) - 1) if completed is None else completed
     counted = counted.to(model.device).unfold(0, length, length)[:n_pieces]
     sums = torch.zeros(2, length, dtype=torch.float64, device=model.device)
     with evaluating(model):
-        for some, once in zip(pieces.split(batch_size), counted.split(batch_size), strict=True):
-            mems = model.keep(model.start_memory(len(some), read_with.mem_len))
-            for piece in read(model, some[:, :-1], read_with, mems, targets=some[:, 1:]):
-                assert piece.nll is not None
-                place = slice(piece.start, piece.start + piece.nll.shape[1])
-                _add(sums[:, place], piece.nll, once[:, place])
+        batches = read_each(model, pieces.tolist(), read_with, batch_size=batch_size, predicts=True)
+        for rows, segments in batches:
+            for segment in segments:
+                assert segment.nll is not None
+                place = slice(segment.start, segment.start + segment.nll.shape[1])
+                _add(sums[:, place], segment.nll, counted[rows][:, place])
     return _mean(sums)
 
 

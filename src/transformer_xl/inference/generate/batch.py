@@ -1,23 +1,26 @@
-"""Batched generation; a single text is a batch of one."""
+"""Generation of several texts as a batch; a single text is a batch of one."""
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int32, UInt8
+from jaxtyping import Float, Int, Int32, UInt8
 from torch import Tensor
 
 from transformer_xl.config.knn import KnnConfig
 from transformer_xl.data import Vocab
+from transformer_xl.errors import InputError
 from transformer_xl.inference.generate.history import History
 from transformer_xl.inference.generate.prompts import Prompts
 from transformer_xl.inference.generate.sampler import Sampler
+from transformer_xl.inference.generate.sampling import Sampling, with_deprecated
 from transformer_xl.inference.generate.text_writer import TextWriter
 from transformer_xl.inference.knn import KnnSoftmax, Past, remembered
-from transformer_xl.model import Decoder, Memory
+from transformer_xl.model import Decoder, LanguageModel, Memory
 from transformer_xl.model.arguments import as_tokens, require_model, shown, whole
 from transformer_xl.model.calling import evaluating_all
 
@@ -35,7 +38,7 @@ def random_numbers(seed: Any) -> torch.Generator:
         try:
             generator.set_state(seed.cpu())
         except (RuntimeError, TypeError) as error:
-            raise ValueError(
+            raise InputError(
                 f"seed is no state of random numbers ({error}): hand in an integer, or the "
                 "random_state of another text"
             ) from error
@@ -52,13 +55,13 @@ def seed_of(seed: SupportsIndex, n: int) -> int:
     """
     seed = whole("seed", seed, -(2**63))
     if seed >= 2**64:
-        raise ValueError(f"seed={seed} must be below 2**64")
+        raise InputError(f"seed={seed} must be below 2**64")
     return (seed + n) % 2**64 if seed + n >= 2**64 else seed + n
 
 
 @dataclass(frozen=True)
 class _Progress:
-    """What a step of a batch changes, apart from histories and random numbers.
+    """What a step of a batch changes, apart from random numbers.
 
     It is replaced as a whole, so that an interrupt leaves a consistent state.
     """
@@ -69,8 +72,10 @@ class _Progress:
     """The tokens of each row that are not in the memory yet."""
     pasts: Sequence[Past | None]
     """The past of each row, for kNN-LM."""
-    reader: Prompts | Decoder
-    """The prompts; after the first step, a decoder."""
+    histories: Mapping[int, History]
+    """The last tokens of each text, also of those that have ended."""
+    decoder: Decoder | None
+    """What reads the next tokens. None: the prompts are read first."""
     state: Any = None
     """The state of the decoder after the last step that was completed."""
     n_drawn: int = 0
@@ -97,7 +102,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
         length: Number of tokens to generate for each. None: without end.
         mems: The memory to start with, or a decoder.
         sampler: The sampler.
-        generators: The random number generator of each text.
+        seeds: Random seed of each text, as for :func:`random_numbers`.
         mem_len: Memory length. None: as configured.
         before: The last tokens in the memory, for penalties and for decoding.
         knn: Settings of kNN-LM. None: the distribution of the model alone.
@@ -105,29 +110,32 @@ class GenerationBatch(Iterator[dict[int, int]]):
 
     def __init__(
         self,
-        model: Any,
+        model: LanguageModel,
         prompts: Sequence[Any],
         length: Any,
-        mems: Any,
+        mems: Memory | Decoder | None,
         sampler: Sampler,
-        generators: Sequence[torch.Generator],
-        mem_len: Any,
+        seeds: Sequence[Any],
+        mem_len: int | None,
         before: Any = (),
         knn: KnnConfig | None = None,
     ) -> None:
-        config = require_model(model).config
         self._length: int | None = whole("length", length)
+        decoder = mems if isinstance(mems, Decoder) else None
         start = None if isinstance(mems, Decoder) else mems
-        begun = Prompts(model, prompts, start, mem_len, knn, length=self._length)
-        self._lengths, self._model, self._sampler = begun.lengths, model, sampler
-        self._modules = [*model.modules()]
-        self.generators = list(generators)
-        n = len(begun.tokens)
-        known = as_tokens(before, config, "the history").tolist()
-        self._histories = [History(known, unread) for unread in begun.tokens]
-        self._now = _Progress(range(n), begun.tokens, begun.new_pasts(n), begun)
-        if isinstance(mems, Decoder):
-            self._now = replace(self._now, reader=mems, state=mems.state)
+        self._prompts = Prompts(model, prompts, start, mem_len, knn, length=self._length)
+        self._model, self._sampler, self._modules = model, sampler, [*model.modules()]
+        self.generators = [random_numbers(seed) for seed in seeds]
+        known = as_tokens(before, model.config, "the history").tolist()
+        tokens = self._prompts.tokens
+        self._now = _Progress(
+            range(len(tokens)),
+            tokens,
+            self._prompts.new_pasts(len(tokens)),
+            {text: History(known, unread) for text, unread in enumerate(tokens)},
+            decoder,
+            None if decoder is None else decoder.state,
+        )
 
     @property
     def texts(self) -> list[int]:
@@ -145,22 +153,16 @@ class GenerationBatch(Iterator[dict[int, int]]):
 
         After the first step, it has read all tokens of a text but the last.
         """
-        reader = self._reader()
-        return reader.mems if isinstance(reader, Prompts) else reader.memory()
+        return self._prompts.mems if self._now.decoder is None else self.decoder().memory()
 
     def decoder(self) -> Decoder:
         """Return the decoder; a caller that advances it must not use this object any more."""
-        if isinstance(reader := self._reader(), Decoder):
-            return reader
+        if (decoder := self._now.decoder) is not None:
+            # A step that was interrupted may have left another state.
+            decoder.state = self._now.state
+            return decoder
         with evaluating_all(self._modules):
-            return Decoder.of(self._model, self._lengths, reader.mems)
-
-    def _reader(self) -> Prompts | Decoder:
-        """Return what reads the next tokens: the prompts, or the decoder in its state."""
-        reader = self._now.reader
-        if isinstance(reader, Decoder):
-            reader.state = self._now.state
-        return reader
+            return Decoder.of(self._model, self._prompts.lengths, self._prompts.mems)
 
     @property
     def last_tokens(self) -> list[int]:
@@ -169,21 +171,11 @@ class GenerationBatch(Iterator[dict[int, int]]):
 
     def history(self, text: int) -> Int32[np.ndarray, " n"]:
         """Return the tokens of a text before its last one, the last 4,096 of them at most."""
-        return self._histories[text].kept[:-1].copy()
+        return self._now.histories[text].kept[:-1].copy()
 
-    def _remaining(self, text: int) -> int | None:
-        """Return how many tokens of a text are still to be sampled; None: without end."""
-        if text in self._now.ended:
-            return 0
-        return None if self._length is None else self._length - self._now.n_drawn
-
-    def __repr__(self) -> str:
-        """Show the state without computing anything."""
-        remaining = [self._remaining(text) for text in self.texts]
-        return (
-            f"{type(self).__name__}(texts={self.texts}, drawn={self._now.n_drawn}, "
-            f"remaining={remaining}, last_tokens={self.last_tokens})"
-        )
+    def _goes_on(self, text: int) -> bool:
+        is_full = self._now.n_drawn == self._length
+        return not is_full and text not in self._now.ended
 
     def end(self, text: int) -> None:
         """Stop a text before the next step."""
@@ -200,17 +192,18 @@ class GenerationBatch(Iterator[dict[int, int]]):
                 ``length`` nor ``stop`` is set.
         """
         if not isinstance(vocab, Vocab):
-            raise ValueError(
+            raise InputError(
                 f"vocab={shown(vocab)} is no vocabulary: give the one that from_pretrained "
                 "returned with the model, or load_vocab(folder); decode draws the tokens itself"
             )
+        now = self._now
         writers = {
-            text: TextWriter(vocab, stop, unread, self._histories[text].kept[: -len(unread)])
-            for text, unread in zip(self._now.texts, self._now.unread, strict=True)
-            if self._remaining(text) != 0
+            text: TextWriter(vocab, stop, unread, now.histories[text].kept[: -len(unread)])
+            for text, unread in zip(now.texts, now.unread, strict=True)
+            if self._goes_on(text)
         }
         if writers and not stop and self._length is None:
-            raise ValueError("length=None draws without end: set length, or give a stop string")
+            raise InputError("length=None draws without end: set length, or give a stop string")
         decoded = [""] * len(self.generators)
         for tokens in self:
             for text, token in tokens.items():
@@ -224,67 +217,65 @@ class GenerationBatch(Iterator[dict[int, int]]):
     @torch.no_grad()
     def __next__(self) -> dict[int, int]:
         now = self._now
-        going = [row for row, text in enumerate(now.texts) if self._remaining(text) != 0]
-        if not going:
+        rows = [row for row, text in enumerate(now.texts) if self._goes_on(text)]
+        if not rows:
             raise StopIteration
-        hidden, after = self._read(going)
-        generators = [self.generators[text] for text in after.texts]
-        histories = [self._histories[text] for text in after.texts]
-        before = [generator.get_state() for generator in generators]
-        sizes = [history.size for history in histories]
+        texts = [now.texts[row] for row in rows]
+        generators = [self.generators[text] for text in texts]
+        random_states = [generator.get_state() for generator in generators]
         try:
+            hidden, after = self._read(rows)
             # On the CPU, so that a seed gives the same numbers on every device.
             numbers = [torch.rand((), dtype=torch.float64, generator=each) for each in generators]
-            known = [past for past in after.pasts if past is not None]
-            head = KnnSoftmax(self._model.head, known) if known else self._model.head
-            tokens = self._sampler(head, hidden, torch.stack(numbers), histories)
-            pasts = remembered(after.pasts, hidden[:, None], torch.tensor(tokens)[:, None])
-            for history, token in zip(histories, tokens, strict=True):
-                history.append(token)
-            looping = self._newly_looping(after.texts, histories)
+            pasts = [past for past in after.pasts if past is not None]
+            head = KnnSoftmax(self._model.head, pasts) if pasts else self._model.head
+            histories = {text: copy.copy(now.histories[text]) for text in texts}
+            known = [*histories.values()]
+            tokens = self._sampler(head, hidden, torch.stack(numbers), known)
+            drawn = dict(zip(texts, tokens, strict=True))
+            for text, token in drawn.items():
+                histories[text].append(token)
+            looping = set()
+            # With its last token a text ends because of its length.
+            if now.n_drawn + 1 != self._length:
+                looping = {text for text in texts if self._sampler.ends(histories[text])}
             self._now = replace(
                 after,
+                texts=texts,
                 unread=[(token,) for token in tokens],
-                pasts=pasts,
+                pasts=remembered(after.pasts, hidden[:, None], torch.tensor(tokens)[:, None]),
+                histories={**now.histories, **histories},
                 n_drawn=now.n_drawn + 1,
                 ended=now.ended | looping,
                 looping=now.looping | looping,
             )
         except BaseException:
             self._now = now
-            for generator, earlier in zip(generators, before, strict=True):
-                generator.set_state(earlier)
-            for history, size in zip(histories, sizes, strict=True):
-                history.cut(size)
+            for generator, state in zip(generators, random_states, strict=True):
+                generator.set_state(state)
             raise
-        return dict(zip(after.texts, tokens, strict=True))
+        return drawn
 
-    def _read(self, going: Sequence[int]) -> tuple[Float[Tensor, "B D"], _Progress]:
-        """Read the unread tokens of the rows that go on; the other rows are left out.
+    def _read(self, rows: Sequence[int]) -> tuple[Float[Tensor, "B D"], _Progress]:
+        """Read the unread tokens of some rows; the others are left out.
 
         Returns:
-            The output of the layers after the last token of each; and what then holds, but for the
-            tokens that are drawn next.
+            The output of the layers after the last token of each; and the progress with the
+            decoder and the pasts of these rows.
         """
-        now, reader = self._now, self._reader()
+        now = self._now
         with evaluating_all(self._modules):
-            if isinstance(reader, Prompts):
-                hidden, mems, pasts = reader.read(going)
-                decoder = Decoder.of(self._model, self._lengths, mems)
+            if now.decoder is None:
+                hidden, mems, pasts = self._prompts.read(rows)
+                decoder = Decoder.of(self._model, self._prompts.lengths, mems)
                 state = decoder.state
             else:
-                decoder = reader if len(going) == reader.batch_size else reader.select(going)
-                hidden, state = decoder.read(torch.tensor([now.unread[row][0] for row in going]))
-                pasts = [now.pasts[row] for row in going]
-        texts = [now.texts[row] for row in going]
-        return hidden, replace(now, texts=texts, pasts=pasts, reader=decoder, state=state)
-
-    def _newly_looping(self, texts: Sequence[int], histories: Sequence[History]) -> set[int]:
-        """Return the texts that end because they loop, and not because of their length."""
-        if not self._sampler.ends_loops or self._now.n_drawn + 1 == self._length:
-            return set()
-        each = zip(texts, histories, strict=True)
-        return {text for text, history in each if self._sampler.ends(history)}
+                decoder = self.decoder()
+                if len(rows) != decoder.batch_size:
+                    decoder = decoder.select(rows)
+                hidden, state = decoder.read(torch.tensor([now.unread[row][0] for row in rows]))
+                pasts = [now.pasts[row] for row in rows]
+        return hidden, replace(now, pasts=pasts, decoder=decoder, state=state)
 
 
 class Generation(Iterator[int]):
@@ -300,14 +291,6 @@ class Generation(Iterator[int]):
 
     def __next__(self) -> int:
         return next(self._batch)[0]
-
-    def __repr__(self) -> str:
-        """Show the state without computing anything; ``remaining`` None: without end."""
-        batch = self._batch
-        return (
-            f"{type(self).__name__}(drawn={batch._now.n_drawn}, remaining={batch._remaining(0)}, "
-            f"last_token={self.last_token})"
-        )
 
     def decode(self, vocab: Vocab, stop: str | Sequence[str] = ()) -> str:
         """Return the text, as :meth:`GenerationBatch.decode` does; `text_pieces` streams it."""
@@ -337,3 +320,118 @@ class Generation(Iterator[int]):
     def random_state(self) -> UInt8[Tensor, " bytes"]:
         """State of the random number generator before the next token."""
         return self._batch.generators[0].get_state()
+
+
+def generate(
+    model: LanguageModel,
+    ids: Sequence[int] | Int[Tensor, " length"],
+    sampling: Sampling | None = None,
+    *,
+    length: int | None = None,
+    mems: Memory | None = None,
+    seed: int | UInt8[Tensor, " bytes"] | None = None,
+    mem_len: int | None = None,
+    history: Sequence[int] | Int[np.ndarray, " n"] | Int[Tensor, " n"] = (),
+    knn: KnnConfig | None = None,
+    **deprecated: Any,
+) -> Generation:
+    """Continue a prompt, token by token.
+
+    Time and memory per token are constant. Settings of a recipe are not used: the defaults sample
+    from the distribution of the model. `txl generate` and `txl serve` generate the same text for
+    the same settings and seed.
+
+    Args:
+        model: The model. It reads in evaluation mode; its mode is restored after each token.
+        ids: The prompt in tokens, at least one.
+        sampling: How a token is drawn. None: from the distribution of the model.
+        length: Number of tokens to generate. None: without end.
+        mems: The memory to start with, of one stream. None: start of a text.
+        seed: Random seed, or the ``random_state`` of a generation to continue. None: a different
+            one each time.
+        mem_len: Memory length. None: as configured.
+        history: The last tokens in ``mems``, which penalties see, too, and which complete a
+            character that they begin.
+        knn: Mix the distribution with that of the nearest past positions (kNN-LM), before anything
+            else is applied to it. The past begins with the prompt; with ``mems`` too, which do not
+            hold it. None: do not.
+        deprecated: Settings of sampling, which belong into ``sampling``.
+
+    Returns:
+        An iterator over the new tokens, with the memory in its ``mems``; its ``decode(vocab)``
+        returns them as text.
+
+    Raises:
+        ValueError: The prompt is empty or has a token outside the vocabulary, a setting is of a
+            wrong type or out of range, or the memory does not fit the model.
+
+    Example:
+        >>> from transformer_xl import from_pretrained
+        >>> model, vocab = from_pretrained("shakespeare")
+        >>> greedy = Sampling(temperature=0)
+        >>> generation = generate(model, vocab.encode("ROMEO:"), greedy, length=10)
+        >>> len(list(generation)), len(generation.mems) > 0
+        (10, True)
+    """
+    if isinstance(mems, Memory) and mems.batch_size != 1:
+        raise InputError(f"mems holds {mems.batch_size} streams; select one: mems.select([0])")
+    vocab_size = require_model(model).config.vocab_size
+    sampling = with_deprecated(Sampling, sampling, deprecated, "generate", "sampling")
+    sampler = Sampler(sampling, vocab_size)
+    return Generation(
+        GenerationBatch(model, [ids], length, mems, sampler, [seed], mem_len, history, knn)
+    )
+
+
+def generate_batch(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int] | Int[Tensor, " length"]],
+    sampling: Sampling | None = None,
+    *,
+    length: int | None = None,
+    mems: Memory | None = None,
+    seed: SupportsIndex | Sequence[int] | None = None,
+    mem_len: int | None = None,
+    knn: KnnConfig | None = None,
+    **deprecated: Any,
+) -> GenerationBatch:
+    """Continue several prompts as a batch, each as :func:`generate` does, up to rounding.
+
+    Args:
+        model: As for :func:`generate`.
+        prompts: The prompts in tokens, of any lengths; identical prompts are read once.
+        sampling: As for :func:`generate`. Penalties see the prompt and what was generated.
+        length: Number of tokens to generate for each. None: without end.
+        mems: The memory to start with: of one stream, for all, or of one stream for each prompt.
+            None: start of a text.
+        seed: Text n is sampled with ``seed + n``; a list has the seed of each. None: a different
+            one each time.
+        mem_len: As for :func:`generate`.
+        knn: As for :func:`generate`; each text has its own past.
+        deprecated: As for :func:`generate`.
+
+    Returns:
+        An iterator over the new tokens of each step, by the index of their text; ``end`` stops a
+        text early, and ``decode(vocab)`` returns all of them as text.
+
+    Raises:
+        ValueError: There is no prompt, one is empty or has a token outside the vocabulary, a
+            setting is of a wrong type or out of range, or the memory does not fit the model.
+
+    Example:
+        >>> from transformer_xl import from_pretrained
+        >>> model, vocab = from_pretrained("shakespeare")
+        >>> prompts = [vocab.encode("ROMEO:"), vocab.encode("JULIET:")]
+        >>> len(generate_batch(model, prompts, length=5, seed=1).decode(vocab))
+        2
+    """
+    vocab_size = require_model(model).config.vocab_size
+    sampling = with_deprecated(Sampling, sampling, deprecated, "generate_batch", "sampling")
+    sampler = Sampler(sampling, vocab_size)
+    if seed is None or isinstance(seed, Sequence):
+        seeds = [None] * len(prompts) if seed is None else seed
+    else:
+        seeds = [seed_of(seed, n) for n in range(len(prompts))]
+    if len(seeds) != len(prompts):
+        raise InputError(f"{len(seeds)} seeds for {len(prompts)} prompts: give one for each")
+    return GenerationBatch(model, prompts, length, mems, sampler, seeds, mem_len, knn=knn)

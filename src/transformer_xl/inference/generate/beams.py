@@ -6,9 +6,10 @@ the memory of the one that it extends.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from heapq import merge
 from itertools import groupby
 from typing import Any, NamedTuple, SupportsIndex
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from transformer_xl.config.checks import no_type_check, require
 from transformer_xl.data import Vocab
+from transformer_xl.errors import SettingsError
 from transformer_xl.inference.generate.prompts import Prompts, selected
 from transformer_xl.inference.generate.sampler import require_finite
 from transformer_xl.inference.generate.sampling import with_deprecated
@@ -57,18 +59,18 @@ class Searching:
     stop: str | Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        for name in ("beam_size", "n_best"):
-            object.__setattr__(self, name, whole(name, getattr(self, name), 1))
+        stop_tokens, stop = self.stop_tokens, self.stop
+        if isinstance(stop_tokens, str) or not isinstance(stop_tokens, Iterable):
+            raise SettingsError(f"stop_tokens={shown(stop_tokens)} must be a list of tokens")
+        values: dict[str, Any] = {"stop": tuple(stop) if isinstance(stop, list) else stop}
+        values |= {name: whole(name, getattr(self, name), 1) for name in ("beam_size", "n_best")}
+        values["stop_tokens"] = tuple(whole("stop_tokens", x) for x in stop_tokens)
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
         require(
             self.n_best <= self.beam_size,
             f"n_best={self.n_best} must be from 1 to beam_size={self.beam_size}",
         )
-        if isinstance(self.stop_tokens, str) or not isinstance(self.stop_tokens, Iterable):
-            raise ValueError(f"stop_tokens={shown(self.stop_tokens)} must be a list of tokens")
-        tokens = tuple(whole("stop_tokens", x) for x in self.stop_tokens)
-        object.__setattr__(self, "stop_tokens", tokens)
-        if isinstance(self.stop, list):
-            object.__setattr__(self, "stop", tuple(self.stop))
         penalty = self.length_penalty
         require(
             isinstance(penalty, int | float) and 0 <= penalty < math.inf,
@@ -130,14 +132,13 @@ class _Beam(NamedTuple):
             is_ended = writer.has_stopped
         return _Beam(self.prompt, (*self.tokens, token), log_prob, text, writer, is_ended)
 
+    def score(self, length_penalty: float) -> float:
+        """Return the score by which hypotheses are ranked."""
+        return self.log_prob / len(self.tokens) ** length_penalty
 
-class _Extended(NamedTuple):
-    """The hypotheses of one prompt after a step."""
 
-    rows: list[int]
-    """For each of ``going``, the row of the batch that it extends."""
-    going: list[_Beam]
-    ended: list[_Beam]
+_Extensions = tuple[list[_Beam], list[int], list[_Beam]]
+"""Of a prompt after a step: hypotheses that go on, the rows that they extend; those that ended."""
 
 
 def beam_search(
@@ -191,53 +192,47 @@ def beam_search(
         (1, True)
     """
     searching = with_deprecated(Searching, searching, deprecated, "beam_search", "searching")
-    search = _Search(model, searching, length, vocab, history)
-    if isinstance(prompts, str) or not len(prompts):
-        raise ValueError(f"prompts={shown(prompts)}: give a list of prompts, one at least")
+    config = require_model(model).config
+    before = as_tokens(history, config, "the history").tolist()
+    require(length is not None, "length=None: beam search needs the maximum number of tokens")
+    most = whole("length", length, 1)
+    assert most is not None
+    as_tokens([*searching.stop_tokens], config, "stop_tokens")
+    require(
+        vocab is not None or not searching.stop,
+        f"stop={shown(searching.stop)} needs the vocabulary: give vocab, or stop_tokens",
+    )
+    begun = Prompts(model, prompts, mems, mem_len, length=most, copies=searching.beam_size)
+    writers = [
+        None if vocab is None else TextWriter(vocab, searching.stop, prompt, before)
+        for prompt in begun.tokens
+    ]
+    live = [_Beam(text, (), 0.0, "", writer) for text, writer in enumerate(writers)]
     with torch.no_grad(), evaluating(model):
-        size: Any = {"length": length, "copies": searching.beam_size}
-        hypotheses = search.run(Prompts(model, prompts, mems, mem_len, **size))
-    return [each[: searching.n_best] for each in hypotheses]
+        return _Search(model, searching, most).run(begun, live)
 
 
 class _Search:
     """A search for texts of up to ``length`` tokens, and its loop."""
 
-    def __init__(
-        self, model: Any, searching: Searching, length: Any, vocab: Vocab | None, history: Any
-    ) -> None:
-        config = require_model(model).config
-        self._model, self._vocab, self._stop = model, vocab, searching.stop
-        self._history = as_tokens(history, config, "the history").tolist()
-        require(length is not None, "length=None: beam search needs the maximum number of tokens")
-        self._length, self.beam_size = whole("length", length, 1), searching.beam_size
-        self._length_penalty = searching.length_penalty
-        tokens = as_tokens([*searching.stop_tokens], config, "stop_tokens").tolist()
-        self._stop_tokens = frozenset(tokens)
-        require(
-            vocab is not None or not self._stop,
-            f"stop={shown(self._stop)} needs the vocabulary: give vocab, or stop_tokens",
-        )
+    def __init__(self, model: LanguageModel, searching: Searching, length: int) -> None:
+        self._model, self._length, self._beam_size = model, length, searching.beam_size
+        self._settings, self._stop_tokens = searching, frozenset(searching.stop_tokens)
 
-    def run(self, prompts: Prompts) -> list[list[Hypothesis]]:
+    def run(self, prompts: Prompts, live: list[_Beam]) -> list[list[Hypothesis]]:
         """Return the hypotheses of each prompt, the best ones first."""
-        texts = range(len(prompts.tokens))
+        texts = range(len(live))
         hidden, mems, _ = prompts.read(texts)
-        reads = [partial(_read, self._model, prompts.lengths, mems, text) for text in texts]
-        found: list[list[Hypothesis]] = [[] for _ in texts]
+        ended: list[list[_Beam]] = [[] for _ in texts]
         decoder: Decoder | None = None
-        live = [
-            _Beam(text, (), 0.0, "", self._writer(prompt))
-            for text, prompt in enumerate(prompts.tokens)
-        ]
-        while live:
-            rows, extended = [], self._extended(hidden, live)
+        while True:
+            rows, extensions = [], self._extended(hidden, live)
             live = []
-            for text, of_text in extended.items():
-                found[text] += [self._hypothesis(beam, reads[text]) for beam in of_text.ended]
-                if not self._is_done(found[text], of_text.going):
-                    rows += of_text.rows
-                    live += of_text.going
+            for text, (going, rows_of_text, ended_now) in extensions.items():
+                ended[text] += ended_now
+                if not self._is_done(ended[text], going):
+                    rows += rows_of_text
+                    live += going
             if not live:
                 break
             if decoder is None:
@@ -246,105 +241,110 @@ class _Search:
                 decoder = decoder.take(rows)
             hidden = decoder(torch.tensor([beam.tokens[-1] for beam in live]))
         # Stable: of equal scores, the hypothesis that ended first.
-        return [sorted(each, key=lambda x: -x.score)[: self.beam_size] for each in found]
-
-    def _writer(self, prompt: Sequence[int]) -> TextWriter | None:
-        if self._vocab is None:
-            return None
-        return TextWriter(self._vocab, self._stop, prompt, self._history)
+        penalty, n_best = self._settings.length_penalty, self._settings.n_best
+        hypotheses = []
+        for text, beams in enumerate(ended):
+            read = partial(_read, self._model, prompts.lengths, mems, text)
+            best = sorted(beams, key=lambda x: -x.score(penalty))[:n_best]
+            hypotheses.append(
+                [
+                    Hypothesis(
+                        beam.tokens,
+                        beam.log_prob,
+                        beam.score(penalty),
+                        beam.is_ended,
+                        beam.text + (beam.writer.flush() if beam.writer is not None else ""),
+                        read,
+                    )
+                    for beam in best
+                ]
+            )
+        return hypotheses
 
     def _extended(
         self, hidden: Float[Tensor, "B D"], live: Sequence[_Beam]
-    ) -> dict[int, _Extended]:
+    ) -> dict[int, _Extensions]:
         """Extend the hypotheses by a token, given the output of the layers after each of them."""
-        V = self._model.config.vocab_size
+        settings = self._settings
         # Of one hypothesis no more extensions can go on or end, unless many complete a stop string.
-        least = min(self.beam_size + len(self._stop_tokens) + self.beam_size * bool(self._stop), V)
-        likeliest = self._likeliest(hidden, least)
-        found = {}
-        for text, group in groupby(range(len(live)), key=lambda row: live[row].prompt):
-            rows, k = [*group], least
-            following = [likeliest[row] for row in rows]
-            while (extended := self._chosen(live, rows, following, is_all=k == V)) is None:
-                k = min(4 * k, V)
-                following = self._likeliest(hidden[rows], k)
-            found[text] = extended
-        return found
+        k = self._beam_size * (1 + bool(settings.stop)) + len(self._stop_tokens)
+        likeliest = self._likeliest(hidden, k)
+        extensions = {}
+        for text, rows in groupby(range(len(live)), key=lambda row: live[row].prompt):
+            candidates = merge(
+                *(self._candidates(live[row], row, hidden, likeliest[row]) for row in rows)
+            )
+            extensions[text] = self._chosen(live, candidates)
+        return extensions
 
     def _likeliest(
         self, hidden: Float[Tensor, "B D"], k: int
     ) -> list[tuple[Sequence[float], Sequence[int]]]:
         """Return the log-probabilities of the ``k`` most likely tokens of each row, and these."""
-        values, tokens = self._model.head.top_k(hidden, k)
+        values, tokens = self._model.head.top_k(hidden, min(k, self._model.config.vocab_size))
         require_finite(values)
         return [*zip(values.double().tolist(), tokens.tolist(), strict=True)]
 
-    def _chosen(
+    def _candidates(
         self,
-        live: Sequence[_Beam],
-        rows: Sequence[int],
-        following: Sequence[tuple[Sequence[float], Sequence[int]]],
-        *,
-        is_all: bool,
-    ) -> _Extended | None:
-        """Choose the extensions of one prompt that go on, and those that end.
+        beam: _Beam,
+        row: int,
+        hidden: Float[Tensor, "B D"],
+        likeliest: tuple[Sequence[float], Sequence[int]],
+    ) -> Iterator[tuple[float, int, int]]:
+        """Yield -log p, the row and the token of the extensions of a hypothesis, the best first.
 
-        Args:
-            live: All hypotheses.
-            rows: Those of the prompt.
-            following: For each of them, likely tokens with their log-probabilities.
-            is_all: Whether these are all tokens of the vocabulary.
-
-        Returns:
-            None: further tokens are needed.
+        More tokens are looked up where those that are ``likeliest`` are too few.
         """
-        # Of equal ones, in the order of the hypotheses and of the vocabulary.
-        candidates = sorted(
-            (-(live[row].log_prob + log_prob), row, token, n == len(tokens) - 1)
-            for row, (log_probs, tokens) in zip(rows, following, strict=True)
-            for n, (log_prob, token) in enumerate(zip(log_probs, tokens, strict=True))
-            if log_prob > -math.inf
-        )
-        found = _Extended([], [], [])
-        is_full = len(live[rows[0]].tokens) + 1 == self._length
-        for rank, (cost, row, token, is_last) in enumerate(candidates):
+        done = set[int]()
+        while True:
+            log_probs, tokens = likeliest
+            # Of equal ones, in the order of the vocabulary.
+            yield from sorted(
+                (-(beam.log_prob + log_prob), row, token)
+                for log_prob, token in zip(log_probs, tokens, strict=True)
+                if log_prob > -math.inf and token not in done
+            )
+            if len(tokens) == self._model.config.vocab_size:
+                return
+            done.update(tokens)
+            (likeliest,) = self._likeliest(hidden[row : row + 1], 4 * len(tokens))
+
+    def _chosen(
+        self, live: Sequence[_Beam], candidates: Iterable[tuple[float, int, int]]
+    ) -> _Extensions:
+        """Choose the extensions of one prompt that go on, and those that end."""
+        going, rows, ended = [], [], []
+        for rank, (cost, row, token) in enumerate(candidates):
             beam = live[row].extended(token, -cost, is_stop=token in self._stop_tokens)
+            is_full = len(beam.tokens) == self._length
             if not (beam.is_ended or is_full):
-                found.rows.append(row)
-                found.going.append(beam)
-            elif rank < self.beam_size:
-                found.ended.append(beam)
-            if len(found.going) == self.beam_size or (is_full and rank + 1 == self.beam_size):
-                return found
-            if is_last and not is_all:
-                return None
-        return found
+                going.append(beam)
+                rows.append(row)
+            elif rank < self._beam_size:
+                ended.append(beam)
+            if len(going) == self._beam_size or (is_full and rank + 1 == self._beam_size):
+                break
+        return going, rows, ended
 
-    def _is_done(self, found: Sequence[Hypothesis], going: Sequence[_Beam]) -> bool:
+    def _is_done(self, ended: Sequence[_Beam], going: Sequence[_Beam]) -> bool:
         """Whether no hypothesis that goes on is better than those that have ended."""
-        if not going or len(found) < self.beam_size:
+        if not going or len(ended) < self._beam_size:
             return not going
-        worst = sorted((x.score for x in found), reverse=True)[self.beam_size - 1]
-        return worst >= self._score(going[0])
-
-    def _score(self, beam: _Beam) -> float:
-        return beam.log_prob / len(beam.tokens) ** self._length_penalty
-
-    def _hypothesis(self, beam: _Beam, read: Callable[[Sequence[int]], Memory]) -> Hypothesis:
-        text = beam.text + (beam.writer.flush() if beam.writer is not None else "")
-        score = self._score(beam)
-        return Hypothesis(beam.tokens, beam.log_prob, score, beam.is_ended, text, read)
+        penalty = self._settings.length_penalty
+        scores = sorted((beam.score(penalty) for beam in ended), reverse=True)
+        return scores[self._beam_size - 1] >= going[0].score(penalty)
 
 
 def _read(
     model: LanguageModel, lengths: Lengths, mems: Memory, text: int, tokens: Sequence[int]
 ) -> Memory:
     """Return the memory after tokens that follow a prompt, read one by one as in the search."""
-    own = mems.select([text])
+    memory = mems.select([text])
     if not tokens:
-        return own
+        return memory
     with torch.no_grad(), evaluating(model):
-        decoder = Decoder.of(model, lengths, own)
+        decoder = Decoder.of(model, lengths, memory)
         for token in tokens:
             decoder(torch.tensor([token]))
     return decoder.memory()

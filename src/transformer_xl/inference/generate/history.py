@@ -22,6 +22,8 @@ def joined(*parts: Tokens, most: int) -> Int32[np.ndarray, " n"]:
 class History:
     """The last tokens of a text: those that penalties can see, and one more.
 
+    A copy by :func:`copy.copy` shares the tokens so far; only one of the two can be appended to.
+
     Args:
         parts: The tokens so far, in parts; older ones than penalties can see are dropped.
 
@@ -45,16 +47,12 @@ class History:
         self.size, self._n_given = self.size + n, self._n_given + n
 
     def append(self, token: int) -> None:
-        """Add a token that was sampled."""
+        """Add a token that was sampled; a copy that was made before is not changed."""
         if self._end == len(self._tokens):
-            self._tokens[:_KEPT] = self._tokens[_KEPT:]
+            self._tokens = np.concatenate([self.kept, np.empty(_KEPT, np.int32)])
             self._end = _KEPT
         self._tokens[self._end] = token
         self._end, self.size = self._end + 1, self.size + 1
-
-    def cut(self, size: int) -> None:
-        """Remove a token that was sampled after the history had this size."""
-        self._end, self.size = self._end - (self.size - size), size
 
     def last(self, n: int = MAX_HISTORY) -> Int32[np.ndarray, " n"]:
         """Return the last ``n`` tokens, or all if there are fewer; a view."""

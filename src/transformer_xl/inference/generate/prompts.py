@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transformer_xl.config import ModelConfig
 from transformer_xl.config.knn import KnnConfig
+from transformer_xl.errors import InputError
 from transformer_xl.inference.knn import Past, remembered
 from transformer_xl.model import LanguageModel, Memory
-from transformer_xl.model.arguments import as_tokens, require_model
+from transformer_xl.model.arguments import as_tokens, shown
 from transformer_xl.model.calling import evaluating
 from transformer_xl.model.limits import require_capacity, require_mem_len
 from transformer_xl.model.memory import join
@@ -47,33 +47,36 @@ class Prompts:
 
     def __init__(
         self,
-        model: Any,
+        model: LanguageModel,
         prompts: Sequence[Any],
-        mems: Any,
-        mem_len: Any,
+        mems: Memory | None,
+        mem_len: int | None,
         knn: KnnConfig | None = None,
         *,
         length: int | None = None,
         copies: int = 1,
     ) -> None:
-        config = require_model(model).config
+        if isinstance(prompts, str) or not len(prompts):
+            raise InputError(f"prompts={shown(prompts)}: give a list of prompts, one at least")
         require_mem_len(model, mem_len)
-        self._model, self._knn = model, knn
+        self._model, self._knn, self._start = model, knn, mems
         # ext_len=0, as nothing is read again.
-        self.lengths = Lengths.of(config, segment_len=PROMPT_SEGMENT, mem_len=mem_len, ext_len=0)
-        self.tokens = [_checked_prompt(prompt, config) for prompt in prompts]
+        sizes = {"segment_len": PROMPT_SEGMENT, "mem_len": mem_len, "ext_len": 0}
+        self.lengths = Lengths.of(model.config, **sizes)
+        tokens = [as_tokens(prompt, model.config, "the prompt").tolist() for prompt in prompts]
+        if not all(tokens):
+            raise InputError("the prompt is empty: give at least one token to continue")
+        self.tokens = [(*each,) for each in tokens]
         longest = max(map(len, self.tokens)) + len(model.preface)
         n_tokens = None if mems is not None or length is None else longest + length
         require_texts(model, len(prompts) * copies, self.lengths.mem_len, n_tokens)
-        self._given: Memory | None = mems
-        if mems is None:
-            return
-        model.require_memory(mems)
-        if mems.batch_size not in (1, len(prompts)):
-            raise ValueError(
-                f"mems holds {mems.batch_size} streams for {len(prompts)} prompts: give one for "
-                "all, or one for each"
-            )
+        if mems is not None:
+            model.require_memory(mems)
+            if mems.batch_size not in (1, len(prompts)):
+                raise InputError(
+                    f"mems holds {mems.batch_size} streams for {len(prompts)} prompts: give one "
+                    "for all, or one for each"
+                )
 
     @cached_property
     def mems(self) -> Memory:
@@ -82,10 +85,9 @@ class Prompts:
         If none was given, it is that after the preface of the model, made when it is first needed:
         a text that goes on from a decoder has another.
         """
-        start = self._given
-        if start is None:
+        if self._start is None:
             return text_start(self._model, self.lengths)
-        return self._model.keep(start)
+        return self._model.keep(self._start)
 
     def new_pasts(self, n: int) -> list[Past | None]:
         """Return the pasts of texts of which nothing was read; None without kNN-LM."""
@@ -105,24 +107,24 @@ class Prompts:
         streams = rows if self.mems.batch_size > 1 else [0] * len(rows)
         unread = [(self.tokens[row], stream) for row, stream in zip(rows, streams, strict=True)]
         distinct = sorted(dict.fromkeys(unread), key=lambda each: len(each[0]))
-        done, pasts = [], []
+        hidden, mems, pasts = [], [], []
         for _, group in groupby(distinct, key=lambda each: len(each[0])):
-            texts, own = zip(*group, strict=True)
-            begun = selected(self.mems, own)
-            given, some, piece = torch.tensor(texts), self.new_pasts(len(texts)), None
-            for piece in read(self._model, given, self.lengths, begun):
-                following = given[:, piece.start + 1 :][:, : piece.hidden.shape[1]]
-                some = remembered(some, piece.hidden, following)
+            texts, streams = zip(*group, strict=True)
+            tokens, new = torch.tensor(texts), self.new_pasts(len(texts))
+            piece = None
+            for piece in read(self._model, tokens, self.lengths, selected(self.mems, streams)):
+                following = tokens[:, piece.start + 1 :][:, : piece.hidden.shape[1]]
+                new = remembered(new, piece.hidden, following)
             assert piece is not None
-            done.append((piece.hidden[:, -1], piece.mems))
-            pasts += some
+            hidden.append(piece.hidden[:, -1])
+            mems.append(piece.mems)
+            pasts += new
         place = {each: row for row, each in enumerate(distinct)}
         back = [place[each] for each in unread]
-        hidden = torch.cat([last for last, _ in done])[back]
-        mems = done[0][1] if len(done) == 1 else join([mems for _, mems in done])
         # Texts with the same prompt have a past of their own from now on.
         copies = [None if (past := pasts[row]) is None else past.copy() for row in back]
-        return hidden, selected(mems, back), copies
+        memory = mems[0] if len(mems) == 1 else join(mems)
+        return torch.cat(hidden)[back], selected(memory, back), copies
 
 
 def require_texts(
@@ -153,10 +155,3 @@ def text_start(model: LanguageModel, lengths: Lengths) -> Memory:
 def selected(mems: Memory, rows: Sequence[int]) -> Memory:
     """Select streams, without a copy if all are selected."""
     return mems if [*rows] == [*range(mems.batch_size)] else mems.select(rows)
-
-
-def _checked_prompt(ids: Any, config: ModelConfig) -> tuple[int, ...]:
-    tokens = as_tokens(ids, config, "the prompt")
-    if not len(tokens):
-        raise ValueError("the prompt is empty: give at least one token to continue")
-    return tuple(tokens.tolist())

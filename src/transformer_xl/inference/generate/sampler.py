@@ -13,6 +13,7 @@ from torch import Tensor
 from transformer_xl.config import GenerateConfig
 from transformer_xl.config.checks import require
 from transformer_xl.data import Vocab
+from transformer_xl.errors import CheckpointError
 from transformer_xl.inference.generate.history import History
 from transformer_xl.inference.generate.loops import LoopRule
 from transformer_xl.inference.generate.sampling import HOTTEST, Sampling
@@ -67,19 +68,18 @@ class Sampler:
         self.top_p = None if config.top_p == 1 else config.top_p
         self.min_p = config.min_p or None
         self.typical_p = None if config.typical_p == 1 else config.typical_p
-        filters = self.top_k, self.top_p, self.min_p, self.typical_p
-        self._has_filters = any(x is not None for x in filters)
+        self._others = {"min_p": self.min_p, "typical_p": self.typical_p}
+        self._has_filters = {self.top_k, self.top_p, *self._others.values()} != {None}
 
     @property
     def settings(self) -> dict[str, Any]:
         """Temperature, top_k and top_p (None: no filter), and the others that have an effect."""
-        found = self._config.sampling | {"top_k": self.top_k, "top_p": self.top_p}
-        for name in ("min_p", "typical_p"):
-            if getattr(self, name) is None:
-                found.pop(name, None)
-        if "dry_sequence_breakers" in found:
-            found["dry_sequence_breakers"] = self._shown_breakers
-        return found
+        settings = self._config.sampling | {"top_k": self.top_k, "top_p": self.top_p}
+        for name in (name for name, x in self._others.items() if x is None):
+            settings.pop(name, None)
+        if "dry_sequence_breakers" in settings:
+            settings["dry_sequence_breakers"] = self._shown_breakers
+        return settings
 
     @cached_property
     def kind(self) -> tuple[object, ...]:
@@ -174,21 +174,22 @@ class Sampler:
         repetition = min(max(config.repetition_penalty, 1 / _MAX_PENALTY), _MAX_PENALTY)
         presence, frequency = config.presence_penalty, config.frequency_penalty
         if repetition != 1 or presence or frequency:
-            *found, counts = (torch.from_numpy(x).to(logits.device) for x in _counted(windows))
-            places = tuple(found)
-            own = logits[places]
+            rows, tokens, counts = (
+                torch.from_numpy(x).to(logits.device) for x in _counted(windows)
+            )
+            values = logits[rows, tokens]
             if repetition != 1:
-                own = torch.where(own < 0, own * repetition, own / repetition)
+                values = torch.where(values < 0, values * repetition, values / repetition)
             if presence or frequency:
-                own -= counts.to(own) * frequency + presence
-            logits[places] = own
+                values -= counts.to(values) * frequency + presence
+            logits[rows, tokens] = values
         if config.dry_multiplier:
             allowed = config.dry_allowed_length
-            found = [extended(window, self._breakers, allowed) for window in windows]
-            excess = np.array([length - allowed for each in found for length in each.values()])
+            repeated = [extended(window, self._breakers, allowed) for window in windows]
+            excess = np.array([length - allowed for each in repeated for length in each.values()])
             with np.errstate(over="ignore"):
                 penalties = config.dry_multiplier * config.dry_base ** excess.astype(float)
-            places = _places([[*each] for each in found], logits.device)
+            places = _places([[*each] for each in repeated], logits.device)
             logits[places] -= torch.from_numpy(penalties.clip(max=_MAX_PENALTY)).to(logits)
         if config.on_loop == "break" and logits.shape[-1] > 1:
             excluded = [self._looping_token(history) for history in histories]
@@ -236,7 +237,7 @@ def require_finite(largest: Float[Tensor, "B n"]) -> None:
         RuntimeError: One is not.
     """
     if not largest[:, 0].isfinite().all():
-        raise RuntimeError("the model's probabilities are not finite: its weights are damaged")
+        raise CheckpointError("the model's probabilities are not finite: its weights are damaged")
 
 
 def extended(
@@ -265,13 +266,13 @@ def extended(
     spans = np.lib.stride_tricks.sliding_window_view(padded, longest)[ends]
     differs = (spans != tokens[n - longest :])[:, ::-1]
     lengths = np.where(differs.any(1), differs.argmax(1), longest)
-    found: dict[int, int] = {}
+    lengths_by_token: dict[int, int] = {}
     is_long = lengths >= at_least
     followers = tokens[ends[is_long] + 1].tolist()
     for token, length in zip(followers, lengths[is_long].tolist(), strict=True):
         if token not in breakers:
-            found[token] = max(length, found.get(token, 0))
-    return found
+            lengths_by_token[token] = max(length, lengths_by_token.get(token, 0))
+    return lengths_by_token
 
 
 def breaker_tokens(vocab: Vocab, texts: Sequence[str]) -> list[int]:
@@ -282,16 +283,18 @@ def breaker_tokens(vocab: Vocab, texts: Sequence[str]) -> list[int]:
     Raises:
         ValueError: A text is empty or no text, or no token contains it; the default may be in none.
     """
-    given: dict[str, Any] = {"dry_multiplier": 1.0, "dry_sequence_breakers": texts}
-    found = {x: _containing(vocab, x) for x in GenerateConfig(**given).dry_sequence_breakers}
-    for text, tokens in found.items():
+    values: dict[str, Any] = {"dry_multiplier": 1.0, "dry_sequence_breakers": texts}
+    breakers = frozenset[int]()
+    for text in GenerateConfig(**values).dry_sequence_breakers:
+        tokens = _containing(vocab, text)
         require(
             bool(tokens) or text in GenerateConfig().dry_sequence_breakers,
             f"dry_sequence_breakers: no token of the vocabulary contains {text!r}, which has no "
             "effect; leave it out, or give a part of it that is in one token (in a shell, "
             "$'\\n' is a line break)",
         )
-    return sorted(frozenset().union(*found.values()))
+        breakers |= tokens
+    return sorted(breakers)
 
 
 def for_tokens(sampling: dict[str, Any], vocab: Vocab) -> dict[str, Any]:
@@ -305,38 +308,36 @@ def for_tokens(sampling: dict[str, Any], vocab: Vocab) -> dict[str, Any]:
 @lru_cache(maxsize=64)
 def _containing(vocab: Vocab, text: str) -> frozenset[int]:
     wanted = text.encode("utf-8", "surrogatepass")
-    return frozenset(token for token, own in enumerate(_all_bytes(vocab)) if wanted in own)
+    return frozenset(token for token, symbol in enumerate(_all_bytes(vocab)) if wanted in symbol)
 
 
 @lru_cache(maxsize=4)
 def _all_bytes(vocab: Vocab) -> list[bytes]:
-    return [_bytes_of(vocab, token) for token in range(len(vocab))]
-
-
-def _bytes_of(vocab: Vocab, token: int) -> bytes:
-    if vocab.token_bytes is None or token == vocab.unk_id:
+    def bytes_of(token: int) -> bytes:
+        if vocab.token_bytes is not None and token != vocab.unk_id:
+            return vocab.decode_bytes([token])
         is_end = token == vocab.eos_id
         return b"\n" if is_end else vocab.symbols[token].encode("utf-8", "replace")
-    return vocab.decode_bytes([token])
+
+    return [*map(bytes_of, range(len(vocab)))]
 
 
 def _breakers_of(
     sampling: Sampling, vocab_size: int | None, vocab: Vocab | None
-) -> tuple[tuple[str, ...] | tuple[int, ...], Sequence[int]]:
+) -> tuple[Sequence[str] | Sequence[int], Sequence[int]]:
     """Return the sequence breakers as they are shown, and as tokens."""
-    breakers = sampling.dry_sequence_breakers
+    breakers, texts = sampling.dry_sequence_breakers, sampling.config.dry_sequence_breakers
     if not sampling.dry_multiplier or (breakers is None and vocab is None):
         return (), ()
-    texts = sampling.config.dry_sequence_breakers
     if vocab is not None and breakers in (None, texts):
         return texts, breaker_tokens(vocab, texts)
     most = 2**31 if vocab_size is None else vocab_size
     tokens = [x for x in breakers or () if isinstance(x, int) and 0 <= x < most]
-    if len(tokens) < len(breakers or ()):
-        raise ValueError(
-            f"dry_sequence_breakers={shown(breakers)} must be tokens of the vocabulary: "
-            "breaker_tokens(vocab, texts) finds those that contain a text"
-        )
+    require(
+        len(tokens) == len(breakers or ()),
+        f"dry_sequence_breakers={shown(breakers)} must be tokens of the vocabulary: "
+        "breaker_tokens(vocab, texts) finds those that contain a text",
+    )
     return (*sorted(tokens),), tokens
 
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from transformer_xl.config import GenerateConfig
 from transformer_xl.config.checks import checked, near, no_type_check, require
-from transformer_xl.config.deprecation import warn_deprecated
+from transformer_xl.config.deprecation import listed, warn_deprecated
+from transformer_xl.errors import InputError
 from transformer_xl.model.arguments import shown
 
 HOTTEST = 1e30
@@ -72,19 +73,23 @@ class Sampling:
         if values["temperature"] == math.inf:
             values["temperature"] = HOTTEST
         breakers = values["dry_sequence_breakers"]
-        tokens = _as_tokens(breakers)
+        is_list = isinstance(breakers, Sequence | np.ndarray) and not isinstance(breakers, str)
+        tokens = None
+        # Those of an empty list are tokens, too.
+        if is_list and all(isinstance(x, int | np.integer) for x in breakers):
+            tokens = tuple(int(x) for x in breakers)
         if breakers is None or tokens is not None:
             del values["dry_sequence_breakers"]
         config = GenerateConfig(**checked(GenerateConfig, values))
-        for name in values:
-            object.__setattr__(self, name, getattr(config, name))
-        object.__setattr__(self, "config", config)
+        settings = {name: getattr(config, name) for name in values} | {"config": config}
         if tokens is not None:
             require(
                 not tokens or config.dry_multiplier > 0,
                 "dry_sequence_breakers has no effect without DRY",
             )
-            object.__setattr__(self, "dry_sequence_breakers", tokens)
+            settings["dry_sequence_breakers"] = tokens
+        for name, value in settings.items():
+            object.__setattr__(self, name, value)
 
 
 def names_of(kind: type) -> list[str]:
@@ -113,7 +118,7 @@ def with_deprecated(
         ValueError: The settings are of another class, or one is invalid.
     """
     if not isinstance(settings, kind | None):
-        raise ValueError(
+        raise InputError(
             f"{argument}={shown(settings)} must be a {kind.__name__}: give "
             f"{argument}={kind.__name__}(...)"
         )
@@ -124,17 +129,10 @@ def with_deprecated(
         nearest = near(min(unknown), [*names, argument, "length", "seed"])
         hint = f": did you mean {nearest!r}?" if nearest else ""
         raise TypeError(f"{min(unknown)!r} is no setting of {argument}{hint}")
-    old = ", ".join(f"{name}={shown(value)}" for name, value in deprecated.items())
-    new = f"{argument}={kind.__name__}({old})"
+    old = listed(deprecated)
     if settings is not None:
         raise TypeError(f"{call}() got {argument} and {old}: give all of them in {argument}")
-    warn_deprecated(f"{call}(..., {old}) is deprecated: use {call}(..., {new})")
+    warn_deprecated(
+        f"{call}(..., {old}) is deprecated: use {call}(..., {argument}={kind.__name__}({old}))"
+    )
     return kind(**deprecated)
-
-
-def _as_tokens(breakers: Any) -> tuple[int, ...] | None:
-    """Return sequence breakers that are tokens, as those of an empty sequence; None: others."""
-    is_sequence = isinstance(breakers, Sequence | np.ndarray) and not isinstance(breakers, str)
-    if not is_sequence or not all(isinstance(x, int | np.integer) for x in breakers):
-        return None
-    return tuple(int(x) for x in breakers)

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformer_xl.config.checks import names_nearest
 from transformer_xl.config.device import pick_device
 from transformer_xl.data import Vocab, load_vocab
+from transformer_xl.errors import DataError, InputError
 from transformer_xl.inference.generate.batch import GenerationBatch, random_numbers
 from transformer_xl.inference.generate.beams import Searching, beam_search
 from transformer_xl.inference.generate.history import History
@@ -39,7 +40,7 @@ from transformer_xl.model.arguments import (
     whole,
 )
 from transformer_xl.model.compact import Weights, compact
-from transformer_xl.model.limits import most_positions, require_mem_len
+from transformer_xl.model.limits import require_mem_len
 from transformer_xl.model.pretrained import (
     CONFIG_FILE,
     find_model_folder,
@@ -84,7 +85,7 @@ def from_pretrained(
         loading = executor.submit(load_vocab, folder)
         model, vocab = load_model(folder), loading.result()
     if len(vocab) != model.config.vocab_size:
-        raise ValueError(
+        raise DataError(
             f"the vocabulary in {folder} has {len(vocab)} symbols and the model "
             f"{model.config.vocab_size}: they do not belong together"
         )
@@ -140,7 +141,7 @@ class Session:
     ) -> None:
         config = require_model(model).config
         if not isinstance(vocab, Vocab) or len(vocab) != config.vocab_size:
-            raise ValueError(
+            raise InputError(
                 f"vocab={shown(vocab)} is no vocabulary of {config.vocab_size} symbols, as the "
                 "model has: load_vocab(folder) reads the one beside a model"
             )
@@ -195,9 +196,8 @@ class Session:
         """
         session = cls.open(folder, mem_len=mem_len, weights=weights, preface=False)
         state = load_state(Path(path), session._weights, session.model)
-        mems = state.mems
-        if session.model.remembers_positions:
-            mems = mems.last(session.mem_len)
+        is_cut = session.model.remembers_positions
+        mems = state.mems.last(session.mem_len) if is_cut else state.mems
         session._reader.state = ReaderState(mems, state.last_token)
         read = () if state.read is None else state.read.numpy()
         session._history = History(read, [state.last_token])
@@ -212,17 +212,17 @@ class Session:
             OSError: The file cannot be written; an existing one is intact.
             ValueError: Nothing was read yet, or the model was not loaded by :meth:`open`.
         """
+        mems, last_token, _ = self._reader_state()
         if not self._weights:
-            raise ValueError(
+            raise InputError(
                 "the state belongs to a weights file, and this model comes from no folder: "
                 "model.save_pretrained(folder, vocab), then Session.open(folder)"
             )
-        mems, last_token, _ = self._reader_state()
         if last_token is None:
-            raise ValueError("nothing was read yet that could be saved: write() something first")
+            raise InputError("nothing was read yet that could be saved: write() something first")
         read = torch.from_numpy(self._history.kept[:-1])
+        positions = self.mem_len if self.model.remembers_positions else 1
         state = State(mems, last_token, self._random, read=read)
-        positions = most_positions(self.model, self.mem_len)
         write_state(Path(path), state, self._weights, positions=positions)
 
     @property
@@ -253,18 +253,18 @@ class Session:
             scored: Return the log-probability of each token, in nats; None for the first token of
                 the session. False: return an empty list.
         """
-        given = self.vocab.encode(text) if isinstance(text, str) else text
-        tokens = as_tokens(given, self.model.config).tolist()
+        ids = self.vocab.encode(text) if isinstance(text, str) else text
+        tokens = as_tokens(ids, self.model.config).tolist()
         state, history = self._reader_state(), self._history
         self._writing = None
         try:
-            found = self._reader.read(tokens, scored=scored)
+            scores = self._reader.read(tokens, scored=scored)
             self._history = History(history.kept, tokens)
         except BaseException:
             # The reader goes on segment by segment.
             self._reader.state, self._history = state, history
             raise
-        return found
+        return scores
 
     def score(self, text: Text) -> list[float | None]:
         """Return the log-probability of each token of a continuation, without reading it."""
@@ -302,7 +302,7 @@ class Session:
         sampling = with_deprecated(Sampling, sampling, deprecated, "Session.generate", "sampling")
         sampler = Sampler(sampling, self.model.config.vocab_size, self.vocab)
         last_token = self._last_token()
-        # Refuses a wrong stop before an earlier call is ended.
+        # Before an earlier call is ended, as the stop strings may be wrong.
         writer = TextWriter(self.vocab, stop, [last_token], self._before())
         return writer.pieces(self._drawn(length, sampler, seed), goes_on=True)
 
@@ -329,38 +329,38 @@ class Session:
         """
         prompt, mems = [self._last_token()], self._reader_state().mems
         writer = TextWriter(self.vocab, stop, prompt, self._before())
+        searching = Searching(beam_size=beam_size, length_penalty=length_penalty, stop=stop)
+        begun: Any = {"mems": mems, "mem_len": self._chosen, "history": self._before()}
         ((best,),) = beam_search(
-            self.model,
-            [prompt],
-            Searching(beam_size=beam_size, length_penalty=length_penalty, stop=stop),
-            length=length,
-            vocab=self.vocab,
-            mems=mems,
-            mem_len=self._chosen,
-            history=self._before(),
+            self.model, [prompt], searching, length=length, vocab=self.vocab, **begun
         )
         self.write(best.tokens)
         return "".join(writer.pieces(best.tokens, goes_on=True))
 
     def _drawn(self, length: int | None, sampler: Sampler, seed: int | None) -> Iterator[int]:
         """Begin a generation, which ends an earlier one; return its tokens."""
-        prompts = [[self._last_token()]]
-        mems, before = self._reader.state.mems, self._before()
-        if self._writing is not None and self._is_ahead:
-            mems = self._writing.decoder()
-        generators = [random_numbers(self._random if seed is None else seed)]
         batch = self._writing = GenerationBatch(
-            self.model, prompts, length, mems, sampler, generators, self._chosen, before
+            self.model,
+            [[self._last_token()]],
+            length,
+            self._writing.decoder()
+            if self._is_ahead and self._writing
+            else self._reader.state.mems,
+            sampler,
+            [self._random if seed is None else seed],
+            self._chosen,
+            self._before(),
         )
-        return self._tokens_of(batch)
 
-    def _tokens_of(self, batch: GenerationBatch) -> Iterator[int]:
-        while self._writing is batch:
-            if not (tokens := next(batch, None)):
-                return
-            self._random, self._is_ahead = batch.generators[0].get_state(), True
-            yield tokens[0]
-        raise RuntimeError("the session went on in another way: call generate() again")
+        def tokens() -> Iterator[int]:
+            while self._writing is batch:
+                if not (step := next(batch, None)):
+                    return
+                self._random, self._is_ahead = batch.generators[0].get_state(), True
+                yield step[0]
+            raise RuntimeError("the session went on in another way: call generate() again")
+
+        return tokens()
 
     def fork(self) -> "Session":
         """Return an independent copy of the session.
@@ -384,7 +384,7 @@ class Session:
             ValueError: The snapshot belongs to another model.
         """
         if not isinstance(mark, Mark) or mark.model is not self.model:
-            raise ValueError(
+            raise InputError(
                 "the mark is none that mark() returned, or belongs to a session with another model"
             )
         self._writing, self._is_ahead = None, False
@@ -393,7 +393,7 @@ class Session:
 
     def _reader_state(self) -> ReaderState:
         """Return the state of the reader, after copying generated positions from the decoder."""
-        if self._writing is not None and self._is_ahead:
+        if self._is_ahead and self._writing is not None:
             last_token, before = self._writing.last_tokens[0], self._before()
             self._reader.state = ReaderState(self._writing.mems, last_token)
             self._history = History(before, [last_token])
@@ -402,7 +402,7 @@ class Session:
 
     def _before(self) -> Int32[np.ndarray, " n"]:
         """Return the tokens before the last one, as many as are kept."""
-        if self._writing is not None and self._is_ahead:
+        if self._is_ahead and self._writing is not None:
             return self._writing.history(0)
         return self._history.kept[:-1]
 
@@ -412,12 +412,12 @@ class Session:
         Raises:
             ValueError: The vocabulary has none.
         """
-        if self._writing is not None and self._is_ahead:
+        if self._is_ahead and self._writing is not None:
             return self._writing.last_tokens[0]
         if (last_token := self._reader.state.last_token) is not None:
             return last_token
         if (start := self.vocab.start_id) is None:
-            raise ValueError(
+            raise InputError(
                 "nothing was read yet, and no token of the vocabulary begins a text: write() "
                 "something first"
             )

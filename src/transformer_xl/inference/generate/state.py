@@ -11,6 +11,7 @@ from torch import Tensor
 
 from transformer_xl.config import FORMAT_VERSION
 from transformer_xl.config.evaluation import MAX_HISTORY
+from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.inference.generate.batch import Generation, random_numbers
 from transformer_xl.model import LanguageModel, Memory
 from transformer_xl.model.limits import full_memory
@@ -140,23 +141,20 @@ def _contents(
     n_read = 0 if read is None else len(read)
     if read is not None and positions:
         read = F.pad(read, (max(MAX_HISTORY - n_read, 0), 0))
-    found = state.mems.state_dict() | {"random": state.random, "read": read}
-    tensors = {name: x.contiguous() for name, x in found.items() if x is not None}
+    values = state.mems.state_dict() | {"random": state.random, "read": read}
+    tensors = {name: x.contiguous() for name, x in values.items() if x is not None}
     if unused:
         for name in tensors.keys() & _POSITIONED:
             tensors[name] = F.pad(tensors[name], (0, 0, unused, 0))
-    # Zero-padded, so that the header has a constant size.
+    numbers = {"last_token": state.last_token, "offset": state.offset}
+    numbers |= {"unused": unused, "n_read": n_read}
     about = {
         "format_version": str(FORMAT_VERSION),
-        "last_token": f"{state.last_token:012}",
-        "offset": f"{state.offset:012}",
-        "unused": f"{unused:012}",
-        "n_read": f"{n_read:012}",
+        # Zero-padded, so that the header has a constant size.
+        **{name: f"{number:012}" for name, number in numbers.items()},
         "weights": weights_checksum(weights),
     }
-    if state.note:
-        about["note"] = state.note
-    return tensors, about
+    return tensors, about | ({"note": state.note} if state.note else {})
 
 
 def _state(
@@ -173,14 +171,11 @@ def _state(
         version, belongs_to = int(about["format_version"]), about["weights"]
         last_token, offset = int(about["last_token"]), int(about.get("offset", 0))
         unused = int(about.get("unused", 0))
-        if offset < 0 or unused < 0:
-            raise ValueError(f"offset={offset}, unused={unused}")
         random, read = tensors.pop("random", None), tensors.pop("read", None)
-        if read is not None:
-            n_read = int(about.get("n_read", len(read)))
-            if not 0 <= n_read <= len(read):
-                raise ValueError(f"n_read={n_read} of {len(read)} tokens")
-            read = read[len(read) - n_read :]
+        n_read = int(about.get("n_read", 0 if read is None else len(read)))
+        if min(offset, unused, n_read) < 0 or (read is not None and n_read > len(read)):
+            raise ValueError(f"offset={offset}, unused={unused}, n_read={n_read}")
+        read = None if read is None else read[len(read) - n_read :]
         if random is not None:
             torch.Generator().set_state(random)
         for name in tensors.keys() & _POSITIONED:
@@ -188,26 +183,22 @@ def _state(
         mems = Memory.from_state_dict({"forgotten": None} | tensors)
         state = State(mems, last_token, random, offset, read, about.get("note", ""))
     except (KeyError, ValueError, IndexError, TypeError, RuntimeError) as error:
-        raise RuntimeError(f"{path} is damaged or holds no memory: {error}") from error
+        raise CheckpointError(f"{path} is damaged or holds no memory: {error}") from error
     if version > FORMAT_VERSION:
-        raise RuntimeError(
+        raise CheckpointError(
             f"{path} has format {version}; this version reads up to {FORMAT_VERSION}: "
             "update transformer_xl"
         )
     if belongs_to != weights_checksum(weights):
         this = weights if isinstance(weights, Path) else "this one"
-        raise ValueError(f"the memory in {path} was made by another model than {this}")
+        raise InputError(f"the memory in {path} was made by another model than {this}")
     if model is None:
         return state
-    if not _fits(state, model):
-        raise RuntimeError(f"{path} is damaged: no text of this model goes on from it")
-    return state._replace(mems=state.mems.to(model.device, model.dtype))
-
-
-def _fits(state: State, model: LanguageModel) -> bool:
-    """Whether a state fits a model; a wrong one would fail a whole batch of the server."""
-    tokens = torch.tensor([state.last_token])
-    if state.read is not None:
-        tokens = torch.cat([tokens, state.read.flatten()])
+    # A wrong one would fail a whole batch of the server.
+    tokens = torch.tensor([last_token])
+    if read is not None:
+        tokens = torch.cat([tokens, read.flatten()])
     is_known = bool(((tokens >= 0) & (tokens < model.config.vocab_size)).all())
-    return is_known and model.is_own(state.mems) and state.mems.batch_size == 1
+    if not (is_known and model.is_own(mems) and mems.batch_size == 1):
+        raise CheckpointError(f"{path} is damaged: no text of this model goes on from it")
+    return state._replace(mems=mems.to(model.device, model.dtype))

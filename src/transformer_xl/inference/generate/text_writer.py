@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterable, Iterator, Sequence
 
 from transformer_xl.data import Vocab
+from transformer_xl.errors import InputError
 from transformer_xl.inference.generate.history import Tokens
 
 _CONTEXT = 16
@@ -36,9 +37,9 @@ class TextWriter:
         # A str is a sequence of str, too.
         stop = (stop,) if isinstance(stop, str) else stop
         if not isinstance(stop, Sequence) or not all(isinstance(each, str) for each in stop):
-            raise ValueError(f"stop={stop!r} must be a text, or several in a list")
+            raise InputError(f"stop={stop!r} must be a text, or several in a list")
         if not all(stop):
-            raise ValueError("a stop string is empty: every text would end before it begins")
+            raise InputError("a stop string is empty: every text would end before it begins")
         self.has_stopped = False
         self._stop, self._waiting = stop, ""
         self.decoder = vocab.stream_decoder()
@@ -48,10 +49,10 @@ class TextWriter:
     def push(self, token: int) -> str:
         """Add a token; return the text that is final."""
         self._waiting += self.decoder.push(token)
-        found = [self._waiting.index(s) for s in self._stop if s in self._waiting]
-        self.has_stopped = bool(found)
+        stops = [self._waiting.index(s) for s in self._stop if s in self._waiting]
+        self.has_stopped = bool(stops)
         held = max((_overlap(self._waiting, s) for s in self._stop), default=0)
-        ready = min(found) if found else len(self._waiting) - held
+        ready = min(stops) if stops else len(self._waiting) - held
         text, self._waiting = self._waiting[:ready], self._waiting[ready:]
         return text
 

@@ -1,8 +1,8 @@
 """Baselines without training by gradient: what a text takes by compressors and by counting."""
 
-from transformer_xl.inference.baselines.compressors import COMPRESSORS, compress, compressed_bytes
-from transformer_xl.inference.baselines.kneser_ney import KneserNey
-from transformer_xl.inference.baselines.measuring import (
+from transformer_xl.studies.baselines.compressors import COMPRESSORS, compress, compressed_bytes
+from transformer_xl.studies.baselines.kneser_ney import KneserNey
+from transformer_xl.studies.baselines.measuring import (
     BASELINES,
     Baseline,
     baselines,

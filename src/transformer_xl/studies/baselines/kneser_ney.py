@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Integer
 
+from transformer_xl.errors import InputError
+
 _FALLBACK = (0.0, 0.5, 1.0, 1.5)
 """Discounts where the counts of counts give none, as for a text in which nothing occurs once; those
 that KenLM takes (its option --discount_fallback)."""
@@ -86,11 +88,11 @@ class KneserNey:
     ) -> None:
         """Count the sequences of a training text."""
         if order < 1:
-            raise ValueError(f"order={order} must be at least 1: 1 counts tokens, 2 pairs of them")
+            raise InputError(f"order={order} must be at least 1: 1 counts tokens, 2 pairs of them")
         self.vocab_size = vocab_size
         text = self._checked(ids)
         if not len(text):
-            raise ValueError("a training text of 0 tokens gives no counts: it needs at least 1")
+            raise InputError("a training text of 0 tokens gives no counts: it needs at least 1")
         # A sequence is no longer than the text.
         self.order = min(order, len(text))
         self._keys: list[np.ndarray] = []
@@ -119,7 +121,7 @@ class KneserNey:
         text = np.asarray(ids).astype(np.int64)
         if len(text) and not 0 <= text.min() <= text.max() < self.vocab_size:
             wrong = text[(text < 0) | (text >= self.vocab_size)][0]
-            raise ValueError(
+            raise InputError(
                 f"token {wrong} is not in the vocabulary of {self.vocab_size:,}: encode the text "
                 "with the vocabulary of the training text"
             )
@@ -140,7 +142,7 @@ class KneserNey:
         if order is None:
             order = self.order
         if not 1 <= order <= self.order:
-            raise ValueError(f"order={order} must be from 1 to {self.order}, that of the model")
+            raise InputError(f"order={order} must be from 1 to {self.order}, that of the model")
         return self._nll_by_order(ids, order)[order]
 
     def best_order(self, ids: Integer[np.ndarray, " length"]) -> int:

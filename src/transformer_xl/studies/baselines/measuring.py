@@ -9,9 +9,10 @@ import numpy as np
 from jaxtyping import Float, Integer
 
 from transformer_xl.data import Corpus, raw_split
-from transformer_xl.inference.baselines.compressors import COMPRESSORS, compressed_bytes
-from transformer_xl.inference.baselines.kneser_ney import KneserNey
-from transformer_xl.inference.evaluate import predicted_bytes, token_bytes_in
+from transformer_xl.errors import InputError
+from transformer_xl.inference.evaluate import bytes_of, token_bytes_in
+from transformer_xl.studies.baselines.compressors import COMPRESSORS, compressed_bytes
+from transformer_xl.studies.baselines.kneser_ney import KneserNey
 
 BASELINES = ("uniform", "unigram", "n-gram", *COMPRESSORS)
 """Names of all baselines."""
@@ -77,12 +78,12 @@ def baselines(
             fewer than two tokens, or there is no training text.
     """
     if unknown := [name for name in names if name not in BASELINES]:
-        raise ValueError(f"baseline {unknown[0]!r} is none of {', '.join(BASELINES)}")
+        raise InputError(f"baseline {unknown[0]!r} is none of {', '.join(BASELINES)}")
     if split == "train":
-        raise ValueError("split='train' is what baselines are trained on: give 'test' or 'valid'")
+        raise InputError("split='train' is what baselines are trained on: give 'test' or 'valid'")
     text, training = np.asarray(corpus.split(split)), corpus.split("train")
     if len(text) < 2:
-        raise ValueError(f"the {split} text has {len(text)} token, and 2 are needed to predict one")
+        raise InputError(f"the {split} text has {len(text)} token, and 2 are needed to predict one")
     rows: list[Baseline] = []
 
     def add(row: Baseline) -> None:
@@ -115,7 +116,7 @@ def baselines(
         else:
             name, bits = _n_gram(corpus, text, training, order)
         sizes = token_bytes_in(corpus.vocab, text, corpus.n_bytes(split))
-        n_bytes = predicted_bytes(sizes, text)
+        n_bytes = bytes_of(sizes, text[1:])
         add(
             Baseline(
                 name=name,

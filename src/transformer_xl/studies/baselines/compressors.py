@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from transformer_xl.data.unpacking import optional_package
+from transformer_xl.errors import InputError
 
 PPMD_ORDERS = (4, 6, 8, 12, 16)
 """Orders of PPMd (variant H, as in 7-Zip) that are tried: bytes of context at most. The best is
@@ -113,5 +114,5 @@ def compressed_bytes(name: str, text: bytes, before: bytes = b"") -> int:
 
 def _ways(name: str) -> tuple[Callable[[bytes, int], bytes], ...]:
     if name not in COMPRESSORS:
-        raise ValueError(f"compressor {name!r} is none of {', '.join(COMPRESSORS)}")
+        raise InputError(f"compressor {name!r} is none of {', '.join(COMPRESSORS)}")
     return COMPRESSORS[name]
