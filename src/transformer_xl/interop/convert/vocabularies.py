@@ -113,7 +113,7 @@ def read_vocab(path: Path | str, *, size: int | None = None, unknown: str | None
         path: The file, whose format is detected from its content, or a folder with one.
         size: The vocabulary size of the model. Tokens beyond it, which were added to Hugging Face's
             tokenizer, are ignored.
-        unknown: The symbol for words that are not in the vocabulary, where a pickled one names none.
+        unknown: The symbol for words that are not in the vocabulary, where a pickle names none.
 
     Raises:
         FileNotFoundError: There is no such file.
