@@ -289,6 +289,13 @@ def test_a_delimiter_of_lists_that_are_shared_over_and_over_is_refused_at_once()
         vocab_from_object(old_vocab(["a"], delimiter=tower), path=Path("x"))
 
 
+def test_a_symbol_for_unknown_words_can_be_named():
+    vocab = old_vocab(["<eos>", "cat", "<unk>"])
+    assert vocab_from_object(vocab, Path("x"), unknown="<unk>").encode("cat dog\n") == [1, 2, 0]
+    with pytest.raises(DataError, match=r"unknown='\?' is not in the vocabulary"):
+        vocab_from_object(vocab, Path("x"), unknown="?")
+
+
 def test_an_unknown_data_set_is_refused():
     with pytest.raises(DataError, match="'c4' is unknown"):
         vocab_from_object({"vocab": old_vocab(["a"]), "dataset": "c4"}, Path("x"))

@@ -106,13 +106,14 @@ def find_vocab(folder: Path) -> Path | None:
     return next((folder / name for name in _NAMES if (folder / name).is_file()), None)
 
 
-def read_vocab(path: Path | str, *, size: int | None = None) -> Vocab:
+def read_vocab(path: Path | str, *, size: int | None = None, unknown: str | None = None) -> Vocab:
     """Read the vocabulary of an old implementation.
 
     Args:
         path: The file, whose format is detected from its content, or a folder with one.
         size: The vocabulary size of the model. Tokens beyond it, which were added to Hugging Face's
             tokenizer, are ignored.
+        unknown: The symbol for words that are not in the vocabulary, where a pickle names none.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -128,15 +129,21 @@ def read_vocab(path: Path | str, *, size: int | None = None) -> Vocab:
     with path.open("rb") as file:
         head = file.read(len(_TORCH))
     if head.startswith((_ZIP, _TORCH)):
-        return vocab_from_object(read_pickled(path), path, size=size)
+        return vocab_from_object(read_pickled(path), path, size=size, unknown=unknown)
     if not (head.startswith(_PICKLE) or path.suffix == ".pkl"):
         return _from_text(path, size)
     dataset = None
     if path.stem == "cache":
         dataset = _settings_beside(path, "corpus-info.json").get("dataset")
     is_python2 = head[1:2] <= b"\x02" or head[:1] != _PICKLE
-    content = read_pickled(path)
-    return vocab_from_object(content, path, size=size, dataset=dataset, is_python2=is_python2)
+    return vocab_from_object(
+        read_pickled(path),
+        path,
+        size=size,
+        unknown=unknown,
+        dataset=dataset,
+        is_python2=is_python2,
+    )
 
 
 def vocab_from_object(
@@ -144,6 +151,7 @@ def vocab_from_object(
     path: Path,
     *,
     size: int | None = None,
+    unknown: str | None = None,
     dataset: object = None,
     is_python2: bool = False,
 ) -> Vocab:
@@ -153,6 +161,7 @@ def vocab_from_object(
         content: A vocabulary, or what holds one under the name ``vocab``.
         path: The file.
         size: As in :func:`read_vocab`.
+        unknown: As in :func:`read_vocab`.
         dataset: The authors' name of the data set. None: as the object says, else inferred from
             the symbols.
         is_python2: Whether Python 2 wrote it.
@@ -168,7 +177,9 @@ def vocab_from_object(
     symbols = _symbols(stored, kind, path, is_python2)
     if stored.unk_idx is not None and not 0 <= stored.unk_idx < len(symbols):
         raise DataError(f"{path}: unk_idx is not the number of one of {len(symbols):,} symbols")
-    unk = None if stored.unk_idx is None else symbols[stored.unk_idx]
+    unk = unknown if stored.unk_idx is None else symbols[stored.unk_idx]
+    if unk is not None and unk not in symbols:
+        raise DataError(f"unknown={unk!r} is not in the vocabulary of {path}")
     if not kind or "tokenization_transfo_xl" in kind:
         return _huggingface(symbols, unk, stored, path, size)
     return _authors(symbols, unk, stored, path, dataset)
