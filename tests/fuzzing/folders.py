@@ -1,7 +1,7 @@
 """Folders of all kinds that are opened, for ``fuzzing.py``.
 
 Those that ``convert`` and ``read_vocab`` take; models that are loaded and write; sessions of a
-server; recipes; archives of ``txl compress``; chat templates.
+server; recipes; archives of ``txl compress``.
 """
 
 import hashlib
@@ -18,11 +18,10 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from mutations import ANYWHERE, MARKER, Mutation, mutations, tensorflow
+from mutations import ANYWHERE, Mutation, mutations, tensorflow
 
 import transformer_xl as txl
 from transformer_xl.apps.compress import ArchiveError, compress, decompress
-from transformer_xl.apps.serve.chat_template import find_template
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.session_store import path_of
 from transformer_xl.apps.serve.sessions import Sessions
@@ -98,12 +97,6 @@ def decompress_archive(place: Path) -> None:
     decompress((place / "text.txlz").read_bytes(), *OF_BYTES[0])
 
 
-def render_template(place: Path) -> None:
-    """Render the chat template of a folder as a server does."""
-    messages = [{"role": "user", "content": "the cat"}]
-    find_template(place, OF_BYTES[0][1]).render(messages)
-
-
 FOLDER_READERS: dict[str, Callable[[Path], Any]] = {
     "convert": convert_folder,
     "vocabulary": read_vocab,
@@ -111,7 +104,6 @@ FOLDER_READERS: dict[str, Callable[[Path], Any]] = {
     "session": continue_session,
     "recipe": read_recipe,
     "archive": decompress_archive,
-    "template": render_template,
 }
 
 
@@ -161,24 +153,6 @@ def setting(draw: random.Random, content: bytes) -> bytes:
     return json.dumps(whole).encode()
 
 
-def expression(draw: random.Random, content: bytes) -> bytes:
-    """Write a hostile expression over one of a template."""
-    parts = content.decode("utf-8", "replace").split("{{")
-    hostile = (
-        *("'a' * 10 ** 11", "messages | tojson(indent=10 ** 10)", "'%0*d' | format(10 ** 11, 1)"),
-        *("['a' * 10 ** 6] * 10 ** 6", "range(10 ** 9) | list", "lipsum(n=10 ** 12, min=10 ** 9)"),
-        *("''.__class__.__mro__[1].__subclasses__()", "self.__init__.__globals__", "messages[9]"),
-        f"cycler.__init__.__globals__.os.system('touch {MARKER}')",
-        f"lipsum.__globals__['os'].popen('touch {MARKER}').read()",
-        *("messages.append({})", "raise_exception('no' * 10 ** 6)", "'\\ud800'", "eos_token.x.y"),
-        *("'{0.__class__.__init__.__globals__}'.format(namespace)", "strftime_now('%Y' * 10 ** 7)"),
-    )
-    n = draw.randrange(1, max(2, len(parts)))
-    rest = parts[n].partition("}}")[2] if n < len(parts) else ""
-    changed = [*parts[:n], f" {draw.choice(hostile)} }}}}{rest}", *parts[n + 1 :]]
-    return "{{".join(changed).encode("utf-8", "surrogatepass")
-
-
 def header(draw: random.Random, content: bytes) -> bytes:
     """Change the header of a safetensors file; its length is right."""
     end = 8 + int.from_bytes(content[:8], "little")
@@ -193,8 +167,6 @@ def folder_mutations(path: Path, content: bytes) -> list[Mutation]:
         return [*ANYWHERE, *[setting] * 12]
     if path.suffix == ".safetensors":
         return [*ANYWHERE, *[header] * 6]
-    if path.suffix == ".jinja":
-        return [*ANYWHERE, *[expression] * 12]
     if path.suffix == ".toml":
         return [*ANYWHERE, *[toml_value] * 12]
     if path.suffix in (".txt", ".txlz"):
@@ -303,7 +275,7 @@ def folder_seeds(root: Path) -> list[tuple[str, Path]]:
     found += [("model", path) for path in sorted(ours.iterdir())]
     model.eval()
     OWN.append((ours / "model.safetensors", model))
-    for name in ("session", "recipe", "archive", "template"):
+    for name in ("session", "recipe", "archive"):
         (root / name).mkdir()
     writing = generate(model, [1, 2, 3], length=6, seed=1)
     list(writing)
@@ -315,11 +287,4 @@ def folder_seeds(root: Path) -> list[tuple[str, Path]]:
     (root / "archive" / "text.txlz").write_bytes(compress(text, *OF_BYTES[0]).content)
     found += [("session", root / "session" / "tale.safetensors")]
     found += [("recipe", root / "recipe" / "recipe.toml")]
-    source = "{% for m in messages %}{{ m.role }}{{ eos_token }}{% if m.content %}{{ m.content }}"
-    source += "{% endif %}{% endfor %}{{ 'assistant' if add_generation_prompt }}"
-    (root / "template" / "chat_template.jinja").write_text(source)
-    stored = [{"name": "default", "template": source}]
-    about = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": stored}
-    (root / "template" / "tokenizer_config.json").write_text(json.dumps(about))
-    found += [("template", path) for path in sorted((root / "template").iterdir())]
     return [*found, ("archive", root / "archive" / "text.txlz")]

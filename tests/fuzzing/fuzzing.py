@@ -5,7 +5,7 @@
 Small files are made (both formats of torch.save, pickled vocabularies, a checkpoint of TensorFlow)
 or given (model.pt, vocab.pkl, model.ckpt.index), changed at random, and read in processes of their
 own. So are folders of all kinds, one file of each changed, by ``convert`` and ``read_vocab``, by a
-model that is loaded and writes, as sessions of a server, recipes, archives and chat templates. A
+model that is loaded and writes, as sessions of a server, recipes and archives. A
 mutant is a violation if reading it
 
 * ends in anything but a value or ``UnreadableFile``, or kills its process (folders may also end in
@@ -42,7 +42,6 @@ import torch
 from folders import FOLDER_READERS, folder_mutations, folder_seeds, is_permitted, seal
 from mutations import MARKER, mutations, seeds
 
-from transformer_xl.apps.serve import chat_rendering
 from transformer_xl.config.device import describe_machine
 from transformer_xl.data import tokenizer_trial
 from transformer_xl.interop.convert.pickles import Instance, UnreadableFile
@@ -67,7 +66,7 @@ WATCHED = (
     "pickle.",
 )
 WATCHED_OF_FOLDERS = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.", "socket.")
-CHILDREN = (tokenizer_trial.COMMAND, chat_rendering.COMMAND)
+CHILDREN = (tokenizer_trial.COMMAND,)
 CONTEXT = multiprocessing.get_context("fork")
 HARMLESS = ("os.listdir", "os.scandir")
 
@@ -94,7 +93,7 @@ class Watch:
             return
         if event == "import" and str(args[0]).startswith("encodings"):
             return
-        # Tokenizers are tried, and templates rendered, in child processes of ours.
+        # Tokenizers are tried in child processes of ours.
         if event == "subprocess.Popen" and list(args[1]) in CHILDREN:
             return
         self.seen.append(f"{event} {str(args)[:100]}")

@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from transformer_xl.apps.serve.errors import QueueFullError, StoppingError
+from transformer_xl.apps.serve.errors import NotStartedError
 from transformer_xl.apps.serve.prompt_reading import scored, shares
 from transformer_xl.apps.serve.texts import Drawn, PromptRead
 from transformer_xl.inference.generate import Sampling, generate
@@ -267,7 +267,7 @@ def test_a_full_queue_refuses(made, start, ask, until):
     engine.submit([first.text])
     until(lambda: engine.n_running == 1)
     engine.submit([ask(made, [n], 1).text for n in (1, 2)])
-    with pytest.raises(QueueFullError):
+    with pytest.raises(NotStartedError, match="too many requests wait"):
         engine.submit([ask(made, [4], 1).text])
     first.text.is_cancelled = True
 
@@ -281,9 +281,9 @@ def test_stopping_ends_all_and_keeps_their_states(made, start, ask, until):
     engine.stop()
     assert [each.end().reason for each in asked] == ["length", "length", "stopping"]
     assert [each.end().state is not None for each in asked] == [True, True, False]
-    with pytest.raises(StoppingError):
+    with pytest.raises(NotStartedError, match="is stopping"):
         engine.submit([asked[0].text])
-    with pytest.raises(StoppingError):
+    with pytest.raises(NotStartedError, match="is stopping"):
         engine.ask(list)
 
 

@@ -17,14 +17,15 @@ from transformer_xl import __version__
 from transformer_xl.apps.serve import schemas
 from transformer_xl.apps.serve.chat import chat
 from transformer_xl.apps.serve.completions import complete
-from transformer_xl.apps.serve.errors import ApiError, file_error
+from transformer_xl.apps.serve.errors import ApiError, session_error
 from transformer_xl.apps.serve.guard import Guard
 from transformer_xl.apps.serve.repeats import KEY, Notes, notes_of
 from transformer_xl.apps.serve.responses import JsonResponse, add_handlers
 from transformer_xl.apps.serve.schemas import errors
 from transformer_xl.apps.serve.service import Service
 from transformer_xl.apps.serve.session_store import NAME
-from transformer_xl.apps.serve.sessions import Session
+from transformer_xl.apps.serve.sessions import Session, create
+from transformer_xl.errors import CheckpointError
 from transformer_xl.inference.generate import State
 
 Name = Annotated[str, Path(pattern=NAME)]
@@ -122,7 +123,7 @@ def _add_chats(app: FastAPI, service: Service) -> None:
     async def chats(body: schemas.ChatRequest, request: Request) -> Response:
         """Write the next message of a chat.
 
-        The messages become a prompt by the template of the model, or by a plain one if it has none:
+        The messages become a prompt by the template of the server or by a plain one:
         `chat_template` of the response says which.
         """
         return await chat(service, body, request)
@@ -211,7 +212,8 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
         state = await service.with_session(service.sessions.peek, name)
         # Keys belong to the requests of one session.
         state = state._replace(note=Notes(turns_of(state, name)).encoded())
-        await service.with_session(partial(service.sessions.create, state=state), body.name)
+        new = partial(create, service.sessions, state=state)
+        await service.with_session(new, body.name)
         return JsonResponse(_info(await service.with_session(service.sessions.find, body.name)))
 
     @app.delete("/v1/sessions/{name}", responses=errors(404, 409))
@@ -238,8 +240,8 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
     def turns_of(state: State, name: str) -> int:
         try:
             return notes_of(state.note).turns
-        except RuntimeError as error:
-            raise file_error(error, name) from error
+        except CheckpointError as error:
+            raise session_error(error, name) from error
 
     def remembered(state: State, most: int) -> dict[str, Any]:
         """Describe the last token and at most so many before it, as far as they are known."""

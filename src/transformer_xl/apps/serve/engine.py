@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transformer_xl.apps.serve.errors import QueueFullError, StoppingError
+from transformer_xl.apps.serve.errors import NotStartedError
 from transformer_xl.apps.serve.prompt_reading import (
     PromptReader,
     Reading,
@@ -158,17 +158,16 @@ class Engine:
         """Queue texts; those with the same prompt and without a memory share its reading.
 
         Raises:
-            QueueFullError: The queue is full.
-            StoppingError: The engine is stopping.
+            NotStartedError: The queue is full, or the engine is stopping.
         """
         groups: dict[object, list[Text]] = {}
         for text in texts:
             groups.setdefault(text if text.mems else (text.prompt, text.to_read), []).append(text)
         with self._wake:
             if self._is_stopping:
-                raise StoppingError
+                raise NotStartedError("stopping")
             if self.n_waiting + len(texts) > self._settings.max_queue:
-                raise QueueFullError
+                raise NotStartedError("queue_full")
             # A group is admitted as a whole, so it must not be larger than the batch.
             for group in groups.values():
                 for first in range(0, len(group), self._max_batch):
@@ -179,12 +178,12 @@ class Engine:
         """Call a function in the engine's thread, between two steps.
 
         Raises:
-            StoppingError: The engine is stopping.
+            NotStartedError: The engine is stopping.
         """
         future: Future = Future()
         with self._wake:
             if self._is_stopping:
-                raise StoppingError
+                raise NotStartedError("stopping")
             self._asked.append((function, future))
             self._wake.notify()
         return future

@@ -9,7 +9,7 @@ import time
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from transformer_xl.apps.serve.errors import ApiError, StoppingError
+from transformer_xl.apps.serve.errors import ApiError, NotStartedError
 from transformer_xl.apps.serve.hosts import Hosts
 from transformer_xl.apps.serve.responses import error_response
 from transformer_xl.apps.serve.service import Service
@@ -91,7 +91,7 @@ class Guard:
                 message = "the API key is missing or wrong: send Authorization: Bearer KEY"
                 raise ApiError(401, message, "invalid_api_key")
         if self._service.is_closing and path not in _PATHS_OF_THE_END:
-            raise StoppingError
+            raise NotStartedError("stopping")
         body = await self._body(request)
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if body and kind != "application/json":

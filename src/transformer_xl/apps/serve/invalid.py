@@ -69,6 +69,9 @@ def invalid(found: Sequence[Mapping[str, Any]], address: str) -> ApiError:
     """
     first = found[0]
     where, *path = first["loc"]
+    if "param" in first.get("ctx", ()):
+        # A rule of several fields.
+        return ApiError(400, first["msg"], first["type"], first["ctx"]["param"])
     if first["type"] == "json_invalid":
         # Its location is a character of the body instead of a field.
         reason = first["ctx"]["error"]

@@ -43,6 +43,11 @@ class Spelled:
 class Output:
     """What a text of a response has written since the last event of the response.
 
+    Attributes:
+        prefix: Of the identifier of a response.
+        object: The object of a response.
+        part: The object of an event of a stream.
+
     Args:
         service: The server.
         index: The number of the text.
@@ -51,6 +56,8 @@ class Output:
         context: The decoder before the prompt if the prompt is returned; otherwise None.
         start: The place of the first character.
     """
+
+    prefix, object, part = "cmpl", "text_completion", "text_completion"
 
     def __init__(
         self,

@@ -6,7 +6,6 @@ A session is one hash, so that its fields expire together:
 fence     the number of the last lease
 until     when that lease ends, in microseconds by the clock of Redis; 0: it was given back
 holder    who asked for it: random, for each time
-birth     the number of the first lease
 version   the number of the lease under which the text was last changed; missing: it has not begun
 snap      the version of ``memory``; 0: none
 memory    a state as :func:`~transformer_xl.inference.generate.pack_state` packs it
@@ -45,7 +44,6 @@ end
 local number = text(math.max(now, (redis.call('GET', KEYS[2]) or 0) + 1))
 redis.call('SET', KEYS[2], number)
 redis.call('HSET', KEYS[1], 'fence', number, 'until', text(now + ARGV[2]), 'holder', ARGV[5])
-if not found[2] then redis.call('HSET', KEYS[1], 'birth', number) end
 local left = found[2] and ARGV[3] or 0
 redis.call('PEXPIRE', KEYS[1], text(left + math.ceil(ARGV[2] / 500)))
 return {'ok', number, found[2] or '0', found[3] or '0'}
@@ -84,17 +82,13 @@ SAVE = (
     + """
 -- name, number, milliseconds until an unused session expires, record, size of the record, memory
 -- or '', random numbers, note, weights
-local found = redis.call('HMGET', KEYS[1], 'fence', 'version', 'tail', 'appended', 'snap', 'birth')
+local found = redis.call('HMGET', KEYS[1], 'fence', 'version', 'tail', 'appended', 'snap')
 -- Sent again, as its answer was lost; another server may have acquired it, or appended, since.
 if found[2] == ARGV[2] or found[5] == ARGV[2] then return 'ok' end
 if found[1] ~= ARGV[2] then
   if string.find(found[3] or '', ARGV[4], 1, true) then return 'ok' end
-  local number = tonumber(ARGV[2])
   -- Whether a later memory has this turn in it cannot be told.
-  if (tonumber(found[6]) or 0) <= number and (tonumber(found[5]) or 0) > number then
-    return 'unknown'
-  end
-  return 'taken'
+  return (tonumber(found[5]) or 0) > tonumber(ARGV[2]) and 'unknown' or 'taken'
 end
 if ARGV[6] ~= '' then
   redis.call('HSET', KEYS[1], 'memory', ARGV[6], 'snap', ARGV[2], 'tail', '', 'appended', '0')
@@ -111,29 +105,19 @@ return 'ok'
 )
 
 LOAD = """
--- version that the caller knows, most bytes of the memory, of the tail and of any other field
+-- 1 for the memory, too; most bytes of the memory, of the tail and of any other field
 local limits = {memory = ARGV[2], tail = ARGV[3]}
-local names = {'memory', 'tail', 'version', 'birth', 'snap', 'random', 'note', 'weights'}
+local names = {'version', 'snap', 'random', 'note', 'weights', 'tail', 'memory'}
 for _, name in ipairs(names) do
   if redis.call('HSTRLEN', KEYS[1], name) > tonumber(limits[name] or ARGV[4]) then
     return {'large', name}
   end
 end
-local found = redis.call(
-  'HMGET', KEYS[1], 'version', 'birth', 'snap', 'random', 'note', 'weights', 'tail')
+if ARGV[1] == '0' then names[7] = nil end
+local found = redis.call('HMGET', KEYS[1], unpack(names))
 if not found[1] then return {'missing', ''} end
 for i = 1, 7 do found[i] = found[i] or '' end
--- Only a version that is in this text: the store may have lost another one, and gone on.
-local known, tail, place = tonumber(ARGV[1]), found[7], 1
-local is_known = known > 0 and (known == tonumber(found[3]) or known == tonumber(found[1]))
--- Of a record cut off nothing is read: the server tells that it is damaged.
-while known > 0 and not is_known and place + 19 <= #tail do
-  local version, n_read, n_drawn = struct.unpack('<I8I4I4', tail, place)
-  is_known = version == known
-  place = place + 20 + 4 * (n_read + n_drawn)
-end
-found[8] = is_known and '' or redis.call('HGET', KEYS[1], 'memory') or ''
-return {'ok', is_known and 1 or 0, unpack(found)}
+return {'ok', unpack(found)}
 """
 
 DELETE = (
@@ -142,22 +126,38 @@ DELETE = (
 -- name
 redis.call('ZREM', KEYS[3], ARGV[1])
 -- Whatever else has its key goes, too.
-if redis.call('TYPE', KEYS[1]).ok ~= 'hash' then return {redis.call('DEL', KEYS[1]), ''} end
-local found = redis.call('HMGET', KEYS[1], 'until', 'version')
+local found = {}
+if redis.call('TYPE', KEYS[1]).ok == 'hash' then
+  found = redis.call('HMGET', KEYS[1], 'until', 'version')
+end
 if (tonumber(found[1]) or 0) > now then
   redis.call('ZADD', KEYS[3], text(now), ARGV[1])
-  return {'busy', ''}
+  return 'busy'
 end
-redis.call('DEL', KEYS[1])
-return {found[2] and 1 or 0, ''}
+return redis.call('DEL', KEYS[1]) == 1 and 'ok' or 'missing'
 """
 )
 
 LIST = (
     _NOW
     + """
--- milliseconds until an unused session expires, how many
+-- milliseconds until an unused session expires, how many, a name or ''
 redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', text(now - ARGV[1] * 1000))
-return {text(now), redis.call('ZREVRANGE', KEYS[3], 0, ARGV[2] - 1, 'WITHSCORES')}
+local used = {ARGV[3], redis.call('ZSCORE', KEYS[3], ARGV[3]) or text(now)}
+local prefix = string.sub(KEYS[1], 1, -1 - #ARGV[3])
+if ARGV[3] == '' then used = redis.call('ZREVRANGE', KEYS[3], 0, ARGV[2] - 1, 'WITHSCORES') end
+local rows = {}
+for i = 1, #used, 2 do
+  local found, status = redis.pcall('HMGET', prefix .. used[i], 'version', 'until'), 'free'
+  if found.err or not tonumber(found[2] or 0) then
+    status = 'damaged'
+  elseif not found[1] then
+    status = 'missing'
+  elseif tonumber(found[2] or 0) > now then
+    status = 'busy'
+  end
+  table.insert(rows, {used[i], used[i + 1], status})
+end
+return rows
 """
 )

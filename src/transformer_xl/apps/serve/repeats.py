@@ -13,6 +13,7 @@ import msgspec
 
 from transformer_xl.apps.serve.errors import ApiError
 from transformer_xl.apps.serve.schemas import CompletionRequest
+from transformer_xl.errors import CheckpointError
 
 KEY = r"^[!-~]{1,255}$"
 """The pattern of an Idempotency-Key."""
@@ -70,12 +71,13 @@ def notes_of(note: str) -> Notes:
     """Return what a session keeps.
 
     Raises:
-        RuntimeError: The note is damaged.
+        CheckpointError: The note is damaged.
     """
     try:
         return _DECODER.decode(note) if note else Notes()
     except msgspec.DecodeError as error:
-        raise RuntimeError(f"what the session keeps with its state is damaged: {error}") from error
+        message = f"what the session keeps with its state is damaged: {error}"
+        raise CheckpointError(message) from error
 
 
 def require_repeatable(body: CompletionRequest, key: str | None) -> None:

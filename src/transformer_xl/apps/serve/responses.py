@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from transformer_xl.apps.serve.errors import ApiError
 from transformer_xl.apps.serve.invalid import invalid
+from transformer_xl.errors import CheckpointError, TxlError
 
 _TYPES = {
     401: "authentication_error",
@@ -64,6 +65,11 @@ def add_handlers(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def _known(request: Request, error: ApiError) -> Response:
         return error_response(error)
+
+    @app.exception_handler(TxlError)
+    async def _by_kind(request: Request, error: TxlError) -> Response:
+        status = 409 if isinstance(error, CheckpointError) else 400
+        return error_response(ApiError(status, str(error), "invalid_value"))
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> Response:

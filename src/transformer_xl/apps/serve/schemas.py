@@ -1,6 +1,7 @@
 """The schemas of requests and responses."""
 
-from typing import Annotated, Any, Literal
+from dataclasses import fields
+from typing import Annotated, Any, Literal, LiteralString
 
 from pydantic import (
     AfterValidator,
@@ -10,10 +11,12 @@ from pydantic import (
     StrictBool,
     StrictFloat,
     StrictInt,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from transformer_xl.apps.serve.session_store import NAME
+from transformer_xl.config import GenerateConfig
 from transformer_xl.config.evaluation import MAX_HISTORY
 from transformer_xl.data.vocab import HALF
 
@@ -24,6 +27,12 @@ def _require_text(text: str) -> str:
         about = {"place": half.start(), "half": repr(half[0])}
         raise PydanticCustomError("half_of_a_pair", "{half}", about)
     return text
+
+
+def _require(holds: bool, message: str, param: str, code: LiteralString = "invalid_value") -> None:
+    """Require what fields have in common; ``code`` and ``param`` are those of the response."""
+    if not holds:
+        raise PydanticCustomError(code, "{message}", {"message": message, "param": param})
 
 
 Text = Annotated[str, AfterValidator(_require_text)]
@@ -94,6 +103,12 @@ class _Request(BaseModel):
     user: str | None = None
     logit_bias: dict[str, StrictFloat] | None = Field(None, max_length=0)
 
+    @model_validator(mode="after")
+    def _require_stream(self) -> "_Request":
+        message = "stream_options has no effect without stream: leave it out, or set stream"
+        _require(bool(self.stream or not self.stream_options), message, "stream_options")
+        return self
+
 
 class CompletionRequest(_Request):
     """A request for completions: OpenAI's fields, and those for sessions and attention."""
@@ -113,6 +128,13 @@ class CompletionRequest(_Request):
     )
     suffix: None = None
     best_of: StrictInt | None = Field(None, ge=1)
+
+    @model_validator(mode="after")
+    def _require_all(self) -> "CompletionRequest":
+        n, best_of = self.n or 1, self.best_of
+        message = f"best_of={best_of} must be n={n}"
+        _require(best_of in (None, n), message, "best_of", "unsupported")
+        return self
 
 
 class TextPart(BaseModel):
@@ -163,6 +185,18 @@ class ChatRequest(_Request):
     parallel_tool_calls: StrictBool | None = None
     store: Literal[False] | None = None
 
+    @model_validator(mode="after")
+    def _require_one_length(self) -> "ChatRequest":
+        limits = self.max_tokens, self.max_completion_tokens
+        _require(
+            None in limits or limits[0] == limits[1],
+            "max_tokens={} and max_completion_tokens={}: give one".format(*limits),
+            "max_completion_tokens",
+        )
+        message = "top_logprobs has no effect without logprobs: leave it out, or set logprobs"
+        _require(bool(self.top_logprobs is None or self.logprobs), message, "top_logprobs")
+        return self
+
 
 class Logprobs(BaseModel):
     """Log-probabilities, in nats, of the tokens of a text."""
@@ -202,18 +236,13 @@ class TokenScore(BaseModel):
     token: str
     logprob: float
     bytes: list[int]
-
-
-class ScoredToken(TokenScore):
-    """A token of a message, and the most probable ones in its place."""
-
-    top_logprobs: list[TokenScore]
+    top_logprobs: "list[TokenScore] | None" = None
 
 
 class ChatLogprobs(BaseModel):
     """The tokens of a message with their log-probabilities."""
 
-    content: list[ScoredToken]
+    content: list[TokenScore]
     refusal: None = None
 
 
@@ -240,68 +269,39 @@ class Usage(BaseModel):
     total_tokens: int
 
 
-class Drawing(BaseModel):
-    """The settings of sampling: those of the request, else those of the model folder.
-
-    Filters and penalties that are off are left out, but for ``top_k`` and ``top_p``.
-    """
-
-    temperature: float
-    top_k: int | None = Field(description="None: from all tokens.")
-    top_p: float | None = Field(description="None: from all tokens.")
-    min_p: float | None = None
-    typical_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    penalty_window: int | None = None
-    dry_multiplier: float | None = None
-    dry_base: float | None = None
-    dry_allowed_length: int | None = None
-    dry_sequence_breakers: list[str] | None = None
-    on_loop: str | None = None
-    loop_max_period: int | None = None
-    loop_min_count: int | None = None
-    loop_min_length: int | None = None
-    seed: int | None = Field(
-        description="Of the first text; text k has the seed plus k. None: the session continued "
-        "its own random numbers."
-    )
-    max_tokens: int
-    preface: int | None = Field(
-        None, description="Tokens of the model folder that were read before the prompt."
-    )
-
-
 class _Response(BaseModel):
-    """What responses have in common."""
+    """What responses have in common. In a stream, settings and warnings are in the first event."""
 
     id: str
     created: int
     model: str
     usage: Usage | None = None
-    settings: Drawing | None = Field(None, description="In a stream, only in the first event.")
+    settings: dict[str, Any] | None = Field(
+        None,
+        description="The settings of sampling, those of the request or else of the model folder; "
+        "what is off is left out, but for top_k and top_p. seed is that of the first text, text k "
+        "has the seed plus k; null: the session continued its own random numbers. preface: tokens "
+        "of the model folder that were read before the prompt.",
+    )
     warnings: list[str] | None = Field(
         None,
         description="Words or characters of the prompts that are not in the vocabulary and are "
-        "read as <unk>. In a stream, only in the first event.",
+        "read as <unk>.",
     )
 
 
 class Completion(_Response):
-    """A response with completions."""
+    """A response with completions. In a stream, only its first event has all keys."""
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[Choice]
     session_turn: int | None = Field(
-        None,
-        description="How many answers the session has given with this one. In a stream, only in "
-        "the first event.",
+        None, description="How many answers the session has given with this one."
     )
     repeated: Literal[True] | None = Field(
         None,
         description="The answer was given before, to a request with the same Idempotency-Key, and "
-        "nothing was appended now. In a stream, only in the first event.",
+        "nothing was appended now.",
     )
 
 
@@ -310,10 +310,9 @@ class Chat(_Response):
 
     object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
-    chat_template: Literal["file", "model", "roles", "contents"] = Field(
-        description="With what the messages became a prompt: a template given to the server, that "
-        "of the model folder, or a plain one, as the model has none: 'role: content' on lines, or "
-        "the contents alone. In a stream, only in the first event."
+    chat_template: Literal["setting", "roles", "contents"] = Field(
+        description="With what the messages became a prompt: the template of the server, or a "
+        "plain one: 'role: content' on lines, or the contents alone."
     )
 
 
@@ -409,7 +408,9 @@ class ErrorBody(BaseModel):
     error: _About
 
 
-SAMPLING = {*Drawing.model_fields} & {*CompletionRequest.model_fields} - {"seed", "max_tokens"}
+SAMPLING = {field.name for field in fields(GenerateConfig)} & {*_Request.model_fields} - {
+    *("seed", "stop")
+}
 """The fields of a request that are settings of sampling."""
 
 

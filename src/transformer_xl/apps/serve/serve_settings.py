@@ -60,8 +60,9 @@ class ServeSettings:
     """Folder in which sessions are saved, of one server; or redis://HOST:PORT/NUMBER, rediss:// or
     unix://, a Redis or Valkey that several servers share. With a password set TXL_SESSIONS
     instead. None: in memory only, until the server stops."""
-    chat_template: Path | None = None
-    """File with the template of chats, in Jinja; None: that of the model folder, or a plain one."""
+    template: str | None = None
+    """Text of one message of a chat, with {role} and {content}, such as '<{role}>{content}</s>'.
+    None: a plain one, lines of '{role}: {content}'."""
     save: Literal["answer", "later"] = "answer"
     """answer: before a response ends, so a kill loses nothing; later: when evicted from memory."""
     max_sessions: Count = 10_000
@@ -89,8 +90,7 @@ class ServeSettings:
     max_texts: Count = 64
     """Largest number of texts of a request, its prompts times n; not more than max_queue."""
     max_queue: Count = 256
-    """Largest number of waiting texts, and of chats that wait for their template; beyond, a request
-    is refused with 429."""
+    """Largest number of waiting texts; beyond, a request is refused with 429."""
     max_connections: Count = 1_024
     """Largest number of connections; beyond, a request is refused with 503."""
     max_seconds: Positive = 300.0
@@ -108,6 +108,10 @@ class ServeSettings:
             self.sessions != "",
             "sessions='' is no folder and no address: give one, or leave it out to keep sessions "
             "in memory only",
+        )
+        require(
+            self.template is None or self.template.count("{content}") == 1,
+            f"template={self.template!r} must have {{content}} once, and may have {{role}}",
         )
         require(
             not (self.is_shared and self.save == "later"),

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from transformer_xl.apps.serve.chat_template import Rendering, find_template
+from transformer_xl.apps.serve.chat_template import chat_template
 from transformer_xl.apps.serve.engine import Engine, Events, tell
-from transformer_xl.apps.serve.errors import file_error
+from transformer_xl.apps.serve.errors import session_error
 from transformer_xl.apps.serve.repeats import NOTE_BYTES
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.session_store import Turn
-from transformer_xl.apps.serve.sessions import Session, Sessions
+from transformer_xl.apps.serve.sessions import Session, Sessions, SharedSessions
 from transformer_xl.apps.serve.texts import Ended, Event, Text, make_writer, most_tokens
 from transformer_xl.config import GenerateConfig
 from transformer_xl.config.checks import require
@@ -54,7 +54,7 @@ _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 class Metrics:
     """Metrics for Prometheus."""
 
-    def __init__(self, engine: Engine, sessions: Sessions) -> None:
+    def __init__(self, engine: Engine, sessions: Sessions | SharedSessions) -> None:
         self._registry = registry = CollectorRegistry()
         counter = partial(Counter, registry=registry)
         histogram = partial(Histogram, registry=registry, buckets=_SECONDS_BUCKETS)
@@ -120,8 +120,7 @@ class Service:
             "sampled; `txl generate` searches. Remove beam_size from [generate] of the recipe.toml "
             "in the folder to serve the model",
         )
-        self.chat_template = find_template(weights.parent, vocab, settings.chat_template)
-        self.render_chat = Rendering(self.chat_template, settings.max_queue)
+        self.chat_template = chat_template(weights.parent, vocab, settings.template)
         self.model, self.vocab, self.settings, self.name = model, vocab, settings, name
         # Not with each request: a setting may not fit the vocabulary.
         self.sampler()
@@ -130,7 +129,12 @@ class Service:
         self.n_streams = self.n_requests = 0
         mem_len = model.config.mem_len
         largest = largest_state(model, mem_len, most_tokens(mem_len)) + NOTE_BYTES
-        self.sessions = Sessions(settings, weights, model, largest=largest, run=self._in_engine)
+        self.sessions: Sessions | SharedSessions
+        if settings.is_shared:
+            run = self._in_engine
+            self.sessions = SharedSessions(settings, weights, model, largest=largest, run=run)
+        else:
+            self.sessions = Sessions(settings, weights, model, largest=largest)
         self.engine = Engine(model, settings, self._deliver, lambda n: self.metrics.stepped(n))
         self.metrics = Metrics(self.engine, self.sessions)
         self.token_text = lru_cache(maxsize=65_536)(_token_text)
@@ -175,14 +179,12 @@ class Service:
         yield
         self.is_closing = True
         expiring.cancel()
-        self.render_chat.close()
         await asyncio.to_thread(self.engine.stop)
         # Run the callbacks of the last events: they submit their saves to the disk threads.
         await asyncio.sleep(0)
         await asyncio.to_thread(self._disk.shutdown)
-        if failed := await asyncio.to_thread(self.sessions.save_all):
+        if failed := await asyncio.to_thread(self.sessions.stop):
             log.error("%d sessions could not be saved", failed)
-        await asyncio.to_thread(self.sessions.close_store)
 
     def _warm_up(self) -> None:
         """Write two tokens, the second by a step; then the server is ready.
@@ -213,19 +215,17 @@ class Service:
         """Call a function that may block on the disk, in a thread of its own."""
         return await asyncio.get_running_loop().run_in_executor(self._disk, function, *given)
 
-    async def with_session(
-        self, function: Callable[[str], Any], name: str, *, blocks: bool = True
-    ) -> Any:
-        """Call a function with the name of a session, in a thread if it may block on the disk.
+    async def with_session(self, function: Callable[[str], Any], name: str) -> Any:
+        """Call a function with the name of a session in a thread, as it may block on the disk.
 
         Raises:
-            ApiError: The session is not available.
+            SessionError: The session is not available.
         """
         try:
-            return await self.on_disk(function, name) if blocks else function(name)
+            return await self.on_disk(function, name)
         except (ValueError, RuntimeError, OSError) as error:
             log.error("session %s: %s", name, error)
-            raise file_error(error, name) from error
+            raise session_error(error, name) from error
 
     async def close_session(
         self, session: Session, state: State | None, turn: Turn | None = None

@@ -1,4 +1,4 @@
-"""Where sessions are stored: the interface, and the store in a folder.
+"""Sessions in a folder, and what both stores have in common.
 
 The other store is :mod:`transformer_xl.apps.serve.redis_store`.
 """
@@ -8,9 +8,8 @@ import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from transformer_xl.apps.serve.errors import SessionMissingError
 from transformer_xl.config.files import NotRegularError, kind_other_than_file
 from transformer_xl.inference.generate import State, load_state, write_state
 from transformer_xl.model import LanguageModel
@@ -36,18 +35,6 @@ class Turn(NamedTuple):
     """The tokens that were sampled after it."""
 
 
-class Lease(NamedTuple):
-    """The right to change a session, until it is released, saved, or taken by another server."""
-
-    name: str
-    number: int = 0
-    """The fencing number: a later lease, of any session, has a larger one."""
-    version: int = 0
-    """The version of the stored session; 0: none is stored."""
-    n_appended: int = 0
-    """Tokens, and turns, that were appended since the memory was stored as a whole."""
-
-
 class Stored(NamedTuple):
     """A session that is stored."""
 
@@ -55,50 +42,7 @@ class Stored(NamedTuple):
     used: float
     """When it was last used, in seconds since 1970."""
     is_busy: bool = False
-    """Whether a server holds a lease."""
-
-
-class SessionStore(Protocol):
-    """A store. Methods may block, and are thread-safe.
-
-    They raise OSError where the store cannot be read or written, RuntimeError where what it holds
-    is damaged, ValueError where that belongs to another model, and SessionError.
-    """
-
-    is_shared: bool
-    """Whether several servers use it at once."""
-
-    def all(self, most: int | None = None) -> list[Stored]:
-        """Return the sessions, the most recently used first, at most so many."""
-        ...
-
-    def find(self, name: str) -> Stored:
-        """Return one without its state."""
-        ...
-
-    def acquire(self, name: str, version: int) -> Lease:
-        """Acquire a session that the caller knows at a version (0: not at all)."""
-        ...
-
-    def release(self, lease: Lease) -> None:
-        """Give a lease back; the session is unchanged."""
-        ...
-
-    def load(self, name: str, known: tuple[int, State] | None = None) -> tuple[int, State]:
-        """Return the version and the state of a session; ``known`` is an earlier one."""
-        ...
-
-    def save(self, lease: Lease, state: State, turn: Turn) -> int:
-        """Save a state, which ``turn`` led to, and give the lease back; return the version."""
-        ...
-
-    def delete(self, name: str) -> None:
-        """Delete a session."""
-        ...
-
-    def close(self) -> None:
-        """Release what it holds; it is not used again."""
-        ...
+    """Whether a server changes it."""
 
 
 def path_of(folder: Path, name: str) -> Path:
@@ -123,18 +67,14 @@ class FolderStore:
         OSError: The folder cannot be created.
     """
 
-    is_shared = False
-
     def __init__(self, folder: Path, weights: str, model: LanguageModel | None) -> None:
         self._folder, self._weights, self._model = folder, weights, model
         folder.mkdir(parents=True, exist_ok=True)
 
-    def all(self, most: int | None = None) -> list[Stored]:
-        """Find all sessions."""
-        found: list[Stored] = []
-        for part in sorted(self._folder.iterdir()):
-            if not re.fullmatch("[0-9a-f]{2}", part.name):
-                continue
+    def all(self) -> list[Stored]:
+        """Return all sessions, the least recently used first."""
+        sessions: list[Stored] = []
+        for part in sorted(self._folder.glob("[0-9a-f][0-9a-f]")):
             try:
                 if (kind := kind_other_than_file(part, follow=False)) != "a folder":
                     _ignore(part, f"is {kind}")
@@ -146,49 +86,41 @@ class FolderStore:
                     if kind := kind_other_than_file(path, follow=False):
                         _ignore(path, f"is {kind}")
                     else:
-                        found.append(Stored(name, path.lstat().st_mtime))
+                        sessions.append(Stored(name, path.lstat().st_mtime))
             except OSError as error:
                 # Deleted meanwhile, or of another user.
                 _ignore(part, str(error.strerror))
-        return sorted(found, key=lambda each: each.used, reverse=True)[:most]
+        return sorted(sessions, key=lambda each: each.used)
 
-    def find(self, name: str) -> Stored:
-        """Return one without its state."""
-        try:
-            return Stored(name, path_of(self._folder, name).lstat().st_mtime)
-        except FileNotFoundError as error:
-            raise SessionMissingError(f"there is no session {name!r}") from error
+    def require_free(self, name: str) -> None:
+        """Require that nothing is in the place of the file of a new session.
 
-    def acquire(self, name: str, version: int) -> Lease:
-        """Require that the place of a new session is free: nobody else changes the folder."""
+        Raises:
+            NotRegularError: Something is there.
+        """
         path = path_of(self._folder, name)
-        # Found now, and not when the answer is saved.
-        if not version and (kind := kind_other_than_file(path, follow=False)):
+        if kind := kind_other_than_file(path, follow=False):
             raise NotRegularError(f"{path} is {kind}, and not the file of a session")
-        return Lease(name, version=version)
 
-    def release(self, lease: Lease) -> None:
-        """Do nothing."""
-
-    def load(self, name: str, known: tuple[int, State] | None = None) -> tuple[int, State]:
-        """Load a state; each has version 1."""
+    def load(self, name: str) -> State:
+        """Load a state; errors: :func:`~transformer_xl.inference.generate.load_state`."""
         path = path_of(self._folder, name)
-        return 1, load_state(path, self._weights, self._model, follow=False)
+        return load_state(path, self._weights, self._model, follow=False)
 
-    def save(self, lease: Lease, state: State, turn: Turn) -> int:
-        """Save a state as a whole."""
-        path = path_of(self._folder, lease.name)
+    def save(self, name: str, state: State) -> None:
+        """Save a state.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        path = path_of(self._folder, name)
         if path.parent.is_symlink():
             raise NotRegularError(f"{path.parent} is a symbolic link, and not a folder")
         write_state(path, state, self._weights)
-        return 1
 
     def delete(self, name: str) -> None:
         """Delete a file, if it is there."""
         path_of(self._folder, name).unlink(missing_ok=True)
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def _ignore(path: Path, why: str) -> None:

@@ -17,7 +17,6 @@ from transformer_xl.config.checks import names_nearest
 from transformer_xl.config.files import new_folder, require_new
 from transformer_xl.config.presets import preset_eval, recognize
 from transformer_xl.data import Vocab, load_vocab
-from transformer_xl.data.chat_templates import StoredTemplate, store_template, stored_template
 from transformer_xl.interop.convert.export import write_authors, write_huggingface
 from transformer_xl.interop.convert.layouts import entries, read_weights
 from transformer_xl.interop.convert.mapped_files import UnreadableFile, read_json
@@ -120,8 +119,6 @@ class _Model(NamedTuple):
     weights: dict[str, Tensor]
     vocab: Vocab | None
     about: dict[str, Any]
-    template: StoredTemplate
-    """The chat template, if there is one."""
 
 
 def _is_ours(source: Path | str) -> bool:
@@ -145,7 +142,7 @@ def _open_ours(source: Path | str, settings: dict[str, Any], vocab: Path | None)
         with suppress(FileNotFoundError):
             own = load_vocab(source)
     about = {name: about[name] for name in ("origin", "eval") if name in about}
-    return _Model(config, weights, own, about, stored_template(source))
+    return _Model(config, weights, own, about)
 
 
 def _open_theirs(source: Path, settings: dict[str, Any], vocab: Path | None, say: _Say) -> _Model:
@@ -179,8 +176,7 @@ def _open_theirs(source: Path, settings: dict[str, Any], vocab: Path | None, say
         say("no vocabulary in its folder: give it as --vocab FILE to evaluate and to generate")
     if own is not None:
         own = _fitting(own, path or source, size, None if vocab else say)
-    template = stored_template(checkpoint.path.parent)
-    return _Model(config, weights, own, about, template)
+    return _Model(config, weights, own, about)
 
 
 def _require_used(settings: dict[str, Any], config: ModelConfig) -> None:
@@ -275,5 +271,3 @@ def _write(model: _Model, folder: Path, to: Format, say: _Say) -> None:
         write_model(model.config, weights, folder, model.about)
         if model.vocab is not None:
             model.vocab.save(folder)
-    if to != "authors":
-        store_template(folder, model.template)
