@@ -40,7 +40,7 @@ def elsewhere():
 @pytest.fixture
 def served(made, run_server, tmp_path):
     """A server with an unsaved session."""
-    with run_server(made, sessions=tmp_path, save="later") as server:
+    with run_server(made, sessions=tmp_path) as server:
         body = {"prompt": "abc", "session": "tale", "max_tokens": 2}
         assert httpx.post(f"{server.address}/v1/completions", json=body).status_code == 200
         yield server

@@ -6,7 +6,7 @@ import torch
 from transformer_xl.apps.serve.errors import SessionError
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.session_store import Turn
-from transformer_xl.apps.serve.sessions import SharedSessions, create
+from transformer_xl.apps.serve.sessions import Sessions
 from transformer_xl.inference.generate import State, generate
 
 
@@ -14,10 +14,10 @@ from transformer_xl.inference.generate import State, generate
 def both(made, redis):
     """Two servers that share their sessions."""
     settings = ServeSettings(sessions=redis.url)
-    found = [SharedSessions(settings, made.weights, made.model, largest=10**5) for _ in range(2)]
+    found = [Sessions(settings, made.weights, made.model, largest=10**5) for _ in range(2)]
     yield found
     for each in found:
-        each.stop()
+        each.close_store()
 
 
 def append(made, sessions, name, read, n):
@@ -44,11 +44,11 @@ def same(one, two):
 def test_a_copy_goes_on_by_itself_on_another_server(made, both):
     one, two = both
     state = append(made, one, "old", [1, 2], 9)
-    create(one, "new", two.peek("old"))
+    one.create("new", two.peek("old"))
     assert same(two.peek("new"), state)
     for each in both:
         with pytest.raises(SessionError, match="there is a session"):
-            create(each, "new", state)
+            each.create("new", state)
         assert not each.find("new").is_busy
     longer = append(made, two, "new", [3], 4)
     assert same(one.peek("new"), longer)

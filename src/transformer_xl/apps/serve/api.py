@@ -24,7 +24,7 @@ from transformer_xl.apps.serve.responses import JsonResponse, add_handlers
 from transformer_xl.apps.serve.schemas import errors
 from transformer_xl.apps.serve.service import Service
 from transformer_xl.apps.serve.session_store import NAME
-from transformer_xl.apps.serve.sessions import Session, create
+from transformer_xl.apps.serve.sessions import Session
 from transformer_xl.errors import CheckpointError
 from transformer_xl.inference.generate import State
 
@@ -212,8 +212,7 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
         state = await service.with_session(service.sessions.peek, name)
         # Keys belong to the requests of one session.
         state = state._replace(note=Notes(turns_of(state, name)).encoded())
-        new = partial(create, service.sessions, state=state)
-        await service.with_session(new, body.name)
+        await service.with_session(partial(service.sessions.create, state=state), body.name)
         return JsonResponse(_info(await service.with_session(service.sessions.find, body.name)))
 
     @app.delete("/v1/sessions/{name}", responses=errors(404, 409))

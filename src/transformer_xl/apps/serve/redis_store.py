@@ -25,7 +25,7 @@ from transformer_xl.apps.serve import redis_scripts
 from transformer_xl.apps.serve.errors import SessionError
 from transformer_xl.apps.serve.replay import replay
 from transformer_xl.apps.serve.serve_settings import ServeSettings, without_password
-from transformer_xl.apps.serve.session_store import Stored, Turn, is_name
+from transformer_xl.apps.serve.session_store import Lease, Stored, Turn, is_name, missing, too_many
 from transformer_xl.apps.serve.texts import most_tokens
 from transformer_xl.config.checks import require
 from transformer_xl.errors import CheckpointError, InputError, SettingsError
@@ -61,18 +61,6 @@ _REASONS = {
     "NOREPLICAS": "it has too few replicas",
 }
 """Why the store rejects the first change of a script, by the error or the first word of it."""
-
-
-class Lease(NamedTuple):
-    """The right to change a session, until it is released, saved, or taken by another server."""
-
-    name: str
-    number: int
-    """The fencing number: a later lease, of any session, has a larger one."""
-    version: int
-    """The version of the stored session; 0: none is stored."""
-    n_appended: int
-    """Tokens, and turns, that were appended since the memory was stored as a whole."""
 
 
 class Record(NamedTuple):
@@ -134,6 +122,9 @@ class RedisStore:
         RuntimeError: The package redis is missing.
         SettingsError: The URL is none, or a full memory is larger than Redis takes.
     """
+
+    is_saved = True
+    n_sessions: int | None = None
 
     def __init__(
         self,
@@ -206,7 +197,7 @@ class RedisStore:
         if status == b"damaged":
             raise CheckpointError(f"session {name!r} in the store is damaged")
         if status == b"missing":
-            raise _missing(name)
+            raise missing(name)
         return Stored(name, float(used) / 1e6, status == b"busy")
 
     def acquire(self, name: str) -> Lease:
@@ -220,8 +211,7 @@ class RedisStore:
                 f"than {self._settings.session_lease:g} s ago: ask again",
             )
         if answer[0] == b"many":
-            message = f"there are {_number(answer[1])} sessions, as many as may be: delete one"
-            raise SessionError("too_many_sessions", message)
+            raise too_many(f"there are {_number(answer[1])} sessions")
         lease = Lease(name, *map(_number, answer[1:]))
         with self._lock:
             self._held[lease.number] = lease
@@ -241,7 +231,7 @@ class RedisStore:
         limits = self._most_memory, self._most_tail, _MOST_FIELD
         kind, *fields = self._call("load", name, int(known is None), *limits)
         if kind == b"missing":
-            raise _missing(name)
+            raise missing(name)
         if kind == b"ok" and fields[4] != self._weights.encode():
             raise InputError(f"session {name!r} was made by another model than this one")
         try:
@@ -288,7 +278,11 @@ class RedisStore:
             message = f"session {name!r} is in use by another request: ask again"
             raise SessionError("session_busy", message)
         if answer == b"missing":
-            raise _missing(name)
+            raise missing(name)
+
+    def expire(self) -> int:
+        """Do nothing: Redis deletes those that were not used."""
+        return 0
 
     def close(self) -> None:
         """Close the connections."""
@@ -426,10 +420,6 @@ class RedisStore:
                     "answers were finished; noeviction refuses new ones instead",
                     *(where, policy),
                 )
-
-
-def _missing(name: str) -> SessionError:
-    return SessionError("session_not_found", f"there is no session {name!r}")
 
 
 def _text(value: Any) -> str:

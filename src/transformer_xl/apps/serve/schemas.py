@@ -1,7 +1,17 @@
 """The schemas of requests and responses."""
 
-from dataclasses import fields
-from typing import Annotated, Any, Literal, LiteralString
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    LiteralString,
+    Optional,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from pydantic import (
     AfterValidator,
@@ -11,13 +21,13 @@ from pydantic import (
     StrictBool,
     StrictFloat,
     StrictInt,
+    create_model,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from transformer_xl.apps.serve.session_store import NAME
 from transformer_xl.config import GenerateConfig
-from transformer_xl.config.evaluation import MAX_HISTORY
 from transformer_xl.data.vocab import HALF
 
 
@@ -52,43 +62,39 @@ class StreamOptions(BaseModel):
     include_obfuscation: Literal[False] | None = None
 
 
-class _Request(BaseModel):
-    """What completions and chats have in common: OpenAI's fields, sampling and attention."""
+def _sampling() -> dict[str, Any]:
+    """Return the settings of sampling, with their ranges, as fields that may be left out."""
+    options: dict[str, Any] = {}
+    hints: dict[str, Any] = get_type_hints(GenerateConfig, include_extras=True)
+    for name, kind in hints.items():
+        if name in ("prompt", "length", "stop", "seed", "beam_size", "length_penalty"):
+            continue
+        kind = get_args(kind)[0] if get_origin(kind) in (Union, UnionType) else kind
+        if get_origin(kind) is tuple:
+            kind = Annotated[list[_Breaker], Field(max_length=16)]
+        elif get_origin(kind) is Annotated:
+            number, limits = get_args(kind)
+            most = 1e6 if number is float and limits.le is None else limits.le
+            kind = Annotated[number, Field(strict=True, ge=limits.ge, gt=limits.gt, le=most)]
+        options[name] = Optional[kind], None  # noqa: UP045  (a value, and no annotation)
+    return options
+
+
+_Sampling: Any = create_model("_Sampling", **_sampling())
+SAMPLING = {*_Sampling.model_fields}
+"""The fields of a request that are settings of sampling."""
+
+
+class _Request(_Sampling):
+    """What completions and chats have in common: OpenAI's fields, sampling and attention.
+
+    Settings of sampling that are left out are those of the model folder.
+    """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     model: str | None = None
     max_tokens: StrictInt | None = Field(None, ge=0)
-    temperature: Annotated[StrictFloat, Field(ge=0, le=100)] | None = Field(
-        None,
-        description="None, as for all settings of sampling: the default of the model folder.",
-    )
-    top_p: StrictFloat | None = Field(None, gt=0, le=1, description="1: all tokens.")
-    top_k: StrictInt | None = Field(None, ge=1)
-    min_p: StrictFloat | None = Field(None, ge=0, le=1, description="0: all tokens.")
-    typical_p: StrictFloat | None = Field(None, gt=0, le=1, description="1: all tokens.")
-    frequency_penalty: StrictFloat | None = Field(None, ge=-2, le=2, description="0: none.")
-    presence_penalty: StrictFloat | None = Field(None, ge=-2, le=2, description="0: none.")
-    repetition_penalty: StrictFloat | None = Field(None, gt=0, le=1e6, description="1: none.")
-    penalty_window: StrictInt | None = Field(
-        None,
-        ge=1,
-        le=MAX_HISTORY,
-        description="How many of the last tokens, prompt and session included, penalties consider.",
-    )
-    dry_multiplier: StrictFloat | None = Field(None, ge=0, le=1e6, description="0: no DRY.")
-    dry_base: StrictFloat | None = Field(None, ge=1, le=1e6)
-    dry_allowed_length: StrictInt | None = Field(None, ge=1, le=64)
-    dry_sequence_breakers: Annotated[list[_Breaker], Field(max_length=16)] | None = None
-    on_loop: Literal["continue", "end", "break"] | None = Field(
-        None,
-        description="What to do once the sampled tokens repeat one sequence, of at most "
-        "loop_max_period tokens, loop_min_count times or more and over loop_min_length tokens or "
-        "more.",
-    )
-    loop_max_period: StrictInt | None = Field(None, ge=1, le=1024)
-    loop_min_count: StrictInt | None = Field(None, ge=2, le=MAX_HISTORY)
-    loop_min_length: StrictInt | None = Field(None, ge=1, le=MAX_HISTORY)
     n: StrictInt | None = Field(None, ge=1)
     stop: _Stop | Annotated[list[_Stop], Field(max_length=16)] | None = Field(
         None, description="None: the default of the model folder; []: none."
@@ -198,15 +204,6 @@ class ChatRequest(_Request):
         return self
 
 
-class Logprobs(BaseModel):
-    """Log-probabilities, in nats, of the tokens of a text."""
-
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]
-
-
 class _Choice(BaseModel):
     """What a text of a completion and a message of a chat have in common."""
 
@@ -216,6 +213,7 @@ class _Choice(BaseModel):
         None, description='"repetition": the text was ended because it loops.'
     )
     token_ids: list[int] = Field(description="The sampled tokens.")
+    logprobs: dict[str, Any] | None = Field(None, description="As OpenAI has them, in nats.")
     attention: list[list[tuple[int, float]]] | None = Field(
         None,
         description="For each sampled token, pairs of a distance in tokens (0: the token before) "
@@ -227,23 +225,6 @@ class Choice(_Choice):
     """A text, or a part of one."""
 
     text: str
-    logprobs: Logprobs | None = None
-
-
-class TokenScore(BaseModel):
-    """A token with its log-probability in nats, and its bytes."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-    top_logprobs: "list[TokenScore] | None" = None
-
-
-class ChatLogprobs(BaseModel):
-    """The tokens of a message with their log-probabilities."""
-
-    content: list[TokenScore]
-    refusal: None = None
 
 
 class ChatMessage(BaseModel):
@@ -258,7 +239,6 @@ class ChatChoice(_Choice):
     """A message; in a stream a part of one, in ``delta``."""
 
     message: ChatMessage
-    logprobs: ChatLogprobs | None = None
 
 
 class Usage(BaseModel):
@@ -406,12 +386,6 @@ class ErrorBody(BaseModel):
     """The body of an error response."""
 
     error: _About
-
-
-SAMPLING = {field.name for field in fields(GenerateConfig)} & {*_Request.model_fields} - {
-    *("seed", "stop")
-}
-"""The fields of a request that are settings of sampling."""
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 from urllib.parse import urlsplit, urlunsplit
 
 from transformer_xl.config.checks import (
@@ -63,12 +63,10 @@ class ServeSettings:
     template: str | None = None
     """Text of one message of a chat, with {role} and {content}, such as '<{role}>{content}</s>'.
     None: a plain one, lines of '{role}: {content}'."""
-    save: Literal["answer", "later"] = "answer"
-    """answer: before a response ends, so a kill loses nothing; later: when evicted from memory."""
     max_sessions: Count = 10_000
     """Largest number of sessions, in memory and on the disk."""
     sessions_in_memory: Count = 1_000
-    """Largest number of sessions in memory; the least recently used are evicted to the disk."""
+    """Largest number of sessions in memory; of a store the most recently used."""
     session_bytes: Count = 1 << 30
     """Largest number of bytes of the sessions in memory."""
     session_idle: Positive = 604_800.0
@@ -112,10 +110,6 @@ class ServeSettings:
         require(
             self.template is None or self.template.count("{content}") == 1,
             f"template={self.template!r} must have {{content}} once, and may have {{role}}",
-        )
-        require(
-            not (self.is_shared and self.save == "later"),
-            "save='later' is for sessions in a folder: servers that share a store save each answer",
         )
         require(
             re.fullmatch(r"(/[^/?#\s]+)*", self.root_path) is not None,

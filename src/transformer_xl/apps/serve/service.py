@@ -19,7 +19,7 @@ from transformer_xl.apps.serve.errors import session_error
 from transformer_xl.apps.serve.repeats import NOTE_BYTES
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.session_store import Turn
-from transformer_xl.apps.serve.sessions import Session, Sessions, SharedSessions
+from transformer_xl.apps.serve.sessions import Session, Sessions
 from transformer_xl.apps.serve.texts import Ended, Event, Text, make_writer, most_tokens
 from transformer_xl.config import GenerateConfig
 from transformer_xl.config.checks import require
@@ -54,7 +54,7 @@ _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 class Metrics:
     """Metrics for Prometheus."""
 
-    def __init__(self, engine: Engine, sessions: Sessions | SharedSessions) -> None:
+    def __init__(self, engine: Engine, sessions: Sessions) -> None:
         self._registry = registry = CollectorRegistry()
         counter = partial(Counter, registry=registry)
         histogram = partial(Histogram, registry=registry, buckets=_SECONDS_BUCKETS)
@@ -129,12 +129,7 @@ class Service:
         self.n_streams = self.n_requests = 0
         mem_len = model.config.mem_len
         largest = largest_state(model, mem_len, most_tokens(mem_len)) + NOTE_BYTES
-        self.sessions: Sessions | SharedSessions
-        if settings.is_shared:
-            run = self._in_engine
-            self.sessions = SharedSessions(settings, weights, model, largest=largest, run=run)
-        else:
-            self.sessions = Sessions(settings, weights, model, largest=largest)
+        self.sessions = Sessions(settings, weights, model, largest=largest, run=self._in_engine)
         self.engine = Engine(model, settings, self._deliver, lambda n: self.metrics.stepped(n))
         self.metrics = Metrics(self.engine, self.sessions)
         self.token_text = lru_cache(maxsize=65_536)(_token_text)
@@ -168,7 +163,7 @@ class Service:
 
     @asynccontextmanager
     async def running(self, _: object) -> AsyncIterator[None]:
-        """Run the engine and the expiry of sessions; at the end truncate all texts and save them.
+        """Run the engine and the expiry of sessions; at the end truncate all texts.
 
         This is the lifespan of the web application.
         """
@@ -183,8 +178,7 @@ class Service:
         # Run the callbacks of the last events: they submit their saves to the disk threads.
         await asyncio.sleep(0)
         await asyncio.to_thread(self._disk.shutdown)
-        if failed := await asyncio.to_thread(self.sessions.stop):
-            log.error("%d sessions could not be saved", failed)
+        await asyncio.to_thread(self.sessions.close_store)
 
     def _warm_up(self) -> None:
         """Write two tokens, the second by a step; then the server is ready.
