@@ -203,7 +203,7 @@ def test_who_leaves_ends_the_request_and_the_session_goes_on(server, http, until
         for _ in range(12):
             next(lines)
     until(lambda: server.service.engine.n_running == 0)
-    until(lambda: not http.get("/v1/sessions").json()["data"][0]["is_busy"])
+    until(lambda: http.get("/v1/sessions/left").json().get("is_busy") is False)
     about = http.get("/v1/sessions/left").json()
     assert "".join(about["texts"]) in "abc" + made.alone("abc", 300, seed=1)
     threading.Thread(target=_impatient, args=[server], daemon=True).start()

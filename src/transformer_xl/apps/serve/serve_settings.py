@@ -22,15 +22,6 @@ from transformer_xl.config.checks import (
 )
 from transformer_xl.config.files import read_small_file
 
-SHARED = ("redis://", "rediss://", "unix://")
-"""How the address of a store begins that servers can share."""
-
-
-def without_password(url: str) -> str:
-    """Return a URL that may be shown."""
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
-
 
 @no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +91,7 @@ class ServeSettings:
 
     def __post_init__(self) -> None:
         check(self)
-        self.keys_in(self.api_key, "api_key")
+        keys_in(self.api_key, "api_key")
         # Only a text can be empty: Path("") is Path("."), which is a folder.
         require(
             self.sessions != "",
@@ -123,22 +114,18 @@ class ServeSettings:
             )
 
     def check_store(self) -> None:
-        """Refuse settings of a store that servers share where there is none.
-
-        Not when they are created: the address may come from the environment, after the others.
+        """Check settings of a shared store: once the address, of the environment, is known.
 
         Raises:
-            UnusedError: There is one.
+            UnusedError: There is no shared store, and one is set.
         """
-        found = [] if self.is_shared else ["session_lease", "session_snapshot"]
-        refuse_unused(
-            self, [Unused(name, "sessions that no server shares", None) for name in found]
-        )
+        names = () if self.is_shared else ("session_lease", "session_snapshot")
+        refuse_unused(self, [Unused(name, "sessions that no server shares") for name in names])
 
     @property
     def is_shared(self) -> bool:
         """Whether other servers have the same sessions."""
-        return str(self.sessions).startswith(SHARED)
+        return str(self.sessions).startswith(("redis://", "rediss://", "unix://"))
 
     @property
     def folder(self) -> Path | None:
@@ -151,29 +138,31 @@ class ServeSettings:
 
         Raises:
             OSError: The file cannot be read.
-            ValueError: It has no key, or one that is not printable ASCII.
+            SettingsError: It has no key, or one that is not printable ASCII.
         """
-        own = self.keys_in(self.api_key, "api_key")
-        if self.api_keys is None:
-            return own
-        content = read_small_file(self.api_keys).decode("utf-8", "replace")
-        return own + self.keys_in(content, f"api_keys={self.api_keys}")
+        lines = self.api_keys and read_small_file(self.api_keys).decode("utf-8", "replace")
+        in_file = keys_in(lines, f"api_keys={self.api_keys}")
+        return keys_in(self.api_key, "api_key") + in_file
 
-    @staticmethod
-    def keys_in(lines: str | None, what: str) -> tuple[str, ...]:
-        """Return the keys in a text with one a line.
 
-        Raises:
-            ValueError: It has none, or one that is not printable ASCII.
-        """
-        if lines is None:
-            return ()
-        keys = tuple(key for line in lines.split("\n") if (key := line.strip()))
-        # The key itself is not shown: errors are logged.
-        is_plain = all(key.isascii() and key.isprintable() for key in keys)
-        rule = "must be printable ASCII and not empty, one key a line"
-        require(bool(keys) and is_plain, f"{what} {rule}")
-        return keys
+def keys_in(lines: str | None, source: str) -> tuple[str, ...]:
+    """Return the keys in a text with one a line.
+
+    Raises:
+        SettingsError: It has none, or one that is not printable ASCII.
+    """
+    keys = tuple(key for line in (lines or "").split("\n") if (key := line.strip()))
+    # The key itself is not shown: errors are logged.
+    is_plain = all(key.isascii() and key.isprintable() for key in keys)
+    rule = "must be printable ASCII and not empty, one key a line"
+    require(lines is None or (bool(keys) and is_plain), f"{source} {rule}")
+    return keys
+
+
+def without_password(url: str) -> str:
+    """Return a URL that may be shown."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
 
 
 def _is_host(name: str) -> bool:

@@ -224,7 +224,7 @@ class Service:
     async def close_session(
         self, session: Session, state: State | None, turn: Turn | None = None
     ) -> None:
-        """Release a session; save it if it has a new state and the settings ask for it.
+        """Release a session, with its new state if it has one.
 
         Raises:
             OSError: It cannot be saved.
