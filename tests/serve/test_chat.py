@@ -66,14 +66,6 @@ def test_a_stream_has_the_parts_of_several_messages_as_they_are_drawn(client, ma
     assert (last.choices, last.usage.completion_tokens) == ([], 240)
 
 
-def test_scores_have_the_bytes_of_tokens(client):
-    found = chat(client, max_tokens=4, seed=1, logprobs=True, top_logprobs=2).choices[0]
-    scores = found.logprobs.content
-    assert "".join(x.token for x in scores) == found.message.content
-    assert bytes(b for x in scores for b in x.bytes).decode() == found.message.content
-    assert all(x.logprob < 0 and len(x.top_logprobs) == 2 for x in scores)
-
-
 def test_what_is_wrong_with_a_chat_is_said(server):
     for body, message in [
         ({}, "messages is missing"),

@@ -198,16 +198,6 @@ def test_who_was_away_for_longer_than_the_lease_appends_nothing(made, stores):
     assert same(one.load("a", (version, state))[1], newer)
 
 
-def test_a_save_whose_answer_was_lost_appends_once(made, stores):
-    store = stores()
-    _, state, _ = write(made, store, "a", [1], 3, 1)
-    lease = store.acquire("a")
-    later = state._replace(last_token=2)
-    assert store.save(lease, later, Turn([], [2])) == store.save(lease, later, Turn([], [2]))
-    records = unpack_records(store._client.hget("txl:session:a", "tail"))
-    assert len(records) == 2
-
-
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_lease_whose_answer_was_lost_is_given_again(made, stores, is_new):
     store = stores()
@@ -495,18 +485,6 @@ def test_a_store_that_is_gone_is_told_soon_and_comes_back(made, stores, redis, m
     time.sleep(0.3)
     # Nothing is lost that was saved.
     assert same(store.load("a")[1], state)
-
-
-@pytest.mark.slow
-def test_an_answer_is_waited_for_as_long_as_the_largest_memory_takes(
-    made, stores, redis, monkeypatch
-):
-    monkeypatch.setattr(redis_store, "_SECONDS", 0)
-    monkeypatch.setattr(redis_store, "_SOCKET_SECONDS", 0.1)
-    monkeypatch.setattr(redis_store, "_SPEED", 1)
-    store = stores()
-    redis.client.client_pause(300)
-    write(made, store, "a", [1], 5, 1)
 
 
 def test_an_operation_waits_for_a_store_that_starts_again(made, stores, redis):
