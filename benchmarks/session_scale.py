@@ -75,7 +75,7 @@ def measure(name: str, arguments: argparse.Namespace, folder: Path) -> dict[str,
         young = 0
         for number in range(60):
             began = time.perf_counter()
-            lease = store.acquire("s", 0)
+            lease = store.acquire("s")
             seconds["acquire"].append(time.perf_counter() - began)
             size = arguments.prompt + arguments.tokens + 1
             is_whole = lease.n_appended + size > settings.session_snapshot
