@@ -15,12 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from transformer_xl.apps.serve import repeats
-from transformer_xl.apps.serve.errors import (
-    ApiError,
-    NotStartedError,
-    SessionError,
-    session_error,
-)
+from transformer_xl.apps.serve.errors import ApiError, NotStartedError, SessionError
 from transformer_xl.apps.serve.outputs import Output
 from transformer_xl.apps.serve.responses import (
     JsonResponse,
@@ -36,7 +31,6 @@ from transformer_xl.apps.serve.texts import Ended, Event, PromptRead, Text, make
 from transformer_xl.config.checks import UnusedError
 from transformer_xl.data.normalizing import normalized_prompt
 from transformer_xl.data.vocab import StreamDecoder, unknown_warning
-from transformer_xl.errors import CheckpointError
 from transformer_xl.inference.generate import Sampler, State, random_numbers, seed_of
 
 log = logging.getLogger("transformer_xl.serve")
@@ -111,6 +105,8 @@ class Answer:
             "created": int(time.time()),
             "model": service.name,
         }
+        most = min(16, service.settings.max_tokens)
+        self._max_tokens: int = most if body.max_tokens is None else body.max_tokens
         self._about: dict[str, Any] = {}
         """Settings of sampling, and warnings about the prompts."""
         self._session: Session | None = None
@@ -133,12 +129,14 @@ class Answer:
         """
         body, service = self._body, self._service
         repeats.require_repeatable(body, self._key)
-        _require_served(service, body)
+        self._require_served()
         if body.session:
             self._session = await service.with_session(service.sessions.open, body.session)
         try:
+            if self._session and self._session.state is not None:
+                self._notes = repeats.notes_of(self._session.state.note)
             if self._session:
-                self._look_up(self._session)
+                self._look_up()
             # Sequence breakers are looked for in the whole vocabulary.
             is_short = isinstance(body.prompt, str) and len(body.prompt) <= _MAX_INLINE
             if is_short and not body.dry_sequence_breakers:
@@ -155,13 +153,21 @@ class Answer:
                 await service.close_session(self._session, None)
             raise
 
-    def _look_up(self, session: Session) -> None:
+    def _require_served(self) -> None:
+        """Require what this server, and this model, can do."""
+        body, service = self._body, self._service
+        if body.model not in (None, service.name):
+            message = f"there is no model {body.model!r}: this server has {service.name!r}"
+            raise ApiError(404, message, "model_not_found", "model")
+        if self._max_tokens > service.settings.max_tokens:
+            message = f"max_tokens={body.max_tokens} must be at most {service.settings.max_tokens}"
+            raise ApiError(400, message, "too_long", "max_tokens")
+        if body.attention and not service.model.has_attention:
+            message = "this model has no attention to return: leave attention out"
+            raise ApiError(400, message, "unsupported", "attention")
+
+    def _look_up(self) -> None:
         """Find whether the session has answered this request before."""
-        if session.state is not None:
-            try:
-                self._notes = repeats.notes_of(session.state.note)
-            except CheckpointError as error:
-                raise session_error(error, session.name) from error
         self._told = repeats.find(self._notes, self._key, self._body)
         if self._told is None and self.is_abandoned:
             # It waited, as in a process that was paused, and may have been sent again since.
@@ -214,7 +220,7 @@ class Answer:
         if seed is None:
             # A session continues its random numbers; else the response returns a new seed.
             seed = secrets.randbits(_SEED_BITS) if state is None else state.random
-        max_tokens = _max_tokens(service, body)
+        max_tokens = self._max_tokens
         shown = seed if isinstance(seed, int) else None
         settings = {**sampler.settings, "seed": shown, "max_tokens": max_tokens}
         if service.model.preface and state is None and (session or max_tokens):
@@ -292,12 +298,16 @@ class Answer:
         """Return what the session keeps with its state after an answer."""
         told = None
         if self._key is not None:
-            written, reason = self._texts[0].written, cast(Any, event.reason)
-            said, seed = "".join([*output.said, event.text]), self._about["settings"]["seed"]
-            request, turn = repeats.digest(self._body), self._notes.turns + 1
-            n_behind = output.n_behind if reason == "stop" else 0
             told = repeats.Told(
-                *(self._key, request, turn, written, said, reason, seed, n_behind, output.echo)
+                key=self._key,
+                request=repeats.digest(self._body),
+                turn=self._notes.turns + 1,
+                tokens=self._texts[0].written,
+                text="".join([*output.said, event.text]),
+                reason=cast(Any, event.reason),
+                seed=self._about["settings"]["seed"],
+                n_behind=output.n_behind if event.reason == "stop" else 0,
+                echo=output.echo,
             )
         return self._notes.after(told).encoded()
 
@@ -436,27 +446,6 @@ class _EventStream(StreamingResponse):
             self._answer.end()
 
 
-def _require_served(service: Service, body: CompletionRequest) -> None:
-    """Require what this server, and this model, can do.
-
-    Raises:
-        ApiError: They cannot.
-    """
-    if body.model not in (None, service.name):
-        message = f"there is no model {body.model!r}: this server has {service.name!r}"
-        raise ApiError(404, message, "model_not_found", "model")
-    if _max_tokens(service, body) > service.settings.max_tokens:
-        message = f"max_tokens={body.max_tokens} must be at most {service.settings.max_tokens}"
-        raise ApiError(400, message, "too_long", "max_tokens")
-    if body.attention and not service.model.has_attention:
-        message = "this model has no attention to return: leave attention out"
-        raise ApiError(400, message, "unsupported", "attention")
-
-
-def _max_tokens(service: Service, body: CompletionRequest) -> int:
-    return min(16, service.settings.max_tokens) if body.max_tokens is None else body.max_tokens
-
-
 def _sampler(service: Service, body: CompletionRequest) -> Sampler:
     """Return the sampler of a request.
 
@@ -489,11 +478,9 @@ def read_prompt(service: Service, prompt: str | list[int]) -> tuple[list[int], s
             raise ApiError(400, f"prompt: {error}", "unknown_symbol", "prompt") from error
         if unknown := unknown_warning(vocab, prompt, ids):
             warning = f"prompt: {unknown}"
-    else:
-        ids = prompt
-        if ids and max(ids) >= len(vocab):
-            message = f"token {max(ids)} is outside the vocabulary of {len(vocab)}"
-            raise ApiError(400, message, "unknown_token", "prompt")
+    elif (largest := max(ids := prompt, default=0)) >= len(vocab):
+        message = f"token {largest} is outside the vocabulary of {len(vocab)}"
+        raise ApiError(400, message, "unknown_token", "prompt")
     if len(ids) > limit:
         message = f"the prompt has {len(ids)} tokens; at most {limit} are read at once"
         raise ApiError(400, message, "too_long", "prompt")
@@ -501,11 +488,7 @@ def read_prompt(service: Service, prompt: str | list[int]) -> tuple[list[int], s
 
 
 def _start(service: Service) -> tuple[int]:
-    """Return the token that an empty prompt stands for.
-
-    Raises:
-        ApiError: There is none.
-    """
+    """Return the token that an empty prompt stands for; raises an ApiError if there is none."""
     if service.vocab.start_id is None:
         message = (
             "the prompt is empty, and this vocabulary has no token for the beginning of a text: "

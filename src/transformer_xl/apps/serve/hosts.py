@@ -57,9 +57,7 @@ class Hosts:
     def _has(self, name: str) -> bool:
         """Whether a host is one of ``names``; ``*.example`` are all below ``example``."""
         name = _plain(name)
-        return any(
-            name.endswith(own[1:]) if own.startswith("*.") else name == own for own in self._names
-        )
+        return any(name.endswith(x[1:]) if x[:2] == "*." else name == x for x in self._names)
 
 
 def is_loopback(host: str) -> bool:

@@ -62,14 +62,13 @@ def error_response(error: ApiError, headers: Mapping[str, str] | None = None) ->
 def add_handlers(app: FastAPI) -> None:
     """Return every error in the same format."""
 
-    @app.exception_handler(ApiError)
-    async def _known(request: Request, error: ApiError) -> Response:
-        return error_response(error)
-
     @app.exception_handler(TxlError)
-    async def _by_kind(request: Request, error: TxlError) -> Response:
-        status = 409 if isinstance(error, CheckpointError) else 400
-        return error_response(ApiError(status, str(error), "invalid_value"))
+    async def _known(request: Request, error: TxlError) -> Response:
+        if isinstance(error, CheckpointError):
+            error = ApiError(409, str(error), "session_damaged", "session")
+        elif not isinstance(error, ApiError):
+            error = ApiError(400, str(error), "invalid_value")
+        return error_response(error)
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> Response:

@@ -186,24 +186,14 @@ class Service:
         Requests that come before are accepted and wait behind it.
         """
 
-        def told(event: Event) -> None:
+        def ended(event: Event) -> None:
             if isinstance(event, Ended):
                 self._is_warm = event.reason == "length"
                 if not self._is_warm:
                     log.error("the model failed to write a token: the server is not ready")
 
-        prompt = (0,)
-        text = Text(
-            prompt=prompt,
-            mems=None,
-            before=(),
-            writer=make_writer(self.vocab, (), (), prompt),
-            generator=random_numbers(0),
-            sampler=Sampler(),
-            max_tokens=2,
-            sink=told,
-        )
-        self.engine.submit([text])
+        writer, numbers = make_writer(self.vocab, (), (), (0,)), random_numbers(0)
+        self.engine.submit([Text((0,), None, (), writer, numbers, Sampler(), 2, ended)])
 
     async def on_disk(self, function: Callable[..., Any], *given: Any) -> Any:
         """Call a function that may block on the disk, in a thread of its own."""
@@ -252,11 +242,11 @@ class Service:
 
     def texts_of(self, tokens: Sequence[int]) -> list[str]:
         """Return successive tokens as texts, the first one as at the beginning of a line."""
-        decoder, found = self.vocab.stream_decoder(), []
+        decoder, texts = self.vocab.stream_decoder(), []
         for token in tokens:
-            found.append(self.token_text(decoder.raw(token)))
+            texts.append(self.token_text(decoder.raw(token)))
             decoder.push(token)
-        return found
+        return texts
 
     async def _expire(self) -> None:
         while True:
