@@ -171,6 +171,7 @@ def test_what_nobody_uses_is_deleted(made, state, tmp_path, monkeypatch):
     kept.close(busy, state)
     assert kept.expire() == 1
     assert [s.name for s in kept.all()] == ["c", "new"]
+    assert kept.n_in_memory == 2
     assert len(list(tmp_path.rglob("*.safetensors"))) == 2
 
 

@@ -280,7 +280,7 @@ class RedisStore:
         if answer == b"missing":
             raise missing(name)
 
-    def expire(self) -> int:
+    def expire(self, forget: Callable[[str], object]) -> int:
         """Do nothing: Redis deletes those that were not used."""
         return 0
 

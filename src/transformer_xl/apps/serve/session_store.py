@@ -146,8 +146,10 @@ class MemoryStore:
             self._remove(name)
             del self._used[name], self._versions[name]
 
-    def expire(self) -> int:
+    def expire(self, forget: Callable[[str], object]) -> int:
         """Delete those that were not used for ``session_idle`` seconds; return how many.
+
+        ``forget`` is called with the name of each.
 
         Raises:
             OSError: Some cannot be deleted; the others are.
@@ -160,6 +162,7 @@ class MemoryStore:
                     continue
                 try:
                     self.delete(name)
+                    forget(name)
                     n_deleted += 1
                 except OSError as error:
                     failed.append(error)

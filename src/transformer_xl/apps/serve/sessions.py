@@ -98,8 +98,6 @@ class Sessions:
         self._copies: OrderedDict[str, tuple[int, State, int]] = OrderedDict()
         """The version, the state and its bytes, in the order of last use."""
         self._lock = threading.Lock()
-        # What needs no copies of the states.
-        self.expire, self.close_store = self._store.expire, self._store.close
 
     def __len__(self) -> int:
         """Return how many there are; in a shared store, how many this server has in memory."""
@@ -176,6 +174,18 @@ class Sessions:
         """Delete a session and what is stored of it."""
         self._store.delete(name)
         self._drop(name)
+
+    def expire(self) -> int:
+        """Delete those that were not used for ``session_idle`` seconds; return how many.
+
+        Raises:
+            OSError: Some cannot be deleted; the others are.
+        """
+        return self._store.expire(self._drop)
+
+    def close_store(self) -> None:
+        """Close the connections of the store; no session is used after that."""
+        self._store.close()
 
     def _load(self, name: str, version: int | None = None) -> State:
         """Return the state of a session, of this version if that is known."""
