@@ -406,7 +406,7 @@ class RedisStore:
         names = "appendonly", "appendfsync", "maxmemory", "maxmemory-policy"
         # Not every service tells its settings.
         with suppress(self._errors.RedisError):
-            values = {_text(key): _text(x) for key, x in self._client.config_get(*names).items()}
+            values: dict[str, str] = self._client.config_get(*names)  # pyright: ignore[reportAssignmentType]
             is_kept, fsync, memory, policy = map(values.get, names)
             if is_kept != "yes" or fsync != "always":
                 log.warning(
@@ -420,10 +420,6 @@ class RedisStore:
                     "answers were finished; noeviction refuses new ones instead",
                     *(where, policy),
                 )
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _number(value: bytes) -> int:
