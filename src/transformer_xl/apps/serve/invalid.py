@@ -58,14 +58,14 @@ _FIELDS = {
 """The fields of a request by its address."""
 
 
-def invalid(found: Sequence[Mapping[str, Any]], address: str) -> ApiError:
+def invalid(errors: Sequence[Mapping[str, Any]], address: str) -> ApiError:
     """Return the error response to a request that does not fit its description.
 
     Args:
-        found: What the validator found, with its ``type``, ``loc``, ``input`` and ``ctx``.
+        errors: What the validator errors, with its ``type``, ``loc``, ``input`` and ``ctx``.
         address: The address of the request, such as ``/v1/completions``.
     """
-    first = found[0]
+    first = errors[0]
     where, *path = first["loc"]
     if "param" in first.get("ctx", ()):
         # A rule of several fields.
@@ -91,7 +91,7 @@ def invalid(found: Sequence[Mapping[str, Any]], address: str) -> ApiError:
         hint = _hint(path, address)
         return ApiError(400, f"{place!r} is no field; {hint}", "unknown_parameter", place)
     # A field of several types has the errors of each.
-    beside = [each for each in found if each["loc"][0] == where]
+    beside = [each for each in errors if each["loc"][0] == where]
     same = [each for each in beside if f"{_place(each)}.".startswith(f"{place}.")]
     specific = next((each for each in same if each["type"] in _RULES), None)
     if specific is not None:

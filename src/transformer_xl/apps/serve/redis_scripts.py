@@ -29,13 +29,13 @@ ACQUIRE = (
     _NOW
     + """
 -- name, microseconds of a lease, milliseconds until an unused session expires, most sessions, who
-local found = redis.call('HMGET', KEYS[1], 'until', 'version', 'appended', 'holder', 'fence')
-if found[1] and tonumber(found[1]) > now then
+local fields = redis.call('HMGET', KEYS[1], 'until', 'version', 'appended', 'holder', 'fence')
+if fields[1] and tonumber(fields[1]) > now then
   -- Sent again, as its answer was lost.
-  if found[4] == ARGV[5] then return {'ok', found[5], found[2] or '0', found[3] or '0'} end
+  if fields[4] == ARGV[5] then return {'ok', fields[5], fields[2] or '0', fields[3] or '0'} end
   return {'busy', ''}
 end
-if not found[2] then
+if not fields[2] then
   redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', text(now - ARGV[3] * 1000))
   local n = redis.call('ZCARD', KEYS[3])
   if n >= tonumber(ARGV[4]) then return {'many', text(n)} end
@@ -44,9 +44,9 @@ end
 local number = text(math.max(now, (redis.call('GET', KEYS[2]) or 0) + 1))
 redis.call('SET', KEYS[2], number)
 redis.call('HSET', KEYS[1], 'fence', number, 'until', text(now + ARGV[2]), 'holder', ARGV[5])
-local left = found[2] and ARGV[3] or 0
+local left = fields[2] and ARGV[3] or 0
 redis.call('PEXPIRE', KEYS[1], text(left + math.ceil(ARGV[2] / 500)))
-return {'ok', number, found[2] or '0', found[3] or '0'}
+return {'ok', number, fields[2] or '0', fields[3] or '0'}
 """
 )
 
@@ -54,9 +54,9 @@ RENEW = (
     _NOW
     + """
 -- number, microseconds of a lease, milliseconds until an unused session expires
-local found = redis.call('HMGET', KEYS[1], 'fence', 'until')
+local fields = redis.call('HMGET', KEYS[1], 'fence', 'until')
 -- Nor one that was given back while this was under way.
-if found[1] ~= ARGV[1] or found[2] == '0' then return 0 end
+if fields[1] ~= ARGV[1] or fields[2] == '0' then return 0 end
 redis.call('HSET', KEYS[1], 'until', text(now + ARGV[2]))
 local left = redis.call('HEXISTS', KEYS[1], 'version') == 1 and ARGV[3] or 0
 redis.call('PEXPIRE', KEYS[1], text(left + math.ceil(ARGV[2] / 500)))
@@ -82,19 +82,19 @@ SAVE = (
     + """
 -- name, number, milliseconds until an unused session expires, record, size of the record, memory
 -- or '', random numbers, note, weights
-local found = redis.call('HMGET', KEYS[1], 'fence', 'version', 'tail', 'appended', 'snap')
+local fields = redis.call('HMGET', KEYS[1], 'fence', 'version', 'tail', 'appended', 'snap')
 -- Sent again, as its answer was lost; another server may have acquired it, or appended, since.
-if found[2] == ARGV[2] or found[5] == ARGV[2] then return 'ok' end
-if found[1] ~= ARGV[2] then
-  if string.find(found[3] or '', ARGV[4], 1, true) then return 'ok' end
+if fields[2] == ARGV[2] or fields[5] == ARGV[2] then return 'ok' end
+if fields[1] ~= ARGV[2] then
+  if string.find(fields[3] or '', ARGV[4], 1, true) then return 'ok' end
   -- Whether a later memory has this turn in it cannot be told.
-  return (tonumber(found[5]) or 0) > tonumber(ARGV[2]) and 'unknown' or 'taken'
+  return (tonumber(fields[5]) or 0) > tonumber(ARGV[2]) and 'unknown' or 'taken'
 end
 if ARGV[6] ~= '' then
   redis.call('HSET', KEYS[1], 'memory', ARGV[6], 'snap', ARGV[2], 'tail', '', 'appended', '0')
 else
-  local appended = text((found[4] or 0) + ARGV[5])
-  redis.call('HSET', KEYS[1], 'tail', (found[3] or '') .. ARGV[4], 'appended', appended)
+  local appended = text((fields[4] or 0) + ARGV[5])
+  redis.call('HSET', KEYS[1], 'tail', (fields[3] or '') .. ARGV[4], 'appended', appended)
 end
 redis.call('HSET', KEYS[1], 'version', ARGV[2], 'until', '0', 'random', ARGV[7], 'note', ARGV[8],
   'weights', ARGV[9])
@@ -114,10 +114,10 @@ for _, name in ipairs(names) do
   end
 end
 if ARGV[1] == '0' then names[7] = nil end
-local found = redis.call('HMGET', KEYS[1], unpack(names))
-if not found[1] then return {'missing', ''} end
-for i = 1, 7 do found[i] = found[i] or '' end
-return {'ok', unpack(found)}
+local fields = redis.call('HMGET', KEYS[1], unpack(names))
+if not fields[1] then return {'missing', ''} end
+for i = 1, 7 do fields[i] = fields[i] or '' end
+return {'ok', unpack(fields)}
 """
 
 DELETE = (
@@ -126,11 +126,11 @@ DELETE = (
 -- name
 redis.call('ZREM', KEYS[3], ARGV[1])
 -- Whatever else has its key goes, too.
-local found = {}
+local fields = {}
 if redis.call('TYPE', KEYS[1]).ok == 'hash' then
-  found = redis.call('HMGET', KEYS[1], 'until', 'version')
+  fields = redis.call('HMGET', KEYS[1], 'until', 'version')
 end
-if (tonumber(found[1]) or 0) > now then
+if (tonumber(fields[1]) or 0) > now then
   redis.call('ZADD', KEYS[3], text(now), ARGV[1])
   return 'busy'
 end
@@ -148,12 +148,12 @@ local prefix = string.sub(KEYS[1], 1, -1 - #ARGV[3])
 if ARGV[3] == '' then used = redis.call('ZREVRANGE', KEYS[3], 0, ARGV[2] - 1, 'WITHSCORES') end
 local rows = {}
 for i = 1, #used, 2 do
-  local found, status = redis.pcall('HMGET', prefix .. used[i], 'version', 'until'), 'free'
-  if found.err or not tonumber(found[2] or 0) then
+  local fields, status = redis.pcall('HMGET', prefix .. used[i], 'version', 'until'), 'free'
+  if fields.err or not tonumber(fields[2] or 0) then
     status = 'damaged'
-  elseif not found[1] then
+  elseif not fields[1] then
     status = 'missing'
-  elseif tonumber(found[2] or 0) > now then
+  elseif tonumber(fields[2] or 0) > now then
     status = 'busy'
   end
   table.insert(rows, {used[i], used[i + 1], status})

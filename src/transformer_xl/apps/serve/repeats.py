@@ -56,10 +56,10 @@ class Notes(msgspec.Struct, forbid_unknown_fields=True):
 
     def after(self, told: Told | None) -> "Notes":
         """Return the notes after another answer."""
-        kept = [*self.told, told][-_MOST:] if told else self.told
-        while len(kept) > 1 and len(msgspec.json.encode(kept)) > _MOST_BYTES:
-            kept = kept[1:]
-        return Notes(self.turns + 1, kept)
+        answers = [*self.told, told][-_MOST:] if told else self.told
+        while len(answers) > 1 and len(msgspec.json.encode(answers)) > _MOST_BYTES:
+            answers = answers[1:]
+        return Notes(self.turns + 1, answers)
 
 
 NOTE_BYTES = len(Notes(2**53 - 1).encoded())

@@ -25,6 +25,7 @@ from transformer_xl.config import GenerateConfig
 from transformer_xl.config.checks import require
 from transformer_xl.config.device import total_memory
 from transformer_xl.data import Vocab
+from transformer_xl.errors import CheckpointError
 from transformer_xl.inference.generate import (
     Sampler,
     Sampling,
@@ -98,9 +99,9 @@ class Service:
 
     Raises:
         OSError: The folder of the sessions cannot be created or read.
-        RuntimeError: The model cannot run.
-        ValueError: The memories of ``max_batch`` texts do not fit into the device, or a setting of
-            sampling does not fit the vocabulary.
+        CheckpointError: The model cannot run.
+        SettingsError: The memories of ``max_batch`` texts do not fit into the device, or a setting
+            of sampling does not fit the vocabulary.
     """
 
     def __init__(
@@ -138,13 +139,13 @@ class Service:
         self._disk = ThreadPoolExecutor(threads, "disk")
         self._kept: set[asyncio.Task] = set()
 
-    def sampler(self, **given: Any) -> Sampler:
+    def sampler(self, **changes: Any) -> Sampler:
         """Return the sampler of a request; settings that it omits are those of the model folder.
 
         Raises:
-            ValueError: A setting has no effect.
+            SettingsError: A setting has no effect.
         """
-        settings = self.generation.changed(**given).sampling
+        settings = self.generation.changed(**changes).sampling
         return Sampler(Sampling(**settings), self.model.config.vocab_size, self.vocab)
 
     @property
@@ -285,6 +286,7 @@ def _require_working(model: LanguageModel, max_batch: int) -> None:
         (piece,) = read(model, token, Lengths.of(model.config, ext_len=0), start)
         works = not model.head.log_probs(piece.hidden[:, -1]).isnan().any()
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise RuntimeError(f"the model cannot run: it failed to read a token: {error}") from error
+        message = f"the model cannot run: it failed to read a token: {error}"
+        raise CheckpointError(message) from error
     if not works:
-        raise RuntimeError("the model cannot run: its predictions are NaN; restore its weights")
+        raise CheckpointError("the model cannot run: its predictions are NaN; restore its weights")
