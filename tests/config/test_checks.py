@@ -252,9 +252,6 @@ def test_a_shipped_recipe_is_what_it_was():
 def test_a_server_is_checked_like_a_recipe_and_its_key_is_not_shown():
     assert refusal(ServeSettings, port=70_000) == "port=70000 must be at most 65535"
     assert refusal(ServeSettings, max_batch=2.5) == "max_batch=2.5 must be an integer"
-    assert refusal(ServeSettings, save="never").startswith(
-        "save='never' must be 'answer' or 'later'"
-    )
     with pytest.raises(ValueError, match="api_key must be") as caught:
         ServeSettings(api_key=b"secret")
     assert "secret" not in str(caught.value)

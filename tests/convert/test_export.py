@@ -1,6 +1,5 @@
 """Models in the layouts of the old implementations, and back."""
 
-import json
 import shutil
 from dataclasses import replace
 
@@ -9,7 +8,6 @@ import torch
 from safetensors.torch import load_file
 
 import transformer_xl as txl
-from transformer_xl.data.chat_templates import stored_template
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.interop.convert.export import write_authors, write_huggingface
 
@@ -147,26 +145,6 @@ def test_half_precision_comes_back_in_half_precision(shared, tmp_path):
     after = torch.load(tmp_path / "theirs/state_dict.pt")
     assert after.keys() == before.keys()
     assert all(torch.equal(after[k], x) and after[k].dtype == x.dtype for k, x in before.items())
-
-
-@pytest.mark.parametrize("to", ["txl", "huggingface"])
-def test_a_chat_template_keeps_its_tokens(save_model, tiny_config, tmp_path, to):
-    save_model(tiny_config, tmp_path / "ours")
-    tokens = {"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": False}}
-    about = tokens | {"chat_template": "{{ bos_token }}\r\né", "model_max_length": 5}
-    path = tmp_path / "ours" / "tokenizer_config.json"
-    path.write_text(json.dumps(about))
-    txl.convert(tmp_path / "ours", tmp_path / "theirs", to=to)
-    txl.convert(tmp_path / "theirs", tmp_path / "again")
-    _, source, tokens = stored_template(tmp_path / "again")
-    assert source == "{{ bos_token }}\r\né"
-    assert tokens == {"bos_token": "<s>", "eos_token": "</s>"}
-
-
-def test_without_a_chat_template_none_is_written(save_model, tiny_config, tmp_path):
-    save_model(tiny_config, tmp_path / "ours")
-    txl.convert(tmp_path / "ours", tmp_path / "again")
-    assert {x.name for x in (tmp_path / "again").iterdir()} == {"config.json", "model.safetensors"}
 
 
 def test_a_vocabulary_that_their_tokenizer_splits_differently_is_named(

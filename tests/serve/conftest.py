@@ -76,7 +76,8 @@ def _made(folder: Path, vocab: VocabKind = "chars", **settings: Any) -> Made:
     """Write a model of characters, with weights far from zero, that remembers only a little."""
     torch.manual_seed(0)
     size = 280 if vocab == "bpe" else None
-    tokens = train_vocab(vocab, ["abcdefghijklmnopqrstuvwxyz .,\n" * (50 if size else 1)], size)
+    text = "abcdefghijklmnopqrstuvwxyz .,\n" * (50 if size else 1)
+    tokens = train_vocab(vocab, [text], size, held_out=["so"] if vocab == "words" else ())
     defaults = {
         "n_layer": 2,
         "n_head": 2,

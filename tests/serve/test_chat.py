@@ -1,13 +1,11 @@
 """Chats: messages become a prompt by a template, and a completion becomes a message."""
 
-import asyncio
 import json
-import re
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from transformer_xl.apps.serve.serve_settings import ServeSettings
+from transformer_xl.cli import main
 from transformer_xl.data import train_vocab
 
 for _name in ("fastapi", "uvicorn", "prometheus_client"):
@@ -15,8 +13,7 @@ for _name in ("fastapi", "uvicorn", "prometheus_client"):
 httpx = pytest.importorskip("httpx")
 openai = pytest.importorskip("openai")
 templates = pytest.importorskip("transformer_xl.apps.serve.chat_template")
-errors = pytest.importorskip("transformer_xl.apps.serve.errors")
-ChatTemplate, find_template = templates.ChatTemplate, templates.find_template
+schemas = pytest.importorskip("transformer_xl.apps.serve.schemas")
 
 USER = [{"role": "user", "content": "the cat"}]
 
@@ -69,14 +66,6 @@ def test_a_stream_has_the_parts_of_several_messages_as_they_are_drawn(client, ma
     assert (last.choices, last.usage.completion_tokens) == ([], 240)
 
 
-def test_scores_have_the_bytes_of_tokens(client):
-    found = chat(client, max_tokens=4, seed=1, logprobs=True, top_logprobs=2).choices[0]
-    scores = found.logprobs.content
-    assert "".join(x.token for x in scores) == found.message.content
-    assert bytes(b for x in scores for b in x.bytes).decode() == found.message.content
-    assert all(x.logprob < 0 and len(x.top_logprobs) == 2 for x in scores)
-
-
 def test_what_is_wrong_with_a_chat_is_said(server):
     for body, message in [
         ({}, "messages is missing"),
@@ -126,200 +115,69 @@ def test_options_of_openai_that_ask_for_nothing_are_accepted(client):
     assert chat(client, max_tokens=2, response_format={"type": "text"}).usage.completion_tokens == 2
 
 
-# Templates.
+def messages_of(*contents):
+    roles = ("system", "user", "assistant", "user")
+    return [schemas.Message(role=role, content=x) for role, x in zip(roles, contents, strict=False)]
 
-TURNS = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
+
+@pytest.mark.parametrize(
+    ("template", "prompt", "stop"),
+    [
+        (None, "system: a\nuser: {role} %s\nassistant:", ("\nuser:", "\nsystem:")),
+        ("<|{role}|>{content}</s>", "<|system|>a</s><|user|>{role} %s</s><|assistant|>", ("</s>",)),
+        ("{content}\n", "a\n{role} %s\n", ()),
+        ("{{}}{content}{role}", "{{}}asystem{{}}{role} %suser{{}}", ("assistant",)),
+    ],
 )
+def test_messages_take_the_places_of_a_template(tmp_path, template, prompt, stop):
+    found = templates.chat_template(tmp_path, train_vocab("bytes", ["a"]), template)
+    assert found.kind == ("roles" if template is None else "setting")
+    # What a user writes is never a template.
+    assert found.prompt(messages_of("a", "{role} %s"), train_vocab("bytes", ["a"])) == prompt
+    assert found.stop[: len(stop)] == stop
+    assert bool(found.stop) == bool(stop)
 
 
-@pytest.fixture
-def vocab():
-    return train_vocab("bytes", ["a"])
+@pytest.mark.parametrize(
+    ("name", "content", "warns"),
+    [
+        ("chat_template.jinja", "{{ messages }}", True),
+        ("tokenizer_config.json", '{"chat_template": "{{ messages }}"}', True),
+        ("tokenizer_config.json", '{"eos_token": "e"}', False),
+        ("tokenizer_config.json", "{", False),
+        ("tokenizer_config.json", "5", False),
+    ],
+)
+def test_a_template_in_jinja_is_not_run_and_the_setting_is_named(
+    tmp_path, caplog, name, content, warns
+):
+    (tmp_path / name).write_text(content)
+    vocab = train_vocab("bytes", ["a"])
+    assert templates.chat_template(tmp_path, vocab, None).kind == "roles"
+    assert ("not run; the plain template is used: give" in caplog.text) == warns
+    caplog.clear()
+    assert templates.chat_template(tmp_path, vocab, "{content}").kind == "setting"
+    assert not caplog.text
 
 
-def test_the_template_of_the_folder_is_used_and_a_plain_one_without(tmp_path, vocab):
-    assert find_template(tmp_path, vocab).render(USER) == "user: the cat\nassistant:"
-    about = {"eos_token": {"content": "e"}, "chat_template": TURNS}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(about))
-    found = find_template(tmp_path, vocab)
-    assert (found.kind, found.stop) == ("model", ("e",))
-    assert found.render(USER) == "<user>the cate<assistant>"
-    several = [{"name": "tool", "template": "no"}, {"name": "default", "template": TURNS}]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(about | {"chat_template": several}))
-    assert find_template(tmp_path, vocab).render(USER) == "<user>the cate<assistant>"
-    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}!")
-    assert find_template(tmp_path, vocab).render(USER) == "the cat!"
-    (tmp_path / "own").write_text("{{ messages | tojson }}")
-    found = find_template(tmp_path, vocab, tmp_path / "own")
-    assert (found.kind, json.loads(found.render(USER))) == ("file", USER)
+def test_a_template_has_the_content_once_and_the_option_before_is_named(refused, capsys):
+    for template in ("", "{role}", "{content}{content}"):
+        with refused("must have {content} once, and may have {role}"):
+            ServeSettings(template=template)
+    assert main(["serve", "english", "--chat_template", "x"]) == 2
+    assert "--template TEXT has the text of one message" in capsys.readouterr().err
 
 
-def test_a_template_that_is_none_is_refused_at_the_start(tmp_path, vocab):
-    (tmp_path / "chat_template.jinja").write_text("{% for %}")
-    with pytest.raises(ValueError, match=r"cannot be read: .*--chat_template FILE"):
-        find_template(tmp_path, vocab)
-    (tmp_path / "chat_template.jinja").unlink()
-    (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"tokenizer_config.json is damaged"):
-        find_template(tmp_path, vocab)
-
-
-def test_settings_of_a_tokenizer_that_mean_nothing_are_refused(tmp_path, vocab):
-    for about in [
-        "[]",
-        '{"chat_template": 5}',
-        '{"eos_token": [1]}',
-        '{"chat_template": "\\ud800"}',
-    ]:
-        (tmp_path / "tokenizer_config.json").write_text(about)
-        with pytest.raises(ValueError, match=r"tokenizer_config.json is damaged: .*delete it"):
-            find_template(tmp_path, vocab)
-
-
-def test_a_given_template_that_is_empty_or_none_is_refused(tmp_path, vocab):
-    for content in [b"", b" \n", b"\xff", b"{% for %}"]:
-        (tmp_path / "own").write_bytes(content)
-        with pytest.raises(ValueError, match=r"own: the chat template cannot be read"):
-            find_template(tmp_path, vocab, tmp_path / "own")
-
-
-HOSTILE = [
-    "{{ raise_exception('roles must alternate') }}",
-    "{{ messages.__class__.__mro__[1].__subclasses__() }}",
-    "{{ ''.__class__.__base__ }}",
-    "{{ self.__init__.__globals__ }}",
-    "{{ cycler.__init__.__globals__.os.popen('id') }}",
-    "{% set _ = messages.append({}) %}",
-    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    "{{ 'a' * 10 ** 12 }}",
-    "{{ [0] * 10 ** 12 }}",
-    "{% for a in range(9999) %}{{ 'a' * 100000 }}{% endfor %}",
-    "{% set ns = namespace(s='a') %}{% for _ in range(60) %}{% set ns.s = ns.s ~ ns.s %}"
-    "{% endfor %}{{ ns.s | length }}",
-    "{{ ['a' * 4194304] | map('center', 10 ** 11) | list | length }}",
-    "{{ '%0*d' | format(10 ** 11, 1) | length }}",
-    "{{ '{:>99999999999}'.format(1) | length }}",
-    "{{ messages | tojson(indent=10 ** 10) | length }}",
-    "{% for a in range(9) %}{{ (range(99999) | list * 999) | join | length }}{% endfor %}",
-    "{{ ('a' * 10 ** 7).replace('', 'a' * 10 ** 7) | length }}",
-    "{{ messages[5].content }}",
-    "{% include '/etc/passwd' %}",
-    "{{ 1 / 0 }}",
-]
-ENDLESS = [
-    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "{{ 10 ** (10 ** 10) }}",
-    "{{ lipsum(n=10 ** 9) | length }}",
-]
-
-
-def is_refused(source):
-    try:
-        ChatTemplate("model", source).render(USER)
-    except ValueError as error:
-        return re.match(r"the chat template (failed|refuses these messages)", str(error))
-    return False
-
-
-def test_a_hostile_template_is_refused():
-    assert [source for source in HOSTILE if not is_refused(source)] == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("source", ENDLESS)
-def test_a_template_that_does_not_end_is_refused_within_seconds(source):
-    assert is_refused(source)
-
-
-def test_templates_go_on_after_one_that_exceeds_its_limits_and_many_share_a_process(tmp_path):
-    bad, good = ChatTemplate("model", "{{ 'a' * 10 ** 12 }}"), ChatTemplate("file", TURNS)
-    for _ in range(2):
-        with pytest.raises(ValueError, match="exceeded"):
-            bad.render(USER)
-        with ThreadPoolExecutor(4) as threads:
-            assert {*threads.map(good.render, [USER] * 40)} == {"<user>the cat<assistant>"}
-
-
-def test_chats_that_wait_for_the_template_are_bounded_in_number_and_time(monkeypatch):
-    may_end, calls = threading.Event(), []
-
-    class Slow(ChatTemplate):
-        def render(self, messages):
-            calls.append(messages[0]["content"])
-            may_end.wait(10)
-            return calls[-1]
-
-    async def used():
-        slow = templates.Rendering(Slow("model", ""), 2)
-
-        def rendering(content):
-            return slow([{"content": content}])
-
-        first = [asyncio.create_task(rendering(n)) for n in "abc"]
-        await asyncio.sleep(0)
-        with pytest.raises(errors.QueueFullError):
-            await rendering("d")
-        # The threads of other work are free.
-        assert await asyncio.wait_for(asyncio.to_thread(str, 5), 5) == "5"
-        may_end.set()
-        assert await asyncio.gather(*first) == ["a", "b", "c"]
-        # Each place is free again, and nothing is rendered for those who are not waiting any more.
-        may_end.clear()
-        monkeypatch.setattr(templates, "_MOST_SECONDS", 0.05)
-        late = await asyncio.gather(*map(rendering, "efg"), return_exceptions=True)
-        assert {type(each) for each in late} == {errors.QueueFullError}
-        may_end.set()
-        monkeypatch.setattr(templates, "_MOST_SECONDS", 10)
-        assert await rendering("h") == "h"
-        assert calls == [*"abceh"]
-        slow.close()
-        with pytest.raises(errors.StoppingError):
-            await rendering("i")
-
-    asyncio.run(used())
-
-
-def test_a_chat_that_finds_no_place_gets_429_and_other_requests_are_answered(made, run_server):
-    with run_server(made) as server:
-        places = server.service.render_chat._places
-        n = 0
-        while places.acquire(blocking=False):
-            n += 1
-        assert n == server.service.settings.max_queue + 1
-        url = f"{server.address}/v1"
-        answer = httpx.post(f"{url}/chat/completions", json={"messages": USER})
-        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
-        assert answer.json()["error"]["code"] == "queue_full"
-        assert httpx.post(f"{url}/completions", json={"prompt": "the"}).status_code == 200
-        places.release(n)
-        answer = httpx.post(f"{url}/chat/completions", json={"messages": USER, "max_tokens": 2})
-        assert answer.status_code == 200
-
-
-def test_loops_may_have_conditions():
-    source = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
-    again = [*USER, {"role": "assistant", "content": "no"}]
-    assert ChatTemplate("model", source).render(again) == "the cat"
-
-
-def test_half_of_a_surrogate_pair_in_a_template_is_no_failure_of_the_server(run_server, made):
-    """A template can write what no text has."""
-    (made.folder / "chat_template.jinja").write_text(r"the {{ '\ud800' }}")
-    try:
-        with run_server(made) as server:
-            url = f"{server.address}/v1/chat/completions"
-            answer = httpx.post(url, json={"messages": USER})
-    finally:
-        (made.folder / "chat_template.jinja").unlink()
-    assert answer.status_code == 400
-    assert "half of a surrogate pair" in answer.json()["error"]["message"]
-
-
-def test_a_template_sees_nothing_of_the_program():
-    for source in ["{{ raise_exception.__globals__ }}", "{{ '{0.__class__}'.format(messages) }}"]:
-        assert ChatTemplate("model", source).render(USER) == "", source
+def test_the_template_of_the_server_is_used(run_server, made):
+    with run_server(made, template="so {content}. ") as server:
+        answer = httpx.post(
+            f"{server.address}/v1/chat/completions",
+            json={"messages": USER, "max_tokens": 9, "seed": 3},
+        ).json()
+    assert answer["chat_template"] == "setting"
+    text, stop, _ = made.alone("so the cat. so", 9, seed=3).partition(".")
+    assert answer["choices"][0]["message"]["content"] == text
+    assert answer["choices"][0]["finish_reason"] == ("stop" if stop else "length")
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from transformer_xl.apps.serve.engine import Engine
 from transformer_xl.inference.generate import Sampler, Sampling, generate, random_numbers
 
 
@@ -73,20 +72,3 @@ def test_extreme_settings_write_what_is_likeliest_and_disturb_nobody(made, start
     start().submit([each.text for each in asked])
     for each, sampling in zip(asked, (Sampling(), Sampling(temperature=0)), strict=True):
         assert each.tokens == list(generate(made.model, [1, 2], sampling, length=6, seed=1))
-
-
-def test_a_text_whose_first_token_cannot_be_drawn_ends_too(made, start, ask, monkeypatch):
-    engine = start(piece=1)
-    original, broken = Engine._draw, [True]
-
-    def breaks(self, *words):
-        if broken and broken.pop():
-            raise RuntimeError("the memory of the device is full")
-        return original(self, *words)
-
-    monkeypatch.setattr(Engine, "_draw", breaks)
-    # Its prompt is read in pieces, so that it came some steps before.
-    first = ask(made, [1, 2, 3], 6)
-    engine.submit([first.text])
-    assert first.end().reason == "failed"
-    assert engine.n_running == 0

@@ -137,13 +137,3 @@ def test_an_invalid_header_is_named_with_its_own_rule(made, run_server):
             error = answer.json()["error"]
             assert (answer.status_code, error["param"]) == (400, header)
             assert error["message"].startswith(f"{header}='order 17' {rule}")
-
-
-def test_an_answer_that_is_told_again_is_counted_once(made, run_server):
-    with run_server(made) as server:
-        first = post(server, "one", seed=3).json()
-        assert [post(server, "one", seed=3).json()["repeated"] for _ in range(2)] == [True] * 2
-        page = httpx.get(f"{server.address}/metrics").text
-    usage = first["usage"]
-    assert f"\ntxl_prompt_tokens_total {usage['prompt_tokens']:.1f}\n" in page
-    assert f"\ntxl_drawn_tokens_total {usage['completion_tokens']:.1f}\n" in page

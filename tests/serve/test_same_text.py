@@ -9,12 +9,11 @@ import pytest
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.cli import main
 from transformer_xl.config import GenerateConfig
-from transformer_xl.config.recipes import dump_recipe, generation_of, load_recipe
+from transformer_xl.config.recipes import dump_recipe, load_recipe
 from transformer_xl.inference.generate import (
     Sampling,
     Session,
     breaker_tokens,
-    generate,
     generate_batch,
 )
 
@@ -203,14 +202,6 @@ def test_the_stop_strings_of_a_recipe_end_a_text(run, asked, txl, monkeypatch):
     assert asked(seed=5, stop=[]).json()["choices"][0]["text"] == whole
 
 
-def test_texts_with_other_penalties_are_drawn_side_by_side(run, asked):
-    prompts = ["the cat", "the cat", "a dog"]
-    settings = {"frequency_penalty": 1.0}
-    found = asked(prompt=prompts, seed=3, **settings).json()["choices"]
-    for n, each in enumerate(found):
-        assert each["text"] == run.alone(prompts[n], LENGTH, seed=3 + n, **OWN, **settings)
-
-
 def test_several_texts_have_the_same_seeds_wherever_they_are_drawn(run, asked, txl):
     expected = [run.alone(PROMPT, LENGTH, seed=5 + n, **OWN) for n in range(3)]
     prompts = [run.vocab.encode(PROMPT)] * 3
@@ -275,22 +266,3 @@ def test_a_stream_says_once_how_it_is_drawn(asked):
     events = [json.loads(event.removeprefix("data: ")) for event in events]
     assert events[0]["settings"] == {**OWN, "seed": 1, "max_tokens": LENGTH}
     assert not any("settings" in event for event in events[1:])
-
-
-def test_a_session_that_goes_on_with_its_own_random_numbers_says_so(asked):
-    assert asked(session="tale", seed=1, max_tokens=3).json()["settings"]["seed"] == 1
-    assert asked(session="tale", max_tokens=3).json()["settings"]["seed"] is None
-
-
-def test_the_settings_of_a_folder_are_those_of_the_run_around_it(run, tmp_path):
-    own = GenerateConfig(**OWN, length=LENGTH, prompt=PROMPT)
-    assert generation_of(run.folder) == generation_of(run.folder / "model" / "best") == own
-    run.model.save_pretrained(tmp_path, run.vocab)
-    assert generation_of(str(tmp_path)) == GenerateConfig()
-
-
-def test_in_python_nothing_is_cut_unless_it_is_asked_for(run):
-    plain = Sampling(temperature=1.0, top_k=None, top_p=None)
-    ids = run.vocab.encode(PROMPT)
-    expected = list(generate(run.model, ids, plain, length=LENGTH, seed=2))
-    assert list(generate(run.model, ids, length=LENGTH, seed=2)) == expected

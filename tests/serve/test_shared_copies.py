@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from transformer_xl.apps.serve.errors import SessionExistsError
+from transformer_xl.apps.serve.errors import SessionError
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.session_store import Turn
 from transformer_xl.apps.serve.sessions import Sessions
@@ -47,7 +47,7 @@ def test_a_copy_goes_on_by_itself_on_another_server(made, both):
     one.create("new", two.peek("old"))
     assert same(two.peek("new"), state)
     for each in both:
-        with pytest.raises(SessionExistsError):
+        with pytest.raises(SessionError, match="there is a session"):
             each.create("new", state)
         assert not each.find("new").is_busy
     longer = append(made, two, "new", [3], 4)

@@ -4,48 +4,29 @@ import json
 
 import pytest
 
-from transformer_xl.apps.serve.serve_settings import ServeSettings
-from transformer_xl.config import ModelConfig
-from transformer_xl.data import train_vocab
-from transformer_xl.model import TransformerXL
+for _name in ("fastapi", "uvicorn", "prometheus_client"):
+    pytest.importorskip(_name, reason="needs pip install 'transformer-xl[serve]'")
+httpx = pytest.importorskip("httpx")
 
 
-@pytest.fixture(scope="module")
-def asked(tmp_path_factory):
-    for name in ("fastapi", "uvicorn", "prometheus_client", "httpx"):
-        pytest.importorskip(name, reason="needs pip install 'transformer-xl[serve]'")
-    from fastapi.testclient import TestClient
+def test_what_of_a_prompt_is_read_as_unknown_is_in_the_answer(make_model, run_server):
+    made = make_model(vocab="words")
+    with run_server(made) as server:
 
-    from transformer_xl.apps.serve.api import create_app
-    from transformer_xl.apps.serve.service import Service
+        def ask(prompt, **body):
+            body |= {"prompt": prompt, "max_tokens": 3, "seed": 1}
+            return httpx.post(f"{server.address}/v1/completions", json=body)
 
-    vocab = train_vocab("words", ["the cat\n"], held_out=["a"])
-    model = TransformerXL(
-        ModelConfig(vocab_size=len(vocab), n_layer=1, n_head=1, d_model=8, d_inner=8, mem_len=4)
-    ).eval()
-    folder = tmp_path_factory.mktemp("words")
-    model.save_pretrained(folder, vocab)
-    service = Service(model, vocab, folder / "model.safetensors", ServeSettings(), "words")
-    with TestClient(create_app(service), base_url="http://127.0.0.1") as client:
-        yield lambda prompt, **body: client.post(
-            "/v1/completions", json={"prompt": prompt, "max_tokens": 3, "seed": 1, **body}
-        )
-
-
-def test_what_of_a_prompt_is_read_as_unknown_is_in_the_answer(asked):
-    found = asked(["the cat", "the dog\nthe []"]).json()
-    # The brackets are also what stands for choices where a stream has none.
-    about = "'dog', '[]' (2 in all, the first in line 1)"
-    assert found["warnings"] == [f"prompt: not in the vocabulary: {about}; read as <unk>"]
-    assert "warnings" not in asked("the cat").json()
-    unknown = train_vocab("words", ["the cat\n"], held_out=["a"]).unk_id
-    assert "warnings" not in asked([unknown]).json()
-
-
-def test_the_first_event_of_a_stream_has_the_warnings(asked):
-    events = asked("the []", stream=True).text.strip().split("\n\n")
-    assert events.pop() == "data: [DONE]"
-    events = [json.loads(event.removeprefix("data: ")) for event in events]
-    assert "'[]' (1 in all" in events[0]["warnings"][0]
-    assert events[0]["choices"]
-    assert not any("warnings" in event for event in events[1:])
+        # The brackets are also what stands for choices where a stream has none.
+        found = ask([".,", "the dog\n., []"]).json()
+        about = "'the', 'dog', '[]' (3 in all, the first in line 1)"
+        assert found["warnings"] == [f"prompt: not in the vocabulary: {about}; read as <unk>"]
+        for known in (".,", [made.vocab.unk_id]):
+            assert "warnings" not in ask(known).json()
+        # In a stream, the first event has them.
+        *events, done = ask("., []", stream=True).text.strip().split("\n\n")
+    assert done == "data: [DONE]"
+    first, *others = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert "'[]' (1 in all" in first["warnings"][0]
+    assert first["choices"]
+    assert not any("warnings" in event for event in others)

@@ -34,6 +34,11 @@ _GONE = {
         "txl recipes paper-wt103-base --copy FILE copies a training of the paper, and "
         "docs/migration.md has the settings that take the place of the authors' options"
     ),
+    ("serve", "--save"): "each answer is saved before it ends; leave it out",
+    ("serve", "--chat_template"): (
+        "--template TEXT has the text of one message with {role} and {content}; templates in Jinja "
+        "are programs, which the server does not run"
+    ),
 }
 """Options of the version before, by command, with what replaces them; "": the command itself."""
 _OPTIONS = ("-h", "--help", "--version", "--tyro-print-completion", "--tyro-write-completion")

@@ -9,7 +9,6 @@ from importlib.resources import files
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Path, Query
-from fastapi.openapi.utils import get_openapi
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,7 +16,7 @@ from transformer_xl import __version__
 from transformer_xl.apps.serve import schemas
 from transformer_xl.apps.serve.chat import chat
 from transformer_xl.apps.serve.completions import complete
-from transformer_xl.apps.serve.errors import ApiError, file_error
+from transformer_xl.apps.serve.errors import ApiError
 from transformer_xl.apps.serve.guard import Guard
 from transformer_xl.apps.serve.repeats import KEY, Notes, notes_of
 from transformer_xl.apps.serve.responses import JsonResponse, add_handlers
@@ -28,13 +27,8 @@ from transformer_xl.apps.serve.sessions import Session
 from transformer_xl.inference.generate import State
 
 Name = Annotated[str, Path(pattern=NAME)]
-_EVENT = {
-    "type": "object",
-    "properties": {
-        "data": {"type": "string", "description": "JSON with a part of the response, or [DONE]."}
-    },
-    "required": ["data"],
-}
+_DATA = {"type": "string", "description": "JSON with a part of the response, or [DONE]."}
+_EVENT = {"type": "object", "properties": {"data": _DATA}, "required": ["data"]}
 _STREAM = {"text/event-stream": {"schema": _EVENT}}
 _PLAIN = {"text/plain": {"schema": {"type": "string"}}}
 _NO_STORE = {"Cache-Control": "no-store"}
@@ -57,11 +51,8 @@ def create_app(service: Service) -> FastAPI:
     )
     app.add_middleware(Guard, service=service)
     add_handlers(app)
-    _add_completions(app, service)
-    _add_chats(app, service)
-    _add_models(app, service)
-    _add_health(app, service)
-    _add_sessions(app, service)
+    for add in (_add_completions, _add_models, _add_health, _add_sessions):
+        add(app, service)
     _add_page(app)
     app.openapi = lambda: _description(app)  # pyright: ignore[reportAttributeAccessIssue]
     return app
@@ -69,21 +60,13 @@ def create_app(service: Service) -> FastAPI:
 
 def _description(app: FastAPI) -> dict[str, Any]:
     """Return the description of the endpoints, without the 422 that FastAPI adds: all are 400."""
-    if app.openapi_schema is None:
-        found = get_openapi(
-            title=app.title,
-            version=app.version,
-            description=app.description,
-            routes=app.routes,
-            servers=app.servers,
-        )
-        for operations in found["paths"].values():
-            for operation in operations.values():
-                operation["responses"].pop("422", None)
-        for name in ("HTTPValidationError", "ValidationError"):
-            found["components"]["schemas"].pop(name, None)
-        app.openapi_schema = found
-    return app.openapi_schema
+    description = FastAPI.openapi(app)
+    for operations in description["paths"].values():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        description["components"]["schemas"].pop(name, None)
+    return description
 
 
 def _add_completions(app: FastAPI, service: Service) -> None:
@@ -112,8 +95,6 @@ def _add_completions(app: FastAPI, service: Service) -> None:
             body.session = x_session
         return await complete(service, body, request, key=idempotency_key)
 
-
-def _add_chats(app: FastAPI, service: Service) -> None:
     @app.post(
         "/v1/chat/completions",
         response_model=schemas.Chat,
@@ -122,7 +103,7 @@ def _add_chats(app: FastAPI, service: Service) -> None:
     async def chats(body: schemas.ChatRequest, request: Request) -> Response:
         """Write the next message of a chat.
 
-        The messages become a prompt by the template of the model, or by a plain one if it has none:
+        The messages become a prompt by the template of the server or by a plain one:
         `chat_template` of the response says which.
         """
         return await chat(service, body, request)
@@ -172,56 +153,49 @@ def _add_health(app: FastAPI, service: Service) -> None:
 
 
 def _add_sessions(app: FastAPI, service: Service) -> None:
+    sessions, path = service.sessions, "/v1/sessions/{name}"
+
     @app.get("/v1/sessions", response_model=schemas.SessionList, responses=errors(503))
-    async def sessions(limit: Annotated[int, Query(ge=1, le=10_000)] = 100) -> Response:
+    async def all_sessions(limit: Annotated[int, Query(ge=1, le=10_000)] = 100) -> Response:
         """List sessions, the most recently used first."""
-        data = [_info(session) for session in await service.on_disk(service.sessions.all, limit)]
+        data = [_info(session) for session in await service.on_disk(sessions.all, limit)]
         return JsonResponse({"object": "list", "data": data}, headers=_NO_STORE)
 
-    @app.get(
-        "/v1/sessions/{name}", response_model=schemas.SessionDetail, responses=errors(404, 409, 429)
-    )
+    @app.get(path, response_model=schemas.SessionDetail, responses=errors(404, 409, 429))
     async def one_session(name: Name) -> Response:
         """Describe a session and the content of its memory."""
-        state = await service.with_session(service.sessions.peek, name)
-        session = await service.with_session(service.sessions.find, name)
-        info = _info(session) | {"turns": turns_of(state, name), "remembered": len(state.mems)}
+        state, turns = await read(name)
+        info = await described(name) | {"turns": turns, "remembered": len(state.mems)}
         return JsonResponse(info | remembered(state, len(state.mems)), headers=_NO_STORE)
 
-    @app.post(
-        "/v1/sessions/{name}/save",
-        response_model=schemas.SessionInfo,
-        responses=errors(404, 409, 429),
-    )
+    @app.post(f"{path}/save", response_model=schemas.SessionInfo, responses=errors(404, 409, 429))
     async def save(name: Name) -> Response:
-        """Save a session now."""
-        await service.with_session(service.sessions.save, name)
-        return JsonResponse(_info(await service.with_session(service.sessions.find, name)))
+        """Require that a session is saved, as each is before an answer ends."""
+        await service.with_session(sessions.save, name)
+        return JsonResponse(await described(name))
 
     @app.post(
-        "/v1/sessions/{name}/fork",
-        response_model=schemas.SessionInfo,
-        responses=errors(404, 409, 429, 507),
+        f"{path}/fork", response_model=schemas.SessionInfo, responses=errors(404, 409, 429, 507)
     )
     async def fork(name: Name, body: schemas.ForkRequest) -> Response:
         """Copy a session, as it is after its last answer, to a new one that goes on by itself.
 
         Both sample the same tokens unless given a seed.
         """
-        state = await service.with_session(service.sessions.peek, name)
+        state, turns = await read(name)
         # Keys belong to the requests of one session.
-        state = state._replace(note=Notes(turns_of(state, name)).encoded())
-        await service.with_session(partial(service.sessions.create, state=state), body.name)
-        return JsonResponse(_info(await service.with_session(service.sessions.find, body.name)))
+        state = state._replace(note=Notes(turns).encoded())
+        await service.with_session(partial(sessions.create, state=state), body.name)
+        return JsonResponse(await described(body.name))
 
-    @app.delete("/v1/sessions/{name}", responses=errors(404, 409))
+    @app.delete(path, responses=errors(404, 409))
     async def delete(name: Name) -> schemas.Deleted:
         """Delete a session."""
-        await service.with_session(service.sessions.delete, name)
+        await service.with_session(sessions.delete, name)
         return schemas.Deleted(id=name)
 
     @app.get(
-        "/v1/sessions/{name}/attention",
+        f"{path}/attention",
         response_model=schemas.Attention,
         responses=errors(404, 409, 429, 503),
     )
@@ -229,17 +203,21 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
         """Return the attention with which the next token of a session is predicted."""
         if not service.model.has_attention:
             raise ApiError(400, "this model has no attention to return", "unsupported")
-        state = await service.with_session(service.sessions.peek, name)
+        state = await service.with_session(sessions.peek, name)
         ask = partial(service.engine.attention_shares, state.last_token, state.mems)
         shares = (await asyncio.wrap_future(service.engine.ask(ask))).tolist()
         about = {"session": name, "shares": shares}
         return JsonResponse(about | remembered(state, len(shares) - 1), headers=_NO_STORE)
 
-    def turns_of(state: State, name: str) -> int:
-        try:
-            return notes_of(state.note).turns
-        except RuntimeError as error:
-            raise file_error(error, name) from error
+    async def read(name: str) -> tuple[State, int]:
+        """Return the state of a session and the number of its turns."""
+        return await service.with_session(lambda name: with_turns(sessions.peek(name)), name)
+
+    async def described(name: str) -> dict[str, Any]:
+        return _info(await service.with_session(sessions.find, name))
+
+    def with_turns(state: State) -> tuple[State, int]:
+        return state, notes_of(state.note).turns
 
     def remembered(state: State, most: int) -> dict[str, Any]:
         """Describe the last token and at most so many before it, as far as they are known."""
@@ -271,11 +249,11 @@ def _add_page(app: FastAPI) -> None:
 
 def _policy(page: str) -> str:
     """Return a policy that allows only the page's own style and script and this server."""
-    hashes = {}
-    for tag in ("style", "script"):
-        (inner,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.S)
-        digest = hashlib.sha256(inner.encode()).digest()
-        hashes[tag] = base64.b64encode(digest).decode()
+    inner = {
+        tag: re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.S)[0] for tag in ("style", "script")
+    }
+    digests = {tag: hashlib.sha256(text.encode()).digest() for tag, text in inner.items()}
+    hashes = {tag: base64.b64encode(digest).decode() for tag, digest in digests.items()}
     return (
         "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; "
         "form-action 'none'; frame-ancestors 'none'; "

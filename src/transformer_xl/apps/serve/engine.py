@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transformer_xl.apps.serve.errors import QueueFullError, StoppingError
+from transformer_xl.apps.serve.errors import NotStartedError
 from transformer_xl.apps.serve.prompt_reading import (
     PromptReader,
     Reading,
@@ -31,8 +31,9 @@ log = logging.getLogger("transformer_xl.serve")
 
 Events = list[tuple[Text, Event]]
 
-_MAX_PARTS = 4
-"""A group larger than the free rows is split into at most so many parts."""
+_PARTS = 4
+"""Texts with one prompt fill a batch in so many parts, each of which reads it: neither one by one,
+nor only as a whole, which would block the queue until the longest running text has ended."""
 
 
 class Batch:
@@ -158,33 +159,31 @@ class Engine:
         """Queue texts; those with the same prompt and without a memory share its reading.
 
         Raises:
-            QueueFullError: The queue is full.
-            StoppingError: The engine is stopping.
+            NotStartedError: The queue is full, or the engine is stopping.
         """
         groups: dict[object, list[Text]] = {}
         for text in texts:
             groups.setdefault(text if text.mems else (text.prompt, text.to_read), []).append(text)
         with self._wake:
             if self._is_stopping:
-                raise StoppingError
+                raise NotStartedError("stopping")
             if self.n_waiting + len(texts) > self._settings.max_queue:
-                raise QueueFullError
-            # A group is admitted as a whole, so it must not be larger than the batch.
+                raise NotStartedError("queue_full")
+            size = max(self._max_batch // _PARTS, 1)
             for group in groups.values():
-                for first in range(0, len(group), self._max_batch):
-                    self._waiting.append(group[first : first + self._max_batch])
+                self._waiting += [group[i : i + size] for i in range(0, len(group), size)]
             self._wake.notify()
 
     def ask(self, function: Callable[[], Any]) -> Future:
         """Call a function in the engine's thread, between two steps.
 
         Raises:
-            StoppingError: The engine is stopping.
+            NotStartedError: The engine is stopping.
         """
         future: Future = Future()
         with self._wake:
             if self._is_stopping:
-                raise StoppingError
+                raise NotStartedError("stopping")
             self._asked.append((function, future))
             self._wake.notify()
         return future
@@ -202,7 +201,7 @@ class Engine:
     def stop(self) -> None:
         """Truncate all texts and wait for the thread."""
         self.cut()
-        if self._thread.is_alive():
+        if self.is_alive:
             self._thread.join()
 
     def _reset(self) -> None:
@@ -239,25 +238,16 @@ class Engine:
                 self._deliver(events)
 
     def _dequeue(self) -> list[list[Text]]:
-        """Dequeue as many groups as there are free rows, and a part of a large one."""
+        """Dequeue as many groups as there are free rows, and those that need none to end."""
         came: list[list[Text]] = []
         free = self._max_batch - self.n_running
-        while self._waiting and (free > 0 or self._is_stopping):
-            first = self._waiting[0]
-            if len(first) > free and not self._is_stopping:
-                # Neither in many small parts, each of which reads the prompt again, nor only as a
-                # whole: the queue would be blocked until the longest running text has ended.
-                if free >= self._max_batch / _MAX_PARTS:
-                    came.append(first[:free])
-                    self._waiting[0] = first[free:]
-                break
-            free -= len(first)
+        while self._waiting and (len(self._waiting[0]) <= free or self._is_stopping):
             came.append(self._waiting.popleft())
-        # Cancelled and late texts need no row to end.
-        gone = [texts for texts in self._waiting if all(text.is_over for text in texts)]
-        for texts in gone:
+            free -= len(came[-1])
+        over = [texts for texts in self._waiting if all(text.is_over for text in texts)]
+        for texts in over:
             self._waiting.remove(texts)
-        return came + gone
+        return came + over
 
     def _end_early(self, is_stopping: bool) -> None:
         """End texts that were cancelled or whose deadline has passed."""
@@ -288,8 +278,7 @@ class Engine:
         texts = reading.texts
         if reading.hidden is None or not texts[0].max_tokens:
             for text in texts:
-                state = text.state(reading.mems, self._mem_len)
-                self._events.append((text, Ended("length", "", state)))
+                self._end(text, "length", reading.mems)
             return
         seen = [reading.attended] * len(texts)
         reasons = self._draw(texts, reading.hidden.expand(len(texts), -1), seen)
@@ -329,26 +318,22 @@ class Engine:
         kinds: dict[tuple[object, ...], list[int]] = {}
         for row, text in enumerate(texts):
             kinds.setdefault(text.sampler.kind, []).append(row)
-        tokens: list[int | None] = [None] * len(texts)
+        tokens: dict[int, int] = {}
         for rows in kinds.values():
             drawn = self._sample([texts[row] for row in rows], hidden[rows], numbers[rows])
-            for row, token in zip(rows, drawn, strict=True):
-                tokens[row] = token
+            tokens |= {row: x for row, x in zip(rows, drawn, strict=True) if x is not None}
         scores = self._scores(texts, hidden, tokens)
-        reasons = []
-        for row, (text, token) in enumerate(zip(texts, tokens, strict=True)):
-            if token is None:
-                reasons.append("failed")
-                continue
+        reasons = ["failed"] * len(texts)
+        for row, token in sorted(tokens.items()):
+            text = texts[row]
             text.add(token)
             try:
                 piece = text.writer.push(token)
             except Exception:
                 log.exception("a token cannot be decoded; its text is given up")
-                reasons.append("failed")
                 continue
             self._events.append((text, Drawn(token, piece, scores.get(row), seen[row])))
-            reasons.append(text.reason_to_end)
+            reasons[row] = text.reason_to_end
         return reasons
 
     def _sample(
@@ -368,18 +353,16 @@ class Engine:
         return [self._sample([text], *row)[0] for text, *row in rows]
 
     def _scores(
-        self, texts: Sequence[Text], hidden: Float[Tensor, "B D"], tokens: Sequence[int | None]
+        self, texts: Sequence[Text], hidden: Float[Tensor, "B D"], tokens: dict[int, int]
     ) -> dict[int, Scored]:
         """Score the tokens of the texts that ask for it, batched; return the scores by row."""
-        most = {row: text.logprobs for row, text in enumerate(texts) if text.logprobs is not None}
-        drawn = {row: token for row in most if (token := tokens[row]) is not None}
-        if not drawn:
+        most = {row: n for row in tokens if (n := texts[row].logprobs) is not None}
+        if not most:
             return {}
-        found = scored(self.model, hidden[[*drawn]], [*drawn.values()], max(most.values()))
-        return {
-            row: each._replace(top=each.top[: most[row]])
-            for row, each in zip(drawn, found, strict=True)
-        }
+        drawn = [tokens[row] for row in most]
+        scores = scored(self.model, hidden[[*most]], drawn, max(most.values()))
+        cut = [x._replace(top=x.top[:n]) for x, n in zip(scores, most.values(), strict=True)]
+        return dict(zip(most, cut, strict=True))
 
     def _end_row(self, row: int, reason: Any) -> None:
         """End a running text and free its row."""
@@ -390,11 +373,10 @@ class Engine:
         self._batch.rows[row] = None
 
     def _end(self, text: Text, reason: Any, mems: Memory | None) -> None:
-        if reason == "failed":
-            self._events.append((text, Ended("failed")))
-            return
-        state = None if mems is None else text.state(mems, self._mem_len)
-        self._events.append((text, Ended(reason, text.writer.held, state)))
+        is_failed = reason == "failed"
+        state = None if mems is None or is_failed else text.state(mems, self._mem_len)
+        held = "" if is_failed else text.writer.held
+        self._events.append((text, Ended(reason, held, state)))
 
     def _give_up(self, came: list[list[Text]]) -> None:
         ended = {text for text, event in self._events if isinstance(event, Ended)}

@@ -9,7 +9,7 @@ import time
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from transformer_xl.apps.serve.errors import ApiError, StoppingError
+from transformer_xl.apps.serve.errors import ApiError, NotStartedError
 from transformer_xl.apps.serve.hosts import Hosts
 from transformer_xl.apps.serve.responses import error_response
 from transformer_xl.apps.serve.service import Service
@@ -45,8 +45,8 @@ class Guard:
             return
         started, status, method = time.perf_counter(), 500, scope["method"]
         # HEAD is answered as GET is, wherever that is.
-        given = {"method": "GET" if method == "HEAD" else method, "path": self._path(scope)}
-        scope = {**scope, **given}
+        answered = "GET" if method == "HEAD" else method
+        scope = {**scope, "method": answered, "path": self._path(scope)}
 
         async def sending(message: Message) -> None:
             nonlocal status
@@ -86,12 +86,15 @@ class Guard:
         self._hosts.check(request)
         path = request.scope["path"]
         if self._keys and path not in _PUBLIC_PATHS:
-            scheme, _, given = headers.get("authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not self._is_key(given.strip()):
+            scheme, _, key = headers.get("authorization", "").partition(" ")
+            digest = _digest(key.strip().encode("latin-1"))
+            # All are compared, whichever it is.
+            n_equal = sum([hmac.compare_digest(digest, each) for each in self._keys])
+            if scheme.lower() != "bearer" or not n_equal:
                 message = "the API key is missing or wrong: send Authorization: Bearer KEY"
                 raise ApiError(401, message, "invalid_api_key")
         if self._service.is_closing and path not in _PATHS_OF_THE_END:
-            raise StoppingError
+            raise NotStartedError("stopping")
         body = await self._body(request)
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if body and kind != "application/json":
@@ -99,11 +102,6 @@ class Guard:
             message = "the content type must be application/json"
             raise ApiError(415, message, "unsupported_media_type")
         return body
-
-    def _is_key(self, given: str) -> bool:
-        """Compare with all keys, whichever it is."""
-        digest = _digest(given.encode("latin-1"))
-        return bool(sum([hmac.compare_digest(digest, key) for key in self._keys]))
 
     async def _body(self, request: Request) -> bytes:
         limit = self._service.settings.max_body

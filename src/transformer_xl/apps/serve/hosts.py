@@ -57,9 +57,7 @@ class Hosts:
     def _has(self, name: str) -> bool:
         """Whether a host is one of ``names``; ``*.example`` are all below ``example``."""
         name = _plain(name)
-        return any(
-            name.endswith(own[1:]) if own.startswith("*.") else name == own for own in self._names
-        )
+        return any(name.endswith(x[1:]) if x[:2] == "*." else name == x for x in self._names)
 
 
 def is_loopback(host: str) -> bool:
@@ -91,11 +89,11 @@ def _plain(name: str) -> str:
 def _parts(url: str) -> tuple[str, int | None]:
     """Return the host and the port of an address; ("", None) if it is none."""
     try:
-        found = urlsplit(url)
-        port = _PORTS.get(found.scheme) if found.port is None else found.port
+        parts = urlsplit(url)
+        port = _PORTS.get(parts.scheme) if parts.port is None else parts.port
     except ValueError:
         return "", None
     # A name with a user before it is none of a browser.
-    if "@" in found.netloc or found.path or found.query:
+    if "@" in parts.netloc or parts.path or parts.query:
         return "", None
-    return (found.hostname or "").rstrip("."), port
+    return (parts.hostname or "").rstrip("."), port

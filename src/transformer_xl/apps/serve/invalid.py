@@ -1,6 +1,5 @@
 """What is wrong with a request, in words: the field, its value, the rule and the remedy."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,15 +12,14 @@ from transformer_xl.model.arguments import shown
 
 _KINDS = {
     "bool": "true or false",
-    "dict": "an object",
-    "float": "a number",
     "int": "an integer",
-    "list": "a list",
-    "model": "an object",
-    "model_attributes": "an object",
+    "float": "a number",
     "string": "a text",
+    "list": "a list",
+    "dict": "an object",
+    "model": "an object",
 }
-"""Types of JSON by the validator's word for them."""
+"""Types of JSON by the first word of the validator's name of the error."""
 _RULES = {
     "greater_than": "must be above {gt}",
     "greater_than_equal": "must be at least {ge}",
@@ -60,15 +58,18 @@ _FIELDS = {
 """The fields of a request by its address."""
 
 
-def invalid(found: Sequence[Mapping[str, Any]], address: str) -> ApiError:
+def invalid(errors: Sequence[Mapping[str, Any]], address: str) -> ApiError:
     """Return the error response to a request that does not fit its description.
 
     Args:
-        found: What the validator found, with its ``type``, ``loc``, ``input`` and ``ctx``.
+        errors: What the validator errors, with its ``type``, ``loc``, ``input`` and ``ctx``.
         address: The address of the request, such as ``/v1/completions``.
     """
-    first = found[0]
+    first = errors[0]
     where, *path = first["loc"]
+    if "param" in first.get("ctx", ()):
+        # A rule of several fields.
+        return ApiError(400, first["msg"], first["type"], first["ctx"]["param"])
     if first["type"] == "json_invalid":
         # Its location is a character of the body instead of a field.
         reason = first["ctx"]["error"]
@@ -90,23 +91,20 @@ def invalid(found: Sequence[Mapping[str, Any]], address: str) -> ApiError:
         hint = _hint(path, address)
         return ApiError(400, f"{place!r} is no field; {hint}", "unknown_parameter", place)
     # A field of several types has the errors of each.
-    beside = [each for each in found if each["loc"][0] == where]
+    beside = [each for each in errors if each["loc"][0] == where]
     same = [each for each in beside if f"{_place(each)}.".startswith(f"{place}.")]
     specific = next((each for each in same if each["type"] in _RULES), None)
     if specific is not None:
-        place, rule = _place(specific), _RULES[specific["type"]]
         limits = specific.get("ctx", {}).items()
         words = {k: f"{x:g}" if isinstance(x, float) else _PATTERNS.get(x, x) for k, x in limits}
-        rule = rule.format(**words)
-        return ApiError(400, f"{place}={shown(specific['input'])} {rule}", "invalid_value", place)
-    field = place.rpartition(".")[2]
-    if len(same) > 1 and field in _CHOICES:
-        kind = _CHOICES[field]
+        place, code = _place(specific), "invalid_value"
+        rule, value = _RULES[specific["type"]].format(**words), specific["input"]
     else:
-        kind = re.sub("_(type|parsing|from_float)$", "", first["type"])
-        kind = _KINDS.get(kind, "as GET /openapi.json describes it")
-    message = f"{place}={shown(first['input'])} must be {kind}"
-    return ApiError(400, message, "invalid_type", place)
+        kind = _KINDS.get(first["type"].partition("_")[0], "as GET /openapi.json describes it")
+        if len(same) > 1:
+            kind = _CHOICES.get(place.rpartition(".")[2], kind)
+        rule, value, code = f"must be {kind}", first["input"], "invalid_type"
+    return ApiError(400, f"{place}={shown(value)} {rule}", code, place)
 
 
 def _hint(path: Sequence[Any], address: str) -> str:
@@ -126,12 +124,7 @@ def _place(error: Mapping[str, Any]) -> str:
     if where == "header":
         # The validator has it in lower case.
         return str(path[0]).title()
-    names = [x for x in path if isinstance(x, int) or _is_field(x)]
     # A field that does not exist may have any name.
-    if error["type"] == "extra_forbidden":
-        names = [*(x for x in path[:-1] if x in names), path[-1]]
-    return ".".join(map(str, names))
-
-
-def _is_field(name: str) -> bool:
-    return name.isidentifier() and name != "str"
+    last = len(path) - 1 if error["type"] == "extra_forbidden" else None
+    is_field = [isinstance(x, int) or (x.isidentifier() and x != "str") for x in path]
+    return ".".join(str(x) for n, x in enumerate(path) if is_field[n] or n == last)

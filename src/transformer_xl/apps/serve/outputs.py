@@ -43,26 +43,33 @@ class Spelled:
 class Output:
     """What a text of a response has written since the last event of the response.
 
+    Attributes:
+        prefix: Of the identifier of a response.
+        object: The object of a response.
+        part: The object of an event of a stream.
+
     Args:
         service: The server.
         index: The number of the text.
         text: The text, before it is submitted.
-        given: The tokens of its prompt, without those that were read before.
+        prompt_ids: The tokens of its prompt, without those that were read before.
         context: The decoder before the prompt if the prompt is returned; otherwise None.
         start: The place of the first character.
     """
+
+    prefix, object, part = "cmpl", "text_completion", "text_completion"
 
     def __init__(
         self,
         service: Service,
         index: int,
         text: Text,
-        given: list[int],
+        prompt_ids: list[int],
         context: StreamDecoder | None,
         start: int,
     ) -> None:
         self._service, self._index, self._text = service, index, text
-        self._given, self._is_echoed = given, context is not None
+        self._prompt_ids, self._is_echoed = prompt_ids, context is not None
         self._decoder = context or text.writer.decoder.fork()
         # In characters: what is decoded, what is final, what was returned or is about to be.
         self._decoded = self._final = self._ready = start
@@ -108,7 +115,7 @@ class Output:
     def tell_again(self, told: Told) -> None:
         """Add all but the end of an answer that was given before."""
         if self._is_echoed:
-            echo = self._service.vocab.decode(self._given) if told.echo is None else told.echo
+            echo = self._service.vocab.decode(self._prompt_ids) if told.echo is None else told.echo
             self._parts.append(echo)
         self._parts.append(told.text)
         for token in told.tokens[: len(told.tokens) - told.n_behind]:
@@ -119,13 +126,13 @@ class Output:
         if not self._is_echoed:
             return
         scores: list[Scored | None] = [*event.scored]
-        if self._text.scores_prompt and len(scores) < len(self._given):
+        if self._text.scores_prompt and len(scores) < len(self._prompt_ids):
             # Nothing predicts the first token of a text.
-            scores.insert(0, Scored(self._given[0], None))
-        scores = scores or [None] * len(self._given)
+            scores.insert(0, Scored(self._prompt_ids[0], None))
+        scores = scores or [None] * len(self._prompt_ids)
         pieces = [
             self._spell(token, scored, None, is_given=True)
-            for token, scored in zip(self._given, scores, strict=True)
+            for token, scored in zip(self._prompt_ids, scores, strict=True)
         ]
         self.echo = "".join(pieces)
         self._write(self.echo)
@@ -215,10 +222,10 @@ class Output:
         """Return the most probable tokens in the place of one, and itself, as OpenAI does."""
         if spelled.scored is None or spelled.scored.log_prob is None:
             return None
-        found: dict[str, float] = {}
+        log_probs: dict[str, float] = {}
         for token, raw, log_prob in spelled.likeliest:
             is_own = token == spelled.token
-            found.setdefault(self._service.token_text(spelled.raw if is_own else raw), log_prob)
+            log_probs.setdefault(self._service.token_text(spelled.raw if is_own else raw), log_prob)
         # Also where another token is written alike.
-        found[self._service.token_text(spelled.raw)] = spelled.scored.log_prob
-        return found
+        log_probs[self._service.token_text(spelled.raw)] = spelled.scored.log_prob
+        return log_probs

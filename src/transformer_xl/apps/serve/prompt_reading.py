@@ -149,11 +149,11 @@ def scored(
     # JSON has no infinity.
     log_probs = model.head.log_probs(hidden).clamp(min=_MIN_LOG_PROB)
     values, likeliest = log_probs.topk(min(most, log_probs.shape[-1]))
-    own = log_probs[torch.arange(len(tokens)), torch.tensor(tokens)].tolist()
+    chosen = log_probs[torch.arange(len(tokens)), torch.tensor(tokens)].tolist()
     near = zip(likeliest.tolist(), values.tolist(), strict=True)
     return [
         Scored(token, log_prob, tuple(zip(*top, strict=True)))
-        for token, log_prob, top in zip(tokens, own, near, strict=True)
+        for token, log_prob, top in zip(tokens, chosen, near, strict=True)
     ]
 
 
@@ -171,8 +171,8 @@ def most_seen(seen: Float[Tensor, " S"], most: int) -> Shares:
     """Return distances (0: the newest position) and shares of the largest ones, descending."""
     values, places = seen.topk(min(most, len(seen)))
     last = len(seen) - 1
-    found = zip(places.tolist(), values.tolist(), strict=True)
-    return tuple((last - place, share) for place, share in found if share > 0)
+    pairs = zip(places.tolist(), values.tolist(), strict=True)
+    return tuple((last - place, share) for place, share in pairs if share > 0)
 
 
 def _row(memory: Memory, row: int, first: int, stop: int) -> Memory:

@@ -6,7 +6,6 @@ A session is one hash, so that its fields expire together:
 fence     the number of the last lease
 until     when that lease ends, in microseconds by the clock of Redis; 0: it was given back
 holder    who asked for it: random, for each time
-birth     the number of the first lease
 version   the number of the lease under which the text was last changed; missing: it has not begun
 snap      the version of ``memory``; 0: none
 memory    a state as :func:`~transformer_xl.inference.generate.pack_state` packs it
@@ -30,13 +29,13 @@ ACQUIRE = (
     _NOW
     + """
 -- name, microseconds of a lease, milliseconds until an unused session expires, most sessions, who
-local found = redis.call('HMGET', KEYS[1], 'until', 'version', 'appended', 'holder', 'fence')
-if found[1] and tonumber(found[1]) > now then
+local fields = redis.call('HMGET', KEYS[1], 'until', 'version', 'appended', 'holder', 'fence')
+if fields[1] and tonumber(fields[1]) > now then
   -- Sent again, as its answer was lost.
-  if found[4] == ARGV[5] then return {'ok', found[5], found[2] or '0', found[3] or '0'} end
+  if fields[4] == ARGV[5] then return {'ok', fields[5], fields[2] or '0', fields[3] or '0'} end
   return {'busy', ''}
 end
-if not found[2] then
+if not fields[2] then
   redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', text(now - ARGV[3] * 1000))
   local n = redis.call('ZCARD', KEYS[3])
   if n >= tonumber(ARGV[4]) then return {'many', text(n)} end
@@ -45,10 +44,9 @@ end
 local number = text(math.max(now, (redis.call('GET', KEYS[2]) or 0) + 1))
 redis.call('SET', KEYS[2], number)
 redis.call('HSET', KEYS[1], 'fence', number, 'until', text(now + ARGV[2]), 'holder', ARGV[5])
-if not found[2] then redis.call('HSET', KEYS[1], 'birth', number) end
-local left = found[2] and ARGV[3] or 0
+local left = fields[2] and ARGV[3] or 0
 redis.call('PEXPIRE', KEYS[1], text(left + math.ceil(ARGV[2] / 500)))
-return {'ok', number, found[2] or '0', found[3] or '0'}
+return {'ok', number, fields[2] or '0', fields[3] or '0'}
 """
 )
 
@@ -56,9 +54,9 @@ RENEW = (
     _NOW
     + """
 -- number, microseconds of a lease, milliseconds until an unused session expires
-local found = redis.call('HMGET', KEYS[1], 'fence', 'until')
+local fields = redis.call('HMGET', KEYS[1], 'fence', 'until')
 -- Nor one that was given back while this was under way.
-if found[1] ~= ARGV[1] or found[2] == '0' then return 0 end
+if fields[1] ~= ARGV[1] or fields[2] == '0' then return 0 end
 redis.call('HSET', KEYS[1], 'until', text(now + ARGV[2]))
 local left = redis.call('HEXISTS', KEYS[1], 'version') == 1 and ARGV[3] or 0
 redis.call('PEXPIRE', KEYS[1], text(left + math.ceil(ARGV[2] / 500)))
@@ -84,23 +82,19 @@ SAVE = (
     + """
 -- name, number, milliseconds until an unused session expires, record, size of the record, memory
 -- or '', random numbers, note, weights
-local found = redis.call('HMGET', KEYS[1], 'fence', 'version', 'tail', 'appended', 'snap', 'birth')
+local fields = redis.call('HMGET', KEYS[1], 'fence', 'version', 'tail', 'appended', 'snap')
 -- Sent again, as its answer was lost; another server may have acquired it, or appended, since.
-if found[2] == ARGV[2] or found[5] == ARGV[2] then return 'ok' end
-if found[1] ~= ARGV[2] then
-  if string.find(found[3] or '', ARGV[4], 1, true) then return 'ok' end
-  local number = tonumber(ARGV[2])
+if fields[2] == ARGV[2] or fields[5] == ARGV[2] then return 'ok' end
+if fields[1] ~= ARGV[2] then
+  if string.find(fields[3] or '', ARGV[4], 1, true) then return 'ok' end
   -- Whether a later memory has this turn in it cannot be told.
-  if (tonumber(found[6]) or 0) <= number and (tonumber(found[5]) or 0) > number then
-    return 'unknown'
-  end
-  return 'taken'
+  return (tonumber(fields[5]) or 0) > tonumber(ARGV[2]) and 'unknown' or 'taken'
 end
 if ARGV[6] ~= '' then
   redis.call('HSET', KEYS[1], 'memory', ARGV[6], 'snap', ARGV[2], 'tail', '', 'appended', '0')
 else
-  local appended = text((found[4] or 0) + ARGV[5])
-  redis.call('HSET', KEYS[1], 'tail', (found[3] or '') .. ARGV[4], 'appended', appended)
+  local appended = text((fields[4] or 0) + ARGV[5])
+  redis.call('HSET', KEYS[1], 'tail', (fields[3] or '') .. ARGV[4], 'appended', appended)
 end
 redis.call('HSET', KEYS[1], 'version', ARGV[2], 'until', '0', 'random', ARGV[7], 'note', ARGV[8],
   'weights', ARGV[9])
@@ -111,29 +105,19 @@ return 'ok'
 )
 
 LOAD = """
--- version that the caller knows, most bytes of the memory, of the tail and of any other field
+-- 1 for the memory, too; most bytes of the memory, of the tail and of any other field
 local limits = {memory = ARGV[2], tail = ARGV[3]}
-local names = {'memory', 'tail', 'version', 'birth', 'snap', 'random', 'note', 'weights'}
+local names = {'version', 'snap', 'random', 'note', 'weights', 'tail', 'memory'}
 for _, name in ipairs(names) do
   if redis.call('HSTRLEN', KEYS[1], name) > tonumber(limits[name] or ARGV[4]) then
     return {'large', name}
   end
 end
-local found = redis.call(
-  'HMGET', KEYS[1], 'version', 'birth', 'snap', 'random', 'note', 'weights', 'tail')
-if not found[1] then return {'missing', ''} end
-for i = 1, 7 do found[i] = found[i] or '' end
--- Only a version that is in this text: the store may have lost another one, and gone on.
-local known, tail, place = tonumber(ARGV[1]), found[7], 1
-local is_known = known > 0 and (known == tonumber(found[3]) or known == tonumber(found[1]))
--- Of a record cut off nothing is read: the server tells that it is damaged.
-while known > 0 and not is_known and place + 19 <= #tail do
-  local version, n_read, n_drawn = struct.unpack('<I8I4I4', tail, place)
-  is_known = version == known
-  place = place + 20 + 4 * (n_read + n_drawn)
-end
-found[8] = is_known and '' or redis.call('HGET', KEYS[1], 'memory') or ''
-return {'ok', is_known and 1 or 0, unpack(found)}
+if ARGV[1] == '0' then names[7] = nil end
+local fields = redis.call('HMGET', KEYS[1], unpack(names))
+if not fields[1] then return {'missing', ''} end
+for i = 1, 7 do fields[i] = fields[i] or '' end
+return {'ok', unpack(fields)}
 """
 
 DELETE = (
@@ -142,22 +126,38 @@ DELETE = (
 -- name
 redis.call('ZREM', KEYS[3], ARGV[1])
 -- Whatever else has its key goes, too.
-if redis.call('TYPE', KEYS[1]).ok ~= 'hash' then return {redis.call('DEL', KEYS[1]), ''} end
-local found = redis.call('HMGET', KEYS[1], 'until', 'version')
-if (tonumber(found[1]) or 0) > now then
-  redis.call('ZADD', KEYS[3], text(now), ARGV[1])
-  return {'busy', ''}
+local fields = {}
+if redis.call('TYPE', KEYS[1]).ok == 'hash' then
+  fields = redis.call('HMGET', KEYS[1], 'until', 'version')
 end
-redis.call('DEL', KEYS[1])
-return {found[2] and 1 or 0, ''}
+if (tonumber(fields[1]) or 0) > now then
+  redis.call('ZADD', KEYS[3], text(now), ARGV[1])
+  return 'busy'
+end
+return redis.call('DEL', KEYS[1]) == 1 and 'ok' or 'missing'
 """
 )
 
 LIST = (
     _NOW
     + """
--- milliseconds until an unused session expires, how many
+-- milliseconds until an unused session expires, how many, a name or ''
 redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', text(now - ARGV[1] * 1000))
-return {text(now), redis.call('ZREVRANGE', KEYS[3], 0, ARGV[2] - 1, 'WITHSCORES')}
+local used = {ARGV[3], redis.call('ZSCORE', KEYS[3], ARGV[3]) or text(now)}
+local prefix = string.sub(KEYS[1], 1, -1 - #ARGV[3])
+if ARGV[3] == '' then used = redis.call('ZREVRANGE', KEYS[3], 0, ARGV[2] - 1, 'WITHSCORES') end
+local rows = {}
+for i = 1, #used, 2 do
+  local fields, status = redis.pcall('HMGET', prefix .. used[i], 'version', 'until'), 'free'
+  if fields.err or not tonumber(fields[2] or 0) then
+    status = 'damaged'
+  elseif not fields[1] then
+    status = 'missing'
+  elseif tonumber(fields[2] or 0) > now then
+    status = 'busy'
+  end
+  table.insert(rows, {used[i], used[i + 1], status})
+end
+return rows
 """
 )

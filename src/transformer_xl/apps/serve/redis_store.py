@@ -3,7 +3,7 @@
 What is stored of a text is its tokens, and now and then its memory: a server that takes a session
 over loads the memory and reads the tokens behind it again. A server changes a session under a
 lease, which it renews; each lease has a fencing number (Kleppmann, "How to do distributed locking",
-2016), and the script that appends to a text refuses any but the last one. So a server that was
+2016), and the script that appends to a text accepts the last one only. So a server that was
 paused for longer than its lease cannot append to what another one has continued.
 """
 
@@ -22,18 +22,13 @@ import numpy as np
 import torch
 
 from transformer_xl.apps.serve import redis_scripts
-from transformer_xl.apps.serve.errors import (
-    SessionBusyError,
-    SessionMissingError,
-    SessionTakenError,
-    StoreUnavailableError,
-    TooManySessionsError,
-)
+from transformer_xl.apps.serve.errors import SessionError
 from transformer_xl.apps.serve.replay import replay
 from transformer_xl.apps.serve.serve_settings import ServeSettings, without_password
-from transformer_xl.apps.serve.session_store import Lease, Stored, Turn, is_name
+from transformer_xl.apps.serve.session_store import Lease, Stored, Turn, is_name, missing, too_many
 from transformer_xl.apps.serve.texts import most_tokens
 from transformer_xl.config.checks import require
+from transformer_xl.errors import CheckpointError, InputError, SettingsError
 from transformer_xl.inference.generate import State, pack_state, random_numbers, unpack_state
 from transformer_xl.inference.generate.history import joined
 from transformer_xl.model import LanguageModel
@@ -47,8 +42,6 @@ _SOCKET_SECONDS = 2.0
 """How long a single answer is waited for, beside the time of the largest memory."""
 _SPEED = 4 << 20
 """Bytes a second that are sent, written and answered, at least."""
-_LARGE = 1 << 20
-"""Bytes of a script's arguments above which a slow answer says nothing of other sessions."""
 _PAUSE = 0.05
 """Seconds between two tries."""
 _REST = 1.0
@@ -61,6 +54,13 @@ _MOST_VALUE = 512 << 20
 """Bytes that Redis takes in one field."""
 _HEAD = struct.Struct("<QIII")
 """Of a record: its version, the numbers of tokens that were read and drawn, and a checksum."""
+_REASONS = {
+    "OutOfMemoryError": "its memory is full",
+    "ReadOnlyError": "it is a replica",
+    "MISCONF": "it cannot write to its disk",
+    "NOREPLICAS": "it has too few replicas",
+}
+"""Why the store rejects the first change of a script, by the error or the first word of it."""
 
 
 class Record(NamedTuple):
@@ -81,23 +81,22 @@ def unpack_records(content: bytes) -> list[Record]:
     """Return the records of a tail.
 
     Raises:
-        ValueError: It is damaged.
+        CheckpointError: It is damaged.
     """
-    found, start = [], 0
+    records, start = [], 0
     while start < len(content):
-        if len(content) - start < _HEAD.size:
-            raise ValueError("a record is cut off")
-        version, n_read, n_drawn, expected = _HEAD.unpack_from(content, start)
-        start += _HEAD.size
-        stop = start + 4 * (n_read + n_drawn)
+        head = content[start : start + _HEAD.size].ljust(_HEAD.size, b"\0")
+        version, n_read, n_drawn, checksum = _HEAD.unpack(head)
+        stop = start + _HEAD.size + 4 * (n_read + n_drawn)
+        tokens = content[start + _HEAD.size : stop]
         if stop > len(content):
-            raise ValueError("a record is cut off")
-        if _checksum(version, n_read, n_drawn, content[start:stop]) != expected:
-            raise ValueError("a record does not match its checksum")
-        tokens = np.frombuffer(content[start:stop], "<i4").tolist()
-        found.append(Record(version, Turn(tokens[:n_read], tokens[n_read:])))
+            raise CheckpointError("a record is cut off")
+        if _checksum(version, n_read, n_drawn, tokens) != checksum:
+            raise CheckpointError("a record does not match its checksum")
+        ids = np.frombuffer(tokens, "<i4").tolist()
+        records.append(Record(version, Turn(ids[:n_read], ids[n_read:])))
         start = stop
-    return found
+    return records
 
 
 def _checksum(version: int, n_read: int, n_drawn: int, tokens: bytes) -> int:
@@ -106,6 +105,10 @@ def _checksum(version: int, n_read: int, n_drawn: int, tokens: bytes) -> int:
 
 class RedisStore:
     """Sessions in Redis, version 7 or newer, or Valkey.
+
+    Methods raise a SessionError where a session is missing or in use or the store does not answer,
+    CheckpointError where what it holds is damaged, and InputError where that belongs to another
+    model.
 
     Args:
         settings: The URL, the limits, the seconds of a lease.
@@ -117,10 +120,11 @@ class RedisStore:
     Raises:
         OSError: The server cannot be reached.
         RuntimeError: The package redis is missing.
-        ValueError: The URL is none, or a full memory is larger than Redis takes.
+        SettingsError: The URL is none, or a full memory is larger than Redis takes.
     """
 
-    is_shared = True
+    is_saved = True
+    n_sessions: int | None = None
 
     def __init__(
         self,
@@ -140,7 +144,7 @@ class RedisStore:
                 "sessions in Redis need the package redis: pip install 'transformer-xl[redis]'"
             ) from error
         self._errors = redis.exceptions
-        self._url, self._settings = str(settings.sessions), settings
+        self._where, self._settings = without_password(str(settings.sessions)), settings
         self._weights, self._model, self._run = weights, model, run
         self._most_memory = largest + _MARGIN
         require(
@@ -150,20 +154,19 @@ class RedisStore:
         )
         per_turn = settings.max_prompt + settings.max_tokens
         self._most_tail = 2 * (4 + _HEAD.size) * (settings.session_snapshot + per_turn) + _MARGIN
-        self._lease_us = text_of(settings.session_lease * 1e6)
-        self._idle_ms = text_of(max(settings.session_idle * 1e3, 1))
-        # Of all operations: the store is one thread, where each may wait behind a memory.
-        seconds = _SOCKET_SECONDS + largest / _SPEED
+        self._lease_us = f"{settings.session_lease * 1e6:.0f}"
+        self._idle_ms = f"{max(settings.session_idle * 1e3, 1):.0f}"
         try:
             self._client = redis.Redis.from_url(
-                self._url,
-                socket_timeout=seconds,
+                str(settings.sessions),
+                # Of all operations: the store is one thread, where each may wait behind a memory.
+                socket_timeout=_SOCKET_SECONDS + largest / _SPEED,
                 socket_connect_timeout=_SOCKET_SECONDS,
                 # Tried again here, until a time has passed.
                 retry=Retry(NoBackoff(), 0),
             )
         except ValueError as error:
-            raise ValueError(f"sessions={without_password(self._url)}: {error}") from error
+            raise SettingsError(f"sessions={self._where}: {error}") from error
         self._scripts = {
             name: self._client.register_script(getattr(redis_scripts, name.upper()))
             for name in ("acquire", "renew", "release", "save", "load", "delete", "list")
@@ -179,46 +182,37 @@ class RedisStore:
     def all(self, most: int | None = None) -> list[Stored]:
         """Return the sessions, the most recently used first, without damaged ones."""
         count = self._settings.max_sessions if most is None else most
-        try:
-            now, rows = self._call("list", "", self._idle_ms, count)
-        except RuntimeError as error:
-            raise self._unavailable(str(error)) from error
-        names = [each.decode("ascii", "replace") for each in rows[::2]]
-        named = [(n, float(x)) for n, x in zip(names, rows[1::2], strict=True) if is_name(n)]
-        until = self._tried(lambda: self._leases([name for name, _ in named]))
-        found = []
-        for (name, used), end in zip(named, until, strict=True):
-            try:
-                if isinstance(end, Exception):
-                    raise RuntimeError(f"what the store holds is damaged: {end}")
-                found.append(Stored(name, used / 1e6, _number(end or b"0") > int(now)))
-            except RuntimeError as error:
-                # The others are not told worse for it.
-                log.warning("ignored in the list of sessions: %s: %s", name, error)
-        return found
+        names: list[Stored] = []
+        for name, used, status in self._call("list", "", self._idle_ms, count, ""):
+            if status == b"damaged":
+                # The others can be listed.
+                log.warning("ignored in the list of sessions: %s", name.decode("ascii", "replace"))
+            elif is_name(text := name.decode("ascii", "replace")):
+                names.append(Stored(text, float(used) / 1e6, status == b"busy"))
+        return names
 
     def find(self, name: str) -> Stored:
         """Return one without its state."""
-        used, version, until, time_now = self._tried(lambda: self._about(name))
-        if version is None:
-            raise SessionMissingError(f"there is no session {name!r}")
-        now = time_now[0] * 10**6 + time_now[1]
-        return Stored(name, (used or now) / 1e6, _number(until or b"0") > now)
+        ((_, used, status),) = self._call("list", name, self._idle_ms, 1, name)
+        if status == b"damaged":
+            raise CheckpointError(f"session {name!r} in the store is damaged")
+        if status == b"missing":
+            raise missing(name)
+        return Stored(name, float(used) / 1e6, status == b"busy")
 
-    def acquire(self, name: str, version: int) -> Lease:
-        """Acquire a session, if no other server has a lease."""
-        most = self._settings.max_sessions
-        given = (name, self._lease_us, self._idle_ms, most, secrets.token_bytes(16))
-        found = self._call("acquire", name, *given)
-        if found[0] == b"busy":
-            raise SessionBusyError(
-                f"session {name!r} is in use by another server, or by one that has died less than "
-                f"{self._settings.session_lease:g} s ago: ask again"
+    def acquire(self, name: str) -> Lease:
+        """Acquire a session, if no request has a lease."""
+        most, holder = self._settings.max_sessions, secrets.token_bytes(16)
+        answer = self._call("acquire", name, name, self._lease_us, self._idle_ms, most, holder)
+        if answer[0] == b"busy":
+            raise SessionError(
+                "session_busy",
+                f"session {name!r} is in use by another request, or by a server that died less "
+                f"than {self._settings.session_lease:g} s ago: ask again",
             )
-        if found[0] == b"many":
-            message = f"there are {_number(found[1])} sessions, as many as may be: delete one"
-            raise TooManySessionsError(message)
-        lease = Lease(name, *map(_number, found[1:]))
+        if answer[0] == b"many":
+            raise too_many(f"there are {_number(answer[1])} sessions")
+        lease = Lease(name, *map(_number, answer[1:]))
         with self._lock:
             self._held[lease.number] = lease
         return lease
@@ -233,23 +227,24 @@ class RedisStore:
                 self._scripts["release"](keys, [lease.name, lease.number, self._idle_ms])
 
     def load(self, name: str, known: tuple[int, State] | None = None) -> tuple[int, State]:
-        """Load what the caller does not know, and read it."""
-        version = known[0] if known else 0
+        """Return the version and the state, for which only what follows ``known`` is read."""
         limits = self._most_memory, self._most_tail, _MOST_FIELD
-        kind, *found = self._call("load", name, version, *limits)
+        kind, *fields = self._call("load", name, int(known is None), *limits)
         if kind == b"missing":
-            raise SessionMissingError(f"there is no session {name!r}")
+            raise missing(name)
+        if kind == b"ok" and fields[4] != self._weights.encode():
+            raise InputError(f"session {name!r} was made by another model than this one")
         try:
             if kind == b"large":
-                raise ValueError(f"its field {found[0].decode()} is larger than can be")
-            return self._state(name, found, known)
-        except (ValueError, UnicodeDecodeError, TypeError, IndexError) as error:
-            if isinstance(error, _OtherModelError):
-                raise
-            raise RuntimeError(f"session {name!r} in the store is damaged: {error}") from error
+                raise CheckpointError(f"its field {fields[0].decode()} is larger than can be")
+            loaded = self._state(name, fields, known)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            raise CheckpointError(f"session {name!r} in the store is damaged: {error}") from error
+        # The store may have lost what is known, and gone on from an earlier version.
+        return loaded or self.load(name)
 
     def save(self, lease: Lease, state: State, turn: Turn) -> int:
-        """Append a turn, if no other server has acquired the session since."""
+        """Append a turn, if no other server has acquired the session since; return its version."""
         size = len(turn.read) + len(turn.drawn) + 1
         # The turns of a copy, or of a text behind a preface, are not all that was read.
         is_whole = size == 1 or (not lease.version and bool(self._model.preface))
@@ -259,37 +254,35 @@ class RedisStore:
             content = pack_state(state._replace(random=None, note=""), self._weights)
         random = b"" if state.random is None else state.random.numpy().tobytes()
         record, note = pack_record(lease.number, turn), state.note.encode()
-        given = (lease.name, lease.number, self._idle_ms)
-        given = (*given, record, size, content, random, note, self._weights)
-        n_tries = 0
-
-        def run() -> Any:
-            nonlocal n_tries
-            n_tries += 1
-            return self._scripts["save"](self._keys(lease.name), given)
-
+        words = lease.number, self._idle_ms, record, size, content, random, note, self._weights
         try:
-            found = self._tried(run, len(content))
+            answer = self._call("save", lease.name, lease.name, *words)
         finally:
             with self._lock:
                 self._held.pop(lease.number, None)
-        if found == b"unknown" and n_tries > 1:
+        if answer == b"unknown":
             raise self._unavailable(f"session {lease.name!r} was taken over and stored as a whole")
-        if found != b"ok":
-            raise SessionTakenError(
+        if answer != b"ok":
+            raise SessionError(
+                "session_taken",
                 f"session {lease.name!r} was taken over by another server, as this one had not "
                 f"answered for more than {self._settings.session_lease:g} s; nothing of this "
-                "request was appended: ask again"
+                "request was appended: ask again",
             )
         return lease.number
 
     def delete(self, name: str) -> None:
-        """Delete a session, if no server has a lease."""
-        (found, _) = self._call("delete", name, name)
-        if found == b"busy":
-            raise SessionBusyError(f"session {name!r} is in use by another server: ask again")
-        if not found:
-            raise SessionMissingError(f"there is no session {name!r}")
+        """Delete a session, if no request has a lease."""
+        answer = self._call("delete", name, name)
+        if answer == b"busy":
+            message = f"session {name!r} is in use by another request: ask again"
+            raise SessionError("session_busy", message)
+        if answer == b"missing":
+            raise missing(name)
+
+    def expire(self, forget: Callable[[str], object]) -> int:
+        """Do nothing: Redis deletes those that were not used."""
+        return 0
 
     def close(self) -> None:
         """Close the connections."""
@@ -298,116 +291,85 @@ class RedisStore:
         self._client.close()
 
     def _state(
-        self, name: str, found: Sequence[Any], known: tuple[int, State] | None
-    ) -> tuple[int, State]:
-        is_known, version, _, snap, random, note, weights, tail, memory = found
-        if weights.decode() != self._weights:
-            raise _OtherModelError(f"session {name!r} was made by another model than this one")
-        number, start = _number(version), _number(snap or b"0")
-        before: State | None = None
-        if is_known and known:
-            start, before = known
-        elif start:
+        self, name: str, fields: Sequence[Any], known: tuple[int, State] | None
+    ) -> tuple[int, State] | None:
+        """Return the version and the state; None: what is known is none of its versions."""
+        version, snap, random, note, _, tail, memory = fields
+        last, start = _number(version), _number(snap or b"0")
+        records, before = unpack_records(tail), known and known[1]
+        if known and known[0] not in (start, *(each.version for each in records)):
+            return None
+        if not known and start:
             before = unpack_state(memory, f"session {name!r}", self._weights, self._model)
-        records = [each for each in unpack_records(tail) if each.version > start]
+        start = known[0] if known else start
+        records = [each for each in records if each.version > start]
         ends = [each.version for each in records]
-        if ends != sorted({*ends}) or (ends[-1] if ends else start) != number:
-            raise ValueError("its turns are out of order")
+        if ends != sorted({*ends}) or (ends[-1] if ends else start) != last:
+            raise CheckpointError("its turns are out of order")
         tokens = [token for each in records for token in (*each.turn.read, *each.turn.drawn)]
         size = self._model.config.vocab_size
         if not all(0 <= token < size for token in tokens):
-            raise ValueError(f"it has a token outside the vocabulary of {size}")
-        given = torch.frombuffer(bytearray(random), dtype=torch.uint8) if random else None
-        if given is not None:
-            random_numbers(given)
+            raise CheckpointError(f"it has a token outside the vocabulary of {size}")
         if before is None and not tokens:
-            raise ValueError("it has no tokens")
-        if not tokens:
-            assert before is not None
-            return number, before._replace(random=given, note=note.decode())
-        mems, last = None, None
-        history: Sequence[int] | np.ndarray = ()
+            raise CheckpointError("it has no tokens")
+        generator = torch.frombuffer(bytearray(random), dtype=torch.uint8) if random else None
+        if generator is not None:
+            random_numbers(generator)
+        about = {"random": generator, "note": note.decode()}
+        mems, last_token, unread, history = None, None, (), ()
         if before is not None:
-            mems, last = before.mems, before.last_token
-            history = () if before.read is None else before.read.numpy()
+            if not tokens:
+                return last, before._replace(**about)
+            mems, last_token = before.mems, before.last_token
+            unread, history = (last_token,), () if before.read is None else before.read.numpy()
         turns = [each.turn for each in records]
-        mems, last_token = replay(self._model, turns, mems, last, self._run)
+        mems, last_token = replay(self._model, turns, mems, last_token, self._run)
         most = most_tokens(self._model.config.mem_len)
-        all_read = joined(history, () if last is None else (last,), tokens, most=most + 1)[:-1]
-        read = torch.from_numpy(all_read[-most:])
-        return number, State(mems, last_token, given, read=read, note=note.decode())
+        read = joined(history, unread, tokens, most=most + 1)[:-1][-most:]
+        return last, State(mems, last_token, read=torch.from_numpy(read), **about)
 
     def _keys(self, name: str) -> list[str]:
         return [f"{_PREFIX}session:{name}", f"{_PREFIX}fence", f"{_PREFIX}used"]
 
-    def _call(self, script: str, name: str, *given: Any) -> Any:
-        """Run a script; each may be run again if its answer was lost."""
-        return self._tried(lambda: self._scripts[script](self._keys(name), given))
-
-    def _tried(self, function: Callable[[], Any], size: int = 0) -> Any:
-        """Call a function, which sends so many bytes, until the store answers or time is up."""
+    def _call(self, script: str, name: str, *words: Any) -> Any:
+        """Run a script, again if its answer was lost, until the store answers or time is up."""
         if self._failed_at + _REST > time.monotonic():
             raise self._unavailable("it did not answer a moment ago")
         # Once it has failed, one try must do: many requests wait for few threads.
         end = time.monotonic() + (_SECONDS if self._failed_at == _NEVER else 0)
         while True:
             try:
-                found = function()
+                answer = self._scripts[script](self._keys(name), words)
                 self._failed_at = _NEVER
-                return found
+                return answer
             except self._errors.AuthenticationError as error:
                 raise self._unavailable(str(error)) from error
             except (self._errors.ConnectionError, self._errors.TimeoutError) as error:
-                is_timeout = isinstance(error, self._errors.TimeoutError)
-                if time.monotonic() > end + is_timeout * size / _SPEED:
-                    if not (is_timeout and size > _LARGE):
-                        self._failed_at = time.monotonic()
+                if time.monotonic() > end:
+                    self._failed_at = time.monotonic()
                     raise self._unavailable(str(error)) from error
                 time.sleep(_PAUSE)
             except self._errors.ResponseError as error:
                 message = str(error)
-                if why := self._refusal(error):
-                    log.error("the store of the sessions refuses: %s", message)
-                    raise StoreUnavailableError(
+                word = message.partition(" ")[0]
+                if why := _REASONS.get(type(error).__name__, _REASONS.get(word)):
+                    log.error("the store of the sessions rejects a change: %s", message)
+                    message = (
                         f"the store of the sessions refuses what changes it, as {why}: nothing of "
                         "this request was appended: ask again later"
-                    ) from error
+                    )
+                    raise SessionError("store_unavailable", message) from error
                 if "WRONGTYPE" in message or "user_script" in message:
-                    raise RuntimeError(f"what the store holds is damaged: {message}") from error
+                    raise CheckpointError(f"what the store holds is damaged: {message}") from error
                 raise self._unavailable(message) from error
 
-    def _refusal(self, error: Exception) -> str | None:
-        """Return why the store has refused the first change of a script, if that is known."""
-        if isinstance(error, self._errors.OutOfMemoryError):
-            return "its memory is full"
-        if isinstance(error, self._errors.ReadOnlyError):
-            return "it is a replica"
-        if str(error).startswith("MISCONF"):
-            return "it cannot write to its disk"
-        return "it has too few replicas" if str(error).startswith("NOREPLICAS") else None
-
-    def _unavailable(self, why: str) -> StoreUnavailableError:
-        where = without_password(self._url)
-        log.error("the store of the sessions, %s: %s", where, why)
-        return StoreUnavailableError(
+    def _unavailable(self, why: str) -> SessionError:
+        log.error("the store of the sessions, %s: %s", self._where, why)
+        return SessionError(
+            "store_unavailable",
             "the store of the sessions does not answer; whether this request was appended is not "
-            "known: ask again with the same Idempotency-Key"
+            "known: ask again with the same Idempotency-Key",
         )
-
-    def _leases(self, names: Sequence[str]) -> list[bytes | Exception | None]:
-        with self._client.pipeline(transaction=False) as pipeline:
-            for name in names:
-                pipeline.hget(self._keys(name)[0], "until")
-            return pipeline.execute(raise_on_error=False)
-
-    def _about(self, name: str) -> tuple[float | None, Any, Any, tuple[int, int]]:
-        with self._client.pipeline(transaction=True) as pipeline:
-            key, _, names = self._keys(name)
-            pipeline.zscore(names, name)
-            pipeline.hmget(key, "version", "until")
-            pipeline.time()
-            used, (version, until), now = pipeline.execute()
-        return used, version, until, now
 
     def _renew(self) -> None:
         """Renew the leases that are held, three times before one ends."""
@@ -415,9 +377,9 @@ class RedisStore:
             with self._lock:
                 held = [*self._held.values()]
             for lease in held:
+                words = [lease.number, self._lease_us, self._idle_ms]
                 try:
-                    given = [lease.number, self._lease_us, self._idle_ms]
-                    is_mine = self._scripts["renew"](self._keys(lease.name), given)
+                    is_mine = self._scripts["renew"](self._keys(lease.name), words)
                 except self._errors.ResponseError as error:
                     log.warning("session %s: its lease cannot be renewed: %s", lease.name, error)
                     continue
@@ -436,25 +398,23 @@ class RedisStore:
         Raises:
             OSError: It cannot be reached.
         """
-        where = without_password(self._url)
+        where = self._where
         try:
             self._client.ping()
         except self._errors.RedisError as error:
             raise OSError(f"sessions={where}: the store cannot be reached: {error}") from error
+        names = "appendonly", "appendfsync", "maxmemory", "maxmemory-policy"
         # Not every service tells its settings.
         with suppress(self._errors.RedisError):
-            found = self._client.config_get(
-                *("appendonly", "appendfsync", "maxmemory", "maxmemory-policy")
-            )
-            values = {_text(key): _text(x) for key, x in dict(found).items()}
-            if values.get("appendonly") != "yes" or values.get("appendfsync") != "always":
+            values: dict[str, str] = self._client.config_get(*names)  # pyright: ignore[reportAssignmentType]
+            is_kept, fsync, memory, policy = map(values.get, names)
+            if is_kept != "yes" or fsync != "always":
                 log.warning(
                     "%s has appendonly=%s and appendfsync=%s: a crash of its machine can lose "
                     "answers that were finished; appendonly yes and appendfsync always lose none",
-                    *(where, values.get("appendonly"), values.get("appendfsync")),
+                    *(where, is_kept, fsync),
                 )
-            policy = values.get("maxmemory-policy")
-            if values.get("maxmemory") not in (None, "0") and policy != "noeviction":
+            if memory not in (None, "0") and policy != "noeviction":
                 log.warning(
                     "%s has maxmemory-policy=%s: once its memory is full it deletes sessions whose "
                     "answers were finished; noeviction refuses new ones instead",
@@ -462,20 +422,7 @@ class RedisStore:
                 )
 
 
-class _OtherModelError(ValueError):
-    """A session belongs to another model."""
-
-
-def text_of(number: float) -> str:
-    """Return a whole number as scripts take it."""
-    return f"{number:.0f}"
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
 def _number(value: bytes) -> int:
     if not re.fullmatch(rb"\d{1,16}", value):
-        raise RuntimeError(f"what the store holds is damaged: {value[:20]!r} is no number")
+        raise CheckpointError(f"what the store holds is damaged: {value[:20]!r} is no number")
     return int(value)

@@ -13,6 +13,7 @@ import msgspec
 
 from transformer_xl.apps.serve.errors import ApiError
 from transformer_xl.apps.serve.schemas import CompletionRequest
+from transformer_xl.errors import CheckpointError
 
 KEY = r"^[!-~]{1,255}$"
 """The pattern of an Idempotency-Key."""
@@ -55,10 +56,10 @@ class Notes(msgspec.Struct, forbid_unknown_fields=True):
 
     def after(self, told: Told | None) -> "Notes":
         """Return the notes after another answer."""
-        kept = [*self.told, told][-_MOST:] if told else self.told
-        while len(kept) > 1 and len(msgspec.json.encode(kept)) > _MOST_BYTES:
-            kept = kept[1:]
-        return Notes(self.turns + 1, kept)
+        answers = [*self.told, told][-_MOST:] if told else self.told
+        while len(answers) > 1 and len(msgspec.json.encode(answers)) > _MOST_BYTES:
+            answers = answers[1:]
+        return Notes(self.turns + 1, answers)
 
 
 NOTE_BYTES = len(Notes(2**53 - 1).encoded())
@@ -70,12 +71,13 @@ def notes_of(note: str) -> Notes:
     """Return what a session keeps.
 
     Raises:
-        RuntimeError: The note is damaged.
+        CheckpointError: The note is damaged.
     """
     try:
         return _DECODER.decode(note) if note else Notes()
     except msgspec.DecodeError as error:
-        raise RuntimeError(f"what the session keeps with its state is damaged: {error}") from error
+        message = f"what the session keeps with its state is damaged: {error}"
+        raise CheckpointError(message) from error
 
 
 def require_repeatable(body: CompletionRequest, key: str | None) -> None:
@@ -84,18 +86,17 @@ def require_repeatable(body: CompletionRequest, key: str | None) -> None:
     Raises:
         ApiError: It has no session, or asks for more than text and tokens.
     """
+    message = param = ""
     if body.session_turn is not None and not body.session:
-        message = "session_turn is for sessions: name one, or leave it out"
-        raise ApiError(400, message, "unsupported", "session_turn")
-    if key is None:
-        return
-    if not body.session:
+        param, message = "session_turn", "session_turn is for sessions: name one, or leave it out"
+    elif key is not None and not body.session:
         message = "Idempotency-Key is for sessions, to which nothing is appended twice: name one"
-        raise ApiError(400, message, "unsupported", "session")
-    for name in ("logprobs", "attention"):
-        if getattr(body, name) is not None:
-            message = f"answers that are kept for an Idempotency-Key have no {name}: leave it out"
-            raise ApiError(400, message, "unsupported", name)
+        param = "session"
+    elif key is not None and (body.logprobs, body.attention) != (None, None):
+        param = "attention" if body.logprobs is None else "logprobs"
+        message = f"answers that are kept for an Idempotency-Key have no {param}: leave it out"
+    if message:
+        raise ApiError(400, message, "unsupported", param)
 
 
 def digest(body: CompletionRequest) -> str:
@@ -110,16 +111,14 @@ def find(notes: Notes, key: str | None, body: CompletionRequest) -> Told | None:
     Raises:
         ApiError: The key was given with another request, or the request is for another turn.
     """
-    for told in notes.told if key is not None else ():
-        if told.key == key:
-            if told.request != digest(body):
-                message = "this Idempotency-Key was used for another request: take a new one"
-                raise ApiError(409, message, "idempotency_key_reused", "Idempotency-Key")
-            return told
-    if body.session_turn not in (None, notes.turns):
+    told = next((each for each in notes.told if each.key == key), None)
+    if told is None and body.session_turn not in (None, notes.turns):
         message = (
             f"session_turn={body.session_turn}, and the session has given {notes.turns} answers: "
             "nothing was appended"
         )
         raise ApiError(409, message, "session_at_another_turn", "session_turn")
-    return None
+    if told is not None and told.request != digest(body):
+        message = "this Idempotency-Key was used for another request: take a new one"
+        raise ApiError(409, message, "idempotency_key_reused", "Idempotency-Key")
+    return told

@@ -41,17 +41,17 @@ def replay(
         steps = Lengths.of(config, segment_len=1, ext_len=0)
     start = model.start_memory(1, config.mem_len) if mems is None else mems
     memory: Memory = run(partial(torch.no_grad()(model.keep), start))
+    last: tuple[int, ...] = () if last_token is None else (last_token,)
     for turn in turns:
-        prompt = (*(() if last_token is None else (last_token,)), *turn.read)
+        prompt = (*last, *turn.read)
         unread = prompt if turn.drawn else prompt[:-1]
         for tokens, lengths in ((unread, prompts), (tuple(turn.drawn[:-1]), steps)):
             if tokens:
                 pieces = read(model, torch.tensor([tokens]), lengths, memory)
-                while (found := run(partial(_read_next, pieces))) is not None:
-                    memory = found
-        last_token = (*prompt, *turn.drawn)[-1]
-    assert last_token is not None
-    return memory.seen(), last_token
+                while (after := run(partial(_read_next, pieces))) is not None:
+                    memory = after
+        last = (*prompt, *turn.drawn)[-1:]
+    return memory.seen(), next(iter(last))
 
 
 @torch.no_grad()

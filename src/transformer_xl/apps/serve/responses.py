@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from transformer_xl.apps.serve.errors import ApiError
 from transformer_xl.apps.serve.invalid import invalid
+from transformer_xl.errors import CheckpointError, TxlError
 
 _TYPES = {
     401: "authentication_error",
@@ -61,8 +62,12 @@ def error_response(error: ApiError, headers: Mapping[str, str] | None = None) ->
 def add_handlers(app: FastAPI) -> None:
     """Return every error in the same format."""
 
-    @app.exception_handler(ApiError)
-    async def _known(request: Request, error: ApiError) -> Response:
+    @app.exception_handler(TxlError)
+    async def _known(request: Request, error: TxlError) -> Response:
+        if isinstance(error, CheckpointError):
+            error = ApiError(409, str(error), "session_damaged", "session")
+        elif not isinstance(error, ApiError):
+            error = ApiError(400, str(error), "invalid_value")
         return error_response(error)
 
     @app.exception_handler(RequestValidationError)

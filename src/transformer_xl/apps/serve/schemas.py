@@ -1,6 +1,17 @@
 """The schemas of requests and responses."""
 
-from typing import Annotated, Any, Literal
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    LiteralString,
+    Optional,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from pydantic import (
     AfterValidator,
@@ -10,11 +21,13 @@ from pydantic import (
     StrictBool,
     StrictFloat,
     StrictInt,
+    create_model,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from transformer_xl.apps.serve.session_store import NAME
-from transformer_xl.config.evaluation import MAX_HISTORY
+from transformer_xl.config import GenerateConfig
 from transformer_xl.data.vocab import HALF
 
 
@@ -24,6 +37,12 @@ def _require_text(text: str) -> str:
         about = {"place": half.start(), "half": repr(half[0])}
         raise PydanticCustomError("half_of_a_pair", "{half}", about)
     return text
+
+
+def _require(holds: bool, message: str, param: str, code: LiteralString = "invalid_value") -> None:
+    """Require what fields have in common; ``code`` and ``param`` are those of the response."""
+    if not holds:
+        raise PydanticCustomError(code, "{message}", {"message": message, "param": param})
 
 
 Text = Annotated[str, AfterValidator(_require_text)]
@@ -43,43 +62,39 @@ class StreamOptions(BaseModel):
     include_obfuscation: Literal[False] | None = None
 
 
-class _Request(BaseModel):
-    """What completions and chats have in common: OpenAI's fields, sampling and attention."""
+def _sampling() -> dict[str, Any]:
+    """Return the settings of sampling, with their ranges, as fields that may be left out."""
+    options: dict[str, Any] = {}
+    hints: dict[str, Any] = get_type_hints(GenerateConfig, include_extras=True)
+    for name, kind in hints.items():
+        if name in ("prompt", "length", "stop", "seed", "beam_size", "length_penalty"):
+            continue
+        kind = get_args(kind)[0] if get_origin(kind) in (Union, UnionType) else kind
+        if get_origin(kind) is tuple:
+            kind = Annotated[list[_Breaker], Field(max_length=16)]
+        elif get_origin(kind) is Annotated:
+            number, limits = get_args(kind)
+            most = 1e6 if number is float and limits.le is None else limits.le
+            kind = Annotated[number, Field(strict=True, ge=limits.ge, gt=limits.gt, le=most)]
+        options[name] = Optional[kind], None  # noqa: UP045  (a value, and no annotation)
+    return options
+
+
+_Sampling: Any = create_model("_Sampling", **_sampling())
+SAMPLING = {*_Sampling.model_fields}
+"""The fields of a request that are settings of sampling."""
+
+
+class _Request(_Sampling):
+    """What completions and chats have in common: OpenAI's fields, sampling and attention.
+
+    Settings of sampling that are left out are those of the model folder.
+    """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     model: str | None = None
     max_tokens: StrictInt | None = Field(None, ge=0)
-    temperature: Annotated[StrictFloat, Field(ge=0, le=100)] | None = Field(
-        None,
-        description="None, as for all settings of sampling: the default of the model folder.",
-    )
-    top_p: StrictFloat | None = Field(None, gt=0, le=1, description="1: all tokens.")
-    top_k: StrictInt | None = Field(None, ge=1)
-    min_p: StrictFloat | None = Field(None, ge=0, le=1, description="0: all tokens.")
-    typical_p: StrictFloat | None = Field(None, gt=0, le=1, description="1: all tokens.")
-    frequency_penalty: StrictFloat | None = Field(None, ge=-2, le=2, description="0: none.")
-    presence_penalty: StrictFloat | None = Field(None, ge=-2, le=2, description="0: none.")
-    repetition_penalty: StrictFloat | None = Field(None, gt=0, le=1e6, description="1: none.")
-    penalty_window: StrictInt | None = Field(
-        None,
-        ge=1,
-        le=MAX_HISTORY,
-        description="How many of the last tokens, prompt and session included, penalties consider.",
-    )
-    dry_multiplier: StrictFloat | None = Field(None, ge=0, le=1e6, description="0: no DRY.")
-    dry_base: StrictFloat | None = Field(None, ge=1, le=1e6)
-    dry_allowed_length: StrictInt | None = Field(None, ge=1, le=64)
-    dry_sequence_breakers: Annotated[list[_Breaker], Field(max_length=16)] | None = None
-    on_loop: Literal["continue", "end", "break"] | None = Field(
-        None,
-        description="What to do once the sampled tokens repeat one sequence, of at most "
-        "loop_max_period tokens, loop_min_count times or more and over loop_min_length tokens or "
-        "more.",
-    )
-    loop_max_period: StrictInt | None = Field(None, ge=1, le=1024)
-    loop_min_count: StrictInt | None = Field(None, ge=2, le=MAX_HISTORY)
-    loop_min_length: StrictInt | None = Field(None, ge=1, le=MAX_HISTORY)
     n: StrictInt | None = Field(None, ge=1)
     stop: _Stop | Annotated[list[_Stop], Field(max_length=16)] | None = Field(
         None, description="None: the default of the model folder; []: none."
@@ -93,6 +108,12 @@ class _Request(BaseModel):
     # OpenAI's other fields are accepted if their values have no effect.
     user: str | None = None
     logit_bias: dict[str, StrictFloat] | None = Field(None, max_length=0)
+
+    @model_validator(mode="after")
+    def _require_stream(self) -> "_Request":
+        message = "stream_options has no effect without stream: leave it out, or set stream"
+        _require(bool(self.stream or not self.stream_options), message, "stream_options")
+        return self
 
 
 class CompletionRequest(_Request):
@@ -113,6 +134,13 @@ class CompletionRequest(_Request):
     )
     suffix: None = None
     best_of: StrictInt | None = Field(None, ge=1)
+
+    @model_validator(mode="after")
+    def _require_all(self) -> "CompletionRequest":
+        n, best_of = self.n or 1, self.best_of
+        message = f"best_of={best_of} must be n={n}"
+        _require(best_of in (None, n), message, "best_of", "unsupported")
+        return self
 
 
 class TextPart(BaseModel):
@@ -163,14 +191,17 @@ class ChatRequest(_Request):
     parallel_tool_calls: StrictBool | None = None
     store: Literal[False] | None = None
 
-
-class Logprobs(BaseModel):
-    """Log-probabilities, in nats, of the tokens of a text."""
-
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]
+    @model_validator(mode="after")
+    def _require_one_length(self) -> "ChatRequest":
+        limits = self.max_tokens, self.max_completion_tokens
+        _require(
+            None in limits or limits[0] == limits[1],
+            "max_tokens={} and max_completion_tokens={}: give one".format(*limits),
+            "max_completion_tokens",
+        )
+        message = "top_logprobs has no effect without logprobs: leave it out, or set logprobs"
+        _require(bool(self.top_logprobs is None or self.logprobs), message, "top_logprobs")
+        return self
 
 
 class _Choice(BaseModel):
@@ -182,6 +213,7 @@ class _Choice(BaseModel):
         None, description='"repetition": the text was ended because it loops.'
     )
     token_ids: list[int] = Field(description="The sampled tokens.")
+    logprobs: dict[str, Any] | None = Field(None, description="As OpenAI has them, in nats.")
     attention: list[list[tuple[int, float]]] | None = Field(
         None,
         description="For each sampled token, pairs of a distance in tokens (0: the token before) "
@@ -193,28 +225,6 @@ class Choice(_Choice):
     """A text, or a part of one."""
 
     text: str
-    logprobs: Logprobs | None = None
-
-
-class TokenScore(BaseModel):
-    """A token with its log-probability in nats, and its bytes."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class ScoredToken(TokenScore):
-    """A token of a message, and the most probable ones in its place."""
-
-    top_logprobs: list[TokenScore]
-
-
-class ChatLogprobs(BaseModel):
-    """The tokens of a message with their log-probabilities."""
-
-    content: list[ScoredToken]
-    refusal: None = None
 
 
 class ChatMessage(BaseModel):
@@ -229,7 +239,6 @@ class ChatChoice(_Choice):
     """A message; in a stream a part of one, in ``delta``."""
 
     message: ChatMessage
-    logprobs: ChatLogprobs | None = None
 
 
 class Usage(BaseModel):
@@ -240,68 +249,39 @@ class Usage(BaseModel):
     total_tokens: int
 
 
-class Drawing(BaseModel):
-    """The settings of sampling: those of the request, else those of the model folder.
-
-    Filters and penalties that are off are left out, but for ``top_k`` and ``top_p``.
-    """
-
-    temperature: float
-    top_k: int | None = Field(description="None: from all tokens.")
-    top_p: float | None = Field(description="None: from all tokens.")
-    min_p: float | None = None
-    typical_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    penalty_window: int | None = None
-    dry_multiplier: float | None = None
-    dry_base: float | None = None
-    dry_allowed_length: int | None = None
-    dry_sequence_breakers: list[str] | None = None
-    on_loop: str | None = None
-    loop_max_period: int | None = None
-    loop_min_count: int | None = None
-    loop_min_length: int | None = None
-    seed: int | None = Field(
-        description="Of the first text; text k has the seed plus k. None: the session continued "
-        "its own random numbers."
-    )
-    max_tokens: int
-    preface: int | None = Field(
-        None, description="Tokens of the model folder that were read before the prompt."
-    )
-
-
 class _Response(BaseModel):
-    """What responses have in common."""
+    """What responses have in common. In a stream, settings and warnings are in the first event."""
 
     id: str
     created: int
     model: str
     usage: Usage | None = None
-    settings: Drawing | None = Field(None, description="In a stream, only in the first event.")
+    settings: dict[str, Any] | None = Field(
+        None,
+        description="The settings of sampling, those of the request or else of the model folder; "
+        "what is off is left out, but for top_k and top_p. seed is that of the first text, text k "
+        "has the seed plus k; null: the session continued its own random numbers. preface: tokens "
+        "of the model folder that were read before the prompt.",
+    )
     warnings: list[str] | None = Field(
         None,
         description="Words or characters of the prompts that are not in the vocabulary and are "
-        "read as <unk>. In a stream, only in the first event.",
+        "read as <unk>.",
     )
 
 
 class Completion(_Response):
-    """A response with completions."""
+    """A response with completions. In a stream, only its first event has all keys."""
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[Choice]
     session_turn: int | None = Field(
-        None,
-        description="How many answers the session has given with this one. In a stream, only in "
-        "the first event.",
+        None, description="How many answers the session has given with this one."
     )
     repeated: Literal[True] | None = Field(
         None,
         description="The answer was given before, to a request with the same Idempotency-Key, and "
-        "nothing was appended now. In a stream, only in the first event.",
+        "nothing was appended now.",
     )
 
 
@@ -310,10 +290,9 @@ class Chat(_Response):
 
     object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
-    chat_template: Literal["file", "model", "roles", "contents"] = Field(
-        description="With what the messages became a prompt: a template given to the server, that "
-        "of the model folder, or a plain one, as the model has none: 'role: content' on lines, or "
-        "the contents alone. In a stream, only in the first event."
+    chat_template: Literal["setting", "roles", "contents"] = Field(
+        description="With what the messages became a prompt: the template of the server, or a "
+        "plain one: 'role: content' on lines, or the contents alone."
     )
 
 
@@ -407,10 +386,6 @@ class ErrorBody(BaseModel):
     """The body of an error response."""
 
     error: _About
-
-
-SAMPLING = {*Drawing.model_fields} & {*CompletionRequest.model_fields} - {"seed", "max_tokens"}
-"""The fields of a request that are settings of sampling."""
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 from urllib.parse import urlsplit, urlunsplit
 
 from transformer_xl.config.checks import (
@@ -21,15 +21,6 @@ from transformer_xl.config.checks import (
     require,
 )
 from transformer_xl.config.files import read_small_file
-
-SHARED = ("redis://", "rediss://", "unix://")
-"""How the address of a store begins that servers can share."""
-
-
-def without_password(url: str) -> str:
-    """Return a URL that may be shown."""
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
 
 
 @no_type_check
@@ -60,14 +51,13 @@ class ServeSettings:
     """Folder in which sessions are saved, of one server; or redis://HOST:PORT/NUMBER, rediss:// or
     unix://, a Redis or Valkey that several servers share. With a password set TXL_SESSIONS
     instead. None: in memory only, until the server stops."""
-    chat_template: Path | None = None
-    """File with the template of chats, in Jinja; None: that of the model folder, or a plain one."""
-    save: Literal["answer", "later"] = "answer"
-    """answer: before a response ends, so a kill loses nothing; later: when evicted from memory."""
+    template: str | None = None
+    """Text of one message of a chat, with {role} and {content}, such as '<{role}>{content}</s>'.
+    None: a plain one, lines of '{role}: {content}'."""
     max_sessions: Count = 10_000
     """Largest number of sessions, in memory and on the disk."""
     sessions_in_memory: Count = 1_000
-    """Largest number of sessions in memory; the least recently used are evicted to the disk."""
+    """Largest number of sessions in memory; of a store the most recently used."""
     session_bytes: Count = 1 << 30
     """Largest number of bytes of the sessions in memory."""
     session_idle: Positive = 604_800.0
@@ -89,8 +79,7 @@ class ServeSettings:
     max_texts: Count = 64
     """Largest number of texts of a request, its prompts times n; not more than max_queue."""
     max_queue: Count = 256
-    """Largest number of waiting texts, and of chats that wait for their template; beyond, a request
-    is refused with 429."""
+    """Largest number of waiting texts; beyond, a request is refused with 429."""
     max_connections: Count = 1_024
     """Largest number of connections; beyond, a request is refused with 503."""
     max_seconds: Positive = 300.0
@@ -102,7 +91,7 @@ class ServeSettings:
 
     def __post_init__(self) -> None:
         check(self)
-        self.keys_in(self.api_key, "api_key")
+        keys_in(self.api_key, "api_key")
         # Only a text can be empty: Path("") is Path("."), which is a folder.
         require(
             self.sessions != "",
@@ -110,8 +99,8 @@ class ServeSettings:
             "in memory only",
         )
         require(
-            not (self.is_shared and self.save == "later"),
-            "save='later' is for sessions in a folder: servers that share a store save each answer",
+            self.template is None or self.template.count("{content}") == 1,
+            f"template={self.template!r} must have {{content}} once, and may have {{role}}",
         )
         require(
             re.fullmatch(r"(/[^/?#\s]+)*", self.root_path) is not None,
@@ -125,22 +114,18 @@ class ServeSettings:
             )
 
     def check_store(self) -> None:
-        """Refuse settings of a store that servers share where there is none.
-
-        Not when they are created: the address may come from the environment, after the others.
+        """Check settings of a shared store: once the address, of the environment, is known.
 
         Raises:
-            UnusedError: There is one.
+            UnusedError: There is no shared store, and one is set.
         """
-        found = [] if self.is_shared else ["session_lease", "session_snapshot"]
-        refuse_unused(
-            self, [Unused(name, "sessions that no server shares", None) for name in found]
-        )
+        names = () if self.is_shared else ("session_lease", "session_snapshot")
+        refuse_unused(self, [Unused(name, "sessions that no server shares") for name in names])
 
     @property
     def is_shared(self) -> bool:
         """Whether other servers have the same sessions."""
-        return str(self.sessions).startswith(SHARED)
+        return str(self.sessions).startswith(("redis://", "rediss://", "unix://"))
 
     @property
     def folder(self) -> Path | None:
@@ -153,29 +138,31 @@ class ServeSettings:
 
         Raises:
             OSError: The file cannot be read.
-            ValueError: It has no key, or one that is not printable ASCII.
+            SettingsError: It has no key, or one that is not printable ASCII.
         """
-        own = self.keys_in(self.api_key, "api_key")
-        if self.api_keys is None:
-            return own
-        content = read_small_file(self.api_keys).decode("utf-8", "replace")
-        return own + self.keys_in(content, f"api_keys={self.api_keys}")
+        lines = self.api_keys and read_small_file(self.api_keys).decode("utf-8", "replace")
+        in_file = keys_in(lines, f"api_keys={self.api_keys}")
+        return keys_in(self.api_key, "api_key") + in_file
 
-    @staticmethod
-    def keys_in(lines: str | None, what: str) -> tuple[str, ...]:
-        """Return the keys in a text with one a line.
 
-        Raises:
-            ValueError: It has none, or one that is not printable ASCII.
-        """
-        if lines is None:
-            return ()
-        keys = tuple(key for line in lines.split("\n") if (key := line.strip()))
-        # The key itself is not shown: errors are logged.
-        is_plain = all(key.isascii() and key.isprintable() for key in keys)
-        rule = "must be printable ASCII and not empty, one key a line"
-        require(bool(keys) and is_plain, f"{what} {rule}")
-        return keys
+def keys_in(lines: str | None, source: str) -> tuple[str, ...]:
+    """Return the keys in a text with one a line.
+
+    Raises:
+        SettingsError: It has none, or one that is not printable ASCII.
+    """
+    keys = tuple(key for line in (lines or "").split("\n") if (key := line.strip()))
+    # The key itself is not shown: errors are logged.
+    is_plain = all(key.isascii() and key.isprintable() for key in keys)
+    rule = "must be printable ASCII and not empty, one key a line"
+    require(lines is None or (bool(keys) and is_plain), f"{source} {rule}")
+    return keys
+
+
+def without_password(url: str) -> str:
+    """Return a URL that may be shown."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
 
 
 def _is_host(name: str) -> bool:

@@ -171,14 +171,12 @@ def alone_in(folder: Path | None) -> Iterator[None]:
         OSError: It cannot be used.
         RuntimeError: Another server has locked it.
     """
-    if folder is None:
-        yield
-        return
-    held = f"another server keeps its sessions in {folder}: stop it, or give another folder"
     with ExitStack() as ending:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            ending.enter_context(locked(folder / ".lock", held))
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+                held = f"another server keeps its sessions in {folder}: stop it, or give another "
+                ending.enter_context(locked(folder / ".lock", held + "folder"))
         except (FileExistsError, NotADirectoryError) as error:
             message = f"sessions={folder} is not a folder: give a folder or a new path"
             raise OSError(message) from error
@@ -190,17 +188,6 @@ def alone_in(folder: Path | None) -> Iterator[None]:
                 "folder that can, or leave --sessions out to keep them in memory only"
             ) from error
         yield
-
-
-def check_place(settings: ServeSettings) -> None:
-    """Check that a server can listen and keep its sessions, before a model is loaded for it.
-
-    Raises:
-        OSError: It cannot listen on the address, or cannot use the folder of the sessions.
-        RuntimeError: Another server keeps its sessions in that folder.
-    """
-    with listen(settings.host, settings.port), alone_in(settings.folder):
-        pass
 
 
 def address_of(listening: socket.socket) -> str:
@@ -225,18 +212,16 @@ def serve(
     Raises:
         OSError: It cannot listen on the address, or cannot use the folder of the sessions.
         RuntimeError: Another server keeps its sessions in that folder.
-        ValueError: A setting has no effect.
+        SettingsError: A setting has no effect.
     """
     settings.check_store()
-    folder = settings.folder
-    with listen(settings.host, settings.port) as listening, alone_in(folder):
+    with listen(settings.host, settings.port) as listening, alone_in(settings.folder):
         server = Server(Service(model, vocab, weights, settings, name, generation))
+        service, where = server.service, settings.folder or "memory only"
         if settings.is_shared:
-            log.info("%s with the sessions in %s", name, without_password(str(settings.sessions)))
-        else:
-            where = f"in {folder}" if folder else "in memory only"
-            log.info("%s with %d sessions %s", name, len(server.service.sessions), where)
-        drawing = server.service.sampler().settings
+            where = without_password(str(settings.sessions))
+        log.info("%s with %d sessions in %s", name, len(service.sessions), where)
+        drawing = service.sampler().settings
         known = ", ".join(f"{key} {'none' if x is None else x}" for key, x in drawing.items())
         log.info("default sampling: %s", known)
         if model.preface:
@@ -246,3 +231,14 @@ def serve(
         sys.setswitchinterval(_SWITCH_SECONDS)
         server.run(sockets=[listening])
         log.info("stopped")
+
+
+def check_place(settings: ServeSettings) -> None:
+    """Check that a server can listen and keep its sessions, before a model is loaded for it.
+
+    Raises:
+        OSError: It cannot listen on the address, or cannot use the folder of the sessions.
+        RuntimeError: Another server keeps its sessions in that folder.
+    """
+    with listen(settings.host, settings.port), alone_in(settings.folder):
+        pass

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from transformer_xl.apps.serve.chat_template import Rendering, find_template
+from transformer_xl.apps.serve.chat_template import chat_template
 from transformer_xl.apps.serve.engine import Engine, Events, tell
-from transformer_xl.apps.serve.errors import file_error
+from transformer_xl.apps.serve.errors import session_error
 from transformer_xl.apps.serve.repeats import NOTE_BYTES
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.session_store import Turn
@@ -25,6 +25,7 @@ from transformer_xl.config import GenerateConfig
 from transformer_xl.config.checks import require
 from transformer_xl.config.device import total_memory
 from transformer_xl.data import Vocab
+from transformer_xl.errors import CheckpointError
 from transformer_xl.inference.generate import (
     Sampler,
     Sampling,
@@ -98,9 +99,9 @@ class Service:
 
     Raises:
         OSError: The folder of the sessions cannot be created or read.
-        RuntimeError: The model cannot run.
-        ValueError: The memories of ``max_batch`` texts do not fit into the device, or a setting of
-            sampling does not fit the vocabulary.
+        CheckpointError: The model cannot run.
+        SettingsError: The memories of ``max_batch`` texts do not fit into the device, or a setting
+            of sampling does not fit the vocabulary.
     """
 
     def __init__(
@@ -120,8 +121,7 @@ class Service:
             "sampled; `txl generate` searches. Remove beam_size from [generate] of the recipe.toml "
             "in the folder to serve the model",
         )
-        self.chat_template = find_template(weights.parent, vocab, settings.chat_template)
-        self.render_chat = Rendering(self.chat_template, settings.max_queue)
+        self.chat_template = chat_template(weights.parent, vocab, settings.template)
         self.model, self.vocab, self.settings, self.name = model, vocab, settings, name
         # Not with each request: a setting may not fit the vocabulary.
         self.sampler()
@@ -139,13 +139,13 @@ class Service:
         self._disk = ThreadPoolExecutor(threads, "disk")
         self._kept: set[asyncio.Task] = set()
 
-    def sampler(self, **given: Any) -> Sampler:
+    def sampler(self, **changes: Any) -> Sampler:
         """Return the sampler of a request; settings that it omits are those of the model folder.
 
         Raises:
-            ValueError: A setting has no effect.
+            SettingsError: A setting has no effect.
         """
-        settings = self.generation.changed(**given).sampling
+        settings = self.generation.changed(**changes).sampling
         return Sampler(Sampling(**settings), self.model.config.vocab_size, self.vocab)
 
     @property
@@ -164,7 +164,7 @@ class Service:
 
     @asynccontextmanager
     async def running(self, _: object) -> AsyncIterator[None]:
-        """Run the engine and the expiry of sessions; at the end truncate all texts and save them.
+        """Run the engine and the expiry of sessions; at the end truncate all texts.
 
         This is the lifespan of the web application.
         """
@@ -175,13 +175,10 @@ class Service:
         yield
         self.is_closing = True
         expiring.cancel()
-        self.render_chat.close()
         await asyncio.to_thread(self.engine.stop)
         # Run the callbacks of the last events: they submit their saves to the disk threads.
         await asyncio.sleep(0)
         await asyncio.to_thread(self._disk.shutdown)
-        if failed := await asyncio.to_thread(self.sessions.save_all):
-            log.error("%d sessions could not be saved", failed)
         await asyncio.to_thread(self.sessions.close_store)
 
     def _warm_up(self) -> None:
@@ -190,47 +187,35 @@ class Service:
         Requests that come before are accepted and wait behind it.
         """
 
-        def told(event: Event) -> None:
+        def ended(event: Event) -> None:
             if isinstance(event, Ended):
                 self._is_warm = event.reason == "length"
                 if not self._is_warm:
                     log.error("the model failed to write a token: the server is not ready")
 
-        prompt = (0,)
-        text = Text(
-            prompt=prompt,
-            mems=None,
-            before=(),
-            writer=make_writer(self.vocab, (), (), prompt),
-            generator=random_numbers(0),
-            sampler=Sampler(),
-            max_tokens=2,
-            sink=told,
-        )
-        self.engine.submit([text])
+        writer, numbers = make_writer(self.vocab, (), (), (0,)), random_numbers(0)
+        self.engine.submit([Text((0,), None, (), writer, numbers, Sampler(), 2, ended)])
 
     async def on_disk(self, function: Callable[..., Any], *given: Any) -> Any:
         """Call a function that may block on the disk, in a thread of its own."""
         return await asyncio.get_running_loop().run_in_executor(self._disk, function, *given)
 
-    async def with_session(
-        self, function: Callable[[str], Any], name: str, *, blocks: bool = True
-    ) -> Any:
-        """Call a function with the name of a session, in a thread if it may block on the disk.
+    async def with_session(self, function: Callable[[str], Any], name: str) -> Any:
+        """Call a function with the name of a session in a thread, as it may block on the disk.
 
         Raises:
-            ApiError: The session is not available.
+            SessionError: The session is not available.
         """
         try:
-            return await self.on_disk(function, name) if blocks else function(name)
+            return await self.on_disk(function, name)
         except (ValueError, RuntimeError, OSError) as error:
             log.error("session %s: %s", name, error)
-            raise file_error(error, name) from error
+            raise session_error(error, name) from error
 
     async def close_session(
         self, session: Session, state: State | None, turn: Turn | None = None
     ) -> None:
-        """Release a session; save it if it has a new state and the settings ask for it.
+        """Release a session, with its new state if it has one.
 
         Raises:
             OSError: It cannot be saved.
@@ -258,11 +243,11 @@ class Service:
 
     def texts_of(self, tokens: Sequence[int]) -> list[str]:
         """Return successive tokens as texts, the first one as at the beginning of a line."""
-        decoder, found = self.vocab.stream_decoder(), []
+        decoder, texts = self.vocab.stream_decoder(), []
         for token in tokens:
-            found.append(self.token_text(decoder.raw(token)))
+            texts.append(self.token_text(decoder.raw(token)))
             decoder.push(token)
-        return found
+        return texts
 
     async def _expire(self) -> None:
         while True:
@@ -301,6 +286,7 @@ def _require_working(model: LanguageModel, max_batch: int) -> None:
         (piece,) = read(model, token, Lengths.of(model.config, ext_len=0), start)
         works = not model.head.log_probs(piece.hidden[:, -1]).isnan().any()
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise RuntimeError(f"the model cannot run: it failed to read a token: {error}") from error
+        message = f"the model cannot run: it failed to read a token: {error}"
+        raise CheckpointError(message) from error
     if not works:
-        raise RuntimeError("the model cannot run: its predictions are NaN; restore its weights")
+        raise CheckpointError("the model cannot run: its predictions are NaN; restore its weights")

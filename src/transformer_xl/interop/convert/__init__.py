@@ -17,7 +17,6 @@ from transformer_xl.config.checks import names_nearest
 from transformer_xl.config.files import new_folder, require_new
 from transformer_xl.config.presets import preset_eval, recognize
 from transformer_xl.data import Vocab, load_vocab
-from transformer_xl.data.chat_templates import StoredTemplate, store_template, stored_template
 from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.interop.convert.export import write_authors, write_huggingface
 from transformer_xl.interop.convert.layouts import entries, read_weights
@@ -121,8 +120,6 @@ class _Model(NamedTuple):
     weights: dict[str, Tensor]
     vocab: Vocab | None
     about: dict[str, Any]
-    template: StoredTemplate
-    """The chat template, if there is one."""
 
 
 def _is_ours(source: Path | str) -> bool:
@@ -146,7 +143,7 @@ def _open_ours(source: Path | str, settings: dict[str, Any], vocab: Path | None)
         with suppress(FileNotFoundError):
             vocabulary = load_vocab(source)
     about = {name: about[name] for name in ("origin", "eval") if name in about}
-    return _Model(config, weights, vocabulary, about, stored_template(source))
+    return _Model(config, weights, vocabulary, about)
 
 
 def _open_theirs(source: Path, settings: dict[str, Any], vocab: Path | None, say: _Say) -> _Model:
@@ -180,8 +177,7 @@ def _open_theirs(source: Path, settings: dict[str, Any], vocab: Path | None, say
         say("no vocabulary in its folder: give it as --vocab FILE to evaluate and to generate")
     if vocabulary is not None:
         vocabulary = _fitting(vocabulary, path or source, size, None if vocab else say)
-    template = stored_template(checkpoint.path.parent)
-    return _Model(config, weights, vocabulary, about, template)
+    return _Model(config, weights, vocabulary, about)
 
 
 def _require_used(settings: dict[str, Any], config: ModelConfig) -> None:
@@ -276,5 +272,3 @@ def _write(model: _Model, folder: Path, to: Format, say: _Say) -> None:
         write_model(model.config, weights, folder, model.about)
         if model.vocab is not None:
             model.vocab.save(folder)
-    if to != "authors":
-        store_template(folder, model.template)
