@@ -19,7 +19,7 @@ from transformer_xl.inference.evaluate import (
 from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.model import TransformerXL
 from transformer_xl.train import Interrupted, finish, loop, report, train
-from transformer_xl.train.memory_section import parse
+from transformer_xl.train.report import _parse_seen as parse
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,7 +11,7 @@ from transformer_xl.data import train_vocab
 from transformer_xl.inference.evaluate import loss_from_start, loss_in_segment
 from transformer_xl.inference.evaluate.rollout import attended
 from transformer_xl.model import build_model
-from transformer_xl.train import memory_section, seen
+from transformer_xl.train import report, seen
 from transformer_xl.train.checkpoint import RunFolder
 from transformer_xl.train.report import write_report
 
@@ -51,7 +51,7 @@ def test_every_kind_of_model_can_be_looked_at(tmp_path, chars, kind):
     _, found = look(model_of(chars, **KINDS[kind]), chars)
     assert (found["attention"] is None) == (kind == "LSTM")
     RunFolder(tmp_path).write_json("memory.json", {"split": "test", **found})
-    read = memory_section.parse(tmp_path / "memory.json")
+    read = report._parse_seen(tmp_path / "memory.json")
     assert read.mem_len == KINDS[kind].get("mem_len", 6)
     assert "What the memory does" in write_report(tmp_path).read_text("utf-8")
 
