@@ -51,7 +51,8 @@ def measure(
         before=lambda place: write_model(state.model.config, read_whole(place, "model."), last),
     )
     stood = time.perf_counter() - began
-    while not checkpoints.is_idle:
+    assert checkpoints._writing is not None
+    while not checkpoints._writing[1].done():
         step()
         steps += 1
     checkpoints.wait()

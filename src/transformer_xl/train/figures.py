@@ -22,8 +22,14 @@ Records = Sequence[dict[str, Any]]
 
 # In a page each color stands for the CSS variable of its name, so that figures go dark with it.
 _COLORS = {
-    **{"ink": "#1f2429", "soft": "#5b6570", "line": "#dfe3e7", "train": "#2463b8"},
-    **{"valid": "#c4501b", "memory": "#0f7b6c", "gzip": "#8a5a00", "xz": "#7b3fa0"},
+    "ink": "#1f2429",
+    "soft": "#5b6570",
+    "line": "#dfe3e7",
+    "train": "#2463b8",
+    "valid": "#c4501b",
+    "memory": "#0f7b6c",
+    "gzip": "#8a5a00",
+    "xz": "#7b3fa0",
 }
 _STYLE = Path(__file__).with_name("report.mplstyle")
 SIZE = (5.2, 3.5)
