@@ -14,7 +14,6 @@ import logging
 import math
 import os
 import sys
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 _LINE_SECONDS = 10.0
 _REFRESH_SECONDS = 0.1
-_PRESENT_SECONDS = 60.0
+_PRESENT_SECONDS = 300.0
 # Columns of a terminal below which the numbers leave no space for a bar.
 _BAR_WIDTH = 72
 
@@ -156,38 +155,37 @@ class Progress:
         quiet: bool = False,
         passes: bool = False,
     ) -> None:
-        self._total, self._step = total_steps, step
-        self._description, self._passes = description, passes
+        self._passes, self._console = passes, Console(stderr=True, quiet=quiet)
         self._measured: tuple[float | None, float | None] = None, None
         # When it ends at the latest, whatever steps are left.
         self._deadline = math.inf
         self._shown_at, self._shown_step = monotonic() if passes else -math.inf, step
-        # Steps done, and when, in the last minute. The speed counts evaluations and checkpoints.
-        self._marks: deque[tuple[float, int]] = deque([(monotonic(), step)])
-        self._console = Console(stderr=True, quiet=quiet)
-        self._bar: Bar | None = None
         # Rich calls a pipe a terminal when FORCE_COLOR is set, as many build servers do.
         # It is None where it was closed (2>&-).
         is_terminal = sys.stderr is not None and sys.stderr.isatty()
-        if is_terminal and not self._console.is_dumb_terminal and not quiet:
-            columns = [TextColumn("{task.description}", markup=False), BarColumn(bar_width=None)]
-            self._bar = Bar(
-                *(columns if self._console.width >= _BAR_WIDTH else []),
-                TextColumn("{task.fields[state]}", markup=False),
-                console=self._console,
-                expand=True,
-                auto_refresh=False,
-                # Rich would swallow the results that go to stdout, also where that is a pipe.
-                redirect_stdout=False,
-                transient=passes,
-            )
-            state = f"{step:,}/{total_steps:,}"
-            self._bar.add_task(description, total=total_steps, completed=step, state=state)
+        columns = [TextColumn("{task.description}", markup=False), BarColumn(bar_width=None)]
+        self._bar = Bar(
+            *(columns if self._console.width >= _BAR_WIDTH else []),
+            TextColumn("{task.fields[state]}", markup=False),
+            console=self._console,
+            expand=True,
+            auto_refresh=False,
+            # Rich would swallow the results that go to stdout, also where that is a pipe.
+            redirect_stdout=False,
+            transient=passes,
+            # The speed counts evaluations and checkpoints.
+            speed_estimate_period=_PRESENT_SECONDS,
+            get_time=monotonic,
+            disable=quiet or not is_terminal or self._console.is_dumb_terminal,
+        )
+        state = f"{step:,}/{total_steps:,}"
+        self._id = self._bar.add_task(description, total=total_steps, completed=step, state=state)
+        self._task = self._bar.tasks[0]
 
     def __enter__(self) -> "Progress":
-        self._marks[0] = monotonic(), self._marks[0][1]
-        if self._bar:
-            self._bar.start()
+        # Time counts from here on.
+        self._bar.advance(self._id, 0)
+        self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -195,10 +193,9 @@ class Progress:
 
     def stop(self) -> None:
         """Show no more of it; :meth:`say` still prints."""
-        if self._step != self._shown_step and not self._passes:
+        if self._task.completed != self._shown_step and not self._passes:
             self._show()
-        if self._bar:
-            self._bar.stop()
+        self._bar.stop()
 
     def expect(
         self, total_steps: int, first_step: int | None = None, *, seconds: float = math.inf
@@ -207,13 +204,12 @@ class Progress:
 
         A limit may end the run after some ``seconds``; one that is over ends nothing any more.
         """
-        self._total = total_steps
         self._deadline = monotonic() + seconds if seconds > 0 else math.inf
         if first_step is not None:
-            self._marks = deque([(monotonic(), first_step)])
-            self._step = self._shown_step = first_step
-        if self._bar:
-            self._bar.update(self._bar.task_ids[0], total=total_steps, completed=first_step)
+            self._shown_step = first_step
+            self._bar.reset(self._id, total=total_steps, completed=first_step)
+            self._bar.advance(self._id, 0)
+        self._task.total = total_steps
 
     def update(
         self, step: int, bits: float | None = None, tokens_per_second: float | None = None
@@ -222,11 +218,11 @@ class Progress:
 
         Cheap, so that each step may call it: the display follows now and then.
         """
-        self._step = step
+        self._bar.update(self._id, completed=step)
         if tokens_per_second is not None:
             self._measured = bits, tokens_per_second
-        interval = _REFRESH_SECONDS if self._bar else _LINE_SECONDS
-        is_last = step >= self._total and not self._passes
+        interval = _LINE_SECONDS if self._bar.disable else _REFRESH_SECONDS
+        is_last = self._task.remaining == 0 and not self._passes
         if is_last or monotonic() - self._shown_at >= interval:
             self._show()
 
@@ -235,35 +231,28 @@ class Progress:
         self._console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     def _show(self) -> None:
-        step, self._shown_step, self._shown_at = self._step, self._step, monotonic()
-        bits, speed = self._measured
+        task, (bits, speed) = self._task, self._measured
+        self._shown_step, self._shown_at = int(task.completed), monotonic()
         parts = (
-            f"{step:,}/{self._total:,}",
+            f"{self._shown_step:,}/{task.total:,}",
             "" if bits is None else f"{bits:.3f} bits/token",
             "" if speed is None else f"{speed:,.0f} tokens/s",
             self._left(),
         )
         state = "  ".join(filter(None, parts))
-        if self._bar:
-            self._bar.update(self._bar.task_ids[0], completed=step, state=state)
-            self._bar.refresh()
+        if self._bar.disable:
+            self.say(f"{task.description}  {state}")
         else:
-            self.say(f"{self._description}  {state}")
+            self._bar.update(self._id, state=state, refresh=True)
 
     def _left(self) -> str:
-        """Return how long the remaining steps take at the speed of the last minute, in words."""
-        now, step, marks = self._shown_at, self._step, self._marks
-        if step > marks[-1][1]:
-            marks.append((now, step))
-        while len(marks) > 2 and now - marks[1][0] >= _PRESENT_SECONDS:
-            marks.popleft()
-        began, first_step = marks[0]
+        """Return how long the remaining steps take at the present speed, in words."""
+        seconds, task = self._task.time_remaining, self._task
         # The first steps of a short work, which include what is done once, say little.
-        least = self._total / 50 if self._passes else 0
-        if not first_step < step < self._total or step - first_step < least:
+        is_early = self._passes and 50 * task.completed < (task.total or 0)
+        if not seconds or is_early:
             return ""
-        seconds = (now - began) / (step - first_step) * (self._total - step)
-        seconds = min(seconds, max(self._deadline - now, 0))
+        seconds = min(seconds, max(self._deadline - self._shown_at, 0))
         return f"{timedelta(seconds=round(seconds))} left"
 
 
