@@ -1,7 +1,8 @@
 """The beginning of a run: the recipe is compared with the corpus and the machine; first weights."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -203,7 +204,7 @@ def new_state(
         roll_seed=settings.seed if settings.roll else None,
         completions=config.model,
     )
-    require_targets(corpus, config)
+    _require_targets(corpus, config)
     if corpus.vocab is not None:
         _require_prompt(config.generate.prompt, corpus.vocab)
     torch.manual_seed(settings.seed)
@@ -273,7 +274,7 @@ def _validation(config: Config) -> dict[str, int | None]:
     return {**_lengths(config)._asdict(), **{name: getattr(config.eval, name) for name in names}}
 
 
-def require_targets(corpus: Corpus | FeatureCorpus, config: Config) -> None:
+def _require_targets(corpus: Corpus | FeatureCorpus, config: Config) -> None:
     """Require that something is trained on, and counts in the evaluations that end the run.
 
     Raises:
@@ -286,31 +287,37 @@ def require_targets(corpus: Corpus | FeatureCorpus, config: Config) -> None:
             "text, or hold out more of it (data.valid_fraction)"
         )
     segment_len = _lengths(config).segment_len
-    try:
-        name = "train"
+    with _named("train"):
         if isinstance(corpus, FeatureCorpus):
             Passage.of(corpus.split("train"), config.model)
         elif symbol is not None and not config.train.prompt_loss_weight:
             _require_completion(corpus.tokens("train"), symbol)
-        if settings.dynamic == "rms" and isinstance(corpus, Corpus):
-            name = "train text, as eval.dynamic_tokens reads it"
+    if settings.dynamic == "rms" and isinstance(corpus, Corpus):
+        with _named("train text, as eval.dynamic_tokens reads it"):
             text = corpus.tokens("train")[: settings.dynamic_tokens]
             segments_to_learn(text, config.model, segment_len)
-        if symbol is None and isinstance(corpus, Corpus):
-            return
-        # Dynamic evaluation reads the text in one part.
-        for name, batch_size in (
-            ("valid", settings.batch_size),
-            ("test", settings.batch_size),
-            (held_out(corpus), 1 if settings.dynamic else settings.batch_size),
-        ):
-            if corpus.n_tokens(name) > 1:
-                sizes = {"segment_len": segment_len, "batch_size": batch_size}
-                ids: Any = corpus.split(name)
-                source = as_text(ids, config.model) if isinstance(corpus, Corpus) else ids
-                Part.of(source, config.model, max_steps=settings.max_steps, **sizes)
+    if symbol is None and isinstance(corpus, Corpus):
+        return
+    batch_size = settings.batch_size
+    parts = [(name, batch_size) for name in ("valid", "test") if corpus.n_tokens(name) > 1]
+    if settings.dynamic and isinstance(corpus, Corpus):
+        # It reads the text in one part.
+        parts.append((held_out(corpus), 1))
+    for name, batch_size in parts:
+        with _named(name):
+            sizes = {"segment_len": segment_len, "batch_size": batch_size}
+            ids: Any = corpus.split(name)
+            source = as_text(ids, config.model) if isinstance(corpus, Corpus) else ids
+            Part.of(source, config.model, max_steps=settings.max_steps, **sizes)
+
+
+@contextmanager
+def _named(split: str) -> Iterator[None]:
+    """Name the part of the corpus in errors of the block."""
+    try:
+        yield
     except ValueError as error:
-        raise DataError(f"{name}: {error}") from error
+        raise DataError(f"{split}: {error}") from error
 
 
 def _require_completion(text: Any, symbol: int) -> None:

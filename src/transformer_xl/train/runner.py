@@ -96,10 +96,11 @@ class Network:
             The output of the model. Replayed graphs overwrite all of it but its memory in the next
             call.
         """
-        call: Callable[..., Output] = self._module
+        call: Any = self._module
         is_full = mems is not None and len(mems) == mem_len
-        # A graph has only the tensors of its capture: no masks.
-        if self._graphs and is_full and mems.forgotten is None and starts is None:
+        has_masks = starts is not None or (mems is not None and mems.forgotten is not None)
+        # A graph has only the tensors of its capture.
+        if self._graphs and is_full and not has_masks:
             call = self._graphs
         # A replay would read the weights that autocast had rounded and cached at the capture.
         rounded = {"enabled": self._is_rounded, "cache_enabled": call is not self._graphs}
