@@ -20,7 +20,7 @@ from torch import Tensor
 from transformer_xl.config import Config
 from transformer_xl.config.checks import names_nearest
 from transformer_xl.config.device import autocast, pick_device, pick_precision
-from transformer_xl.config.distributed import joined
+from transformer_xl.config.distributed import Stalled, joined
 from transformer_xl.data import Corpus
 from transformer_xl.data.features import FeatureCorpus, open_corpus
 from transformer_xl.errors import InputError
@@ -274,7 +274,7 @@ class _Run:
         stopped = Interrupted(number, f"at step {self.state.step}")
         if not interrupts:
             # The signal was on another machine; this launcher may restart with the remaining ones.
-            raise RuntimeError(f"another process of this run was asked to end; {stopped}")
+            raise Stalled(f"another process of this run was asked to end; {stopped}")
         raise stopped
 
     def _record(self, kind: str, step: int, **values: float) -> None:

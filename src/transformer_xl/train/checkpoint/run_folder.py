@@ -158,7 +158,7 @@ class RunFolder:
 
         Raises:
             OSError: The folder cannot be written, or its disk has too little space.
-            RuntimeError: Another process is training in it.
+            LockedError: Another process is training in it.
             SettingsError: The folder holds the run of another recipe.
         """
         self.check(config)
