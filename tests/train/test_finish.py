@@ -21,7 +21,7 @@ from transformer_xl.inference.evaluate import (
 from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.model import TransformerXL
 from transformer_xl.train import Interrupted, finish, loop, report, train
-from transformer_xl.train.seen import Seen
+from transformer_xl.train.report import Seen
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

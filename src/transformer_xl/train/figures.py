@@ -15,7 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from transformer_xl.train.seen import LossCurve, Shares
+    from transformer_xl.train.report import LossCurve, Shares
 
 Records = Sequence[dict[str, Any]]
 """Records of ``metrics.jsonl`` or evaluation results, in order."""

@@ -5,7 +5,7 @@
 ``results.json``        ``{"test": result, "memory_curve": [result, ...], "dynamic": result,
                         "gzip_bits_per_byte": x, "xz_bits_per_byte": y}``, the settings and the
                         checksum of the text; a result is what ``txl eval`` prints
-``memory.json``         what the memory does; see :mod:`transformer_xl.train.seen`
+``memory.json``         what the memory does: :class:`Seen`
 ``sample.json``         ``{"prompt": ..., "text": ..., "settings": {...}}``; the text goes on
                         where the prompt ends
 ``recipe.toml``         the settings
@@ -16,10 +16,12 @@
 import json
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -29,13 +31,90 @@ from transformer_xl.config.files import replace_file
 from transformer_xl.train import figures
 from transformer_xl.train.figures import number, series
 from transformer_xl.train.metrics import read_metrics
-from transformer_xl.train.seen import MEMORY_FILE, Seen
+from transformer_xl.train.seen import MEMORY_FILE
 
 Row = tuple[list[str], bool]
 """Cells of a table, and whether they stand out."""
 _ROWS = 20
 # HTML has no way to write these; a lone surrogate has no UTF-8 either.
 _UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+_LEVELS = 9
+"""Shades of a token, without none at all."""
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Place = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+_Loss = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1.01)]
+_NOT_EMPTY = msgspec.Meta(min_length=1)
+
+
+class Span(msgspec.Struct):
+    """The mean loss of neighbouring places, which are counted from 1, in nats."""
+
+    first: _Place
+    last: _Place
+    nll: _Loss
+
+
+class LossCurve(msgspec.Struct):
+    """The loss by place in the segment, with one length of memory; spans of places grow."""
+
+    mem_len: _Count
+    spans: Annotated[list[Span], _NOT_EMPTY]
+
+
+class FromStart(LossCurve):
+    """The loss by how many tokens a text has already, the memory empty at its start."""
+
+    # None if all completions are in the rest that is shorter than a piece.
+    spans: list[Span]
+    pieces: _Count
+
+
+class Shares(msgspec.Struct):
+    """How much of each layer's attention is at some distances."""
+
+    first: _Count
+    last: _Count
+    shares: Annotated[list[_Share], msgspec.Meta(min_length=1, max_length=10_000)]
+
+
+class Attention(msgspec.Struct):
+    """The text before one token, what its prediction takes of each token, shares of distances."""
+
+    nll: _Loss
+    nll_without_memory: _Loss
+    texts: list[str]
+    predicted: str
+    shares: Annotated[list[_Share], _NOT_EMPTY]
+    direct: Annotated[list[Shares], _NOT_EMPTY]
+    through: Annotated[list[Shares], _NOT_EMPTY]
+
+    def __post_init__(self) -> None:
+        if len(self.texts) != len(self.shares):
+            raise ValueError(f"{len(self.texts)} texts have {len(self.shares)} shares")
+        if len({len(each.shares) for each in (*self.direct, *self.through)}) > 1:
+            raise ValueError("not all distances have shares of the same layers")
+
+    def shaded(self) -> Iterator[tuple[int, str]]:
+        """Yield the text with its shades; the root of a share, to tell small ones apart."""
+        most = max(self.shares) or 1.0
+        levels = (round(_LEVELS * (share / most) ** 0.5) for share in self.shares)
+        for level, tokens in groupby(zip(levels, self.texts, strict=True), key=itemgetter(0)):
+            yield level, "".join(token for _, token in tokens)
+
+
+class Seen(msgspec.Struct):
+    """What ``memory.json`` holds; the first loss curve is that without memory."""
+
+    split: str
+    tokens: _Count
+    segment_len: _Place
+    mem_len: _Count
+    in_segment: Annotated[list[LossCurve], _NOT_EMPTY]
+    from_start: FromStart
+    attention: Attention | None
+    """None where a model has no attention."""
 
 
 def write_report(run_dir: Path) -> Path:

@@ -1,17 +1,13 @@
 """What the memory of a model does, measured for its report.
 
-``memory.json`` of a run folder holds :class:`Seen`, of the first tokens of the text on which it was
-evaluated, or where these have no completion, of those from the first document with one. The text is
-read by segments, with the lengths of the evaluation; its ``window`` and ``dynamic`` are for
-``results.json``. Attention is measured without ``ext_len``.
+``memory.json`` of a run folder holds :class:`~transformer_xl.train.report.Seen`, of the first tokens
+of the text on which it was evaluated, or where these have no completion, of those from the first
+document with one. The text is read by segments, with the lengths of the evaluation; its ``window``
+and ``dynamic`` are for ``results.json``. Attention is measured without ``ext_len``.
 """
 
-from collections.abc import Iterator
-from itertools import groupby
-from operator import itemgetter
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
 import numpy as np
 from jaxtyping import Integer
 
@@ -32,83 +28,6 @@ PIECES = 32
 """Least number of pieces whose starts are averaged, in a long text."""
 ATTENDED = 1024
 """Tokens before the prediction whose attention is shown."""
-_LEVELS = 9
-"""Shades of a token, without none at all."""
-
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-_Place = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
-_Loss = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
-_Share = Annotated[float, msgspec.Meta(ge=0, le=1.01)]
-_NOT_EMPTY = msgspec.Meta(min_length=1)
-
-
-class Span(msgspec.Struct):
-    """The mean loss of neighbouring places, which are counted from 1, in nats."""
-
-    first: _Place
-    last: _Place
-    nll: _Loss
-
-
-class LossCurve(msgspec.Struct):
-    """The loss by place in the segment, with one length of memory; spans of places grow."""
-
-    mem_len: _Count
-    spans: Annotated[list[Span], _NOT_EMPTY]
-
-
-class FromStart(LossCurve):
-    """The loss by how many tokens a text has already, the memory empty at its start."""
-
-    # None if all completions are in the rest that is shorter than a piece.
-    spans: list[Span]
-    pieces: _Count
-
-
-class Shares(msgspec.Struct):
-    """How much of each layer's attention is at some distances."""
-
-    first: _Count
-    last: _Count
-    shares: Annotated[list[_Share], msgspec.Meta(min_length=1, max_length=10_000)]
-
-
-class Attention(msgspec.Struct):
-    """The text before one token, what its prediction takes of each token, shares of distances."""
-
-    nll: _Loss
-    nll_without_memory: _Loss
-    texts: list[str]
-    predicted: str
-    shares: Annotated[list[_Share], _NOT_EMPTY]
-    direct: Annotated[list[Shares], _NOT_EMPTY]
-    through: Annotated[list[Shares], _NOT_EMPTY]
-
-    def __post_init__(self) -> None:
-        if len(self.texts) != len(self.shares):
-            raise ValueError(f"{len(self.texts)} texts have {len(self.shares)} shares")
-        if len({len(each.shares) for each in (*self.direct, *self.through)}) > 1:
-            raise ValueError("not all distances have shares of the same layers")
-
-    def shaded(self) -> Iterator[tuple[int, str]]:
-        """Yield the text with its shades; the root of a share, to tell small ones apart."""
-        most = max(self.shares) or 1.0
-        levels = (round(_LEVELS * (share / most) ** 0.5) for share in self.shares)
-        for level, tokens in groupby(zip(levels, self.texts, strict=True), key=itemgetter(0)):
-            yield level, "".join(token for _, token in tokens)
-
-
-class Seen(msgspec.Struct):
-    """What ``memory.json`` holds; the first loss curve is that without memory."""
-
-    split: str
-    tokens: _Count
-    segment_len: _Place
-    mem_len: _Count
-    in_segment: Annotated[list[LossCurve], _NOT_EMPTY]
-    from_start: FromStart
-    attention: Attention | None
-    """None where a model has no attention."""
 
 
 def see_memory(
