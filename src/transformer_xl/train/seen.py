@@ -1,8 +1,8 @@
 """What the memory of a model does, measured for its report.
 
-``memory.json`` of a run folder holds :class:`~transformer_xl.train.report.Seen`, of the first tokens
-of the text on which it was evaluated, or where these have no completion, of those from the first
-document with one. The text is read by segments, with the lengths of the evaluation; its ``window``
+``memory.json`` of a run folder holds a ``Seen`` of :mod:`transformer_xl.train.report`, measured on
+the first tokens of the text of the evaluation, or where these have no completion, on those from the
+first document with one. The text is read by segments, with the lengths of the evaluation; its ``window``
 and ``dynamic`` are for ``results.json``. Attention is measured without ``ext_len``.
 """
 
