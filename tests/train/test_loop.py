@@ -1,9 +1,7 @@
 """Training: a run that is stopped and started again ends as one that never was."""
 
 import math
-import os
 import signal
-import subprocess
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -187,35 +185,6 @@ def test_the_speed_in_the_log_is_that_of_the_steps_since(
     train(config, tmp_path, quiet=True)
     records = read_metrics(tmp_path / "metrics.jsonl")
     assert [r["tokens_per_second"] for r in records if r["kind"] == "train"] == [64, 64, 64]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("unfinished")
-def test_a_disk_that_fills_up_costs_no_checkpoint(tmp_path, toy_recipe, at_step):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
-    if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("mounting a small disk needs root")
-    try:
-        config = toy_recipe(train={"steps": 6})
-        train(config, tmp_path / "whole", quiet=True)
-
-        def fill(state):
-            free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
-            (disk / "filler").write_bytes(bytes(free))
-
-        at_step(5, fill)
-        with pytest.raises(OSError, match=r"disk is full|No space left"):
-            train(config, disk / "run", quiet=True)
-        assert [path.name for path in (disk / "run" / "checkpoints").iterdir()] == ["step_00000003"]
-        # With room again, the same command goes on.
-        (disk / "filler").unlink()
-        at_step(5, lambda state: None)
-        train(config, disk / "run", quiet=True)
-        assert same(last_state(tmp_path / "whole"), last_state(disk / "run"))
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 @pytest.mark.usefixtures("unfinished")

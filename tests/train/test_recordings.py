@@ -163,7 +163,6 @@ def test_the_commands_evaluate_a_run_and_refuse_what_needs_text(run, tmp_path, c
         ["compress", str(text), "--model", run],
         ["convert", run, str(tmp_path / "converted")],
         ["export", run, str(tmp_path / "exported")],
-        ["bench", recipe],
     ):
         assert main(command) == 2, command
         assert "reads real vectors (n_features=2)" in capsys.readouterr().err, command

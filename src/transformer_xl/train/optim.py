@@ -189,9 +189,10 @@ class Optimizer:
             parameter, state = states.get(name, (None, {}))
             # Adagrad begins with its state, on the devices that it wants.
             if parameter is not None and what not in state:
-                # AdamW has a step counter for each weight.
-                shape = () if what == "step" else parameter.shape
-                state[what] = parameter.detach().new_zeros(shape)
+                state[what] = torch.zeros_like(parameter, requires_grad=False)
+                if what == "step":
+                    # AdamW has a step counter for each weight.
+                    state[what] = torch.zeros((), device=parameter.device)
 
 
 def _matrices_in(name: str, parameters: Mapping[str, Tensor]) -> int:

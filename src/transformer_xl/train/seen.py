@@ -2,8 +2,8 @@
 
 ``memory.json`` of a run folder holds a ``Seen`` of :mod:`transformer_xl.train.report`, measured on
 the first tokens of the text of the evaluation, or where these have no completion, on those from the
-first document with one. The text is read by segments, with the lengths of the evaluation; its ``window``
-and ``dynamic`` are for ``results.json``. Attention is measured without ``ext_len``.
+first document with one. The text is read by segments, with the lengths of the evaluation; its
+``window`` and ``dynamic`` are for ``results.json``. Attention is measured without ``ext_len``.
 """
 
 from typing import Any
