@@ -115,7 +115,7 @@ def finish(
     if isinstance(corpus, Corpus):
         say("looking at what the memory does")
         folder.write_json(MEMORY_FILE, memory_figures(config, corpus, model, quiet=quiet))
-        sample = _sample(config.generate, corpus, model)
+        sample = _sample(config, corpus, model)
         folder.write_json(SAMPLE_FILE, sample)
         say(f"what it writes after {sample['prompt']!r}:\n\n{sample['prompt']}{sample['text']}\n")
     else:
@@ -211,8 +211,8 @@ def memory_line(row: dict[str, Any]) -> str:
     return line + f"   ({row['tokens']:,} tokens, {row['tokens_per_second']:,.0f} a second)"
 
 
-def _sample(settings: GenerateConfig, corpus: Corpus, model: LanguageModel) -> dict[str, Any]:
-    vocab, length = corpus.vocab, settings.length
+def _sample(config: Config, corpus: Corpus, model: LanguageModel) -> dict[str, Any]:
+    settings, vocab, length = config.generate, corpus.vocab, config.generate.length
     prompt = vocab.encode(settings.prompt)
     if how := settings.searching:
         search = Searching(**how, stop=settings.stop)
