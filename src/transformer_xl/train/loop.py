@@ -235,11 +235,13 @@ class _Run:
                 state.losses.append(update.loss if update.is_counted else math.nan)
                 state.offsets.append(update.offset)
             local_seconds += time.perf_counter() - began
-            # Signals are read once: a later one is handled after the next step. All processes get
-            # the same values, and so take the same branches; the first values are zeros.
-            number, seconds, has_failed = state.world.largest_before(
-                max(interrupts, default=0), local_seconds, self.checkpoints.has_failed
-            )
+            # Read once: a later signal is handled after the next step.
+            number, seconds = max(interrupts, default=0), local_seconds
+            has_failed = self.checkpoints.has_failed
+            if state.world.size > 1:
+                # All processes get the same values, and so take the same branches; at first zeros.
+                now = number, seconds, has_failed
+                number, seconds, has_failed = state.world.largest_before(*now)
             state.seconds = max(state.seconds, seconds)
             if number:
                 self.progress.say("stopping after this step and saving; Ctrl-C now stops at once")

@@ -221,14 +221,17 @@ class Progress:
         self._bar.update(self._id, completed=step)
         if tokens_per_second is not None:
             self._measured = bits, tokens_per_second
-        interval = _LINE_SECONDS if self._bar.disable else _REFRESH_SECONDS
-        is_last = self._task.remaining == 0 and not self._passes
-        if is_last or monotonic() - self._shown_at >= interval:
+        if self._is_due():
             self._show()
 
     def say(self, text: str) -> None:
         """Print a line, above the bar where there is one."""
         self._console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+    def _is_due(self) -> bool:
+        interval = _LINE_SECONDS if self._bar.disable else _REFRESH_SECONDS
+        is_last = self._task.remaining == 0 and not self._passes
+        return is_last or monotonic() - self._shown_at >= interval
 
     def _show(self) -> None:
         task, (bits, speed) = self._task, self._measured

@@ -69,7 +69,9 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
         Diverged: More than ``max_skips`` updates in a row were skipped.
     """
     settings, device, parts = config.train, state.model.device, config.train.accumulate
-    mem_len, scale = state.next_lengths(config)
+    mem_len, scale = config.model.mem_len, 1.0
+    if settings.stages or settings.random_segment_len:
+        mem_len, scale = state.next_lengths(config)
     offset = state.segments.offset
     tokens, targets = state.segments.next_segment()
     state.tokens += targets.numel() * state.world.size
