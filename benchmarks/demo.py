@@ -16,6 +16,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from marked_tables import row, table
 from revision import ROOT
@@ -26,7 +27,8 @@ from transformer_xl.config.recipes import recipe_of
 from transformer_xl.data import prepare
 from transformer_xl.train.checkpoint import CHECKPOINTS
 from transformer_xl.train.checkpoint.checkpoints import checkpoints_in, read_about
-from transformer_xl.train.report import plot_curves
+from transformer_xl.train.figures import SIZE, draw_loss, draw_memory, rendered
+from transformer_xl.train.report import Run
 
 README, RESULTS = ROOT / "README.md", ROOT / "docs" / "results.md"
 SAMPLE = ("generate", "shakespeare", "--prompt", "ROMEO:", "--length", "320")
@@ -139,7 +141,15 @@ def main() -> None:
         return
     replace_part(README, "demo", printed(log.read_text(encoding="utf-8")))
     replace_part(RESULTS, "demo", figures(given.run))
-    plot_curves(given.run, ROOT / "docs" / "images" / "demo.png")
+    run = Run(given.run)
+
+    def draw(figure: Any) -> None:
+        left, right = figure.subfigures(1, 2)
+        draw_loss(left, run.train, run.valid)
+        draw_memory(right, run.curve, run.baselines, run.trained_mem_len)
+
+    picture = rendered("png", draw, (2 * SIZE[0], SIZE[1]))
+    replace_file(ROOT / "docs" / "images" / "demo.png", picture)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """How a run begins: from weights that are drawn, or those of a model."""
 
 import shutil
-import signal
 from dataclasses import replace
 
 import pytest
@@ -12,6 +11,7 @@ from transformer_xl.config import DataConfig, ModelConfig
 from transformer_xl.config.distributed import World
 from transformer_xl.data import prepare
 from transformer_xl.data.imported import Rules
+from transformer_xl.errors import DataError
 from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.interop.convert.cutting import imported_vocab
 from transformer_xl.model import TransformerXL, load_model
@@ -22,8 +22,6 @@ from transformer_xl.train.beginning import (
     new_state,
     require_vocabulary,
 )
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -54,26 +52,28 @@ def going_on(toy_recipe, trained, other_text):
     return make
 
 
-def begun(config):
-    weights = initial_weights(config)
-    corpus = prepare(config.data)
-    require_vocabulary(config, corpus)
-    config = fit_to_corpus(config, corpus)
-    return new_state(config, corpus, CPU, World(), weights)
+@pytest.fixture
+def tuned():
+    """Make the state of a training that begins with the weights of a model."""
 
+    def begin(recipe):
+        weights = initial_weights(recipe)
+        corpus = prepare(recipe.data)
+        require_vocabulary(recipe, corpus)
+        config = fit_to_corpus(recipe, corpus)
+        return new_state(config, corpus, torch.device("cpu"), World(), weights)
 
-def test_a_width_that_is_left_out_is_what_it_stands_for(going_on):
-    assert begun(going_on(model={"d_head": 8, "d_embed": 16})).model.config.d_head == 8
+    return begin
 
 
 def test_a_run_goes_on_without_the_model_that_it_began_with(
-    tmp_path, trained, other_text, toy_recipe, at_step
+    tmp_path, trained, other_text, toy_recipe, interrupted_at
 ):
     source = tmp_path / "source"
     shutil.copytree(trained / "model" / "best", source)
     data = DataConfig(path=str(other_text), tokenizer=str(source))
     recipe = replace(toy_recipe(train={"init_from": str(source)}), data=data)
-    at_step(4, lambda state: signal.raise_signal(signal.SIGINT))
+    interrupted_at(4)
     with pytest.raises(Interrupted):
         train(recipe, tmp_path / "run", quiet=True)
     source.rename(tmp_path / "elsewhere")
@@ -84,8 +84,8 @@ def test_a_run_goes_on_without_the_model_that_it_began_with(
     assert (tmp_path / "run" / "results.json").is_file()
 
 
-def test_training_begins_with_the_weights_of_the_model(trained, going_on):
-    state = begun(going_on(average="ema"))
+def test_training_begins_with_the_weights_of_the_model(trained, going_on, tuned):
+    state = tuned(going_on(average="ema"))
     known = dict(load_model(trained).named_parameters())
     for name, weight in state.model.named_parameters():
         assert torch.equal(weight, known[name]), name
@@ -93,9 +93,11 @@ def test_training_begins_with_the_weights_of_the_model(trained, going_on):
         assert torch.equal(weight, known[name]), name
 
 
-def test_what_may_change_between_two_trainings(going_on):
+def test_what_may_change_between_two_trainings(going_on, tuned):
+    # A width that is left out is what it stands for.
     changed = {"mem_len": 4, "dropout": 0.3, "clamp_len": 6, "variational_dropout": True}
-    assert begun(going_on(model=changed)).model.config.mem_len == 4
+    config = tuned(going_on(model={**changed, "d_head": 8, "d_embed": 16})).model.config
+    assert (config.mem_len, config.d_head) == (4, 8)
 
 
 def test_a_run_that_hardly_moves_ends_where_the_model_was(tmp_path, trained, going_on):
@@ -114,16 +116,16 @@ def test_a_run_that_hardly_moves_ends_where_the_model_was(tmp_path, trained, goi
         ({"norm_first": True, "activation": "gelu"}, r"activation='gelu' and 'relu', norm_first="),
     ],
 )
-def test_another_network_is_refused(going_on, changed, message):
+def test_another_network_is_refused(going_on, tuned, changed, message):
     with pytest.raises(ValueError, match=message):
-        begun(going_on(model=changed))
+        tuned(going_on(model=changed))
 
 
-def test_another_vocabulary_is_refused_with_the_remedy(going_on, other_text, trained):
+def test_another_vocabulary_is_refused_with_the_remedy(going_on, tuned, other_text, trained):
     data = DataConfig(path=str(other_text), vocab="bytes")
     where = trained / "model" / "best"
     with pytest.raises(ValueError, match=rf"another vocabulary .*--data\.tokenizer {where}$"):
-        begun(going_on(data=data))
+        tuned(going_on(data=data))
 
 
 def test_a_model_that_is_not_there_is_named_before_anything_is_written(tmp_path, going_on):
@@ -165,18 +167,22 @@ def test_the_default_prompt_is_one_that_the_vocabulary_knows(tmp_path):
 @pytest.mark.parametrize(
     ("damage", "error", "message"),
     [
-        (lambda x: (x / "vocab.json").write_text('{"kind'), RuntimeError, "vocab.json is damaged"),
+        (
+            lambda x: (x / "vocab.json").write_text('{"kind'),
+            (DataError, RuntimeError),
+            "vocab.json is damaged",
+        ),
         (lambda x: (x / "tokenizer.json").unlink(), FileNotFoundError, "tokenizer.json"),
     ],
 )
 def test_a_damaged_vocabulary_is_no_other_one(
-    tmp_path, trained, other_text, going_on, damage, error, message
+    tmp_path, trained, other_text, going_on, tuned, damage, error, message
 ):
     shutil.copytree(trained / "model" / "best", tmp_path / "model")
     damage(tmp_path / "model")
     # The text is cut as it should be; what is damaged is what it is compared with.
     with pytest.raises(error, match=message):
-        begun(going_on(init_from=str(tmp_path / "model")))
+        tuned(going_on(init_from=str(tmp_path / "model")))
     data = DataConfig(path=str(other_text), tokenizer=str(tmp_path / "model"))
     with pytest.raises(error, match=message):
         prepare(data)

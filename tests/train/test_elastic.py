@@ -50,9 +50,9 @@ def launch(tmp_path, toy_recipe, request):
 
 
 def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
 
 
 def steps_in(run):
@@ -60,12 +60,19 @@ def steps_in(run):
     return [r["step"] for r in read_metrics(log) if r["kind"] == "train"] if log.exists() else []
 
 
-def wait_for_steps(run, process):
+def wait_until(is_so):
     until = time.monotonic() + LONGEST_SECONDS
-    while max(steps_in(run), default=0) < KILLED_AFTER:
-        assert process.poll() is None
+    while not is_so():
         assert time.monotonic() < until
         time.sleep(0.05)
+
+
+def wait_for_steps(run, process):
+    def is_so():
+        assert process.poll() is None
+        return max(steps_in(run), default=0) >= KILLED_AFTER
+
+    wait_until(is_so)
 
 
 def workers_of(process):
@@ -87,60 +94,44 @@ def test_a_killed_worker_is_started_again_and_the_run_goes_on(tmp_path, launch):
     assert "resuming after step" in (tmp_path / "log-0").read_text()
 
 
-def launch_two(launch, port, *options):
-    """Start two launchers, of which the first holds the rendezvous."""
-    first = launch(*options)
-    until = time.monotonic() + LONGEST_SECONDS
-    while time.monotonic() < until:
-        with socket.socket() as found:
-            if found.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        time.sleep(0.05)
-    return first, launch(*options)
-
-
-def test_a_machine_that_comes_back_is_let_in(tmp_path, launch):
+@pytest.fixture
+def machines(tmp_path, launch):
+    """Start launchers of one process each, two of which train together; kill the second."""
     port = free_port()
     options = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "9"]
     options += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf"]
+    # How soon a silent machine counts as dead.
     options += ["keep_alive_interval=2,keep_alive_max_attempt=10,last_call_timeout=3"]
-    first, second = launch_two(launch, port, *options)
-    log = tmp_path / "run" / "metrics.jsonl"
+
+    def listens():
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    # The first holds the rendezvous.
+    first = launch(*options)
+    wait_until(listens)
+    second = launch(*options)
     wait_for_steps(tmp_path / "run", first)
-    for dying in (second.pid, *workers_of(second)):
-        os.kill(dying, signal.SIGKILL)
+    said = [(tmp_path / name).read_text() for name in ("log-0", "log-1")]
+    # The one with the first rank speaks.
+    assert sum("on 2 x cpu" in text for text in said) == 1
+    for process in (second.pid, *workers_of(second)):
+        os.kill(process, signal.SIGKILL)
+    return first, lambda: launch(*options)
+
+
+def test_a_machine_that_comes_back_is_let_in(tmp_path, machines):
+    log = tmp_path / "run" / "metrics.jsonl"
     wait_until(lambda: "parameters on cpu in" in (tmp_path / "log-0").read_text())
-    launch(*options)
+    machines[1]()
     logs = [tmp_path / f"log-{n}" for n in range(3)]
     wait_until(lambda: sum(each.read_text().count("on 2 x cpu") for each in logs) == 2)
     before = len(log.read_text())
     wait_until(lambda: len(log.read_text()) > before)
 
 
-def wait_until(is_so):
-    until = time.monotonic() + LONGEST_SECONDS
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
-def test_when_one_of_two_machines_dies_the_other_goes_on(tmp_path, launch):
-    port = free_port()
-    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}"]
-    # How soon a silent machine counts as dead.
-    rendezvous += [
-        "--rdzv-conf",
-        "keep_alive_interval=2,keep_alive_max_attempt=10,last_call_timeout=3",
-    ]
-    elastic = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", *rendezvous]
-    first, second = launch_two(launch, port, *elastic)
-    wait_for_steps(tmp_path / "run", first)
-    said = [(tmp_path / name).read_text() for name in ("log-0", "log-1")]
-    # The one with the first rank speaks; the rendezvous is held by the first.
-    assert sum("on 2 x cpu" in text for text in said) == 1
-    for dying in (second.pid, *workers_of(second)):
-        os.kill(dying, signal.SIGKILL)
-    assert first.wait(LONGEST_SECONDS) == 0
+def test_when_one_of_two_machines_dies_the_other_goes_on(tmp_path, machines):
+    assert machines[0].wait(LONGEST_SECONDS) == 0
     assert is_complete(tmp_path / "run")
     assert "parameters on cpu in" in (tmp_path / "log-0").read_text()
 

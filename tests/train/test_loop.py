@@ -1,33 +1,24 @@
 """Training: a run that is stopped and started again ends as one that never was."""
 
 import math
-import os
 import signal
-import subprocess
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from transformer_xl.config.device import pick_device
-from transformer_xl.config.distributed import World
 from transformer_xl.data import prepare
-from transformer_xl.inference.evaluate import WithMemory, evaluate
+from transformer_xl.inference.evaluate import evaluate
 from transformer_xl.model import TransformerXL
-from transformer_xl.train import Interrupted, Network, loop, train
-from transformer_xl.train.beginning import fit_to_corpus, new_state
-from transformer_xl.train.checkpoint import RunFolder
+from transformer_xl.train import Interrupted, loop, train
 from transformer_xl.train.checkpoint.checkpoints import read_about, read_whole
 from transformer_xl.train.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-CPU = torch.device("cpu")
-
-
-def interrupt(state):
-    signal.raise_signal(signal.SIGINT)
 
 
 LSTM = {"kind": "lstm", "n_head": 8, "d_inner": 2048, "mem_len": 0, "attn_dropout": 0.0}
@@ -40,12 +31,6 @@ def last_state(folder):
     assert state.pop("seconds") > 0
     state.pop("stage_seconds")
     return state | read_whole(path, "")
-
-
-def measured(folder):
-    """The log, but for how long the steps took."""
-    records = read_metrics(folder / "metrics.jsonl")
-    return [{k: x for k, x in r.items() if k != "tokens_per_second"} for r in records]
 
 
 def same(one, other):
@@ -65,76 +50,35 @@ PLATEAU = {"schedule": "plateau", "eval_every": 2, "decay_rate": 0.5}
 
 # Settings of different parts share a recipe. The first is stopped between saves, with a saved step,
 # in the middle of a line of the log and with an evaluation, the others at one of these.
+PENALTIES = {"activation_reg": 2.0, "temporal_activation_reg": 1.0}
+MINUTES = {"schedule": "constant_cooldown", "minutes": 60.0, "accumulate": 1}
+STAGED = {"stages": ((0.0, 3, 5), (0.25, 6, 12), (0.6, 8, 8)), "roll": True}
+TAIL = {"average": "tail", "average_start": 0.5, "random_segment_len": True}
+SGD = {"optimizer": "sgd", "momentum": 0.9, "lr": 0.1}
 RESUMED = {
-    "adamw": ({}, (1, 6, 7, 8)),
+    "adamw": ((1, 6, 7, 8), {}),
     "bfloat16, lamb, AR, TAR": (
-        {
-            "train": {
-                "precision": "bfloat16",
-                "optimizer": "lamb",
-                "embedding_lr": 2.0,
-                "activation_reg": 2.0,
-                "temporal_activation_reg": 1.0,
-            }
-        },
         (7,),
+        {"precision": "bfloat16", "optimizer": "lamb", "embedding_lr": 2.0, **PENALTIES},
     ),
-    "minutes, ema": (
-        {
-            "train": {
-                "schedule": "constant_cooldown",
-                "minutes": 60.0,
-                "accumulate": 1,
-                "average": "ema",
-                "average_decay": 0.9,
-            }
-        },
-        (8,),
-    ),
-    "ext_len, samples, half": (
-        {"model": {"ext_len": 3, "sample_softmax": 5}, "train": {"loss": "half"}},
-        (7,),
-    ),
+    "minutes, ema": ((8,), {**MINUTES, "average": "ema", "average_decay": 0.9}),
+    "ext_len, samples, half": ((7,), {"loss": "half"}, {"ext_len": 3, "sample_softmax": 5}),
     "ext_len, random lengths, half": (
-        {"model": {"ext_len": 3}, "train": {"random_segment_len": True, "loss": "half"}},
         (5,),
+        {"random_segment_len": True, "loss": "half"},
+        {"ext_len": 3},
     ),
     "stages, adagrad, float16": (
-        {
-            "train": {
-                "stages": ((0.0, 3, 5), (0.25, 6, 12), (0.6, 8, 8)),
-                "roll": True,
-                "optimizer": "adagrad",
-                "precision": "float16",
-            }
-        },
         (1, 7),
+        {**STAGED, "optimizer": "adagrad", "precision": "float16"},
     ),
     "stages, random lengths, tail, muon": (
-        {
-            "train": {
-                "stages": ((0.0, 5, 5), (0.4, 8, 8)),
-                "random_segment_len": True,
-                "average": "tail",
-                "average_start": 0.5,
-                "optimizer": "muon",
-            }
-        },
         (6,),
+        {**TAIL, "stages": ((0.0, 5, 5), (0.4, 8, 8)), "optimizer": "muon"},
     ),
-    "lstm": ({"model": LSTM, "train": {"optimizer": "muon"}}, (8,)),
-    "sgd, plateau": (
-        {"train": {"optimizer": "sgd", "momentum": 0.9, "lr": 0.1, **PLATEAU}},
-        (7,),
-    ),
-    "gates, resets, muon": (
-        {
-            "model": {"gate": "gru", "norm_first": True},
-            "data": {"reset_at": "\n"},
-            "train": {"optimizer": "muon"},
-        },
-        (1,),
-    ),
+    "lstm": ((8,), {"optimizer": "muon"}, LSTM),
+    "sgd, plateau": ((7,), {**SGD, **PLATEAU}),
+    "gates, muon": ((1,), {"optimizer": "muon"}, {"gate": "gru", "norm_first": True}),
 }
 
 
@@ -143,17 +87,18 @@ QUICK = ("adamw", "stages, adagrad, float16", "lstm")
 
 @pytest.mark.usefixtures("unfinished")
 @pytest.mark.parametrize(
-    ("sections", "steps"),
+    "sections",
     [
-        pytest.param(*each, id=name, marks=[pytest.mark.slow] * (name not in QUICK))
+        pytest.param(each, id=name, marks=[pytest.mark.slow] * (name not in QUICK))
         for name, each in RESUMED.items()
     ],
 )
-def test_resuming_changes_nothing(tmp_path, toy_recipe, at_step, sections, steps):
-    config = toy_recipe(**{**sections, "train": {"steps": 9, **sections.get("train", {})}})
+def test_resuming_changes_nothing(tmp_path, toy_recipe, interrupted_at, measured, sections):
+    steps, settings, *model = sections
+    config = toy_recipe(model=dict(*model), train={"steps": 9, **settings})
     train(config, tmp_path / "whole", quiet=True)
     for step in steps:
-        at_step(step, interrupt)
+        interrupted_at(step)
         with pytest.raises(Interrupted, match=f"step {step} and saved"):
             train(config, tmp_path / "parts", quiet=True)
     train(config, tmp_path / "parts", quiet=True)
@@ -167,18 +112,9 @@ def test_resuming_changes_nothing(tmp_path, toy_recipe, at_step, sections, steps
         assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
-@pytest.mark.usefixtures("unfinished")
-def test_either_signal_is_passed_on(tmp_path, toy_recipe, at_step):
-    for number in (signal.SIGINT, signal.SIGTERM):
-        at_step(1, lambda state, number=number: signal.raise_signal(number))
-        with pytest.raises(Interrupted) as stopped:
-            train(toy_recipe(), tmp_path / str(number), quiet=True)
-        assert stopped.value.signal_number == number
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("unfinished")
-def test_the_comparison_sees_a_single_different_draw(tmp_path, toy_recipe, at_step):
+def test_the_comparison_sees_a_single_different_draw(tmp_path, toy_recipe, at_step, measured):
     config = toy_recipe(train={"steps": 4})
     train(config, tmp_path / "one", quiet=True)
     at_step(2, lambda state: torch.rand(1) and None)
@@ -187,11 +123,15 @@ def test_the_comparison_sees_a_single_different_draw(tmp_path, toy_recipe, at_st
     assert measured(tmp_path / "one") != measured(tmp_path / "other")
 
 
-def test_a_signal_at_the_last_step_stops_before_the_evaluation(tmp_path, toy_recipe, at_step):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_the_last_step_stops_before_the_evaluation(
+    tmp_path, toy_recipe, at_step, number
+):
     config = toy_recipe(train={"steps": 3})
-    at_step(3, interrupt)
-    with pytest.raises(Interrupted, match="step 3"):
+    at_step(3, lambda state: signal.raise_signal(number))
+    with pytest.raises(Interrupted, match="step 3") as stopped:
         train(config, tmp_path, quiet=True)
+    assert stopped.value.signal_number == number
     assert not (tmp_path / "results.json").exists()
     assert train(config, tmp_path, quiet=True)["test"]["tokens"] > 0
 
@@ -219,110 +159,32 @@ def test_a_run_needs_no_main_thread(tmp_path, toy_recipe):
     assert last_state(tmp_path)["step"] == 2
 
 
-def begun(config):
-    corpus = prepare(config.data)
-    config = fit_to_corpus(config, corpus)
-    return config, new_state(config, corpus, CPU, World())
-
-
-def updated(config, parts, steps=3):
-    """Weights, memory and losses after some updates made in a number of parts."""
-    config = replace(config, train=replace(config.train, accumulate=parts))
-    config, state = begun(config)
-    losses = [
-        loop.train_step(config, state, Network(state.model, config.train, state.world)).loss
-        for _ in range(steps)
-    ]
-    memory = torch.cat([torch.stack(mems.states) for mems in state.mems], dim=1)
-    return [*state.model.parameters()], memory, torch.stack(losses)
-
-
-@pytest.mark.parametrize("parts", [2, 4])
-def test_accumulated_parts_make_the_update_of_the_whole(toy_recipe, parts):
-    # With an eps this large, the direction of an update does not hang on the rounding of a
-    # gradient that is all but zero.
-    config = toy_recipe(model={"dropout": 0.0, "attn_dropout": 0.0}, train={"eps": 1e-3})
-    torch.testing.assert_close(updated(config, parts), updated(config, 1))
-
-
-def test_accumulation_is_not_without_effect_on_one_part_alone(toy_recipe):
-    config = toy_recipe(model={"dropout": 0.0, "attn_dropout": 0.0}, train={"eps": 1e-3})
-    with pytest.raises(AssertionError):
-        torch.testing.assert_close(updated(config, 2, steps=2), updated(config, 2, steps=3))
-
-
-@pytest.mark.parametrize("ext_len", [0, 3])
-def test_half_a_loss_is_that_of_the_second_half_and_learns_from_it_alone(toy_recipe, ext_len):
-    model = {"dropout": 0.0, "attn_dropout": 0.0, "ext_len": ext_len}
-
-    def weights(wrong):
-        config, state = begun(toy_recipe(model=model, train={"loss": "half"}))
-        tokens, targets = state.segments.next_segment()
-        targets[:, wrong] = 0
-        expected = state.model(tokens, targets=targets, context=ext_len).nll[:, 4:].mean()
-        state.segments.next_segment = lambda: (tokens, targets)
-        loss = loop.train_step(config, state, Network(state.model, config.train, state.world)).loss
-        torch.testing.assert_close(loss, expected.detach())
-        return [*state.model.parameters()]
-
-    assert same(weights([]), weights(range(4)))
-    assert not same(weights([]), weights([4]))
-
-
 @pytest.mark.usefixtures("unfinished")
-def test_a_line_of_the_log_is_the_mean_since_the_line_before(tmp_path, toy_recipe):
+def test_a_line_of_the_log_is_the_mean_since_the_line_before(tmp_path, toy_recipe, measured):
     for log_every in (1, 5):
         settings = {"log_every": log_every, "eval_every": 0, "save_every": 0, "steps": 11}
         config = toy_recipe(train=settings)
         train(config, tmp_path / str(log_every), quiet=True)
     each, mean = (
-        [r["bits_per_token"] for r in measured(tmp_path / name) if r["kind"] == "train"]
-        for name in "15"
+        [r["bits_per_token"] for r in measured(tmp_path / name, "train")] for name in "15"
     )
     assert mean == pytest.approx([sum(each[:5]) / 5, sum(each[5:10]) / 5, each[10]])
 
 
 @pytest.mark.usefixtures("unfinished")
-def test_the_speed_in_the_log_is_that_of_the_steps_since(tmp_path, toy_recipe, clock, at_step):
+def test_the_speed_in_the_log_is_that_of_the_steps_since(
+    tmp_path, toy_recipe, clock, interrupted_at
+):
     config = toy_recipe(train={"log_every": 4})
     # A step of 4 streams of 8 tokens in two seconds; after two steps, in half a second.
     clock(2)
-    at_step(2, interrupt)
+    interrupted_at(2)
     with pytest.raises(Interrupted):
         train(config, tmp_path, quiet=True)
     clock(0.5)
     train(config, tmp_path, quiet=True)
     records = read_metrics(tmp_path / "metrics.jsonl")
     assert [r["tokens_per_second"] for r in records if r["kind"] == "train"] == [64, 64, 64]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("unfinished")
-def test_a_disk_that_fills_up_costs_no_checkpoint(tmp_path, toy_recipe, at_step):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
-    if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("mounting a small disk needs root")
-    try:
-        config = toy_recipe(train={"steps": 6})
-        train(config, tmp_path / "whole", quiet=True)
-
-        def fill(state):
-            free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
-            (disk / "filler").write_bytes(bytes(free))
-
-        at_step(5, fill)
-        with pytest.raises(OSError, match=r"disk is full|No space left"):
-            train(config, disk / "run", quiet=True)
-        assert [path.name for path in (disk / "run" / "checkpoints").iterdir()] == ["step_00000003"]
-        # With room again, the same command goes on.
-        (disk / "filler").unlink()
-        at_step(5, lambda state: None)
-        train(config, disk / "run", quiet=True)
-        assert same(last_state(tmp_path / "whole"), last_state(disk / "run"))
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 @pytest.mark.usefixtures("unfinished")
@@ -370,12 +232,8 @@ def test_what_cannot_work_is_said_before_anything_is_written(tmp_path, toy_recip
         ({"generate": {"prompt": "Ω"}}, r"generate\.prompt='Ω': not in the vocabulary"),
         ({"generate": {"prompt": ""}}, r"generate\.prompt is empty"),
         (
-            {"eval": {"dynamic": "rms", "dynamic_tokens": 64}},
-            r"eval\.dynamic_tokens=64: 64 tokens of training text are less than a segment of 64 ",
-        ),
-        (
             {"eval": {"dynamic": "rms", "segment_len": 9000}},
-            r"eval\.dynamic_tokens=50000: \d+ tokens of training text are less than a segment of",
+            r"as eval\.dynamic_tokens reads it: \d+ tokens .* are less than a segment of 9000 ",
         ),
         # The file is not there, so nothing has looked for it.
         ({"data": {"path": "tex\udce9.txt"}}, r"data\.path='tex\\udce9\.txt' must be UTF-8"),
@@ -384,30 +242,6 @@ def test_what_cannot_work_is_said_before_anything_is_written(tmp_path, toy_recip
         with pytest.raises(ValueError, match=message):
             train(toy_recipe(**sections), tmp_path / "run", quiet=True)
         assert not (tmp_path / "run").exists(), sections
-
-
-@pytest.mark.parametrize("split", ["valid", "test"])
-def test_a_held_out_text_without_a_completion_is_refused_before_anything_is_written(
-    tmp_path, toy_recipe, split
-):
-    path = tmp_path / "prompts.txt"
-    path.write_text("the cat saw a dog\n" * 20)
-    data = {"reset_at": "\n", "completion_at": ".", f"{split}_path": str(path)}
-    with pytest.raises(ValueError, match=f"the {split} text has no completion: the token "):
-        train(toy_recipe(data=data), tmp_path / "run", quiet=True)
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_training_text_without_a_completion_is_refused_before_anything_is_written(
-    tmp_path, toy_recipe, long_prompt
-):
-    (tmp_path / "path.txt").write_text("the cat saw a dog\n" * 20 + "\t")
-    # All characters of the held-out text must be in the vocabulary.
-    data = {**long_prompt, "vocab_from": "all"}
-    with pytest.raises(ValueError, match="the train text has no completion: the token "):
-        train(toy_recipe(data=data), tmp_path / "run", quiet=True)
-    assert not (tmp_path / "run").exists()
-    begun(toy_recipe(data=data, train={"prompt_loss_weight": 0.5}))
 
 
 @pytest.fixture
@@ -421,58 +255,48 @@ def long_prompt(tmp_path):
     return data
 
 
-@pytest.mark.parametrize("split", ["valid", "test"])
-def test_steps_that_reach_no_completion_are_refused_before_anything_is_written(
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_a_text_without_a_completion_is_refused_before_anything_is_written(
     tmp_path, toy_recipe, long_prompt, split
 ):
-    other = {"valid": "test", "test": "valid"}[split]
-    short = tmp_path / "short.txt"
-    short.write_text("a dog\tno\n" * 50)
-    data = {**long_prompt, f"{other}_path": str(short)}
+    path = Path(long_prompt["path" if split == "train" else f"{split}_path"])
+    path.write_text("the cat saw a dog\n" * 20 + "\t" * (split == "train"))
+    # All characters of the held-out text must be in the vocabulary.
+    data = {**long_prompt, "vocab_from": "all"}
+    with pytest.raises(ValueError, match=f"{split}: the text has no completion: the token "):
+        train(toy_recipe(data=data), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
 
-    def recipe(**settings):
+
+def test_steps_that_reach_no_completion_are_refused_before_training(
+    begun, tmp_path, toy_recipe, long_prompt
+):
+    def recipe(data=long_prompt, **settings):
         return toy_recipe(data=data, eval={"segment_len": 16, **settings})
 
-    message = f"eval.max_steps=25 reads no completion of the {split} text: give a larger one"
-    with pytest.raises(ValueError, match=message):
-        train(recipe(max_steps=25), tmp_path / "run", quiet=True)
-    assert not (tmp_path / "run").exists()
+    short = tmp_path / "short.txt"
+    short.write_text("a dog\tno\n" * 50)
+    for split, other in (("valid", "test"), ("test", "valid")):
+        data = {**long_prompt, f"{other}_path": str(short)}
+        with pytest.raises(
+            ValueError, match=f"{split}: max_steps=25 reads no completion: give a l"
+        ):
+            begun(recipe(data, max_steps=25))
     # One more segment, or the beginnings of more parts, have completions.
     begun(recipe(max_steps=26))
     begun(recipe(max_steps=25, batch_size=2))
-
-
-def test_dynamic_evaluation_without_a_completion_is_refused_before_training(
-    toy_recipe, long_prompt
-):
-    """It reads one part, learns from the beginning of the training text, and comes last."""
-
-    def recipe(**settings):
-        return toy_recipe(data=long_prompt, eval={"segment_len": 16, **settings})
-
-    with pytest.raises(ValueError, match="max_steps=25 reads no completion of the test text"):
+    # Dynamic evaluation reads one part, and learns from the beginning of the training text.
+    with pytest.raises(ValueError, match="test: max_steps=25 reads no completion"):
         begun(recipe(max_steps=25, batch_size=2, dynamic="sgd"))
-    with pytest.raises(ValueError, match=r"eval\.dynamic_tokens=400: the text has no completion"):
+    with pytest.raises(ValueError, match=r"eval\.dynamic_tokens reads it: the text has no comp"):
         begun(recipe(dynamic="rms", dynamic_tokens=400))
     begun(recipe(dynamic="rms", dynamic_tokens=417))
 
 
 @pytest.mark.usefixtures("unfinished")
-def test_another_text_under_the_same_name_is_noticed(tmp_path, toy_recipe, toy_text, at_step):
-    path = tmp_path / "text.txt"
-    path.write_text(toy_text.read_text())
-    config = toy_recipe(data={"path": str(path)})
-    at_step(4, interrupt)
-    with pytest.raises(Interrupted):
-        train(config, tmp_path / "run", quiet=True)
-    # As long as before and with the same characters.
-    path.write_text(toy_text.read_text()[::-1])
-    with pytest.raises(ValueError, match="the text is not the one that the run began with"):
-        train(config, tmp_path / "run", quiet=True)
-
-
-@pytest.mark.usefixtures("unfinished")
-def test_a_prepared_corpus_may_move_but_not_become_another(tmp_path, toy_recipe, toy_text, at_step):
+def test_a_prepared_corpus_may_move_but_not_become_another(
+    tmp_path, toy_recipe, toy_text, interrupted_at
+):
     def made_of(text, name):
         path = tmp_path / f"{name}.txt"
         path.write_text(text)
@@ -484,26 +308,13 @@ def test_a_prepared_corpus_may_move_but_not_become_another(tmp_path, toy_recipe,
 
     text = toy_text.read_text()
     corpus = made_of(text, "one")
-    at_step(4, interrupt)
+    interrupted_at(4)
     with pytest.raises(Interrupted):
         part(corpus, "once")
     # As long as before and with the same characters.
     with pytest.raises(ValueError, match="the text is not the one that the run began with"):
         part(made_of(text[::-1], "other"), "once")
     part(corpus.rename(tmp_path / "moved"), "always")
-
-
-@pytest.mark.usefixtures("unfinished")
-def test_two_programs_do_not_train_in_one_folder(tmp_path, toy_recipe):
-    short = toy_recipe(train={"steps": 2})
-    config = fit_to_corpus(short, prepare(short.data))
-    other = RunFolder(tmp_path)
-    other.begin(config, 1)
-    with pytest.raises(RuntimeError, match="another program is training in"):
-        train(config, tmp_path, quiet=True)
-    other.close()
-    train(config, tmp_path, quiet=True)
-    train(config, tmp_path, quiet=True)
 
 
 @pytest.mark.usefixtures("unfinished")
@@ -516,18 +327,3 @@ def test_quiet_prints_nothing_and_otherwise_results_stay_off_stdout(tmp_path, to
     assert out == ""
     assert "step 2: validation" in err
     assert f"parameters on {pick_device().type}" in err
-
-
-def test_a_text_begins_anew_at_the_symbol_that_the_recipe_names(tmp_path, toy_recipe):
-    config = toy_recipe(data={"reset_at": "\n"}, train={"steps": 2})
-    train(config, tmp_path / "run", quiet=True)
-    corpus = prepare(config.data)
-    model = TransformerXL.from_pretrained(tmp_path / "run")
-    assert model.config.reset_at == corpus.vocab.number_of("\n") == corpus.vocab.encode("\n")[0]
-    # The lines of a text, each begun by the end of the one before it, may change their places.
-    lines = corpus.vocab.decode(corpus.split("valid")).splitlines(keepends=True)[1:-1]
-    one, other = (
-        evaluate(model, corpus.vocab.encode("".join(["\n", *some])), WithMemory(mem_len=100)).nll
-        for some in (lines, lines[::-1])
-    )
-    assert one == pytest.approx(other, rel=1e-5)

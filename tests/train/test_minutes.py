@@ -1,48 +1,35 @@
 """A run with a time limit: where its end and its stages fall."""
 
 import re
-import signal
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from transformer_xl.train import Interrupted, loop, metrics, train
-from transformer_xl.train.metrics import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread", "unfinished")]
 
 
-def interrupt(state):
-    signal.raise_signal(signal.SIGINT)
+def limited(**settings):
+    """Settings of a run with a time limit, in which little but the steps takes place."""
+    rarely = {"log_every": 1, "eval_every": 0, "save_every": 0}
+    cooldown = {"schedule": "constant_cooldown", "cooldown_fraction": 0.5}
+    return {"steps": 1000, "minutes": 1.0, **cooldown, **rarely, **settings}
 
 
-def measured(folder):
-    """The log, but for how long the steps took."""
-    records = read_metrics(folder / "metrics.jsonl")
-    return [{k: x for k, x in r.items() if k != "tokens_per_second"} for r in records]
-
-
-def test_the_end_is_fixed_when_the_cooldown_begins_and_stays(tmp_path, toy_recipe, clock, at_step):
-    config = toy_recipe(
-        train={
-            "steps": 1000,
-            "minutes": 20 / 60,
-            "schedule": "constant_cooldown",
-            "cooldown_fraction": 0.5,
-            "log_every": 1,
-            "eval_every": 0,
-            "save_every": 0,
-        }
-    )
+def test_the_end_is_fixed_when_the_cooldown_begins_and_stays(
+    tmp_path, toy_recipe, clock, interrupted_at, measured
+):
+    config = toy_recipe(train=limited(minutes=20 / 60))
     clock(1)
-    at_step(13, interrupt)
+    interrupted_at(13)
     with pytest.raises(Interrupted):
         train(config, tmp_path, quiet=True)
     # Half of the time was over after 10 steps, so 10 are left, however fast the rest may be.
     clock(0.001)
     train(config, tmp_path, quiet=True)
-    rates = [r["lr"] for r in measured(tmp_path) if r["kind"] == "train"]
+    rates = [r["lr"] for r in measured(tmp_path, "train")]
     assert rates == pytest.approx([0.01] * 10 + [0.001 * left for left in range(10, 0, -1)])
 
 
@@ -50,14 +37,12 @@ def test_the_time_to_compile_does_not_count_as_that_of_later_steps(
     tmp_path, toy_recipe, seconds_at, monkeypatch
 ):
     monkeypatch.setattr(torch, "compile", lambda model, **options: model)
-    settings = {"steps": 1000, "minutes": 1.0, "schedule": "constant_cooldown", "compile": True}
-    settings |= {"cooldown_fraction": 0.5, "eval_every": 0, "save_every": 0}
     now = seconds_at(lambda time: 1 if time else 20)
-    train(toy_recipe(train=settings), tmp_path, quiet=True)
+    train(toy_recipe(train=limited(compile=True)), tmp_path, quiet=True)
     assert now[0] == pytest.approx(60, abs=1)
 
 
-def test_a_time_limit_that_is_not_reached_changes_nothing(tmp_path, toy_recipe, clock):
+def test_a_time_limit_that_is_not_reached_changes_nothing(tmp_path, toy_recipe, clock, measured):
     settings = {"schedule": "constant_cooldown", "steps": 6}
     train(toy_recipe(train=settings), tmp_path / "without", quiet=True)
     clock(1)
@@ -84,14 +69,12 @@ def seconds_at(monkeypatch):
 
 @pytest.mark.parametrize("steps", [1000, 60])
 def test_a_machine_that_slows_down_ends_a_tenth_late_at_most_and_cools_down(
-    tmp_path, toy_recipe, seconds_at, capsys, steps
+    tmp_path, toy_recipe, seconds_at, capsys, measured, steps
 ):
-    settings = {"steps": steps, "minutes": 1.0, "schedule": "constant_cooldown"}
-    settings |= {"cooldown_fraction": 0.5, "log_every": 1, "eval_every": 0, "save_every": 0}
     now = seconds_at(lambda time: 1 if time < 30 else 2)
-    train(toy_recipe(train=settings), tmp_path)
+    train(toy_recipe(train=limited(steps=steps)), tmp_path)
     assert 60 < now[0] <= 66
-    rates = [r["lr"] for r in measured(tmp_path) if r["kind"] == "train"]
+    rates = [r["lr"] for r in measured(tmp_path, "train")]
     falls = [a - b for a, b in zip(rates[30:], [*rates[31:], 0.0], strict=True)]
     # One line down to where the time was over, and a steeper one from there to nothing.
     cut = next(n for n, fall in enumerate(falls) if fall > 1.5 * falls[0])
@@ -108,9 +91,7 @@ def test_a_run_shows_no_more_time_left_than_its_limit_leaves(
     now = seconds_at(lambda time: 10 if time < 10 else 1)
     monkeypatch.setattr(metrics, "monotonic", lambda: now[0])
     monkeypatch.setattr(metrics, "_LINE_SECONDS", 0)
-    settings = {"steps": 100_000, "minutes": 36 / 60, "log_every": 1, "eval_every": 0}
-    settings |= {"save_every": 0, "schedule": "constant_cooldown", "cooldown_fraction": 0.5}
-    train(toy_recipe(train=settings), tmp_path)
+    train(toy_recipe(train=limited(steps=100_000, minutes=36 / 60)), tmp_path)
     left = re.findall(r"(\d+):(\d\d):(\d\d) left", capsys.readouterr().err)
     assert len(left) > 10
     assert max(3600 * int(h) + 60 * int(m) + int(s) for h, m, s in left) <= 36
@@ -119,31 +100,20 @@ def test_a_run_shows_no_more_time_left_than_its_limit_leaves(
 @pytest.fixture
 def staged(toy_recipe):
     """Twenty seconds: from the fifth on longer segments, from the tenth the cooldown."""
-    return toy_recipe(
-        train={
-            "steps": 1000,
-            "minutes": 20 / 60,
-            "schedule": "constant_cooldown",
-            "cooldown_fraction": 0.5,
-            "stages": ((0.0, 4, 4), (0.25, 8, 8)),
-            "log_every": 1,
-            "eval_every": 0,
-            "save_every": 0,
-        }
-    )
+    return toy_recipe(train=limited(minutes=20 / 60, stages=((0.0, 4, 4), (0.25, 8, 8))))
 
 
 def test_stages_share_the_time_and_the_last_ones_speed_decides_the_end(
-    tmp_path, staged, monkeypatch
+    tmp_path, staged, monkeypatch, measured
 ):
     now, lengths, before = [0.0], [], loop.train_step
 
     def train_step(config, state, network):
-        found = before(config, state, network)
+        update = before(config, state, network)
         lengths.append(state.segments.length)
         # Segments of 4 take a second, segments of 8 two.
         now[0] += lengths[-1] / 4
-        return found
+        return update
 
     monkeypatch.setattr(loop, "train_step", train_step)
     monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: now[0]))
@@ -151,15 +121,17 @@ def test_stages_share_the_time_and_the_last_ones_speed_decides_the_end(
     # After five seconds the second stage, in the eleventh the cooldown: time for four more steps.
     assert lengths == [4] * 5 + [8] * (3 + 4)
     assert now[0] == pytest.approx(20, abs=2)
-    rates = [r["lr"] for r in measured(tmp_path) if r["kind"] == "train"]
+    rates = [r["lr"] for r in measured(tmp_path, "train")]
     assert rates == pytest.approx([0.01] * 8 + [0.0025 * left for left in (4, 3, 2, 1)])
 
 
-def test_a_staged_run_with_a_time_limit_goes_on_where_it_was(tmp_path, staged, clock, at_step):
+def test_a_staged_run_with_a_time_limit_goes_on_where_it_was(
+    tmp_path, staged, clock, interrupted_at, measured
+):
     clock(1)
     train(staged, tmp_path / "whole", quiet=True)
     for step in (3, 5, 6, 12):
-        at_step(step, interrupt)
+        interrupted_at(step)
         with pytest.raises(Interrupted):
             train(staged, tmp_path / "parts", quiet=True)
         clock(1)
@@ -169,11 +141,9 @@ def test_a_staged_run_with_a_time_limit_goes_on_where_it_was(tmp_path, staged, c
 
 
 def test_one_step_that_has_to_wait_ends_no_run(tmp_path, toy_recipe, seconds_at, capsys):
-    settings = {"steps": 1000, "minutes": 1.0, "schedule": "constant_cooldown"}
-    settings |= {"cooldown_fraction": 0.5, "log_every": 1, "eval_every": 0, "save_every": 0}
     # Sixty steps fit; the one that begins last of all takes five seconds.
     now = seconds_at(lambda time: 5 if 58.5 < time < 60 else 1)
-    train(toy_recipe(train=settings), tmp_path)
+    train(toy_recipe(train=limited()), tmp_path)
     assert now[0] == pytest.approx(64)
     assert "are over" not in capsys.readouterr().err
 
@@ -182,9 +152,8 @@ def test_one_step_that_has_to_wait_ends_no_run(tmp_path, toy_recipe, seconds_at,
 def test_a_time_limit_within_the_warmup_is_said(
     tmp_path, toy_recipe, seconds_at, capsys, warmup_steps
 ):
-    settings = {"steps": 1000, "minutes": 1 / 3, "schedule": "constant_cooldown"}
-    settings |= {"cooldown_fraction": 0.5, "eval_every": 0, "save_every": 0}
     seconds_at(lambda time: 1)
-    train(toy_recipe(train={**settings, "warmup_steps": warmup_steps}), tmp_path)
+    settings = limited(minutes=1 / 3, warmup_steps=warmup_steps)
+    train(toy_recipe(train=settings), tmp_path)
     said = "begins after 10 of train.warmup_steps=50, and the learning rate has not reached its"
     assert (said in capsys.readouterr().err) == (warmup_steps == 50)

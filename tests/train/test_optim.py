@@ -19,20 +19,14 @@ def scales(total=100, **settings):
     return [lr_scale(config, step, total) for step in range(total)]
 
 
-def test_the_warm_up_rises_in_equal_steps_to_the_peak():
-    for schedule in ("cosine", "inverse_sqrt", "constant_cooldown"):
-        found = scales(schedule=schedule, warmup_steps=4)
-        assert found[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0]), schedule
-        assert max(found) == pytest.approx(1.0), schedule
-        assert found[-1] < 1, schedule
-
-
-def test_without_warm_up_the_peak_is_first_and_nothing_rises_later():
-    for schedule in ("cosine", "inverse_sqrt", "constant_cooldown"):
-        found = scales(schedule=schedule)
-        assert found[0] == pytest.approx(1.0), schedule
-        assert all(later <= earlier for earlier, later in pairwise(found)), schedule
-        assert all(scale > 0 for scale in found), schedule
+@pytest.mark.parametrize("schedule", ["cosine", "inverse_sqrt", "constant_cooldown"])
+def test_a_rate_rises_in_equal_steps_to_the_peak_and_never_after_it(schedule):
+    warm = scales(schedule=schedule, warmup_steps=4)
+    assert warm[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    for rates in (warm[4:], scales(schedule=schedule)):
+        assert rates[0] == pytest.approx(1.0)
+        assert all(later <= earlier for earlier, later in pairwise(rates))
+        assert 0 < rates[-1] < 1
 
 
 def test_the_cosine_is_half_down_in_the_middle_and_ends_at_the_floor():
@@ -60,8 +54,11 @@ def test_the_cooldown_is_a_line_from_the_peak_to_the_floor():
         assert found[61:] == pytest.approx([1 - fall * step for step in range(1, 40)]), floor
 
 
-def test_without_cooldown_the_rate_is_constant():
+def test_a_cooldown_may_be_left_out_or_have_another_length():
     assert scales(schedule="constant_cooldown", cooldown_fraction=0.0) == [1.0] * 100
+    config = TrainConfig(schedule="constant_cooldown", cooldown_fraction=0.5)
+    rates = [lr_scale(config, step, 100, 20) for step in range(100)]
+    assert rates == pytest.approx([1.0] * 80 + [left / 20 for left in range(20, 0, -1)])
 
 
 @pytest.fixture
@@ -82,12 +79,6 @@ def moved(model, config):
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     Optimizer(with_gradients(model, 0.0), config).step(1.0)
     return {name: p.detach() - before[name] for name, p in model.named_parameters()}, before
-
-
-def test_a_cooldown_of_given_length_is_the_last_of_the_steps():
-    config = TrainConfig(schedule="constant_cooldown", cooldown_fraction=0.5)
-    found = [lr_scale(config, step, 100, 20) for step in range(100)]
-    assert found == pytest.approx([1.0] * 80 + [left / 20 for left in range(20, 0, -1)])
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd", "adagrad"])
@@ -148,21 +139,20 @@ def test_the_tables_of_an_adaptive_embedding_are_embeddings():
     assert peaks == pytest.approx([0.1, 0.1, 0.3])
 
 
-def test_muon_takes_a_gate_and_what_it_opens_one_by_one():
-    model = TransformerXL(
-        ModelConfig(vocab_size=11, n_layer=2, n_head=2, d_model=8, d_inner=12, activation="geglu")
-    )
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"n_head": 2, "d_inner": 12, "activation": "geglu"}, {2: (24, 8), 3: (24, 8)}),
+        ({"kind": "lstm", "mem_len": 0}, {4: (32, 8)}),
+    ],
+    ids=["gated feed-forward", "LSTM"],
+)
+def test_muon_takes_stacked_matrices_one_by_one(settings, expected):
+    model = build_model(ModelConfig(vocab_size=11, n_layer=2, d_model=8, **settings))
     _, muon = Optimizer(model, TrainConfig(optimizer="muon")).parts
-    shapes = {group["parts"]: [p.shape for p in group["params"]] for group in muon.param_groups}
-    assert shapes[2] == [(24, 8)] * 2
-    assert shapes[3] == [(24, 8)] * 2
-
-
-def test_muon_takes_the_gates_of_an_lstm_one_by_one():
-    model = build_model(ModelConfig(kind="lstm", vocab_size=11, n_layer=2, d_model=8, mem_len=0))
-    _, muon = Optimizer(model, TrainConfig(optimizer="muon")).parts
-    shapes = {group["parts"]: [p.shape for p in group["params"]] for group in muon.param_groups}
-    assert shapes == {1: [], 4: [(32, 8)] * 4}
+    shapes = {group["parts"]: {p.shape for p in group["params"]} for group in muon.param_groups}
+    del shapes[1]
+    assert shapes == {n: {shape} for n, shape in expected.items()}
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

@@ -6,7 +6,6 @@ a new group, and writes down what it found.
 
 import json
 import os
-import pickle
 import shutil
 import signal
 import subprocess
@@ -20,7 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from transformer_xl.config.distributed import Stalled, World, _sendable, is_first_process, joined
+from transformer_xl.config.distributed import Stalled, World, is_first_process, joined
 from transformer_xl.config.recipes import dump_recipe, load_recipe
 from transformer_xl.data import prepare
 from transformer_xl.train import Interrupted, loop, train
@@ -34,83 +33,43 @@ EXACT = {"dropout": 0.0, "attn_dropout": 0.0}
 # With an eps this large, the direction of an update does not hang on the rounding of a gradient
 # that is all but zero.
 SETTINGS = {"eps": 1e-3, "accumulate": 1, "log_every": 1}
-VARIANTS = {
-    "ddp": {"model": EXACT, "train": SETTINGS},
-    "ddp in parts, average": {
-        "model": EXACT,
-        "train": {
-            **SETTINGS,
-            "accumulate": 2,
-            "average": "ema",
-            "average_decay": 0.5,
-            "reset_memory": 0.3,
-        },
-    },
-    "ddp, lamb, adaptive": {
-        "model": {**EXACT, "cutoffs": (3, 9), "div_val": 2, "d_embed": 16},
-        "train": {**SETTINGS, "optimizer": "lamb"},
-    },
-    "ddp, lstm": {
-        "model": {**EXACT, "kind": "lstm", "n_head": 8, "d_inner": 2048, "mem_len": 0},
-        "train": {**SETTINGS, "optimizer": "muon"},
-    },
-    "fsdp": {"model": EXACT, "train": {**SETTINGS, "parallel": "fsdp"}},
-    "fsdp in parts, muon, average": {
-        "model": {**EXACT, "norm_first": True, "activation": "swiglu"},
-        "train": {
-            **SETTINGS,
-            "parallel": "fsdp",
-            "optimizer": "muon",
-            "accumulate": 2,
-            "average": "tail",
-            "average_start": 0.5,
-        },
-    },
-    "fsdp, lamb, computed again": {
-        "model": EXACT,
-        "train": {**SETTINGS, "parallel": "fsdp", "optimizer": "lamb", "recompute": True},
-    },
-    "fsdp, bfloat16, ema": {
-        "model": EXACT,
-        "train": {**SETTINGS, "parallel": "fsdp", "precision": "bfloat16", "average": "ema"},
-    },
-    "ddp, adagrad, plateau": {
-        "model": EXACT,
-        "train": {
-            **SETTINGS,
-            "optimizer": "adagrad",
-            "lr": 1.0,
-            "schedule": "plateau",
-            "eval_every": 1,
-        },
-    },
-    "fsdp, sgd, float16": {
-        "model": EXACT,
-        "train": {
-            "accumulate": 1,
-            "log_every": 1,
-            "parallel": "fsdp",
-            "optimizer": "sgd",
-            "momentum": 0.9,
-            "lr": 0.1,
-            "precision": "float16",
-        },
-    },
-    "ddp, minutes": {
-        "model": EXACT,
-        "train": {**SETTINGS, "minutes": 60.0, "schedule": "constant_cooldown"},
-    },
+AVERAGE = {"average": "ema", "average_decay": 0.5, "reset_memory": 0.3}
+TAIL = {"average": "tail", "average_start": 0.5}
+ADAGRAD = {"optimizer": "adagrad", "lr": 1.0, "schedule": "plateau", "eval_every": 1}
+SGD = {"optimizer": "sgd", "momentum": 0.9, "lr": 0.1, "precision": "float16", "eps": 1e-8}
+PROMPTS = {"log_every": 4, "steps": 40, "skip_norm": 5.0}
+FSDP = {"parallel": "fsdp"}
+# Settings of the training, of the model, of the data.
+SECTIONS = {
+    "ddp in parts, average": ({"accumulate": 2, **AVERAGE},),
+    "ddp, lamb, adaptive": (
+        {"optimizer": "lamb"},
+        {"cutoffs": (3, 9), "div_val": 2, "d_embed": 16},
+    ),
+    "ddp, lstm": (
+        {"optimizer": "muon"},
+        {"kind": "lstm", "n_head": 8, "d_inner": 2048, "mem_len": 0},
+    ),
+    "fsdp in parts, muon, average": (
+        {**FSDP, "optimizer": "muon", "accumulate": 2, **TAIL},
+        {"norm_first": True, "activation": "swiglu"},
+    ),
+    "fsdp, lamb, computed again": ({**FSDP, "optimizer": "lamb", "recompute": True},),
+    "fsdp, bfloat16, ema": ({**FSDP, "precision": "bfloat16", "average": "ema"},),
+    "ddp, adagrad, plateau": (ADAGRAD,),
+    "fsdp, sgd, float16": ({**FSDP, **SGD},),
+    "ddp, minutes": ({"minutes": 60.0, "schedule": "constant_cooldown"},),
     # In some steps one process has no completion, in some none has one.
-    "ddp, completions": {
-        "model": EXACT,
-        "data": {"reset_at": "\n", "completion_at": "."},
-        "train": {**SETTINGS, "log_every": 4, "steps": 40, "skip_norm": 5.0},
-    },
-    "fsdp, resets, lengths": {
-        "model": EXACT,
-        "data": {"reset_at": "\n"},
-        "train": {**SETTINGS, "parallel": "fsdp", "random_segment_len": True},
-    },
+    "ddp, completions": (PROMPTS, {}, {"reset_at": "\n", "completion_at": "."}),
+    "fsdp, resets, lengths": ({**FSDP, "random_segment_len": True}, {}, {"reset_at": "\n"}),
+}
+VARIANTS = {
+    name: {
+        "train": {**SETTINGS, **settings},
+        "model": {**EXACT, **(others[0] if others else {})},
+        "data": others[1] if others[1:] else {},
+    }
+    for name, (settings, *others) in SECTIONS.items()
 }
 QUICK = (
     *("ddp in parts, average", "ddp, lamb, adaptive", "ddp, completions"),
@@ -313,13 +272,6 @@ class LockError(Exception):
 
 def throw(error):
     raise error
-
-
-@pytest.mark.parametrize("error", [PairError("a", "b"), LockError("a lock")], ids=str)
-def test_an_error_that_cannot_be_sent_becomes_one_that_says_the_same(error):
-    sent = pickle.loads(pickle.dumps(_sendable(error)))
-    assert (type(sent), str(sent)) == (RuntimeError, f"{type(error).__name__}: {error}")
-    assert type(_sendable(KeyError("x"))) is KeyError
 
 
 def main(folder, what):

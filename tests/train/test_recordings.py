@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from transformer_xl.inference.forecast import forecast
 from transformer_xl.model import load_model
 from transformer_xl.train import Interrupted, train
 from transformer_xl.train.checkpoint.checkpoints import read_whole
-from transformer_xl.train.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ENDS = {"classes": {}, "numbers": {"n_mixtures": 2}}
@@ -95,34 +93,20 @@ def state_of(folder):
 
 
 @pytest.mark.slow
-def test_resuming_changes_nothing(config, run, tmp_path, at_step):
+def test_resuming_changes_nothing(config, run, tmp_path, interrupted_at, measured):
     for step in (3, 7):
-        at_step(step, lambda state: signal.raise_signal(signal.SIGINT))
+        interrupted_at(step)
         with pytest.raises(Interrupted):
             train(config, tmp_path / "parts", quiet=True)
     results = train(config, tmp_path / "parts", quiet=True)
     one, other = state_of(run), state_of(tmp_path / "parts")
     assert one.keys() == other.keys()
     assert all(torch.equal(x, other[name]) for name, x in one.items())
-    logs = [read_metrics(x / "metrics.jsonl") for x in (run, tmp_path / "parts")]
-    for log in logs:
-        for record in log:
-            record.pop("tokens_per_second", None)
-    assert logs[0] == logs[1]
+    assert measured(run) == measured(tmp_path / "parts")
     assert [row["mem_len"] for row in results["memory_curve"]] == [0, 4]
     assert (tmp_path / "parts" / "report.html").is_file()
     # What was finished is found again.
     assert train(config, tmp_path / "parts", quiet=True) == results
-
-
-def test_other_data_are_refused_on_resuming(copied, tmp_path, at_step):
-    at_step(3, lambda state: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(Interrupted):
-        train(copied, tmp_path / "run", quiet=True)
-    path = tmp_path / "data" / "train_inputs.npy"
-    np.save(path, np.load(path)[::-1])
-    with pytest.raises(ValueError, match="its tokens have another checksum"):
-        train(copied, tmp_path / "run", quiet=True)
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -130,7 +114,7 @@ def test_a_split_without_a_target_is_refused_before_anything_is_written(copied, 
     path = tmp_path / "data" / f"{split}_targets.npy"
     targets = np.load(path)
     np.save(path, np.full_like(targets, np.nan if targets.dtype.kind == "f" else -100))
-    with pytest.raises(ValueError, match=f"the {split} recordings have no target, as all are"):
+    with pytest.raises(ValueError, match=f"{split}: the recordings have no target: all are"):
         train(copied, tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
 
@@ -141,7 +125,7 @@ def test_steps_that_reach_no_target_are_refused_before_anything_is_written(copie
     targets[:15] = np.nan if targets.dtype.kind == "f" else -100
     np.save(path, targets)
     config = replace(copied, eval=EvalConfig(max_steps=3), train=replace(copied.train, steps=1))
-    with pytest.raises(ValueError, match=r"max_steps=3 reads no target of the test recordings: "):
+    with pytest.raises(ValueError, match="test: max_steps=3 reads no target: give a larger one"):
         train(config, tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
     train(replace(config, eval=EvalConfig(max_steps=4)), tmp_path / "run", quiet=True)
@@ -201,8 +185,8 @@ def test_fine_tuning_begins_with_the_weights(config, run, tmp_path, capsys):
 @pytest.mark.parametrize("config", ["numbers"], indirect=True)
 def test_a_recipe_must_fit_the_recordings(config, tmp_path):
     for settings, message in (
-        ({"n_features": 3}, r"model\.n_features=3 is not the width of the inputs"),
-        ({"n_mixtures": 0}, r"are real numbers: set model\.n_mixtures"),
+        ({"n_features": 3}, "recordings of width 2 .* do not fit a model with n_features=3"),
+        ({"n_mixtures": 0}, "with numbers as targets do not fit .* n_mixtures=0"),
     ):
         wrong = replace(config, model=replace(config.model, **settings))
         with pytest.raises(ValueError, match=message):

@@ -1,17 +1,42 @@
 """The report shows what exists, trusts nothing it shows, and needs nothing but itself."""
 
+import copy
 import json
+import math
 import re
 import sys
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
 from transformer_xl.config.files import replace_file
-from transformer_xl.train import report
-from transformer_xl.train.report import plot_curves, write_report
+from transformer_xl.train import figures, report
+from transformer_xl.train.report import write_report
 
 HOSTILE = "</pre><script>alert('1')</script> & \x00\x1b[31m \ud800 $body {x}"
+SPANS = [{"first": 1, "last": 1, "nll": 3.25}, {"first": 2, "last": 5, "nll": 2.5}]
+SHARES = [
+    {"first": 0, "last": 0, "shares": [0.75, 0.5]},
+    {"first": 1, "last": 3, "shares": [0.25, 0.5]},
+]
+SEEN = {
+    "split": "test",
+    "tokens": 1234,
+    "segment_len": 5,
+    "mem_len": 7,
+    "in_segment": [{"mem_len": 0, "spans": SPANS}, {"mem_len": 7, "spans": SPANS}],
+    "from_start": {"mem_len": 7, "pieces": 41, "spans": SPANS},
+    "attention": {
+        "nll": 1.25,
+        "nll_without_memory": 4.5,
+        "texts": ["far", " <b>", "near", "nearer"],
+        "predicted": "\n",
+        "shares": [0.0, 0.01, 0.25, 0.74],
+        "direct": SHARES,
+        "through": SHARES,
+    },
+}
 
 
 @pytest.fixture
@@ -27,17 +52,13 @@ def without_matplotlib(whole_reports, monkeypatch):
 
 
 def result(mem_len, bits_per_byte):
+    about = {"split": "test", "mem_len": mem_len, "tokens_per_second": 1000.0}
     return {
-        "split": "test",
-        "tokens": 1000,
+        **about,
         "nll": 1.5,
         "ppl": 4.48,
         "bits_per_token": 2.16,
         "bits_per_byte": bits_per_byte,
-        "mem_len": mem_len,
-        "segment_len": 64,
-        "seconds": 1.0,
-        "tokens_per_second": 1000.0,
     }
 
 
@@ -49,27 +70,16 @@ def write_json(path, content):
 def run_dir(tmp_path):
     run_dir = tmp_path / "my-run"
     run_dir.mkdir()
+    speeds = {"lr": 1e-3, "tokens_per_second": 5e4}
     records = [
-        {
-            "kind": "train",
-            "step": step,
-            "bits_per_token": 8 / step,
-            "lr": 1e-3,
-            "tokens_per_second": 5e4,
-        }
+        {"kind": "train", "step": step, "bits_per_token": 8 / step, **speeds}
         for step in range(1, 101)
     ]
     records += [{"kind": "valid", "step": step, "bits_per_token": 9 / step} for step in (50, 100)]
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    write_json(
-        run_dir / "results.json",
-        {
-            "test": result(64, 1.8),
-            "memory_curve": [result(256, 1.75), result(0, 2.25), result(64, 1.8)],
-            "gzip_bits_per_byte": 2.0,
-            "xz_bits_per_byte": 1.5,
-        },
-    )
+    curve = [result(256, 1.75), result(0, 2.25), result(64, 1.8)]
+    sizes = {"gzip_bits_per_byte": 2.0, "xz_bits_per_byte": 1.5}
+    write_json(run_dir / "results.json", {"test": curve[2], "memory_curve": curve, **sizes})
     sample = {"prompt": "def f(", "text": "x):\n  pass", "settings": {"seed": 7}}
     write_json(run_dir / "sample.json", sample)
     (run_dir / "recipe.toml").write_text('[data]\nname = "shakespeare"\n[model]\nmem_len = 64\n')
@@ -88,8 +98,7 @@ class Page(HTMLParser):
         assert not self.open
 
     def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += attrs
+        self.handle_startendtag(tag, attrs)
         if tag not in {"meta", "link", "br"}:
             self.open.append(tag)
 
@@ -115,15 +124,18 @@ def read_page(run_dir):
 
 
 @pytest.mark.usefixtures("with_matplotlib")
-def test_a_whole_run_shows_all_its_parts(run_dir):
+def test_a_complete_run_shows_all_its_parts(run_dir):
+    write_json(run_dir / "memory.json", SEEN)
     page = read_page(run_dir)
-    assert page.tags.count("svg") == 3
+    assert page.tags.count("svg") == 6
     for part in (
         "my-run",
         "shakespeare · memory 64",
         "1.800 bits for a byte of unseen text: 10% less than gzip -9 and 20% more than xz -9e.",
         "bits per token, best validation, step 100",
         "memory in training",
+        "The first 1,234 tokens of the test text",
+        r"Before the bold token, '\n'",
         "def f(x):\n  pass",
         "seed 7",
         "mem_len = 64",
@@ -146,9 +158,9 @@ def test_a_whole_run_shows_all_its_parts(run_dir):
         for target in re.findall(r"^#(.*)$|url\(#(.*?)\)", value or ""):
             assert "".join(target) in ids
     # Figures follow the colors of the page.
-    figures = "".join(re.findall(r"<svg.*?</svg>", html, re.DOTALL))
-    assert set(re.findall(r"#[0-9a-f]{6}\b", figures)) <= {"#ffffff", "#000000"}
-    used = set(re.findall(r"var\(--(\w+)\)", figures))
+    drawings = "".join(re.findall(r"<svg.*?</svg>", html, re.DOTALL))
+    assert set(re.findall(r"#[0-9a-f]{6}\b", drawings)) <= {"#ffffff", "#000000"}
+    used = set(re.findall(r"var\(--(\w+)\)", drawings))
     assert used >= {"train", "valid", "memory", "gzip", "xz"}
     assert used <= set(re.findall(r"--(\w+):", html))
     # The same run gives the same bytes.
@@ -170,22 +182,15 @@ PARTS = ("metrics.jsonl", "results.json", "sample.json", "recipe.toml", "environ
 
 
 @pytest.mark.usefixtures("without_matplotlib")
-def test_a_part_that_is_missing_is_left_out(run_dir):
-    for missing in PARTS:
-        content = (run_dir / missing).read_bytes()
-        (run_dir / missing).unlink()
-        assert "could not be read" not in read_page(run_dir).text, missing
-        (run_dir / missing).write_bytes(content)
-
-
-@pytest.mark.usefixtures("whole_reports")
-def test_a_part_can_stand_alone(run_dir):
+def test_a_part_may_be_missing_or_stand_alone(run_dir):
     contents = {name: (run_dir / name).read_bytes() for name in PARTS}
-    for only in PARTS:
-        for name in PARTS:
-            (run_dir / name).unlink(missing_ok=True)
-        (run_dir / only).write_bytes(contents[only])
-        assert "could not be read" not in read_page(run_dir).text, only
+    for name in PARTS:
+        for present in ({*PARTS} - {name}, {name}):
+            for each, content in contents.items():
+                (run_dir / each).unlink(missing_ok=True)
+                if each in present:
+                    (run_dir / each).write_bytes(content)
+            assert "could not be read" not in read_page(run_dir).text, present
 
 
 def test_a_run_that_has_only_begun_has_a_report(tmp_path):
@@ -206,19 +211,14 @@ def test_a_part_that_is_broken_is_named_and_the_rest_is_shown(run_dir):
 
 @pytest.mark.usefixtures("whole_reports")
 def test_numbers_of_a_wrong_kind_do_no_harm(run_dir):
+    (run_dir / "recipe.toml").write_text("data = 3\nmodel = []\n[train]\nbatch_size = {}\n")
     for value in (None, "text", [], {}, True, 10**400, -1, float("nan")):
         wrong = dict.fromkeys(result(0, 0), value)
         results = {"test": wrong, "memory_curve": [wrong, value], "gzip_bits_per_byte": value}
         write_json(run_dir / "results.json", results)
         write_json(run_dir / "sample.json", {"prompt": value, "text": value, "settings": value})
-        record = {
-            "kind": "train",
-            "step": 1,
-            "bits_per_token": value,
-            "lr": value,
-            "tokens_per_second": value,
-        }
-        write_json(run_dir / "metrics.jsonl", record)
+        numbers = dict.fromkeys(("bits_per_token", "lr", "tokens_per_second"), value)
+        write_json(run_dir / "metrics.jsonl", {"kind": "train", "step": 1, **numbers})
         read_page(run_dir)
 
 
@@ -245,12 +245,7 @@ def test_without_matplotlib_the_tables_are_there_and_how_to_install_it(run_dir, 
     assert page.tags.count("table") == 2
     assert ("open", None) in page.attributes
     assert "pip install 'transformer-xl[plot]'" in page.text
-    with pytest.raises(RuntimeError, match=r"pip install 'transformer-xl\[plot\]'"):
-        plot_curves(run_dir, tmp_path / "curves.png")
-
-
-@pytest.mark.usefixtures("without_matplotlib")
-def test_matplotlib_is_not_asked_for_where_nothing_is_to_be_drawn(tmp_path):
+    # Not where nothing is to be drawn.
     assert "pip install" not in read_page(tmp_path).text
 
 
@@ -258,21 +253,13 @@ def test_bits_per_token_are_not_compared_with_bytes(run_dir):
     curve = [result(mem_len, None) for mem_len in (0, 64)]
     baseline = {"gzip_bits_per_byte": 2.0}
     write_json(run_dir / "results.json", {"test": curve[0], "memory_curve": curve, **baseline})
-    page = read_page(run_dir)
-    assert "gzip" not in page.text
+    assert "gzip" not in read_page(run_dir).text
 
 
-@pytest.mark.usefixtures("with_matplotlib")
-def test_the_picture_is_a_png_of_what_there_is(run_dir, tmp_path):
-    both = plot_curves(run_dir, tmp_path / "new" / "curves.png").read_bytes()
-    (run_dir / "results.json").unlink()
-    one = plot_curves(run_dir, tmp_path / "one.png").read_bytes()
-    assert both[:8] == one[:8] == b"\x89PNG\r\n\x1a\n"
-    width = [int.from_bytes(picture[16:20]) for picture in (both, one)]
-    assert width[0] == 2 * width[1]
-    (run_dir / "metrics.jsonl").unlink()
-    with pytest.raises(FileNotFoundError, match="to draw"):
-        plot_curves(run_dir, tmp_path / "none.png")
+def test_without_compressors_the_first_sentence_is_about_the_model_alone(run_dir):
+    write_json(run_dir / "results.json", {"test": result(64, 1.8)})
+    page = write_report(run_dir).read_text()
+    assert "The model needs 1.800 bits for a byte of unseen text.<" in page
 
 
 def test_a_folder_that_is_missing_is_named(tmp_path):
@@ -280,7 +267,7 @@ def test_a_folder_that_is_missing_is_named(tmp_path):
         write_report(tmp_path / "absent")
 
 
-def test_an_old_report_stays_whole_until_the_new_one_is(run_dir, monkeypatch):
+def test_an_old_report_stays_until_the_new_one_is_complete(run_dir, monkeypatch):
     old = write_report(run_dir).read_bytes()
 
     def fail(path, content):
@@ -292,10 +279,119 @@ def test_an_old_report_stays_whole_until_the_new_one_is(run_dir, monkeypatch):
     assert (run_dir / "report.html").read_bytes() == old
 
 
-def test_without_compressors_the_first_sentence_is_about_the_model_alone(run_dir):
-    results = json.loads((run_dir / "results.json").read_text())
-    del results["gzip_bits_per_byte"], results["xz_bits_per_byte"]
-    write_json(run_dir / "results.json", results)
-    page = write_report(run_dir).read_text()
-    assert "The model needs 1.800 bits for a byte of unseen text.<" in page
-    assert "gzip -9" not in page
+def changed(path, value):
+    """What memory.json holds, with another value in one place."""
+    seen = copy.deepcopy(SEEN)
+    *above, last = path
+    place = seen
+    for key in above:
+        place = place[key]
+    place[last] = value
+    return seen
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Writes the page of a run that has memory.json alone."""
+
+    def write(seen):
+        write_json(tmp_path / "memory.json", seen)
+        return write_report(tmp_path).read_text("utf-8")
+
+    return write
+
+
+def test_the_larger_the_share_the_darker_the_token(written):
+    page = written(SEEN)
+    strip = re.search(r'<pre class="box sample last"><span>(.*?)</pre>', page, re.DOTALL)
+    assert strip
+    assert strip[1].startswith('far<span class="share1"> &lt;b&gt;</span><span class="share5">near')
+    assert '<span class="share9">nearer</span><b>' in strip[1]
+    style = page[: page.index("</style>")]
+    assert all(f".share{level} " in style for level in range(1, 10))
+
+
+def test_a_model_without_attention_has_the_losses(written):
+    page = written(changed(["attention"], None))
+    assert "What the memory does" in page
+    assert "What a prediction looks at" not in page
+
+
+WRONG = [
+    (["in_segment"], []),
+    (["in_segment", 0, "spans"], []),
+    (["in_segment", 0, "spans", 0, "first"], 0),
+    (["in_segment", 0, "spans", 0, "nll"], "much"),
+    (["from_start", "spans", 1, "nll"], 10**400),
+    (["from_start"], None),
+    (["attention", "shares"], [0.5]),
+    (["attention", "shares", 0], -1),
+    (["attention", "shares", 0], 2),
+    (["attention", "texts", 0], 3),
+    (["attention", "direct"], []),
+    (["attention", "through", 0, "shares"], []),
+    (["attention", "through", 0, "shares"], [0.5]),
+    (["tokens"], True),
+    (["split"], None),
+]
+
+
+def test_what_is_not_well_formed_is_named_and_left_out(written):
+    for path, value in WRONG:
+        page = written(changed(path, value))
+        assert "memory.json could not be read" in page, path
+        assert "What the memory does" not in page, path
+
+
+def test_numbers_are_finite_and_bits_are_converted_from_older_names():
+    record = {"a": 1, "b": math.nan, "c": math.inf, "d": "2", "e": True, "f": None, "g": 10**400}
+    assert [figures.number(record, name) for name in "abcdefgh"] == [1.0, *[None] * 7]
+    for record, bits in (
+        ({"bits_per_token": 3.0, "bits": 2.0, "nll": 1.0}, 3.0),
+        ({"bits": 3.0, "nll": 1.0}, 3.0),
+        ({"nll": 2 * math.log(2)}, 2.0),
+        ({"bpc": 1.5}, 1.5),
+        ({}, None),
+    ):
+        assert figures.number(record, "bits_per_token") == bits, record
+
+
+def test_smoothing_is_the_mean_of_the_neighbors():
+    for n in (0, 1, 2, 3, 49, 50, 1000):
+        assert figures.smoothed(np.full(n, 1.5)) == pytest.approx(np.full(n, 1.5)), n
+    values = np.random.default_rng(1).normal(size=200)
+    smooth = figures.smoothed(values)
+    assert smooth[0] == pytest.approx(values[0])
+    assert smooth[100] == pytest.approx(values[96:105].mean())
+    assert smooth[-1] == pytest.approx(values[195:].mean())
+
+
+def test_thinning_keeps_the_ends_and_the_limit():
+    for n, most in ((0, 5), (1, 5), (5, 5), (6, 5), (1001, 20)):
+        indices = figures.thinned(n, most).tolist()
+        assert len(indices) == min(n, most), n
+        assert indices == sorted(set(indices)), n
+        assert indices[-1:] == [n - 1][:n], n
+        assert n < 2 or indices[0] == 0, n
+
+
+@pytest.mark.usefixtures("with_matplotlib")
+@pytest.mark.parametrize(
+    ("lengths", "trained"),
+    [([0], None), ([64], 0), ([0, 64], 64), ([0, 16, 32, 64, 128, 256, 512, 1024], 4096)],
+)
+def test_any_memory_curve_can_be_drawn(lengths, trained):
+    curve = [{"mem_len": length, "bits_per_byte": 2.0} for length in lengths]
+    sizes = {"gzip -9": 1.9, "xz -9e": 1.7}
+    svg = figures.as_svg("memory", "label", lambda x: figures.draw_memory(x, curve, sizes, trained))
+    assert "gzip -9" in svg
+    assert ("memory in training" in svg) == (trained is not None)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("with_matplotlib")
+def test_layers_without_any_share_can_be_drawn(written):
+    for shares in ([0.0, 0.0], [1.0, 0.0]):
+        seen = changed(["attention", "direct"], [{"first": 0, "last": 0, "shares": shares}])
+        seen["attention"]["through"] = seen["attention"]["direct"]
+        assert written(seen).count("<svg") == 3, shares

@@ -1,18 +1,23 @@
-"""The runner of a segment: the fastest one that can run it, with the results of all others."""
+"""Compiled and replayed segments have the results of the plain model, and wait for no device."""
 
+import functools
+import math
+import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from transformer_xl.config.distributed import World
-from transformer_xl.data import prepare
-from transformer_xl.model import Memory
-from transformer_xl.train import Network, runner, train_step
-from transformer_xl.train.beginning import fit_to_corpus, new_state
-from transformer_xl.train.runner import CapturedRunner, CompiledRunner, EagerRunner
+from transformer_xl.model import Memory, Output
+from transformer_xl.train import Interrupted, Network, loop, runner, train
+from transformer_xl.train.checkpoint.checkpoints import read_about
+from transformer_xl.train.runner import replays_steps
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "unfinished")
+# Torch hides this warning, unless warnings are errors.
+hides_grad = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+EXACT = {"dropout": 0.0, "attn_dropout": 0.0}
 
 
 @pytest.fixture
@@ -40,53 +45,230 @@ def graphs(monkeypatch):
     return counts
 
 
-def losses(recipe, steps=6):
-    corpus = prepare(recipe.data)
-    config = fit_to_corpus(recipe, corpus)
-    torch.manual_seed(3)
-    state = new_state(config, corpus, torch.device("cpu"), World())
-    state.model.train()
-    network = Network(state.model, config.train, state.world)
-    return torch.stack([train_step(config, state, network).loss for _ in range(steps)])
-
-
 @pytest.mark.parametrize("compiled", [True, "layers"])
-def test_replayed_steps_have_the_losses_of_the_plain_model(toy_recipe, graphs, compiled):
-    settings = {"accumulate": 1, "activation_reg": 0.2, "precision": "float32"}
-    model = {"mem_len": 16, "dropout": 0.1}
-    plain = losses(toy_recipe(model=model, train=settings))
+def test_replayed_steps_have_the_losses_of_the_plain_model(begun, toy_recipe, graphs, compiled):
+    def losses(**settings):
+        settings |= {"accumulate": 1, "activation_reg": 0.2}
+        training = begun(toy_recipe(model={"mem_len": 16, "dropout": 0.1}, train=settings))
+        return torch.stack([training.step().loss for _ in range(6)])
+
+    plain = losses()
     assert (graphs.captured, graphs.replayed) == (0, 0)
-    replayed = losses(toy_recipe(model=model, train=settings | {"compile": compiled}))
-    assert torch.equal(replayed, plain)
+    assert torch.equal(losses(compile=compiled), plain)
     # The memory of 16 is full after two segments of 8.
     is_whole = compiled is True
     assert (graphs.captured, graphs.replayed) == (not is_whole, 4 * is_whole)
 
 
 def full(forgotten=None):
-    return Memory([torch.zeros(2, 6, 8)], forgotten)
+    return Memory([torch.zeros(2, 6, 8)] * 2, forgotten)
 
 
 @pytest.mark.parametrize(
     ("mems", "starts", "expected"),
     [
-        (None, None, (False, False, True)),
-        (full().last(5), None, (False, False, True)),
-        (full(), None, (True, True, True)),
-        (full(torch.tensor([0, 3])), None, (False, True, True)),
-        (full(), torch.zeros(2, 4, dtype=torch.bool), (False, True, True)),
+        (None, None, "plain"),
+        (full().last(5), None, "plain"),
+        (full(), None, "graphs"),
+        (full(torch.tensor([0, 3])), None, "compiled"),
+        (full(), torch.zeros(2, 4, dtype=torch.bool), "compiled"),
     ],
     ids=["no memory", "filling up", "full", "reset", "recordings"],
 )
-def test_graphs_have_full_memories_without_masks(mems, starts, expected):
-    model = torch.nn.Identity()
-    runners = CapturedRunner(model, {}, False), CompiledRunner(model, {}), EagerRunner(model)
-    assert tuple(each.accepts(mems, 6, starts) for each in runners) == expected
+def test_graphs_have_full_memories_without_masks(
+    begun, toy_recipe, graphs, monkeypatch, mems, starts, expected
+):
+    training = begun(toy_recipe(train={"compile": "layers"}))
+    model, network = training.state.model, training.network
+    ways = []
+
+    def call(way):
+        def forward(*arguments, **options):
+            is_compiled = ["forward" in vars(layer) for layer in model.layers]
+            assert is_compiled == [expected != "plain"] * 2
+            ways.append(way)
+            return Output(hidden=torch.zeros(1), raw_hidden=torch.zeros(1), mems=full())
+
+        return forward
+
+    monkeypatch.setattr(network, "_module", call("graphs" if expected == "graphs" else expected))
+    monkeypatch.setattr(network, "_graphs", call("graphs"))
+    segment = torch.zeros(2, 4), mems, torch.zeros(2, 4)
+    with network.running(*segment, starts=starts, mem_len=6, context=0):
+        pass
+    assert ways == [expected]
+    # Evaluation, and the next segment, call the modules as they are.
+    assert not any("forward" in vars(layer) for layer in model.layers)
 
 
-def test_compiled_code_is_in_place_during_a_segment_alone():
-    model = torch.nn.Identity()
-    compiled = CompiledRunner(model, {model: lambda *arguments: 1 / 0})
-    with pytest.raises(ZeroDivisionError), compiled.prepared():
-        compiled(torch.zeros(1), None, torch.zeros(1))
-    assert "forward" not in vars(model)
+def test_a_loss_is_read_where_it_is_logged_or_saved(tmp_path, toy_recipe, monkeypatch):
+    read_at, before, current = [], loop.train_step, []
+
+    class Loss(torch.Tensor):
+        def __float__(self):
+            read_at.append(current[-1].step)
+            return super().__float__()
+
+    def train_step(config, state, network):
+        current.append(state)
+        update = before(config, state, network)
+        return update._replace(loss=update.loss.as_subclass(Loss))
+
+    monkeypatch.setattr(loop, "train_step", train_step)
+    settings = {"log_every": 4, "save_every": 6, "eval_every": 0, "steps": 13}
+    train(toy_recipe(train={**settings, "keep_checkpoints": 3}), tmp_path, quiet=True)
+    # Each loss once: four for the line at step 4, two more for the checkpoint at step 6.
+    assert read_at == [4] * 4 + [6] * 2 + [8] * 2 + [12] * 4 + [13]
+    saved = read_about(tmp_path / "checkpoints" / "step_00000006")
+    assert [type(loss) for loss in saved["losses"]] == [float, float]
+    assert all(map(math.isfinite, saved["losses"]))
+
+
+@pytest.mark.gpu
+def test_a_step_waits_for_the_gpu_once(begun, toy_recipe):
+    # To know whether the gradient is a number before it moves the weights.
+    training = begun(toy_recipe(), "cuda")
+    try:
+        # The first steps fill the memory, and the libraries set themselves up.
+        for _ in range(3):
+            training.step()
+        torch.cuda.set_sync_debug_mode("warn")
+        with warnings.catch_warnings(record=True) as waited:
+            warnings.simplefilter("always")
+            for _ in range(3):
+                training.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(waited) == 3
+
+
+@pytest.fixture
+def counter(monkeypatch):
+    """Count what is compiled, without translating it."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    counter = CompileCounterWithBackend("aot_eager")
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
+    return counter
+
+
+@pytest.mark.compile
+@pytest.mark.slow
+def test_only_steps_with_a_full_memory_are_compiled(tmp_path, toy_recipe, counter, interrupted_at):
+    # Ten segments until the memory is full: more shapes than torch compiles before it gives up.
+    model = {"mem_len": 80, "n_layer": 1}
+    config = toy_recipe(model=model, train={"compile": True, "steps": 14, "save_every": 0})
+    train(config, tmp_path / "whole", quiet=True)
+    # The first full memory was put together, those after it are cut out of a longer one.
+    assert counter.frame_count == 1
+    # The same bits, whether the steps before were compiled in this process or not.
+    interrupted_at(12)
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "parts", quiet=True)
+    train(config, tmp_path / "parts", quiet=True)
+    name = "model/last/model.safetensors"
+    assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
+
+
+@hides_grad
+@pytest.mark.compile
+@pytest.mark.slow
+def test_layers_that_are_alike_are_compiled_once_and_evaluated_as_they_are(
+    tmp_path, toy_recipe, counter
+):
+    settings = {"steps": 6, "eval_every": 2, "save_every": 0}
+    for compiled in ("layers", False):
+        model = {"mem_len": 16, "n_layer": 3, **EXACT}
+        config = toy_recipe(model=model, train=settings | {"compile": compiled})
+        train(config, tmp_path / str(compiled), quiet=True)
+    # All three, as the compiler has code for them: within a pass of training, not in evaluation.
+    assert counter.frame_count == 1
+    weights = [
+        load_file(tmp_path / name / "model/last/model.safetensors") for name in ("layers", "False")
+    ]
+    torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
+
+
+@hides_grad
+@pytest.mark.compile
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_compiler")
+def test_recomputed_activations_are_those_of_the_compiled_layers(begun, toy_recipe):
+    gradients = []
+    for recompute in (False, True):
+        settings = {"compile": "layers", "accumulate": 1, "clip_norm": 0.0}
+        settings["recompute"] = recompute
+        training = begun(toy_recipe(model={"n_layer": 1}, train=settings))
+        gradients.append(torch.tensor([training.step().norm for _ in range(4)]))
+    # Other masks of dropout in the second computation would change them by much more.
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+
+
+REPLAYED = {
+    "whole": {"compile": True},
+    "layers": {"compile": "layers"},
+    "layers, bfloat16": {"compile": "layers", "precision": "bfloat16"},
+    "layers, half of the loss": {"compile": "layers", "loss": "half"},
+    "layers, stages": {"compile": "layers", "steps": 12, "stages": ((0, 4, 4), (0.5, 8, 8))},
+    "layers, penalties and Muon": {
+        "compile": "layers",
+        "optimizer": "muon",
+        "activation_reg": 0.2,
+        "temporal_activation_reg": 0.1,
+    },
+}
+
+
+@hides_grad
+@pytest.mark.gpu
+@pytest.mark.compile
+@pytest.mark.parametrize("settings", REPLAYED.values(), ids=REPLAYED)
+def test_steps_replayed_by_a_gpu_are_those_of_the_plain_model(begun, toy_recipe, settings):
+    losses = []
+    for compiled in (False, settings["compile"]):
+        # A compiled model draws other random numbers.
+        recipe = toy_recipe(model=EXACT, train=settings | {"compile": compiled, "accumulate": 1})
+        training = begun(recipe, "cuda")
+        state, config = training.state, training.config
+        assert replays_steps(state.model, config.train, state.world) == bool(compiled)
+        updates = [training.step() for _ in range(8)]
+        # A skipped update leaves the memory as it was.
+        weight = next(state.model.parameters())
+        before = weight.detach().clone()
+        with torch.no_grad():
+            weight.fill_(torch.nan)
+        assert training.step().is_skipped
+        with torch.no_grad():
+            weight.copy_(before)
+        updates += [training.step() for _ in range(4)]
+        losses.append(torch.stack([update.loss for update in updates]))
+    # The memory is full, and its steps are replayed, after a few segments.
+    assert len(state.mems[0]) == config.model.mem_len
+    tolerance = 0.03 if "precision" in settings else 1e-3
+    torch.testing.assert_close(losses[1], losses[0], rtol=tolerance, atol=tolerance)
+
+
+@hides_grad
+@pytest.mark.gpu
+@pytest.mark.compile
+def test_a_capture_draws_no_masks_and_a_replay_draws_others(begun, toy_recipe):
+    curves = []
+    recipe = toy_recipe(train={"compile": "layers", "accumulate": 1})
+    for renewed_at in (None, 6):
+        training = begun(recipe, "cuda")
+        config, state, network = training.config, training.state, training.network
+        losses = []
+        for step in range(10):
+            if step == renewed_at:
+                # As a resumed run does, which captures its passes at this step.
+                network = Network(state.model, config.train, state.world)
+            losses.append(loop.train_step(config, state, network).loss)
+        curves.append(torch.stack(losses))
+    assert torch.equal(*curves)
+    tokens, targets = torch.randint(5, (2, 4, 8), device="cuda")
+    losses = []
+    for _ in range(2):
+        segment = tokens, state.mems[0], targets
+        with torch.no_grad(), network.running(*segment, starts=None, mem_len=8, context=0) as out:
+            losses.append(out.nll.clone())
+    assert not torch.equal(*losses)

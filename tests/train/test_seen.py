@@ -11,7 +11,7 @@ from transformer_xl.data import train_vocab
 from transformer_xl.inference.evaluate import loss_from_start, loss_in_segment
 from transformer_xl.inference.evaluate.rollout import attended
 from transformer_xl.model import build_model
-from transformer_xl.train import memory_section, seen
+from transformer_xl.train import report, seen
 from transformer_xl.train.checkpoint import RunFolder
 from transformer_xl.train.report import write_report
 
@@ -51,7 +51,7 @@ def test_every_kind_of_model_can_be_looked_at(tmp_path, chars, kind):
     _, found = look(model_of(chars, **KINDS[kind]), chars)
     assert (found["attention"] is None) == (kind == "LSTM")
     RunFolder(tmp_path).write_json("memory.json", {"split": "test", **found})
-    read = memory_section.parse(tmp_path / "memory.json")
+    read = report._parse_seen(tmp_path / "memory.json")
     assert read.mem_len == KINDS[kind].get("mem_len", 6)
     assert "What the memory does" in write_report(tmp_path).read_text("utf-8")
 
@@ -129,14 +129,10 @@ def test_shares_of_distances_add_up_to_all(chars):
     assert sum(found["attention"]["shares"]) == pytest.approx(1, abs=0.02)
 
 
-def test_what_is_found_is_json(chars):
-    _, found = look(model_of(chars), chars)
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
-
-
 def test_looking_changes_nothing(chars):
     model = model_of(chars, dropout=0.3).train()
     before = [x.clone() for x in model.parameters()]
-    assert look(model, chars)[1] == look(model, chars)[1]
+    figures = look(model, chars)[1]
+    assert look(model, chars)[1] == figures == json.loads(json.dumps(figures, allow_nan=False))
     assert model.training
     assert all(torch.equal(x, y) for x, y in zip(model.parameters(), before, strict=True))

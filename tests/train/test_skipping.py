@@ -6,21 +6,9 @@ import random
 import pytest
 import torch
 
-from transformer_xl.config.distributed import World
-from transformer_xl.data import prepare
-from transformer_xl.train import Network, step, train
-from transformer_xl.train.beginning import fit_to_corpus, new_state
-from transformer_xl.train.metrics import read_metrics
+from transformer_xl.train import step, train
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
-CPU = torch.device("cpu")
-
-
-def begun(config):
-    corpus = prepare(config.data)
-    config = fit_to_corpus(config, corpus)
-    state = new_state(config, corpus, CPU, World())
-    return config, state, Network(state.model, config.train, state.world)
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread", "unfinished")]
 
 
 @pytest.fixture
@@ -48,56 +36,42 @@ def everything(state):
     return [x.detach().clone() for x in tensors]
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "factor"),
-    [
-        ("adamw", math.nan),
-        ("muon", math.inf),
-        ("lamb", math.nan),
-        ("sgd", math.inf),
-        ("adagrad", math.nan),
-    ],
-)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "lamb", "sgd", "adagrad"])
 def test_an_update_that_is_left_out_changes_nothing_but_the_place(
-    toy_recipe, spoiled, optimizer, factor
+    begun, toy_recipe, spoiled, optimizer
 ):
-    config, state, network = begun(toy_recipe(train={"optimizer": optimizer, "average": "ema"}))
-    spoiled([3], factor)
+    training = begun(toy_recipe(train={"optimizer": optimizer, "average": "ema"}))
+    state = training.state
+    spoiled([3], math.inf if optimizer == "muon" else math.nan)
     for _ in range(2):
-        assert not step.train_step(config, state, network).is_skipped
+        assert not training.step().is_skipped
     before, offset = everything(state), state.segments.offset
-    update = step.train_step(config, state, network)
+    update = training.step()
     assert (update.is_skipped, update.offset, update.lr) == (True, offset, 0.0)
     assert not math.isfinite(update.norm)
     assert all(map(torch.equal, before, everything(state)))
     assert all(p.grad is None for p in state.model.parameters())
     assert (state.step, state.skipped, state.skipped_in_a_row) == (3, 1, 1)
-    assert state.segments.offset == offset + config.train.segment_len
-    assert not step.train_step(config, state, network).is_skipped
+    assert state.segments.offset == offset + training.config.train.segment_len
+    assert not training.step().is_skipped
     assert (state.skipped, state.skipped_in_a_row) == (1, 0)
 
 
-@pytest.mark.usefixtures("unfinished")
 def test_what_was_left_out_is_counted_and_reported_with_its_place(
-    tmp_path, toy_recipe, spoiled, capsys
+    tmp_path, toy_recipe, spoiled, measured, capsys
 ):
     spoiled([5, 6], math.nan)
     train(toy_recipe(), tmp_path)
-    records = [r for r in read_metrics(tmp_path / "metrics.jsonl") if r["kind"] == "skip"]
+    records = measured(tmp_path, "skip")
     assert [(r["step"], r["offset"]) for r in records] == [(5, 32), (6, 40)]
     said = " ".join(capsys.readouterr().err.split())
     assert "step 6: the norm of the gradient is nan, the loss " in said
     assert "left out (2 so far). Its segments begin 40 tokens into each stream" in said
-    logged = [
-        r["bits_per_token"]
-        for r in read_metrics(tmp_path / "metrics.jsonl")
-        if r["kind"] == "train"
-    ]
+    logged = [r["bits_per_token"] for r in measured(tmp_path, "train")]
     # The lines at steps 2, 4, 6, ...: of the third nothing was learned.
     assert [math.isnan(bits) for bits in logged] == [False, False, True, False, False, False]
 
 
-@pytest.mark.usefixtures("unfinished")
 def test_too_many_in_a_row_stop_the_run_with_the_checkpoints_intact(tmp_path, toy_recipe, spoiled):
     spoiled([2, *range(5, 99)], math.inf)
     message = (
@@ -110,12 +84,12 @@ def test_too_many_in_a_row_stop_the_run_with_the_checkpoints_intact(tmp_path, to
     assert sorted(names) == ["step_00000003", "step_00000006"]
 
 
-def test_a_gradient_that_is_much_longer_than_usual_is_left_out_if_asked(toy_recipe, spoiled):
+def test_a_gradient_that_is_much_longer_than_usual_is_left_out_if_asked(begun, toy_recipe, spoiled):
     for skip_norm, expected in ((0.0, []), (5.0, [30])):
-        config, state, network = begun(toy_recipe(train={"skip_norm": skip_norm, "steps": 40}))
+        training = begun(toy_recipe(train={"skip_norm": skip_norm, "steps": 40}))
         # The second too early to know what is usual.
         spoiled([2, 30], 50.0)
-        updates = [step.train_step(config, state, network) for _ in range(31)]
+        updates = [training.step() for _ in range(31)]
         assert [n for n, each in enumerate(updates, 1) if each.is_skipped] == expected
 
 
@@ -136,68 +110,52 @@ def prompted(toy_recipe, tmp_path):
     return make
 
 
-def test_segments_without_a_target_say_nothing_of_the_usual_norm(prompted):
-    config, state, network = begun(prompted(skip_norm=3.0))
-    updates = [step.train_step(config, state, network) for _ in range(100)]
-    counted = [update for update in updates if update.is_counted]
-    assert 0 < len(counted) < step.KNOWN_AFTER < state.uncounted
+def test_segments_without_a_target_say_nothing_of_the_usual_norm(begun, prompted, spoiled):
+    training = begun(prompted(skip_norm=3.0))
+    updates = [training.step() for _ in range(100)]
+    counted = [n for n, update in enumerate(updates) if update.is_counted]
+    assert 0 < len(counted) < step.KNOWN_AFTER < training.state.uncounted
     assert all(update.norm == 0 for update in updates if not update.is_counted)
-    assert not state.skipped
+    assert not training.state.skipped
     usual = None
-    for update in counted:
-        usual = step.running_mean(usual, update.norm)
-    assert state.usual_norm == usual > 0
+    for n in counted:
+        usual = step.running_mean(usual, updates[n].norm)
+    assert training.state.usual_norm == usual > 0
+    # The norm is not known yet, whatever the number of steps.
+    assert counted[5] > step.KNOWN_AFTER
+    training = begun(prompted(skip_norm=3.0))
+    spoiled([counted[5] + 1], 1e3)
+    assert not any(training.step().is_skipped for _ in range(counted[5] + 1))
 
 
-def test_a_norm_is_known_after_updates_that_count(prompted, spoiled):
-    config, state, network = begun(prompted(skip_norm=5.0))
-    segments, counted = state.segments, []
-    for n in range(1, 401):
-        segments.next_segment()
-        if segments.completed.any():
-            counted.append(n)
-    early, late = counted[step.KNOWN_AFTER // 2], counted[step.KNOWN_AFTER + 2]
-    assert early > step.KNOWN_AFTER
-    config, state, network = begun(prompted(skip_norm=5.0))
-    spoiled([early, late], 1e3)
-    updates = [step.train_step(config, state, network) for _ in range(late)]
-    assert [n for n, each in enumerate(updates, 1) if each.is_skipped] == [late]
-
-
-def test_a_usual_norm_of_zero_in_an_earlier_checkpoint_is_not_known(toy_recipe):
-    config, state, network = begun(toy_recipe(train={"skip_norm": 5.0, "steps": 40}))
-    state.step, state.usual_norm = 30, 0.0
-    update = step.train_step(config, state, network)
+def test_a_usual_norm_of_zero_in_an_earlier_checkpoint_is_not_known(begun, toy_recipe):
+    training = begun(toy_recipe(train={"skip_norm": 5.0, "steps": 40}))
+    training.state.step, training.state.usual_norm = 30, 0.0
+    update = training.step()
     assert not update.is_skipped
-    assert state.usual_norm == update.norm
+    assert training.state.usual_norm == update.norm
 
 
-@pytest.mark.usefixtures("unfinished")
-def test_segments_without_a_target_have_no_loss_in_the_log_and_are_no_reason_for_spikes(
-    tmp_path, prompted
+def test_segments_without_a_target_have_no_loss_and_spikes_do_not_depend_on_the_log(
+    tmp_path, prompted, measured
 ):
     train(prompted(), tmp_path / "run", quiet=True)
-    records = read_metrics(tmp_path / "run" / "metrics.jsonl")
-    logged = [r["bits_per_token"] for r in records if r["kind"] == "train"]
+    logged = [r["bits_per_token"] for r in measured(tmp_path / "run", "train")]
     assert 50 < sum(map(math.isnan, logged)) < 100
     assert min(bits for bits in logged if not math.isnan(bits)) > 1
-    assert not [r for r in records if r["kind"] == "spike"]
-
-
-@pytest.mark.usefixtures("unfinished")
-def test_the_step_of_a_spike_does_not_depend_on_how_often_losses_are_logged(tmp_path, prompted):
-    found = []
+    assert not measured(tmp_path / "run", "spike")
+    spikes = []
     for log_every in (1, 25):
         folder = tmp_path / str(log_every)
         train(prompted(log_every=log_every, spike=0.0), folder, quiet=True)
-        records = read_metrics(folder / "metrics.jsonl")
-        found.append([(r["step"], r["offset"]) for r in records if r["kind"] == "spike"])
-    assert found[0]
-    assert found[0] == found[1]
+        spikes.append([(r["step"], r["offset"]) for r in measured(folder, "spike")])
+    assert spikes[0]
+    assert spikes[0] == spikes[1]
 
 
-@pytest.mark.usefixtures("unfinished")
-def test_a_loss_far_above_the_usual_one_is_reported(tmp_path, toy_recipe, at_step, capsys):
+def test_a_loss_far_above_the_usual_one_is_reported(
+    tmp_path, toy_recipe, at_step, measured, capsys
+):
     # Weights that know nothing any more: the loss of the next step tells.
     def spoil(state):
         with torch.no_grad():
@@ -205,7 +163,7 @@ def test_a_loss_far_above_the_usual_one_is_reported(tmp_path, toy_recipe, at_ste
 
     at_step(7, spoil)
     train(toy_recipe(train={"lr": 1e-5}), tmp_path)
-    records = [r for r in read_metrics(tmp_path / "metrics.jsonl") if r["kind"] == "spike"]
+    records = measured(tmp_path, "spike")
     assert (records[0]["step"], records[0]["offset"]) == (8, 56)
     assert records[0]["nll"] > records[0]["usual"] + 1
     said = " ".join(capsys.readouterr().err.split())
@@ -213,28 +171,17 @@ def test_a_loss_far_above_the_usual_one_is_reported(tmp_path, toy_recipe, at_ste
     assert "Its segments begin 56 tokens into each stream" in said
 
 
-@pytest.mark.usefixtures("unfinished")
-def test_a_killed_run_reports_each_spike_once(tmp_path, toy_recipe, at_step):
+def test_a_killed_run_reports_each_spike_once(tmp_path, toy_recipe, at_step, measured):
     recipe = toy_recipe(train={"spike": 0.0, "lr": 1.0, "log_every": 5, "save_every": 4})
 
     def die(state):
         raise MemoryError
 
-    def spikes(folder):
-        records = read_metrics(folder / "metrics.jsonl")
-        return [(r["step"], r["nll"], r["usual"]) for r in records if r["kind"] == "spike"]
-
     train(recipe, tmp_path / "whole", quiet=True)
     at_step(6, die)
     with pytest.raises(MemoryError):
         train(recipe, tmp_path / "killed", quiet=True)
-    assert any(step <= 4 for step, *_ in spikes(tmp_path / "killed"))
+    assert any(record["step"] <= 4 for record in measured(tmp_path / "killed", "spike"))
     at_step(0, die)
     train(recipe, tmp_path / "killed", quiet=True)
-    assert spikes(tmp_path / "killed") == spikes(tmp_path / "whole")
-
-
-def test_the_usual_is_a_mean_that_forgets():
-    assert step.running_mean(None, 3.0) == 3.0
-    assert step.running_mean(1.0, 2.0) == pytest.approx(1.02)
-    assert step.running_mean(0.0, 3.0) == 3.0, "as earlier versions wrote what is not known"
+    assert measured(tmp_path / "killed", "spike") == measured(tmp_path / "whole", "spike")

@@ -1,7 +1,6 @@
 """Validations with other settings are not compared with those before, and the user is told."""
 
 import json
-import signal
 from dataclasses import replace
 
 import pytest
@@ -34,12 +33,12 @@ def validated(monkeypatch):
 
 
 @pytest.fixture
-def stopped(tmp_path, toy_recipe, at_step, validated):
+def stopped(tmp_path, toy_recipe, at_step, interrupted_at, validated):
     """A run that was stopped at step 5, after a validation with a loss of 1."""
 
     def run(**train_settings):
         validated(1.0)
-        at_step(5, lambda state: signal.raise_signal(signal.SIGINT))
+        interrupted_at(5)
         with pytest.raises(Interrupted):
             train(toy_recipe(train=train_settings), tmp_path / "run", quiet=True)
         at_step(5, lambda state: None)

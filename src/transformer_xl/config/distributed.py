@@ -23,6 +23,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from transformer_xl.errors import SettingsError, TxlError
+
 _T = TypeVar("_T")
 
 LONGEST_WORK = timedelta(days=7)
@@ -34,7 +36,7 @@ _times = count()
 _met: list[tuple[Store, int]] = []
 
 
-class Stalled(RuntimeError):  # noqa: N818  (it says what happened)
+class Stalled(TxlError, RuntimeError):  # noqa: N818  (it says what happened)
     """Another process of the run stopped, or did not answer within the time limit."""
 
 
@@ -64,12 +66,12 @@ class World:
     def rows(self, n_streams: int) -> range:
         """Return the streams that this process owns."""
         if n_streams % self.size:
-            raise ValueError(
+            raise SettingsError(
                 f"train.batch_size={n_streams} streams cannot be divided evenly over "
                 f"{self.size} processes: start a number of processes that divides it"
             )
-        own = n_streams // self.size
-        return range(self.rank * own, (self.rank + 1) * own)
+        n_rows = n_streams // self.size
+        return range(self.rank * n_rows, (self.rank + 1) * n_rows)
 
     def by_first(self, work: Callable[[], _T]) -> _T:
         """Call a function in the first process; return its result in all. Collective.
@@ -78,18 +80,17 @@ class World:
         """
         if self.size == 1:
             return work()
-        found: list[Any] = [None, None]
-        own = None
+        outcome: list[Any] = [None, None]
+        error = None
         if self.is_first:
             try:
-                found[0] = work()
-            except Exception as error:  # noqa: BLE001  (it is raised, in all of them)
-                own, found[1] = error, _sendable(error)
-        dist.broadcast_object_list(found, group=self._patient)
-        error = found[1] if own is None else own
-        if error is not None:
+                outcome[0] = work()
+            except Exception as raised:  # noqa: BLE001  (it is raised, in all of them)
+                error, outcome[1] = raised, _sendable(raised)
+        dist.broadcast_object_list(outcome, group=self._patient)
+        if error := error or outcome[1]:
             raise error
-        return found[0]
+        return outcome[0]
 
     def wait(self) -> None:
         """Wait for all processes, with the timeout of :data:`LONGEST_WORK`. Collective."""
@@ -100,10 +101,10 @@ class World:
         """Return the elementwise means over all processes. Collective."""
         if self.size == 1:
             return list(values)
-        found = torch.tensor(values, dtype=torch.float64)
+        total = torch.tensor(values, dtype=torch.float64)
         with _named():
-            dist.all_reduce(found)
-        return (found / self.size).tolist()
+            dist.all_reduce(total)
+        return (total / self.size).tolist()
 
     def gather(self, value: _T, *, is_long: bool = False) -> list[_T]:
         """Return the values of all processes, by rank. Collective.
@@ -112,10 +113,10 @@ class World:
         """
         if self.size == 1:
             return [value]
-        found: list[Any] = [None] * self.size
+        values: list[Any] = [None] * self.size
         with _named():
-            dist.all_gather_object(found, value, group=self._patient if is_long else None)
-        return found
+            dist.all_gather_object(values, value, group=self._patient if is_long else None)
+        return values
 
     def largest_before(self, *values: float) -> list[float]:
         """Start an elementwise maximum over all processes; return that of the previous call.

@@ -8,9 +8,14 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from transformer_xl.config.files import NotRegularError, kind_other_than_file
+from transformer_xl.errors import TxlError
 
 Say = Callable[[str], None]
 """Takes a line of text for the user."""
+
+
+class LockedError(TxlError, RuntimeError):
+    """Another process holds a lock."""
 
 
 @contextmanager
@@ -27,7 +32,7 @@ def locked(path: Path, held: str, wait: Say | None = None) -> Iterator[None]:
     Raises:
         NotRegularError: The path is a link, a folder, a device, a pipe or a socket.
         OSError: The file cannot be created or opened.
-        RuntimeError: Another process holds the lock; only without ``wait``.
+        LockedError: Another process holds the lock; only without ``wait``.
     """
     if kind := kind_other_than_file(path, follow=False):
         raise NotRegularError(f"{path} is {kind}, and no lock: delete it")
@@ -37,7 +42,7 @@ def locked(path: Path, held: str, wait: Say | None = None) -> Iterator[None]:
             lock.acquire(blocking=False)
         except Timeout:
             if wait is None:
-                raise RuntimeError(held) from None
+                raise LockedError(held) from None
             wait(held)
             lock.acquire()
     except OSError as error:

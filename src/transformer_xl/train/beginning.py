@@ -1,22 +1,22 @@
-"""Initialization of a run: validation of the recipe, initial weights and state."""
+"""The beginning of a run: the recipe is compared with the corpus and the machine; first weights."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from transformer_xl.config import Config, ModelConfig, TrainConfig
+from transformer_xl.config import Config
 from transformer_xl.config.distributed import World
 from transformer_xl.data import Corpus, Segments, Vocab
-from transformer_xl.data.completions import in_completion
 from transformer_xl.data.features import FeatureCorpus, FeatureSegments
-from transformer_xl.data.recordings import Recordings
 from transformer_xl.data.vocab_files import is_vocabulary, load_vocab
+from transformer_xl.errors import DataError, SettingsError
 from transformer_xl.inference.evaluate.dynamic import segments_to_learn
-from transformer_xl.inference.evaluate.streams import places_read
+from transformer_xl.inference.evaluate.streams import Passage, as_text, places_read
 from transformer_xl.inference.generate import for_tokens
 from transformer_xl.model import build_model
 from transformer_xl.model.limits import require_training
@@ -30,7 +30,7 @@ from transformer_xl.model.pretrained import (
 from transformer_xl.model.segment import Lengths
 from transformer_xl.train.finish import held_out
 from transformer_xl.train.optim import Optimizer, new_average
-from transformer_xl.train.sharding import shard
+from transformer_xl.train.runner import shard
 from transformer_xl.train.state import INITIAL_LOSS_SCALE, TrainState, longest_segment
 
 _FREE = {
@@ -49,17 +49,17 @@ def check_machine(config: Config, device: torch.device, world: World) -> None:
     """Require that the processes can divide the batch, and enough memory, by a lower bound.
 
     Raises:
-        ValueError: They cannot, or the device has less memory.
+        SettingsError: They cannot, or the device has less memory.
     """
     settings = config.train
-    own = len(world.rows(settings.batch_size))
-    if own % settings.accumulate:
-        raise ValueError(
-            f"train.accumulate={settings.accumulate} does not divide the {own} streams that "
+    n_streams = len(world.rows(settings.batch_size))
+    if n_streams % settings.accumulate:
+        raise SettingsError(
+            f"train.accumulate={settings.accumulate} does not divide the {n_streams} streams that "
             f"each of {world.size} processes has of train.batch_size={settings.batch_size}"
         )
     shards = world.size if settings.parallel == "fsdp" else 1
-    require_training(config, device, n_streams=own, shards=shards)
+    require_training(config, device, n_streams=n_streams, shards=shards)
 
 
 def initial_weights(config: Config) -> dict[str, Tensor] | None:
@@ -67,48 +67,48 @@ def initial_weights(config: Config) -> dict[str, Tensor] | None:
 
     Raises:
         FileNotFoundError: The folder holds no model.
-        RuntimeError: The model is damaged.
-        ValueError: Its architecture is not that of the recipe.
+        CheckpointError: The model is damaged.
+        SettingsError: Its architecture is not that of the recipe.
     """
     init_from = config.train.init_from
     if init_from is None:
         return None
     folder = find_model_folder(init_from)
-    given = load_config(folder / CONFIG_FILE)
-    mine, theirs = (
+    stored = load_config(folder / CONFIG_FILE)
+    here, there = (
         asdict(x) | {"d_head": x.head_width, "d_embed": x.embed_width}
-        for x in (config.model, given)
+        for x in (config.model, stored)
     )
     if not config.model.vocab_size:
         # It still depends on the corpus.
-        theirs["vocab_size"] = 0
+        there["vocab_size"] = 0
     different = [
-        f"{name}={mine[name]!r} and {theirs[name]!r}"
-        for name in sorted(mine.keys() - _FREE)
-        if mine[name] != theirs[name]
+        f"{name}={here[name]!r} and {there[name]!r}"
+        for name in sorted(here.keys() - _FREE)
+        if here[name] != there[name]
     ]
     if different:
-        raise ValueError(
+        raise SettingsError(
             f"train.init_from={init_from!r} has another network than the recipe: "
             f"{', '.join(different)}. `txl train {init_from}` takes the network and the "
             "vocabulary that it has"
         )
-    return read_model_weights(folder, given)
+    return read_model_weights(folder, stored)
 
 
 def require_vocabulary(config: Config, corpus: Corpus | FeatureCorpus) -> None:
     """Require the vocabulary of the model to fine-tune; recordings have none.
 
     Raises:
-        ValueError: The vocabularies differ.
+        DataError: The vocabularies differ.
     """
     assert config.train.init_from is not None
     folder = find_model_folder(config.train.init_from)
-    if corpus.vocab is None:
-        return
     # A converted model may have none; then only the sizes are compared.
-    if is_vocabulary(folder) and load_vocab(folder).hash != corpus.vocab.hash:
-        raise ValueError(
+    if corpus.vocab is None or not is_vocabulary(folder):
+        return
+    if load_vocab(folder).hash != corpus.vocab.hash:
+        raise DataError(
             f"train.init_from={config.train.init_from!r} has another vocabulary than the text was "
             f"tokenized with: give --data.tokenizer {folder}"
         )
@@ -118,64 +118,59 @@ def fit_to_corpus(config: Config, corpus: Corpus | FeatureCorpus) -> Config:
     """Return the recipe with the settings that depend on the vocabulary resolved.
 
     Raises:
-        ValueError: They contradict the vocabulary, or the recordings.
+        SettingsError: They contradict the vocabulary, or the recordings.
     """
+    model, size = config.model, config.model.vocab_size
     if isinstance(corpus, FeatureCorpus):
-        return replace(config, model=_fit_to_recordings(config.model, corpus))
-    size = config.model.vocab_size
+        model = replace(model, vocab_size=size or corpus.n_classes)
+        try:
+            Passage.of(corpus.split("train"), model)
+        except ValueError as error:
+            raise SettingsError(f"{corpus.folder}, which model has to fit: {error}") from error
+        return replace(config, model=model)
     if size not in (0, len(corpus.vocab)):
         remedy = "leave it out to take that"
         if config.train.init_from is not None:
             remedy = "give --data.tokenizer or --data.vocab as the model was trained with"
-        raise ValueError(
+        raise SettingsError(
             f"model.vocab_size={size} is not the size of the corpus's vocabulary, "
             f"{len(corpus.vocab)}; {remedy}"
         )
-    model = replace(config.model, vocab_size=len(corpus.vocab))
+    model = replace(model, vocab_size=len(corpus.vocab))
     for name in ("reset_at", "completion_at"):
-        model = replace(model, **{name: _number_of(name, config, corpus)})
+        model = replace(model, **{name: _number_of(name, config, corpus.vocab)})
     # At the end of the training it would be too late.
     for_tokens(config.generate.sampling, corpus.vocab)
     return replace(config, model=model)
 
 
-def _number_of(name: str, config: Config, corpus: Corpus) -> int | None:
+def _number_of(name: str, config: Config, vocab: Vocab) -> int | None:
     """Return the ID of a token that both ``data`` and ``model`` may name."""
     symbol, number = getattr(config.data, name), getattr(config.model, name)
     if symbol is None:
         return number
     try:
-        found = corpus.vocab.number_of(symbol)
+        known = vocab.number_of(symbol)
     except ValueError as error:
-        raise ValueError(f"data.{name}: {error}") from error
-    if number not in (None, found):
-        raise ValueError(
-            f"model.{name}={number} is not the number of data.{name}={symbol!r}, which is {found}; "
+        raise SettingsError(f"data.{name}: {error}") from error
+    if number not in (None, known):
+        raise SettingsError(
+            f"model.{name}={number} is not the number of data.{name}={symbol!r}, which is {known}; "
             "leave it out to take that"
         )
-    return found
+    return known
 
 
-def _fit_to_recordings(model: ModelConfig, corpus: FeatureCorpus) -> ModelConfig:
-    """Return the settings with the number of classes; require the width and kind of the data."""
-    if model.n_features != corpus.n_features:
-        raise ValueError(
-            f"model.n_features={model.n_features} is not the width of the inputs in "
-            f"{corpus.folder}, {corpus.n_features}"
+def _require_prompt(text: str, vocab: Vocab) -> None:
+    """Require a prompt for the sample at the end of a run."""
+    try:
+        prompt = vocab.encode(text)
+    except ValueError as error:
+        raise SettingsError(f"generate.prompt={text!r}: {error}") from error
+    if not prompt:
+        raise SettingsError(
+            "generate.prompt is empty: the sample at the end needs a token to continue"
         )
-    if corpus.are_real != (model.n_mixtures > 0):
-        what = "real numbers: set model.n_mixtures" if corpus.are_real else "classes: set it to 0"
-        raise ValueError(
-            f"model.n_mixtures={model.n_mixtures}, and the targets in {corpus.folder} are {what}"
-        )
-    if corpus.are_real:
-        return model
-    if 0 < model.vocab_size < corpus.n_classes:
-        raise ValueError(
-            f"model.vocab_size={model.vocab_size}, and the targets in {corpus.folder} have class "
-            f"{corpus.n_classes - 1}; leave it out to take {corpus.n_classes}"
-        )
-    return replace(model, vocab_size=model.vocab_size or corpus.n_classes)
 
 
 def new_state(
@@ -195,7 +190,8 @@ def new_state(
         weights: Initial weights; None: random initialization.
 
     Raises:
-        ValueError: The recipe does not fit the corpus or the memory of the device.
+        DataError: The recipe does not fit the corpus.
+        SettingsError: It does not fit the memory of the device.
     """
     settings = config.train
     reader: Any = FeatureSegments if isinstance(corpus, FeatureCorpus) else Segments
@@ -208,20 +204,9 @@ def new_state(
         roll_seed=settings.seed if settings.roll else None,
         completions=config.model,
     )
-    # Needed only at the end of the run, but validated before it.
-    if len(corpus.split("valid")) < 2:
-        raise ValueError(
-            "the validation text has one token; to predict one, at least 2 are needed: give more "
-            "text, or hold out more of it (data.valid_fraction)"
-        )
-    _require_training_targets(corpus, config)
-    for name in ("valid", "test"):
-        if corpus.n_tokens(name) > 1:
-            _require_targets(name, corpus, config)
+    _require_targets(corpus, config)
     if corpus.vocab is not None:
         _require_prompt(config.generate.prompt, corpus.vocab)
-    if config.eval.dynamic == "rms" and isinstance(corpus, Corpus):
-        _require_gradients(corpus, config)
     torch.manual_seed(settings.seed)
     model = build_model(config.model)
     if weights is not None:
@@ -233,6 +218,7 @@ def new_state(
     if average is not None:
         shard(average.module, settings, world, device)
     world.seed_apart()
+    loss_scale = INITIAL_LOSS_SCALE if settings.loss_scale is None else settings.loss_scale
     return TrainState(
         model=model,
         optimizer=Optimizer(model, settings),
@@ -242,8 +228,7 @@ def new_state(
         end_is_fixed=settings.minutes is None,
         world=world,
         average=average,
-        loss_scale=_initial_loss_scale(settings),
-        has_varying_lengths=bool(settings.stages or settings.random_segment_len),
+        loss_scale=loss_scale if settings.precision == "float16" else 1.0,
         # The test text may be another one when a run goes on.
         corpus={name: x for name, x in corpus.checksums.items() if name != "test"},
         validation=_validation(config),
@@ -254,7 +239,7 @@ def compare_validations(config: Config, state: TrainState, say: Callable[[str], 
     """Forget the lowest validation loss of a resumed run where later ones are not comparable.
 
     Raises:
-        ValueError: The learning rate depends on comparing them.
+        SettingsError: The learning rate depends on comparing them.
     """
     before, state.validation = state.validation, _validation(config)
     changed = "; ".join(
@@ -266,7 +251,7 @@ def compare_validations(config: Config, state: TrainState, say: Callable[[str], 
         return
     differing = f"validation settings differ from the checkpoint's (there, here): {changed}"
     if config.train.schedule == "plateau":
-        raise ValueError(
+        raise SettingsError(
             f"{differing}. With train.schedule='plateau', the learning rate depends on comparing "
             "validation losses: give the same settings to go on there, or another --out"
         )
@@ -277,97 +262,78 @@ def compare_validations(config: Config, state: TrainState, say: Callable[[str], 
     )
 
 
+def _lengths(config: Config) -> Lengths:
+    """Return the lengths of evaluations."""
+    return Lengths.of(config.model, **config.eval.lengths_after(config.train.segment_len))
+
+
 def _validation(config: Config) -> dict[str, int | None]:
     """Return the settings that the validation loss of a model on a text depends on."""
-    settings = config.eval
-    lengths = Lengths.of(config.model, **settings.lengths_after(config.train.segment_len))
-    others = {name: getattr(settings, name) for name in ("batch_size", "max_steps", "window")}
-    return {**lengths._asdict(), **others}
+    names = "batch_size", "max_steps", "window"
+    return {**_lengths(config)._asdict(), **{name: getattr(config.eval, name) for name in names}}
 
 
-def _initial_loss_scale(settings: TrainConfig) -> float:
-    if settings.precision != "float16":
-        return 1.0
-    return INITIAL_LOSS_SCALE if settings.loss_scale is None else settings.loss_scale
+def _require_targets(corpus: Corpus | FeatureCorpus, config: Config) -> None:
+    """Require that something is trained on, and counts in the evaluations that end the run.
 
-
-def _require_training_targets(corpus: Corpus | FeatureCorpus, config: Config) -> None:
-    """Require that something is trained on; reads the data up to the first target."""
-    split: Any = corpus.tokens("train")
-    if isinstance(split, Recordings):
-        parts = (slice(first, first + _BLOCK) for first in range(0, len(split), _BLOCK))
-        if not any(split.counted(part).any() for part in parts):
-            raise ValueError(
-                "the train recordings have no target, as all are -100 or NaN: give some"
-            )
-    elif (symbol := config.model.completion_at) is not None and not config.train.prompt_loss_weight:
-        # The last token has no target.
-        last = len(split) - 1
-        parts = (slice(first, min(first + _BLOCK, last)) for first in range(0, last, _BLOCK))
-        if not any((split[part] == symbol).any() for part in parts):
-            raise ValueError(
-                f"the train text has no completion: the token completion_at={symbol} is not in it; "
-                "give prompts and completions, or set train.prompt_loss_weight to learn from all"
-            )
-
-
-def _require_targets(name: str, corpus: Corpus | FeatureCorpus, config: Config) -> None:
-    """Require that something counts in an evaluation, the last of which ends the run."""
-    split: Any = corpus.split(name)
-    settings, completion_at = config.eval, config.model.completion_at
-    if isinstance(split, Recordings):
-        counted, what = split.counted(), f"target of the {name} recordings"
-        if not counted.any():
-            raise ValueError(
-                f"the {name} recordings have no target, as all are -100 or NaN: give some"
-            )
-    elif completion_at is None:
-        return
-    else:
-        counted, what = in_completion(split[:-1], config.model), f"completion of the {name} text"
-        if not counted.any():
-            raise ValueError(
-                f"the {name} text has no completion: the token completion_at={completion_at} is "
-                "not in it; give prompts and completions as in the training text"
-            )
-    if settings.max_steps is None:
-        return
-    # Dynamic evaluation reads the text in one part.
-    learns = settings.dynamic and isinstance(corpus, Corpus) and name == held_out(corpus)
-    for batch_size in {settings.batch_size, 1} if learns else {settings.batch_size}:
-        places = places_read(
-            len(counted),
-            batch_size=min(batch_size, len(counted)),
-            segment_len=settings.lengths_after(config.train.segment_len)["segment_len"],
-            max_steps=settings.max_steps,
+    Raises:
+        DataError: A split has no target, or none where it is read.
+    """
+    settings, symbol = config.eval, config.model.completion_at
+    if len(corpus.split("valid")) < 2:
+        raise DataError(
+            "the validation text has one token; to predict one, at least 2 are needed: give more "
+            "text, or hold out more of it (data.valid_fraction)"
         )
-        if not counted[places].any():
-            raise ValueError(
-                f"eval.max_steps={settings.max_steps} reads no {what}: give a larger one"
-            )
+    segment_len = _lengths(config).segment_len
+    with _named("train"):
+        if isinstance(corpus, FeatureCorpus):
+            Passage.of(corpus.split("train"), config.model)
+        elif symbol is not None and not config.train.prompt_loss_weight:
+            _require_completion(corpus.tokens("train"), symbol)
+    if settings.dynamic == "rms" and isinstance(corpus, Corpus):
+        with _named("train text, as eval.dynamic_tokens reads it"):
+            text = corpus.tokens("train")[: settings.dynamic_tokens]
+            segments_to_learn(text, config.model, segment_len)
+    if symbol is None and isinstance(corpus, Corpus):
+        return
+    batch_size = settings.batch_size
+    parts = [(name, batch_size) for name in ("valid", "test") if corpus.n_tokens(name) > 1]
+    if settings.dynamic and isinstance(corpus, Corpus):
+        # It reads the text in one part.
+        parts.append((held_out(corpus), 1))
+    for name, batch_size in parts:
+        with _named(name):
+            ids: Any = corpus.split(name)
+            source = as_text(ids, config.model) if isinstance(corpus, Corpus) else ids
+            passage = Passage.of(source, config.model)
+            if settings.max_steps is not None and passage.counted is not None:
+                sizes = {
+                    "segment_len": segment_len,
+                    "batch_size": min(batch_size, len(passage.targets)),
+                }
+                places = places_read(len(passage.targets), max_steps=settings.max_steps, **sizes)
+                if not passage.counted[places].any():
+                    raise DataError(
+                        f"eval.max_steps={settings.max_steps} reads no target: give a larger one"
+                    )
 
 
-def _require_gradients(corpus: Corpus, config: Config) -> None:
-    """Require a training text that dynamic evaluation, at the end of the run, can prepare with."""
-    settings = config.eval
-    segment_len = settings.lengths_after(config.train.segment_len)["segment_len"]
+@contextmanager
+def _named(split: str) -> Iterator[None]:
+    """Name the part of the corpus in errors of the block."""
     try:
-        segments_to_learn(
-            corpus.tokens("train")[: settings.dynamic_tokens], config.model, segment_len
-        )
+        yield
     except ValueError as error:
-        raise ValueError(
-            f"eval.dynamic='rms' with eval.dynamic_tokens={settings.dynamic_tokens}: {error}"
-        ) from error
+        raise DataError(f"{split}: {error}") from error
 
 
-def _require_prompt(text: str, vocab: Vocab) -> None:
-    """Require a prompt for the sample at the end of a run."""
-    try:
-        prompt = vocab.encode(text)
-    except ValueError as error:
-        raise ValueError(f"generate.prompt={text!r}: {error}") from error
-    if not prompt:
-        raise ValueError(
-            "generate.prompt is empty: the sample at the end needs a token to continue"
+def _require_completion(text: Any, symbol: int) -> None:
+    # Read up to the first one, as the text may be long. The last token has no target.
+    last = len(text) - 1
+    parts = (slice(first, min(first + _BLOCK, last)) for first in range(0, last, _BLOCK))
+    if not any((text[part] == symbol).any() for part in parts):
+        raise DataError(
+            f"the text has no completion: the token completion_at={symbol} is not in it; give "
+            "prompts and completions, or set train.prompt_loss_weight to learn from all"
         )

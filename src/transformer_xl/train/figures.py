@@ -1,6 +1,6 @@
-"""Figures of a run: its records as series, and the series as pictures.
+"""Figures of a run, and the series of numbers that they show.
 
-Needs matplotlib when something is drawn, and not before.
+matplotlib is imported when something is drawn, and not before.
 """
 
 import math
@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from transformer_xl.train.memory_section import InSegment, Shares
+    from transformer_xl.train.report import LossCurve, Shares
 
 Records = Sequence[dict[str, Any]]
 """Records of ``metrics.jsonl`` or evaluation results, in order."""
@@ -32,7 +31,6 @@ _COLORS = {
     "gzip": "#8a5a00",
     "xz": "#7b3fa0",
 }
-_MEMORY_COLORS = ("valid", "memory")
 _STYLE = Path(__file__).with_name("report.mplstyle")
 SIZE = (5.2, 3.5)
 """Width and height of a figure, in inches."""
@@ -56,15 +54,9 @@ def number(record: dict[str, Any], name: str) -> float | None:
     return float(value) if -1e300 < value < 1e300 else None
 
 
-def has(records: Records, *names: str) -> bool:
-    """Return whether one of the numbers is in one of the records."""
-    return any(number(record, name) is not None for record in records for name in names)
-
-
 def series(records: Records, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return steps and values of a number, where it is finite."""
-    pairs = [(record["step"], number(record, name)) for record in records]
-    pairs = [(step, value) for step, value in pairs if value is not None]
+    pairs = [(x["step"], value) for x in records if (value := number(x, name)) is not None]
     return np.array([step for step, _ in pairs]), np.array([value for _, value in pairs])
 
 
@@ -84,27 +76,24 @@ def thinned(n: int, most: int) -> np.ndarray:
     return np.unique(np.linspace(n - 1, 0, min(n, most)).round().astype(int))
 
 
-def draw_loss(axes: "Axes", train: Records, valid: Records) -> None:
+def draw_loss(figure: "Figure", train: Records, valid: Records) -> None:
     """Draw bits per token over the steps: each record faint, their mean, the validation."""
+    axes, shown = figure.subplots(), []
     steps, bits = series(train, "bits_per_token")
-    shown: list[np.ndarray] = []
     if len(bits):
         mean, few = smoothed(bits), thinned(len(bits), _POINTS)
         axes.plot(steps[few], bits[few], color=_COLORS["train"], alpha=0.3, linewidth=0.8)
         axes.plot(steps[few], mean[few], color=_COLORS["train"], label="training")
         # The first steps fall from so high that the rest would be a flat line below them.
-        shown.append(mean[len(mean) // 40 :])
+        shown.extend(mean[len(mean) // 40 :])
     steps, bits = series(valid, "bits_per_token")
     if len(bits):
-        style = {"marker": "o", "linewidth": 1.0, "label": "validation"}
+        style: dict[str, Any] = {"marker": "o", "linewidth": 1.0, "label": "validation"}
         axes.plot(steps, bits, color=_COLORS["valid"], **style)
-        shown.append(bits[len(bits) // 10 :])
-    if shown:
-        values = np.concatenate(shown)
-        low, high = values.min(), values.max()
-        margin = 0.08 * (high - low) or 0.1
-        axes.set_ylim(low - margin, high + margin)
-        axes.legend(loc="upper right")
+        shown.extend(bits[len(bits) // 10 :])
+    margin = 0.08 * (max(shown) - min(shown)) or 0.1
+    axes.set_ylim(min(shown) - margin, max(shown) + margin)
+    axes.legend(loc="upper right")
     axes.set_ylabel("bits per token")
     _label_steps(axes)
 
@@ -112,13 +101,14 @@ def draw_loss(axes: "Axes", train: Records, valid: Records) -> None:
 def draw_pace(figure: "Figure", train: Records) -> None:
     """Draw learning rate and tokens per second over the steps, one above the other."""
     names = {"lr": "learning rate", "tokens_per_second": "tokens per second"}
-    there = [name for name in names if has(train, name)]
-    panels = figure.subplots(len(there), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, name in zip(panels, there, strict=True):
-        steps, values = series(train, name)
+    curves = [
+        (words, *curve) for name, words in names.items() if len((curve := series(train, name))[0])
+    ]
+    panels = figure.subplots(len(curves), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, (words, steps, values) in zip(panels, curves, strict=True):
         few = thinned(len(values), _POINTS)
         axes.plot(steps[few], values[few], color=_COLORS["train"])
-        axes.set_ylabel(names[name])
+        axes.set_ylabel(words)
         axes.set_ylim(0, (values.max() * 1.08) or 1.0)
         axes.yaxis.set_major_formatter("{x:,.10g}")
         axes.locator_params(axis="y", nbins=5)
@@ -126,54 +116,54 @@ def draw_pace(figure: "Figure", train: Records) -> None:
 
 
 def draw_memory(
-    axes: "Axes", curve: Records, baselines: dict[str, float], trained: float | None
+    figure: "Figure", curve: Records, baselines: dict[str, float], trained: float | None
 ) -> None:
     """Draw bits over the memory length at evaluation.
 
     Args:
-        axes: Where to draw.
+        figure: Where to draw.
         curve: Evaluation results with growing ``mem_len``.
         baselines: Bits per byte of compressors, by name; drawn where the results have bytes too.
         trained: Memory length in training, if known.
     """
-    unit = memory_unit(curve)
+    axes, unit = figure.subplots(), memory_unit(curve)
     lengths = [row["mem_len"] for row in curve]
     bits = np.array([number(row, unit) for row in curve], dtype=float)
     axes.plot(lengths, bits, color=_COLORS["memory"], marker="o", clip_on=False, zorder=3)
-    ticks = sorted({*lengths, trained} if trained is not None else {*lengths})
+    ticks = sorted({*lengths, trained} - {None})
     if positive := [length for length in ticks if length > 0]:
         # Logarithmic, with space for no memory at all.
         axes.set_xscale("symlog", base=2, linthresh=positive[0], linscale=1)
     axes.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks], minor=False)
     axes.set_xticks([], minor=True)
-    if len(ticks) > 6:
-        axes.tick_params(axis="x", labelrotation=45)
-    beside: dict[str, Any] = {"textcoords": "offset points"}
+    axes.tick_params(axis="x", labelrotation=45 if len(ticks) > 6 else 0)
     if trained is not None:
-        axes.axvline(trained, color=_COLORS["soft"], linestyle=":", linewidth=1.2)
+        color = _COLORS["soft"]
+        axes.axvline(trained, color=color, linestyle=":", linewidth=1.2)
         # Beside the line, on the side where there is space.
         side, shift = ("left", 4) if trained < ticks[len(ticks) // 2] else ("right", -4)
-        beside |= {"xycoords": axes.get_xaxis_transform(), "xytext": (shift, 0), "ha": side}
-        place, color = (trained, 0.985), _COLORS["soft"]
-        axes.annotate("memory in training", place, va="top", color=color, **beside)
-    if unit == "bits_per_byte":
-        beside |= {"xycoords": axes.get_yaxis_transform(), "xytext": (0, 2), "ha": "left"}
-        for name, value in baselines.items():
-            color = _COLORS[name.split()[0]]
-            axes.axhline(value, color=color, linestyle="--", linewidth=1.2)
-            axes.annotate(name, (0.01, value), va="bottom", color=color, **beside)
+        beside: dict[str, Any] = {"xytext": (shift, 0), "textcoords": "offset points", "ha": side}
+        beside |= {"xycoords": axes.get_xaxis_transform(), "va": "top", "color": color}
+        axes.annotate("memory in training", (trained, 0.985), **beside)
+    for name, value in baselines.items() if unit == "bits_per_byte" else ():
+        color = _COLORS[name.split()[0]]
+        axes.axhline(value, color=color, linestyle="--", linewidth=1.2)
+        beside = {"xytext": (0, 2), "textcoords": "offset points", "va": "bottom", "color": color}
+        axes.annotate(name, (0.01, value), xycoords=axes.get_yaxis_transform(), **beside)
     axes.margins(y=0.14)
     axes.set_xlabel("positions remembered at evaluation")
     axes.set_ylabel(unit.replace("_", " "))
 
 
 def draw_places(
-    figure: "Figure", in_segment: "Sequence[InSegment]", from_start: "InSegment"
+    figure: "Figure", in_segment: "Sequence[LossCurve]", from_start: "LossCurve"
 ) -> None:
     """Draw bits by place in the segment, and by how many tokens a text has already."""
     left, right = figure.subplots(1, 2, sharey=True)
     # No memory, and that of the model.
-    curves = [(left, row, color) for row, color in zip(in_segment, _MEMORY_COLORS, strict=False)]
+    curves = [
+        (left, row, color) for row, color in zip(in_segment, ("valid", "memory"), strict=False)
+    ]
     for axes, row, color in (*curves, (right, from_start, "memory")):
         middles = [math.sqrt(span.first * span.last) for span in row.spans]
         bits = [span.nll / math.log(2) for span in row.spans]
@@ -187,17 +177,16 @@ def draw_places(
     right.set_xlabel("tokens since the start of the text")
 
 
-def draw_attention(axes: "Axes", spans: "Sequence[Shares]", title: str) -> None:
+def draw_attention(figure: "Figure", spans: "Sequence[Shares]", title: str) -> None:
     """Draw how much of each layer's attention lies at which distance: the more, the darker."""
-    n_layer = len(spans[0].shares)
+    axes, n_layer = figure.subplots(), len(spans[0].shares)
+    # Shares of one distance, or far ones would look large for being many.
+    widths = np.array([math.log((x.last + 2) / (x.first + 1)) for x in spans])
     for layer in range(n_layer):
-        # Shares of one distance, or far ones would look large for being many.
-        density = np.array(
-            [x.shares[layer] / math.log((x.last + 2) / (x.first + 1)) for x in spans]
-        )
+        density = np.array([x.shares[layer] for x in spans]) / widths
         alphas = np.maximum(density / (density.max() or 1.0), 0.02) * (density > 0)
         colors = [(_COLORS["memory"], float(alpha)) for alpha in alphas.round(3)]
-        style = {"color": colors, "linewidth": 0, "antialiased": False}
+        style: dict[str, Any] = {"color": colors, "linewidth": 0, "antialiased": False}
         axes.bar(range(len(spans)), 1, 1, layer + 0.5, **style)
     axes.set_xlim(-0.5, len(spans) - 0.5)
     axes.set_ylim(0.5, n_layer + 0.5)
@@ -212,8 +201,8 @@ def draw_attention(axes: "Axes", spans: "Sequence[Shares]", title: str) -> None:
 
 def memory_unit(curve: Records) -> str:
     """Return ``bits_per_byte`` where all results have it, else ``bits_per_token``."""
-    whole = all(number(row, "bits_per_byte") is not None for row in curve)
-    return "bits_per_byte" if whole else "bits_per_token"
+    has_bytes = all(number(row, "bits_per_byte") is not None for row in curve)
+    return "bits_per_byte" if has_bytes else "bits_per_token"
 
 
 def as_svg(
@@ -224,7 +213,7 @@ def as_svg(
     Args:
         name: A word that keeps the figure's ids apart from those of the others on the page.
         label: What a screen reader says.
-        draw: Draws into the figure that it is given.
+        draw: Draws into a figure.
         size: Width and height, in inches.
 
     Raises:
@@ -259,7 +248,7 @@ def rendered(
     return picture.getvalue()
 
 
-def _label_steps(axes: "Axes", is_last: bool = True) -> None:
+def _label_steps(axes: Any, is_last: bool = True) -> None:
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.locator_params(axis="x", integer=True, nbins=6)
     if is_last:

@@ -1,9 +1,9 @@
-"""What a finished run shows: how well the model predicts, what it writes, and the report."""
+"""The end of a run: the best model is evaluated, writes a sample, and the report is drawn."""
 
 import gzip
 import json
 import lzma
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -12,7 +12,6 @@ import torch
 
 from transformer_xl.config import Config, EvalConfig, GenerateConfig
 from transformer_xl.config.device import autocast
-from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data import Corpus, raw_split
 from transformer_xl.data.features import FeatureCorpus
 from transformer_xl.inference.evaluate import Dynamic, Result, cost_of, evaluate_by, plan_dynamic
@@ -27,7 +26,7 @@ from transformer_xl.inference.generate import (
 from transformer_xl.model import LanguageModel, load_model
 from transformer_xl.model.limits import any_size
 from transformer_xl.model.segment import Lengths
-from transformer_xl.train.checkpoint import RECIPE_FILE, RESULTS_FILE, SAMPLE_FILE, RunFolder
+from transformer_xl.train.checkpoint import RESULTS_FILE, SAMPLE_FILE, RunFolder
 from transformer_xl.train.metrics import reading
 from transformer_xl.train.seen import MEMORY_FILE, READINGS, TOKENS, see_memory
 
@@ -38,23 +37,18 @@ they write are their own headers and tables."""
 
 
 class Results(dict[str, Any]):
-    """What a training has found, as ``results.json`` holds it; ``repr`` gives its figures."""
+    """The results of a training, as ``results.json`` holds them; ``repr`` gives its figures."""
 
     def __repr__(self) -> str:
-        return "\n".join(figure_lines(self))
-
-
-def figure_lines(results: Mapping[str, Any]) -> list[str]:
-    """Write the figures with which a training ends, a line each."""
-    lines = [memory_line(row) for row in results["memory_curve"]]
-    if (learned := results.get("dynamic")) is not None:
-        lines.append(f"learning from each segment after its score ({learned.get('dynamic')}):")
-        lines.append(memory_line(learned))
-    end = "_bits_per_byte"
-    packed = {name.removesuffix(end): x for name, x in results.items() if name.endswith(end)}
-    if packed:
-        lines.append("   ".join(f"{name}: {x:.4f} bits per byte" for name, x in packed.items()))
-    return lines
+        lines = [memory_line(row) for row in self["memory_curve"]]
+        if (learned := self.get("dynamic")) is not None:
+            lines.append(f"learning from each segment after its score ({learned.get('dynamic')}):")
+            lines.append(memory_line(learned))
+        end = "_bits_per_byte"
+        packed = {name.removesuffix(end): x for name, x in self.items() if name.endswith(end)}
+        if packed:
+            lines.append("   ".join(f"{name}: {x:.4f} bits per byte" for name, x in packed.items()))
+        return "\n".join(lines)
 
 
 def finish(
@@ -65,10 +59,10 @@ def finish(
     say: Callable[[str], None],
     quiet: bool = False,
 ) -> Results:
-    """Evaluate the best model of a run at every memory length, let it write, draw the report.
+    """Evaluate the best model of a run at every memory length, generate a text, draw the report.
 
-    What an earlier call with the same settings and text has written is returned as it is. How far
-    it is with its texts is shown, unless it is to be ``quiet``.
+    Results of an earlier call with the same settings and text are returned as they are. Progress
+    bars are shown unless ``quiet``.
 
     Returns:
         The contents of ``results.json``.
@@ -86,24 +80,15 @@ def finish(
     say(f"evaluating the best model on {part} of the {split} text")
     if cost := cost_of(settings, len(ids) - 1):
         say(f"eval.{cost}")
+    text: dict[str, Any] = {"vocab": corpus.vocab, "n_bytes": corpus.n_bytes(split)}
 
     def measure(mem_len: int | None, dynamic: Dynamic | None = None) -> dict[str, Any]:
         evaluation = settings if mem_len is None else replace(settings, mem_len=mem_len)
         name = "a window" if mem_len is None else f"memory {mem_len:,}"
-        with (
-            autocast(config.train.precision, device),
-            reading(model, len(ids) - 1, f"evaluating, {name}", quiet=quiet),
-        ):
-            result = evaluate_by(
-                evaluation,
-                model,
-                ids,
-                vocab=corpus.vocab,
-                n_bytes=corpus.n_bytes(split),
-                segment_len=segment_len,
-                how=dynamic,
-            )
-        return describe(split, result)
+        progress = reading(model, len(ids) - 1, f"evaluating, {name}", quiet=quiet)
+        with autocast(config.train.precision, device), progress:
+            how: dict[str, Any] = {"segment_len": segment_len, "how": dynamic}
+            return describe(split, evaluate_by(evaluation, model, ids, **text, **how))
 
     lengths = Lengths.of(config.model, **settings.lengths_after(segment_len))
     chosen = None if settings.window else lengths.mem_len
@@ -115,24 +100,25 @@ def finish(
         test=rows[chosen],
         memory_curve=[*rows.values()],
     )
-    if settings.dynamic and isinstance(corpus, Corpus):
-        say(f"the same, learning from each segment after its score ({settings.dynamic})")
-        with autocast(config.train.precision, device):
-            train = partial(corpus.split, "train")
-            plan = plan_dynamic(settings, model, train, segment_len=segment_len)
-        results["dynamic"] = measure(chosen, plan)
-    # Compressors store all of the text, prompts included.
-    if (
-        isinstance(corpus, Corpus)
-        and corpus.vocab.token_bytes is not None
-        and model.config.completion_at is None
-    ):
-        results |= _compressed(corpus, split, say)
+    if isinstance(corpus, Corpus):
+        if settings.dynamic:
+            say(f"the same, learning from each segment after its score ({settings.dynamic})")
+            with autocast(config.train.precision, device):
+                train = partial(corpus.split, "train")
+                plan = plan_dynamic(settings, model, train, segment_len=segment_len)
+            results["dynamic"] = measure(chosen, plan)
+        # Compressors store all of the text, prompts included.
+        if corpus.vocab.token_bytes is not None and model.config.completion_at is None:
+            results |= _compressed(corpus, split, say)
     # The report is written last: where it is, the rest is, too.
     (folder.path / REPORT_FILE).unlink(missing_ok=True)
     folder.write_json(RESULTS_FILE, results)
     if isinstance(corpus, Corpus):
-        _look_and_write(config, folder, corpus, model, say, quiet)
+        say("looking at what the memory does")
+        folder.write_json(MEMORY_FILE, memory_figures(config, corpus, model, quiet=quiet))
+        sample = _sample(config, corpus, model)
+        folder.write_json(SAMPLE_FILE, sample)
+        say(f"what it writes after {sample['prompt']!r}:\n\n{sample['prompt']}{sample['text']}\n")
     else:
         say("recordings: the report has no section on the memory, and no sample")
     # Only here: what trains without a report, as a benchmark does, needs less to be installed.
@@ -142,22 +128,6 @@ def finish(
     # Last, as this is what the training was for.
     say(repr(results))
     return results
-
-
-def _look_and_write(
-    config: Config,
-    folder: RunFolder,
-    corpus: Corpus,
-    model: LanguageModel,
-    say: Callable[[str], None],
-    quiet: bool,
-) -> None:
-    """Measure what the memory does, and generate a text."""
-    say("looking at what the memory does")
-    folder.write_json(MEMORY_FILE, memory_figures(config, corpus, model, quiet=quiet))
-    sample = _sample(config, corpus, model)
-    folder.write_json(SAMPLE_FILE, sample)
-    say(f"what it writes after {sample['prompt']!r}:\n\n{sample['prompt']}{sample['text']}\n")
 
 
 def held_out(corpus: Corpus | FeatureCorpus) -> str:
@@ -172,12 +142,10 @@ def memory_figures(
     split = held_out(corpus)
     ids = corpus.split(split)
     n_tokens = READINGS * min(len(ids) - 1, TOKENS)
-    with (
-        autocast(config.train.precision, model.device),
-        reading(model, n_tokens, "what the memory does", quiet=quiet),
-    ):
-        seen = see_memory(model, ids, corpus.vocab, config.eval, config.train.segment_len)
-    return {"split": split, **seen}
+    progress = reading(model, n_tokens, "what the memory does", quiet=quiet)
+    with autocast(config.train.precision, model.device), progress:
+        figures = see_memory(model, ids, corpus.vocab, config.eval, config.train.segment_len)
+    return {"split": split, **figures}
 
 
 def _settings(evaluation: EvalConfig, generation: GenerateConfig) -> dict[str, Any]:
@@ -188,7 +156,11 @@ def _settings(evaluation: EvalConfig, generation: GenerateConfig) -> dict[str, A
 def _read_results(
     config: Config, folder: RunFolder, corpus: Corpus | FeatureCorpus
 ) -> Results | None:
-    """Return the results of a run that was finished before with these settings and this text."""
+    """Return the results of a run that was finished before with these settings and this text.
+
+    None for what is damaged, and for what earlier versions wrote with other names or without a
+    checksum: it is measured again.
+    """
     if not (folder.path / REPORT_FILE).is_file():
         return None
     try:
@@ -197,35 +169,23 @@ def _read_results(
         settings = _settings(EvalConfig(), GenerateConfig())
         for section, values in results["settings"].items():
             settings[section] |= values
-        if settings != _settings(config.eval, config.generate):
-            return None
-        if "checksum" in results:
-            is_same_text = results["checksum"] == corpus.checksums[held_out(corpus)]
-        else:
-            # Of an earlier version: the text is that of the recipe, unless another one is given.
-            recipe = load_recipe(folder.path / RECIPE_FILE, is_stored=True)
-            is_same_text = recipe.data == config.data
-        if not is_same_text:
-            return None
-        for row in (results["test"], results.get("dynamic", {}), *results["memory_curve"]):
-            # What older runs call bpc is bits per token, whatever the tokens are.
-            if "bits_per_token" not in row and "bpc" in row:
-                row["bits_per_token"] = row["bpc"]
-                if corpus.vocab is None or corpus.vocab.kind != "chars":
-                    del row["bpc"]
-        return results
+        is_same = settings == _settings(config.eval, config.generate)
+        is_same &= results["checksum"] == corpus.checksums[held_out(corpus)]
+        is_current = all("bits_per_token" in x for x in (results["test"], *results["memory_curve"]))
+        return results if is_same and is_current else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def _compressed(corpus: Corpus, split: str, say: Callable[[str], None]) -> dict[str, float]:
-    """Return what general compressors make of the text; nothing where that would say nothing."""
+    """Return the bits per byte of general compressors; nothing where they would say nothing."""
+    if (n_bytes := corpus.n_bytes(split)) < COMPARED_BYTES:
+        say(
+            f"no comparison with gzip and xz: the {split} text has {n_bytes:,} bytes, and "
+            f"{COMPARED_BYTES:,} are needed for it to mean anything"
+        )
+        return {}
     try:
-        if (n_bytes := corpus.n_bytes(split)) < COMPARED_BYTES:
-            raise ValueError(
-                f"the {split} text has {n_bytes:,} bytes, and {COMPARED_BYTES:,} are needed for it "
-                "to mean anything"
-            )
         text = raw_split(corpus, split)
     except ValueError as error:
         say(f"no comparison with gzip and xz: {error}")
@@ -238,13 +198,10 @@ def _compressed(corpus: Corpus, split: str, say: Callable[[str], None]) -> dict[
 
 
 def describe(split: str, result: Result) -> dict[str, Any]:
-    """Return a result as it is printed and stored; what is not known is left out."""
+    """Return a result as it is printed and stored, without what is unknown."""
     values = {"split": split, **asdict(result)}
-    return {
-        key: value
-        for key, value in values.items()
-        if value is not None or key in ("attn_len", "clamp_len")
-    }
+    always = "attn_len", "clamp_len"
+    return {name: x for name, x in values.items() if x is not None or name in always}
 
 
 def memory_line(row: dict[str, Any]) -> str:
@@ -257,16 +214,15 @@ def memory_line(row: dict[str, Any]) -> str:
 
 
 def _sample(config: Config, corpus: Corpus, model: LanguageModel) -> dict[str, Any]:
-    settings = config.generate
-    prompt = corpus.vocab.encode(settings.prompt)
-    if searching := settings.searching:
-        search = Searching(**searching, stop=settings.stop)
-        ((best,),) = beam_search(
-            model, [prompt], search, length=settings.length, vocab=corpus.vocab
-        )
-        return {"prompt": settings.prompt, "text": best.text, "settings": searching}
-    sampling = Sampling(**for_tokens(settings.sampling, corpus.vocab))
-    tokens = generate(model, prompt, sampling, length=settings.length, seed=settings.seed)
-    text = "".join(text_pieces(tokens, corpus.vocab, settings.stop, prompt))
-    draw = {**settings.sampling, "seed": settings.seed}
-    return {"prompt": settings.prompt, "text": text, "settings": draw}
+    settings, vocab, length = config.generate, corpus.vocab, config.generate.length
+    prompt = vocab.encode(settings.prompt)
+    if how := settings.searching:
+        search = Searching(**how, stop=settings.stop)
+        ((best,),) = beam_search(model, [prompt], search, length=length, vocab=vocab)
+        text = best.text
+    else:
+        sampling = Sampling(**for_tokens(settings.sampling, vocab))
+        tokens = generate(model, prompt, sampling, length=length, seed=settings.seed)
+        text = "".join(text_pieces(tokens, vocab, settings.stop, prompt))
+        how = {**settings.sampling, "seed": settings.seed}
+    return {"prompt": settings.prompt, "text": text, "settings": how}

@@ -7,13 +7,10 @@ import math
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from types import FrameType
 from typing import Any
 
@@ -23,9 +20,10 @@ from torch import Tensor
 from transformer_xl.config import Config
 from transformer_xl.config.checks import names_nearest
 from transformer_xl.config.device import autocast, pick_device, pick_precision
-from transformer_xl.config.distributed import joined
+from transformer_xl.config.distributed import Stalled, joined
 from transformer_xl.data import Corpus
 from transformer_xl.data.features import FeatureCorpus, open_corpus
+from transformer_xl.errors import InputError
 from transformer_xl.inference.evaluate import Result, cost_of, evaluate_by
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.arguments import shown
@@ -43,8 +41,8 @@ from transformer_xl.train.checkpoint import CHECKPOINTS, RunFolder
 from transformer_xl.train.checkpoint.checkpoints import Checkpoints, read_whole
 from transformer_xl.train.finish import finish
 from transformer_xl.train.metrics import MetricsLog, Progress
-from transformer_xl.train.runner import Network, replays_steps
-from transformer_xl.train.sharding import whole_model
+from transformer_xl.train.minutes import TimeLimit
+from transformer_xl.train.runner import Network, replays_steps, whole_model
 from transformer_xl.train.state import TrainState, local
 from transformer_xl.train.step import Update, diverged, running_mean, train_step
 
@@ -86,14 +84,6 @@ def caught_interrupts() -> Iterator[list[int]]:
             signal.signal(number, before[number])
 
 
-_LATEST_STEPS = 16
-"""Number of recent steps from which the step time is estimated."""
-_STEPS_TO_JUDGE = 4
-"""Minimum number of recent steps before a run is shortened."""
-_LATEST_END = 1.1
-"""Maximum duration of a run, as a factor of its time limit."""
-
-
 @names_nearest
 def train(
     config: Config, run_dir: Path | str, *, quiet: bool = False, reports: bool = True
@@ -116,11 +106,12 @@ def train(
         ``reports``.
 
     Raises:
-        ValueError: ``config`` is no recipe, or it does not fit the corpus, the run folder or the
-            number of processes.
+        InputError: ``config`` is no recipe.
+        SettingsError: It does not fit the run folder, the machine or the number of processes.
+        DataError: The corpus does not fit the recipe, or is damaged.
+        CheckpointError: A checkpoint is damaged.
         OSError: A file cannot be read or written.
-        RuntimeError: Training diverged, or a file is damaged; as `Stalled`, another process stopped
-            or hangs.
+        RuntimeError: Training diverged; as `Stalled`, another process stopped or hangs.
         Interrupted: SIGINT or SIGTERM was received, and a checkpoint was saved.
 
     Example:
@@ -136,12 +127,12 @@ def train(
         {}
     """
     if not isinstance(config, Config):
-        raise ValueError(
+        raise InputError(
             f"config={shown(config)} is no Config: load_recipe(NAME_OR_FILE) reads that of a "
             "recipe, and Config(model=ModelConfig(), data=DataConfig(path=TEXT)) is one for a text"
         )
     if not isinstance(run_dir, Path | str):
-        raise ValueError(f"run_dir={shown(run_dir)} is no path: give that of the run folder")
+        raise InputError(f"run_dir={shown(run_dir)} is no path: give that of the run folder")
     device = pick_device()
     with (
         joined(device, config.train.hang_minutes) as world,
@@ -224,22 +215,16 @@ class _Run:
     """None in all processes but the first."""
     progress: Progress
     logged_at: float = 0.0
-    is_late: bool = False
-    ends: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST_STEPS + 1))
-    """End times of recent steps, to estimate the step time. The first step, which may compile, is
-    excluded, as it ends before the first of these times."""
 
     def go(self, interrupts: list[int]) -> None:
         """Train to the end, or until a signal was received."""
-        config, settings, state, world = (
-            self.config,
-            self.config.train,
-            self.state,
-            self.state.world,
-        )
-        network = Network(state.model, settings, world)
+        config, settings, state = self.config, self.config.train, self.state
+        network = Network(state.model, settings, state.world)
+        limit = None
+        if settings.minutes is not None:
+            limit = TimeLimit(settings.minutes, settings, self.progress.say)
         state.model.train()
-        self.logged_at = own_seconds = state.seconds
+        self.logged_at = local_seconds = state.seconds
         while state.step < state.total_steps:
             began = time.perf_counter()
             update = train_step(config, state, network)
@@ -249,17 +234,15 @@ class _Run:
                 # One for each step, as spikes are reported by their steps.
                 state.losses.append(update.loss if update.is_counted else math.nan)
                 state.offsets.append(update.offset)
-            own_seconds += time.perf_counter() - began
+            local_seconds += time.perf_counter() - began
             # Read once: a later signal is handled after the next step.
-            number, seconds = max(interrupts, default=0), own_seconds
+            number, seconds = max(interrupts, default=0), local_seconds
             has_failed = self.checkpoints.has_failed
-            if world.size > 1:
-                # All processes get the same values, and so take the same branches.
-                number, seconds, has_failed = world.largest_before(number, seconds, has_failed)
-            # The first result is zeros.
+            if state.world.size > 1:
+                # All processes get the same values, and so take the same branches; at first zeros.
+                now = number, seconds, has_failed
+                number, seconds, has_failed = state.world.largest_before(*now)
             state.seconds = max(state.seconds, seconds)
-            if seconds:
-                self.ends.append(state.seconds)
             if number:
                 self.progress.say("stopping after this step and saving; Ctrl-C now stops at once")
             if has_failed:
@@ -268,8 +251,9 @@ class _Run:
             is_logged = is_last or _every(settings.log_every, state.step)
             is_evaluated = is_last or _every(settings.eval_every, state.step)
             is_saved = is_last or number or _every(settings.save_every, state.step)
-            if settings.minutes is not None:
-                self._keep_time(60 * settings.minutes)
+            if limit is not None:
+                left, seconds_left = limit.update(state, is_timed=seconds > 0)
+                self.progress.expect(state.step + left, seconds=seconds_left)
             if is_logged:
                 self._write_log(update.lr)
             else:
@@ -281,60 +265,10 @@ class _Run:
             if number:
                 self._stop(int(number), interrupts)
         # The other processes have not received a signal of the last step yet.
-        if world.size > 1 and (number := max(world.gather(max(interrupts, default=0)))):
+        number = max(state.world.gather(max(interrupts, default=0)))
+        if state.world.size > 1 and number:
             self._stop(number, interrupts)
         self.checkpoints.wait()
-
-    def _keep_time(self, limit: float) -> None:
-        """Update the last step of a run with a time limit, in seconds."""
-        state, settings = self.state, self.config.train
-        # The median, as single steps may wait or compile.
-        taken = [end - begin for begin, end in pairwise(self.ends)]
-        step_seconds = median(taken) if taken else 0.0
-        if not state.end_is_fixed:
-            self._fix_end(limit, step_seconds)
-        left = state.total_steps - state.step
-        if not state.end_is_fixed:
-            if step_seconds:
-                left = min(left, max(1, round((limit - state.seconds) / step_seconds)))
-        elif state.seconds > limit and len(taken) >= _STEPS_TO_JUDGE:
-            possible = max(1, int((_LATEST_END * limit - state.seconds) / step_seconds))
-            if possible < left:
-                if not self.is_late:
-                    self.progress.say(
-                        f"train.minutes={settings.minutes:g} are over and the steps take longer "
-                        f"than before: {possible:,} of the {left:,} remaining steps are made"
-                    )
-                self.is_late = True
-                # The rest of the cooldown gets fewer steps.
-                before = state.cooldown_steps or settings.cooldown_fraction * state.total_steps
-                state.cooldown_steps = before * possible / left
-                state.total_steps, left = state.step + possible, possible
-        self.progress.expect(state.step + left, seconds=limit - state.seconds)
-
-    def _fix_end(self, limit: float, step_seconds: float) -> None:
-        """Fix the last step of a run with a time limit when its cooldown has to start."""
-        state, settings = self.state, self.config.train
-        before_cooldown = 1 - settings.cooldown_fraction
-        if state.step >= before_cooldown * settings.steps:
-            state.end_is_fixed = True
-        elif state.seconds >= before_cooldown * limit:
-            state.end_is_fixed = True
-            # Extrapolates the speed of the current stage.
-            seconds = max(state.seconds - state.stage_seconds, 1e-9)
-            pace = (state.step - state.stage_step) / seconds
-            if settings.compile and step_seconds:
-                # Compiling will not be repeated.
-                pace = max(pace, 1 / step_seconds)
-            left = max(1, round((limit - state.seconds) * pace))
-            state.cooldown_steps = min(left, settings.steps - state.step)
-            state.total_steps = state.step + state.cooldown_steps
-            if state.step < settings.warmup_steps:
-                self.progress.say(
-                    f"warning: the cooldown of train.minutes={settings.minutes:g} begins after "
-                    f"{state.step} of train.warmup_steps={settings.warmup_steps}, and the learning "
-                    "rate has not reached its peak: lower train.warmup_steps or raise train.minutes"
-                )
 
     def _stop(self, number: int, interrupts: list[int]) -> None:
         """Wait for the checkpoint and raise the interruption."""
@@ -342,7 +276,7 @@ class _Run:
         stopped = Interrupted(number, f"at step {self.state.step}")
         if not interrupts:
             # The signal was on another machine; this launcher may restart with the remaining ones.
-            raise RuntimeError(f"another process of this run was asked to end; {stopped}")
+            raise Stalled(f"another process of this run was asked to end; {stopped}")
         raise stopped
 
     def _record(self, kind: str, step: int, **values: float) -> None:

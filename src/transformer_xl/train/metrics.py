@@ -14,7 +14,6 @@ import logging
 import math
 import os
 import sys
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -28,6 +27,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from transformer_xl.config.files import replace_file
+from transformer_xl.errors import DataError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 _LINE_SECONDS = 10.0
 _REFRESH_SECONDS = 0.1
-_PRESENT_SECONDS = 60.0
+_PRESENT_SECONDS = 300.0
 # Columns of a terminal below which the numbers leave no space for a bar.
 _BAR_WIDTH = 72
 
@@ -43,9 +43,12 @@ _BAR_WIDTH = 72
 class MetricsLog:
     """Appends records to ``metrics.jsonl`` and mirrors their numbers to TensorBoard, if installed.
 
-    Records after ``step``, from which the run goes on, are cut off, and so are those that are
-    written again with the next line of the training, and a line that a killed process left
-    unfinished. A line before the last one that is damaged is a ValueError.
+    A context manager. Records after ``step``, from which the run goes on, are cut off, and so are
+    those that are written again with the next line of the training, and a line that a killed
+    process left unfinished.
+
+    Raises:
+        DataError: A line before the last one is damaged.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
@@ -56,15 +59,15 @@ class MetricsLog:
             purge_step = step + 1
             lines = [(line, record) for line, record in _lines(path) if record["step"] <= step]
             trained = [record["step"] for _, record in lines if record.get("kind") == "train"]
-            # Found in all losses since the last line of the training, when the next one is due.
-            seen = max(trained, default=0)
-            kept = b"".join(
+            # Spikes come from all losses since the last line of the training, with the next one.
+            last = max(trained, default=0)
+            remaining = b"".join(
                 line + b"\n"
                 for line, record in lines
-                if record.get("kind") != "spike" or record["step"] <= seen
+                if record.get("kind") != "spike" or record["step"] <= last
             )
-            if kept != path.read_bytes():
-                replace_file(path, kept)
+            if remaining != path.read_bytes():
+                replace_file(path, remaining)
         self._file = path.open("ab")
         self._tensorboard: Any = None
         if find_spec("tensorboard") is None:
@@ -78,46 +81,38 @@ class MetricsLog:
         else:
             self._tensorboard = SummaryWriter(f"{folder}/tensorboard", purge_step=purge_step)
 
-    def log(self, kind: str, step: int, **values: SupportsFloat | str | None) -> None:
-        """Write one record; it is in the file when this returns.
-
-        Values are numbers, or anything ``float`` takes; text and None go to the JSON lines only.
-        """
+    def log(self, kind: str, step: int, **values: SupportsFloat) -> None:
+        """Write one record; it is in the file when this returns."""
         record: dict[str, Any] = {"kind": kind, "step": step}
         for name, value in values.items():
-            if value is not None and not isinstance(value, int | str):
-                value = float(value)
-            record[name] = value
-            if isinstance(value, float) and not math.isfinite(value):
-                record[name] = json.dumps(value)
+            x = value if isinstance(value, int) else float(value)
+            record[name] = x if math.isfinite(x) else json.dumps(x)
         self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
         self._file.flush()
         # After the file, which is what counts.
         for name, value in values.items() if self._tensorboard else ():
-            if value is not None and not isinstance(value, str):
-                self._tensorboard.add_scalar(f"{kind}/{name}", float(value), step)
+            self._tensorboard.add_scalar(f"{kind}/{name}", float(value), step)
 
     def sync(self) -> None:
         """Wait until all lines are on the disk."""
         os.fsync(self._file.fileno())
 
-    def close(self) -> None:
-        """Close the files."""
-        self._file.close()
-        if self._tensorboard:
-            self._tensorboard.close()
-
     def __enter__(self) -> "MetricsLog":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._file.close()
+        if self._tensorboard:
+            self._tensorboard.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Read the records of a ``metrics.jsonl``, also while a run is writing it.
 
-    A last line that is unfinished is left out; another one that is damaged is a ValueError.
+    A last line that is unfinished is left out.
+
+    Raises:
+        DataError: Another line is damaged.
     """
     return [record for _, record in _lines(path)]
 
@@ -132,7 +127,7 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
         if isinstance(record, dict) and isinstance(record.get("step"), int):
             yield line, {k: float(x) if x in _NOT_FINITE else x for k, x in record.items()}
         elif line.strip() and number < len(lines):
-            raise ValueError(
+            raise DataError(
                 f"line {number} of {path} is not a record with a step: {line[:60]!r}; "
                 "delete this line to go on without it"
             )
@@ -160,49 +155,47 @@ class Progress:
         quiet: bool = False,
         passes: bool = False,
     ) -> None:
-        self._total, self._step = total_steps, step
-        self._description, self._passes = description, passes
-        self._measured: tuple[float | None, float] | None = None
+        self._passes, self._console = passes, Console(stderr=True, quiet=quiet)
+        self._measured: tuple[float | None, float | None] = None, None
         # When it ends at the latest, whatever steps are left.
         self._deadline = math.inf
         self._shown_at, self._shown_step = monotonic() if passes else -math.inf, step
-        # Steps done, and when, in the last minute. The speed counts evaluations and checkpoints.
-        self._marks: deque[tuple[float, int]] = deque([(monotonic(), step)])
-        self._console = Console(stderr=True, quiet=quiet)
-        self._bar: Bar | None = None
         # Rich calls a pipe a terminal when FORCE_COLOR is set, as many build servers do.
         # It is None where it was closed (2>&-).
         is_terminal = sys.stderr is not None and sys.stderr.isatty()
-        if is_terminal and not self._console.is_dumb_terminal and not quiet:
-            drawn = [TextColumn("{task.description}", markup=False), BarColumn(bar_width=None)]
-            self._bar = Bar(
-                *(drawn if self._console.width >= _BAR_WIDTH else []),
-                TextColumn("{task.fields[state]}", markup=False),
-                console=self._console,
-                expand=True,
-                auto_refresh=False,
-                # Rich would swallow the results that go to stdout, also where that is a pipe.
-                redirect_stdout=False,
-                transient=passes,
-            )
-            state = f"{step:,}/{total_steps:,}"
-            self._bar.add_task(description, total=total_steps, completed=step, state=state)
+        columns = [TextColumn("{task.description}", markup=False), BarColumn(bar_width=None)]
+        self._bar = Bar(
+            *(columns if self._console.width >= _BAR_WIDTH else []),
+            TextColumn("{task.fields[state]}", markup=False),
+            console=self._console,
+            expand=True,
+            auto_refresh=False,
+            # Rich would swallow the results that go to stdout, also where that is a pipe.
+            redirect_stdout=False,
+            transient=passes,
+            # The speed counts evaluations and checkpoints.
+            speed_estimate_period=_PRESENT_SECONDS,
+            get_time=monotonic,
+            disable=quiet or not is_terminal or self._console.is_dumb_terminal,
+        )
+        state = f"{step:,}/{total_steps:,}"
+        self._id = self._bar.add_task(description, total=total_steps, completed=step, state=state)
+        self._task = self._bar.tasks[0]
 
     def __enter__(self) -> "Progress":
-        self._marks[0] = monotonic(), self._marks[0][1]
-        if self._bar:
-            self._bar.start()
+        # Time counts from here on.
+        self._bar.advance(self._id, 0)
+        self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
 
     def stop(self) -> None:
-        """Show no more of it; what is said is still printed."""
-        if self._step != self._shown_step and not self._passes:
+        """Show no more of it; :meth:`say` still prints."""
+        if self._task.completed != self._shown_step and not self._passes:
             self._show()
-        if self._bar:
-            self._bar.stop()
+        self._bar.stop()
 
     def expect(
         self, total_steps: int, first_step: int | None = None, *, seconds: float = math.inf
@@ -211,22 +204,21 @@ class Progress:
 
         A limit may end the run after some ``seconds``; one that is over ends nothing any more.
         """
-        self._total = total_steps
         self._deadline = monotonic() + seconds if seconds > 0 else math.inf
         if first_step is not None:
-            self._marks = deque([(monotonic(), first_step)])
-            self._step = self._shown_step = first_step
-        if self._bar:
-            self._bar.update(self._bar.task_ids[0], total=total_steps, completed=first_step)
+            self._shown_step = first_step
+            self._bar.reset(self._id, total=total_steps, completed=first_step)
+            self._bar.advance(self._id, 0)
+        self._task.total = total_steps
 
     def update(
         self, step: int, bits: float | None = None, tokens_per_second: float | None = None
     ) -> None:
         """Set the step, and the loss in bits per token and the speed where they are new.
 
-        Cheap, so that each step may call it: what is set is shown now and then.
+        Cheap, so that each step may call it: the display follows now and then.
         """
-        self._step = step
+        self._bar.update(self._id, completed=step)
         if tokens_per_second is not None:
             self._measured = bits, tokens_per_second
         if self._is_due():
@@ -237,41 +229,33 @@ class Progress:
         self._console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     def _is_due(self) -> bool:
-        interval = _REFRESH_SECONDS if self._bar else _LINE_SECONDS
-        is_last = self._step >= self._total and not self._passes
+        interval = _LINE_SECONDS if self._bar.disable else _REFRESH_SECONDS
+        is_last = self._task.remaining == 0 and not self._passes
         return is_last or monotonic() - self._shown_at >= interval
 
     def _show(self) -> None:
-        step, self._shown_step, self._shown_at = self._step, self._step, monotonic()
-        bits, speed = self._measured or (None, None)
+        task, (bits, speed) = self._task, self._measured
+        self._shown_step, self._shown_at = int(task.completed), monotonic()
         parts = (
-            f"{step:,}/{self._total:,}",
+            f"{self._shown_step:,}/{task.total:,}",
             "" if bits is None else f"{bits:.3f} bits/token",
             "" if speed is None else f"{speed:,.0f} tokens/s",
             self._left(),
         )
         state = "  ".join(filter(None, parts))
-        if self._bar:
-            self._bar.update(self._bar.task_ids[0], completed=step, state=state)
-            self._bar.refresh()
+        if self._bar.disable:
+            self.say(f"{task.description}  {state}")
         else:
-            self.say(f"{self._description}  {state}")
+            self._bar.update(self._id, state=state, refresh=True)
 
     def _left(self) -> str:
-        """Say how long what is left takes at the speed of the last minute."""
-        now, step, marks = self._shown_at, self._step, self._marks
-        if step > marks[-1][1]:
-            marks.append((now, step))
-        while len(marks) > 2 and now - marks[1][0] >= _PRESENT_SECONDS:
-            marks.popleft()
-        began, first_step = marks[0]
-        if not first_step < step < self._total:
+        """Return how long the remaining steps take at the present speed, in words."""
+        seconds, task = self._task.time_remaining, self._task
+        # The first steps of a short work, which include what is done once, say little.
+        is_early = self._passes and 50 * task.completed < (task.total or 0)
+        if not seconds or is_early:
             return ""
-        if self._passes and 50 * (step - first_step) < self._total:
-            # The first steps, which include what is done once, say little.
-            return ""
-        seconds = (now - began) / (step - first_step) * (self._total - step)
-        seconds = min(seconds, max(self._deadline - now, 0))
+        seconds = min(seconds, max(self._deadline - self._shown_at, 0))
         return f"{timedelta(seconds=round(seconds))} left"
 
 
@@ -286,14 +270,12 @@ def reading(
     done, began = 0, monotonic()
     with Progress(n_tokens, description=description, quiet=quiet, passes=True) as progress:
 
-        def count(module: "nn.Module", given: tuple[Any, ...], out: object) -> None:
+        def count(module: "nn.Module", arguments: tuple[Any, ...], out: object) -> None:
             nonlocal done
-            if len(given) < 3 or given[2] is None:
-                # Read, and nothing predicted.
-                return
-            # Parts that are read side by side overlap by a token where they cannot be equal.
-            done = min(done + given[2].numel(), n_tokens)
-            progress.update(done, None, done / max(monotonic() - began, 1e-9))
+            if len(arguments) >= 3 and arguments[2] is not None:
+                # Parts that are read side by side overlap by a token where they cannot be equal.
+                done = min(done + arguments[2].numel(), n_tokens)
+                progress.update(done, None, done / max(monotonic() - began, 1e-9))
 
         hook = model.register_forward_hook(count)
         try:

@@ -5,13 +5,13 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim.swa_utils import AveragedModel
 
 from transformer_xl.config import TrainConfig
 from transformer_xl.config.device import pick_precision
@@ -40,14 +40,13 @@ def lr_scale(
 
     Linear warmup, (s + 1) / (W + 1) in step s of W, then the schedule. For constant_cooldown, the
     last ``cooldown_steps`` (None: as configured) are a linear cooldown. For plateau,
-    ``plateau_scale`` is what the validation losses so far have left (:class:`Plateau`).
+    ``plateau_scale`` is the share that the validation losses so far have left (:class:`Plateau`).
     """
-    warmup = config.warmup_steps
+    warmup, floor = config.warmup_steps, config.min_lr_ratio
     if step < warmup:
         return (step + 1) / (warmup + 1)
     if config.schedule == "plateau":
         return plateau_scale
-    floor = config.min_lr_ratio
     if config.schedule == "inverse_sqrt":
         return max(floor, math.sqrt(max(warmup, 1) / max(step, warmup, 1)))
     if config.schedule == "cosine":
@@ -62,17 +61,18 @@ def lr_scale(
 class Plateau:
     """The learning rate that the validation losses have left: ``ReduceLROnPlateau`` of PyTorch.
 
-    With its threshold of 1e-4 of the best loss, as in the authors' program. PyTorch's own cannot be
-    used, as it changes learning rates, and ours are shares of a peak; and its state differs between
-    versions.
+    With its threshold of 1e-4 of the best loss, as in the authors' program. PyTorch's own changes
+    learning rates, and ours are shares of a peak; and its state differs between versions.
+
+    Attributes:
+        scale: Learning rate as a share of the peak.
+        best: Lowest loss, as far as losses were lower by more than the threshold.
+        n_bad: Losses in a row that were not.
     """
 
     scale: float = 1.0
-    """Learning rate as a share of the peak."""
     best: float = math.inf
-    """Lowest loss, as far as losses were lower by more than the threshold."""
     n_bad: int = 0
-    """Losses in a row that were not."""
 
     def see(self, loss: float, config: TrainConfig) -> None:
         """Take the loss of a validation; lower the learning rate if too many did not improve."""
@@ -100,63 +100,70 @@ class Optimizer:
     def __init__(self, model: nn.Module, config: TrainConfig) -> None:
         parameters = dict(model.named_parameters())
         self._names: dict[Any, str] = {parameter: name for name, parameter in parameters.items()}
-        matrices, vectors, tables, of_muon = [], [], [], defaultdict(list)
+        matrices, vectors, tables, stacked = [], [], [], defaultdict(list)
         for name, parameter in parameters.items():
             # XLNet's projections have a dimension for heads, and so have its biases.
             is_matrix = parameter.ndim == (3 if ".rel_attn." in name else 2)
             if config.optimizer == "muon" and is_matrix and name.startswith(_INSIDE):
-                of_muon[_matrices_in(name, parameters)].append(parameter)
+                stacked[_matrices_in(name, parameters)].append(parameter)
             elif config.embedding_lr != 1 and name.startswith(_EMBEDDINGS):
                 tables.append(parameter)
             else:
                 (matrices if is_matrix else vectors).append(parameter)
-        # With the key that PyTorch's own schedulers use for the peak of the learning rate.
-        decay, lr = config.weight_decay, config.lr
-        groups = [
-            {"params": matrices, "weight_decay": decay, "initial_lr": lr},
-            {"params": vectors, "weight_decay": 0.0, "initial_lr": lr},
-        ]
-        if tables:
-            peak = lr * config.embedding_lr
-            groups.append({"params": tables, "weight_decay": decay, "initial_lr": peak})
         # Of PyTorch's SGD and Adagrad the weight decay is not decoupled; it is applied in `step`.
         self._decays_itself = config.optimizer not in ("sgd", "adagrad")
-        if not self._decays_itself:
-            for group in groups:
-                group["decoupled_decay"] = group.pop("weight_decay")
-        self.parts: list[torch.optim.Optimizer] = [_for_all(config, groups)]
-        if of_muon:
-            # Queries, keys and values first, as in the checkpoints of earlier versions.
-            groups = [
-                {"params": of_muon[n], "parts": n, "initial_lr": config.muon_lr}
-                for n in sorted({*of_muon, 1}, key=(3, 1, 2, 4).index)
-            ]
-            device = next(model.parameters()).device
-            precision = pick_precision(config.precision, device)
-            dtype = getattr(torch, precision)
-            # Its iterations were made for the range of bfloat16.
-            if precision == "float16" or emulates(dtype, device.type):
-                dtype = torch.float32
-            # Not with FSDP: a graph would keep whole matrices in each process.
-            is_whole = not any(isinstance(x, DTensor) for x in parameters.values())
-            is_captured = bool(config.compile) and is_whole and device.type == "cuda"
-            how = {"dtype": dtype, "is_captured": is_captured}
-            self.parts.append(Muon(groups, weight_decay=decay, **how))
+        decay, lr = config.weight_decay, config.lr
+        name = "weight_decay" if self._decays_itself else "decoupled_decay"
+        # With the key that PyTorch's own schedulers use for the peak of the learning rate.
+        groups: list[dict[str, Any]] = [
+            {"params": matrices, name: decay, "initial_lr": lr},
+            {"params": vectors, name: 0.0, "initial_lr": lr},
+        ]
+        if tables:
+            groups.append({"params": tables, name: decay, "initial_lr": lr * config.embedding_lr})
+        betas, eps = (config.beta1, config.beta2), config.eps
+        if config.optimizer == "lamb":
+            main = Lamb(groups, betas=betas, eps=eps)
+        elif config.optimizer == "sgd":
+            main = torch.optim.SGD(groups, momentum=config.momentum)
+        elif config.optimizer == "adagrad":
+            main = torch.optim.Adagrad(groups, eps=eps)
+        else:
+            main = torch.optim.AdamW(groups, fused=True, betas=betas, eps=eps)
+        self.parts: list[torch.optim.Optimizer] = [main]
+        if not stacked:
+            return
+        # Queries, keys and values first, as in the checkpoints of earlier versions.
+        groups = [
+            {"params": stacked[n], "parts": n, "initial_lr": config.muon_lr}
+            for n in sorted({*stacked, 1}, key=(3, 1, 2, 4).index)
+        ]
+        device = next(model.parameters()).device
+        precision = pick_precision(config.precision, device)
+        dtype = getattr(torch, precision)
+        # Its iterations were made for the range of bfloat16.
+        if precision == "float16" or emulates(dtype, device.type):
+            dtype = torch.float32
+        # Not with FSDP: a graph would keep whole matrices in each process.
+        is_whole = not any(isinstance(x, DTensor) for x in parameters.values())
+        is_captured = bool(config.compile) and is_whole and device.type == "cuda"
+        muon = Muon(groups, weight_decay=decay, dtype=dtype, is_captured=is_captured)
+        self.parts.append(muon)
 
     def skip(self) -> None:
         """Clear the gradients without an update."""
         for optimizer in self.parts:
             optimizer.zero_grad()
 
+    @torch.no_grad()
     def step(self, scale: float) -> None:
         """Update the weights at this share of their peak learning rates; clear the gradients."""
         for optimizer in self.parts:
             for group in optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * scale
-                if not self._decays_itself and group["decoupled_decay"]:
-                    with torch.no_grad():
-                        moved = [x for x in group["params"] if x.grad is not None]
-                        torch._foreach_mul_(moved, 1 - group["lr"] * group["decoupled_decay"])
+                if decay := group.get("decoupled_decay"):
+                    updated = [x for x in group["params"] if x.grad is not None]
+                    torch._foreach_mul_(updated, 1 - group["lr"] * decay)
             optimizer.step()
             optimizer.zero_grad()
 
@@ -165,11 +172,11 @@ class Optimizer:
         return {
             f"optimizer.{self._names[parameter]}.{what}": tensor
             for optimizer in self.parts
-            for parameter, known in optimizer.state.items()
-            for what, tensor in known.items()
+            for parameter, state in optimizer.state.items()
+            for what, tensor in state.items()
         }
 
-    def allocate(self, stored: Iterable[str]) -> None:
+    def allocate(self, names: Iterable[str]) -> None:
         """Allocate the state that a checkpoint holds, given the names of its tensors."""
         states = {
             f"optimizer.{self._names[parameter]}": (parameter, optimizer.state[parameter])
@@ -177,29 +184,15 @@ class Optimizer:
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
-        for full_name in stored:
+        for full_name in names:
             name, _, what = full_name.rpartition(".")
-            if name in states:
-                parameter, state = states[name]
-                # Adagrad begins with its state, on the devices that it wants.
-                if what in state:
-                    continue
-                # AdamW has a step counter for each weight.
+            parameter, state = states.get(name, (None, {}))
+            # Adagrad begins with its state, on the devices that it wants.
+            if parameter is not None and what not in state:
                 state[what] = torch.zeros_like(parameter, requires_grad=False)
                 if what == "step":
+                    # AdamW has a step counter for each weight.
                     state[what] = torch.zeros((), device=parameter.device)
-
-
-def _for_all(config: TrainConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """Return the optimizer of all weights, or with Muon of the rest."""
-    betas, eps = (config.beta1, config.beta2), config.eps
-    if config.optimizer == "lamb":
-        return Lamb(groups, betas=betas, eps=eps)
-    if config.optimizer == "sgd":
-        return torch.optim.SGD(groups, momentum=config.momentum)
-    if config.optimizer == "adagrad":
-        return torch.optim.Adagrad(groups, eps=eps)
-    return torch.optim.AdamW(groups, fused=True, betas=betas, eps=eps)
 
 
 def _matrices_in(name: str, parameters: Mapping[str, Tensor]) -> int:
@@ -217,40 +210,47 @@ def _matrices_in(name: str, parameters: Mapping[str, Tensor]) -> int:
     return 4 if name.startswith("lstm.") else 1
 
 
-class _Average(AveragedModel):
-    """PyTorch's average, exponential or (decay None) the mean, without synchronizing a GPU."""
+class Average:
+    """An average of the weights of a model, which reads nothing back from a GPU.
+
+    Args:
+        model: The model, which may be sharded before the first update, and the average with it.
+        decay: Of an exponential average; None: the mean.
+
+    Attributes:
+        module: A model with the average as its weights.
+        n_averaged: Number of updates.
+    """
 
     def __init__(self, model: nn.Module, decay: float | None) -> None:
-        super().__init__(model)
-        self._decay = decay
-        self._listed: tuple[nn.Module, list[Tensor], list[Tensor]] | None = None
+        self.module = deepcopy(model)
+        self.n_averaged, self._decay = 0, decay
+        self._weights: tuple[list[Tensor], list[Tensor]] | None = None
 
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
         """Add the current weights to the average, each time of the same model."""
-        n = int(self.n_averaged)
+        if self._weights is None:
+            # Once, as to list them takes longer than to average them.
+            self._weights = [*self.module.parameters()], [*model.parameters()]
+        n = self.n_averaged
         # The first weights are taken as they are.
         share = 1 / (n + 1) if self._decay is None or n == 0 else 1 - self._decay
-        if self._listed is None:
-            # Once, after both were sharded: to look for them takes longer than to average them.
-            self._listed = model, [*self.module.parameters()], [*model.parameters()]
-        of, averaged, present = self._listed
-        assert of is model
-        torch._foreach_lerp_(averaged, present, share)
-        for kept, own in zip(self.module.buffers(), model.buffers(), strict=True):
-            kept.copy_(own)
+        torch._foreach_lerp_(*self._weights, share)
+        for buffer, current in zip(self.module.buffers(), model.buffers(), strict=True):
+            buffer.copy_(current)
         self.n_averaged += 1
 
 
-def new_average(model: nn.Module, config: TrainConfig) -> AveragedModel | None:
-    """Return the average of the weights that settings ask for; None without one.
+def new_average(model: nn.Module, config: TrainConfig) -> Average | None:
+    """Return the average of the weights that settings name; None without one.
 
     ``tail`` is Polyak averaging (Polyak and Juditsky, 1992) over the last part of a run, like ASGD
     in Merity et al. (arXiv 1708.02182) with a fixed trigger.
     """
     if config.average == "none":
         return None
-    return _Average(model, config.average_decay if config.average == "ema" else None)
+    return Average(model, config.average_decay if config.average == "ema" else None)
 
 
 def average_start(config: TrainConfig) -> float:

@@ -5,7 +5,7 @@
 ``results.json``        ``{"test": result, "memory_curve": [result, ...], "dynamic": result,
                         "gzip_bits_per_byte": x, "xz_bits_per_byte": y}``, the settings and the
                         checksum of the text; a result is what ``txl eval`` prints
-``memory.json``         what the memory does; see :mod:`transformer_xl.train.seen`
+``memory.json``         what the memory does: :class:`Seen`
 ``sample.json``         ``{"prompt": ..., "text": ..., "settings": {...}}``; the text goes on
                         where the prompt ends
 ``recipe.toml``         the settings
@@ -16,24 +16,105 @@
 import json
 import re
 import tomllib
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from transformer_xl.config.files import replace_file
-from transformer_xl.train import figures, memory_section
-from transformer_xl.train.figures import Records, has, number, series
-from transformer_xl.train.memory_section import Row, Seen
+from transformer_xl.train import figures
+from transformer_xl.train.figures import number, series
 from transformer_xl.train.metrics import read_metrics
+from transformer_xl.train.seen import MEMORY_FILE
 
-_INSTALL = "pip install 'transformer-xl[plot]'"
+Row = tuple[list[str], bool]
+"""Cells of a table, and whether they stand out."""
 _ROWS = 20
 # HTML has no way to write these; a lone surrogate has no UTF-8 either.
 _UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+_LEVELS = 9
+"""Shades of a token, without none at all."""
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Place = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+_Loss = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1.01)]
+_NOT_EMPTY = msgspec.Meta(min_length=1)
+
+
+class Span(msgspec.Struct):
+    """The mean loss of neighbouring places, which are counted from 1, in nats."""
+
+    first: _Place
+    last: _Place
+    nll: _Loss
+
+
+class LossCurve(msgspec.Struct):
+    """The loss by place in the segment, with one length of memory; spans of places grow."""
+
+    mem_len: _Count
+    spans: Annotated[list[Span], _NOT_EMPTY]
+
+
+class FromStart(LossCurve):
+    """The loss by how many tokens a text has already, the memory empty at its start."""
+
+    # None if all completions are in the rest that is shorter than a piece.
+    spans: list[Span]
+    pieces: _Count
+
+
+class Shares(msgspec.Struct):
+    """How much of each layer's attention is at some distances."""
+
+    first: _Count
+    last: _Count
+    shares: Annotated[list[_Share], msgspec.Meta(min_length=1, max_length=10_000)]
+
+
+class Attention(msgspec.Struct):
+    """The text before one token, what its prediction takes of each token, shares of distances."""
+
+    nll: _Loss
+    nll_without_memory: _Loss
+    texts: list[str]
+    predicted: str
+    shares: Annotated[list[_Share], _NOT_EMPTY]
+    direct: Annotated[list[Shares], _NOT_EMPTY]
+    through: Annotated[list[Shares], _NOT_EMPTY]
+
+    def __post_init__(self) -> None:
+        if len(self.texts) != len(self.shares):
+            raise ValueError(f"{len(self.texts)} texts have {len(self.shares)} shares")
+        if len({len(each.shares) for each in (*self.direct, *self.through)}) > 1:
+            raise ValueError("not all distances have shares of the same layers")
+
+    def shaded(self) -> Iterator[tuple[int, str]]:
+        """Yield the text with its shades; the root of a share, to tell small ones apart."""
+        most = max(self.shares) or 1.0
+        levels = (round(_LEVELS * (share / most) ** 0.5) for share in self.shares)
+        for level, tokens in groupby(zip(levels, self.texts, strict=True), key=itemgetter(0)):
+            yield level, "".join(token for _, token in tokens)
+
+
+class Seen(msgspec.Struct):
+    """What ``memory.json`` holds; the first loss curve is that without memory."""
+
+    split: str
+    tokens: _Count
+    segment_len: _Place
+    mem_len: _Count
+    in_segment: Annotated[list[LossCurve], _NOT_EMPTY]
+    from_start: FromStart
+    attention: Attention | None
+    """None where a model has no attention."""
 
 
 def write_report(run_dir: Path) -> Path:
@@ -48,15 +129,7 @@ def write_report(run_dir: Path) -> Path:
     Raises:
         FileNotFoundError: There is no such folder.
     """
-    run = _read_run(run_dir)
-    drawn = {}
-    try:
-        for name, (label, draw) in _figures(run).items():
-            drawn[name] = figures.as_svg(name, label, draw)
-        if run.seen:
-            drawn |= memory_section.figures_of(run.seen)
-    except ImportError:
-        run.notes.append(f"The figures need matplotlib: {_INSTALL}")
+    run = Run(run_dir)
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -66,19 +139,20 @@ def write_report(run_dir: Path) -> Path:
         trim_blocks=True,
         keep_trailing_newline=True,
     )
+    steps, bits = series(run.valid, "bits_per_token")
+    _, speeds = series(run.train, "tokens_per_second")
     html = environment.get_template("report_template.html").render(
         title=run_dir.resolve().name,
         run=run,
-        drawn=drawn,
-        facts=_facts(run),
-        verdict=_verdict(run),
-        tiles=_tiles(run),
+        number=number,
+        part=_part,
+        drawn=_draw(run),
+        best=(steps[bits.argmin()], bits.min()) if len(bits) else None,
+        speed=np.median(speeds) if len(speeds) else None,
         training=_training_rows(run),
         unit=figures.memory_unit(run.curve).replace("_", " "),
         memory=_memory_rows(run),
-        seen=run.seen,
-        places=memory_section.places(run.seen) if run.seen else None,
-        settings=_part(run.sample, "settings"),
+        places=_place_rows(run.seen) if run.seen else None,
         environment=json.dumps(run.environment, indent=2, ensure_ascii=False),
     )
     path = run_dir / "report.html"
@@ -86,55 +160,63 @@ def write_report(run_dir: Path) -> Path:
     return path
 
 
-def plot_curves(run_dir: Path, png_path: Path) -> Path:
-    """Save the loss and the memory curve of a run side by side as one PNG picture.
+class Run:
+    """What a run folder holds; what is missing is empty, and what is damaged also in ``notes``.
 
-    Returns:
-        Path of the picture.
+    Args:
+        folder: The run folder.
 
     Raises:
-        FileNotFoundError: The folder is missing, or what could be drawn.
-        RuntimeError: matplotlib is missing.
+        FileNotFoundError: There is no such folder.
     """
-    curves = {name: draw for name, (_, draw) in _figures(_read_run(run_dir)).items()}
-    draws = [curves[name] for name in ("loss", "memory") if name in curves]
-    if not draws:
-        raise FileNotFoundError(f"{run_dir} holds no metrics.jsonl or results.json to draw")
 
-    def draw_all(figure: Any) -> None:
-        parts = figure.subfigures(1, len(draws), squeeze=False)[0]
-        for part, draw in zip(parts, draws, strict=True):
-            draw(part)
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise FileNotFoundError(f"there is no run folder {folder}")
+        self._folder, self.notes = folder, []
+        records = self._read("metrics.jsonl", read_metrics, [])
+        self.train = [record for record in records if record.get("kind") == "train"]
+        self.valid = [record for record in records if record.get("kind") == "valid"]
+        results = self._read("results.json", _parse_object, {})
+        self.test, self.dynamic = _part(results, "test"), _part(results, "dynamic")
+        rows = results.get("memory_curve")
+        rows = [x for x in rows if isinstance(x, dict)] if isinstance(rows, list) else []
+        names = "mem_len", "bits_per_token"
+        rows = [x for x in rows if all(number(x, name) is not None for name in names)]
+        self.curve = sorted(rows, key=lambda row: row["mem_len"])
+        sizes = {"gzip -9": "gzip_bits_per_byte", "xz -9e": "xz_bits_per_byte"}
+        sizes = {name: number(results, key) for name, key in sizes.items()}
+        self.baselines = {name: value for name, value in sizes.items() if value is not None}
+        self.seen: Seen | None = self._read(MEMORY_FILE, _parse_seen, None)
+        self.sample = self._read("sample.json", _parse_object, {})
+        self.environment = self._read("environment.json", _parse_object, {})
+        self.recipe_text = self._read("recipe.toml", partial(_text, errors="replace"), "")
+        self.recipe = self._read("recipe.toml", lambda path: tomllib.loads(_text(path)), {})
+        self.trained_mem_len = number(_part(self.recipe, "model"), "mem_len")
 
-    try:
-        picture = figures.rendered("png", draw_all, (figures.SIZE[0] * len(draws), figures.SIZE[1]))
-    except ImportError as error:
-        raise RuntimeError(f"pictures need matplotlib: {_INSTALL}") from error
-    png_path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(png_path, picture)
-    return png_path
+    def _read(self, name: str, parse: Callable[[Path], Any], missing: Any) -> Any:
+        try:
+            return parse(self._folder / name)
+        except FileNotFoundError:
+            return missing
+        except (OSError, ValueError, RecursionError) as error:
+            self.notes.append(f"{name} could not be read: {error}")
+            return missing
 
 
-@dataclass
-class _Run:
-    """What a run folder holds; what is missing is empty."""
+def _text(path: Path, errors: str = "strict") -> str:
+    return path.read_text("utf-8", errors)
 
-    train: Records = ()
-    valid: Records = ()
-    test: dict[str, Any] = field(default_factory=dict)
-    dynamic: dict[str, Any] = field(default_factory=dict)
-    curve: Records = ()
-    baselines: dict[str, float] = field(default_factory=dict)
-    seen: Seen | None = None
-    sample: dict[str, Any] = field(default_factory=dict)
-    environment: dict[str, Any] = field(default_factory=dict)
-    recipe: dict[str, Any] = field(default_factory=dict)
-    recipe_text: str = ""
-    notes: list[str] = field(default_factory=list)
 
-    @property
-    def trained_mem_len(self) -> float | None:
-        return number(_part(self.recipe, "model"), "mem_len")
+def _parse_object(path: Path) -> dict[str, Any]:
+    content = json.loads(path.read_bytes())
+    if not isinstance(content, dict):
+        raise ValueError(f"it holds a {type(content).__name__}, not a dict")
+    return content
+
+
+def _parse_seen(path: Path) -> Seen:
+    return msgspec.json.decode(path.read_bytes(), type=Seen)
 
 
 def _part(record: dict[str, Any], name: str) -> dict[str, Any]:
@@ -142,125 +224,44 @@ def _part(record: dict[str, Any], name: str) -> dict[str, Any]:
     return part if isinstance(part, dict) else {}
 
 
-def _read_run(run_dir: Path) -> _Run:
-    if not run_dir.is_dir():
-        raise FileNotFoundError(f"there is no run folder {run_dir}")
-    run = _Run()
-
-    def read(name: str, parse: Callable[[Path], Any], missing: Any, kind: type = dict) -> Any:
-        path = run_dir / name
-        if not path.exists():
-            return missing
-        try:
-            content = parse(path)
-            if not isinstance(content, kind):
-                raise ValueError(f"it holds a {type(content).__name__}, not a {kind.__name__}")
-        except (OSError, ValueError, RecursionError) as error:
-            run.notes.append(f"{name} could not be read: {error}")
-            return missing
-        return content
-
-    def parse_json(path: Path) -> Any:
-        return json.loads(path.read_bytes())
-
-    records = read("metrics.jsonl", read_metrics, [], list)
-    run.train = [record for record in records if record.get("kind") == "train"]
-    run.valid = [record for record in records if record.get("kind") == "valid"]
-    results = read("results.json", parse_json, {})
-    run.test, run.dynamic = _part(results, "test"), _part(results, "dynamic")
-    curve = results.get("memory_curve")
-    curve = [row for row in curve if isinstance(row, dict)] if isinstance(curve, list) else []
-    curve = [row for row in curve if has([row], "mem_len") and has([row], "bits_per_token")]
-    run.curve = sorted(curve, key=lambda row: row["mem_len"])
-    for name, key in (("gzip -9", "gzip_bits_per_byte"), ("xz -9e", "xz_bits_per_byte")):
-        if (value := number(results, key)) is not None:
-            run.baselines[name] = value
-    run.seen = read("memory.json", memory_section.parse, None, Seen)
-    run.sample = read("sample.json", parse_json, {})
-    run.environment = read("environment.json", parse_json, {})
-    run.recipe_text = read("recipe.toml", lambda path: path.read_text("utf-8", "replace"), "", str)
-    run.recipe = read("recipe.toml", lambda path: tomllib.loads(path.read_text("utf-8")), {})
-    return run
-
-
-def _figures(run: _Run) -> dict[str, tuple[str, Callable[[Any], object]]]:
-    """Return for each figure that can be drawn what a screen reader says, and what draws it."""
-    found: dict[str, tuple[str, Callable[[Any], object]]] = {}
-    if has(run.train, "bits_per_token") or has(run.valid, "bits_per_token"):
-        found["loss"] = (
-            "Bits per token over the steps",
-            lambda figure: figures.draw_loss(figure.subplots(), run.train, run.valid),
-        )
-    if has(run.train, "lr", "tokens_per_second"):
-        found["pace"] = (
-            "Learning rate and tokens per second over the steps",
-            lambda figure: figures.draw_pace(figure, run.train),
-        )
+def _draw(run: Run) -> dict[str, str]:
+    """Return each figure that can be drawn as SVG, by name."""
+    rates = [len(series(run.train, name)[0]) for name in ("lr", "tokens_per_second")]
+    bits = [len(series(x, "bits_per_token")[0]) for x in (run.train, run.valid)]
+    drawings: dict[str, tuple[str, Callable[[Any], object]]] = {}
+    if any(bits):
+        draw = partial(figures.draw_loss, train=run.train, valid=run.valid)
+        drawings["loss"] = "Bits per token over the steps", draw
+    if any(rates):
+        draw = partial(figures.draw_pace, train=run.train)
+        drawings["pace"] = "Learning rate and tokens per second over the steps", draw
     if run.curve:
-        found["memory"] = (
-            "Bits over the memory length at evaluation",
-            lambda figure: figures.draw_memory(
-                figure.subplots(), run.curve, run.baselines, run.trained_mem_len
-            ),
-        )
-    return found
+        about = {"baselines": run.baselines, "trained": run.trained_mem_len}
+        draw = partial(figures.draw_memory, curve=run.curve, **about)
+        drawings["memory"] = "Bits over the memory length at evaluation", draw
+    if seen := run.seen:
+        curves = {"in_segment": seen.in_segment, "from_start": seen.from_start}
+        label = "Bits by place in the segment, and by tokens since the start of the text"
+        drawings["places"] = label, partial(figures.draw_places, **curves)
+    if seen and (attention := seen.attention):
+        for name, spans, title in (
+            ("direct", attention.direct, "each layer's own attention, all predictions"),
+            ("through", attention.through, "what comes out of each layer, this prediction"),
+        ):
+            draw = partial(figures.draw_attention, spans=spans, title=title)
+            drawings[name] = f"Shares of distances by layer: {title}", draw
+    sizes = {"places": (7.4, 3.2)}
+    try:
+        return {
+            name: figures.as_svg(name, label, draw, sizes.get(name, figures.SIZE))
+            for name, (label, draw) in drawings.items()
+        }
+    except ImportError:
+        run.notes.append("The figures need matplotlib: pip install 'transformer-xl[plot]'")
+        return {}
 
 
-def _facts(run: _Run) -> list[str]:
-    """Return what was trained on what, in a few words each."""
-    data, model, train = (_part(run.recipe, name) for name in ("data", "model", "train"))
-    facts = (
-        (data.get("name") or data.get("path") or None, "{}"),
-        (data.get("vocab"), "{}"),
-        (model.get("n_layer"), "{} layers"),
-        (model.get("d_model"), "width {}"),
-        (model.get("mem_len"), "memory {}"),
-        (train.get("segment_len"), "segments of {}"),
-        (train.get("batch_size"), "{} streams"),
-    )
-    return [words.format(value) for value, words in facts if value is not None]
-
-
-def _verdict(run: _Run) -> str:
-    """Say in a sentence how good the model is, for one who knows gzip."""
-    bits = number(run.test, "bits_per_byte")
-    if bits is None:
-        return ""
-    verdict = f"The model needs {bits:.3f} bits for a byte of unseen text"
-    compared = [
-        f"{abs(1 - bits / value):.0%} {'less' if bits <= value else 'more'} than {name}"
-        for name, value in run.baselines.items()
-        if value > 0
-    ]
-    # Without a comparison: finish.py says when there is none.
-    return f"{verdict}: {' and '.join(compared)}." if compared else f"{verdict}."
-
-
-def _tiles(run: _Run) -> list[tuple[str, str]]:
-    """Return the main numbers, and what they are."""
-    split, (steps, bits) = run.test.get("split", "test"), series(run.valid, "bits_per_token")
-    _, speeds = series(run.train, "tokens_per_second")
-    best = int(np.argmin(bits)) if len(bits) else None
-    tiles = [
-        (number(run.test, "bits_per_byte"), ".3f", f"bits per byte, {split} text"),
-        (number(run.test, "bits_per_token"), ".3f", f"bits per token, {split} text"),
-        (number(run.test, "ppl"), ",.2f", f"perplexity per token, {split} text"),
-        (
-            number(run.dynamic, "bits_per_token"),
-            ".3f",
-            f"bits per token, {split} text, learning as it reads",
-        ),
-    ]
-    if best is not None:
-        tiles.append((bits[best], ".3f", f"bits per token, best validation, step {steps[best]:,}"))
-    if run.train:
-        tiles.append((run.train[-1]["step"], ",", "training steps"))
-    if len(speeds):
-        tiles.append((float(np.median(speeds)), ",.0f", "tokens per second in training"))
-    return [(format(value, form), words) for value, form, words in tiles if value is not None]
-
-
-def _training_rows(run: _Run) -> list[Row]:
+def _training_rows(run: Run) -> list[Row]:
     """Return the rows of the table of the training: at validations, or else at some records."""
     valid_steps, valid_bits = series(run.valid, "bits_per_token")
     validated = dict(zip(valid_steps.tolist(), valid_bits.tolist(), strict=True))
@@ -287,7 +288,7 @@ def _training_rows(run: _Run) -> list[Row]:
     return [([*cells], step == best) for step, cells in zip(steps, rows, strict=True)]
 
 
-def _memory_rows(run: _Run) -> list[Row]:
+def _memory_rows(run: Run) -> list[Row]:
     unit = figures.memory_unit(run.curve)
     forms = {"mem_len": ",.0f", unit: ".4f", "ppl": ",.3f", "tokens_per_second": ",.0f"}
     rows = []
@@ -298,3 +299,18 @@ def _memory_rows(run: _Run) -> list[Row]:
     if unit == "bits_per_byte":
         rows += [([name, f"{value:.4f}", "", ""], False) for name, value in run.baselines.items()]
     return rows
+
+
+def _place_rows(seen: Seen) -> tuple[list[str], list[Row]]:
+    """Return head and rows of the table of losses by place."""
+    names = [f"in the segment, memory {row.mem_len:,}" for row in seen.in_segment]
+    names.append(f"from the start, memory {seen.from_start.mem_len:,}")
+    by_place: dict[tuple[int, int], dict[str, str]] = {}
+    for name, curve in zip(names, (*seen.in_segment, seen.from_start), strict=True):
+        for span in curve.spans:
+            by_place.setdefault((span.first, span.last), {})[name] = f"{span.nll:.4f}"
+    rows = []
+    for (first, last), cells in sorted(by_place.items()):
+        place = f"{first:,} to {last:,}" if last > first else f"{first:,}"
+        rows.append(([place, *(cells.get(name, "") for name in names)], False))
+    return ["place, nats per token", *names], rows

@@ -1,10 +1,7 @@
-"""How training calls the model: eagerly, compiled, or replayed as CUDA graphs.
-
-Each of these is a runner. :class:`Network` chooses those of a training once, and has what is around
-all of them: DDP and autocast. FSDP changes the model itself (:mod:`transformer_xl.train.sharding`).
-"""
+"""How training calls the model: in one or several processes, eagerly, compiled, or replayed."""
 
 import gc
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -12,30 +9,35 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from transformer_xl.config import TrainConfig
+from transformer_xl.config import Config, TrainConfig
 from transformer_xl.config.device import pick_precision
 from transformer_xl.config.distributed import World
-from transformer_xl.model import LanguageModel, Memory, Output
-from transformer_xl.train.sharding import layers_of
+from transformer_xl.model import LanguageModel, Memory, Output, build_model
+from transformer_xl.model.pretrained import copy_weights
 
 # Without mixed orders of reduction, whose partial sums are added up by 48 slow kernels of a
 # 12-layer model, one for each weight and bias of a layer normalization.
 CAPTURED: dict[str, Any] = {"triton.cudagraphs": True, "triton.mix_order_reduction": False}
-Forward = Callable[..., Any]
-"""The ``forward`` of a module."""
+Replay = Callable[..., tuple[Tensor, ...]]
 
 
 class Network:
-    """The model as a training step calls it, in one or several processes.
+    """The model as a training step calls it.
 
     Every process reads its own streams. With ``ddp`` (Li et al., PyTorch Distributed, 2020), each
     holds the whole model, and gradients are averaged during the backward pass. With ``fsdp`` (Zhao
     et al., PyTorch FSDP, 2023), each holds a shard of every weight, gradient and optimizer state,
     and a layer is gathered when needed; all other parameters are another unit, which is not
     resharded between forward and backward pass.
+
+    Segments with a full memory are read by compiled code, if the settings say so: each length of a
+    memory that fills up would be compiled separately. The code replaces the ``forward`` of the
+    model, or of its layers, during the forward and backward pass, which may recompute activations;
+    evaluation calls the modules as they are.
 
     Args:
         model: The model, from :func:`shard`.
@@ -50,7 +52,21 @@ class Network:
         self._module: nn.Module = model
         if world.size > 1 and not isinstance(model, FSDPModule):
             self._module = DistributedDataParallel(model, gradient_as_bucket_view=True)
-        self._runners = choose_runners(model, self._module, settings, world)
+        is_replayed = replays_steps(model, settings, world)
+        self._compiled: dict[nn.Module, Callable[..., Any]] = {}
+        self._graphs: StepGraphs | None = None
+        # With FSDP, gathering and resharding stay outside of the compiled code.
+        if settings.compile == "layers" or (settings.compile and isinstance(model, FSDPModule)):
+            # Alike, so that the compiler has the code of the others when it has that of one.
+            self._compiled = {x: torch.compile(x.forward, dynamic=False) for x in layers_of(model)}
+            if is_replayed:
+                has_penalty = bool(settings.activation_reg or settings.temporal_activation_reg)
+                self._graphs = StepGraphs(model, has_penalty)
+        elif settings.compile:
+            # With static shapes, a resumed run compiles the same code and gives the same bits.
+            options = CAPTURED if is_replayed else None
+            forward = torch.compile(model.forward, dynamic=False, options=options)
+            self._compiled = {model: _replayed(forward) if is_replayed else forward}
 
     @contextmanager
     def running(
@@ -77,16 +93,32 @@ class Network:
                 averaged over the processes.
 
         Yields:
-            The output of the model. Runners of CUDA graphs overwrite all of it but its memory in
-            the next call.
+            The output of the model. Replayed graphs overwrite all of it but its memory in the next
+            call.
         """
-        runner = next(x for x in self._runners if x.accepts(mems, mem_len, starts))
-        lengths = {"mem_len": mem_len, "context": context}
-        rounded = {"enabled": self._is_rounded, "cache_enabled": runner.caches_rounded}
-        with runner.prepared(), self._shares_gradients(is_last):
+        call: Any = self._module
+        is_full = mems is not None and len(mems) == mem_len
+        has_masks = starts is not None or (mems is not None and mems.forgotten is not None)
+        # A graph has only the tensors of its capture.
+        if self._graphs and is_full and not has_masks:
+            call = self._graphs
+        # A replay would read the weights that autocast had rounded and cached at the capture.
+        rounded = {"enabled": self._is_rounded, "cache_enabled": call is not self._graphs}
+        with self._compiled_forward(is_full), self._shares_gradients(is_last):
             with torch.autocast(self._device, self._dtype, **rounded):
-                out = runner(tokens, mems, targets, starts=starts, **lengths)
+                out = call(tokens, mems, targets, starts=starts, mem_len=mem_len, context=context)
             yield out
+
+    @contextmanager
+    def _compiled_forward(self, is_used: bool) -> Iterator[None]:
+        modules = self._compiled if is_used else {}
+        for module, forward in modules.items():
+            module.forward = forward
+        try:
+            yield
+        finally:
+            for module in modules:
+                del module.forward
 
     def _shares_gradients(self, is_last: bool) -> AbstractContextManager:
         """Return a context for a forward and backward pass; the last of a step syncs gradients."""
@@ -97,102 +129,23 @@ class Network:
         return nullcontext()
 
 
-class EagerRunner:
-    """Calls the model as it is.
+class StepGraphs:
+    """The two passes of a step on a GPU, captured as CUDA graphs in the first call, then replayed.
 
     Args:
-        module: The model, or DDP around it.
-    """
-
-    caches_rounded = True
-    """Whether autocast caches the weights that it rounds."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-
-    def accepts(self, mems: Memory | None, mem_len: int, starts: Tensor | None) -> bool:
-        """Whether segments can be run whose memory and recordings are like these."""
-        return True
-
-    def prepared(self) -> AbstractContextManager:
-        """Return a context for the forward and backward pass of a segment."""
-        return nullcontext()
-
-    def __call__(
-        self, tokens: Tensor, mems: Memory | None, targets: Tensor, **options: Any
-    ) -> Output:
-        """Return what the model does."""
-        return self._module(tokens, mems, targets, **options)
-
-
-class CompiledRunner(EagerRunner):
-    """Calls the model with compiled code in the place of the ``forward`` of some modules.
-
-    The code is in place only in :meth:`prepared`, which includes the backward pass, as that may
-    recompute activations. Evaluation calls the modules as they are.
-
-    Args:
-        module: The model, or DDP around it.
-        compiled: The compiled code by module: of the model, or of its layers.
-    """
-
-    def __init__(self, module: nn.Module, compiled: dict[nn.Module, Forward]) -> None:
-        super().__init__(module)
-        self._compiled = compiled
-
-    def accepts(self, mems: Memory | None, mem_len: int, starts: Tensor | None) -> bool:
-        """Accept full memories: each length of one that fills up would be compiled separately."""
-        return mems is not None and len(mems) == mem_len
-
-    @contextmanager
-    def prepared(self) -> Iterator[None]:
-        """Put the compiled code in place inside a ``with`` block."""
-        for module, forward in self._compiled.items():
-            module.forward = forward
-        try:
-            yield
-        finally:
-            for module in self._compiled:
-                del module.forward
-
-
-class CapturedRunner(CompiledRunner):
-    """Replays the two passes of a step on a GPU, captured as CUDA graphs in their first call.
-
-    Args:
-        model: The model.
-        compiled: The compiled code of its layers.
+        model: The model, whose layers are compiled.
         has_penalty: Whether the hidden states have a gradient, that of a penalty.
     """
 
-    # A replay would read the weights that autocast had rounded and cached at the capture.
-    caches_rounded = False
-
-    def __init__(
-        self, model: nn.Module, compiled: dict[nn.Module, Forward], has_penalty: bool
-    ) -> None:
-        super().__init__(model, compiled)
-        self._has_penalty = has_penalty
+    def __init__(self, model: nn.Module, has_penalty: bool) -> None:
+        self._model, self._has_penalty = model, has_penalty
         self._key: Any = None
-        self._replay: Callable[..., tuple[Tensor, ...]] | None = None
-
-    def accepts(self, mems: Memory | None, mem_len: int, starts: Tensor | None) -> bool:
-        """Accept full memories without masks: a graph has only the tensors of its capture."""
-        if mems is None or mems.forgotten is not None or starts is not None:
-            return False
-        return super().accepts(mems, mem_len, starts)
+        self._replay: Replay | None = None
 
     def __call__(
-        self,
-        tokens: Tensor,
-        mems: Memory | None,
-        targets: Tensor,
-        *,
-        starts: Tensor | None,
-        **lengths: int,
+        self, tokens: Tensor, mems: Memory, targets: Tensor, *, starts: None, **lengths: int
     ) -> Output:
-        """Return what the model does; the next call overwrites all of it but the memory."""
-        assert mems is not None
+        """Return the output of the model; the next call overwrites all of it but the memory."""
         arguments = tokens, targets, torch.stack(mems.states)
         key = [x.shape for x in arguments], lengths
         if self._replay is None or key != self._key:
@@ -204,18 +157,16 @@ class CapturedRunner(CompiledRunner):
         mems = Memory(states.detach().clone().unbind())
         return Output(hidden=hidden, raw_hidden=raw_hidden, mems=mems, nll=nll, targets=targets)
 
-    def _captured(
-        self, arguments: tuple[Tensor, ...], lengths: dict[str, int]
-    ) -> Callable[..., tuple[Tensor, ...]]:
-        passes = _Pass(self._module, self._has_penalty, lengths)
+    def _captured(self, arguments: tuple[Tensor, ...], lengths: dict[str, int]) -> Replay:
         # Warm-up calls draw masks of dropout; a resumed run makes them at another step.
         drawn = torch.cuda.get_rng_state(arguments[0].device)
         # Graphs are captured on a stream of their own, and replayed on that of the training.
         torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         capture: Any = torch.cuda.make_graphed_callables
-        captured = capture(passes, arguments, allow_unused_input=True)
+        passes = _Pass(self._model, self._has_penalty, lengths)
+        replay = capture(passes, arguments, allow_unused_input=True)
         torch.cuda.set_rng_state(drawn, arguments[0].device)
-        return captured
+        return replay
 
 
 class _Pass(nn.Module):
@@ -228,46 +179,11 @@ class _Pass(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor, states: Tensor) -> tuple[Tensor, ...]:
         """Return the loss of each target, the memory, and the hidden states twice."""
         out = self._model(tokens, Memory(states.unbind()), targets, **self._lengths)
-        assert out.mems.forgotten is None
         hidden = out.hidden, out.raw_hidden
         if not self._has_penalty:
             # Without a penalty they have no gradient.
             hidden = [x.detach() for x in hidden]
         return out.nll, torch.stack(out.mems.states), *hidden
-
-
-def choose_runners(
-    model: LanguageModel, module: nn.Module, settings: TrainConfig, world: World
-) -> list[EagerRunner]:
-    """Return the runners of a training, the fastest first; the last one accepts all segments.
-
-    Args:
-        model: The model.
-        module: The model, or DDP around it.
-        settings: Compilation and penalties.
-        world: The processes.
-    """
-    eager = EagerRunner(module)
-    if not settings.compile:
-        return [eager]
-    is_replayed = replays_steps(model, settings, world)
-    # With FSDP, gathering and resharding stay outside of the compiled code.
-    if settings.compile == "layers" or isinstance(model, FSDPModule):
-        # Alike, so that the compiler has the code of the others when it has that of one.
-        layers: dict[nn.Module, Forward] = {
-            x: torch.compile(x.forward, dynamic=False) for x in layers_of(model)
-        }
-        runners = [CompiledRunner(module, layers), eager]
-        if is_replayed:
-            has_penalty = bool(settings.activation_reg or settings.temporal_activation_reg)
-            runners.insert(0, CapturedRunner(model, layers, has_penalty))
-        return runners
-    # With static shapes, a resumed run compiles the same code and gives the same bits. Only full
-    # memories are passed to it, so there is one shape.
-    options = CAPTURED if is_replayed else None
-    forward = torch.compile(model.forward, dynamic=False, options=options)
-    compiled: dict[nn.Module, Forward] = {model: _replayed(forward) if is_replayed else forward}
-    return [CompiledRunner(module, compiled), eager]
 
 
 def _replayed(forward: Callable[..., Output]) -> Callable[..., Output]:
@@ -294,3 +210,53 @@ def replays_steps(model: LanguageModel, settings: TrainConfig, world: World) -> 
     # The compiler replays the graphs between what cannot be captured; captured as a whole, a pass
     # must not wait for the device, nor depend on where documents begin.
     return settings.compile is True or not (varies or has_documents or has_clusters)
+
+
+def shard(model: nn.Module, settings: TrainConfig, world: World, device: torch.device) -> None:
+    """Shard the weights of a model over the processes, if the settings say so.
+
+    In bfloat16 or float16, weights are gathered in that precision, and gradients are reduced in
+    float32; the sharded weights stay in float32.
+    """
+    if settings.parallel != "fsdp" or world.size == 1:
+        return
+    # Harmless, as outputs of the model are not modified in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
+    policy = MixedPrecisionPolicy()
+    if (precision := pick_precision(settings.precision, device)) != "float32":
+        rounded = getattr(torch, precision)
+        policy = MixedPrecisionPolicy(
+            param_dtype=rounded, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
+    how: dict[str, Any] = {"mesh": world.mesh, "mp_policy": policy}
+    layers = layers_of(model)
+    # Positions are projected for all layers before the first one is called.
+    if projections := [x.attention.r_proj for x in layers if hasattr(x.attention, "r_proj")]:
+        fully_shard(projections, **how, reshard_after_forward=False)
+    for each in (*layers, model):
+        fully_shard(each, **how)
+
+
+def whole_model(model: LanguageModel, config: Config, world: World) -> LanguageModel:
+    """Return an unsharded model in the first process. Collective: call on every rank."""
+    if not isinstance(model, FSDPModule):
+        return model
+    weights = {}
+    # Gathered one by one on the CPU.
+    for name, parameter in model.named_parameters():
+        weight = parameter.detach()
+        weight = weight.full_tensor() if isinstance(weight, DTensor) else weight
+        if world.is_first:
+            weights[name] = weight.cpu()
+    if not world.is_first:
+        return model
+    # Building the model draws initial weights, which must not advance the generator of training.
+    with torch.random.fork_rng(devices=[]):
+        whole = build_model(config.model)
+    copy_weights(whole, weights)
+    return whole.to(model.device)
+
+
+def layers_of(model: nn.Module) -> list[Any]:
+    """Return the layers of a model; none of one that has no list of them."""
+    return list(getattr(model, "layers", ()))

@@ -1,19 +1,9 @@
 """What the memory of a model does, measured for its report.
 
-``memory.json`` of a run folder holds, of the first tokens of the text on which it was evaluated, or
-where these have no completion, of those from the first document with one:
-
-==============  ===========================================================================
-``in_segment``  for no memory and for the model's: the loss by place in the segment
-``from_start``  the loss by how many tokens a text has already, the memory empty at its start
-``attention``   the text before one token, how much of each token goes into its prediction, and
-                the shares of distances, layer by layer; null where a model has no attention
-==============  ===========================================================================
-
-The text is read by segments, with the lengths of the evaluation; its ``window`` and ``dynamic`` are
-for ``results.json``. Attention is looked at without ``ext_len``.
-
-Losses are means in nats over spans of places, which grow: ``{"first", "last", "nll"}``, from 1.
+``memory.json`` of a run folder holds a ``Seen`` of :mod:`transformer_xl.train.report`, measured on
+the first tokens of the text of the evaluation, or where these have no completion, on those from the
+first document with one. The text is read by segments, with the lengths of the evaluation; its
+``window`` and ``dynamic`` are for ``results.json``. Attention is measured without ``ext_len``.
 """
 
 from typing import Any
@@ -43,7 +33,7 @@ ATTENDED = 1024
 def see_memory(
     model: LanguageModel, ids: Text, vocab: Vocab, settings: EvalConfig, segment_len: int
 ) -> dict[str, Any]:
-    """Measure what ``memory.json`` holds.
+    """Measure what ``memory.json`` holds, but for the name of the split.
 
     Args:
         model: The model.
@@ -94,35 +84,34 @@ def loss_by_position(
 
 def _attention(model: LanguageModel, ids: Text, vocab: Vocab, lengths: Lengths) -> dict[str, Any]:
     options = lengths._asdict()
-    # Attention is looked at without it.
     del options["ext_len"]
-    seen = attended(model, ids[: ATTENDED + 1], **options)
+    rollout = attended(model, ids[: ATTENDED + 1], **options)
     decoder = vocab.stream_decoder()
-    texts = [decoder.push(int(token)) for token in ids[: seen.place + 1]]
-    shares = seen.through[-1]
+    texts = [decoder.push(int(token)) for token in ids[: rollout.place + 1]]
+    shares = rollout.through[-1]
     # What the top layer does not reach need not be shown.
     first = min(int(np.argmax(shares > 0)), max(len(shares) - lengths.segment_len, 0))
     return {
-        "nll": seen.nll,
-        "nll_without_memory": seen.nll_without_memory,
+        "nll": rollout.nll,
+        "nll_without_memory": rollout.nll_without_memory,
         "texts": texts[first:-1],
         "predicted": texts[-1],
         "shares": [_rounded(x) for x in shares[first:].tolist()],
-        "direct": _by_distance(seen.by_distance),
+        "direct": _by_distance(rollout.by_distance),
         # The token itself, at distance 0, stands last.
-        "through": _by_distance(seen.through[:, ::-1]),
+        "through": _by_distance(rollout.through[:, ::-1]),
     }
 
 
 def _by_distance(weights: np.ndarray) -> list[dict[str, Any]]:
     """Add up weights of each layer over spans of distances, as far as there are any."""
     reach = 1 + int(np.flatnonzero(weights.any(0)).max(initial=0))
-    found = []
+    rows = []
     for layers in zip(*(spans(layer) for layer in weights[:, :reach]), strict=True):
         first, last = layers[0]["first"], layers[0]["last"]
         shares = [_rounded(x["nll"] * (last - first + 1)) for x in layers]
-        found.append({"first": first - 1, "last": last - 1, "shares": shares})
-    return found
+        rows.append({"first": first - 1, "last": last - 1, "shares": shares})
+    return rows
 
 
 def _rounded(value: float) -> float:

@@ -5,21 +5,21 @@ import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
-from torch.optim.swa_utils import AveragedModel
 
 from transformer_xl.config import Config, TrainConfig
 from transformer_xl.config.distributed import World
 from transformer_xl.config.training import Stage
 from transformer_xl.data import Segments
+from transformer_xl.errors import DataError
 from transformer_xl.model import LanguageModel, Memory
 from transformer_xl.train.checkpoint.checkpoints import empty, read_about, read_tensors, stored
 from transformer_xl.train.checkpoint.run_folder import OF_RAW_TEXT
-from transformer_xl.train.optim import Optimizer, Plateau, average_start, lr_scale
+from transformer_xl.train.optim import Average, Optimizer, Plateau, average_start, lr_scale
 
 DEVIATION = 5
 """Standard deviation of random segment lengths (Merity et al., 2017, arXiv 1708.02182)."""
@@ -48,14 +48,12 @@ def random_segment_len(segment_len: int, seed: int, step: int) -> int:
     return min(max(length, min(5, segment_len)), segment_len + 3 * DEVIATION)
 
 
-_NUMBERS = (
-    *("best", "cooldown_steps", "end_is_fixed", "losses", "offsets", "seconds", "skipped"),
-    *("skipped_in_a_row", "stage", "stage_seconds", "stage_step", "step", "total_steps"),
-    *("usual_loss", "usual_norm"),
+_SAVED = (
+    *("best", "cooldown_steps", "end_is_fixed", "loss_scale", "losses", "n_finite", "offsets"),
+    *("seconds", "skipped", "skipped_in_a_row", "stage", "stage_seconds", "stage_step", "step"),
+    *("total_steps", "uncounted", "usual_loss", "usual_norm", "validation"),
 )
-"""Attributes of the state that are saved as JSON."""
-_LATER_NUMBERS = ("loss_scale", "n_finite", "uncounted", "validation")
-"""Those that checkpoints of earlier versions lack."""
+"""Attributes of the state that are saved as JSON; checkpoints of earlier versions lack some."""
 INITIAL_LOSS_SCALE = 65_536.0
 """Dynamic loss scale at the start; this and the next one are those of PyTorch's GradScaler."""
 GROWS_AFTER = 2_000
@@ -111,17 +109,14 @@ class TrainState:
     stage_step: int = 0
     stage_seconds: float = 0.0
     """Steps, and time spent in them, before the current stage."""
-    average: AveragedModel | None = None
-    has_varying_lengths: bool = False
-    """Whether the segments or the memory change their length (stages, random lengths)."""
+    average: Average | None = None
 
     @property
     def shown(self) -> LanguageModel:
         """The model to evaluate and keep: the average once averaging has started."""
         if self.average is None or not self.average.n_averaged:
             return self.model
-        averaged: Any = self.average.module
-        return averaged
+        return cast("LanguageModel", self.average.module)
 
     def progress(self, config: TrainConfig) -> float:
         """Return the progress of training, between 0 and 1: of the steps, or of the time limit."""
@@ -132,13 +127,8 @@ class TrainState:
 
     def lr_scale(self, config: TrainConfig) -> float:
         """Return the learning rate of the next step, as a share of the peak."""
-        return lr_scale(
-            config,
-            self.step,
-            self.total_steps,
-            self.cooldown_steps,
-            plateau_scale=self.plateau.scale,
-        )
+        done = self.step, self.total_steps, self.cooldown_steps
+        return lr_scale(config, *done, plateau_scale=self.plateau.scale)
 
     def is_finding_scale(self, config: TrainConfig) -> bool:
         """Whether an overflow may come from a dynamic loss scale, and not from the loss."""
@@ -156,7 +146,7 @@ class TrainState:
             self.loss_scale, self.n_finite = 2 * self.loss_scale, 0
 
     def next_lengths(self, config: Config) -> tuple[int, float]:
-        """Set the length of the next segment, which varies.
+        """Set the length of the next segment, which varies with stages and random lengths.
 
         Returns:
             The memory length, and a factor of the learning rates: otherwise tokens of short
@@ -184,9 +174,9 @@ class TrainState:
 
     def read_losses(self) -> list[float]:
         """Return the losses, averaged over all processes; synchronizes the device. Collective."""
-        numbers = self.world.mean([float(loss) for loss in self.losses])
-        self.losses = [*numbers]
-        return numbers
+        losses = self.world.mean([float(loss) for loss in self.losses])
+        self.losses = [*losses]
+        return losses
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the state, by name.
@@ -194,20 +184,20 @@ class TrainState:
         ``model.…``, ``average.…`` and ``optimizer.…`` are replicated or sharded. ``mems.…`` are
         sharded by stream. ``random.…`` are the random number generator states of each process.
         """
-        found = {f"model.{name}": x for name, x in self.model.named_parameters()}
+        tensors = {f"model.{name}": x for name, x in self.model.named_parameters()}
         if self.average is not None:
             averaged = self.average.module.named_parameters()
-            found |= {f"average.{name}": x for name, x in averaged}
-        found |= self.optimizer.tensors()
+            tensors |= {f"average.{name}": x for name, x in averaged}
+        tensors |= self.optimizer.tensors()
         mems = [m for m in self.mems if m is not None]
         for n, parts in enumerate(zip(*(m.states for m in mems), strict=True)):
-            found[f"mems.{n}"] = self._of_streams(torch.cat(parts))
+            tensors[f"mems.{n}"] = self._of_streams(torch.cat(parts))
         if forgotten := [m.forgotten for m in mems if m.forgotten is not None]:
-            found["mems.forgotten"] = self._of_streams(torch.cat(forgotten))
-        found[f"random.{self.world.rank}"] = torch.get_rng_state()
+            tensors["mems.forgotten"] = self._of_streams(torch.cat(forgotten))
+        tensors[f"random.{self.world.rank}"] = torch.get_rng_state()
         if (device := self.model.device).type == "cuda":
-            found[f"random_cuda.{self.world.rank}"] = torch.cuda.get_rng_state(device)
-        return found
+            tensors[f"random_cuda.{self.world.rank}"] = torch.cuda.get_rng_state(device)
+        return tensors
 
     def about(self) -> dict[str, Any]:
         """Return the rest of the state, and the corpus that it belongs to, for JSON."""
@@ -216,10 +206,10 @@ class TrainState:
             "processes": self.world.size,
             "segments": self.segments.state_dict(),
             "corpus": self.corpus,
-            "averaged": 0 if self.average is None else int(self.average.n_averaged),
+            "averaged": 0 if self.average is None else self.average.n_averaged,
             "shown": "model" if self.shown is self.model else "average",
             "plateau": asdict(self.plateau),
-            **{name: getattr(self, name) for name in (*_NUMBERS, *_LATER_NUMBERS)},
+            **{name: getattr(self, name) for name in _SAVED},
         }
 
     def load(self, checkpoint: Path) -> None:
@@ -228,40 +218,40 @@ class TrainState:
         With another number of processes, the random numbers of dropout differ.
 
         Raises:
-            ValueError: The checkpoint belongs to a run on another text.
-            RuntimeError: The checkpoint does not fit the model.
+            DataError: The checkpoint belongs to a run on another text.
+            CheckpointError: The checkpoint does not fit the model.
         """
-        about, found = read_about(checkpoint), stored(checkpoint)
+        about, files = read_about(checkpoint), stored(checkpoint)
         if about["corpus"] != self.corpus:
-            raise ValueError(
+            raise DataError(
                 "the text is not the one that the run began with: its tokens have another "
                 f"checksum. Give that text, or another --out; {OF_RAW_TEXT}"
             )
         self.segments.load_state_dict(about["segments"])
-        for name in _NUMBERS:
-            setattr(self, name, about[name])
-        for name in _LATER_NUMBERS:
+        for name in _SAVED:
             setattr(self, name, about.get(name, getattr(self, name)))
         self.plateau = Plateau(**about.get("plateau", {}))
         if self.average is not None:
-            self.average.n_averaged.fill_(about["averaged"])
+            self.average.n_averaged = about["averaged"]
         self.mems = [None] * len(self.mems)
-        self.optimizer.allocate(found)
+        self.optimizer.allocate(files)
         # Loaded in place.
         buffers, device = self.tensors(), self.model.device
         generators = {name for name in buffers if name.startswith("random")}
-        is_same_world = about["processes"] == self.world.size and generators <= found.keys()
+        is_same_world = about["processes"] == self.world.size and generators <= files.keys()
         if not is_same_world:
             buffers = {name: x for name, x in buffers.items() if name not in generators}
-        remembered = [name for name in found if name.startswith("mems.")]
+        remembered = [name for name in files if name.startswith("mems.")]
         for name in remembered:
-            whole = empty(name, found)
-            n_own = len(self.world.rows(len(whole)))
-            own = whole.new_empty(n_own, *whole.shape[1:], device=device)
-            buffers[name] = self._of_streams(own)
+            whole = empty(name, files)
+            rows = len(self.world.rows(len(whole)))
+            buffers[name] = self._of_streams(whole.new_empty(rows, *whole.shape[1:], device=device))
         read_tensors(checkpoint, buffers, self.world)
         if remembered:
-            self._remember({name: local(buffers[name]) for name in remembered})
+            parts = {name: local(buffers[name]).chunk(len(self.mems)) for name in remembered}
+            forgotten = parts.pop("mems.forgotten", [None] * len(self.mems))
+            states = zip(*(parts[f"mems.{n}"] for n in range(len(parts))), strict=True)
+            self.mems = [Memory(*memory) for memory in zip(states, forgotten, strict=True)]
         if not is_same_world:
             self.world.seed_apart(self.step)
             return
@@ -269,23 +259,16 @@ class TrainState:
         if device.type == "cuda":
             torch.cuda.set_rng_state(buffers[f"random_cuda.{self.world.rank}"], device)
 
-    def _of_streams(self, own: Tensor) -> Tensor:
+    def _of_streams(self, rows: Tensor) -> Tensor:
         """Return a tensor of the streams of this process as a shard of that of all streams."""
         if self.world.size == 1:
-            return own
+            return rows
         assert self.world.mesh is not None
-        own = own.contiguous()
-        shape = torch.Size((len(own) * self.world.size, *own.shape[1:]))
+        rows = rows.contiguous()
+        shape = torch.Size((len(rows) * self.world.size, *rows.shape[1:]))
         return DTensor.from_local(
-            own, self.world.mesh, [Shard(0)], run_check=False, shape=shape, stride=own.stride()
+            rows, self.world.mesh, [Shard(0)], run_check=False, shape=shape, stride=rows.stride()
         )
-
-    def _remember(self, found: dict[str, Tensor]) -> None:
-        parts = len(self.mems)
-        forgotten = found.pop("mems.forgotten", None)
-        unseen = [None] * parts if forgotten is None else forgotten.chunk(parts)
-        of_parts = zip(*(found[f"mems.{n}"].chunk(parts) for n in range(len(found))), strict=True)
-        self.mems = [Memory(own, hidden) for own, hidden in zip(of_parts, unseen, strict=True)]
 
 
 def local(x: Tensor) -> Tensor:

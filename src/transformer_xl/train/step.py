@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from transformer_xl.config import Config, TrainConfig
+from transformer_xl.errors import TxlError
 from transformer_xl.model import Memory, Output
 from transformer_xl.ops.nll import IGNORED
 from transformer_xl.train.runner import Network
@@ -65,11 +66,11 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
     segment.
 
     Raises:
-        RuntimeError: More than ``max_skips`` updates in a row were skipped.
+        Diverged: More than ``max_skips`` updates in a row were skipped.
     """
     settings, device, parts = config.train, state.model.device, config.train.accumulate
     mem_len, scale = config.model.mem_len, 1.0
-    if state.has_varying_lengths:
+    if settings.stages or settings.random_segment_len:
         mem_len, scale = state.next_lengths(config)
     offset = state.segments.offset
     tokens, targets = state.segments.next_segment()
@@ -84,26 +85,16 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
         # The softmax is not computed for them.
         ignored = torch.nan if targets.is_floating_point() else IGNORED
         targets = targets.masked_fill(weights == 0, ignored)
-    context = tokens.shape[1] - targets.shape[1]
-    remembered = _partly_reset(state, settings)
+    lengths = {"mem_len": mem_len, "context": tokens.shape[1] - targets.shape[1]}
     loss, mems = torch.zeros((), device=device), []
-    for i, (part, part_targets) in enumerate(
-        zip(tokens.chunk(parts), targets.chunk(parts), strict=True)
-    ):
-        with network.running(
-            part,
-            remembered[i],
-            part_targets,
-            starts=starts[i],
-            mem_len=mem_len,
-            context=context,
-            is_last=i == parts - 1,
-        ) as out:
+    segments = tokens.chunk(parts), _partly_reset(state, settings), targets.chunk(parts)
+    for i, segment in enumerate(zip(*segments, strict=True)):
+        with network.running(*segment, starts=starts[i], **lengths, is_last=i == parts - 1) as out:
             assert out.nll is not None
             nll = out.nll if weights is None else out.nll * weights.chunk(parts)[i]
             objective = part_loss = nll.mean() / parts
             if settings.activation_reg or settings.temporal_activation_reg:
-                penalty = activation_penalty(settings, out, part_targets.shape[1])
+                penalty = activation_penalty(settings, out, targets.shape[1])
                 objective = part_loss + penalty / parts
             if state.loss_scale != 1:
                 objective = objective * state.loss_scale
@@ -111,8 +102,8 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
         mems.append(out.mems)
         loss += part_loss.detach()
 
-    learned = [p for p in state.model.parameters() if p.grad is not None]
-    gradients = [p.grad for p in learned if p.grad is not None]
+    trained = [p for p in state.model.parameters() if p.grad is not None]
+    gradients = [p.grad for p in trained if p.grad is not None]
     if state.loss_scale != 1:
         torch._foreach_mul_(gradients, 1 / state.loss_scale)  # pyright: ignore[reportPrivateImportUsage]
     length = get_total_norm(gradients)
@@ -134,7 +125,7 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
         state.uncounted += 1
     state.mems = mems
     if settings.clip_norm:
-        clip_grads_with_norm_(learned, settings.clip_norm, length)
+        clip_grads_with_norm_(trained, settings.clip_norm, length)
     scale *= state.lr_scale(settings)
     state.optimizer.step(scale)
     state.step += 1
@@ -164,11 +155,11 @@ def _partly_reset(state: TrainState, settings: TrainConfig) -> list[Memory | Non
         return state.mems
     numbers = np.random.default_rng([_RESET, settings.seed, state.step])
     drawn = numbers.random(settings.batch_size) < settings.reset_memory
-    own = np.split(drawn[state.world.rows(settings.batch_size)], len(state.mems))
+    parts = np.split(drawn[state.world.rows(settings.batch_size)], len(state.mems))
     # Also where no stream is reset: a checkpoint has the masks of all parts and processes or none.
     return [
         None if memory is None else memory.reset(torch.from_numpy(rows))
-        for memory, rows in zip(state.mems, own, strict=True)
+        for memory, rows in zip(state.mems, parts, strict=True)
     ]
 
 
@@ -197,7 +188,7 @@ def _skip(norm: float, loss: Tensor, offset: int, settings: TrainConfig, state: 
         )
 
 
-class Diverged(RuntimeError):  # noqa: N818  (what happened, as `Interrupted`)
+class Diverged(TxlError, RuntimeError):  # noqa: N818  (what happened, as `Interrupted`)
     """The training diverged."""
 
 

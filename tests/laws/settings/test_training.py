@@ -11,7 +11,7 @@ from transformer_xl.config import ModelConfig, TrainConfig
 from transformer_xl.config.distributed import World
 from transformer_xl.model import build_model
 from transformer_xl.model.layer import DecoderLayer
-from transformer_xl.train import loop, optim, sharding, step, train
+from transformer_xl.train import loop, optim, runner, step, train
 
 CPU = torch.device("cpu")
 NETWORK = ModelConfig(vocab_size=9, n_layer=2, n_head=2, d_model=16, d_inner=32)
@@ -107,8 +107,8 @@ def compiled(monkeypatch, begun, config):
 def shared(monkeypatch, begun, config):
     """Which parts of a model are divided over two processes."""
     seen = []
-    monkeypatch.setattr(sharding, "fully_shard", lambda part, **how: seen.append(type(part)))
-    sharding.shard(build_model(NETWORK), config.train, World(size=2), CPU)
+    monkeypatch.setattr(runner, "fully_shard", lambda part, **how: seen.append(type(part)))
+    runner.shard(build_model(NETWORK), config.train, World(size=2), CPU)
     return seen
 
 

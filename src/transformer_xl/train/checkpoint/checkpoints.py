@@ -40,6 +40,7 @@ from transformer_xl.config.files import (
     replace_file,
     sync,
 )
+from transformer_xl.errors import CheckpointError
 
 STATE_FILE = "state.json"
 CHECKSUMS_FILE = "checksums.json"
@@ -106,7 +107,7 @@ class Checkpoints:
             sums = {path.name: checksum(path) for path in sorted(folder.iterdir())}
             replace_file(folder / CHECKSUMS_FILE, json.dumps(sums).encode())
             sync(folder)
-            final = self.folder / _name(step)
+            final = self.folder / f"step_{step:08d}"
             if final.exists():
                 _remove(final)
             folder.rename(final)
@@ -127,14 +128,9 @@ class Checkpoints:
         self._writing = step, future
 
     @property
-    def is_idle(self) -> bool:
-        """Whether no write is pending."""
-        return self._writing is None or self._writing[1].done()
-
-    @property
     def has_failed(self) -> bool:
         """Whether :meth:`wait` would raise an error at once."""
-        if self._writing is None or not self.is_idle:
+        if self._writing is None or not self._writing[1].done():
             return False
         return self._writing[1].exception() is not None
 
@@ -153,16 +149,17 @@ class Checkpoints:
             return
         if self._world.is_first:
             shutil.rmtree(self._temporary(step), ignore_errors=True)
-        reason, remedy = _said(error), "see to that"
-        if any(map(is_disk_full, _causes(error))):
+        causes = _causes(error)
+        reason, remedy = "; ".join(dict.fromkeys(map(str, causes))), "see to that"
+        if any(map(is_disk_full, causes)):
             reason, remedy = "the disk is full", "make room"
         raise OSError(
             f"the checkpoint of step {step} could not be written to {self.folder}: {reason}. "
             f"The ones before it are intact; {remedy} and start the same command again"
-        ) from _causes(error)[0]
+        ) from causes[0]
 
     def _temporary(self, step: int) -> Path:
-        return self.folder / f"{UNFINISHED}{_name(step)}"
+        return self.folder / f"{UNFINISHED}{f'step_{step:08d}'}"
 
     def exist(self) -> bool:
         """Return whether any checkpoint exists, intact or not. Collective: call on every rank."""
@@ -174,25 +171,23 @@ class Checkpoints:
         Each process verifies the checksums of some of the files.
 
         Raises:
-            RuntimeError: All checkpoints are damaged, or the newest is of a newer version.
+            CheckpointError: All checkpoints are damaged, or the newest is of a newer version.
         """
         world = self._world
         names = world.by_first(lambda: [path.name for path in checkpoints_in(self.folder)])
         for name in names:
             folder = self.folder / name
-            found = world.gather(first_damaged(folder, world), is_long=True)
-            if any(found):
-                damaged = next(filter(None, found))
-                say(f"{damaged} is damaged; trying the checkpoint before it")
-                continue
-            if (version := read_about(folder)["format_version"]) > FORMAT_VERSION:
-                raise RuntimeError(
-                    f"{folder} has format {version}; this version reads up to {FORMAT_VERSION}: "
-                    "update transformer_xl"
-                )
-            return folder
+            damaged = world.gather(first_damaged(folder, world), is_long=True)
+            if not any(damaged):
+                if (version := read_about(folder)["format_version"]) > FORMAT_VERSION:
+                    raise CheckpointError(
+                        f"{folder} has format {version}; this version reads up to "
+                        f"{FORMAT_VERSION}: update transformer_xl"
+                    )
+                return folder
+            say(f"{next(filter(None, damaged))} is damaged; trying the checkpoint before it")
         if names:
-            raise RuntimeError(
+            raise CheckpointError(
                 f"every checkpoint in {self.folder} is damaged: restore one from a copy, or "
                 "delete that folder to train from the beginning"
             )
@@ -206,20 +201,16 @@ def read_about(checkpoint: Path) -> dict[str, Any]:
 
 def stored(checkpoint: Path) -> dict[str, dcp.TensorStorageMetadata]:
     """Return the metadata of the tensors in a checkpoint, by name."""
-    metadata = dcp.HuggingFaceStorageReader(str(checkpoint)).read_metadata()
-    # Other entries are bytes, which a safetensors file cannot contain.
-    return {
-        name: about
-        for name, about in metadata.state_dict_metadata.items()
-        if isinstance(about, dcp.TensorStorageMetadata)
-    }
+    metadata: Any = dcp.HuggingFaceStorageReader(str(checkpoint)).read_metadata()
+    # A safetensors file has nothing but tensors.
+    return metadata.state_dict_metadata
 
 
 def read_tensors(checkpoint: Path, tensors: Mapping[str, Tensor], world: World) -> None:
     """Load tensors of a checkpoint in place, each process its shards. Collective.
 
     Raises:
-        RuntimeError: The checkpoint has no such tensors.
+        CheckpointError: The checkpoint has no such tensors.
     """
     try:
         dcp.load(
@@ -228,23 +219,23 @@ def read_tensors(checkpoint: Path, tensors: Mapping[str, Tensor], world: World) 
             no_dist=world.size == 1,
         )
     except (dcp.CheckpointException, RuntimeError, ValueError) as error:
-        raise RuntimeError(
-            f"{checkpoint} does not fit this run: {_said(error)} Give the recipe that it was begun "
-            "with"
+        reasons = "; ".join(dict.fromkeys(map(str, _causes(error))))
+        raise CheckpointError(
+            f"{checkpoint} does not fit this run: {reasons} Give the recipe that it was begun with"
         ) from error
 
 
 def read_whole(checkpoint: Path, prefix: str) -> dict[str, Tensor]:
     """Load the whole tensors whose names start with ``prefix``; return them without the prefix."""
-    found = stored(checkpoint)
-    tensors = {name: empty(name, found) for name in found if name.startswith(prefix)}
+    files = stored(checkpoint)
+    tensors = {name: empty(name, files) for name in files if name.startswith(prefix)}
     read_tensors(checkpoint, tensors, World())
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
-def empty(name: str, found: Mapping[str, dcp.TensorStorageMetadata]) -> Tensor:
+def empty(name: str, files: Mapping[str, dcp.TensorStorageMetadata]) -> Tensor:
     """Allocate a whole tensor of a checkpoint, given the result of :func:`stored`."""
-    return torch.empty(found[name].size, dtype=found[name].properties.dtype)
+    return torch.empty(files[name].size, dtype=files[name].properties.dtype)
 
 
 class _Writer(dcp.HuggingFaceStorageWriter):
@@ -297,14 +288,6 @@ def _causes(error: BaseException) -> list[BaseException]:
     return [error]
 
 
-def _said(error: BaseException) -> str:
-    return "; ".join(dict.fromkeys(map(str, _causes(error))))
-
-
-def _name(step: int) -> str:
-    return f"step_{step:08d}"
-
-
 def checkpoints_in(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, the newest first; other files are ignored."""
     ours = (x for x in folder.glob("step_*") if re.fullmatch(r"step_\d{8,}", x.name))
@@ -321,35 +304,30 @@ def first_damaged(folder: Path, world: World) -> str | None:
 
     Raises:
         PermissionError: A file cannot be read.
-        RuntimeError: The checkpoint is of an earlier version.
+        CheckpointError: The checkpoint is of an earlier version.
     """
-    try:
-        sums = dict(json.loads((folder / CHECKSUMS_FILE).read_text()))
-        names = sorted(sums)
-    except PermissionError:
-        raise
-    except (OSError, ValueError, TypeError):
-        return str(folder / CHECKSUMS_FILE)
     if (folder / "state.pt").exists():
-        raise RuntimeError(
+        raise CheckpointError(
             f"{folder} is of an earlier version, whose runs cannot be resumed: give another "
             "--out, or use that version. The models of that run, in model/, load as before"
         )
-    if STATE_FILE not in names:
-        return str(folder / STATE_FILE)
-    # A file without a checksum would be loaded with the rest.
-    for path in folder.iterdir():
-        if path.name not in {*names, CHECKSUMS_FILE}:
-            return f"{path}, which has no checksum,"
-    for name in names[world.rank :: world.size]:
-        try:
-            is_intact = Path(name).name == name and checksum(folder / name) == sums[name]
-        except PermissionError:
-            raise PermissionError(
-                f"cannot read {folder / name}: permission denied; ask its owner for it"
-            ) from None
-        except OSError:
-            is_intact = False
-        if not is_intact:
-            return str(folder / name)
+    path = folder / CHECKSUMS_FILE
+    try:
+        sums = dict(json.loads(path.read_text()))
+        if STATE_FILE not in sums:
+            return str(folder / STATE_FILE)
+        # A file without a checksum would be loaded with the rest.
+        for path in folder.iterdir():
+            if path.name not in {*sums, CHECKSUMS_FILE}:
+                return f"{path}, which has no checksum,"
+        for name in sorted(sums)[world.rank :: world.size]:
+            path = folder / name
+            if Path(name).name != name or checksum(path) != sums[name]:
+                return str(path)
+    except PermissionError:
+        raise PermissionError(
+            f"cannot read {path}: permission denied; ask its owner for it"
+        ) from None
+    except (OSError, ValueError, TypeError):
+        return str(path)
     return None

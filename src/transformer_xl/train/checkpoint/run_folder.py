@@ -25,6 +25,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Template
 from torch import Tensor
 
 from transformer_xl.config import FORMAT_VERSION, Config, ModelConfig
@@ -41,6 +42,7 @@ from transformer_xl.config.recipes import differences, dump_recipe, load_recipe
 from transformer_xl.config.revision import revision
 from transformer_xl.data import Vocab
 from transformer_xl.data.vocab import VOCAB_FILE
+from transformer_xl.errors import SettingsError
 from transformer_xl.model.pretrained import write_model
 
 RECIPE_FILE = "recipe.toml"
@@ -50,6 +52,7 @@ RESULTS_FILE = "results.json"
 SAMPLE_FILE = "sample.json"
 CHECKPOINTS = "checkpoints"
 _LOCK_FILE = ".lock"
+_CARD = Path(__file__).with_name("model_card.md")
 OF_RAW_TEXT = "a run of an earlier version, which normalized no text, goes on with --data.raw True"
 """The remedy where the tokens or the vocabulary of a run are others than those of its text."""
 
@@ -92,7 +95,7 @@ class RunFolder:
             FileExistsError: The folder holds something else.
             OSError: It cannot be written.
             PermissionError: It is that of a shipped model.
-            ValueError: The folder holds the run of another recipe, or cannot hold this one.
+            SettingsError: The folder holds the run of another recipe, or cannot hold this one.
         """
         self.require_writable()
         if not self.holds_run:
@@ -118,10 +121,18 @@ class RunFolder:
         free = _MAY_DIFFER if config.data.corpus is None else _MAY_DIFFER + _SAID_BY_CORPUS
         wrong = [line for line in differences(other, config) if not line.startswith(free)]
         if wrong:
-            raise ValueError(
+            remedy = ""
+            if all(x.startswith("model.vocab_size") for x in wrong):
+                remedy = f"; {OF_RAW_TEXT}"
+            elif (self.path / "model/best").is_dir() and all(x.startswith("train.") for x in wrong):
+                remedy = (
+                    ". To train on from its weights, with a learning rate that begins anew: txl "
+                    f"train {self.path} --out NEW"
+                )
+            raise SettingsError(
                 f"{self.path} holds a run of another recipe (there, here): {'; '.join(wrong)}. "
-                "Give another --out, or the same settings to go on there, or delete the folder"
-                + self._going_on(wrong)
+                f"Give another --out, or the same settings to go on there, or delete the folder"
+                f"{remedy}"
             )
 
     def require_writable(self) -> None:
@@ -140,18 +151,6 @@ class RunFolder:
                 "another user; give another --out"
             )
 
-    def _going_on(self, differences: list[str]) -> str:
-        """Return how to go on with the run nevertheless, if there is a way."""
-        if all(x.startswith("model.vocab_size") for x in differences):
-            return f"; {OF_RAW_TEXT}"
-        is_same_model = all(x.startswith("train.") for x in differences)
-        if not is_same_model or not (self.path / "model" / "best").is_dir():
-            return ""
-        return (
-            f". To train on from its weights, with a learning rate that begins anew: txl train "
-            f"{self.path} --out NEW"
-        )
-
     def begin(self, config: Config, n_parameters: int) -> None:
         """Create the folder of a new run, or clean up an old one after a kill, and lock it.
 
@@ -159,8 +158,8 @@ class RunFolder:
 
         Raises:
             OSError: The folder cannot be written, or its disk has too little space.
-            RuntimeError: Another process is training in it.
-            ValueError: The folder holds the run of another recipe.
+            LockedError: Another process is training in it.
+            SettingsError: The folder holds the run of another recipe.
         """
         self.check(config)
         try:
@@ -211,21 +210,9 @@ class RunFolder:
         # Written last, so that it marks a complete vocabulary.
         if vocab is not None and not (folder / VOCAB_FILE).exists():
             vocab.save(folder)
+        template = Template(_CARD.read_text(), trim_blocks=True, keep_trailing_newline=True)
         n_parameters = sum(x.numel() for x in weights.values())
-        if vocab is None:
-            n = config.n_mixtures
-            ends = f"mixture of {n} normal distributions" if n else "softmax"
-            card = _FEATURES_CARD.format(
-                name=name, n_parameters=n_parameters, config=config, ends=ends
-            )
-        else:
-            card = _MODEL_CARD.format(
-                name=name,
-                n_parameters=n_parameters,
-                config=config,
-                n_symbols=len(vocab),
-                kind=vocab.kind,
-            )
+        card = template.render(name=name, config=config, vocab=vocab, n_parameters=n_parameters)
         replace_file(folder / "README.md", card.encode())
         write_model(config, weights, folder)
 
@@ -242,51 +229,7 @@ def _require_utf8(config: Config) -> None:
             try:
                 json.dumps(value, ensure_ascii=False).encode()
             except UnicodeEncodeError:
-                raise ValueError(
+                raise SettingsError(
                     f"{section}.{name}={value!r} must be UTF-8, as {RECIPE_FILE} of the run folder "
                     "is: rename the file or folder, or change the text"
                 ) from None
-
-
-_MODEL_CARD = """---
-library_name: transformer-xl
-pipeline_tag: text-generation
----
-
-# Transformer-XL, the {name} model of a run
-
-{n_parameters:,} parameters: {config.n_layer} layers, d_model {config.d_model},
-{config.n_head} heads of {config.head_width}, d_inner {config.d_inner}, memory {config.mem_len}.
-Vocabulary: {n_symbols:,} {kind}.
-
-```
-txl eval FOLDER
-txl generate FOLDER --prompt "..."
-```
-
-```python
-import transformer_xl as txl
-model = txl.TransformerXL.from_pretrained("FOLDER")
-vocab = txl.load_vocab("FOLDER")
-```
-"""
-
-_FEATURES_CARD = """---
-library_name: transformer-xl
----
-
-# Transformer-XL, the {name} model of a run
-
-{n_parameters:,} parameters: {config.n_layer} layers, d_model {config.d_model},
-{config.n_head} heads of {config.head_width}, d_inner {config.d_inner}, memory {config.mem_len}.
-It reads real vectors of width {config.n_features} and ends in a {ends}.
-
-```
-txl eval FOLDER
-```
-
-```python
-import transformer_xl as txl
-model = txl.TransformerXL.from_pretrained("FOLDER")
-```
-"""
