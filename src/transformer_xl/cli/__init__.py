@@ -3,6 +3,7 @@
 import inspect
 import io
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -41,6 +42,8 @@ _GONE = {
     ),
 }
 """Options of the version before, by command, with what replaces them; "": the command itself."""
+_LEAST_COLUMNS = 40
+"""Columns in which the parser writes at least; in fewer than 6 it would never end."""
 _OPTIONS = ("-h", "--help", "--version", "--tyro-print-completion", "--tyro-write-completion")
 """The options before a command."""
 
@@ -51,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv = sys.argv[1:]
         _open_closed()
         _write_anything()
+        if shutil.get_terminal_size().columns < _LEAST_COLUMNS:
+            os.environ["COLUMNS"] = str(_LEAST_COLUMNS)
     command = None
     try:
         if [*argv] == ["--version"]:
