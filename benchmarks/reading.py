@@ -32,7 +32,7 @@ from turns import circumstances
 
 from transformer_xl.config import DataConfig
 from transformer_xl.data.preparing import prepare
-from transformer_xl.data.tokens import BLOCK_BYTES, StoredTokens
+from transformer_xl.data.store import BLOCK_BYTES, StoredTokens
 
 TOKEN_BYTES = 4
 

@@ -44,7 +44,6 @@ from mutations import MARKER, mutations, seeds
 
 from transformer_xl.apps.serve import chat_rendering
 from transformer_xl.config.device import describe_machine
-from transformer_xl.data import tokenizer_trial
 from transformer_xl.interop.convert.pickles import Instance, UnreadableFile
 from transformer_xl.interop.convert.tf_files import read_tensorflow
 from transformer_xl.interop.convert.torch_files import module_tensors, read_pickle, read_torch
@@ -67,7 +66,7 @@ WATCHED = (
     "pickle.",
 )
 WATCHED_OF_FOLDERS = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.", "socket.")
-CHILDREN = (tokenizer_trial.COMMAND, chat_rendering.COMMAND)
+CHILDREN = (chat_rendering.COMMAND,)
 CONTEXT = multiprocessing.get_context("fork")
 HARMLESS = ("os.listdir", "os.scandir")
 
@@ -94,7 +93,7 @@ class Watch:
             return
         if event == "import" and str(args[0]).startswith("encodings"):
             return
-        # Tokenizers are tried, and templates rendered, in child processes of ours.
+        # Templates are rendered in child processes of ours.
         if event == "subprocess.Popen" and list(args[1]) in CHILDREN:
             return
         self.seen.append(f"{event} {str(args)[:100]}")
