@@ -12,7 +12,7 @@ or with all contestants of a comparison on that text, in one table:
 
 The loss is of the answers alone: they follow a tab, the `data.completion_at` of babi.toml.
 
-Samples and score are those of BABILong (`transformer_xl.data.babi`, `studies.babilong`), with
+Samples and score are those of BABILong (`transformer_xl.studies.babi`, `studies.babilong`), with
 lengths in tokens of each model's vocabulary. The text is of other stories and other books than the
 test. The folder of bAbI has files such as qa1_single-supporting-fact_train.txt, compressed or not;
 that of books at least three, named by their numbers, such as 860.txt.
@@ -32,7 +32,7 @@ import trained_runs
 from trained_runs import Run, load_runs, say, table
 
 from transformer_xl.data import load_vocab
-from transformer_xl.data.babi import (
+from transformer_xl.studies.babi import (
     BABI_TASKS,
     Books,
     babi_questions,

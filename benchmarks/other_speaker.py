@@ -20,14 +20,10 @@ from typing import Any
 from result_file import write_result_file
 from turns import circumstances
 
-from transformer_xl.tasks import speech, spoken_digits
+from transformer_xl.tasks.digits import speech
+from transformer_xl.tasks.digits import task as spoken_digits
+from transformer_xl.tasks.digits.task import AdaptedDigits, Named, SpokenDigits, recordings_of
 from transformer_xl.tasks.run import run_task
-from transformer_xl.tasks.spoken_digits import (
-    AdaptedDigits,
-    Named,
-    SpokenDigits,
-    recordings_of,
-)
 
 
 class OtherSpeaker(SpokenDigits):

@@ -10,7 +10,7 @@ Or all contestants of a comparison on that text, in one table:
 
 The first command says which settings of the data belong to the text; another recipe needs these.
 
-Copy, recall and induction at exact distances (`transformer_xl.data.episodes`). The text has
+Copy, recall and induction at exact distances (`transformer_xl.studies.episodes`). The text has
 distances drawn log-uniformly from a range, and a model is measured at each of the given ones, with
 its memory carried from segment to segment. A table compares models trained on the same text, and
 on no other.
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import trained_runs
 from trained_runs import Run, load_runs, say, table
 
-from transformer_xl.data.episodes import TASKS, EpisodeConfig, write_episodes
+from transformer_xl.studies.episodes import TASKS, EpisodeConfig, write_episodes
 from transformer_xl.studies.recall import DISTANCES, Recalled, accuracy_by_distance
 
 

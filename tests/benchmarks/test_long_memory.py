@@ -171,7 +171,7 @@ def test_questions_in_books_are_asked_at_each_length(
 
 def test_the_recipe_for_recall_is_for_its_text() -> None:
     from transformer_xl.config.recipes import load_recipe
-    from transformer_xl.data.episodes import EpisodeConfig
+    from transformer_xl.studies.episodes import EpisodeConfig
 
     recipe = load_recipe(str(Path(__file__).parents[2] / "benchmarks" / "recall.toml"))
     assert recipe.data.vocab_size == EpisodeConfig().vocab_size
@@ -179,7 +179,7 @@ def test_the_recipe_for_recall_is_for_its_text() -> None:
 
 def test_the_recipe_for_babi_has_the_separators_of_its_text(babi_folder, book_folder) -> None:
     from transformer_xl.config.recipes import load_recipe
-    from transformer_xl.data.babi import Books, babi_questions, book_files, evaluation_samples
+    from transformer_xl.studies.babi import Books, babi_questions, book_files, evaluation_samples
 
     recipe = load_recipe(str(Path(__file__).parents[2] / "benchmarks" / "babi.toml"))
     questions = babi_questions(babi_folder, "qa1", "test")

@@ -7,8 +7,8 @@ import pytest
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.data import train_vocab
-from transformer_xl.data.babi import Books, babi_questions, book_files, evaluation_samples
 from transformer_xl.model import build_model
+from transformer_xl.studies.babi import Books, babi_questions, book_files, evaluation_samples
 from transformer_xl.studies.babilong import answer_samples, is_right
 
 VOCAB = train_vocab("bytes", [])

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.data.episodes import ASK, TASKS, EpisodeConfig
 from transformer_xl.model import TransformerXL
+from transformer_xl.studies.episodes import ASK, TASKS, EpisodeConfig
 from transformer_xl.studies.recall import accuracy_by_distance
 
 EPISODES = EpisodeConfig(n_symbols=8, n_filler=3, string_len=3, n_pairs=2)

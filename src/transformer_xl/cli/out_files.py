@@ -9,7 +9,7 @@ from transformer_xl.cli.given import refuse_others
 from transformer_xl.cli.printing import say
 from transformer_xl.config.checks import require
 from transformer_xl.config.files import replace_file, require_new_file
-from transformer_xl.config.music import MIDI_SUFFIXES, MUSIC_SUFFIXES, PICTURE_SUFFIXES, MusicConfig
+from transformer_xl.config.music import MIDI_SUFFIXES, MUSIC_SUFFIXES, MusicConfig
 
 if TYPE_CHECKING:
     from transformer_xl.data import Vocab
@@ -59,7 +59,7 @@ class OutFiles:
 
         Raises:
             OSError: A file exists and is not to be overwritten, or cannot be written.
-            RuntimeError: A library is missing.
+            ValueError: A library is missing.
             ValueError: A setting has no effect.
         """
         require(
@@ -98,12 +98,10 @@ class OutFiles:
                 )
                 require_new_file(path, force=self.force)
         if self.has_music:
-            from transformer_xl.apps import music
+            from transformer_xl.tasks.music import library_of
 
-            if has_midi:
-                music.require_mido()
-            if not self._suffixes.isdisjoint(PICTURE_SUFFIXES):
-                music.require_matplotlib()
+            for suffix in self._suffixes.intersection(MUSIC_SUFFIXES):
+                library_of(suffix)
 
     def require_vocab(self, vocab: "Vocab") -> None:
         """Refuse music for a model with tokens other than pitches.
@@ -112,7 +110,7 @@ class OutFiles:
             ValueError: It has others.
         """
         if self.has_music:
-            from transformer_xl.apps.music import require_pitches
+            from transformer_xl.tasks.music import require_pitches
 
             require_pitches(vocab)
 
@@ -161,7 +159,7 @@ class OutFiles:
         return names
 
     def _write_music(self, paths: list[Path], text: str, has_ended: bool) -> None:
-        from transformer_xl.apps.music import joined, pieces_of, write_music
+        from transformer_xl.tasks.music import joined, pieces_of, write_music
 
         settings, named = MusicConfig(**self.music), " and ".join(map(str, paths))
         try:

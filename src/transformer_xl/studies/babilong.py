@@ -1,6 +1,6 @@
 """Answers to bAbI questions in long texts, scored as BABILong does (arXiv 2406.10149).
 
-The samples are those of :mod:`transformer_xl.data.babi`. A model trained on such samples from
+The samples are those of :mod:`transformer_xl.studies.babi`. A model trained on such samples from
 scratch is not comparable with one that was pretrained on other text and told what to do.
 """
 
@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transformer_xl.data import Vocab
-from transformer_xl.data.babi import Sample
 from transformer_xl.inference.answers import continuations
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.arguments import require_at_least
 from transformer_xl.model.limits import require_mem_len
 from transformer_xl.model.segment import SEGMENT_LEN, Lengths
+from transformer_xl.studies.babi import Sample
 
 LENGTHS = (0, 1000, 2000, 4000, 8000, 16000, 32000)
 ANSWER_LEN = 64

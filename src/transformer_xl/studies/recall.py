@@ -1,7 +1,7 @@
 """How far back a model finds an answer: accuracy by distance on synthetic episodes.
 
-The episodes are those of :mod:`transformer_xl.data.episodes`; only the tokens that are determined
-count.
+The episodes are those of :mod:`transformer_xl.studies.episodes`; only the tokens that are
+determined count.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,19 +13,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transformer_xl.data.episodes import (
-    TASKS,
-    Episode,
-    EpisodeConfig,
-    evaluation_episodes,
-    training_episodes,
-)
 from transformer_xl.inference.answers import states_at
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.arguments import require_at_least
 from transformer_xl.model.calling import evaluating
 from transformer_xl.model.limits import require_mem_len, require_remembering
 from transformer_xl.model.segment import SEGMENT_LEN, Lengths
+from transformer_xl.studies.episodes import (
+    TASKS,
+    Episode,
+    EpisodeConfig,
+    evaluation_episodes,
+    training_episodes,
+)
 
 _GOLDEN_RATIO = (5**0.5 - 1) / 2
 DISTANCES = (10, 30, 100, 300, 1000, 3000, 10000)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transformer_xl.data.babi import (
+from transformer_xl.studies.babi import (
     BABI_TASKS,
     Books,
     Question,
