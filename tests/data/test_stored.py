@@ -127,7 +127,7 @@ def test_another_corpus_at_the_same_place_is_another_corpus(web, opened):
 def test_settings_that_the_corpus_does_not_have_are_refused(opened):
     with pytest.raises(ValueError, match=r"data\.vocab=bytes, but data\.corpus=.* has chars: set"):
         opened(vocab="bytes")
-    with pytest.raises(ValueError, match=r"data\.name='enwik8', but .* with data\.name='':"):
+    with pytest.raises(ValueError, match=r"data\.name='enwik8', but .* was made with '':"):
         opened(name="enwik8")
 
 

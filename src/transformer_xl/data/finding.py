@@ -70,10 +70,9 @@ def find_text(config: DataConfig, downloads: Path, say: Say) -> TextFiles:
             f"data.name={name!r} with data.path={path!r}: of a known corpus, data.path takes a "
             "copy on this machine; leave out data.name to read any text at a URL"
         )
-    given = {"valid": config.valid_path, "test": config.test_path}
     held_out = {
         part: list_texts(place, config, downloads, say)
-        for part, place in given.items()
+        for part, place in (("valid", config.valid_path), ("test", config.test_path))
         if place is not None
     }
     stored = {file: x for texts in held_out.values() for file, x in texts.stored.items()}
@@ -334,7 +333,8 @@ def _find_known(
         )
     for part, files in parts.items():
         for file in files:
-            _compare(file, remotes[part], name, say)
+            if warning := _difference(file, remotes[part], name):
+                say(warning)
     return (given if given.is_dir() else given.parent), parts
 
 
@@ -349,19 +349,19 @@ def _copies(given: Path, remote: RemoteFile, n_parts: int) -> tuple[Path, ...]:
     return ()
 
 
-def _compare(file: Path, remote: RemoteFile, name: str, say: Say) -> None:
-    """Warn where a copy is not what was published."""
+def _difference(file: Path, remote: RemoteFile, name: str) -> str:
+    """Return a warning if a copy is not what was published, a note if that is not known."""
     size = file.stat().st_size
     if remote.n_bytes is not None and size < remote.n_bytes:
-        say(
+        return (
             f"warning: {file} is a part of {remote.name}, {size:,} of {remote.n_bytes:,} bytes; it "
             "is split by the same shares, and results will not compare with published ones; "
             f"{_OWN_TEXT}"
         )
-    elif remote.checksum and differs(file, remote.checksum):
-        say(
+    if remote.checksum and differs(file, remote.checksum):
+        return (
             f"warning: {file} differs from the published {remote.name} of {name}: results will "
             f"not compare with published ones; {_OWN_TEXT}"
         )
-    elif not remote.checksum and "*" not in remote.name:
-        say(f"no checksum of {remote.name} is known: {file} is taken as it is")
+    is_unknown = not remote.checksum and "*" not in remote.name
+    return f"no checksum of {remote.name} is known: {file} is taken as it is" if is_unknown else ""

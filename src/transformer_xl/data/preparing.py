@@ -166,36 +166,32 @@ def _opened(config: DataConfig, cache: Path, say: Say) -> Corpus:
         corpus = StoredCorpus(place, cache / "downloads", say)
     else:
         corpus = Corpus(Path(place).expanduser())
-    given = f"data.corpus={config.corpus!r}"
-    # The manifest omits where symbols are counted if that is the training text.
     default = dataclasses.asdict(DataConfig())
+    # The manifest omits where symbols are counted if that is the training text.
     made = default | {"vocab_from": "train", "vocab": config.vocab}
     made |= corpus.manifest.get("settings", {})
-    name = corpus.manifest.get("source", {}).get("name", config.name)
-    if config.name not in ("", name):
-        raise SettingsError(
-            f"data.name={config.name!r}, but {given} was made with "
-            f"data.name={name!r}: set that, or give another corpus"
-        )
+    made["name"] = corpus.manifest.get("source", {}).get("name", config.name)
     if config.tokenizer:
         if bring(tokenizer_path(config.tokenizer)).hash != corpus.vocab.hash:
             raise SettingsError(
-                f"data.tokenizer={config.tokenizer!r} is not the vocabulary of {given}: leave it "
-                "out, or give another corpus"
+                f"data.tokenizer={config.tokenizer!r} is not the vocabulary of "
+                f"data.corpus={config.corpus!r}: leave it out, or give another corpus"
             )
     elif made["vocab"] not in ("brought", config.vocab):
         raise SettingsError(
-            f"data.vocab={config.vocab}, but {given} has {made['vocab']}: set data.vocab to "
-            f"{made['vocab']}"
+            f"data.vocab={config.vocab}, but data.corpus={config.corpus!r} has {made['vocab']}: "
+            f"set data.vocab to {made['vocab']}"
         )
-    names = ["path", "valid_path", "test_path", "json_field", "split_by", "valid_fraction"]
-    names += ["test_fraction"] + ["vocab_size", "vocab_from"] * (not config.tokenizer)
-    for name in names if corpus.manifest.get("settings") else ():
+    names = ["name"]
+    if corpus.manifest.get("settings"):
+        names += ["path", "valid_path", "test_path", "json_field", "split_by", "valid_fraction"]
+        names += ["test_fraction"] + ["vocab_size", "vocab_from"] * (not config.tokenizer)
+    for name in names:
         value = getattr(config, name)
         if value not in (default[name], made[name]):
             raise SettingsError(
-                f"data.{name}={value!r}, but {given} was made with {made[name]!r}: leave it at "
-                f"{default[name]!r}, or give another corpus"
+                f"data.{name}={value!r}, but data.corpus={config.corpus!r} was made with "
+                f"{made[name]!r}: leave it at {default[name]!r}, or give another corpus"
             )
     return corpus
 
