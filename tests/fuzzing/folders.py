@@ -27,6 +27,7 @@ from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.session_store import path_of
 from transformer_xl.apps.serve.sessions import Sessions
 from transformer_xl.config.recipes import load_recipe, recipe_text
+from transformer_xl.errors import TxlError
 from transformer_xl.inference.generate import from_pretrained, generate, save_state
 from transformer_xl.interop.convert import convert
 from transformer_xl.interop.convert.pickles import UnreadableFile
@@ -51,7 +52,7 @@ ABSURD += ([], {}, [None], [0, 0], [[]], {"a": {}}, ["<eos>"], [5, 12], "1" * 30
 def is_permitted(error: Exception) -> bool:
     """Tell whether a person who gives a damaged file may see such an error."""
     # RecursionError and others are kinds of RuntimeError.
-    kinds = UnreadableFile | FileNotFoundError | ArchiveError
+    kinds = UnreadableFile | FileNotFoundError | ArchiveError | TxlError
     return type(error) in PERMITTED or isinstance(error, kinds)
 
 

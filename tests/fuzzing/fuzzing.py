@@ -9,7 +9,7 @@ model that is loaded and writes, as sessions of a server, recipes, archives and 
 mutant is a violation if reading it
 
 * ends in anything but a value or ``UnreadableFile``, or kills its process (folders may also end in
-  ``RuntimeError``, ``ValueError``, ``FileNotFoundError`` and ``ArchiveError``);
+  ``RuntimeError``, ``ValueError``, ``TxlError``, ``FileNotFoundError``, ``ArchiveError``);
 * runs, imports or opens anything (an audit hook watches; of ``convert``, which writes, only
   programs and connections), or leaves the file that attacks make;
 * takes more than 10 seconds, or 64 MB beyond the size of the files and of what was there before

@@ -1,11 +1,11 @@
 """The corpora that ``data.name`` may name, as ``catalogue.toml`` lists them."""
 
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
-
-import msgspec
 
 from transformer_xl.config import DataConfig
 
@@ -42,20 +42,27 @@ class KnownCorpus:
     summary: str
     terms: str
     """Licence or terms of the text, as its publishers state them."""
-    files: dict[str, RemoteFile] = field(default_factory=dict)
+    files: Mapping[str, RemoteFile]
     """By part: ``train`` (split as the settings say unless the others are there), ``valid``,
     ``test``. Empty for a corpus that every machine has."""
     counted: str = "train"
     """Text from which the authors built the vocabulary: the training text, or all."""
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
     """Usual data settings of the corpus."""
-    symbols: dict[str, int] = field(default_factory=dict)
+    symbols: Mapping[str, int] = field(default_factory=dict)
     """Sizes of vocabularies, by ``data.vocab``."""
 
 
-KNOWN_CORPORA: Mapping[str, KnownCorpus] = msgspec.toml.decode(
-    Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, KnownCorpus]
-)
+def _remote(sources: list[Any], also: Sequence[str] = (), **about: Any) -> RemoteFile:
+    return RemoteFile(sources=tuple(Source(**x) for x in sources), also=tuple(also), **about)
+
+
+def _known(files: Mapping[str, Any] = MappingProxyType({}), **about: Any) -> KnownCorpus:
+    return KnownCorpus(files={part: _remote(**x) for part, x in files.items()}, **about)
+
+
+_LISTED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+KNOWN_CORPORA: Mapping[str, KnownCorpus] = {name: _known(**x) for name, x in _LISTED.items()}
 """The corpora that ``data.name`` may name."""
 
 
