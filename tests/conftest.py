@@ -450,19 +450,3 @@ def babi_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with gzip.open(folder / f"{name}_test.txt.gz", "wt") as file:
             file.write("".join(tests))
     return folder
-
-
-@pytest.fixture(scope="session")
-def book_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four books, each with words of its own, and a file that is none."""
-    folder, draw = tmp_path_factory.mktemp("books"), random.Random(1)
-    for number in (9, 70, 8, 100):
-        words = [f"{word}{chr(ord('a') + number % 26)}" for word in ("sun", "sea", "ox", "elm")]
-        paragraphs = ["CHAPTER I"]
-        for _ in range(40):
-            sentences = (" ".join(draw.choices(words, k=draw.randint(2, 9))) for _ in range(4))
-            text = " ".join(f"{sentence.capitalize()}." for sentence in sentences)
-            paragraphs.append(text.replace(" ", "\n", 1))
-        (folder / f"{number}.txt").write_text("\n\n".join(paragraphs) + "\n")
-    (folder / "ids.txt").write_text("9\n70\n")
-    return folder

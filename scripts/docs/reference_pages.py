@@ -71,7 +71,7 @@ _PACKAGES = (
     ("inference.generate", "Writing, token by token, with memory."),
     ("inference.classify", "Documents of any length, classified whole."),
     ("inference.answers", "The next token, or the continuation, after texts of any length."),
-    ("inference.forecast", "Real-valued series, continued by sampling."),
+    ("tasks.series.forecast", "Real-valued series, continued by sampling."),
     ("inference.knn", "kNN-LM: a mixture with the nearest past positions of the text."),
     ("config.knn", "Settings of kNN-LM."),
     ("config.music", "Settings of music."),
@@ -84,7 +84,7 @@ _PACKAGES = (
     ("tasks.task", "What a downstream task is."),
     ("tasks", "Downstream tasks by name."),
     ("tasks.run", "Trains and measures the models of a task, beside its baselines."),
-    ("apps.music", "Music of a model of integers: MIDI files and piano rolls."),
+    ("tasks.music", "Music of a model of integers: MIDI files and piano rolls."),
     ("apps.compress", "Lossless compression."),
 )
 

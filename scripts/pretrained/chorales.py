@@ -17,8 +17,8 @@ from pathlib import Path
 from text_files import parser_for, require_new_files, write_files
 
 from transformer_xl import DataConfig, prepare
-from transformer_xl.apps.music import pieces_of
-from transformer_xl.data.transposing import Pieces, rounds_of
+from transformer_xl.tasks.music import pieces_of
+from transformer_xl.tasks.music.transposing import Pieces, rounds_of
 
 OUT = Path("runs/pretrained/chorales/text/chorales.json")
 """Where the recipe `chorales` reads it."""

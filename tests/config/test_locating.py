@@ -4,14 +4,12 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import transformer_xl as txl
-from transformer_xl.config import DataConfig, locating
+from transformer_xl.config import locating
 from transformer_xl.config.locating import Located, locate, may_be_on_hub
-from transformer_xl.data.hub import find_hub_text
 from transformer_xl.model.pretrained import find_model_folder, model_weights
 
 
@@ -193,21 +191,6 @@ def test_the_hub_is_asked_once_and_what_is_cached_is_used_without_it(hub, shippe
         shutil.rmtree(root / "me")
     with pytest.raises(RuntimeError, match=r"it has no config\.json"):
         locate("me/toy")
-
-
-def test_the_hub_is_asked_once_for_a_data_set_too(monkeypatch, tmp_path):
-    library = pytest.importorskip("huggingface_hub")
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace())
-    asked = []
-
-    def refuse(url, timeout):
-        asked.append(url)
-        raise ConnectionError("no network")
-
-    monkeypatch.setattr(library, "get_hf_file_metadata", refuse)
-    with pytest.raises(OSError, match=r"me/data is no folder, .* reached \(ConnectionError\)"):
-        find_hub_text(DataConfig(name="hf:me/data"), tmp_path, print)
-    assert [url.count("/datasets/me/data/") for url in asked] == [1]
 
 
 def test_the_nearest_folder_is_named(shipped):

@@ -1,7 +1,6 @@
 """A store on this machine: a web server that gives ranges, counts, and fails when told to."""
 
 import hashlib
-import json
 import os
 import re
 import threading
@@ -15,7 +14,6 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from transformer_xl.data import store as store_module
-from transformer_xl.data import tokenizer_trial
 
 
 class Web:
@@ -97,34 +95,10 @@ class Web:
                 request.wfile.write(part)
 
 
-def _try_here(data: bytes) -> str:
-    """Load a tokenizer of no ill will, as the child process of a trial does."""
-    from tokenizers import Tokenizer
-
-    from transformer_xl.data.sentencepiece_models import from_sentencepiece
-
-    try:
-        if is_json := data.lstrip()[:1] == b"{":
-            tokenizer_trial._check_rules(json.loads(data))
-        definition = (
-            tokenizer_trial.without_padding(data.decode()) if is_json else from_sentencepiece(data)
-        )
-        Tokenizer.from_str(definition)
-    except Exception as error:  # noqa: BLE001  (the library raises nothing narrower)
-        raise ValueError(f"its trial failed: {error}") from None
-    return definition
-
-
 @pytest.fixture(autouse=True)
-def _quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Corpora are prepared in this process, unless processes are asked for.
-
-    Each vocabulary that is loaded is tried in a process, which takes longer than most tests.
-    """
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Corpora are prepared with one thread, unless more are asked for."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0}, raising=False)
-    if request.path.name != "test_tokenizer_trial.py":
-        monkeypatch.setattr(tokenizer_trial, "_SAFE", {})
-        monkeypatch.setattr(tokenizer_trial, "_try_elsewhere", _try_here)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from transformer_xl.data.corpus import raw_split
 from transformer_xl.data.imported import Rules
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.data.preparing import prepare
-from transformer_xl.data.text import Span, find_cut, read_blocks, split_point
+from transformer_xl.data.text import Span, read_blocks, split_point
 from transformer_xl.data.vocab_files import BroughtVocab, bring, load_vocab
 from transformer_xl.interop.convert.cutting import imported_vocab
 from transformer_xl.interop.convert.vocabularies import read_vocab
@@ -103,7 +103,7 @@ def test_a_tokenizer_of_bytes_restores_every_text(gpt2, tmp_path, monkeypatch):
     reference = Tokenizer.from_file(str(gpt2))
     train = raw_split(whole, "train").decode()
     assert whole.split("train").tolist() == reference.encode(train).ids
-    monkeypatch.setattr(preparing, "PART_BYTES", 200)
+    monkeypatch.setattr(text, "BLOCK_BYTES", 200)
     parts = prepare(config(tmp_path / "text", gpt2, tmp_path / "parts"))
     assert parts.split("train").tolist() == whole.split("train").tolist()
 
@@ -124,26 +124,10 @@ def test_its_symbols_are_those_of_the_other_program(gpt2, text):
 def test_a_text_of_any_script_is_cut_between_their_symbols(
     gpt2, gpt4, tmp_path_factory, text, near
 ):
-    data = text.encode()
-    path = tmp_path_factory.getbasetemp() / "scripts.txt"
-    path.write_bytes(data)
-    cut = find_cut("brought", Span(path, 0, len(data)), min(near, len(data)))
     split = split_point("brought", text[:near])
     for vocab in (bring(gpt2), bring(gpt4)):
         whole = vocab.encode(text)
-        assert vocab.encode(data[:cut].decode()) + vocab.encode(data[cut:].decode()) == whole
         assert vocab.encode(text[:split]) + vocab.encode(text[split:]) == whole
-
-
-@pytest.mark.parametrize("line", ["Строка текста", "春眠不觉晓", "สวน", "line 1"])
-def test_a_text_of_any_script_is_cut_behind_the_word_at_the_end_of_a_line(tmp_path, line):
-    path, length = tmp_path / "text", len(line.encode()) + 1
-    path.write_text(f"{line}\n" * 9, encoding="utf-8")
-    span = Span(path, 0, 9 * length)
-    for near in range(8 * length):
-        assert find_cut("brought", span, near) % length == length - 1
-        assert near <= find_cut("brought", span, near) < near + 2 * length
-    assert split_point("brought", f"{line}\n" * 2) == len(line) * 2 + 1
 
 
 @pytest.mark.parametrize("kind", [1, 2])
@@ -154,11 +138,9 @@ def test_a_tokenizer_that_reads_by_line_may_be_cut_at_every_line(tmp_path, monke
     (tmp_path / "text").write_text(lines, encoding="utf-8")
     share = {"valid_fraction": 0.0, "test_fraction": 0.0}
     settings = config(tmp_path / "text", tmp_path / "x.model", tmp_path / "c", **share)
-    monkeypatch.setattr(preparing, "PART_BYTES", 100)
     monkeypatch.setattr(text, "BLOCK_BYTES", 7)
     monkeypatch.setattr(text, "_LONGEST_UNCUT", 50)
     span = Span(tmp_path / "text", 0, (tmp_path / "text").stat().st_size)
-    assert max(sum(map(len, part)) for part in preparing._parts(settings, [span])) < 130
     assert max(map(len, read_blocks("brought", [span]))) < 70
     assert prepare(settings).split("train").tolist() == vocab.encode(lines)
 
@@ -239,7 +221,7 @@ def save_byte_fallback(path):
 def test_a_vocabulary_of_ours_cuts_another_text_as_it_cut_its_own(
     tmp_path, monkeypatch, kind, part_bytes
 ):
-    monkeypatch.setattr(preparing, "PART_BYTES", part_bytes)
+    monkeypatch.setattr("transformer_xl.data.text.BLOCK_BYTES", part_bytes)
     (tmp_path / "text").write_text(SAMPLE)
     first = prepare(DataConfig(path=str(tmp_path / "text"), vocab=kind, cache_dir=str(tmp_path)))
     again = prepare(config(tmp_path / "text", first.folder, tmp_path))
@@ -256,7 +238,7 @@ def test_a_vocabulary_of_old_cuts_a_long_text_as_its_lines(
     folder = shared / "goldens" / "hf_tokenizer"
     if not folder.is_dir():
         pytest.skip(f"no {folder}")
-    monkeypatch.setattr(preparing, "PART_BYTES", part_bytes)
+    monkeypatch.setattr("transformer_xl.data.text.BLOCK_BYTES", part_bytes)
     vocab = read_vocab(folder)
     (tmp_path / "model").mkdir()
     vocab.save(tmp_path / "model")
@@ -305,7 +287,6 @@ def test_each_file_ends_its_last_line(tmp_path):
 @pytest.mark.parametrize("block", [1, 7, 1 << 16])
 def test_a_long_line_of_characters_is_cut_within_words(tmp_path, monkeypatch, block):
     monkeypatch.setattr(text, "BLOCK_BYTES", block)
-    monkeypatch.setattr(preparing, "PART_BYTES", 50)
     vocab = old_vocab([*" abc"], join="chars")
     line = "  abc  a bb   cab c " * 20
     (tmp_path / "text").write_text(line)

@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,13 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_xl.config import DataConfig
-from transformer_xl.data import preparing
-from transformer_xl.data.corpus import VERIFIED
+from transformer_xl.data import making_vocab, preparing, tokenizing
+from transformer_xl.data.corpus import VERIFIED, write_corpus
 from transformer_xl.data.locking import LOCK
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.data.preparing import prepare
-from transformer_xl.data.tasks import Task, encode_part, perform, perform_all
-from transformer_xl.data.text import SPLITS, Span
+from transformer_xl.data.text import SPLITS, Span, line_start, parts_of
+from transformer_xl.data.tokenizing import write_split
+from transformer_xl.interop.convert.cutting import VocabOptions
+from transformer_xl.interop.convert.vocabularies import _authors
 
 KINDS = ("bytes", "authors-bytes", "chars", "words", "bpe", "integers")
 LINES = "def add(self, name):\n    return self.name + naïve\n\n\nclass Wörter:\n    pass\n"
@@ -44,73 +47,45 @@ def config_for(kind, path, cache, **settings):
     return DataConfig(path=str(path), vocab=kind, vocab_size=size, cache_dir=str(cache), **settings)
 
 
-@pytest.fixture
-def small_parts(monkeypatch):
-    monkeypatch.setattr(preparing, "PART_BYTES", 500)
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_change_no_byte(tmp_path, kind):
+    path = text_for(kind, tmp_path, 15)
+    one, three = (
+        files_of(prepare(config_for(kind, path, tmp_path / str(n), workers=n)).folder)
+        for n in (1, 3)
+    )
+    assert one == three
+
+
+@settings(max_examples=30, deadline=None)
+@given(text=TEXTS, size=st.integers(1, 40))
+def test_a_text_cut_where_lines_begin_gives_the_units_of_the_whole(tmp_path_factory, text, size):
+    path = tmp_path_factory.getbasetemp() / "cut.txt"
+    path.write_bytes(data := text.encode())
+    vocab = train_vocab("bpe", [text, LINES], 300)
+    parts = [data[x.start : x.stop] for p in parts_of([Span(path, 0, len(data))], size) for x in p]
+    assert b"".join(parts) == data
+    assert [x for part in parts for x in vocab.encode(part.decode())] == vocab.encode(text)
 
 
 @pytest.mark.parametrize(
-    ("kind", "workers"),
-    [
-        *((kind, 1) for kind in KINDS),
-        ("bpe", 2),
-        *(pytest.param(kind, 3, marks=pytest.mark.slow) for kind in KINDS),
-    ],
+    "line", ["Строка текста.", "— Да?", "春眠不觉晓。", "სტრიქონი", "\u3000段落", "\u0301", "  «À»"]
 )
-def test_parts_and_processes_change_no_byte(tmp_path, monkeypatch, kind, workers):
-    path = text_for(kind, tmp_path, 15)
-    whole = files_of(prepare(config_for(kind, path, tmp_path / "whole")).folder)
-    monkeypatch.setattr(preparing, "PART_BYTES", 200)
-    config = config_for(kind, path, tmp_path / "parts", workers=workers)
-    assert files_of(prepare(config).folder) == whole
-
-
-def test_a_text_cut_anywhere_gives_what_the_whole_gives(tmp_path_factory, is_nightly):
-    @settings(max_examples=60 if is_nightly else 6, deadline=None)
-    @given(text=TEXTS, size=st.integers(1, 40))
-    def check(text, size):
-        check_cuts(tmp_path_factory.mktemp("cut"), text, size)
-
-    check()
-
-
-def check_cuts(folder, text, size):
-    data = text.encode()
-    (folder / "text").write_bytes(data)
-    span = Span(folder / "text", 0, len(data))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparing, "PART_BYTES", size)
-        for kind in ("bytes", "chars", "words", "bpe"):
-            parts = list(preparing._parts(DataConfig(vocab=kind), [span]))
-            assert [x for part in parts for s in part for x in range(s.start, s.stop)] == [
-                *range(len(data))
-            ]
-            (folder / kind).mkdir()
-            train_vocab(kind, [text, LINES], 300 if kind == "bpe" else None).save(folder / kind)
-            tokens = []
-            for name, pieces in (("whole", [[span]]), ("parts", parts)):
-                tasks = [
-                    Task(
-                        encode_part,
-                        (folder / kind, piece, False),
-                        folder / f"{kind}-{name}-{n}.json",
-                        0,
-                    )
-                    for n, piece in enumerate(pieces)
-                ]
-                done = [task.target.with_suffix("") for task in perform_all(tasks, 1)]
-                tokens.append(b"".join(path.read_bytes() for path in done))
-            assert tokens[0] == tokens[1]
+def test_a_text_of_any_script_is_cut_at_the_next_line(tmp_path, line):
+    path = tmp_path / "text"
+    path.write_bytes(data := f"{line}\n".encode() * 9)
+    indent, length = len(line) - len(line.lstrip(" ")), len(data) // 9
+    for near in range(len(data) - length - indent):
+        cut = line_start(Span(path, 0, len(data)), near)
+        assert cut == -(-(near + 1) // length) * length + indent
 
 
 KILLED = """
 import os, signal, sys
 from transformer_xl.config import DataConfig
-from transformer_xl.data import preparing, tasks
-from transformer_xl.data.corpus import VERIFIED
-from transformer_xl.data.preparing import prepare
+from transformer_xl.data import preparing, text, tokenizing
 
-preparing.PART_BYTES = 500
+tokenizing.NOTED_BYTES = text.BLOCK_BYTES = 400
 n_left = int(sys.argv[3])
 
 def count_down(function):
@@ -123,14 +98,13 @@ def count_down(function):
     return counted
 
 # At the moment at which a file is whole, or just before.
-tasks.perform = count_down(tasks.perform)
 from pathlib import Path
 Path.replace = count_down(Path.replace)
 preparing.shutil.rmtree = count_down(preparing.shutil.rmtree)
 settings = dict(path=sys.argv[1], cache_dir=sys.argv[2], vocab=sys.argv[4], vocab_size=300)
 if sys.argv[4] != "bpe":
     del settings["vocab_size"]
-prepare(DataConfig(**settings, workers=1))
+preparing.prepare(DataConfig(**settings))
 """
 
 
@@ -138,14 +112,12 @@ prepare(DataConfig(**settings, workers=1))
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 @pytest.mark.parametrize("kind", ["words", "bpe"])
 def test_killed_again_and_again_it_ends_with_the_same_bytes(tmp_path, kind):
-    path = text_for(kind, tmp_path, 12)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparing, "PART_BYTES", 500)
-        whole = files_of(prepare(config_for(kind, path, tmp_path / "whole")).folder)
+    path = text_for(kind, tmp_path, 30)
+    whole = files_of(prepare(config_for(kind, path, tmp_path / "whole")).folder)
     cache, codes = tmp_path / "killed", []
     # Each time it gets a little further than the last.
     while 0 not in codes:
-        words = [str(path), str(cache), "6", kind]
+        words = [str(path), str(cache), "4", kind]
         ended = subprocess.run([sys.executable, "-c", KILLED, *words], check=False)
         codes.append(ended.returncode)
         assert len(codes) < 40
@@ -160,92 +132,45 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes(tmp_path, kind):
     assert files_of(folder) == whole
 
 
-@pytest.mark.usefixtures("small_parts")
-def test_any_executor_makes_the_same_corpus(tmp_path):
-    path, numbers = text_for("words", tmp_path), []
+@pytest.mark.parametrize("kind", ["bytes", "chars", "words", "bpe", "integers"])
+@pytest.mark.parametrize("line_end", ["\n", ""])
+def test_a_split_that_was_stopped_anywhere_goes_on(tmp_path, monkeypatch, kind, line_end):
+    monkeypatch.setattr(tokenizing, "NOTED_BYTES", 30)
+    monkeypatch.setattr("transformer_xl.data.text.BLOCK_BYTES", 50)
+    text = ("1 22 3\n4 -5 6 " if kind == "integers" else LINES) * 9 + "7 8" + line_end
+    spans = []
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        spans.append(Span(tmp_path / name, 0, len(text.encode())))
+    vocab = train_vocab(kind, [text], 300 if kind == "bpe" else None)
+    whole = write_split(tmp_path / "whole.bin", vocab, spans, print)
+    replace, resumed = tokenizing.replace_file, []
+    for n_left in range(12):
+        left = n_left
 
-    def backwards(tasks, n_workers):
-        numbers.append(n_workers)
-        for task in reversed(tasks):
-            perform(task)
-            yield task
+        def stop(path, content):
+            nonlocal left
+            replace(path, content)
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
 
-    config = config_for("words", path, tmp_path / "executor", workers=7)
-    made = files_of(prepare(config, executor=backwards).folder)
-    assert set(numbers) == {7}
-    assert made == files_of(prepare(config_for("words", path, tmp_path / "none")).folder)
-
-
-@pytest.mark.usefixtures("small_parts")
-@pytest.mark.parametrize("error", [RuntimeError, ValueError])
-def test_an_executor_that_fails_keeps_what_is_done(tmp_path, error):
-    path = text_for("words", tmp_path)
-
-    def failing(tasks, n_workers):
-        perform(tasks[0])
-        raise error("a worker was lost")
-
-    def tasks_for(folder):
-        performed = []
-        config = config_for("words", path, folder)
-        prepare(config, executor=lambda tasks, n: performed.extend(tasks) or perform_all(tasks, n))
-        return len(performed)
-
-    with pytest.raises(error, match="a worker was lost"):
-        prepare(config_for("words", path, tmp_path / "failed"), executor=failing)
-    assert tasks_for(tmp_path / "failed") == tasks_for(tmp_path / "whole") - 1
-
-
-@pytest.mark.usefixtures("small_parts")
-def test_an_executor_that_leaves_no_file_is_an_error(tmp_path):
-    config = config_for("words", text_for("words", tmp_path), tmp_path / "cache")
-    with pytest.raises(RuntimeError, match=r"(\d+) of \1 tasks left no file, the first is "):
-        prepare(config, executor=lambda tasks, n_workers: tasks)
+        path = tmp_path / f"{n_left}.bin"
+        with monkeypatch.context() as patch:
+            patch.setattr(tokenizing, "replace_file", stop)
+            try:
+                write_split(path, vocab, spans, print)
+            except KeyboardInterrupt:
+                # What was written after the note is not relied on.
+                if (part := tmp_path / f".{path.name}.part").exists():
+                    part.write_bytes(part.read_bytes() + b"xx")
+        about = write_split(path, vocab, spans, resumed.append)
+        assert about | {"file": "whole.bin"} == whole
+        assert path.read_bytes() == (tmp_path / "whole.bin").read_bytes()
+    assert any("going on after" in line for line in resumed)
 
 
-@pytest.mark.usefixtures("small_parts")
-def test_what_is_done_is_not_done_again(tmp_path, monkeypatch):
-    path = text_for("words", tmp_path)
-    config = config_for("words", path, tmp_path / "cache")
-
-    def stop(line):
-        if line.startswith("writing valid"):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        prepare(config, stop)
-    done = []
-    monkeypatch.setattr(
-        preparing, "perform_all", lambda tasks, n: done.extend(tasks) or perform_all(tasks, n)
-    )
-    prepare(config)
-    assert done
-    assert all(x.target.parent.name in ("valid", "test") for x in done)
-
-
-@pytest.mark.usefixtures("small_parts")
-def test_a_part_that_changed_on_the_disk_is_found_and_made_again(tmp_path):
-    path = text_for("words", tmp_path)
-    config = config_for("words", path, tmp_path / "cache")
-    damaged = []
-
-    def damage(tasks, n_workers):
-        yield from perform_all(tasks, n_workers)
-        if tasks and tasks[0].do is encode_part and not damaged:
-            part = tasks[1].target.with_suffix("")
-            part.write_bytes(bytes(part.stat().st_size))
-            damaged.append(part)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparing, "perform_all", damage)
-        with pytest.raises(RuntimeError, match=r"000001\.bin does not match its checksum.*again"):
-            prepare(config)
-    whole = prepare(config_for("words", path, tmp_path / "other"))
-    assert files_of(prepare(config).folder) == files_of(whole.folder)
-
-
-def test_an_error_in_another_process_is_the_same_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(preparing, "PART_BYTES", 10)
+def test_an_error_of_the_text_names_its_place_and_leaves_nothing(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"abc def ghi\n" * 9 + b"abc\xe9\n")
     config = DataConfig(
         path=str(tmp_path / "latin.txt"), vocab="words", cache_dir=str(tmp_path / "c"), workers=2
@@ -253,18 +178,6 @@ def test_an_error_in_another_process_is_the_same_error(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"latin\.txt is not UTF-8 text: byte 111 is 0xe9"):
         prepare(config)
     assert list((tmp_path / "c").glob("*-*")) == []
-
-
-def test_a_process_that_dies_is_reported_and_what_is_done_is_kept(tmp_path, monkeypatch):
-    path = text_for("words", tmp_path)
-    monkeypatch.setattr(preparing, "PART_BYTES", 500)
-    config = config_for("words", path, tmp_path / "cache", workers=2)
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "executable", "/bin/false")
-        with pytest.raises(RuntimeError, match=r"ended with code .*fewer --data\.workers"):
-            prepare(config)
-    assert len(list((tmp_path / "cache").glob(".building-*"))) == 1
-    prepare(config_for("words", path, tmp_path / "cache")).verify()
 
 
 def test_two_who_prepare_the_same_do_it_once(tmp_path):
@@ -289,7 +202,6 @@ def test_two_who_prepare_the_same_do_it_once(tmp_path):
     thread.join()
     assert said == ["another process is preparing this corpus; waiting for it"]
     assert results[0] == results[1]
-    assert (tmp_path / "cache").exists()
     assert not (results[0] / "lock").exists()
 
 
@@ -323,27 +235,64 @@ def test_byte_pair_units_are_learned_from_all_over_a_long_text(tmp_path, monkeyp
     (tmp_path / "a.txt").write_text(f"{a} {b}\n" * 500, encoding="utf-8")
     (tmp_path / "b.txt").write_text(f"{c} {d}\n" * 500, encoding="utf-8")
     spans = [Span(tmp_path / x, 0, (tmp_path / x).stat().st_size) for x in ("a.txt", "b.txt")]
-    parts = list(preparing._parts(DataConfig(vocab="bpe"), spans))
-    assert max(sum(map(len, part)) for part in parts) < 1100
-    chosen = preparing._learned(parts)
+    chosen = preparing._learned(spans)
     assert {span.path.name for span in chosen} == {"a.txt", "b.txt"}
     assert 2000 < sum(map(len, chosen)) < 4000
     vocab = prepare(config_for("bpe", tmp_path, tmp_path)).vocab
     assert {a, c} <= {vocab.decode([token]) for token in range(len(vocab))}
 
 
-def test_many_files_may_share_a_part_and_one_may_fill_several(tmp_path, monkeypatch):
-    monkeypatch.setattr(preparing, "PART_BYTES", 100)
+def test_many_files_are_read_in_order(tmp_path):
     folder = tmp_path / "texts"
     folder.mkdir()
     for number in range(30):
         (folder / f"{number:02}.txt").write_text(f"line {number}\n" * (50 if number == 7 else 2))
     share = {"valid_fraction": 0, "test_fraction": 0}
-    config = config_for("words", folder, tmp_path / "cache", **share)
-    found = prepare(config)
+    corpus = prepare(config_for("words", folder, tmp_path / "cache", **share))
     text = "".join(path.read_text() for path in sorted(folder.iterdir()))
-    assert found.vocab.decode(found.split("train")) == text
-    assert len(found.manifest["splits"]["train"]["text_files"]) == 30
-    assert all(found.n_tokens(name) == len(np.atleast_1d(found.split(name)))
-               for name in SPLITS if found.n_tokens(name))  # fmt: skip
-    assert list((tmp_path / "cache").iterdir()) == [found.folder]
+    assert corpus.vocab.decode(corpus.split("train")) == text
+    assert len(corpus.manifest["splits"]["train"]["text_files"]) == 30
+    assert list((tmp_path / "cache").iterdir()) == [corpus.folder]
+
+
+@pytest.mark.parametrize("kind", ["bytes", "words", "bpe"])
+def test_tokens_from_elsewhere_are_the_same_corpus(tmp_path, kind):
+    corpus = prepare(config_for(kind, text_for(kind, tmp_path), tmp_path / "cache"))
+    pieces = {name: np.array_split(corpus.split(name), 3) for name in SPLITS}
+    written = write_corpus(tmp_path / "new", corpus.vocab, pieces, "a text")
+    assert written.checksums == corpus.checksums
+    # Words do not tell how many blanks were between them.
+    if kind != "words":
+        assert [written.n_bytes(x) for x in SPLITS] == [corpus.n_bytes(x) for x in SPLITS]
+    for splits in ({"train": []}, {"dev": []}):
+        with pytest.raises(ValueError, match=r"must be of train, valid, test, and .* a new folder"):
+            write_corpus(tmp_path / "new", corpus.vocab, splits, "a text")
+    with pytest.raises(ValueError, match="valid: a token is not among"):
+        write_corpus(tmp_path / "bad", corpus.vocab, {"valid": [np.array([len(corpus.vocab)])]}, "")
+
+
+@pytest.mark.parametrize("source", ["train", "all"])
+def test_symbols_are_counted_where_the_settings_say(tmp_path, source):
+    (tmp_path / "train").write_text("a a b\n")
+    (tmp_path / "valid").write_text("c c c c\n")
+    corpus = prepare(
+        DataConfig(
+            path=str(tmp_path / "train"),
+            valid_path=str(tmp_path / "valid"),
+            test_fraction=0,
+            vocab="words",
+            vocab_from=source,
+            cache_dir=str(tmp_path / "cache"),
+        )
+    )
+    first = {"train": ["a", "b", "<eos>", "<unk>"], "all": ["c", "a", "<eos>", "b"]}
+    assert corpus.vocab.symbols == first[source]
+
+
+def test_the_authors_bytes_keep_their_numbers_and_their_name():
+    vocab = making_vocab.authors_bytes([98, 10, 97])
+    assert (vocab.encode("a\nb"), vocab.decode([0, 1])) == ([1, 0], "ba")
+    # What was prepared before is still found, and fits converted checkpoints.
+    assert vocab.hash == "74cba45c2c644afd6261aca47207253e9cb1137a67c6811bfc227513e68922bc"
+    options = VocabOptions(dataset="enwik8")
+    assert _authors(["98", "97"], None, {}, Path("here"), options).hash == vocab.hash

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from transformer_xl.config import DataConfig
 from transformer_xl.data import corpus as corpus_module
-from transformer_xl.data import preparing
 from transformer_xl.data import text as text_module
 from transformer_xl.data.corpus import VERIFIED, Corpus, raw_split
 from transformer_xl.data.locking import LOCK
 from transformer_xl.data.preparing import prepare
 from transformer_xl.data.segments import Segments
+from transformer_xl.errors import DataError
 
 SAMPLE = "To be, or not to be:\n    that is the question — naïve?\n" * 40
 SPLITS = ("train", "valid", "test")
@@ -176,7 +176,7 @@ def test_a_damaged_corpus_is_named_with_the_remedy(sample, file, damage):
     folder = prepare(DataConfig(**sample)).folder
     data = damage((folder / file).read_bytes())
     (folder / file).unlink() if data is None else (folder / file).write_bytes(data)
-    with pytest.raises(RuntimeError, match=rf"{file}.*Delete the folder .* and prepare it again"):
+    with pytest.raises(DataError, match=rf"{file}.*Delete the folder .* and prepare it again"):
         prepare(DataConfig(**sample))
 
 
@@ -184,7 +184,7 @@ def test_a_corpus_of_a_newer_version_is_refused(sample):
     folder = prepare(DataConfig(**sample)).folder
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(manifest | {"format_version": 99}))
-    with pytest.raises(RuntimeError, match="update transformer_xl"):
+    with pytest.raises(DataError, match="update transformer_xl"):
         Corpus(folder)
 
 
@@ -377,7 +377,6 @@ def peak_of_preparing(folder, n_repeats, **settings):
 def test_memory_does_not_grow_with_the_text(tmp_path, monkeypatch, vocab):
     # Learning byte-pair units may hold 256 blocks at once; both texts have more of them.
     monkeypatch.setattr(text_module, "BLOCK_BYTES", 1 << 8)
-    monkeypatch.setattr(preparing, "_COPY_BYTES", 1 << 11)
     settings = {"vocab": vocab} | ({"vocab_size": 300} if vocab in ("words", "bpe") else {})
     # What is imported and remembered at the first time belongs to no text.
     peak_of_preparing(tmp_path, 5, **settings)

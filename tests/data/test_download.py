@@ -132,7 +132,7 @@ def test_a_full_disk_is_named_and_no_other_address_is_tried(site, fetch, tmp_pat
 def test_processes_that_start_together_download_once(site, fetch, tmp_path, monkeypatch):
     folder, url = site
     (folder / "input.txt").write_bytes(TEXT)
-    retrieve, asked, said, found = download_module._retrieve, threading.Event(), [], []
+    retrieve, asked, said, found = download_module._retrieval, threading.Event(), [], []
 
     def second():
         def progress(line):
@@ -151,7 +151,7 @@ def test_processes_that_start_together_download_once(site, fetch, tmp_path, monk
             assert asked.wait(10)
         return retrieve(*about)
 
-    monkeypatch.setattr(download_module, "_retrieve", slow)
+    monkeypatch.setattr(download_module, "_retrieval", slow)
     files = fetch(plain(url))
     other.join()
     assert found == [files]

@@ -8,7 +8,7 @@ import types
 import pytest
 
 from transformer_xl.config import DataConfig
-from transformer_xl.data import hub
+from transformer_xl.data.finding import find_hub_text
 from transformer_xl.data.preparing import prepare
 
 ROWS = {
@@ -18,32 +18,14 @@ ROWS = {
 }
 
 
-class Rows:
-    """What `datasets` calls an iterable data set."""
-
-    def __init__(self, rows, stop=None):
-        self.rows, self.stop = rows, stop
-
-    def skip(self, n):
-        return Rows(self.rows[n:])
-
-    def __iter__(self):
-        for number, row in enumerate(self.rows):
-            if number == self.stop:
-                raise ConnectionError("the hub does not answer")
-            yield row
-
-
 @pytest.fixture
 def datasets(monkeypatch):
     module = types.ModuleType("datasets")
-    module.stop = None
     module.asked = []
 
-    def load_dataset(path, name, streaming):
-        assert streaming
+    def load_dataset(path, name):
         module.asked.append((path, name))
-        return {part: Rows(rows, module.stop) for part, rows in ROWS.items()}
+        return ROWS
 
     module.load_dataset = load_dataset
     monkeypatch.setitem(sys.modules, "datasets", module)
@@ -80,7 +62,7 @@ def test_processes_that_start_together_read_it_once(datasets, tmp_path):
             said.append(line)
             asked.set()
 
-        found.append(hub.find_hub_text(config(tmp_path), tmp_path, progress))
+        found.append(find_hub_text(config(tmp_path), tmp_path, progress))
 
     other = threading.Thread(target=second)
 
@@ -92,25 +74,11 @@ def test_processes_that_start_together_read_it_once(datasets, tmp_path):
         return load(*about, **settings)
 
     datasets.load_dataset = slow
-    first = hub.find_hub_text(config(tmp_path), tmp_path, print)
+    first = find_hub_text(config(tmp_path), tmp_path, print)
     other.join()
     assert found == [first]
     assert said == ["another process is reading the same data set; waiting for it"]
     assert len(datasets.asked) == 1
-
-
-def test_a_stopped_import_goes_on_and_ends_with_the_same_text(datasets, tmp_path, monkeypatch):
-    monkeypatch.setattr(hub, "SHARD_BYTES", 20)
-    datasets.stop = 7
-    with pytest.raises(OSError, match="the hub does not answer"):
-        prepare(config(tmp_path, test_fraction=0))
-    shards = len(list(tmp_path.rglob("train-*.txt")))
-    assert shards == 1
-    datasets.stop = None
-    said = []
-    corpus = prepare(config(tmp_path, test_fraction=0), said.append)
-    assert "train: resuming after 4 rows" in said
-    assert texts(corpus)[0] == "".join(f"row {n}\n" for n in range(10))
 
 
 def test_a_folder_is_read_again_where_its_files_or_its_place_differ(
@@ -126,9 +94,9 @@ def test_a_folder_is_read_again_where_its_files_or_its_place_differ(
             # What is hidden is none of the texts.
             (folder / ".git").mkdir(exist_ok=True)
             (folder / ".git" / "index").write_text(name)
-            found.append(hub.find_hub_text(config(tmp_path, name), tmp_path / "cache", print)[0])
+            found.append(find_hub_text(config(tmp_path, name), tmp_path / "cache", print)[0])
     (folder / "train.jsonl").write_text("{ }")
-    found.append(hub.find_hub_text(config(tmp_path, "hf:texts"), tmp_path / "cache", print)[0])
+    found.append(find_hub_text(config(tmp_path, "hf:texts"), tmp_path / "cache", print)[0])
     assert found[0] == found[1] == found[2]
     assert found[3] == found[4] == found[5]
     assert len({*found}) == len(datasets.asked) == 3
@@ -137,7 +105,7 @@ def test_a_folder_is_read_again_where_its_files_or_its_place_differ(
 def test_a_name_without_a_data_set_is_refused(datasets, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=r"data\.name='hf:' has no data set: write hf:ORG/NAME"):
-        hub.find_hub_text(config(tmp_path, "hf:"), tmp_path / "cache", print)
+        find_hub_text(config(tmp_path, "hf:"), tmp_path / "cache", print)
 
 
 def test_a_wrong_column_names_the_others(datasets, tmp_path):

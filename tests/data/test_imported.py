@@ -11,6 +11,7 @@ from transformer_xl.data.imported import ImportedVocab, Rules
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.data.text import split_point
 from transformer_xl.data.vocab_files import load_vocab
+from transformer_xl.errors import DataError
 
 SYMBOLS = [
     *("<eos>", "<unk>", "<x>", "dog", "s", "'s", "'", '"', "(", ")", ".", ",", ":", "$", "n't"),
@@ -90,7 +91,7 @@ def test_edited_rules_are_refused(change, tmp_path):
     about = json.loads((tmp_path / "vocab.json").read_text())
     about["rules"] = None if change is None else about["rules"] | change
     (tmp_path / "vocab.json").write_text(json.dumps(about))
-    with pytest.raises(RuntimeError, match="damaged or was edited"):
+    with pytest.raises(DataError, match="damaged or was edited"):
         load_vocab(tmp_path)
 
 
@@ -114,5 +115,5 @@ def test_a_definition_that_is_none_is_refused_whatever_its_hash(tmp_path):
     about = {"format_version": 1, "kind": "imported", "rules": rules, "hash": digest.hexdigest()}
     (tmp_path / "vocab.json").write_text(json.dumps(about))
     (tmp_path / "tokenizer.json").write_bytes(definition)
-    with pytest.raises(RuntimeError, match=r"tokenizer\.json"):
+    with pytest.raises(DataError, match=r"tokenizer\.json"):
         load_vocab(tmp_path)

@@ -4,6 +4,7 @@ import codecs
 import gzip
 import json
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -161,28 +162,12 @@ def test_a_line_ends_with_its_file(made, vocab):
 
 def test_a_packed_file_counts_if_there_is_text_in_it(made):
     files = {"a.txt": b"one two", "b.txt.gz": gzip.compress(b"", mtime=0)}
-    raw, _ = made(files, raw=True)
-    # Nothing follows, so that no line end is needed, in a corpus that is there or a new one.
-    assert made(files)[0].folder == raw.folder
+    # Nothing follows, so that no line end is needed.
+    assert raw_split(made(files)[0], "train") == b"one two"
     files |= {"c.txt.gz": gzip.compress(codecs.BOM_UTF8, mtime=0)}
     assert raw_split(made(files)[0], "train") == b"one two"
     files |= {"d.txt.gz": gzip.compress(b"three", mtime=0)}
     assert raw_split(made(files)[0], "train") == b"one two\nthree"
-
-
-@pytest.mark.parametrize("is_raw", [False, True])
-def test_a_text_that_is_prepared_in_both_ways_at_once_is_prepared(made, monkeypatch, is_raw):
-    build, files = preparing._Builder.build, {"a.txt": LINES.encode()}
-
-    def build_beside_another(*given):
-        monkeypatch.setattr(preparing._Builder, "build", build)
-        made(files, raw=not is_raw)
-        return build(*given)
-
-    monkeypatch.setattr(preparing._Builder, "build", build_beside_another)
-    corpus, _ = made(files, raw=is_raw)
-    assert raw_split(corpus, "train") == LINES.encode()
-    assert not [*corpus.folder.parent.glob(".building-*")]
 
 
 @pytest.mark.parametrize("vocab", ["bytes", "chars", "bpe", "words"])
@@ -206,7 +191,7 @@ def test_a_corpus_is_the_same_whatever_platform_its_files_are_from(made, vocab):
 
 
 def test_splits_and_parts_of_a_text_with_cr_lf_are_those_of_the_text(made, monkeypatch):
-    monkeypatch.setattr(preparing, "PART_BYTES", 97)
+    monkeypatch.setattr("transformer_xl.data.text.BLOCK_BYTES", 97)
     shares = {"valid_fraction": 0.21, "test_fraction": 0.13}
     text = LINES * 6
     for vocab in ("bytes", "words"):
@@ -232,23 +217,24 @@ def test_other_line_ends_of_unicode_and_bytes_of_other_encodings_are_kept(made):
         assert (raw_split(corpus, "train"), said) == (data, [])
 
 
-def test_a_corpus_of_an_earlier_version_is_used_unless_its_text_is_normalized(made):
-    # A corpus of an earlier version is one of the raw text.
+def test_a_corpus_that_is_found_again_says_what_was_normalized(made):
     normal, windows = {"a.txt": LINES.encode()}, {"b.txt": LINES.replace("\n", "\r\n").encode()}
     for files in (normal, windows):
-        earlier, _ = made(files, raw=True)
-        assert "text_changes" not in earlier.manifest
-        corpus, said = made(files)
-        assert (corpus.folder == earlier.folder) == (files is normal) == (not said)
+        raw, _ = made(files, raw=True)
+        corpus, _ = made(files)
+        assert corpus.folder != raw.folder
         assert raw_split(corpus, "train") == LINES.encode()
-        # Found again, without looking through the text.
         again, said = made(files)
         assert again.folder == corpus.folder
         is_said = ["normalized the text: 4 CR LF to LF; --data.raw True reads every byte as it is"]
         assert said == ([] if files is normal else is_said)
-        assert "text_changes" in again.manifest
         # The raw one is still there.
         assert raw_split(made(files, raw=True)[0], "train") == next(iter(files.values()))
+        # One of the version before, with nothing to normalize, is used.
+        shutil.rmtree(corpus.folder)
+        manifest = raw.manifest | {"text_changes": {}}
+        (raw.folder / "manifest.json").write_text(json.dumps(manifest))
+        assert made(files)[0].folder == raw.folder
 
 
 def test_errors_name_the_file_and_its_bytes_and_not_the_copy(made, tmp_path):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transformer_xl.config import DataConfig
 from transformer_xl.data import text as text_module
 from transformer_xl.data.making_vocab import train_vocab
-from transformer_xl.data.text import Span, TextFiles, divide, find_cut, read_blocks, read_text
+from transformer_xl.data.text import Span, TextFiles, divide, read_blocks, read_text
 from transformer_xl.data.vocab import VocabKind
 
 TEXTS = st.text(
@@ -95,28 +95,6 @@ def test_a_line_of_any_script_is_cut_between_words(folder, text):
     blocks = list(read_blocks("bpe", [write(folder, text)]))
     assert encode_each(BPE, blocks) == BPE.encode(text)
     assert max(map(len, blocks)) < 60
-
-
-@settings(max_examples=50)
-@given(text=SCRIPTS, near=st.integers(0, 60))
-def test_a_text_of_any_script_is_cut_between_units(folder, text, near):
-    span = write(folder, text)
-    near = min(near, len(span))
-    cut = find_cut("bpe", span, near)
-    assert near <= cut <= len(span)
-    first, second = text.encode()[:cut].decode(), text.encode()[cut:].decode()
-    assert BPE.encode(first) + BPE.encode(second) == BPE.encode(text)
-
-
-@pytest.mark.parametrize(
-    "line", ["Строка текста.", "— Да?", "春眠不觉晓。", "სტრიქონი", "\u3000段落", "\u0301", "  «À»"]
-)
-def test_a_text_of_any_script_is_cut_at_the_next_line(folder, line):
-    span = write(folder, f"{line}\n" * 9)
-    indent = len(line) - len(line.lstrip(" "))
-    length = len(span) // 9
-    for near in range(len(span) - length - indent):
-        assert find_cut("bpe", span, near) == -(-(near + 1) // length) * length + indent
 
 
 def test_a_text_without_any_place_to_cut_is_cut_anyway(folder, monkeypatch):

@@ -54,16 +54,6 @@ def test_zstd_needs_its_package_and_says_so(tmp_path, monkeypatch):
     assert raw_split(whole(tmp_path / "text.zst", tmp_path / "cache"), "train") == b"from zstd"
 
 
-def test_what_is_unpacked_is_kept_until_the_package_is_installed(tmp_path, monkeypatch):
-    (tmp_path / "a.gz").write_bytes(gzip.compress(TEXT.encode()))
-    (tmp_path / "b.zst").write_bytes(b"whatever")
-    monkeypatch.setitem(sys.modules, "zstandard", None)
-    with pytest.raises(ValueError, match="pip install zstandard"):
-        whole(f"{tmp_path}/a.gz:{tmp_path}/b.zst", tmp_path / "cache", workers=1)
-    (unpacked,) = (tmp_path / "cache").glob(".building-*/text/train/*.txt")
-    assert unpacked.read_text() == TEXT
-
-
 @pytest.mark.parametrize(
     "data", [b"", gzip.compress(TEXT.encode())[:-20], b"no gzip at all"], ids=len
 )

@@ -14,6 +14,7 @@ from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.data.text import split_point
 from transformer_xl.data.vocab import VocabKind
 from transformer_xl.data.vocab_files import load_vocab
+from transformer_xl.errors import DataError
 
 SAMPLE = (
     "def add(self, name):\n    return self.name + name\n\n\nclass Wörter:\n    def f(self):\n"
@@ -283,7 +284,7 @@ def test_a_damaged_vocabulary_is_refused(change, message, tmp_path):
     BPE.save(tmp_path)
     path = tmp_path / "vocab.json"
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
-    with pytest.raises(RuntimeError, match=message):
+    with pytest.raises(DataError, match=message):
         load_vocab(tmp_path)
 
 
@@ -293,14 +294,14 @@ def test_a_vocabulary_file_of_noise_is_refused(tmp_path_factory, noise):
     folder = tmp_path_factory.mktemp("noise")
     BPE.save(folder)
     (folder / "tokenizer.json").write_bytes(noise)
-    with pytest.raises(RuntimeError, match="damaged or was edited"):
+    with pytest.raises(DataError, match="damaged or was edited"):
         load_vocab(folder)
 
 
 def test_a_vocabulary_file_nested_without_end_is_refused(tmp_path):
     BPE.save(tmp_path)
     (tmp_path / "vocab.json").write_text("[" * 100_000)
-    with pytest.raises(RuntimeError, match=r"vocab\.json is damaged"):
+    with pytest.raises(DataError, match=r"vocab\.json is damaged"):
         load_vocab(tmp_path)
 
 
@@ -310,7 +311,7 @@ def test_a_definition_that_is_none_is_refused_whatever_its_hash(tmp_path):
     about["hash"] = hashlib.sha256(f"words\n{definition}".encode()).hexdigest()
     (tmp_path / "vocab.json").write_text(json.dumps(about))
     (tmp_path / "tokenizer.json").write_text(definition)
-    with pytest.raises(RuntimeError, match=r"tokenizer\.json is damaged"):
+    with pytest.raises(DataError, match=r"tokenizer\.json is damaged"):
         load_vocab(tmp_path)
 
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.inference import forecast as forecasting
-from transformer_xl.inference.forecast import forecast
 from transformer_xl.model import build_model
 from transformer_xl.model.mixture import LEAST_SCALE
 from transformer_xl.model.segment import Lengths
+from transformer_xl.tasks.series import forecast as forecasting
+from transformer_xl.tasks.series.forecast import forecast
 
 F = 3
 

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as trying
 from hypothesis import strategies as st
 
-from transformer_xl.apps.music import (
-    MARKS,
-    REST,
+from transformer_xl.config.music import MARKS, REST, MusicConfig
+from transformer_xl.data import train_vocab
+from transformer_xl.tasks.music import (
     Note,
     has_marks,
     joined,
@@ -28,8 +28,6 @@ from transformer_xl.apps.music import (
     text_of,
     write_music,
 )
-from transformer_xl.config.music import MusicConfig
-from transformer_xl.data import train_vocab
 
 PITCHES = st.integers(-1, 127)
 PIECES = st.integers(1, 15).flatmap(
@@ -245,7 +243,7 @@ def test_another_kind_of_file_is_refused(tmp_path: Path):
 )
 def test_a_missing_library_is_named(tmp_path: Path, monkeypatch, library, name, extra):
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(RuntimeError, match=rf"{library}.*transformer-xl\[{extra}\]"):
+    with pytest.raises(ValueError, match=rf"{library}.*transformer-xl\[{extra}\]"):
         write_music(tmp_path / name, [(60,)])
     assert not (tmp_path / name).exists()
 

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as trying
 from hypothesis import strategies as st
 
-from transformer_xl.apps.music import REST, read_midi, write_music
-from transformer_xl.config.music import MusicConfig
+from transformer_xl.config.music import REST, MusicConfig
+from transformer_xl.tasks.music import read_midi, write_music
 
 # Ticks of a step where nothing else is said.
 STEP = 120
@@ -300,7 +300,7 @@ def test_a_file_without_notes_or_of_too_many_bytes_is_refused(tmp_path, monkeypa
     write_music(path, [(REST,)])
     with pytest.raises(ValueError, match=r"a\.mid has no notes: give a file with notes"):
         read_midi(path)
-    monkeypatch.setattr("transformer_xl.apps.music_reading._MOST_BYTES", 10)
+    monkeypatch.setattr("transformer_xl.tasks.music.reading._MOST_BYTES", 10)
     with pytest.raises(ValueError, match=r"a\.mid has \d+ bytes and at most 10 are read: cut it"):
         read_midi(path)
 

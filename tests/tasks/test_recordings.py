@@ -14,9 +14,10 @@ import pytest
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data.recordings import read_recordings
 from transformer_xl.model.segment import Lengths
-from transformer_xl.tasks import load_task, series_data, speech, spoken_digits, time_series
-from transformer_xl.tasks.run import run_task
-from transformer_xl.tasks.speech import (
+from transformer_xl.tasks import load_task
+from transformer_xl.tasks.digits import speech
+from transformer_xl.tasks.digits import task as spoken_digits
+from transformer_xl.tasks.digits.speech import (
     HOP,
     N_MELS,
     RATE,
@@ -32,6 +33,9 @@ from transformer_xl.tasks.speech import (
     resampled,
     stacked,
 )
+from transformer_xl.tasks.run import run_task
+from transformer_xl.tasks.series import made as series_data
+from transformer_xl.tasks.series import task as time_series
 from transformer_xl.tasks.task import Trained
 
 

@@ -10,7 +10,8 @@ import torch
 
 from transformer_xl.cli import parse
 from transformer_xl.config.recipes import load_recipe
-from transformer_xl.tasks import load_task, logs_anomalies, run
+from transformer_xl.tasks import load_task, run
+from transformer_xl.tasks.logs import task as logs_anomalies
 from transformer_xl.tasks.run import prepared, run_task
 from transformer_xl.tasks.task import Measured, SelfTrainingTask, Task, Trained
 

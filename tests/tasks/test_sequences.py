@@ -16,8 +16,9 @@ from transformer_xl.inference.answers import losses
 from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.model import build_model
 from transformer_xl.model.segment import Lengths
-from transformer_xl.tasks import load_task, logs_anomalies
-from transformer_xl.tasks.chorales import ROUNDS, framewise
+from transformer_xl.tasks import load_task
+from transformer_xl.tasks.logs import task as logs_anomalies
+from transformer_xl.tasks.music.task import ROUNDS, framewise
 from transformer_xl.tasks.task import Trained
 
 SIZES = {"n_layer": 2, "n_head": 2, "d_model": 16, "d_inner": 16, "mem_len": 200}

@@ -15,8 +15,11 @@ import torch
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data.vocab_files import load_vocab
 from transformer_xl.model import build_model
-from transformer_xl.tasks import TASKS, load_task, logs_anomalies, run, spoken_digits, time_series
+from transformer_xl.tasks import TASKS, load_task, run
+from transformer_xl.tasks.digits import task as spoken_digits
+from transformer_xl.tasks.logs import task as logs_anomalies
 from transformer_xl.tasks.run import run_task
+from transformer_xl.tasks.series import task as time_series
 
 # Of tasks that read the same kind of data, and of the models of a task, the first is quick.
 LIKE_OTHERS = ("polarity", "translation-en-fr", "digits-adapted", "digits-raw")

@@ -15,8 +15,8 @@ from transformer_xl.config.recipes import dump_recipe
 from transformer_xl.data.features import FeatureCorpus
 from transformer_xl.data.recordings import Recordings, write_recordings
 from transformer_xl.inference.evaluate import WithMemory, evaluate
-from transformer_xl.inference.forecast import forecast
 from transformer_xl.model import load_model
+from transformer_xl.tasks.series.forecast import forecast
 from transformer_xl.train import Interrupted, train
 from transformer_xl.train.checkpoint.checkpoints import read_whole
 

@@ -150,7 +150,7 @@ class Generate(LoadsModels):
         """Return the texts to continue."""
         if self.midi is None:
             return self.prompts or (self.settings.prompt,)
-        from transformer_xl.apps.music import has_marks, read_midi, require_pitches, text_of
+        from transformer_xl.tasks.music import has_marks, read_midi, require_pitches, text_of
 
         require_pitches(vocab)
         music = MusicConfig(**self.music)

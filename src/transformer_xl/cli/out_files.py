@@ -9,7 +9,7 @@ from transformer_xl.cli.given import refuse_others
 from transformer_xl.cli.printing import say
 from transformer_xl.config.checks import require
 from transformer_xl.config.files import replace_file, require_new_file
-from transformer_xl.config.music import MIDI_SUFFIXES, MUSIC_SUFFIXES, PICTURE_SUFFIXES, MusicConfig
+from transformer_xl.config.music import MIDI_SUFFIXES, MUSIC_SUFFIXES, MusicConfig
 from transformer_xl.errors import DataError
 
 if TYPE_CHECKING:
@@ -93,12 +93,11 @@ class OutFiles:
             for path in self.of_text(n):
                 require_new_file(path, force=self.force)
         if self.has_music:
-            from transformer_xl.apps import music
+            from transformer_xl.tasks.music import library_of
 
-            if self._has(MIDI_SUFFIXES):
-                music.require_mido()
-            if self._has(PICTURE_SUFFIXES):
-                music.require_matplotlib()
+            for path in self.paths:
+                if (suffix := path.suffix.lower()) in MUSIC_SUFFIXES:
+                    library_of(suffix)
 
     def require_vocab(self, vocab: "Vocab") -> None:
         """Require a model of music, whose tokens are pitches, if music is written.
@@ -107,7 +106,7 @@ class OutFiles:
             ValueError: It has others.
         """
         if self.has_music:
-            from transformer_xl.apps.music import require_pitches
+            from transformer_xl.tasks.music import require_pitches
 
             require_pitches(vocab)
 
@@ -154,7 +153,7 @@ class OutFiles:
         return names
 
     def _write_music(self, paths: list[Path], text: str, has_ended: bool) -> None:
-        from transformer_xl.apps.music import joined, pieces_of, write_music
+        from transformer_xl.tasks.music import joined, pieces_of, write_music
 
         settings, files = MusicConfig(**self.music), " and ".join(map(str, paths))
 

@@ -89,8 +89,8 @@ class DataConfig:
     prompt follows, or with the next data.reset_at: loss and evaluation count completions only
     (completion-only loss), as of every second column of a table. None: they count every token."""
     workers: Count | None = None
-    """Processes that tokenize the text; None: one for each core if the text is long. The result
-    does not depend on their number."""
+    """Threads that tokenize with byte-pair units or data.tokenizer; None: one for each core if the
+    text is long. The result does not depend on their number."""
     cache_dir: str | None = None
     """Where token files are cached; None: TXL_CACHE, else ~/.cache/transformer_xl."""
     corpus: str | None = None

@@ -1,5 +1,5 @@
 from .catalogue import KNOWN_CORPORA
-from .corpus import Corpus, raw_split
+from .corpus import Corpus, raw_split, write_corpus
 from .making_vocab import train_vocab
 from .preparing import prepare
 from .segments import Segments
@@ -15,4 +15,5 @@ __all__ = [
     "prepare",
     "raw_split",
     "train_vocab",
+    "write_corpus",
 ]

@@ -14,8 +14,8 @@ streams reach them.
 import hashlib
 import json
 import re
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +23,22 @@ import numpy as np
 from jaxtyping import Integer
 
 from transformer_xl.config import FORMAT_VERSION
-from transformer_xl.config.files import checksum, replace_file
+from transformer_xl.config.files import checksum, replace_file, write_atomically
 from transformer_xl.config.locking import Say
 from transformer_xl.data.locking import LOCK, once
 from transformer_xl.data.store import (
-    RANGE_BYTES,
     StoredObject,
+    StoredTokens,
+    Tokens,
     describe,
     fetch,
     open_store,
-    read_range,
+    patiently,
 )
 from transformer_xl.data.text import SPLITS
-from transformer_xl.data.tokens import StoredTokens, Tokens
 from transformer_xl.data.vocab import VOCAB_FILE, Vocab
 from transformer_xl.data.vocab_files import load_vocab
+from transformer_xl.errors import DataError, InputError
 
 MANIFEST = "manifest.json"
 VERIFIED = "verified.json"
@@ -58,7 +59,7 @@ class Corpus:
 
     Raises:
         FileNotFoundError: The folder holds no corpus.
-        RuntimeError: The corpus is damaged or from a newer version.
+        DataError: The corpus is damaged or from a newer version.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -70,41 +71,45 @@ class Corpus:
             self.manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             version = self.manifest["format_version"]
             if not isinstance(version, int) or version > FORMAT_VERSION:
-                raise RuntimeError(
+                raise DataError(
                     f"{path} has format {version!r}, this version reads up to {FORMAT_VERSION}: "
                     "update transformer_xl"
                 )
             if self.manifest["dtype"] not in ("uint16", "uint32"):
-                raise ValueError(f"dtype {self.manifest['dtype']!r} is not uint16 or uint32")
+                problem = f"dtype {self.manifest['dtype']!r} is not uint16 or uint32"
+                raise self._damage(path, problem)
             self.dtype = np.dtype(self.manifest["dtype"])
             vocab_hash = self.manifest["vocab"]["hash"]
             for name in SPLITS:
                 self._check_size(name)
+        except DataError:
+            raise
         except (ValueError, KeyError, TypeError) as error:
-            raise RuntimeError(self._damage(path, f"it cannot be read: {error!r}")) from error
+            raise self._damage(path, f"it cannot be read: {error!r}") from error
         try:
             self.vocab: Vocab = load_vocab(self.folder)
-        except (FileNotFoundError, ValueError, RuntimeError) as error:
-            raise RuntimeError(self._damage(self.folder, str(error))) from error
+        except (FileNotFoundError, DataError) as error:
+            raise self._damage(self.folder, str(error)) from error
         if self.vocab.hash != vocab_hash:
             problem = "it is not the vocabulary in manifest.json"
-            raise RuntimeError(self._damage(self.folder / "vocab.json", problem))
+            raise self._damage(self.folder / "vocab.json", problem)
 
-    def _damage(self, path: Path, what: str) -> str:
-        return f"{path} is damaged: {what}. Delete the folder {self.folder} and prepare it again"
+    def _damage(self, path: Path, what: str) -> DataError:
+        return DataError(
+            f"{path} is damaged: {what}. Delete the folder {self.folder} and prepare it again"
+        )
 
     def _check_size(self, name: str) -> None:
         about = self.manifest["splits"][name]
         path = self.folder / about["file"]
         if path.name != about["file"]:
-            raise ValueError(
-                f"the {name} split is in {about['file']!r}, which is no name of a file"
-            )
+            problem = f"the {name} split is in {about['file']!r}, which is no name of a file"
+            raise self._damage(self.folder / MANIFEST, problem)
         expected = about["tokens"] * self.dtype.itemsize
         found = self._size(path.name)
         if found != expected:
             sizes = "it is missing" if found is None else f"{found:,} bytes instead of {expected:,}"
-            raise RuntimeError(self._damage(path, sizes))
+            raise self._damage(path, sizes)
 
     def _size(self, file: str) -> int | None:
         path = self.folder / file
@@ -112,7 +117,7 @@ class Corpus:
 
     def _about(self, name: str) -> dict[str, Any]:
         if name not in SPLITS:
-            raise ValueError(f"split {name!r} is none of {', '.join(SPLITS)}")
+            raise DataError(f"split {name!r} is none of {', '.join(SPLITS)}")
         return self.manifest["splits"][name]
 
     @property
@@ -135,7 +140,7 @@ class Corpus:
         """Return the tokens of a split, memory-mapped.
 
         Raises:
-            ValueError: The split is empty.
+            DataError: The split is empty.
         """
         about = self._about(name)
         if about["tokens"] == 0:
@@ -145,14 +150,14 @@ class Corpus:
                     f"nothing was held out for it; set data.{name}_fraction above 0 or give "
                     f"data.{name}_path"
                 )
-            raise ValueError(f"the corpus has no {name} split: {remedy}")
+            raise DataError(f"the corpus has no {name} split: {remedy}")
         return np.memmap(self.folder / about["file"], dtype=self.dtype, mode="r")
 
     def tokens(self, name: str) -> Tokens:
         """Return the tokens of a split, indexed by position, read in place.
 
         Raises:
-            ValueError: The split is empty.
+            DataError: The split is empty.
         """
         return self.split(name)
 
@@ -160,12 +165,12 @@ class Corpus:
         """Verify the checksum of every token file.
 
         Raises:
-            RuntimeError: A file differs.
+            DataError: A file differs.
         """
         for about in map(self._about, SPLITS):
-            if self._digest(about["file"]) != about["sha256"]:
+            if checksum(self.folder / about["file"]) != about["sha256"]:
                 problem = f"its contents do not match the checksum in {MANIFEST}"
-                raise RuntimeError(self._damage(self.folder / about["file"], problem))
+                raise self._damage(self.folder / about["file"], problem)
 
     def verify_once(self, say: Say) -> None:
         """Call :meth:`verify` unless the files have not changed since the last time.
@@ -174,7 +179,7 @@ class Corpus:
         cannot be recorded, files are verified each time.
 
         Raises:
-            RuntimeError: A file differs.
+            DataError: A file differs.
         """
 
         def verify() -> None:
@@ -204,9 +209,6 @@ class Corpus:
         except (OSError, ValueError):
             return False
 
-    def _digest(self, file: str) -> str:
-        return checksum(self.folder / file)
-
 
 class StoredCorpus(Corpus):
     """A prepared corpus at a URL.
@@ -216,17 +218,15 @@ class StoredCorpus(Corpus):
 
     Raises:
         FileNotFoundError: There is no corpus.
-        RuntimeError: The corpus is damaged or from a newer version.
+        DataError: The corpus is damaged or from a newer version.
         OSError: The store does not answer.
     """
 
     def __init__(self, url: str, downloads: Path, say: Say) -> None:
         self.url = url.rstrip("/")
         self._say = say
-        about = self._object(MANIFEST)
-        if about.size is None or about.size > _LARGEST_MANIFEST:
-            raise RuntimeError(f"{about.url} is no manifest of a corpus: {about.size} bytes")
-        manifest = read_range(*open_store(about.url), 0, about.size, about.url)
+        fs, path = open_store(self._object(MANIFEST).url)
+        manifest = patiently(self.url, lambda: fs.cat_file(path, end=_LARGEST_MANIFEST))
         key = hashlib.sha256(json.dumps([self.url, manifest.decode("latin-1")]).encode())
         title = re.sub(r"[^\w.+-]", "_", self.url.rsplit("/", 1)[-1])[-60:]
         folder = downloads / "corpora" / f"{title}-{key.hexdigest()[:16]}"
@@ -237,10 +237,10 @@ class StoredCorpus(Corpus):
         super().__init__(folder)
 
     def _object(self, file: str) -> StoredObject:
-        return describe(f"{self.url}/{file}", file)
+        return describe(f"{self.url}/{file}")
 
-    def _damage(self, path: Path, what: str) -> str:
-        return (
+    def _damage(self, path: Path, what: str) -> DataError:
+        return DataError(
             f"{self.url}/{path.name} is damaged: {what}. Copy the prepared corpus there again, and "
             f"delete the folder {self.folder}"
         )
@@ -248,18 +248,18 @@ class StoredCorpus(Corpus):
     def _size(self, file: str) -> int | None:
         if (self.folder / file).is_file():
             return super()._size(file)
-        try:
+        with suppress(FileNotFoundError):
             return self._object(file).size
-        except FileNotFoundError:
-            return None
 
     def split(self, name: str) -> Integer[np.ndarray, " length"]:
         """Return the tokens of a split, downloaded to the cache, verified and memory-mapped."""
         about = self._about(name)
         file = self.folder / about["file"]
         if about["tokens"] and not file.is_file():
-            known = replace(self._object(file.name), sha256=about["sha256"])
-            fetch({file: known}, self.folder, self._say)
+            fetch({file: self._object(file.name)}, self.folder, self._say)
+            if checksum(file) != about["sha256"]:
+                file.unlink()
+                raise self._damage(file, f"it does not have the checksum {about['sha256']}")
         return super().split(name)
 
     def tokens(self, name: str) -> Tokens:
@@ -269,19 +269,81 @@ class StoredCorpus(Corpus):
             return self.split(name)
         return StoredTokens(f"{self.url}/{about['file']}", self.dtype, about["tokens"])
 
-    def _digest(self, file: str) -> str:
-        if (self.folder / file).is_file():
-            return super()._digest(file)
-        about = self._object(file)
-        fs, path = open_store(about.url)
-        digest = hashlib.sha256()
-        for start in range(0, about.size or 0, RANGE_BYTES):
-            stop = min(start + RANGE_BYTES, about.size or 0)
-            digest.update(read_range(fs, path, start, stop, about.url))
-        return digest.hexdigest()
+    def verify(self) -> None:
+        """Download all splits, which verifies their checksums."""
+        for name in SPLITS:
+            if self.n_tokens(name):
+                self.split(name)
+        super().verify()
 
     def verify_once(self, say: Say) -> None:
         """Do nothing: sizes were compared, and downloads are verified."""
+
+
+def write_corpus(
+    folder: Path, vocab: Vocab, splits: Mapping[str, Iterable[np.ndarray]], source: str
+) -> Corpus:
+    """Write a corpus of tokens from elsewhere, such as a pipeline on a cluster.
+
+    Args:
+        folder: A new folder, or that of a call that was stopped.
+        vocab: The vocabulary.
+        splits: By ``train``, ``valid`` and ``test``, the tokens in pieces.
+        source: What the text is, for people.
+
+    Raises:
+        InputError: There is no such split, a corpus is there, or a token is not in the vocabulary.
+        OSError: A file cannot be written.
+    """
+    if (folder / MANIFEST).exists() or not {*splits} <= {*SPLITS}:
+        raise InputError(
+            f"splits={[*splits]} must be of {', '.join(SPLITS)}, and {folder} a new folder"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    vocab.save(folder)
+    abouts = {}
+    for name in SPLITS:
+        path, counts = folder / f"{name}.bin", {"tokens": 0, "bytes": 0}
+
+        def write(temporary: Path, name: str = name, counts: dict[str, int] = counts) -> None:
+            with temporary.open("wb") as file:
+                for piece in splits.get(name, ()):
+                    if len(piece) and not 0 <= piece.min() <= piece.max() < len(vocab):
+                        raise InputError(f"{name}: a token is not among the {len(vocab):,} ones")
+                    file.write(piece.astype(token_dtype(vocab)).data)
+                    counts["tokens"] += len(piece)
+                    sizes = vocab.token_bytes
+                    text = vocab.decode(piece) if sizes is None else ""
+                    counts["bytes"] += len(text.encode()) if sizes is None else sizes[piece].sum()
+
+        write_atomically(path, write)
+        abouts[name] = {
+            "file": path.name,
+            "tokens": counts["tokens"],
+            "bytes": int(counts["bytes"]),
+        }
+        abouts[name] |= {"sha256": checksum(path)}
+    replace_file(folder / MANIFEST, manifest_of(vocab, abouts, {"description": source}))
+    return Corpus(folder)
+
+
+def token_dtype(vocab: Vocab) -> np.dtype:
+    """Return the type in which the tokens of a vocabulary are stored."""
+    return np.dtype(np.uint16 if len(vocab) <= 1 << 16 else np.uint32)
+
+
+def manifest_of(
+    vocab: Vocab, splits: dict[str, Any], source: dict[str, str], **others: Any
+) -> bytes:
+    """Return the contents of ``manifest.json``."""
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        "dtype": token_dtype(vocab).name,
+        "vocab": {"kind": vocab.kind, "size": len(vocab), "hash": vocab.hash},
+        "splits": splits,
+        "source": source,
+    }
+    return json.dumps(manifest | others, indent=2).encode()
 
 
 def raw_split(corpus: Corpus, name: str, *, last: int = 0) -> bytes:
@@ -293,7 +355,7 @@ def raw_split(corpus: Corpus, name: str, *, last: int = 0) -> bytes:
         last: Only of so many tokens at its end; 0: of all.
 
     Raises:
-        ValueError: The split is empty, or its tokens do not determine the text.
+        DataError: The split is empty, or its tokens do not determine the text.
     """
     tokens = corpus.split(name)[-last:]
     if corpus.vocab.kind == "bytes":

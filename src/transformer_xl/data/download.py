@@ -1,25 +1,30 @@
-"""Downloads by ``pooch``: mirrors tried in turn, and single files out of archives.
+"""Downloads of published corpora with ``pooch``: mirrors in turn, and files out of archives.
 
-Files are put in their place after their checksum is verified. Only the requested members of an
-archive are extracted, by their exact names, to paths of our choosing: paths, links and permissions
-in it are ignored.
+A file gets its name after its checksum is verified. Only the requested members of an archive are
+extracted, by their exact names, to paths of our choosing: paths, links and permissions in it are
+ignored.
 """
 
 import fnmatch
-import hashlib
 import importlib
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, cast
 
-from transformer_xl.config.files import checksum, remove_temporary, replace_file, write_atomically
+from transformer_xl.config.files import (
+    checksum,
+    is_disk_full,
+    remove_temporary,
+    replace_file,
+    write_atomically,
+)
 from transformer_xl.config.locking import Say
 from transformer_xl.data.catalogue import KnownCorpus, RemoteFile, Source
 from transformer_xl.data.locking import once
+from transformer_xl.errors import DataError
 
 _BLOCK_BYTES = 1 << 20
 # Larger than any published corpus; a hostile archive is stopped here.
@@ -27,10 +32,11 @@ _LARGEST = 64 << 30
 _TIMEOUT_SECONDS = 30
 # Some hosts of WikiText refuse the default agent of Python.
 _AGENT = {"User-Agent": "Mozilla/5.0 (compatible; transformer-xl)"}
-
-
-class _SourceError(Exception):
-    """A source that cannot be used."""
+# What downloads and damaged archives raise, beside OSError.
+_UNUSABLE = (
+    *(OSError, ValueError, zipfile.BadZipFile, tarfile.TarError, zlib.error),
+    *(EOFError, KeyError, NotImplementedError, RuntimeError),
+)
 
 
 def download(
@@ -48,7 +54,9 @@ def download(
         for source in remote.sources:
             try:
                 _fetch_from(source, remote, folder, say)
-            except _SourceError as error:
+            except _UNUSABLE as error:
+                if is_disk_full(error):
+                    raise
                 failures.append(f"cannot use {source.url}: {error}")
             else:
                 for failure in failures:
@@ -72,19 +80,16 @@ def copies_of(corpus: KnownCorpus) -> str:
 def differs(path: Path, known: str) -> str | None:
     """Compare a file with ``md5:...`` or ``sha256:...``; return its checksum if it differs."""
     method, _, expected = known.partition(":")
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, method).hexdigest()
-    return None if found == expected else f"{method}:{found}"
+    value = importlib.import_module("pooch").file_hash(path, method)
+    return None if value == expected else f"{method}:{value}"
 
 
 def _present(remote: RemoteFile, folder: Path) -> tuple[Path, ...]:
     """Return complete downloads; for several files, only if all are present."""
     if "*" in remote.name:
-        whole = _listing(folder, remote)
-        files = tuple(sorted(folder.glob(remote.name)))
-        names = [file.name for file in files]
-        is_whole = whole.is_file() and whole.read_text(encoding="utf-8").split() == names
-        return files if is_whole else ()
+        record, files = _listing(folder, remote), tuple(sorted(folder.glob(remote.name)))
+        listed = record.read_text(encoding="utf-8").split() if record.is_file() else []
+        return files if listed == [file.name for file in files] else ()
     target = folder / remote.name
     if not target.is_file():
         return ()
@@ -104,100 +109,83 @@ def _listing(folder: Path, remote: RemoteFile) -> Path:
 
 def _fetch_from(source: Source, remote: RemoteFile, folder: Path, say: Say) -> None:
     if not source.member:
-        _retrieve(source.url, remote, folder, say)
+        _put(folder / remote.name, remote, _retrieval(source.url, say), say)
         return
     archive = RemoteFile(name=source.url.rsplit("/", 1)[1], sources=(), checksum=source.checksum)
     if not _present(archive, folder):
-        _retrieve(source.url, archive, folder, say)
-    outer = source.member.removesuffix(remote.name)
-    names = []
+        _put(folder / archive.name, archive, _retrieval(source.url, say), say)
+    outer, names = source.member.removesuffix(remote.name), list[str]()
     for member, stream in _members(folder / archive.name, source.member):
         target = folder / (member.removeprefix(outer) if "*" in remote.name else remote.name)
-        where = f"{source.url} ({member})"
-        _put(target, remote, partial(_extract, stream, where), where, say)
+
+        def extract(temporary: Path, stream: IO[bytes] = stream, member: str = member) -> None:
+            with temporary.open("wb") as file:
+                while block := stream.read(_BLOCK_BYTES):
+                    if file.tell() + len(block) > _LARGEST:
+                        raise DataError(f"{member} has more than {_LARGEST:,} bytes")
+                    file.write(block)
+
+        _put(target, remote, extract, say)
         names.append(target.name)
     if not names:
-        raise _SourceError(f"the archive holds no {source.member}")
+        raise DataError(f"the archive holds no {source.member}")
     if "*" in remote.name:
         replace_file(_listing(folder, remote), " ".join(sorted(names)).encode())
 
 
-def _retrieve(url: str, remote: RemoteFile, folder: Path, say: Say) -> None:
+def _retrieval(url: str, say: Say) -> Callable[[Path], None]:
+    """Return a function that downloads a file to a path."""
     say(f"downloading {url}")
-    pooch, requests = importlib.import_module("pooch"), importlib.import_module("requests")
-    fetch = pooch.HTTPDownloader(chunk_size=_BLOCK_BYTES, headers=_AGENT, timeout=_TIMEOUT_SECONDS)
+    fetch = importlib.import_module("pooch").HTTPDownloader(
+        chunk_size=_BLOCK_BYTES, headers=_AGENT, timeout=_TIMEOUT_SECONDS
+    )
 
-    def write(temporary: Path) -> None:
+    def write(path: Path) -> None:
         try:
-            fetch(url, str(temporary), None)
-        except (requests.RequestException, ValueError) as error:
-            raise _SourceError(str(error)) from error
+            fetch(url, str(path), None)
+        except OSError as error:
+            if is_disk_full(error):
+                raise
+            raise DataError(str(error)) from error
 
-    _put(folder / remote.name, remote, write, "it", say)
+    return write
 
 
-def _put(
-    target: Path, remote: RemoteFile, write: Callable[[Path], None], what: str, say: Say
-) -> None:
-    """Write a file, which is put in its place when its checksum is right.
+def _put(target: Path, remote: RemoteFile, write: Callable[[Path], None], say: Say) -> None:
+    """Write a file, which gets its name when its checksum is right.
 
-    Of a file of which none is published, the checksum is recorded, to notice a damaged one.
+    If none is published, the checksum is recorded, so that a damaged file is noticed.
     """
 
     def write_checked(temporary: Path) -> None:
         write(temporary)
-        if remote.checksum and (found := differs(temporary, remote.checksum)):
-            raise _SourceError(f"{what} has the checksum {found}, not {remote.checksum}")
+        if remote.checksum and (value := differs(temporary, remote.checksum)):
+            raise DataError(f"{target.name} has the checksum {value}, not {remote.checksum}")
 
     write_atomically(target, write_checked)
     if not remote.checksum and "*" not in remote.name:
-        found = checksum(target)
-        replace_file(_record(target), f"{found}\n".encode())
-        say(f"no checksum of {target.name} is known; it has the SHA-256 {found}")
-
-
-# What reading from archives raises.
-_UNREADABLE = (
-    *(OSError, zipfile.BadZipFile, tarfile.TarError, zlib.error),
-    *(EOFError, KeyError, NotImplementedError, RuntimeError, ValueError),
-)
+        value = checksum(target)
+        replace_file(_record(target), f"{value}\n".encode())
+        say(f"no checksum of {target.name} is known; it has the SHA-256 {value}")
 
 
 def _members(archive: Path, pattern: str) -> Iterator[tuple[str, IO[bytes]]]:
     """Yield the names and contents of the files of an archive that match a pattern."""
-    try:
-        if zipfile.is_zipfile(archive):
-            with zipfile.ZipFile(archive) as file:
-                for member in file.infolist():
-                    if not member.is_dir() and _is_wanted(member.filename, pattern):
-                        with file.open(member) as stream:
-                            yield member.filename, stream
-        else:
-            with tarfile.open(archive, "r|*") as file:
-                for member in file:
-                    if member.isreg() and _is_wanted(member.name, pattern):
-                        yield member.name, cast(IO[bytes], file.extractfile(member))
-    except _UNREADABLE as error:
-        raise _SourceError(f"{archive.name} is damaged: {error}") from error
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as file:
+            for member in file.infolist():
+                if not member.is_dir() and _is_wanted(member.filename, pattern):
+                    with file.open(member) as stream:
+                        yield member.filename, stream
+    else:
+        with tarfile.open(archive, "r|*") as file:
+            for member in file:
+                if member.isreg() and _is_wanted(member.name, pattern):
+                    yield member.name, cast(IO[bytes], file.extractfile(member))
 
 
 def _is_wanted(name: str, pattern: str) -> bool:
     """Match the whole name; a ``*`` matches no separator of folders."""
-    ours, theirs = name.split("/"), pattern.split("/")
-    is_as_deep = len(ours) == len(theirs) and ".." not in ours
-    return is_as_deep and all(map(fnmatch.fnmatchcase, ours, theirs))
-
-
-def _extract(stream: Any, where: str, temporary: Path) -> None:
-    with temporary.open("wb") as file:
-        while True:
-            # An error of the disk is none of the archive.
-            try:
-                block = stream.read(_BLOCK_BYTES)
-            except _UNREADABLE as error:
-                raise _SourceError(f"the archive is damaged: {error}") from error
-            if not block:
-                return
-            if file.tell() + len(block) > _LARGEST:
-                raise _SourceError(f"{where} has more than {_LARGEST:,} bytes")
-            file.write(block)
+    names, patterns = name.split("/"), pattern.split("/")
+    is_as_deep = len(names) == len(patterns) and ".." not in names
+    return is_as_deep and all(map(fnmatch.fnmatchcase, names, patterns))

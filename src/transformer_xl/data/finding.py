@@ -2,6 +2,8 @@
 
 import codecs
 import glob
+import hashlib
+import json
 import os
 import re
 import sysconfig
@@ -10,15 +12,26 @@ from dataclasses import replace
 from pathlib import Path
 
 from transformer_xl.config import DataConfig
+from transformer_xl.config.files import replace_file, write_atomically
 from transformer_xl.config.locking import Say
 from transformer_xl.data.catalogue import KNOWN_CORPORA, RemoteFile
 from transformer_xl.data.download import copies_of, differs, download
-from transformer_xl.data.hub import HUB_PREFIX, find_hub_text
+from transformer_xl.data.locking import once
 from transformer_xl.data.normalizing import Normalizer
 from transformer_xl.data.store import StoredObject, fetch, is_url, list_objects, local_path
 from transformer_xl.data.text import TextFiles
-from transformer_xl.data.unpacking import RAW_REMEDY, first_bytes, parts_within, unpacking_of
+from transformer_xl.data.unpacking import (
+    RAW_REMEDY,
+    first_bytes,
+    optional_package,
+    parts_within,
+    texts_of,
+    unpacking_of,
+)
+from transformer_xl.errors import DataError, SettingsError
 
+HUB_PREFIX = "hf:"
+_HUB_SPLITS = {"train": ("train",), "valid": ("validation", "valid", "dev"), "test": ("test",)}
 _PROBE_BYTES = 8192
 _LISTED_SKIPPED = 5
 _OWN_TEXT = "for text of your own, delete data.name in the recipe, or give --data.name ''"
@@ -35,32 +48,31 @@ def find_text(config: DataConfig, downloads: Path, say: Say) -> TextFiles:
     """
     name, path = config.name, config.path
     if not (name or path):
-        raise ValueError(
+        raise SettingsError(
             "data.name and data.path are both empty: give a file or folder with --data.path, or "
             f"name one of the known corpora: {', '.join(KNOWN_CORPORA)}"
         )
     keys = ("path", "valid_path", "test_path")
     if empty := [key for key in keys if getattr(config, key) == ""]:
-        raise ValueError(
+        raise SettingsError(
             f"data.{empty[0]}='' is no file or folder: give one (. is the current folder), or None"
         )
     is_hub = name.startswith(HUB_PREFIX)
     known = KNOWN_CORPORA.get(name)
     if name and not is_hub and known is None:
-        raise ValueError(
+        raise SettingsError(
             f"data.name={name!r} is no known corpus; there are {', '.join(KNOWN_CORPORA)}, and "
             f"{HUB_PREFIX}ORG/NAME of Hugging Face datasets. For text of your own leave it empty "
             "and give --data.path FILE_OR_FOLDER"
         )
     if name and path and is_url(path):
-        raise ValueError(
+        raise SettingsError(
             f"data.name={name!r} with data.path={path!r}: of a known corpus, data.path takes a "
             "copy on this machine; leave out data.name to read any text at a URL"
         )
-    given = {"valid": config.valid_path, "test": config.test_path}
     held_out = {
         part: list_texts(place, config, downloads, say)
-        for part, place in given.items()
+        for part, place in (("valid", config.valid_path), ("test", config.test_path))
         if place is not None
     }
     stored = {file: x for texts in held_out.values() for file, x in texts.stored.items()}
@@ -78,7 +90,7 @@ def find_text(config: DataConfig, downloads: Path, say: Say) -> TextFiles:
     away = {file.resolve() for texts in held_out.values() for file in texts.train}
     kept = tuple(file for file in parts["train"] if file.resolve() not in away)
     if parts["train"] and not kept:
-        raise ValueError(f"{root} holds nothing but what data.valid_path and test_path hold out")
+        raise SettingsError(f"{root} holds nothing but what data.valid_path and test_path hold out")
     parts["train"] = kept
     if len(kept) == 1 and unpacking_of(kept[0], config) == "json":
         # Which parts it has is in it.
@@ -103,40 +115,39 @@ def fetch_text(config: DataConfig, files: TextFiles, say: Say) -> TextFiles:
     }
     for part, paths in kept.items():
         if not paths:
-            raise ValueError(f"{files.description} ({part}): the folder holds no text files")
+            raise DataError(f"{files.description} ({part}): the folder holds no text files")
     return replace(files, **kept)
 
 
-def list_texts(given: str, config: DataConfig, downloads: Path, say: Say) -> TextFiles:
+def list_texts(path: str, config: DataConfig, downloads: Path, say: Say) -> TextFiles:
     """List what ``data.path`` names: a file, folder, pattern or URL, or several, in that order."""
-    if not is_url(given) and not re.search(_BEFORE_URL, given):
-        root, files = _list_local(given, config, say)
-        return TextFiles(root=root, description=given, train=files)
+    if not is_url(path) and not re.search(_BEFORE_URL, path):
+        root, files = _list_local(path, config, say)
+        return TextFiles(root=root, description=path, train=files)
     stored: dict[Path, StoredObject] = {}
-    files, local_roots, store_roots = list[Path](), list[Path](), list[Path]()
-    for item in re.split(_BETWEEN_URLS, given):
-        place = local_path(item)
-        if is_url(place):
-            objects = list_objects(place, downloads / "objects", say)
-            _refuse_corpus((x.name for x in objects), place)
-            found = {x.target(downloads / "objects"): x for x in objects}
-            stored |= found
+    files, roots = list[Path](), list[Path]()
+    for item in map(local_path, re.split(_BETWEEN_URLS, path)):
+        if is_url(item):
+            objects = list_objects(item, downloads / "objects", say)
+            _require_text((x.name for x in objects), item)
+            listed = {x.target(downloads / "objects"): x for x in objects}
+            stored |= listed
             # A name for people.
-            root = re.split(r"[*?\[]", place.partition("://")[2])[0]
-            store_roots.append(Path(root if objects[0].in_folder else root.rpartition("/")[0]))
+            root = re.split(r"[*?\[]", item.partition("://")[2])[0]
+            roots.append(Path(root if objects[0].in_folder else root.rpartition("/")[0]))
         else:
-            root, found = _list_local(place, config, say)
-            local_roots.append(root)
-        files += found
-    root, files = [*local_roots, *store_roots][0], tuple(dict.fromkeys(files))
-    return TextFiles(root=root, description=given, train=files, stored=stored)
+            root, listed = _list_local(item, config, say)
+            roots.insert(0, root)
+        files += listed
+    unique = tuple(dict.fromkeys(files))
+    return TextFiles(root=roots[0], description=path, train=unique, stored=stored)
 
 
 def _list_local(given: str, config: DataConfig, say: Say) -> tuple[Path, tuple[Path, ...]]:
     # A name with a colon or a star in it is a name first.
     items = [given] if given and Path(given).exists() else given.split(os.pathsep)
     if not all(items):
-        raise ValueError(
+        raise SettingsError(
             f"{given!r} has an empty path: delete the {os.pathsep!r} beside it, or give . for the "
             "current folder"
         )
@@ -167,19 +178,19 @@ def list_text(path: Path, config: DataConfig, say: Say) -> tuple[Path, ...]:
         return (path,)
     if not path.is_dir():
         raise FileNotFoundError(f"there is no file or folder {path}")
-    _refuse_corpus((file.name for file in path.iterdir()), path)
-    files = _walk(path, lambda name: name.startswith("."))
+    _require_text((file.name for file in path.iterdir()), path)
+    files = _walk(path, _is_hidden)
     is_text = {file: _begins_like_text(file, config) for file in files}
     skipped = [str(file.relative_to(path)) for file in files if not is_text[file]]
     _say_skipped(skipped, path, say)
     if len(skipped) == len(files):
-        raise ValueError(f"the folder {path} holds no text files")
+        raise DataError(f"the folder {path} holds no text files")
     return tuple(file for file in files if is_text[file])
 
 
-def _refuse_corpus(names: Iterable[str], where: object) -> None:
+def _require_text(names: Iterable[str], where: object) -> None:
     if {"manifest.json", "vocab.json", "train.bin"} <= {*names}:
-        raise ValueError(f"{where} is a prepared corpus, no text: give it with --data.corpus")
+        raise SettingsError(f"{where} is a prepared corpus, no text: give it with --data.corpus")
 
 
 def _say_skipped(names: list[str], where: object, say: Say) -> None:
@@ -190,6 +201,10 @@ def _say_skipped(names: list[str], where: object, say: Say) -> None:
             + ", ".join(names[:_LISTED_SKIPPED])
             + (f" and {more} more" if more > 0 else "")
         )
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".")
 
 
 def _walk(root: Path, is_skipped: Callable[[str], bool]) -> list[Path]:
@@ -238,6 +253,59 @@ def _python_sources(root: Path) -> tuple[Path, ...]:
     return found
 
 
+def find_hub_text(
+    config: DataConfig, downloads: Path, say: Say
+) -> tuple[Path, dict[str, tuple[Path, ...]]]:
+    """Return the folder with the text of a data set of ``datasets``, and its files by part.
+
+    ``hf:ORG/NAME`` or ``hf:ORG/NAME:CONFIG`` names one of the hub, ``hf:FOLDER`` a folder of files.
+    ``datasets`` downloads it, and goes on with a download that was stopped; its text is written to
+    a file for each split. If another process does so, this one waits.
+    """
+    name, _, configuration = config.name.removeprefix(HUB_PREFIX).partition(":")
+    if not name:
+        raise SettingsError(f"data.name={config.name!r} has no data set: write hf:ORG/NAME")
+    identity: list[object] = [config.name.removeprefix(HUB_PREFIX)]
+    if (folder := Path(name)).is_dir():
+        files = [(x.relative_to(folder).as_posix(), x.stat()) for x in _walk(folder, _is_hidden)]
+        about = [[file, stat.st_size, stat.st_mtime_ns] for file, stat in files]
+        identity = [str(folder.resolve()), configuration, about]
+    key = hashlib.sha256(json.dumps([*identity, config.json_field]).encode()).hexdigest()[:12]
+    title = Path(config.name.removeprefix(HUB_PREFIX).replace(":", "-")).name
+    folder = downloads / "hf" / f"{title}-{key}"
+
+    def read() -> None:
+        datasets = optional_package("datasets", f"data.name={config.name!r}")
+        say(f"reading {name} with datasets; its text is kept in {folder}")
+        try:
+            splits = datasets.load_dataset(name, configuration or None)
+        except (ValueError, OSError):
+            raise
+        except Exception as error:  # The package has classes of its own for each kind of trouble.
+            raise OSError(
+                f"datasets cannot read {name}: {type(error).__name__}: {error}"
+            ) from error
+        parts = {}
+        for part, names in _HUB_SPLITS.items():
+            for rows in [splits[x] for x in names if x in splits][:1]:
+                texts = texts_of(rows, config.json_field, name)
+
+                def write(path: Path, texts: Iterable[str] = texts) -> None:
+                    with path.open("wb") as file:
+                        file.writelines(x.encode("utf-8", "surrogatepass") for x in texts)
+
+                write_atomically(folder / f"{part}.txt", write)
+                parts[part] = [f"{part}.txt"]
+        replace_file(folder / "parts.json", json.dumps(parts).encode())
+
+    activity = "another process is reading the same data set"
+    once(folder, say, activity, find=(folder / "parts.json").is_file, make=read)
+    parts = json.loads((folder / "parts.json").read_bytes())
+    if not parts.get("train"):
+        raise DataError(f"data.name={config.name!r}: the data set has no split named train")
+    return folder, {part: tuple(folder / x for x in names) for part, names in parts.items()}
+
+
 def _find_known(
     config: DataConfig, downloads: Path, say: Say
 ) -> tuple[Path, dict[str, tuple[Path, ...]]]:
@@ -265,7 +333,8 @@ def _find_known(
         )
     for part, files in parts.items():
         for file in files:
-            _compare(file, remotes[part], name, say)
+            if warning := _difference(file, remotes[part], name):
+                say(warning)
     return (given if given.is_dir() else given.parent), parts
 
 
@@ -280,19 +349,19 @@ def _copies(given: Path, remote: RemoteFile, n_parts: int) -> tuple[Path, ...]:
     return ()
 
 
-def _compare(file: Path, remote: RemoteFile, name: str, say: Say) -> None:
-    """Warn where a copy is not what was published."""
+def _difference(file: Path, remote: RemoteFile, name: str) -> str:
+    """Return a warning if a copy is not what was published, a note if that is not known."""
     size = file.stat().st_size
     if remote.n_bytes is not None and size < remote.n_bytes:
-        say(
+        return (
             f"warning: {file} is a part of {remote.name}, {size:,} of {remote.n_bytes:,} bytes; it "
             "is split by the same shares, and results will not compare with published ones; "
             f"{_OWN_TEXT}"
         )
-    elif remote.checksum and differs(file, remote.checksum):
-        say(
+    if remote.checksum and differs(file, remote.checksum):
+        return (
             f"warning: {file} differs from the published {remote.name} of {name}: results will "
             f"not compare with published ones; {_OWN_TEXT}"
         )
-    elif not remote.checksum and "*" not in remote.name:
-        say(f"no checksum of {remote.name} is known: {file} is taken as it is")
+    is_unknown = not remote.checksum and "*" not in remote.name
+    return f"no checksum of {remote.name} is known: {file} is taken as it is" if is_unknown else ""

@@ -1,21 +1,15 @@
-"""Learning vocabularies from texts, also from texts that are counted in parts."""
+"""Learning vocabularies from texts."""
 
-import itertools
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import closing
-from pathlib import Path
 from typing import cast
 
-import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from transformer_xl.config.files import replace_file
 from transformer_xl.data.imported import SPACE, ImportedVocab, Rules, cutter
-from transformer_xl.data.text import Span, read_blocks, read_bytes
 from transformer_xl.data.vocab import EOS, UNK, Vocab, VocabKind, byte_characters, symbols_in
+from transformer_xl.errors import DataError, InputError
 
 DEFAULT_BPE_SIZE = 4096
 # A unit may hold a word with the mark and the space before it ("(self", ", name"), a run of
@@ -55,10 +49,10 @@ def train_vocab(
             them, and not by their code points. Words always are; other kinds are not counted.
 
     Raises:
-        ValueError: ``vocab_size`` is too small, or ``kind`` is ``imported`` or ``brought``.
+        InputError: ``vocab_size`` is too small, or ``kind`` is ``imported`` or ``brought``.
     """
     if kind in ("imported", "brought"):
-        raise ValueError(f"an {kind} vocabulary is loaded, not learned: choose another kind")
+        raise InputError(f"an {kind} vocabulary is loaded, not learned: choose another kind")
     if kind == "bytes":
         tokenizer = Tokenizer(
             models.BPE(vocab={c: byte for byte, c in enumerate(byte_characters())}, merges=[])
@@ -84,7 +78,7 @@ def train_vocab(
 def _train_bpe(texts: Iterable[str], vocab_size: int, apart: Iterable[str]) -> Tokenizer:
     alphabet = byte_characters()
     if vocab_size < len(alphabet):
-        raise ValueError(
+        raise InputError(
             f"data.vocab_size={vocab_size} must be at least 256 for bpe: every byte is a unit"
         )
     tokenizer = Tokenizer(models.BPE())
@@ -141,7 +135,7 @@ def _integers(symbols: Sequence[str], vocab_size: int | None) -> list[str]:
     found = [symbol for symbol in symbols if symbol != EOS]
     for symbol in found:
         if not _INTEGER.fullmatch(symbol):
-            raise ValueError(
+            raise DataError(
                 f"data.vocab=integers: {symbol[:40]!r} is no integer; they are written like 7 or "
                 "-12, with blanks between them and a sequence a line"
             )
@@ -151,7 +145,7 @@ def _integers(symbols: Sequence[str], vocab_size: int | None) -> list[str]:
 def _most_frequent(symbols: Sequence[str], vocab_size: int) -> list[str]:
     special = [symbol for symbol in symbols if symbol in (EOS, UNK)]
     if vocab_size < len(special) + 1:
-        raise ValueError(
+        raise InputError(
             f"data.vocab_size={vocab_size} has no tokens for words beside {' and '.join(special)}"
         )
     words = [symbol for symbol in symbols if symbol not in (EOS, UNK)]
@@ -170,70 +164,3 @@ def authors_bytes(byte_values: Sequence[int]) -> ImportedVocab:
     rules = Rules(join="bytes")
     dropped = normalizers.Sequence([normalizers.Replace(Regex(r"\n"), "")])
     return ImportedVocab(cutter(symbols, rules, [dropped]).to_str(pretty=True), rules)
-
-
-def count_part(kind: str, spans: Sequence[Span], target: Path) -> None:
-    """Count the symbols of some text; write them to ``target``, in the order of occurrence."""
-    counts: Counter[str] = Counter()
-    if kind == "authors-bytes":
-        for block in itertools.chain.from_iterable(map(read_bytes, spans)):
-            values = np.frombuffer(block, dtype=np.uint8)
-            found, first, n = np.unique(values, return_index=True, return_counts=True)
-            order = np.argsort(first)
-            names = map(str, found[order].tolist())
-            counts.update(dict(zip(names, n[order].tolist(), strict=True)))
-    else:
-        for block in read_blocks(cast(VocabKind, kind), spans):
-            counts.update(symbols_in(cast(VocabKind, kind), block))
-    replace_file(target, json.dumps(counts).encode())
-
-
-def vocab_of_counts(
-    kind: str, counted: Sequence[Path], others: Sequence[Path], vocab_size: int | None
-) -> Vocab:
-    """Build a vocabulary from the counts of parts, as `train_vocab` does from their text.
-
-    Symbols that only the ``others`` have are unknown. The counts are added up in a database
-    beside them, so that rare words take no memory.
-
-    Raises:
-        OSError: The database cannot be written.
-    """
-    # Only here, as Python can be built without it.
-    import sqlite3
-
-    file = counted[0].with_name("counts.sqlite") if counted else Path(":memory:")
-    file.unlink(missing_ok=True)
-    try:
-        with closing(sqlite3.connect(file)) as table:
-            # Nothing of it is needed again.
-            table.execute("PRAGMA journal_mode = OFF")
-            table.execute("PRAGMA synchronous = OFF")
-            table.execute(
-                "CREATE TABLE counts (symbol PRIMARY KEY, n INTEGER, first INTEGER) WITHOUT ROWID"
-            )
-            add = "INSERT INTO counts VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET n = n + excluded.n"
-            positions = itertools.count()
-            for path in counted:
-                counts = json.loads(path.read_bytes())
-                rows = [(symbol, n, next(positions)) for symbol, n in counts.items()]
-                # In the order of the table, which is then read from one end to the other.
-                table.executemany(add, sorted(rows))
-            # Beside the most frequent words, two more show that there are others.
-            limit = vocab_size + 2 if vocab_size is not None and kind == "words" else -1
-            select = "SELECT symbol FROM counts ORDER BY n DESC, first LIMIT ?"
-            ranked = table.execute(select, [limit])
-            symbols = [symbol for (symbol,) in ranked]
-            is_known = "SELECT 1 FROM counts WHERE symbol = ?"
-            has_unknown = any(
-                table.execute(is_known, [symbol]).fetchone() is None
-                for path in others
-                for symbol in json.loads(path.read_bytes())
-            )
-    except sqlite3.Error as error:
-        raise OSError(f"the counts cannot be added up in {file.parent}: {error}") from error
-    finally:
-        file.unlink(missing_ok=True)
-    if kind == "authors-bytes":
-        return authors_bytes([int(symbol) for symbol in symbols])
-    return counted_vocab(cast(VocabKind, kind), symbols, vocab_size, has_unknown=has_unknown)

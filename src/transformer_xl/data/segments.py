@@ -23,7 +23,7 @@ from torch import Tensor
 from transformer_xl.config import ModelConfig
 from transformer_xl.data.completions import in_completion
 from transformer_xl.data.recordings import Recordings
-from transformer_xl.data.tokens import Tokens
+from transformer_xl.data.store import Tokens
 
 _LOOKED_BACK = 1024
 """Tokens read at first to find out whether a segment begins within a completion."""

@@ -1,48 +1,46 @@
-"""Objects in a store: what lies at a URL, described, read and fetched by way of ``fsspec``.
+"""Objects at URLs, listed and fetched with ``fsspec``: texts, and prepared corpora.
 
-An object is told by its URL, its size, and the version that the store gives it. What is read is
-data: one file system at a time, no chain of them, nothing that is executed.
+An object is identified by its URL, its size, and the version that the store reports. What is read
+is data: one file system, no chain of them, nothing that is executed.
 """
 
 import hashlib
 import json
 import re
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from transformer_xl.config.files import checksum, is_disk_full, replace_file, require_space, sync
+import numpy as np
+from jaxtyping import Integer
+
+from transformer_xl.config.files import replace_file, require_space, sync
 from transformer_xl.config.locking import Say
 from transformer_xl.data.locking import once
-from transformer_xl.data.unpacking import optional_package
+from transformer_xl.data.unpacking import MissingPackageError, optional_package
+from transformer_xl.errors import DataError, InputError
 
-RANGE_BYTES = 8 << 20
-"""How much of an object is asked for at once where all of it is read."""
+BLOCK_BYTES = 1 << 20
+"""Bytes of a block of `StoredTokens`."""
 CONNECTIONS = 8
-"""How many objects are asked for at once."""
-# Between attempts to read a range. A network that is away for a minute stops no run.
+"""Objects that are fetched at once."""
+# Between attempts to read, so that a network that is away for a minute ends no training.
 _WAITS_SECONDS = (1.0, 4.0, 15.0, 60.0)
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
-_HIDDEN = r"(^|/)\."
-_SECONDS_BETWEEN_LINES = 10.0
-_WEB = ("http", "https")
+_HIDDEN = re.compile(r"(^|/)\.")
 # What stores call the version of an object; a time only where there is nothing better.
 _VERSIONS = (
     *("ETag", "etag", "e_tag", "md5Hash", "Content-MD5", "generation", "blob_id", "oid"),
     *("checksum", "Digest", "LastModified", "last_modified", "Last-Modified", "updated", "mtime"),
     *("modified", "created"),
 )
-
-
-class UnreachableError(OSError):
-    """A store does not answer, or not as it should."""
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,100 +49,89 @@ class StoredObject:
 
     url: str
     name: str
-    """Its place below the folder or pattern that named it."""
+    """Its path below the folder or pattern that named it."""
     size: int | None
-    """Bytes; None where the server does not tell."""
+    """Bytes; None if the server does not report them."""
     version: str
-    """What changes with its contents; empty where the server tells nothing."""
+    """Changes with the contents; empty if the server reports nothing."""
     in_folder: bool = False
-    """Found in a folder, where what is no text is passed over."""
-    sha256: str = ""
-    """Its checksum, where it is known."""
+    """Found in a folder, where files that are no text are skipped."""
 
     def target(self, folder: Path) -> Path:
-        """Return where it is kept in a folder; another version has another place."""
+        """Return the path of its copy in a folder; another version has another path."""
         key = hashlib.sha256(json.dumps([self.url, self.size, self.version]).encode())
         last = re.sub(r"[^\w.+-]", "_", self.name.rsplit("/", 1)[-1])
         return folder / f"{key.hexdigest()[:16]}-{last[-100:]}"
 
 
-def is_url(given: str) -> bool:
-    """Whether something names an object in a store, not a file."""
-    return _URL.match(given) is not None
+def is_url(path: str) -> bool:
+    """Whether a path is a URL."""
+    return _URL.match(path) is not None
 
 
-def local_path(given: str) -> str:
-    """Return the path of a ``file://`` URL; others as they are."""
-    return unquote(urlsplit(given).path) if given.lower().startswith("file://") else given
-
-
-def _is_web(url: str) -> bool:
-    return url.partition("://")[0].lower() in _WEB
+def local_path(path: str) -> str:
+    """Return the path of a ``file://`` URL; other paths and URLs unchanged."""
+    return unquote(urlsplit(path).path) if path.lower().startswith("file://") else path
 
 
 def open_store(url: str) -> tuple[Any, str]:
-    """Return the file system of a URL, and the path in it."""
+    """Return the file system of a URL, and the path in it.
+
+    Raises:
+        InputError: The URL chains file systems, or its protocol is unknown.
+        MissingPackageError: A package is missing.
+    """
     if "::" in url:
-        raise ValueError(f"{url} chains file systems with ::, which are not read here: give one")
+        raise InputError(f"{url} chains file systems with ::, which are not read here: give one")
     fsspec = optional_package("fsspec", f"{url}, read with fsspec,")
-    protocol = url.partition("://")[0].lower()
-    options: dict[str, Any] = {}
-    if _is_web(url):
-        # What a server packs on the way has another size, and its ranges are others.
-        options = {"headers": {"Accept-Encoding": "identity"}, "client_kwargs": {"trust_env": True}}
+    # What a server compresses on the way has another size, and other ranges.
+    web = {"headers": {"Accept-Encoding": "identity"}, "client_kwargs": {"trust_env": True}}
     try:
-        return fsspec.url_to_fs(url, **options)
+        return fsspec.url_to_fs(url, **(web if url.lower().startswith("http") else {}))
     except ImportError as error:
-        package = getattr(error.__cause__, "name", None) or error.name or "the one named above"
-        raise ValueError(
-            f"{url}: {protocol}:// needs the package {package}: pip install {package}"
-        ) from error
+        raise MissingPackageError(f"{url}: {error}") from error
     except ValueError as error:
-        if "not known" not in str(error):
-            raise
-        raise ValueError(
-            f"{url}: fsspec knows no {protocol}://; there are s3, gs, az, https, hf and those of "
-            "fsspec.available_protocols()"
-        ) from error
-    except Exception as error:  # Each package has classes of its own.
-        raise _explained(error, url) from error
+        raise InputError(f"{url}: {error}; there are s3, gs, az, https, hf ...") from error
 
 
 @contextmanager
-def _explaining(url: str) -> Iterator[None]:
+def _named(url: str) -> Iterator[None]:
+    """Name the URL in errors: a PermissionError, a FileNotFoundError, or another OSError."""
     try:
         yield
     except Exception as error:  # Each package has classes of its own.
-        raise _explained(error, url) from error
+        cause = error.__cause__ or error
+        status = getattr(cause, "status", None)
+        if isinstance(error, PermissionError) or status in (401, 403):
+            raise PermissionError(
+                f"{url} may not be read: {cause}. Credentials are taken from where the package of "
+                "the store looks for them, such as AWS_PROFILE or ~/.aws for s3://"
+            ) from error
+        if status == 404 or (error is cause and isinstance(error, FileNotFoundError)):
+            raise FileNotFoundError(f"there is nothing at {url}") from error
+        raise OSError(f"cannot read {url}: {cause or type(cause).__name__}") from error
 
 
-def _explained(error: Exception, url: str) -> OSError:
-    """Say in our words what a store said in its own."""
-    cause = error.__cause__
-    status = getattr(error, "status", None) or getattr(cause, "status", None)
-    kind = type(error).__name__
-    if isinstance(error, PermissionError) or status in (401, 403) or "Credential" in kind:
-        return PermissionError(
-            f"{url} may not be read: {cause or error}. Credentials are taken from where the "
-            "package of the store looks for them, such as AWS_PROFILE or ~/.aws for s3://"
-        )
-    is_about_network = (
-        isinstance(cause, ConnectionError | TimeoutError)
-        or type(cause).__module__.startswith("aiohttp")
-    ) and status != 404
-    if status == 404 or (isinstance(error, FileNotFoundError) and not is_about_network):
-        return FileNotFoundError(f"there is nothing at {url}")
-    # The last of several is what the system said.
-    said = str(cause if isinstance(error, FileNotFoundError) and cause else error) or kind
-    return UnreachableError(f"cannot read {url}: {said}")
+def patiently(url: str, read: Callable[[], _Result]) -> _Result:
+    """Return what ``read`` returns; call it again, up to four times, while the store fails."""
+    for wait in _WAITS_SECONDS:
+        try:
+            with _named(url):
+                return read()
+        except (PermissionError, FileNotFoundError):
+            raise
+        except OSError:
+            time.sleep(wait)
+    with _named(url):
+        return read()
 
 
-def describe(url: str, name: str = "") -> StoredObject:
-    """Ask the store for one object."""
+def describe(url: str) -> StoredObject:
+    """Return an object as the store describes it now."""
     fs, path = open_store(url)
-    with _explaining(url):
+    with _named(url):
         fs.invalidate_cache()
-        return _object(url, name or _last(url), fs.info(path))
+        return _object(url, path.rsplit("/", 1)[-1], fs.info(path))
 
 
 def _object(
@@ -156,205 +143,163 @@ def _object(
     return StoredObject(url, name, info.get("size"), str(version), in_folder)
 
 
-def _last(url: str) -> str:
-    path = urlsplit(url).path if _is_web(url) else url
-    return unquote(path.rstrip("/").rsplit("/", 1)[-1])
-
-
 def list_objects(url: str, records: Path, say: Say) -> tuple[StoredObject, ...]:
     """List the object at a URL, those that a pattern matches, or those in a folder, sorted.
 
-    What was found is noted below ``records``. Where the store does not answer another time, the
-    note counts. A folder on the web is a URL that ends with ``/`` and shows its files as links.
+    The list is recorded below ``records``, and used while the store cannot be reached. A folder on
+    the web is a URL that ends with ``/`` and shows its files as links.
     """
-    note = records / f"{hashlib.sha256(url.encode()).hexdigest()[:16]}.json"
+    record = records / f"{hashlib.sha256(url.encode()).hexdigest()[:16]}.json"
     try:
-        found = _list(url)
-    except UnreachableError as error:
+        objects = _list(url)
+    except (PermissionError, FileNotFoundError):
+        raise
+    except OSError as error:
         try:
-            noted = tuple(StoredObject(**row) for row in json.loads(note.read_bytes()))
+            recorded = tuple(StoredObject(**row) for row in json.loads(record.read_bytes()))
         except (OSError, ValueError, TypeError):
             raise error from None
         say(f"warning: {error}; what was there the last time is taken")
-        return noted
-    content = json.dumps([asdict(x) for x in found]).encode()
-    # Where nothing can be written, all that is missing is a note.
+        return recorded
+    # In a read-only cache, only the record is missing.
     with suppress(OSError):
-        if not note.is_file() or note.read_bytes() != content:
-            replace_file(note, content)
-    for x in found:
+        replace_file(record, json.dumps([asdict(x) for x in objects]).encode())
+    for x in objects:
         if not x.version:
-            say(f"warning: nothing tells the version of {x.url}: only another size is another text")
-    return found
+            say(f"warning: {x.url} has no version: only another size is noticed as another text")
+    return objects
 
 
 def _list(url: str) -> tuple[StoredObject, ...]:
     fs, path = open_store(url)
-    is_web, is_pattern = _is_web(url), "*" in path or "[" in path
-    with _explaining(url):
+    is_web = url.lower().startswith("http")
+    with _named(url):
         fs.invalidate_cache()
+        is_pattern = "*" in path or "[" in path
         if is_pattern:
             root = re.split(r"[*\[]", path)[0].rsplit("/", 1)[0]
-            found = {p: i for p, i in fs.glob(path, detail=True).items() if i["type"] == "file"}
-            if not found:
+            infos = {p: i for p, i in fs.glob(path, detail=True).items() if i["type"] == "file"}
+            if not infos:
                 raise FileNotFoundError(path)
+        elif (is_web and path.endswith("/")) or fs.isdir(path):
+            root, infos = path.rstrip("/"), fs.find(path, detail=True)
         else:
-            is_web_folder = is_web and path.endswith("/")
-            info = {"type": "directory"} if is_web_folder else fs.info(path)
-            if info["type"] == "file":
-                return (_object(fs.unstrip_protocol(path), _last(url), info),)
-            root, found = path.rstrip("/"), fs.find(path, detail=True)
+            last = urlsplit(path).path if is_web else path
+            name = unquote(last.rsplit("/", 1)[-1])
+            return (_object(fs.unstrip_protocol(path), name, fs.info(path)),)
         if is_web:
-            # Their lists are names alone.
+            # Pages list names alone.
             with ThreadPoolExecutor(CONNECTIONS) as pool:
-                found = dict(zip(found, pool.map(fs.info, found), strict=True))
-    names = {p: p.removeprefix(root).lstrip("/") for p in found}
-    # As on a disk: what is hidden is found by a pattern that says so.
-    shows_hidden = re.search(_HIDDEN, path.removeprefix(root))
+                infos = dict(zip(infos, pool.map(fs.info, infos), strict=True))
+    names = {p: p.removeprefix(root).lstrip("/") for p in infos}
+    shows_hidden = _HIDDEN.search(path.removeprefix(root))
     objects = [
         _object(fs.unstrip_protocol(p), names[p], info, in_folder=not is_pattern)
-        for p, info in found.items()
-        if shows_hidden or not re.search(_HIDDEN, names[p])
+        for p, info in infos.items()
+        if shows_hidden or not _HIDDEN.search(names[p])
     ]
     if not objects:
-        raise ValueError(f"the folder {url} holds no files")
+        raise DataError(f"the folder {url} holds no files")
     return tuple(sorted(objects, key=lambda x: x.name))
-
-
-def read_range(fs: Any, path: str, start: int, stop: int, url: str) -> bytes:
-    """Read bytes ``start`` to ``stop`` of an object, several times if need be."""
-    for wait in (*_WAITS_SECONDS, None):
-        try:
-            with _explaining(url):
-                data = fs.cat_file(path, start=start, end=stop)
-            if len(data) == stop - start:
-                return data
-            raise UnreachableError(
-                f"{url} gave {len(data):,} bytes for the {stop - start:,} from {start:,} on: it "
-                "changed, or its server gives no byte ranges"
-            )
-        except UnreachableError:
-            if wait is None:
-                raise
-            time.sleep(wait)
-    raise AssertionError
-
-
-def has_ranges(fs: Any, path: str, size: int) -> bool:
-    """Whether a server gives parts of an object; on the web it may send all of it instead."""
-    if not _is_web(path) or size < 2:
-        return True
-    try:
-        with fs.open(path, "rb", block_size=1 << 10, cache_type="none") as file:
-            file.seek(1)
-            return len(file.read(1)) == 1
-    except ValueError:
-        return False
 
 
 def fetch(wanted: Mapping[Path, StoredObject], folder: Path, say: Say) -> None:
     """Fetch objects to the files of a folder that are missing, several at once.
 
-    Where another process fetches to the folder, this one waits. A fetch that was stopped goes on
-    where it was: a part belongs to one version of its object, whose name it has.
+    If another process fetches to the folder, this one waits. Each file appears when it is whole.
 
     Raises:
         OSError: An object cannot be read or changed meanwhile, or the disk failed.
-        RuntimeError: An object does not have its known checksum.
     """
-    once(
-        folder,
-        say,
-        "another process is fetching the same",
-        find=lambda: not _missing(wanted),
-        make=lambda: _fetch_missing(wanted, folder, say),
-    )
+
+    def fetch_missing() -> None:
+        missing = [path for path in wanted if not path.is_file()]
+        n_bytes = sum(wanted[path].size or 0 for path in missing)
+        require_space(folder, n_bytes, f"what is fetched from {wanted[missing[0]].url}")
+        say(f"fetching {len(missing):,} objects, {n_bytes:,} bytes")
+        with ThreadPoolExecutor(CONNECTIONS) as pool:
+            for _ in pool.map(lambda path: _fetch(wanted[path], path), missing):
+                pass
+
+    activity = "another process is fetching the same"
+    once(folder, say, activity, lambda: all(path.is_file() for path in wanted), fetch_missing)
 
 
-def _fetch_missing(wanted: Mapping[Path, StoredObject], folder: Path, say: Say) -> None:
-    sizes = {path: wanted[path].size or 0 for path in _missing(wanted)}
-    there = sum(_size(_part(path)) or 0 for path in sizes)
-    total = sum(sizes.values())
-    require_space(folder, total - there, f"what is fetched from {wanted[next(iter(sizes))].url}")
-    say(f"fetching {len(sizes):,} objects, {total:,} bytes" + (", going on" * bool(there)))
-    stop = threading.Event()
-    with ThreadPoolExecutor(CONNECTIONS) as pool:
-        try:
-            tasks = {pool.submit(_fetch, wanted[p], p, stop): size for p, size in sizes.items()}
-            done, said = 0, time.monotonic()
-            for task in as_completed(tasks):
-                task.result()
-                done += tasks[task]
-                if time.monotonic() - said > _SECONDS_BETWEEN_LINES:
-                    said = time.monotonic()
-                    say(f"fetched {done:,} of {total:,} bytes")
-        except OSError as error:
-            if not is_disk_full(error):
-                raise
-            raise OSError(
-                f"the disk of {folder} is full; what came is kept: make room, and the same "
-                "command goes on"
-            ) from error
-        finally:
-            stop.set()
-            pool.shutdown(cancel_futures=True)
-
-
-def _missing(wanted: Mapping[Path, StoredObject]) -> list[Path]:
-    return [p for p, x in wanted.items() if (n := _size(p)) is None or n != (x.size or n)]
-
-
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return None
-
-
-def _part(target: Path) -> Path:
-    return target.with_name(f".{target.name}.part")
-
-
-def _fetch(wanted: StoredObject, target: Path, stop: threading.Event) -> None:
-    fs, path = open_store(wanted.url)
-    part = _part(target)
-    size = wanted.size
-    at = _size(part) or 0
-    if size is not None and size > RANGE_BYTES and not has_ranges(fs, path, size):
-        size = None
-    if size is None or at > size:
-        part.unlink(missing_ok=True)
-        at = 0
-    part.touch()
-    # At its place: where a file system has no locks, another process writes the same there.
-    with part.open("r+b") as file:
-        file.seek(at)
-        if size is None:
-            # From the beginning to the end, which needs no ranges.
-            options = {"block_size": 0} if _is_web(path) else {}
-            with _explaining(wanted.url), fs.open(path, "rb", **options) as stream:
-                while (block := stream.read(RANGE_BYTES)) and not stop.is_set():
-                    file.write(block)
-        while size is not None and at < size and not stop.is_set():
-            block = read_range(fs, path, at, min(at + RANGE_BYTES, size), wanted.url)
-            file.write(block)
-            at += len(block)
-    if stop.is_set():
-        return
-    now = describe(wanted.url)
-    is_whole = wanted.size in (None, _size(part))
-    if not is_whole or (now.size, now.version) != (wanted.size, wanted.version):
+def _fetch(stored: StoredObject, target: Path) -> None:
+    fs, path = open_store(stored.url)
+    part = target.with_name(f".{target.name}.part")
+    patiently(stored.url, lambda: fs.get_file(path, str(part)))
+    now, size = describe(stored.url), part.stat().st_size
+    if (now.version, stored.size or size) != (stored.version, size):
         part.unlink()
-        raise UnreachableError(f"{wanted.url} changed while it was read; try again")
-    if wanted.sha256 and checksum(part) != wanted.sha256:
-        part.unlink()
-        raise RuntimeError(
-            f"{wanted.url} does not have the checksum {wanted.sha256}: it was damaged on its way "
-            "or in the store; fetch it again, or copy it there again"
-        )
+        raise OSError(f"{stored.url} changed while it was read; try again")
     sync(part)
-    try:
-        part.replace(target)
-    except FileNotFoundError:
-        if not target.is_file():
-            raise
+    part.replace(target)
+
+
+class StoredTokens:
+    """The tokens of a file in a store, as an array that is read where it is indexed.
+
+    It holds the blocks of the last call: with B sequential streams, one or two for each.
+
+    Raises:
+        OSError: The file has another size, or its server returns no byte ranges.
+    """
+
+    def __init__(self, url: str, dtype: np.dtype, n_tokens: int) -> None:
+        self.dtype, self.shape, self.ndim = dtype, (n_tokens,), 1
+        self._url, self._blocks = url, dict[int, np.ndarray]()
+        self._per_block = BLOCK_BYTES // dtype.itemsize
+        self._fs, self._path = open_store(url)
+        n_bytes = n_tokens * dtype.itemsize
+        if (size := describe(url).size) != n_bytes:
+            raise OSError(f"{url} has {size} bytes instead of {n_bytes}")
+        with _named(url), self._fs.open(self._path, "rb", block_size=1, cache_type="none") as file:
+            # Not every server returns ranges.
+            file.seek(n_bytes - 1)
+            file.read(1)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, places: Any) -> Any:
+        """Return the tokens of a slice, or at an array of positions."""
+        if isinstance(places, slice):
+            start, stop, step = places.indices(len(self))
+            return self._read([(start, max(start, stop))])[0][::step]
+        if np.size(places) == 0:
+            return np.empty(np.shape(places), self.dtype)
+        flat = np.asarray(places).ravel() % len(self)
+        numbers, where = np.unique(flat // self._per_block, return_inverse=True)
+        missing = [n for n in numbers.tolist() if n not in self._blocks]
+        starts = [n * self._per_block for n in missing]
+        stops = [min(start + self._per_block, len(self)) for start in starts]
+        blocks = self._blocks | dict(
+            zip(missing, self._read([*zip(starts, stops, strict=True)]), strict=True)
+        )
+        self._blocks = {n: blocks[n] for n in numbers.tolist()}
+        tokens = np.empty(flat.shape, self.dtype)
+        order, ends = np.argsort(where, kind="stable"), np.cumsum(np.bincount(where))
+        for n, chosen in zip(self._blocks, np.split(order, ends[:-1]), strict=True):
+            tokens[chosen] = self._blocks[n][flat[chosen] - n * self._per_block]
+        return tokens.reshape(np.shape(places))[()]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Read all tokens."""
+        return self[:].astype(dtype or self.dtype, copy=False)
+
+    def _read(self, ranges: list[tuple[int, int]]) -> list[np.ndarray]:
+        starts, stops = ([x[n] * self.dtype.itemsize for x in ranges] for n in (0, 1))
+        paths = [self._path] * len(ranges)
+
+        def read() -> list[bytes]:
+            return self._fs.cat_ranges(paths, starts, stops, on_error="raise")
+
+        parts = [np.frombuffer(x, self.dtype) for x in patiently(self._url, read)]
+        if any(len(x) != stop - start for x, (start, stop) in zip(parts, ranges, strict=True)):
+            raise OSError(f"{self._url} changed while it was read; open it again")
+        return parts
+
+
+Tokens = Integer[np.ndarray | StoredTokens, " length"]
+"""A split in tokens: memory-mapped, or in a store."""

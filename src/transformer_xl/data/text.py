@@ -19,6 +19,7 @@ from transformer_xl.config import DataConfig
 from transformer_xl.data.store import StoredObject
 from transformer_xl.data.vocab import VocabKind
 from transformer_xl.data.vocab_files import divided_as
+from transformer_xl.errors import DataError
 
 BLOCK_BYTES = 1 << 16
 """Bytes of a block; learning byte-pair units holds some hundred blocks."""
@@ -101,7 +102,7 @@ def read_text(span: Span) -> Iterator[str]:
             begin = read - len(decoder.getstate()[0])
             yield text
     except UnicodeDecodeError as error:
-        raise ValueError(
+        raise DataError(
             f"{span.path} is not UTF-8 text: byte {begin + error.start:,} is "
             f"0x{error.object[error.start]:02x}. Convert the file to UTF-8, or read it byte by "
             "byte with --data.vocab bytes"
@@ -155,33 +156,37 @@ def split_point(kind: VocabKind, text: str) -> int:
     return 0
 
 
-def find_cut(kind: VocabKind | Literal["authors-bytes"], span: Span, near: int) -> int:
-    """Return the first byte from ``near`` on at which a span can be split.
+def parts_of(spans: Iterable[Span], size: int) -> Iterator[list[Span]]:
+    """Divide spans into parts of about ``size`` bytes that end where a line of text begins."""
+    part: list[Span] = []
+    left = size
+    for span in spans:
+        start = span.start
+        while start < span.stop:
+            stop = span.stop
+            if stop - start > left:
+                stop = line_start(span, start + left)
+            part.append(Span(span.path, start, stop))
+            left -= stop - start
+            start = stop
+            if left <= 0:
+                yield part
+                part, left = [], size
+    if part:
+        yield part
 
-    The tokens of both parts are then those of the whole. Returns the end of the span if there is
-    no such position.
+
+def line_start(span: Span, near: int) -> int:
+    """Return the first byte from ``near`` on at which the text of a line begins, or the end.
+
+    No byte-pair unit goes on there.
     """
-    if kind in ("bytes", "authors-bytes"):
-        return min(near, span.stop)
-    patterns = {
-        "chars": rb"[\x00-\x7f\xc0-\xff]",
-        # A unit ends before what follows the indentation of a line. Beyond ASCII this may be a
-        # blank, too, which is a unit of its own.
-        "bpe": rb"\n[ \t]*(?=[!-~\xc2-\xf4])",
-        # A letter or digit of any script, as in `split_point`; others are passed over below.
-        "brought": rb"(?:[A-Za-z0-9]|[\xc2-\xf4][\x80-\xbf]+)(?=\n)",
-        # Within a word: some tokenizers treat blanks by their context.
-        "imported": rb"[!-~](?=[!-~])",
-    }
-    pattern = re.compile(patterns.get(kind, rb"\n"))
     position, held = near, b""
     for block in read_bytes(Span(span.path, near, span.stop)):
         window = held + block
-        matches = pattern.finditer(window)
-        if kind == "brought":
-            matches = (x for x in matches if x[0].decode(errors="ignore").isalnum())
-        if found := next(matches, None):
-            return position - len(held) + (found.start() if kind == "chars" else found.end())
+        # Beyond ASCII, the first character may be a blank, too, which is a unit of its own.
+        if match := re.search(rb"\n[ \t]*(?=[!-~\xc2-\xf4])", window):
+            return position - len(held) + match.end()
         # A match that may start there is found with the next block.
         held = window[-_LONGEST_INDENT:]
         position += len(block)
@@ -222,7 +227,7 @@ def _hold_out_files(
     """
     shares = [share for share in (test_share, valid_share) if share]
     if len(spans) <= len(shares):
-        raise ValueError(
+        raise DataError(
             f"data.split_by=file needs more than {len(shares)} files to hold some out, and "
             f"there are {len(spans)}: use --data.split_by fraction or give data.valid_path "
             "and data.test_path"

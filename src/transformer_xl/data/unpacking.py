@@ -1,8 +1,7 @@
 """Files that are no plain text, and the text in them.
 
-Compressed files, JSON lines, Parquet tables, and integers in JSON or NumPy files are written out
-as text once, next to the corpus being built; from there all go one way. What is read is data:
-no pickle, nothing that is executed.
+Compressed files, JSON lines, Parquet tables, and integers in JSON or NumPy files. What is read is
+data: no pickle, nothing that is executed.
 """
 
 import bz2
@@ -21,8 +20,8 @@ from typing import Any, Literal
 import numpy as np
 
 from transformer_xl.config import DataConfig
-from transformer_xl.config.files import replace_file, write_atomically
 from transformer_xl.data.normalizing import Normalizer, describe_changes, normalized
+from transformer_xl.errors import DataError
 
 Unpacking = Literal["", "text", "lines", "parquet", "json", "numpy"]
 
@@ -34,7 +33,7 @@ _SHOWN = 60
 RAW_REMEDY = "--data.raw True reads every byte as it is"
 
 
-class MissingPackageError(ValueError):
+class MissingPackageError(DataError):
     """A file needs an optional package."""
 
 
@@ -84,7 +83,7 @@ def opened(path: Path) -> Iterator[io.BufferedIOBase]:
         is_about_it = isinstance(error, OSError | EOFError | lzma.LZMAError | zlib.error)
         if is_known or not (is_about_it or type(error).__name__ == "ZstdError"):
             raise
-        raise ValueError(f"{path} is damaged: {error}") from error
+        raise DataError(f"{path} is damaged: {error}") from error
 
 
 def first_bytes(path: Path, n: int) -> bytes:
@@ -126,68 +125,15 @@ def blocks_of(path: Path, how: Unpacking, field: str, part: str) -> Iterator[byt
         yield piece.encode("utf-8", "surrogatepass")
 
 
-def unpack(
-    path: Path,
-    how: Unpacking,
-    field: str,
-    part: str,
-    is_raw: bool,
-    adds_line_end: bool,
-    target: Path,
-) -> None:
-    """Write the text in a file to ``target``, and the changes that were made beside it, atomically.
-
-    The text is that of :func:`blocks_of`, normalized unless it ``is_raw``, and ends with a line end
-    if ``adds_line_end``.
-    """
-    changes = Counter[str]()
-
-    def write(temporary: Path) -> None:
-        last = b""
-        with temporary.open("wb") as out:
-            for block in _text_blocks(path, how, field, part, is_raw, changes):
-                out.write(block)
-                last = block[-1:]
-            if adds_line_end and last not in (b"", b"\n"):
-                out.write(b"\n")
-                changes["line end"] += 1
-        # Before the text is there: then all of it is.
-        replace_file(target.with_suffix(".json"), json.dumps(changes).encode())
-
-    write_atomically(target, write)
-
-
-def changes_of(path: Path, how: Unpacking, field: str, part: str) -> tuple[Counter[str], bytes]:
-    """Return what normalization changes in the text of a file, and the last byte of the text.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: It is damaged or no text.
-    """
-    changes, last = Counter[str](), b""
-    for block in _text_blocks(path, how, field, part, False, changes):
-        last = block[-1:]
-    return changes, last
-
-
-def has_text(path: Path, how: Unpacking, field: str, part: str) -> bool:
-    """Whether the text of a file, normalized, is not empty; reads no more of it than needed.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: It is damaged or no text.
-    """
-    try:
-        return any(_text_blocks(path, how, field, part, False, Counter()))
-    except MissingPackageError:
-        # Unpacking it raises this again, and what is unpacked by then is kept.
-        return True
-
-
-def _text_blocks(
+def text_blocks(
     path: Path, how: Unpacking, field: str, part: str, is_raw: bool, changes: Counter[str]
 ) -> Iterator[bytes]:
-    """Yield the normalized text in a file; add the changes to ``changes`` at its end."""
+    """Yield the text in a file, normalized unless it ``is_raw``; add the changes to ``changes``.
+
+    Raises:
+        OSError: The file cannot be read.
+        DataError: It is damaged or no text.
+    """
     blocks = blocks_of(path, how, field, part)
     if is_raw:
         yield from blocks
@@ -197,7 +143,7 @@ def _text_blocks(
     # Counts that were corrected to zero are none.
     changes += +normalizer.changes
     if changes and normalizer.n_zeros:
-        raise ValueError(
+        raise DataError(
             f"{path} has {normalizer.n_zeros:,} zero bytes, so that it is no text, and "
             f"normalizing it would change bytes ({describe_changes(changes)}): {RAW_REMEDY}, or "
             "remove the zero bytes"
@@ -214,7 +160,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
 
     Raises:
         OSError: It cannot be read.
-        ValueError: It is damaged, or a line is no JSON.
+        DataError: It is damaged, or a line is no JSON.
     """
     for number, line in enumerate(_lines(path), 1):
         if not line.strip():
@@ -222,7 +168,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
         try:
             yield number, json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}: line {number:,} is no JSON: {error}") from None
+            raise DataError(f"{path}: line {number:,} is no JSON: {error}") from None
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -242,7 +188,7 @@ def _json_lines(path: Path, field: str) -> Iterator[str]:
         text = record.get(field) if isinstance(record, dict) else None
         if not isinstance(text, str):
             known = ", ".join(map(repr, record)) if isinstance(record, dict) else "none"
-            raise ValueError(
+            raise DataError(
                 f"{path}: line {number:,} has no text in the field {field!r} (its fields are "
                 f"{known[:_SHOWN]}); name the field with --data.json_field"
             )
@@ -263,7 +209,7 @@ def _rows(datasets: Any, path: Path) -> Iterator[Any]:
         if isinstance(error, (ImportError, MemoryError)) or getattr(error, "errno", None):
             # Of the machine, and not of the file.
             raise
-        raise ValueError(
+        raise DataError(
             f"{path} cannot be read by datasets: {type(error).__name__}: {error}"
         ) from error
 
@@ -273,7 +219,7 @@ def texts_of(rows: Iterable[Any], field: str, where: str) -> Iterator[str]:
     for row in rows:
         text = row.get(field)
         if not isinstance(text, str):
-            raise ValueError(
+            raise DataError(
                 f"{where} has no text in the column {field!r} (its columns are "
                 f"{', '.join(row)}); name the column with --data.json_field"
             )
@@ -285,13 +231,13 @@ def read_json(path: Path) -> Any:
 
     Raises:
         OSError: It cannot be read.
-        ValueError: It is no JSON.
+        DataError: It is no JSON.
     """
     try:
         with opened(path) as file:
             return json.load(file)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no JSON: {error}") from None
+        raise DataError(f"{path} is no JSON: {error}") from None
 
 
 def _json_integers(path: Path, part: str) -> Iterator[str]:
@@ -299,7 +245,7 @@ def _json_integers(path: Path, part: str) -> Iterator[str]:
     if isinstance(content, dict):
         content = content.get(part, [])
     if not isinstance(content, list):
-        raise ValueError(
+        raise DataError(
             f"{path} holds no sequences of integers: expected a list of lists, or an object with "
             "such a list under train, valid and test"
         )
@@ -313,7 +259,7 @@ def _flat(sequence: Any, path: Path) -> Iterator[int]:
     for item in sequence if isinstance(sequence, list) else [sequence]:
         for value in item if isinstance(item, list) else [item]:
             if type(value) is not int:
-                raise ValueError(
+                raise DataError(
                     f"{path}: {json.dumps(value)[:_SHOWN]} is no integer; a sequence holds "
                     "integers, or lists of integers that happen at once"
                 )
@@ -324,9 +270,9 @@ def _numpy_integers(path: Path) -> Iterator[str]:
     try:
         array = np.lib.format.open_memmap(path, mode="r")
     except (ValueError, EOFError) as error:
-        raise ValueError(f"{path} is no NumPy file of integers: {error}") from None
+        raise DataError(f"{path} is no NumPy file of integers: {error}") from None
     if not np.issubdtype(array.dtype, np.integer) or array.ndim not in (1, 2):
-        raise ValueError(
+        raise DataError(
             f"{path} holds {array.dtype.name} of {array.ndim} dimensions; integers are expected, "
             "a sequence (1 dimension) or a sequence a row (2)"
         )

@@ -34,7 +34,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from transformer_xl.config import FORMAT_VERSION
 from transformer_xl.config.files import replace_file
-from transformer_xl.data.tokenizer_trial import without_padding
+from transformer_xl.errors import InputError
 
 VocabKind = Literal["bytes", "chars", "words", "bpe", "integers", "brought", "imported"]
 
@@ -89,10 +89,7 @@ class Vocab:
         self.kind: VocabKind = kind
         self.definition = definition
         self.hash = definition_hash(kind, definition.encode())
-        self._tokenizer = Tokenizer.from_str(without_padding(definition))
-        # Also if their names are written with escapes.
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
+        self._tokenizer = read_tokenizer(definition)
         self._ids = self._tokenizer.get_vocab()
         self.symbols = sorted(self._ids, key=self._ids.__getitem__)
         if sorted(self._ids.values()) != list(range(len(self.symbols))):
@@ -242,16 +239,14 @@ class Vocab:
 
     def _token_ids(self, text: str, **how: bool) -> list[int]:
         try:
-            return self._tokenizer.encode(text, **how).ids
+            # Without offsets, which takes less time, and without holding the interpreter lock.
+            return self._tokenizer.encode_batch_fast([text], **how)[0].ids
         except BaseException as error:
             if half := HALF.search(text):
                 raise half_refusal(half.start(), text) from error
-            # Its errors, as for a word without a token, have no class of their own. A panic of
-            # Rust, as if a pattern exceeds its backtracking limit, is not even an Exception.
-            is_of_text = isinstance(error, Exception) or type(error).__name__ == "PanicException"
-            if not is_of_text or isinstance(error, (TypeError, MemoryError)):
+            if not is_of_tokenizer(error):
                 raise
-            raise ValueError(f"the tokenizer failed on this text: {error}") from error
+            raise InputError(f"the tokenizer failed on this text: {error}") from error
 
     def unknown(self, text: str) -> Counter[str]:
         """Count the unknown symbols of a text, in the order of their first occurrence.
@@ -443,6 +438,38 @@ def _as_text(text: Any) -> str:
     elif isinstance(text, PathLike):
         remedy = 'give what is in the file, as with path.read_text("utf-8")'
     raise ValueError(f"{text!r:.60} is {type(text).__name__} and no text (str): {remedy}")
+
+
+def read_tokenizer(definition: str) -> Tokenizer:
+    """Read the text of a ``tokenizer.json``, without its padding and truncation.
+
+    Raises:
+        ValueError: It is no tokenizer.
+    """
+    if re.search(r'"(?:padding|truncation)"\s*:\s*[^\sn]', definition):
+        # Before it is read: a padding of 10^12 tokens would end the process.
+        values = json.loads(definition)
+        if isinstance(values, dict):
+            definition = json.dumps(values | {"padding": None, "truncation": None})
+    try:
+        tokenizer = Tokenizer.from_str(definition)
+    except BaseException as error:
+        if not is_of_tokenizer(error):
+            raise
+        raise ValueError(f"it is no tokenizer: {error}") from error
+    # Also if their names are written with escapes.
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def is_of_tokenizer(error: BaseException) -> bool:
+    """Whether ``tokenizers`` raised an error, which has no class of its own.
+
+    A panic of Rust, as if a pattern exceeds its backtracking limit, is not even an Exception.
+    """
+    is_of_text = isinstance(error, Exception) or type(error).__name__ == "PanicException"
+    return is_of_text and not isinstance(error, (TypeError, MemoryError))
 
 
 def definition_hash(kind: VocabKind, definition: bytes, rules: object = None) -> str:

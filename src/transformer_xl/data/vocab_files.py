@@ -6,7 +6,7 @@ An external ``tokenizer.json`` is used unchanged; a SentencePiece model is conve
 import copy
 import json
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 from tokenizers import Tokenizer, decoders
@@ -15,7 +15,7 @@ from transformer_xl.config import FORMAT_VERSION
 from transformer_xl.config.checks import names_nearest
 from transformer_xl.config.locating import locate, locate_here
 from transformer_xl.data.imported import ImportedVocab, Rules
-from transformer_xl.data.tokenizer_trial import LARGEST, tried
+from transformer_xl.data.sentencepiece_models import from_sentencepiece
 from transformer_xl.data.vocab import (
     VOCAB_FILE,
     StreamDecoder,
@@ -23,7 +23,14 @@ from transformer_xl.data.vocab import (
     VocabKind,
     definition_hash,
 )
+from transformer_xl.errors import DataError
 
+LARGEST = 128 << 20
+"""Largest file of a tokenizer in bytes."""
+_MOST_RULES = 256
+_MOST_ADDED = 100_000
+_LONGEST = 10_000
+_MOST_GROWTH = 100
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")
 
 
@@ -37,7 +44,7 @@ def load_vocab(name: Path | str) -> Vocab:
 
     Raises:
         FileNotFoundError: There is no such folder or model, or it has no vocabulary.
-        RuntimeError: The files are damaged or from a newer version.
+        DataError: The files are damaged or from a newer version.
 
     Example:
         >>> vocab = load_vocab("shakespeare")
@@ -58,34 +65,34 @@ def load_vocab(name: Path | str) -> Vocab:
         about = json.loads(path.read_text(encoding="utf-8"))
         version, kind, expected = about["format_version"], about["kind"], about["hash"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RuntimeError(f"{path} is damaged ({error!r}); restore it from a copy") from error
+        raise DataError(f"{path} is damaged ({error!r}); restore it from a copy") from error
     if not isinstance(version, int) or version > FORMAT_VERSION:
-        raise RuntimeError(
+        raise DataError(
             f"{path} has format {version!r}, this version reads up to {FORMAT_VERSION}: "
             "update transformer_xl"
         )
     if kind not in get_args(VocabKind):
-        raise RuntimeError(f"{path} names the kind {kind!r}, not one of {get_args(VocabKind)}")
+        raise DataError(f"{path} names the kind {kind!r}, not one of {get_args(VocabKind)}")
     path = folder / "tokenizer.json"
     definition, rules = path.read_bytes(), about.get("rules")
     if definition_hash(kind, definition, rules if kind == "imported" else None) != expected:
-        raise RuntimeError(
+        raise DataError(
             f"{path} is damaged or was edited: it does not match the hash in vocab.json; "
             "restore it from a copy"
         )
     try:
-        text = tried(definition)
+        text = definition_of(definition)
         if kind == "imported":
             # Few vocabularies have rules, and the import takes time.
             import msgspec
 
             known = msgspec.convert(rules, Rules)
             if others := rules.keys() - known.to_json().keys():
-                raise ValueError(f"it has unknown rules: {', '.join(others)}")
+                raise DataError(f"it has unknown rules: {', '.join(others)}")
             return ImportedVocab(text, known)
         return BroughtVocab(text) if kind == "brought" else Vocab(kind, text)
     except Exception as error:  # tokenizers has no class of its own.
-        raise RuntimeError(f"{path} is damaged ({error}); restore it from a copy") from error
+        raise DataError(f"{path} is damaged ({error}); restore it from a copy") from error
 
 
 def is_vocabulary(path: Path) -> bool:
@@ -128,14 +135,58 @@ def bring(path: Path) -> Vocab:
     if not path.is_file():
         raise FileNotFoundError(f"data.tokenizer={str(path)!r}: there is no such file")
     if path.stat().st_size > LARGEST:
-        raise ValueError(f"data.tokenizer={str(path)!r} is no tokenizer: it is too large")
+        raise DataError(f"data.tokenizer={str(path)!r} is no tokenizer: it is too large")
     try:
-        return BroughtVocab(tried(path.read_bytes()))
+        return BroughtVocab(definition_of(path.read_bytes()))
     except Exception as error:  # tokenizers has no class of its own.
-        raise ValueError(
+        raise DataError(
             f"data.tokenizer={str(path)!r} is no tokenizer.json and no SentencePiece model that "
             f"can be used: {error}"
         ) from error
+
+
+def definition_of(data: bytes) -> str:
+    """Return the text of a ``tokenizer.json``, or of a SentencePiece model written as one.
+
+    Raises:
+        ValueError: It is too large, or has too many rules, which could take all memory.
+    """
+    if len(data) > LARGEST:
+        raise ValueError(f"it has {len(data):,} bytes, above the limit of {LARGEST:,}")
+    if data.lstrip()[:1] != b"{":
+        return from_sentencepiece(data)
+    definition = data.decode()
+    try:
+        _check_rules(json.loads(definition))
+    except RecursionError:
+        raise ValueError("its rules are nested too deeply") from None
+    return definition
+
+
+def _check_rules(values: dict[str, Any]) -> None:
+    """Check the number of rules, and how much longer they make a text."""
+    waiting = [values.get(x) for x in ("normalizer", "pre_tokenizer", "post_processor", "decoder")]
+    n_rules, growth = 0, 1.0
+    while waiting:
+        if not isinstance(node := waiting.pop(), dict):
+            continue
+        n_rules += "type" in node
+        for value in node.values():
+            waiting += value if isinstance(value, list) else [value]
+        content, pattern = node.get("content"), node.get("pattern")
+        searched = pattern.get("String") if isinstance(pattern, dict) else None
+        if node.get("type") == "Replace" and isinstance(content, str) and searched:
+            growth *= max(1, content.count(searched))
+    added = [x.get("content") for x in values.get("added_tokens") or () if isinstance(x, dict)]
+    longest = max((len(x) for x in added if isinstance(x, str)), default=0)
+    for what, value, most in (
+        ("rules", n_rules, _MOST_RULES),
+        ("added tokens", len(added), _MOST_ADDED),
+        ("characters in an added token", longest, _LONGEST),
+        ("times the text after its Replace rules", growth, _MOST_GROWTH),
+    ):
+        if value > most:
+            raise ValueError(f"it has {value:,.15g} {what}, above the limit of {most:,}")
 
 
 class BroughtVocab(Vocab):
@@ -157,7 +208,7 @@ class BroughtVocab(Vocab):
         starts_anew = two_lines != [*self._cut("a"), *self._cut("\na")]
         self.encodes_lines = starts_anew or two_lines == self._cut("a a")
         if self.encodes_lines and self.eos_id is None:
-            raise ValueError(
+            raise DataError(
                 "the tokenizer treats line ends as blanks and has no end-of-text token (one of "
                 f"{', '.join(_ENDS)}): lines could not be told apart"
             )

@@ -140,7 +140,7 @@ def require_token_inputs(config: ModelConfig) -> None:
     if config.n_features:
         raise InputError(
             f"the model reads real vectors (n_features={config.n_features}) and no tokens or text: "
-            "txl train, txl eval and transformer_xl.inference.forecast read arrays (data.vocab "
+            "txl train, txl eval and transformer_xl.tasks.series.forecast read arrays (data.vocab "
             "features)"
         )
 
@@ -154,7 +154,7 @@ def require_symbols(config: ModelConfig) -> None:
     if config.n_mixtures:
         raise InputError(
             f"n_mixtures={config.n_mixtures}: the model predicts real numbers, and has no "
-            "probabilities of tokens; transformer_xl.inference.forecast draws what follows"
+            "probabilities of tokens; transformer_xl.tasks.series.forecast draws what follows"
         )
 
 

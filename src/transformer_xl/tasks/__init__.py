@@ -2,20 +2,21 @@
 
 from importlib import import_module
 
+from transformer_xl.errors import InputError
 from transformer_xl.tasks.task import Task
 
 TASKS = {
-    "babi": "babi_answers:BabiAnswers",
-    "digits": "spoken_digits:SpokenDigits",
-    "digits-adapted": "spoken_digits:AdaptedDigits",
-    "digits-raw": "spoken_digits:RawDigits",
-    "series": "time_series:TimeSeries",
+    "babi": "babi:BabiAnswers",
+    "digits": "digits.task:SpokenDigits",
+    "digits-adapted": "digits.task:AdaptedDigits",
+    "digits-raw": "digits.task:RawDigits",
+    "series": "series.task:TimeSeries",
     "translation-de-en": "translation:GermanEnglish",
     "translation-en-fr": "translation:EnglishFrench",
     "sentiment": "sentiment:Sentiment",
     "polarity": "sentiment:Polarity",
-    "logs": "logs_anomalies:Logs",
-    "music": "chorales:Music",
+    "logs": "logs.task:Logs",
+    "music": "music.task:Music",
     "poems": "poems:Poems",
 }
 """By name, the module of a task in this package, and its class."""
@@ -28,6 +29,6 @@ def load_task(name: str) -> Task:
         ValueError: There is no such task.
     """
     if name not in TASKS:
-        raise ValueError(f"there is no task {name!r}: choose one of {', '.join(TASKS)}")
+        raise InputError(f"there is no task {name!r}: choose one of {', '.join(TASKS)}")
     module, _, task = TASKS[name].partition(":")
     return getattr(import_module(f"{__name__}.{module}"), task)()

@@ -14,6 +14,7 @@ import numpy as np
 
 from transformer_xl.data import Vocab, load_vocab, train_vocab
 from transformer_xl.data.text import SPLITS
+from transformer_xl.errors import DataError
 from transformer_xl.model.reading import Reader
 from transformer_xl.studies.baselines.kneser_ney import KneserNey
 from transformer_xl.studies.baselines.measuring import unigram_nll
@@ -42,7 +43,7 @@ class Poems(Task):
             text[split] = read_utf8(path)
             # One character has none before it from which it could be predicted.
             if len(text[split]) < 2:
-                raise ValueError(f"{path} has one character: give poems")
+                raise DataError(f"{path} has one character: give poems")
             (folder / f"{split}.txt").write_text(text[split], "utf-8", newline="\n")
         (folder / _VOCAB).mkdir()
         held_out = [text["valid"], text["test"]]

@@ -16,6 +16,7 @@ from transformer_xl.config.device import autocast, pick_device
 from transformer_xl.config.files import checksum, replace_file
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data.vocab_files import load_vocab
+from transformer_xl.errors import DataError, InputError
 from transformer_xl.model import load_model
 from transformer_xl.model.segment import Lengths
 from transformer_xl.tasks.task import Measured, SelfTrainingTask, Task, Trained
@@ -62,31 +63,36 @@ def run_task(
 
     Raises:
         OSError: A file is missing or cannot be written.
-        ValueError: The data are not those of the task, have changed, are missing or not needed;
-            there is no such model, or its recipe has a setting that the measure does not use; two
-            trainings would share a run folder; results would be lost; or a figure is not finite.
+        InputError: There is no such model, data are missing, or earlier results would be lost.
+        DataError: The data are not those of the task, or a figure is not finite.
     """
     if (source is None) != task.makes_data:
         has = "makes its data: leave them out" if task.makes_data else "needs its data"
-        raise ValueError(f"task {task.name} {has}: txl task {task.name}{_usage(task)}")
+        data = "" if task.makes_data else " DATA"
+        raise InputError(f"task {task.name} {has}: txl task {task.name}{data}")
     stages = {name: _recipes(task, name) for name in models}
     splits = task.splits if splits is None else splits
     _require_distinct([Path(name).stem for name in models], "models", "a file name")
     _require_distinct(seeds, "seeds", "a seed")
     if models and not seeds:
-        raise ValueError("there is no seed: give at least one, or no models")
+        raise InputError("there is no seed: give at least one, or no models")
     _require_all_named(out, models, seeds, splits)
     folder = prepared(task, source, out, say)
     found: dict[str, dict[str, list[Measured]]] = {}
+
+    def note(name: str, who: str, split: str, parts: Sequence[Measured]) -> None:
+        measured = joined(parts)
+        say(_line(who, split, measured))
+        _require_finite(who, split, measured)
+        found.setdefault(name, {}).setdefault(split, []).append(measured)
+
     for split in splits:
         by_part: dict[str, list[Measured]] = {}
         for part in task.parts:
             for name, measured in task.baselines(folder / part, split):
                 by_part.setdefault(name, []).append(measured)
         for name, measured in by_part.items():
-            found.setdefault(name, {})[split] = [joined(measured)]
-            say(_line(name, split, found[name][split][0]))
-            _require_finite(name, split, found[name][split][0])
+            note(name, name, split, measured)
     names = [*found]
     for name, recipes in stages.items():
         for seed in seeds:
@@ -100,9 +106,7 @@ def run_task(
                     if part:
                         say(_line(f"{name}, seed {seed}, {part}", split, by_split[split][-1]))
             for split, measured in by_split.items():
-                found.setdefault(name, {}).setdefault(split, []).append(joined(measured))
-                say(_line(f"{name}, seed {seed}", split, found[name][split][-1]))
-                _require_finite(f"{name}, seed {seed}", split, found[name][split][-1])
+                note(name, f"{name}, seed {seed}", split, measured)
     results = {
         "task": task.name,
         "seeds": [*seeds],
@@ -121,7 +125,7 @@ def _json(content: Any, indent: int | None = None) -> bytes:
 def _require_finite(name: str, split: str, measured: Measured) -> None:
     for metric, value in measured.metrics.items():
         if not math.isfinite(value):
-            raise ValueError(
+            raise DataError(
                 f"{name}, {split}: {metric} is {value}, no figure: the training has diverged, or "
                 "there is nothing to measure; leave it out, or change its recipe or the data"
             )
@@ -131,7 +135,7 @@ def _require_distinct(values: Sequence[Any], what: str, key: str) -> None:
     """Require that no two trainings have the same run folder."""
     twice = [x for n, x in enumerate(values) if x in values[:n]]
     if twice:
-        raise ValueError(
+        raise InputError(
             f"{what}: {twice[0]} is there twice, and {key} names a run folder: give each once, or "
             "under another name"
         )
@@ -152,24 +156,16 @@ def _require_all_named(
             "splits": {x: x for rows in known["models"].values() for x in rows},
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is not of txl task: give another --out") from error
-    given: dict[str, Any] = {
-        "models": {Path(name).stem for name in models},
-        "seeds": seeds,
-        "splits": splits,
-    }
-    for what, own in earlier.items():
-        lost = [str(name) for key, name in own.items() if key not in given[what]]
+        raise InputError(f"{path} is not of txl task: give another --out") from error
+    named = {"models": {Path(name).stem for name in models}, "seeds": seeds, "splits": splits}
+    for what, values in earlier.items():
+        lost = [str(name) for key, name in values.items() if key not in named[what]]
         if lost:
-            raise ValueError(
+            raise InputError(
                 f"{path} has what an earlier call measured with the {what} {', '.join(lost)}, "
                 "which would be lost: name them, too (what is trained is not trained again), or "
                 "give another --out"
             )
-
-
-def _usage(task: Task) -> str:
-    return "" if task.makes_data else " DATA"
 
 
 def prepared(task: Task, source: Path | None, out: Path, say: Callable[[str], None]) -> Path:
@@ -179,7 +175,7 @@ def prepared(task: Task, source: Path | None, out: Path, say: Callable[[str], No
 
     Raises:
         OSError: A file is missing or cannot be written.
-        ValueError: The data are not those of the task, or the folder has other texts.
+        InputError, DataError: The data are not those of the task, or the folder has other texts.
     """
     folder, writing = out / _PREPARED, out / _INCOMPLETE
     source = None if source is None else source.resolve()
@@ -193,10 +189,15 @@ def prepared(task: Task, source: Path | None, out: Path, say: Callable[[str], No
         return folder
     _begin(writing)
     say(f"preparing the data of {task.name}")
-    if source is None:
-        task.prepare(writing, writing)
-    else:
-        _prepare_from(task, source, writing)
+    try:
+        task.prepare(source or writing, writing)
+    except _UNREADABLE as error:
+        if source is None:
+            raise
+        raise DataError(
+            f"{source} is not what task {task.name} reads ({', '.join(task.reads)}; "
+            f"docs/tasks): {type(error).__name__}: {error}"
+        ) from error
     replace_file(writing / _ABOUT_FILE, _json(about))
     if folder.exists():
         rmtree(folder)
@@ -217,19 +218,16 @@ def _is_prepared(folder: Path, about: dict[str, Any], reads: Sequence[str]) -> b
         known = json.loads((folder / _ABOUT_FILE).read_bytes())
         task, source = known["task"], known["source"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder} is not of txl task: give another --out") from error
+        raise InputError(f"{folder} is not of txl task: give another --out") from error
     if (task, source) != (about["task"], about["source"]):
-        raise ValueError(
+        raise InputError(
             f"{folder} holds the texts of task {task} from {source}, not of {about['task']} from "
             f"{about['source']}: give another --out"
         )
+    # An earlier version may have noted files that the task does not read.
     if isinstance(data := known.get("data"), dict):
-        # An earlier version may have noted files that the task does not read.
-        known["data"] = {
-            x: data[x]
-            for x in data
-            if x in about["data"] or any(fnmatch(x, each) for each in reads)
-        }
+        is_read = {x: x in about["data"] or any(fnmatch(x, y) for y in reads) for x in data}
+        known["data"] = {x: data[x] for x in data if is_read[x]}
     if known == about:
         return True
     inside = (x for x in folder.parent.iterdir() if x.is_dir())
@@ -237,21 +235,11 @@ def _is_prepared(folder: Path, about: dict[str, Any], reads: Sequence[str]) -> b
         before, now = known.get("data", {}), about["data"]
         changed = [x for x in {**before, **now} if before.get(x) != now.get(x)]
         what = f"{', '.join(changed)} of {source or task}" if changed else "the program"
-        raise ValueError(
+        raise InputError(
             f"{folder} was prepared from other data, or otherwise ({what} changed since), and "
             f"{min(runs)} may have read it: give another --out"
         )
     return False
-
-
-def _prepare_from(task: Task, source: Path, folder: Path) -> None:
-    try:
-        task.prepare(source, folder)
-    except _UNREADABLE as error:
-        raise ValueError(
-            f"{source} is not what task {task.name} reads ({', '.join(task.reads)}; "
-            f"docs/tasks): {type(error).__name__}: {error}"
-        ) from error
 
 
 def _recipes(task: Task, name: str) -> list[Config]:
@@ -259,7 +247,7 @@ def _recipes(task: Task, name: str) -> list[Config]:
     if name.endswith(".toml"):
         names = [name] * (task.n_trainings if isinstance(task, SelfTrainingTask) else 1)
     if names is None:
-        raise ValueError(
+        raise InputError(
             f"task {task.name} has no model {name!r}: choose among {', '.join(task.models)}, or "
             "give a recipe file"
         )
@@ -269,7 +257,7 @@ def _recipes(task: Task, name: str) -> list[Config]:
         unused = {f"eval.{x}": getattr(recipe.eval, x) for x in ("window", "dynamic", "ext_len")}
         for setting, value in {**unused, "model.ext_len": recipe.model.ext_len}.items():
             if value:
-                raise ValueError(
+                raise InputError(
                     f"{setting}={value} of model {name}: task {task.name} reads its examples "
                     "through the memory, and would be measured without it: leave it out"
                 )
@@ -329,7 +317,7 @@ def _pseudo_label(
     if folder.is_dir():
         path = folder / _ABOUT_FILE
         if not (path.is_file() and path.read_bytes() == about):
-            raise ValueError(
+            raise InputError(
                 f"{folder} was not labelled by the model in {run}, or otherwise than now: give "
                 "another --out"
             )

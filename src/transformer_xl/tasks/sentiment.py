@@ -10,6 +10,7 @@ import numpy as np
 
 from transformer_xl.data.text import SPLITS
 from transformer_xl.data.unpacking import json_lines, optional_package
+from transformer_xl.errors import DataError
 from transformer_xl.inference.answers import next_log_probs
 from transformer_xl.tasks.task import (
     SEPARATOR,
@@ -86,7 +87,7 @@ class Polarity(Sentiment):
         reviews = _reviews(path, has_folds=True)
         missing = {str(n) for n in range(1, _N_FOLDS + 1)} - {x.group for x in reviews}
         if missing:
-            raise ValueError(
+            raise DataError(
                 f"{path} has no review of fold {min(missing, key=int)}: folds 1 to {_N_FOLDS} are "
                 "needed"
             )
@@ -112,11 +113,11 @@ def _reviews(path: Path, *, has_folds: bool = False) -> list[Example]:
     for number, row in json_lines(path):
         if not _is_review(row, has_folds=has_folds):
             shown = json.dumps(row, ensure_ascii=False)[:60]
-            raise ValueError(f"{path}: line {number:,} is no review with {needs}: {shown}")
+            raise DataError(f"{path}: line {number:,} is no review with {needs}: {shown}")
         group = str(row["fold"]) if has_folds else ""
         found.append(Example(words(row["text"]), LABELS[row["label"]], group))
     if not found:
-        raise ValueError(f"{path} has no review in it")
+        raise DataError(f"{path} has no review in it")
     # Files may be sorted by label, and batches need both.
     return [found[row] for row in np.random.default_rng(0).permutation(len(found))]
 

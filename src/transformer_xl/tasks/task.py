@@ -19,6 +19,7 @@ from jaxtyping import Float
 from transformer_xl.config import Config
 from transformer_xl.config.files import checksum, replace_file
 from transformer_xl.data.unpacking import opened
+from transformer_xl.errors import DataError
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.segment import Lengths
 
@@ -191,7 +192,7 @@ def write_documents(
     """
     for text in chain.from_iterable(documents):
         if separator in text or "\n" in text:
-            raise ValueError(f"{text[:60]!r} has a line end or {separator!r} in it")
+            raise DataError(f"{text[:60]!r} has a line end or {separator!r} in it")
     text = "".join(f"{separator.join(parts)}\n" for parts in documents)
     replace_file(folder / f"{split}.txt", text.encode())
 
@@ -210,12 +211,12 @@ def read_utf8(path: Path) -> str:
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(
+        raise DataError(
             f"{path} is not UTF-8 text: byte {error.start:,} is 0x{content[error.start]:02x}. "
             "Convert the file to UTF-8"
         ) from None
     if not text.strip():
-        raise ValueError(f"{path} has no text in it")
+        raise DataError(f"{path} has no text in it")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -232,7 +233,7 @@ def encoded_prompts(trained: Trained, examples: Sequence[Example]) -> list[list[
     """
     begin, end = trained.model.config.reset_at, trained.model.config.completion_at
     if begin is None or end is None:
-        raise ValueError(
+        raise DataError(
             "the model has no completion_at: train it with data.reset_at and data.completion_at"
         )
     return [[begin, *trained.vocab.encode(example.prompt), end] for example in examples]

@@ -13,6 +13,7 @@ import numpy as np
 
 from transformer_xl.data.text import SPLITS
 from transformer_xl.data.unpacking import optional_package
+from transformer_xl.errors import DataError
 from transformer_xl.inference.answers import continuations
 from transformer_xl.tasks.task import (
     TASKS_EXTRA,
@@ -49,7 +50,7 @@ class Translation(Task):
                 for language in (self.source, self.target)
             )
             if len(prompts) != len(completions):
-                raise ValueError(
+                raise DataError(
                     f"{source}: {part} has {len(prompts)} lines in {self.source} and "
                     f"{len(completions)} in {self.target}; line n must translate line n"
                 )

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import pytest
 
 from transformer_xl.config import DataConfig
-from transformer_xl.data import corpus, prepare, preparing
+from transformer_xl.data import corpus, prepare, tokenizing
 from transformer_xl.train.beginning import fit_to_corpus
 
 DATA = {
@@ -28,7 +28,7 @@ DATA = {
     "tokenizer": ({}, "vocabulary", "vocab"),
     "reset_at": ({}, "\n", "training"),
     "completion_at": ({"reset_at": "\n"}, "w", "training"),
-    "workers": ({}, 2, "processes"),
+    "workers": ({}, 2, "threads"),
     "cache_dir": ({}, "elsewhere", "place"),
     "corpus": ({}, "prepared", "place"),
     "verify": ({}, "always", "comparisons"),
@@ -67,14 +67,10 @@ def place_of(monkeypatch, config):
     return prepare(config.data).folder.resolve()
 
 
-def processes_of(monkeypatch, config):
-    before, seen = preparing.perform_all, []
-
-    def perform_all(tasks, n_workers):
-        seen.append(n_workers)
-        return before(tasks, 1)
-
-    monkeypatch.setattr(preparing, "perform_all", perform_all)
+def threads_of(monkeypatch, config):
+    seen = []
+    mapped = tokenizing._mapped
+    monkeypatch.setattr(tokenizing, "_mapped", lambda *x: seen.append(x[-1]) or mapped(*x))
     prepare(replace(config.data, cache_dir=f"{config.data.cache_dir}{config.data.workers}"))
     return seen
 
@@ -94,7 +90,7 @@ OF_TEXT = {
     "manifest": manifest_of,
     "training": training_of,
     "place": place_of,
-    "processes": processes_of,
+    "threads": threads_of,
     "comparisons": comparisons_of,
 }
 

@@ -8,8 +8,7 @@ import re
 from tokenizers import Regex, Tokenizer, decoders, models
 
 from transformer_xl.data.imported import ImportedVocab
-from transformer_xl.data.tokenizer_trial import without_padding
-from transformer_xl.data.vocab import EOS, UNK, Vocab
+from transformer_xl.data.vocab import EOS, UNK, Vocab, read_tokenizer
 
 # Words hold no blank, so that none begins with this mark of the rest of a word.
 _NO_PREFIX = " "
@@ -29,9 +28,7 @@ def backend_of(vocab: Vocab) -> Tokenizer:
     if encodes_lines(vocab):
         ids = {symbol: number for number, symbol in enumerate(vocab.symbols)}
         return Tokenizer(models.WordLevel(ids, unk_token=""))
-    tokenizer = Tokenizer.from_str(without_padding(vocab.definition))
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
+    tokenizer = read_tokenizer(vocab.definition)
     if vocab.kind == "brought":
         # Nothing is added to a text, as by the vocabulary.
         tokenizer.post_processor = None

@@ -8,7 +8,7 @@ import pytest
 
 from transformer_xl.config import DataConfig
 from transformer_xl.data import prepare
-from transformer_xl.data.episodes import (
+from transformer_xl.studies.episodes import (
     ASK,
     FIRST_SYMBOL,
     TASKS,

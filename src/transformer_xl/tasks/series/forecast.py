@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transformer_xl.config.deprecation import warn_deprecated
+from transformer_xl.errors import InputError
 from transformer_xl.model import Decoder, LanguageModel
 from transformer_xl.model.arguments import require_at_least, require_model
 from transformer_xl.model.calling import evaluating
@@ -61,13 +62,13 @@ def forecast(
     config = require_model(model).config
     require_at_least(1, horizon=horizon, paths=paths, batch_size=deprecated.get("batch_size"))
     if not config.n_mixtures:
-        raise ValueError(
+        raise InputError(
             "a forecast needs a model that predicts real values (n_mixtures above 0), and this one "
             "predicts symbols"
         )
     B, others = len(history), config.n_features - 1
     if history.ndim != 3 or not history.size or history.shape[2] != config.n_features:
-        raise ValueError(
+        raise InputError(
             f"history of shape {history.shape} must be (series, length, {config.n_features})"
         )
     known = np.zeros((B, horizon, 0)) if known is None else known
@@ -77,7 +78,7 @@ def forecast(
         ("offsets", offsets, (B, horizon)),
     ):
         if given.shape != shape:
-            raise ValueError(f"{name} of shape {given.shape} must be {shape}")
+            raise InputError(f"{name} of shape {given.shape} must be {shape}")
 
     batch_size = deprecated.pop("batch_size", None)
     if batch_size is not None:
@@ -93,7 +94,7 @@ def forecast(
         warn_deprecated(f"forecast({old}) is deprecated: use forecast({new})")
     lengths = Lengths.of(config, **deprecated) if lengths is None else lengths
     if not isinstance(lengths, Lengths):
-        raise ValueError(
+        raise InputError(
             f"lengths={lengths!r} must be Lengths: Lengths.of(model.config, mem_len=4)"
         )
     lengths = lengths._replace(ext_len=0)

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int64
 
 from transformer_xl.data.unpacking import opened
+from transformer_xl.errors import DataError
 
 RATE = 8_000
 """Samples a second."""
@@ -35,14 +36,14 @@ def read_wav(content: bytes) -> Float[np.ndarray, " samples"]:
             about = file.getnchannels(), file.getsampwidth(), file.getframerate()
             data = file.readframes(file.getnframes())
     except (wave.Error, EOFError) as error:
-        raise ValueError(f"no WAV file: {error}") from error
+        raise DataError(f"no WAV file: {error}") from error
     if about != (1, 2, RATE):
-        raise ValueError(
+        raise DataError(
             f"a WAV file of {about[0]} channels, {about[1]} bytes a sample and {about[2]} Hz: mono "
             f"files of 2 bytes and {RATE} Hz are read"
         )
     if len(data) < 2:
-        raise ValueError("a WAV file without samples")
+        raise DataError("a WAV file without samples")
     return np.frombuffer(data, "<i2").astype(np.float64) / 2**15
 
 
@@ -233,7 +234,7 @@ def recordings_in(path: Path) -> Iterator[tuple[str, Float[np.ndarray, " samples
                 try:
                     samples = read_wav(file.read())
                 except ValueError as error:
-                    raise ValueError(f"{path}, {member.name}: {error}") from error
+                    raise DataError(f"{path}, {member.name}: {error}") from error
                 yield member.name.rsplit("/", 1)[-1].removesuffix(".wav"), samples
     except tarfile.TarError as error:
-        raise ValueError(f"{path} is no tar archive: {error}") from error
+        raise DataError(f"{path} is no tar archive: {error}") from error

@@ -23,8 +23,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from transformer_xl.apps.music_reading import DRUMS, require_mido
-from transformer_xl.apps.music_reading import read_midi as read_midi
 from transformer_xl.config.checks import require
 from transformer_xl.config.files import replace_file, require_new_file
 from transformer_xl.config.music import (
@@ -37,7 +35,10 @@ from transformer_xl.config.music import (
     MusicConfig,
 )
 from transformer_xl.data import Vocab
+from transformer_xl.data.unpacking import optional_package
 from transformer_xl.data.vocab import EOS
+from transformer_xl.errors import InputError
+from transformer_xl.tasks.music.reading import DRUMS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,7 +84,7 @@ def require_pitches(vocab: Vocab) -> None:
     )
     for symbol in vocab.symbols:
         if symbol != EOS and _pitch(symbol) is None and not _is_mark(symbol):
-            raise ValueError(
+            raise InputError(
                 f"the vocabulary has {symbol!r}, which is neither a pitch (0 to {HIGHEST}) nor a "
                 f"rest ({REST}): {remedy}"
             )
@@ -120,7 +121,7 @@ def pieces_of(
         pitches = [_pitch(word) for word in words]
         if None in pitches:
             n = pitches.index(None)
-            raise ValueError(
+            raise InputError(
                 f"{words[n]!r:.60} at place {n + 1:,} of piece {len(found) + 1} is neither a pitch "
                 f"(0 to {HIGHEST}) nor a rest ({REST}): this text is no music"
             )
@@ -138,7 +139,7 @@ def pieces_of(
         remedy = f"generate more tokens, at least {voices}"
         if has_ended:
             remedy = "it ended before; generate it with another seed"
-        raise ValueError(f"the text has no whole step of {voices} voices: {remedy}")
+        raise InputError(f"the text has no whole step of {voices} voices: {remedy}")
     return found
 
 
@@ -231,10 +232,10 @@ def midi(steps: Steps, settings: MusicConfig | None = None) -> bytes:
         settings: Tempo, instrument, and the duration of a step. None: the defaults.
 
     Raises:
-        RuntimeError: mido is not installed.
+        DataError: mido is not installed.
         ValueError: They are not the steps of a piece (`notes_of`), or have more than 15 voices.
     """
-    mido = require_mido()
+    mido = library_of(".mid")
     settings = settings or MusicConfig()
     notes, n_voices = notes_of(steps), len(steps[0])
     channels = [n for n in range(16) if n != DRUMS]
@@ -268,18 +269,15 @@ def midi(steps: Steps, settings: MusicConfig | None = None) -> bytes:
     return content.getvalue()
 
 
-def require_matplotlib() -> None:
-    """Check that the library for pictures is installed.
+def library_of(suffix: str) -> Any:
+    """Return the library that writes files with this end of their names.
 
     Raises:
-        RuntimeError: It is not.
+        DataError: It is not installed.
     """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise RuntimeError(
-            "piano rolls need the library matplotlib: pip install 'transformer-xl[plot]'"
-        ) from None
+    if suffix in MIDI_SUFFIXES:
+        return optional_package("mido", "a MIDI file", "'transformer-xl[music]'")
+    return optional_package("matplotlib", "a piano roll", "'transformer-xl[plot]'")
 
 
 def piano_roll(steps: Steps, form: str = "png", settings: MusicConfig | None = None) -> bytes:
@@ -293,10 +291,10 @@ def piano_roll(steps: Steps, form: str = "png", settings: MusicConfig | None = N
         settings: The duration of a step. None: the default.
 
     Raises:
-        RuntimeError: matplotlib is not installed.
+        DataError: matplotlib is not installed.
         ValueError: They are not the steps of a piece (`notes_of`), or the form is neither.
     """
-    require_matplotlib()
+    library_of(".png")
     from transformer_xl.train.figures import rendered
 
     require(f".{form}" in PICTURE_SUFFIXES, f"form={form!r} must be png or svg")
@@ -370,7 +368,7 @@ def write_music(
 
     Raises:
         FileExistsError: The file exists.
-        RuntimeError: mido or matplotlib is not installed.
+        DataError: mido or matplotlib is not installed.
         ValueError: The name ends otherwise, or they are not the steps of a piece (`notes_of`).
     """
     path = Path(path)

@@ -1,8 +1,8 @@
 """Anomalies in logs: the surprisal of each line, as the log arrives.
 
-The logs are made by :mod:`transformer_xl.data.logs`. A model is trained on lines without anomalies
-and reads the others as `txl score --by line` does; the surprisal of a line is the sum of -log p of
-its tokens.
+The logs are made by :mod:`transformer_xl.tasks.logs.made`. A model is trained on lines without
+anomalies and reads the others as `txl score --by line` does; the surprisal of a line is the sum of
+-log p of its tokens.
 """
 
 import json
@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from transformer_xl.data import train_vocab
-from transformer_xl.data.logs import ANOMALIES, log_lines, template
 from transformer_xl.data.unpacking import optional_package
 from transformer_xl.inference.evaluate.flow import Cutter, Flow, LineSums
 from transformer_xl.model.reading import Reader
 from transformer_xl.studies.baselines.kneser_ney import KneserNey
+from transformer_xl.tasks.logs.made import ANOMALIES, log_lines, template
 from transformer_xl.tasks.task import TASKS_EXTRA, Measured, Task, Trained
 
 LOGS = {

@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from transformer_xl.apps.music import text_of
 from transformer_xl.config.music import HIGHEST, MARKS, REST
 from transformer_xl.data import train_vocab
 from transformer_xl.data.text import SPLITS
-from transformer_xl.data.transposing import rounds_of
 from transformer_xl.data.unpacking import read_json
+from transformer_xl.errors import DataError
 from transformer_xl.inference.answers import losses
 from transformer_xl.inference.generate.prompts import selected
 from transformer_xl.model import LanguageModel
@@ -29,6 +28,8 @@ from transformer_xl.model.reading import read
 from transformer_xl.model.segment import Lengths
 from transformer_xl.studies.baselines.kneser_ney import KneserNey
 from transformer_xl.studies.baselines.measuring import unigram_nll
+from transformer_xl.tasks.music.transposing import rounds_of
+from transformer_xl.tasks.music.writing import text_of
 from transformer_xl.tasks.task import Measured, Task, Trained
 
 VOICES = 4
@@ -98,7 +99,7 @@ def _published(path: Path, content: Any, split: str) -> list[list[tuple[int, ...
     """
     pieces = content.get(split) if isinstance(content, dict) else None
     if not isinstance(pieces, list) or not pieces:
-        raise ValueError(
+        raise DataError(
             f"{path} has no pieces for the split {split}: an object with lists of pieces under "
             f"{', '.join(SPLITS)} is needed"
         )
@@ -110,7 +111,7 @@ def _published(path: Path, content: Any, split: str) -> list[list[tuple[int, ...
         ]
         if not is_music or not all(is_music):
             wrong = frames[is_music.index(False)] if is_music else piece
-            raise ValueError(
+            raise DataError(
                 f"{path}, {split}: piece {n} has {json.dumps(wrong)[:60]}; a piece is a list of "
                 f"frames, and a frame has {VOICES} pitches from 0 to {HIGHEST}, or {REST} for a "
                 "rest"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from transformer_xl.data.transposing import keys_of, ranges_of, rounds_of, transposed
+from transformer_xl.tasks.music.transposing import keys_of, ranges_of, rounds_of, transposed
 
 
 def test_a_transposition_keeps_intervals_and_rests():

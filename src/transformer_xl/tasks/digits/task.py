@@ -15,9 +15,10 @@ from jaxtyping import Float, Int64
 from transformer_xl.config.files import replace_file
 from transformer_xl.data.recordings import UNCOUNTED, Recordings, read_recordings, write_recordings
 from transformer_xl.data.text import SPLITS
+from transformer_xl.errors import DataError
 from transformer_xl.model.calling import evaluating
 from transformer_xl.model.reading import read
-from transformer_xl.tasks.speech import (
+from transformer_xl.tasks.digits.speech import (
     MU,
     RATE,
     WINDOW,
@@ -160,7 +161,7 @@ class AdaptedDigits(SelfTrainingTask, SpokenDigits):
             counts = Counter(_speaker(name) for name, _ in by_split[split])
             for speaker, n in counts.items():
                 if n < n_digits:
-                    raise ValueError(
+                    raise DataError(
                         f"{source}: speaker {speaker} has {n} of the recordings for the split "
                         f"{split}: at least {n_digits}, one for each digit, are needed for "
                         "frequencies of digits as in the training data; use the task digits"
@@ -241,11 +242,11 @@ def recordings_of(source: Path) -> dict[str, list[Named]]:
         archives[part] = [*recordings_in(path)]
         for name, samples in archives[part]:
             if not _NAME.fullmatch(name):
-                raise ValueError(
+                raise DataError(
                     f"{path}: {name}.wav is not named DIGIT_SPEAKER_INDEX.wav, such as 7_theo_3.wav"
                 )
             if len(samples) < _SHORTEST:
-                raise ValueError(
+                raise DataError(
                     f"{path}: {name}.wav has {len(samples)} samples: {_SHORTEST} "
                     f"({1000 * _SHORTEST // RATE} ms) are needed"
                 )
@@ -257,7 +258,7 @@ def recordings_of(source: Path) -> dict[str, list[Named]]:
     }
     for split, some in by_split.items():
         if not some:
-            raise ValueError(
+            raise DataError(
                 f"{source}: there is no recording for the split {split}: test.tar.gz is the test, "
                 f"and of train.tar.gz the indices {_HELD_OUT[0]} to {_HELD_OUT[-1]} are for "
                 "validation, the others to train on"
@@ -307,9 +308,7 @@ def balanced(
         ValueError: A log-probability is not finite.
     """
     if not np.isfinite(log_probs).all():
-        raise ValueError(
-            "a probability is not finite: the training has diverged; change its recipe"
-        )
+        raise DataError("a probability is not finite: the training has diverged; change its recipe")
     found = np.full_like(log_probs, -np.inf)
     possible = np.flatnonzero(frequencies)
     aim = np.log(frequencies[possible])

@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
 from transformer_xl.config.checks import require
 from transformer_xl.config.music import HIGHEST, REST, MusicConfig
+from transformer_xl.errors import DataError
 
 DRUMS = 9
 """The MIDI channel without pitches."""
@@ -70,7 +71,7 @@ def read_midi(
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It is no MIDI file, is damaged or too large, or has no notes.
+        DataError: It is no MIDI file, is damaged or too large, or has no notes.
     """
     path, settings, counts = Path(path), settings or MusicConfig(), Counts()
     file = _file_of(path, counts)
@@ -127,7 +128,7 @@ def _file_of(path: Path, counts: Counts) -> _File:
     """Read the chunks of a file, also in the RMID form; those of other kinds are passed over.
 
     Raises:
-        ValueError: It is no MIDI file, ends early, or is too large.
+        DataError: It is no MIDI file, ends early, or is too large.
     """
     content = path.read_bytes()
     require(
@@ -150,8 +151,8 @@ def _file_of(path: Path, counts: Counts) -> _File:
     return _File(kind, division, [chunk for _, chunk in tracks])
 
 
-def _damaged(path: Path, why: str) -> ValueError:
-    return ValueError(
+def _damaged(path: Path, why: str) -> DataError:
+    return DataError(
         f"{path} is no MIDI file that can be read: {why}: restore it from a copy, or save it again"
     )
 
@@ -231,7 +232,7 @@ def _number(track: bytes, place: int) -> tuple[int, int]:
         found = found << 7 | track[end] & 0x7F
         if track[end] < 0x80:
             return found, end + 1
-    raise ValueError(f"byte {place:,} of a track begins a number of more than 8 bytes")
+    raise DataError(f"byte {place:,} of a track begins a number of more than 8 bytes")
 
 
 def _played(file: _File, counts: Counts) -> tuple[list[_Played], int]:
@@ -376,18 +377,3 @@ def _voices_for(
             found.append(min(found[-1], (total + cost(n, voice), (*voices, voice))))
         best = found
     return best[-1][1]
-
-
-def require_mido() -> Any:
-    """Check that the library for MIDI files is installed, and return it.
-
-    Raises:
-        RuntimeError: It is not.
-    """
-    try:
-        import mido
-    except ImportError:
-        raise RuntimeError(
-            "MIDI files need the library mido: pip install 'transformer-xl[music]'"
-        ) from None
-    return mido

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Float
 
 from transformer_xl.data.recordings import write_recordings
-from transformer_xl.inference.forecast import forecast
-from transformer_xl.tasks.series_data import (
+from transformer_xl.tasks.series.forecast import forecast
+from transformer_xl.tasks.series.made import (
     DAY,
     HORIZON,
     LENGTH,

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from transformer_xl.data.logs import ANOMALIES, LATENCIES, log_lines, template
+from transformer_xl.tasks.logs.made import ANOMALIES, LATENCIES, log_lines, template
 
 ENDS = {"close", "reply", "done", "dead", "free"}
 BEGINS = {"open", "get", "take"}

@@ -1,0 +1,124 @@
+"""The files of a corpus as plain text: unpacked, normalized, and separated by line ends."""
+
+import contextlib
+import json
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from transformer_xl.config import DataConfig
+from transformer_xl.config.files import replace_file, write_atomically
+from transformer_xl.config.locking import Say
+from transformer_xl.data.catalogue import KNOWN_CORPORA
+from transformer_xl.data.normalizing import describe_changes
+from transformer_xl.data.text import Span, TextFiles, read_text
+from transformer_xl.data.unpacking import (
+    COMPRESSED,
+    RAW_REMEDY,
+    Unpacking,
+    text_blocks,
+    unpacking_of,
+)
+from transformer_xl.data.vocab_files import divided_as
+from transformer_xl.errors import DataError
+
+CHANGES = "text_changes"
+"""What normalization changed in the text, in the manifest of a corpus that is not raw."""
+
+
+def is_raw(config: DataConfig) -> bool:
+    """Whether the bytes of files are read as they are, as those of published corpora are."""
+    return config.raw or (config.name in KNOWN_CORPORA and config.name != "python-stdlib")
+
+
+def plain_texts(
+    config: DataConfig, files: TextFiles, folder: Path, say: Say
+) -> tuple[TextFiles, Counter[str]]:
+    """Return the files with those that are no plain text replaced by copies, and what was changed.
+
+    A file without a last line end gets one where another file follows.
+    """
+    replaced = {part: list(paths) for part, paths in files.parts.items()}
+    origins: dict[Path, Path] = {}
+    n_packed = sum(bool(unpacking_of(x, config)) for paths in replaced.values() for x in paths)
+    if n_packed:
+        say(f"unpacking {n_packed:,} files")
+    raw, is_joined = is_raw(config), not is_raw(config) and _needs_line_ends(config)
+    found: list[Counter[str]] = []
+    for part, paths in files.parts.items():
+        is_followed = False
+        for number, path in reversed([*enumerate(paths)]):
+            source = path, unpacking_of(path, config), config.json_field, part, raw
+            adds_line_end = is_followed and is_joined
+            changes, last = Counter[str](), b""
+            if not (source[1] or raw):
+                for block in text_blocks(*source, changes):
+                    last = block[-1:]
+                is_followed |= bool(last)
+            if source[1] or changes or (adds_line_end and last not in (b"", b"\n")):
+                target = folder / part / f"{number:06d}.txt"
+                found.append(_copy(*source, adds_line_end, target))
+                is_followed |= target.stat().st_size > 0
+                origins[target], replaced[part][number] = path, target
+    changes = sum(found, Counter[str]())
+    if changes:
+        n_files = sum(map(len, replaced.values()))
+        say(
+            f"normalized the text of {sum(map(bool, found)):,} of {n_files:,} files: "
+            f"{describe_changes(changes)}; {RAW_REMEDY}"
+        )
+    parts = {part: tuple(paths) for part, paths in replaced.items()}
+    return replace(files, origins=origins, **parts), changes
+
+
+def _copy(
+    path: Path,
+    how: Unpacking,
+    field: str,
+    part: str,
+    is_raw: bool,
+    adds_line_end: bool,
+    target: Path,
+) -> Counter[str]:
+    """Write the text in a file to ``target``, unless it is there; return what was changed."""
+    note = target.with_suffix(".json")
+    if not target.is_file():
+        changes = Counter[str]()
+
+        def write(temporary: Path) -> None:
+            last = b""
+            with temporary.open("wb") as out:
+                for block in text_blocks(path, how, field, part, is_raw, changes):
+                    out.write(block)
+                    last = block[-1:]
+                if adds_line_end and last not in (b"", b"\n"):
+                    out.write(b"\n")
+                    changes["line end"] += 1
+            # Before the text is there: then all of it is.
+            replace_file(note, json.dumps(changes).encode())
+
+        write_atomically(target, write)
+    return Counter(json.loads(note.read_bytes()))
+
+
+@contextlib.contextmanager
+def named_by_origin(origins: Mapping[Path, Path]) -> Iterator[None]:
+    """Name, in errors about copies, the files that they were made of."""
+    try:
+        yield
+    except ValueError as error:
+        for copy, origin in origins.items():
+            if str(copy) in str(error):
+                if not origin.name.lower().endswith(COMPRESSED):
+                    # Bytes that are not UTF-8 have another place in it.
+                    deque(read_text(Span(origin, 0, origin.stat().st_size)), maxlen=0)
+                raise DataError(str(error).replace(str(copy), str(origin))) from error
+        raise
+
+
+def _needs_line_ends(config: DataConfig) -> bool:
+    """Whether the last line of a file would go on in the next file without a line end."""
+    kind = divided_as(config.tokenizer) if config.tokenizer else config.vocab
+    # The others end the lines of each file, or have no line ends.
+    return kind not in ("words", "integers", "authors-bytes")

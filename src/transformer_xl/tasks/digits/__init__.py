@@ -1,0 +1,1 @@
+"""Spoken digits, as features."""

@@ -1,0 +1,1 @@
+"""Anomalies in synthetic logs."""
