@@ -19,7 +19,7 @@ def __getattr__(name: str) -> object:
     try:
         return _load(name)
     except AttributeError:
-        from transformer_xl.config.checks import near
+        from transformer_xl.config import near
 
         if name in __all__ or not (nearest := near(name, __all__)):
             raise

@@ -5,12 +5,10 @@ from .config import (
     GenerateConfig,
     ModelConfig,
     TrainConfig,
+    load_recipe,
+    shipped_path,
 )
-from .config.recipes import load_recipe
-from .config.shipped import shipped_path
-from .data.preparing import prepare
-from .data.vocab import Vocab
-from .data.vocab_files import load_vocab
+from .data import Vocab, load_vocab, prepare
 from .errors import CheckpointError, DataError, InputError, SettingsError, TxlError
 from .inference.evaluate import (
     Dynamic,
@@ -34,12 +32,15 @@ from .inference.generate import (
 )
 from .interop.convert import convert
 from .interop.export import export
-from .model.compact import compact
-from .model.language_model import LanguageModel
-from .model.loading import register_model
-from .model.memory import Memory
-from .model.positions import Positions, PositionScheme
-from .model.transformer_xl import TransformerXL
+from .model import (
+    LanguageModel,
+    Memory,
+    Positions,
+    PositionScheme,
+    TransformerXL,
+    compact,
+    register_model,
+)
 from .ops import rel_attention
 from .train import train
 

@@ -11,7 +11,7 @@ STARTS_AND_ENDS = """
 import os, torch
 torch.ones(1 << 20).add_(1)
 from transformer_xl.config import openmp
-print(openmp.reason_against())
+print(openmp.reason_against_sleeping())
 library = openmp._gnu_openmp()
 before = len(os.listdir("/proc/self/task"))
 idle = openmp.IdleThreads(library)
@@ -58,13 +58,13 @@ def test_there_are_more_threads_than_processors_until_they_are_stopped():
 @pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT"])
 def test_a_choice_of_the_user_is_kept(monkeypatch, name):
     monkeypatch.setenv(name, "1")
-    assert openmp.reason_against() == f"{name} is set"
+    assert openmp.reason_against_sleeping() == f"{name} is set"
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_one_thread_waits_for_nobody():
     gnu_openmp_or_skip()
-    assert openmp.reason_against() == "there is one thread"
+    assert openmp.reason_against_sleeping() == "there is one thread"
 
 
 def test_threads_that_wait_share_the_processors_and_four_quiet_looks_end_that():

@@ -17,7 +17,7 @@ from transformer_xl.inference.evaluate import (
     plan_dynamic,
 )
 from transformer_xl.model import TransformerXL, build_model
-from transformer_xl.model.compact import compact
+from transformer_xl.model.quantizing import compact
 
 LENGTHS = {"segment_len": 7, "mem_len": 9}
 

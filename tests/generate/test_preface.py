@@ -22,7 +22,7 @@ from transformer_xl.inference.generate import (
 )
 from transformer_xl.inference.generate.loops import LoopRule
 from transformer_xl.model import load_model
-from transformer_xl.model.compact import compact
+from transformer_xl.model.quantizing import compact
 from transformer_xl.model.reading import read_all
 from transformer_xl.model.segment import Lengths
 

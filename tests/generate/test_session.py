@@ -17,7 +17,7 @@ from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.inference.generate import Sampler, Sampling, generate, load_state, text_pieces
 from transformer_xl.inference.generate.history import History
 from transformer_xl.model import TransformerXL, build_model
-from transformer_xl.model.compact import compact
+from transformer_xl.model.quantizing import compact
 from transformer_xl.model.reading import Reader
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -11,7 +11,7 @@ from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.inference.generate import Sampling, generate, generate_batch
 from transformer_xl.inference.generate.session import Session
 from transformer_xl.model import Decoder, TransformerXL
-from transformer_xl.model.compact import compact
+from transformer_xl.model.quantizing import compact
 from transformer_xl.model.segment import Lengths
 
 peft = pytest.importorskip("peft")

@@ -1,10 +1,13 @@
 """Importing is quick and does nothing, and goes only downward."""
 
+import ast
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -50,6 +53,40 @@ def test_training_is_imported_without_what_reads_settings_and_writes_pages() -> 
 def test_packages_import_only_downward() -> None:
     result = _lint_imports(ROOT)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def _past_doors(source: Path) -> Iterator[str]:
+    """Name the imports from another package that are not names of its ``__all__``.
+
+    Of the programs (apps, interop, studies, tasks), and of inference's evaluate and generate, each
+    file or folder is a package of its own.
+    """
+    nested = ("apps", "interop", "studies", "tasks")
+    for file in sorted(source.rglob("*.py")):
+        own = file.relative_to(source).parts[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            module = getattr(node, "module", None) or ""
+            if not (isinstance(node, ast.ImportFrom) and module.startswith("transformer_xl.")):
+                continue
+            _, package, *inside = module.split(".")
+            if package in (own, "errors"):
+                continue
+            is_nested = package in nested or inside[:1] in (["evaluate"], ["generate"])
+            door = import_module(module)
+            unknown = {x.name for x in node.names} - {*getattr(door, "__all__", dir(door))}
+            if len(inside) > is_nested or (unknown and not is_nested):
+                yield f"{file.relative_to(source)}:{node.lineno}: {module}"
+
+
+def test_packages_are_imported_through_their_doors(tmp_path: Path) -> None:
+    assert not [*_past_doors(ROOT / "src" / "transformer_xl")]
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "new.py").write_text(
+        "from transformer_xl.model import Memory\nfrom transformer_xl.model.memory import Memory\n"
+        "from transformer_xl.inference.generate.batch import generate\n"
+        "from transformer_xl.data import half_of_it\n"
+    )
+    assert [x.split(":")[1] for x in _past_doors(tmp_path)] == ["2", "3", "4"]
 
 
 def test_an_import_upward_is_found(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from tests.laws.conftest import CONFIG, ENHANCED, VARIANTS
 
 from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.model import build_model, load_model
-from transformer_xl.model.compact import compact
+from transformer_xl.model.quantizing import compact
 
 ABSOLUTE = {
     "sinusoids": {"attn_type": 2, "qk_norm": True, "activation": "swiglu"},

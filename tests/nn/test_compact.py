@@ -6,7 +6,7 @@ import torch
 
 from transformer_xl.cli import loading
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.compact import Weights, compact
+from transformer_xl.model.quantizing import Weights, compact
 
 SMALL = ["bfloat16", "int8"]
 

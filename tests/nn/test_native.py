@@ -19,8 +19,8 @@ from torch.autograd import forward_ad
 import transformer_xl
 from transformer_xl.config import ModelConfig
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.compact import compact
 from transformer_xl.model.decoder import Decoder, EagerDecoder, RingDecoder, choose_step
+from transformer_xl.model.quantizing import compact
 from transformer_xl.model.segment import Lengths
 from transformer_xl.model.steps import CompiledStep
 from transformer_xl.ops import native

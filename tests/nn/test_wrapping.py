@@ -13,7 +13,7 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.inference.generate import generate
 from transformer_xl.model import FeedForward, RelAttention, TransformerXL, build_model
 from transformer_xl.model.calling import is_plain
-from transformer_xl.model.compact import compact
+from transformer_xl.model.quantizing import compact
 from transformer_xl.model.tokens import Softmax
 from transformer_xl.ops import with_torch_linears
 

@@ -8,37 +8,39 @@ from typing import Any
 
 import torch
 
-from transformer_xl.config import DataConfig, ModelConfig, openmp
-from transformer_xl.config.device import (
+from transformer_xl.config import (
+    SUMS_FILE,
+    DataConfig,
+    ModelConfig,
     Rounded,
+    World,
     autocast,
+    check_sums,
     describe_machine,
+    locate,
     pick_device,
     pick_precision,
+    reason_against_sleeping,
 )
-from transformer_xl.config.distributed import World
-from transformer_xl.config.locating import locate
-from transformer_xl.config.shipped import SUMS_FILE, check_sums
-from transformer_xl.data import load_vocab
-from transformer_xl.data.preparing import cache_folder
-from transformer_xl.model import Memory, TransformerXL
-from transformer_xl.model.limits import LoadingLimitError
-from transformer_xl.model.loading import read_model_weights
-from transformer_xl.model.pretrained import (
+from transformer_xl.data import cache_folder, load_vocab
+from transformer_xl.model import (
     CONFIG_FILE,
+    Lengths,
+    LoadingLimitError,
+    Memory,
+    TransformerXL,
     has_checksum,
     load_config,
     model_folders,
+    read,
+    read_model_weights,
     verified_tensors,
     verify_weights,
     weights_files,
     weights_path,
 )
-from transformer_xl.model.reading import read
-from transformer_xl.model.segment import Lengths
-from transformer_xl.ops import choose_backend, native, timing, triton
-from transformer_xl.train.checkpoint.checkpoints import checkpoints_in, first_damaged
-from transformer_xl.train.checkpoint.run_folder import CHECKPOINTS
+from transformer_xl.ops import ceiling, choose_backend, native, timed, triton
+from transformer_xl.train import CHECKPOINTS, checkpoints_in, first_damaged
 
 _NEEDED = (
     "transformer-xl", "torch", "numpy", "safetensors", "tokenizers", "tyro", "msgspec", "rich",
@@ -82,7 +84,7 @@ def diagnose() -> dict[str, Any]:
         **{f"loss on {each}": _loss(each) for each in devices},
         "decoding on cpu": _decoding(),
         "speed": _speed(device, precision),
-        "shared processors": openmp.reason_against()
+        "shared processors": reason_against_sleeping()
         or "threads spin only briefly while others compute",
         "cache": str(cache_folder(DataConfig())),
         "packages": {name: _version(name) for name in (*_NEEDED, *_OPTIONAL)},
@@ -179,9 +181,9 @@ def _speed(device: torch.device, precision: Rounded) -> str:
         mems = piece.mems
 
     with torch.no_grad(), autocast(precision, device):
-        seconds = timing.timed(step, 5, device)["seconds"]
+        seconds = timed(step, 5, device)["seconds"]
     n_weights = sum(p.numel() for p in model.parameters())
-    rate, limit = 2 * n_weights * B * T / seconds / 1e9, timing.ceiling(precision, device)
+    rate, limit = 2 * n_weights * B * T / seconds / 1e9, ceiling(precision, device)
     return (
         f"{B * T / seconds:,.0f} tokens/s evaluated, {n_weights / 1e6:.1f} M weights in "
         f"{precision}: {rate / limit:.0%} of the {limit:,.0f} GFLOP/s of a large matrix product"

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Union, cast
 
 from transformer_xl.cli.printing import say
-from transformer_xl.config.checks import near
-from transformer_xl.config.files import is_disk_full
+from transformer_xl.config import is_disk_full, near
 from transformer_xl.errors import SettingsError
 
 _DESCRIPTION = """\
@@ -78,7 +77,7 @@ def _run(command: Any) -> int:
     """Run a command; return its exit code."""
     if not getattr(command, "any_size", False):
         return command.run() or 0
-    from transformer_xl.model.limits import any_size
+    from transformer_xl.model import any_size
 
     with any_size():
         return command.run() or 0

@@ -12,8 +12,7 @@ from transformer_xl.cli.fitting import text_settings
 from transformer_xl.cli.given import Given, LoadsModels, nothing
 from transformer_xl.cli.printing import say, show
 from transformer_xl.cli.tables import can_plot, narrow, write_results
-from transformer_xl.config import DataConfig
-from transformer_xl.config.recipes import load_recipe, recipe_names
+from transformer_xl.config import DataConfig, load_recipe, recipe_names
 
 if TYPE_CHECKING:
     from transformer_xl.data import Corpus
@@ -81,14 +80,14 @@ class Compare(LoadsModels):
     def has_saved(self) -> bool:
         """Return whether a run has a checkpoint to resume from, or has ended."""
         from transformer_xl.studies.compare import RUNS_FILE
-        from transformer_xl.train.checkpoint import CHECKPOINTS
+        from transformer_xl.train import CHECKPOINTS
 
         is_begun = any(self.out.glob(f"*/*/{CHECKPOINTS}/step_*"))
         return is_begun or (self.out / RUNS_FILE).exists()
 
     def run(self) -> None:
         """Search, train, measure, print."""
-        from transformer_xl.config.device import prepare_process
+        from transformer_xl.config import prepare_process
         from transformer_xl.studies import compare as study
         from transformer_xl.studies import standings
 
@@ -164,7 +163,7 @@ class Compare(LoadsModels):
     def _baselines(self, corpus: "Corpus", unit: str, lacking: list[str]) -> list[dict[str, Any]]:
         """Return the rows of compressors and n-grams, as far as there is time for them."""
         from transformer_xl.studies.baselines import BASELINES, baselines
-        from transformer_xl.train.finish import held_out
+        from transformer_xl.train import held_out
 
         split, began = held_out(corpus), time.monotonic()
         million = (corpus.n_bytes("train") + corpus.n_bytes(split)) / 1e6

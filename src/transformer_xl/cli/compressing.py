@@ -13,8 +13,7 @@ import tyro
 from transformer_xl.cli.given import LoadsModels
 from transformer_xl.cli.loading import load, name_of, read_bytes, require_model, require_readable
 from transformer_xl.cli.printing import say, show
-from transformer_xl.config.checks import require
-from transformer_xl.config.files import replace_file, require_new_file
+from transformer_xl.config import replace_file, require, require_new_file
 from transformer_xl.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ class Compress(LoadsModels):
         out = _checked_out(self, Path(f"{self.file}{_SUFFIX}"))
         # Slow imports come after all checks of the arguments.
         from transformer_xl.apps import compress as compression
-        from transformer_xl.config.device import pick_device, prepare_process
+        from transformer_xl.config import pick_device, prepare_process
 
         names = ("streams", "segment_len", "mem_len", "learn", "lr", "seed", "ram")
         settings = compression.Settings(**{name: getattr(self, name) for name in names})
@@ -190,7 +189,7 @@ class Decompress(LoadsModels):
         """Decompress."""
         out = _checked_out(self, self.file.with_suffix("") if self.file.suffix == _SUFFIX else None)
         from transformer_xl.apps.compress import check_installed, decompress, find, needs_model
-        from transformer_xl.config.device import pick_device, prepare_process
+        from transformer_xl.config import pick_device, prepare_process
 
         content, model, vocab = read_bytes(self.file), None, None
         started = time.perf_counter()
@@ -268,7 +267,7 @@ def _write(out: Path | None, content: bytes) -> None:
 @contextmanager
 def _progress(description: str) -> Iterator[Callable[[int, int], None]]:
     """Show how far a text is, of which a callback takes the tokens that are done and all."""
-    from transformer_xl.train.metrics import Progress
+    from transformer_xl.train import Progress
 
     with Progress(0, description=description, passes=True) as progress:
 

@@ -29,11 +29,15 @@ from transformer_xl.cli.loading import (
     warn_of_another_text,
 )
 from transformer_xl.cli.printing import exclude, say, say_if_slow, show
-from transformer_xl.config import Config, DataConfig, EvalConfig
-from transformer_xl.config.checks import require
-from transformer_xl.config.knn import KnnConfig
-from transformer_xl.config.locating import locate
-from transformer_xl.config.recipes import recipe_of
+from transformer_xl.config import (
+    Config,
+    DataConfig,
+    EvalConfig,
+    KnnConfig,
+    locate,
+    recipe_of,
+    require,
+)
 from transformer_xl.errors import InputError
 
 if TYPE_CHECKING:
@@ -123,11 +127,9 @@ class Eval(LoadsModels):
     def run(self) -> None:
         """Evaluate and print."""
         self._check()
-        from transformer_xl.config.device import autocast
-        from transformer_xl.model.segment import SEGMENT_LEN, Lengths
-        from transformer_xl.train import seen
-        from transformer_xl.train.finish import memory_line
-        from transformer_xl.train.metrics import reading
+        from transformer_xl.config import autocast
+        from transformer_xl.model import SEGMENT_LEN, Lengths
+        from transformer_xl.train import READINGS, excerpt, loss_by_position, memory_line, reading
 
         settings, recipe = self.settings, self.recipe
         model, vocab, ids, n_bytes = self._opened()
@@ -142,9 +144,9 @@ class Eval(LoadsModels):
         with autocast(precision, model.device):
             rows = {x: self._measured(model, vocab, ids, n_bytes, segment_len, x) for x in mem_lens}
             if self.by_position:
-                start = seen.excerpt(ids, model.config)
-                with reading(model, seen.READINGS * (len(start) - 1), "by position"):
-                    places = seen.loss_by_position(model, start, settings, segment_len)
+                start = excerpt(ids, model.config)
+                with reading(model, READINGS * (len(start) - 1), "by position"):
+                    places = loss_by_position(model, start, settings, segment_len)
         curve = list(rows.values()) if settings.mem_lens else []
         result = rows[configured]
         if self.json:
@@ -171,8 +173,7 @@ class Eval(LoadsModels):
             evaluate_by,
             plan_dynamic,
         )
-        from transformer_xl.train.finish import describe
-        from transformer_xl.train.metrics import reading
+        from transformer_xl.train import describe, reading
 
         settings, n = self.settings, len(ids) - 1
         if mem_len is not None:
@@ -238,8 +239,8 @@ class Eval(LoadsModels):
         if self.text.vocab != "features":
             model, vocab = load(self.dir, self.weights)
             return model, vocab, *self._tokens(vocab)
-        from transformer_xl.config.device import pick_device, prepare_process
-        from transformer_xl.data.features import open_features
+        from transformer_xl.config import pick_device, prepare_process
+        from transformer_xl.data import open_features
         from transformer_xl.model import load_model
 
         prepare_process()
@@ -258,8 +259,7 @@ class Eval(LoadsModels):
             if not self.data:
                 warn_of_another_text(corpus, self.dir)
             return corpus.split(split), corpus.n_bytes(split)
-        from transformer_xl.data.imported import ImportedVocab
-        from transformer_xl.data.unpacking import RAW_REMEDY
+        from transformer_xl.data import RAW_REMEDY, ImportedVocab
 
         kind = vocab.rules.join if isinstance(vocab, ImportedVocab) else vocab.kind
         require(
@@ -313,8 +313,7 @@ class Report(LoadsModels):
 
     def run(self) -> None:
         """Measure what is missing, and write the report."""
-        from transformer_xl.train.report import write_report
-        from transformer_xl.train.seen import MEMORY_FILE
+        from transformer_xl.train import MEMORY_FILE, write_report
 
         recipe = recipe_of(self.dir) if locate(self.dir).is_path else None
         if recipe is None:
@@ -339,9 +338,7 @@ class Report(LoadsModels):
         print(write_report(Path(self.dir)))
 
     def _measure_memory(self, recipe: Config) -> None:
-        from transformer_xl.train.checkpoint import RunFolder
-        from transformer_xl.train.finish import memory_figures
-        from transformer_xl.train.seen import MEMORY_FILE
+        from transformer_xl.train import MEMORY_FILE, RunFolder, memory_figures
 
         say("measuring the memory")
         evaluation, data = replace(recipe.eval, **self.eval), replace(recipe.data, **self.data)

@@ -8,11 +8,17 @@ from typing import Any
 
 from transformer_xl.cli.given import RecipeCommand
 from transformer_xl.cli.printing import say
-from transformer_xl.config import Config, DataConfig
-from transformer_xl.config.files import read_small_file
-from transformer_xl.config.locating import locate_here
-from transformer_xl.config.recipes import changed, load_recipe, recipe_names
-from transformer_xl.config.training import TrainConfig, fitted_stages
+from transformer_xl.config import (
+    Config,
+    DataConfig,
+    TrainConfig,
+    changed,
+    fitted_stages,
+    load_recipe,
+    locate_here,
+    read_small_file,
+    recipe_names,
+)
 
 TEXT_RECIPE = "shakespeare-char-cpu"
 """The recipe with which a text that is given in place of a recipe is trained, byte by byte."""
@@ -71,7 +77,7 @@ def recipe_of_text(name: str) -> Config:
 
 def _files(data: DataConfig, tell: Say = lambda _: None) -> tuple[Path, ...]:
     """List the files of a text on this machine; ``tell`` is told what is left out."""
-    from transformer_xl.data.finding import list_texts
+    from transformer_xl.data import list_texts
 
     assert data.path is not None
     return list_texts(data.path, data, Path(), tell).train
@@ -103,7 +109,7 @@ def _is_url(data: DataConfig) -> bool:
 
 def _is_copy(name: str, path: Path) -> bool:
     """Whether a path has the files of a known corpus, by their names."""
-    from transformer_xl.data.catalogue import KNOWN_CORPORA
+    from transformer_xl.data import KNOWN_CORPORA
 
     if name == "python-stdlib":
         return (path / "os.py").is_file()
@@ -127,7 +133,7 @@ class FittedRecipe(RecipeCommand):
 
     def say(self, text: str) -> None:
         """Print a message, unless the command is quiet or another process prints it."""
-        from transformer_xl.config.distributed import is_first_process
+        from transformer_xl.config import is_first_process
 
         if not getattr(self, "quiet", False) and is_first_process():
             say(text)
@@ -140,7 +146,7 @@ def fitted_to_text(config: Config, overrides: Mapping[str, Mapping[str, Any]], t
     training text is made smaller. What was given stays as it is.
     """
     from transformer_xl.data import prepare
-    from transformer_xl.inference.generate.text_writer import prompt_for
+    from transformer_xl.inference.generate import prompt_for
 
     # What the training says again, when it opens the corpus.
     later: list[str] = []

@@ -21,11 +21,14 @@ from transformer_xl.cli.loading import (
 )
 from transformer_xl.cli.out_files import PIECE_END, OutFiles
 from transformer_xl.cli.printing import exclude, say, show
-from transformer_xl.config import GenerateConfig
-from transformer_xl.config.checks import require
-from transformer_xl.config.knn import KnnConfig
-from transformer_xl.config.music import MusicConfig
-from transformer_xl.config.recipes import generation_of, recipe_of
+from transformer_xl.config import (
+    GenerateConfig,
+    KnnConfig,
+    MusicConfig,
+    generation_of,
+    recipe_of,
+    require,
+)
 
 if TYPE_CHECKING:
     from transformer_xl.data import Vocab
@@ -179,7 +182,7 @@ class Generate(LoadsModels):
         self, model: "LanguageModel", vocab: "Vocab", copies: int = 1
     ) -> tuple[Sequence[str], list[list[int]]]:
         """Return several prompts as texts and as tokens, each ``copies`` times."""
-        from transformer_xl.inference.generate.prompts import require_texts
+        from transformer_xl.inference.generate import require_texts
 
         begins = self._prompts(vocab)
         # Before there are lists of so many.
@@ -326,8 +329,7 @@ class Generate(LoadsModels):
 
     def _said(self, what: str, used: dict[str, Any], model: "LanguageModel") -> dict[str, Any]:
         """Return the settings and how tokens are decoded; print the settings that differ."""
-        from transformer_xl.model.decoder import choose_step
-        from transformer_xl.model.segment import Lengths
+        from transformer_xl.model import Lengths, choose_step
 
         mem_len = Lengths.of(model.config, mem_len=self.mem_len).mem_len
         defaults = {**asdict(GenerateConfig()), "mem_len": model.config.mem_len}

@@ -19,9 +19,17 @@ from typing import (
 
 import tyro
 
-from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
-from transformer_xl.config.checks import checked, classes_of, fields_of, hints_of
-from transformer_xl.config.recipes import load_recipe
+from transformer_xl.config import (
+    Config,
+    DataConfig,
+    ModelConfig,
+    TrainConfig,
+    checked,
+    classes_of,
+    fields_of,
+    hints_of,
+    load_recipe,
+)
 from transformer_xl.errors import SettingsError
 
 _Section = TypeVar("_Section")

@@ -6,7 +6,7 @@ from typing import Annotated
 import tyro
 
 from transformer_xl.cli.printing import say, show
-from transformer_xl.config.shipped import ShippedModel, newest_models, require_shipped
+from transformer_xl.config import ShippedModel, newest_models, require_shipped
 
 
 @dataclass(kw_only=True)

@@ -12,10 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from transformer_xl.cli.printing import say
-from transformer_xl.config import Config, DataConfig, EvalConfig, GenerateConfig
-from transformer_xl.config.files import require_new_file
-from transformer_xl.config.locating import locate, locate_here, may_be_on_hub
-from transformer_xl.config.recipes import load_recipe, recipe_names, recipe_of
+from transformer_xl.config import (
+    Config,
+    DataConfig,
+    EvalConfig,
+    GenerateConfig,
+    load_recipe,
+    locate,
+    locate_here,
+    may_be_on_hub,
+    recipe_names,
+    recipe_of,
+    require_new_file,
+)
 from transformer_xl.errors import DataError
 
 if TYPE_CHECKING:
@@ -60,10 +69,9 @@ def fine_tuning_of(folder: Path | str) -> Config:
 
     Settings of training, evaluation and generation come from the recipe of its run, if any.
     """
-    from transformer_xl.data import load_vocab
-    from transformer_xl.data.vocab_files import is_vocabulary
-    from transformer_xl.inference.generate.text_writer import prompt_for
-    from transformer_xl.model.pretrained import CONFIG_FILE, find_model_folder, load_config
+    from transformer_xl.data import is_vocabulary, load_vocab
+    from transformer_xl.inference.generate import prompt_for
+    from transformer_xl.model import CONFIG_FILE, find_model_folder, load_config
 
     place, recipe = find_model_folder(folder), recipe_of(folder)
     model = load_config(place / CONFIG_FILE)
@@ -81,20 +89,20 @@ def evaluation_of(folder: Path | str, recipe: Config | None, preset: str | None)
     """Return evaluation settings: of the preset, else the recipe, else the settings file."""
     if recipe and not preset:
         return recipe.eval
-    from transformer_xl.config.presets import preset_eval
-    from transformer_xl.model import pretrained
+    from transformer_xl.config import preset_eval
+    from transformer_xl.model import CONFIG_FILE, find_model_folder, load_eval_config, read_config
 
-    config = pretrained.find_model_folder(folder) / pretrained.CONFIG_FILE
+    config = find_model_folder(folder) / CONFIG_FILE
     if not preset:
-        return pretrained.load_eval_config(config) or EvalConfig()
-    origin = pretrained.read_config(config).get("origin")
+        return load_eval_config(config) or EvalConfig()
+    origin = read_config(config).get("origin")
     written_by = origin.get("format") if isinstance(origin, dict) else None
     return preset_eval(preset, keys_beyond_memory=int(written_by in ("tensorflow", "nvidia")))
 
 
 def load(folder: Path | str, weights: Weights = "float32") -> tuple["LanguageModel", "Vocab"]:
     """Load the model of a folder, or the best one of a run, with its vocabulary."""
-    from transformer_xl.config.device import pick_device, prepare_process
+    from transformer_xl.config import pick_device, prepare_process
     from transformer_xl.inference.generate import from_pretrained
 
     prepare_process()
@@ -115,7 +123,7 @@ def load_with_state(
     if path:
         require_new_file(path, force=True)
     from transformer_xl.inference.generate import load_state
-    from transformer_xl.model.pretrained import find_model_folder, weights_checksum, weights_path
+    from transformer_xl.model import find_model_folder, weights_checksum, weights_path
 
     # Computed first: a running training may replace the weights later.
     checksum = weights_checksum(weights_path(find_model_folder(folder))) if path else ""
@@ -158,8 +166,7 @@ def corpus_of(data: DataConfig, vocab: "Vocab", folder: Path | str, remedy: str)
 
 def warn_of_another_text(corpus: "Corpus", folder: Path | str) -> None:
     """Warn if a run was trained on other tokens than those of the corpus, as far as is known."""
-    from transformer_xl.train.checkpoint.checkpoints import checkpoints_in, read_about
-    from transformer_xl.train.checkpoint.run_folder import CHECKPOINTS
+    from transformer_xl.train import CHECKPOINTS, checkpoints_in, read_about
 
     for checkpoint in checkpoints_in(locate(folder).path / CHECKPOINTS):
         try:
@@ -233,8 +240,7 @@ def read_text(path: Path, vocab: "Vocab", *, is_raw: bool = False, remedy: str =
         OSError: It cannot be read.
         DataError: It is empty, or it is not UTF-8 and the vocabulary is not one of bytes.
     """
-    from transformer_xl.data.normalizing import Normalizer, normalized
-    from transformer_xl.data.unpacking import opened
+    from transformer_xl.data import Normalizer, normalized, opened
 
     name = name_of(path)
     if is_raw or str(path) == "-":
@@ -253,7 +259,7 @@ def read_text(path: Path, vocab: "Vocab", *, is_raw: bool = False, remedy: str =
 
 def say_changes(name: str, changes: Counter[str], remedy: str = "") -> None:
     """Say in a line what normalization changed in a text, if it changed anything."""
-    from transformer_xl.data.normalizing import describe_changes
+    from transformer_xl.data import describe_changes
 
     if described := describe_changes(changes):
         say(f"normalized the text of {name}: {described}{remedy and '; '}{remedy}")
@@ -261,7 +267,7 @@ def say_changes(name: str, changes: Counter[str], remedy: str = "") -> None:
 
 def encoded(name: str, text: str, vocab: "Vocab", encode: Callable[[str], list[int]]) -> list[int]:
     """Tokenize a text, with a warning if parts are outside the vocabulary."""
-    from transformer_xl.data.vocab import unknown_warning
+    from transformer_xl.data import unknown_warning
 
     try:
         ids = encode(text)
@@ -277,7 +283,7 @@ def encoded_prompt(prompt: str, vocab: "Vocab", *, is_raw: bool = False) -> list
 
     It is normalized unless the model reads raw text.
     """
-    from transformer_xl.data.normalizing import normalized_prompt
+    from transformer_xl.data import normalized_prompt
 
     if not is_raw:
         prompt, changes = normalized_prompt(prompt, vocab)

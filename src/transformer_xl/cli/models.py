@@ -10,13 +10,11 @@ from typing import Annotated, Literal
 
 import tyro
 
-from transformer_xl.apps.serve.serve_settings import ServeSettings
+from transformer_xl.apps.serve import ServeSettings
 from transformer_xl.cli.given import Folder, LoadsModels
 from transformer_xl.cli.loading import Weights, load, require_model
 from transformer_xl.cli.printing import say, show
-from transformer_xl.config.checks import require
-from transformer_xl.config.files import require_new
-from transformer_xl.config.locating import locate_here, may_be_on_hub
+from transformer_xl.config import locate_here, may_be_on_hub, require, require_new
 from transformer_xl.errors import SettingsError
 
 
@@ -176,9 +174,9 @@ class Serve(LoadsModels):
             require(bool(value), f"{variable} is set and empty: give it a value, or unset it")
             settings = replace(settings, **{name: value})
         settings.check_store()
-        from transformer_xl.apps.serve.server import check_place, serve
-        from transformer_xl.config.recipes import generation_of
-        from transformer_xl.model.pretrained import find_model_folder, weights_path
+        from transformer_xl.apps.serve import check_place, serve
+        from transformer_xl.config import generation_of
+        from transformer_xl.model import find_model_folder, weights_path
 
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
         logging.getLogger("transformer_xl.serve").setLevel(logging.INFO)

@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from transformer_xl.cli.given import refuse_others
 from transformer_xl.cli.printing import say
-from transformer_xl.config.checks import require
-from transformer_xl.config.files import replace_file, require_new_file
-from transformer_xl.config.music import MIDI_SUFFIXES, MUSIC_SUFFIXES, MusicConfig
+from transformer_xl.config import (
+    MIDI_SUFFIXES,
+    MUSIC_SUFFIXES,
+    MusicConfig,
+    replace_file,
+    require,
+    require_new_file,
+)
 from transformer_xl.errors import DataError
 
 if TYPE_CHECKING:

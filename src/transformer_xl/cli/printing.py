@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from transformer_xl.errors import SettingsError
 
 if TYPE_CHECKING:
-    from transformer_xl.config.device import Precision
+    from transformer_xl.config import Precision
 
 
 def say(text: str) -> None:
@@ -18,8 +18,7 @@ def say(text: str) -> None:
 
 def say_if_slow(precision: "Precision") -> None:
     """Print a note if this machine does not compute in a precision."""
-    from transformer_xl.config.device import pick_device, slow_precision
-    from transformer_xl.config.distributed import is_first_process
+    from transformer_xl.config import is_first_process, pick_device, slow_precision
 
     if is_first_process() and (why := slow_precision(precision, pick_device())):
         say(f"note: {why}")

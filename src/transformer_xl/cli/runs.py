@@ -20,17 +20,20 @@ from transformer_xl.cli.fitting import (
 from transformer_xl.cli.given import Given, LoadsModels, Recipe, nothing
 from transformer_xl.cli.loading import is_model, recipe_or_model, require_model
 from transformer_xl.cli.printing import say, say_if_slow, show
-from transformer_xl.config import Config, DataConfig, EvalConfig, GenerateConfig
-from transformer_xl.config.checks import require
-from transformer_xl.config.locating import locate
-from transformer_xl.config.recipes import (
+from transformer_xl.config import (
+    Config,
+    DataConfig,
+    EvalConfig,
+    GenerateConfig,
     load_recipe,
+    locate,
     recipe_copy,
     recipe_names,
     recipe_of,
     recipe_text,
+    require,
+    shipped_model,
 )
-from transformer_xl.config.shipped import shipped_model
 from transformer_xl.errors import SettingsError
 
 _GROUPS = (
@@ -147,8 +150,7 @@ class Prepare:
 
     def run(self) -> None:
         """Build the corpus of the recipe, or a known one with its usual settings."""
-        from transformer_xl.data import prepare
-        from transformer_xl.data.catalogue import KNOWN_CORPORA, common_settings
+        from transformer_xl.data import KNOWN_CORPORA, common_settings, prepare
 
         name = self.recipe
         is_corpus = name in KNOWN_CORPORA or name.startswith("hf:")
@@ -232,16 +234,14 @@ class Train(FittedRecipe, LoadsModels):
 
     def has_saved(self) -> bool:
         """Return whether there is a checkpoint to resume from."""
-        from transformer_xl.train.checkpoint import CHECKPOINTS
+        from transformer_xl.train import CHECKPOINTS
 
         return any((self.folder / CHECKPOINTS).glob("step_*"))
 
     def run(self) -> None:
         """Train, evaluate, report."""
-        from transformer_xl.config.device import prepare_process
-        from transformer_xl.config.distributed import Stalled, is_first_process
-        from transformer_xl.train import train
-        from transformer_xl.train.checkpoint import RunFolder
+        from transformer_xl.config import Stalled, is_first_process, prepare_process
+        from transformer_xl.train import RunFolder, train
 
         prepare_process()
         if is_first_process():

@@ -18,17 +18,26 @@ from transformer_xl.cli.given import (
 from transformer_xl.cli.loading import corpus_of, evaluation_of, read_text, require_model
 from transformer_xl.cli.printing import exclude, say, say_if_slow, show
 from transformer_xl.cli.tables import can_plot, narrow, require_plot, write_results
-from transformer_xl.config import Config, EvalConfig, GenerateConfig
-from transformer_xl.config.checks import Count, Positive, Range, check, no_type_check, require
-from transformer_xl.config.recipes import load_recipe, recipe_of
+from transformer_xl.config import (
+    Config,
+    Count,
+    EvalConfig,
+    GenerateConfig,
+    Positive,
+    Range,
+    check,
+    load_recipe,
+    no_type_check,
+    recipe_of,
+    require,
+)
 from transformer_xl.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
 
     from transformer_xl.data import Vocab
-    from transformer_xl.model import LanguageModel
-    from transformer_xl.model.segment import Lengths
+    from transformer_xl.model import LanguageModel, Lengths
     from transformer_xl.studies.recl import Recl as LengthFound
 
 
@@ -166,7 +175,7 @@ class Recl(LoadsModels):
     def _losses(
         self, folder: str, ids: Any, places: list[int], lengths: "Lengths", window: int | None
     ) -> "np.ndarray":
-        from transformer_xl.config.device import pick_device
+        from transformer_xl.config import pick_device
         from transformer_xl.model import load_model
         from transformer_xl.studies.recl import context_losses
 
@@ -187,7 +196,7 @@ class Recl(LoadsModels):
 
     def _reading(self, folder: str, model: "LanguageModel") -> tuple["Lengths", int | None]:
         """Return the lengths of a model, and its longest input if it has no memory."""
-        from transformer_xl.model.segment import SEGMENT_LEN, Lengths
+        from transformer_xl.model import SEGMENT_LEN, Lengths
 
         recipe = recipe_of(folder)
         evaluation = evaluation_of(folder, recipe, None)
@@ -254,7 +263,7 @@ class Ablate(FittedRecipe, LoadsModels):
 
     def has_saved(self) -> bool:
         """Return whether a run has a checkpoint to resume from."""
-        from transformer_xl.train.checkpoint import CHECKPOINTS
+        from transformer_xl.train import CHECKPOINTS
 
         return any(self.out.glob(f"*/seed_*/{CHECKPOINTS}/step_*"))
 
@@ -262,7 +271,7 @@ class Ablate(FittedRecipe, LoadsModels):
         """Train, measure, print."""
         why = "an ablation searches for the best lengths; see --attn_lens, --split, --tokens"
         refuse_others(self.eval, "eval.", ("batch_size",), why)
-        from transformer_xl.config.device import prepare_process
+        from transformer_xl.config import prepare_process
         from transformer_xl.studies import ablate as study
 
         prepare_process()
@@ -294,7 +303,7 @@ def _names(folders: tuple[str, ...]) -> list[str]:
 
 def _shared_vocabulary(folders: tuple[str, ...]) -> "Vocab":
     from transformer_xl.data import load_vocab
-    from transformer_xl.model.pretrained import find_model_folder
+    from transformer_xl.model import find_model_folder
 
     first = load_vocab(find_model_folder(folders[0]))
     for folder in folders[1:]:
@@ -311,7 +320,7 @@ def _shared_vocabulary(folders: tuple[str, ...]) -> "Vocab":
 def _environment() -> dict[str, Any]:
     import torch
 
-    from transformer_xl.config.device import describe_machine
+    from transformer_xl.config import describe_machine
 
     machine = describe_machine()
     about = {name: machine[name] for name in ("processor", "gpu", "threads")}

@@ -26,12 +26,11 @@ from transformer_xl.cli.loading import (
     say_changes,
 )
 from transformer_xl.cli.printing import exclude, say, show
-from transformer_xl.config.checks import require
-from transformer_xl.config.recipes import recipe_of
+from transformer_xl.config import recipe_of, require
 
 if TYPE_CHECKING:
     from transformer_xl.data import Vocab
-    from transformer_xl.inference.evaluate.flow import Flow, Piece, Scored
+    from transformer_xl.inference.evaluate import Flow, Piece, Scored
 
 _BLOCK = 1 << 16
 _IDLE_SECONDS = 0.02
@@ -111,12 +110,10 @@ class Score(LoadsModels):
                 "surprising, odd lines included; score a text that it was not trained on"
             )
         # Slow imports come after all checks of the arguments.
-        from transformer_xl.data.normalizing import Normalizer, normalized
-        from transformer_xl.inference.evaluate.flow import Flow, LineFlow
+        from transformer_xl.data import Normalizer, normalized
+        from transformer_xl.inference.evaluate import Flow, LineFlow
         from transformer_xl.inference.generate import State, write_state
-        from transformer_xl.model.limits import require_mem_len
-        from transformer_xl.model.reading import Reader, ReaderState
-        from transformer_xl.model.segment import Lengths
+        from transformer_xl.model import Lengths, Reader, ReaderState, require_mem_len
 
         model, vocab, state, checksum = load_with_state(self.dir, self.weights, self.state)
         require_mem_len(model, self.mem_len)
@@ -155,7 +152,7 @@ class Score(LoadsModels):
         Returns:
             Whether there was a token, and the number of unknown symbols.
         """
-        from transformer_xl.inference.evaluate.flow import Cutter, LineSums, Sums
+        from transformer_xl.inference.evaluate import Cutter, LineSums, Sums
 
         unknown, lines, total = _Unknown(vocab), LineSums(vocab), Sums()
         ids: list[int] = []
@@ -215,7 +212,7 @@ class _Unknown:
         """Count the unknown symbols of a piece of the text."""
         if not piece.unknown:
             return
-        from transformer_xl.data.vocab import describe_unknown, treated
+        from transformer_xl.data import describe_unknown, treated
 
         counts = treated(self._vocab, piece.unknown)
         self._treated += counts
@@ -244,7 +241,7 @@ def _describe_treatment(treated: Counter[str]) -> str:
 @contextmanager
 def _opened(path: Path, *, is_raw: bool) -> Iterator[Any]:
     """Open a file, decompressing it as the end of its name says, unless it ``is_raw``."""
-    from transformer_xl.data.unpacking import opened
+    from transformer_xl.data import opened
 
     with ExitStack() as stack:
         with named(path):

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_xl.cli.printing import say
-from transformer_xl.config.checks import require
-from transformer_xl.config.files import replace_file, require_new_file
+from transformer_xl.config import replace_file, require, require_new_file
 
 _PLOT = "pip install 'transformer-xl[plot]'"
 

@@ -55,7 +55,7 @@ class Task(LoadsModels):
                  as_json=self.json)  # fmt: skip
             return
         task = load_task(self.name)
-        from transformer_xl.config.device import prepare_process
+        from transformer_xl.config import prepare_process
         from transformer_xl.tasks.run import run_task, table
 
         prepare_process()

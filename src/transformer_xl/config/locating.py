@@ -14,8 +14,8 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
-from transformer_xl.config import MODEL_TYPE
 from transformer_xl.config.checks import near
+from transformer_xl.config.config import MODEL_TYPE
 from transformer_xl.config.shipped import hint, shipped_model
 from transformer_xl.errors import CheckpointError, InputError
 

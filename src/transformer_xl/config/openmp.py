@@ -34,12 +34,12 @@ def follow_load() -> None:
     The commands call this; other programs may.
     """
     with _starting:
-        if not _running and reason_against() is None:
+        if not _running and reason_against_sleeping() is None:
             _running.append(Thread(target=_follow, args=(_gnu_openmp(),), daemon=True))
             _running[0].start()
 
 
-def reason_against() -> str | None:
+def reason_against_sleeping() -> str | None:
     """Return why the load cannot be followed; None if it can. torch must have been imported."""
     # Whoever sets one of these has chosen.
     for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_THREAD_LIMIT", "OMP_PROC_BIND"):

@@ -2,8 +2,9 @@
 
 from typing import NamedTuple
 
-from transformer_xl.config import EvalConfig, ModelConfig
 from transformer_xl.config.checks import near
+from transformer_xl.config.evaluation import EvalConfig
+from transformer_xl.config.model import ModelConfig
 from transformer_xl.errors import SettingsError
 
 NO_LIMIT = 1 << 30

@@ -2,5 +2,4 @@
 
 import lazy_loader
 
-# Only Segments needs torch; preparing text should not wait for its import.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

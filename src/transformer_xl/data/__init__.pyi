@@ -1,19 +1,135 @@
-from .catalogue import KNOWN_CORPORA
-from .corpus import Corpus, raw_split, write_corpus
-from .making_vocab import train_vocab
-from .preparing import prepare
-from .segments import Segments
-from .vocab import Vocab
-from .vocab_files import load_vocab
+from .catalogue import (
+    KNOWN_CORPORA,
+    common_settings,
+)
+from .completions import (
+    in_completion,
+)
+from .corpus import (
+    Corpus,
+    raw_split,
+    write_corpus,
+)
+from .features import (
+    FeatureCorpus,
+    FeatureSegments,
+    open_corpus,
+    open_features,
+)
+from .finding import (
+    list_texts,
+)
+from .imported import (
+    SPACE,
+    ImportedVocab,
+    Rules,
+    cutter,
+)
+from .making_vocab import (
+    train_vocab,
+)
+from .normalizing import (
+    Normalizer,
+    describe_changes,
+    normalized,
+    normalized_prompt,
+)
+from .preparing import (
+    cache_folder,
+    prepare,
+)
+from .recordings import (
+    UNCOUNTED,
+    Recordings,
+    read_recordings,
+    write_recordings,
+)
+from .segments import (
+    Segments,
+)
+from .sentencepiece_models import (
+    fields,
+    varint,
+)
+from .text import (
+    SPLITS,
+    split_point,
+)
+from .unpacking import (
+    RAW_REMEDY,
+    json_lines,
+    opened,
+    optional_package,
+    read_json,
+)
+from .vocab import (
+    EOS,
+    HALF,
+    UNK,
+    VOCAB_FILE,
+    StreamDecoder,
+    Vocab,
+    byte_characters,
+    describe_unknown,
+    half_refusal,
+    read_tokenizer,
+    treated,
+    unknown_warning,
+)
+from .vocab_files import (
+    is_vocabulary,
+    load_vocab,
+)
 
 __all__ = [
+    "EOS",
+    "HALF",
     "KNOWN_CORPORA",
+    "RAW_REMEDY",
+    "SPACE",
+    "SPLITS",
+    "UNCOUNTED",
+    "UNK",
+    "VOCAB_FILE",
     "Corpus",
+    "FeatureCorpus",
+    "FeatureSegments",
+    "ImportedVocab",
+    "Normalizer",
+    "Recordings",
+    "Rules",
     "Segments",
+    "StreamDecoder",
     "Vocab",
+    "byte_characters",
+    "cache_folder",
+    "common_settings",
+    "cutter",
+    "describe_changes",
+    "describe_unknown",
+    "fields",
+    "half_refusal",
+    "in_completion",
+    "is_vocabulary",
+    "json_lines",
+    "list_texts",
     "load_vocab",
+    "normalized",
+    "normalized_prompt",
+    "open_corpus",
+    "open_features",
+    "opened",
+    "optional_package",
     "prepare",
     "raw_split",
+    "read_json",
+    "read_recordings",
+    "read_tokenizer",
+    "split_point",
     "train_vocab",
+    "treated",
+    "unknown_warning",
+    "varint",
     "write_corpus",
+    "write_recordings",
 ]

@@ -22,9 +22,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Integer
 
-from transformer_xl.config import FORMAT_VERSION
-from transformer_xl.config.files import checksum, replace_file, write_atomically
-from transformer_xl.config.locking import Say
+from transformer_xl.config import FORMAT_VERSION, Say, checksum, replace_file, write_atomically
 from transformer_xl.data.locking import LOCK, once
 from transformer_xl.data.store import (
     StoredObject,

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, cast
 
-from transformer_xl.config.files import (
+from transformer_xl.config import (
+    Say,
     checksum,
     is_disk_full,
     remove_temporary,
     replace_file,
     write_atomically,
 )
-from transformer_xl.config.locking import Say
 from transformer_xl.data.catalogue import KnownCorpus, RemoteFile, Source
 from transformer_xl.data.locking import once
 from transformer_xl.errors import DataError

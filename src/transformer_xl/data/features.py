@@ -7,9 +7,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor, from_numpy
 
-from transformer_xl.config import DataConfig
-from transformer_xl.config.files import checksum
-from transformer_xl.config.locking import Say
+from transformer_xl.config import DataConfig, Say, checksum
 from transformer_xl.data.corpus import Corpus
 from transformer_xl.data.preparing import prepare
 from transformer_xl.data.recordings import PARTS, UNCOUNTED, Recordings, read_recordings

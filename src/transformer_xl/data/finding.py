@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from transformer_xl.config import DataConfig
-from transformer_xl.config.files import replace_file, write_atomically
-from transformer_xl.config.locking import Say
+from transformer_xl.config import DataConfig, Say, replace_file, write_atomically
 from transformer_xl.data.catalogue import KNOWN_CORPORA, RemoteFile
 from transformer_xl.data.download import copies_of, differs, download
 from transformer_xl.data.locking import once

@@ -6,8 +6,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from transformer_xl.config import locking
-from transformer_xl.config.locking import Say
+from transformer_xl.config import Say
+from transformer_xl.config import locked as locked_file
 
 LOCK = "lock"
 _Found = TypeVar("_Found")
@@ -24,7 +24,7 @@ def locked(
     with ExitStack() as stack:
         is_ours = True
         try:
-            stack.enter_context(locking.locked(folder / LOCK, f"{activity}; waiting for it", say))
+            stack.enter_context(locked_file(folder / LOCK, f"{activity}; waiting for it", say))
         except FileNotFoundError:
             is_ours = False
         except OSError:

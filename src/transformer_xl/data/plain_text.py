@@ -7,9 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from transformer_xl.config import DataConfig
-from transformer_xl.config.files import replace_file, write_atomically
-from transformer_xl.config.locking import Say
+from transformer_xl.config import DataConfig, Say, replace_file, write_atomically
 from transformer_xl.data.catalogue import KNOWN_CORPORA
 from transformer_xl.data.normalizing import describe_changes
 from transformer_xl.data.text import Span, TextFiles, read_text

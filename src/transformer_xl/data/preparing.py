@@ -25,10 +25,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.config import FORMAT_VERSION, DataConfig
-from transformer_xl.config.checks import names_nearest
-from transformer_xl.config.files import checksum, remove_temporary, replace_file
-from transformer_xl.config.locking import Say
+from transformer_xl.config import (
+    FORMAT_VERSION,
+    DataConfig,
+    Say,
+    checksum,
+    names_nearest,
+    remove_temporary,
+    replace_file,
+)
 from transformer_xl.data.catalogue import KNOWN_CORPORA, common_settings
 from transformer_xl.data.corpus import MANIFEST, Corpus, StoredCorpus, manifest_of
 from transformer_xl.data.finding import HUB_PREFIX, fetch_text, find_text

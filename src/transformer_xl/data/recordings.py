@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 from torch import Tensor, from_numpy
 
-from transformer_xl.config.files import write_atomically
+from transformer_xl.config import write_atomically
 from transformer_xl.data.text import SPLITS
 
 UNCOUNTED = -100

@@ -20,8 +20,7 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 from jaxtyping import Integer
 
-from transformer_xl.config.files import replace_file, require_space, sync
-from transformer_xl.config.locking import Say
+from transformer_xl.config import Say, replace_file, require_space, sync
 from transformer_xl.data.locking import once
 from transformer_xl.data.unpacking import MissingPackageError, optional_package
 from transformer_xl.errors import DataError, InputError

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from transformer_xl.config.files import checksum, replace_file
-from transformer_xl.config.locking import Say
+from transformer_xl.config import Say, checksum, replace_file
 from transformer_xl.data.corpus import token_dtype
 from transformer_xl.data.imported import ImportedVocab
 from transformer_xl.data.text import Span, read_blocks, read_bytes, read_text

@@ -32,8 +32,7 @@ import numpy as np
 from jaxtyping import Int32
 from tokenizers import AddedToken, Tokenizer
 
-from transformer_xl.config import FORMAT_VERSION
-from transformer_xl.config.files import replace_file
+from transformer_xl.config import FORMAT_VERSION, replace_file
 from transformer_xl.errors import InputError
 
 VocabKind = Literal["bytes", "chars", "words", "bpe", "integers", "brought", "imported"]

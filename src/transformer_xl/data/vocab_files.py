@@ -11,9 +11,7 @@ from typing import Any, cast, get_args
 import numpy as np
 from tokenizers import Tokenizer, decoders
 
-from transformer_xl.config import FORMAT_VERSION
-from transformer_xl.config.checks import names_nearest
-from transformer_xl.config.locating import locate, locate_here
+from transformer_xl.config import FORMAT_VERSION, locate, locate_here, names_nearest
 from transformer_xl.data.imported import ImportedVocab, Rules
 from transformer_xl.data.sentencepiece_models import from_sentencepiece
 from transformer_xl.data.vocab import (

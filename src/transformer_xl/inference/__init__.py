@@ -1,1 +1,5 @@
 """Inference: evaluation, scores, classification, generation and sessions."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

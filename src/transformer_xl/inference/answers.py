@@ -15,12 +15,14 @@ from torch import Tensor
 from transformer_xl.data import Vocab
 from transformer_xl.errors import InputError
 from transformer_xl.inference.generate import Sampling, Searching, beam_search, generate_batch
-from transformer_xl.model import LanguageModel
-from transformer_xl.model.arguments import require_at_least
-from transformer_xl.model.calling import evaluating
-from transformer_xl.model.limits import require_remembering
-from transformer_xl.model.reading import read_each
-from transformer_xl.model.segment import Lengths
+from transformer_xl.model import (
+    LanguageModel,
+    Lengths,
+    evaluating,
+    read_each,
+    require_at_least,
+    require_remembering,
+)
 
 Texts = Sequence[Sequence[int]]
 

@@ -12,14 +12,19 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from transformer_xl.config.checks import Count, NotNegative, Positive, Share, check, no_type_check
+from transformer_xl.config import Count, NotNegative, Positive, Share, check, no_type_check
 from transformer_xl.errors import InputError
-from transformer_xl.model import LanguageModel, Memory
-from transformer_xl.model.arguments import require_token_inputs
-from transformer_xl.model.calling import evaluating
-from transformer_xl.model.reading import padded, read
-from transformer_xl.model.segment import SEGMENT_LEN, Lengths
-from transformer_xl.ops.nll import IGNORED
+from transformer_xl.model import (
+    SEGMENT_LEN,
+    LanguageModel,
+    Lengths,
+    Memory,
+    evaluating,
+    padded,
+    read,
+    require_token_inputs,
+)
+from transformer_xl.ops import IGNORED
 
 __all__ = ["Fit", "LongDocumentClassifier", "Reading", "accuracy", "fit"]
 

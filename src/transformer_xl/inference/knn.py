@@ -20,11 +20,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transformer_xl.config.knn import KnnConfig
-from transformer_xl.model import LanguageModel
-from transformer_xl.model.reading import read
-from transformer_xl.model.segment import Lengths
-from transformer_xl.model.tokens import Predictor
+from transformer_xl.config import KnnConfig
+from transformer_xl.model import LanguageModel, Lengths, Predictor, read
 
 _LEAST_CAPACITY = 64
 _ROWS = 256

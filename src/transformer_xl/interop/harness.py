@@ -25,14 +25,19 @@ except ModuleNotFoundError as error:
         "transformer_xl.harness needs lm-evaluation-harness: pip install 'transformer-xl[eval]'"
     ) from error
 
-from transformer_xl.config.device import pick_device
+from transformer_xl.config import pick_device
 from transformer_xl.data import load_vocab
 from transformer_xl.errors import InputError
 from transformer_xl.inference.generate import Sampling, generate_batch
-from transformer_xl.model import Memory, load_model
-from transformer_xl.model.arguments import require_token_inputs
-from transformer_xl.model.reading import Piece, read
-from transformer_xl.model.segment import SEGMENT_LEN, Lengths
+from transformer_xl.model import (
+    SEGMENT_LEN,
+    Lengths,
+    Memory,
+    Piece,
+    load_model,
+    read,
+    require_token_inputs,
+)
 
 # The settings of sampling of tasks that our sampler supports.
 _SAMPLING_SETTINGS = ("temperature", "top_k", "top_p")

@@ -41,8 +41,7 @@ from transformer_xl.model.tokens import (
     embedded,
 )
 from transformer_xl.model.variants.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
-from transformer_xl.ops import dropout
-from transformer_xl.ops.nll import IGNORED
+from transformer_xl.ops import IGNORED, dropout
 
 
 @dataclass(kw_only=True)

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from transformer_xl.config import Config, ModelConfig
-from transformer_xl.config.device import total_memory
+from transformer_xl.config import Config, ModelConfig, total_memory
 from transformer_xl.errors import SettingsError
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from transformer_xl.config import ModelConfig
-from transformer_xl.config.model import KINDS, is_own_kind
+from transformer_xl.config import KINDS, ModelConfig, is_own_kind
 from transformer_xl.errors import InputError
 from transformer_xl.model.limits import require_loading
 from transformer_xl.model.pretrained import (

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transformer_xl.model.segment import View
-from transformer_xl.ops.constants import cached
+from transformer_xl.ops import cached
 
 if TYPE_CHECKING:
     from transformer_xl.model.transformer_xl import TransformerXL

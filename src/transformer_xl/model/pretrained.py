@@ -25,18 +25,21 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save, save_file
 from torch import Tensor, nn
 
-from transformer_xl.config import FORMAT_VERSION, MODEL_TYPE, EvalConfig, ModelConfig
-from transformer_xl.config.checks import read_settings
-from transformer_xl.config.files import (
+from transformer_xl.config import (
+    FORMAT_VERSION,
+    MODEL_TYPE,
+    EvalConfig,
+    ModelConfig,
     NotRegularError,
     checksum,
+    locate,
     open_regular,
+    read_settings,
     read_small_file,
     replace_file,
     same_file,
     write_atomically,
 )
-from transformer_xl.config.locating import locate
 from transformer_xl.errors import CheckpointError, InputError
 
 WEIGHTS_FILE = "model.safetensors"

@@ -16,8 +16,7 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.errors import CheckpointError
 from transformer_xl.model.arguments import explain_unknown
 from transformer_xl.model.calling import is_plain, unwrapped
-from transformer_xl.ops import dropout, linear, linear_nll, native
-from transformer_xl.ops.nll import IGNORED
+from transformer_xl.ops import IGNORED, dropout, linear, linear_nll, native
 
 
 class Embedding(nn.Embedding):

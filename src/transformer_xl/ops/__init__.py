@@ -15,26 +15,48 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transformer_xl.errors import InputError
-from transformer_xl.ops import reference, skew, triton
+from transformer_xl.ops import native, reference, skew, triton
+from transformer_xl.ops.constants import cached
 from transformer_xl.ops.dropout import dropout, relu_dropout, relu_squared_dropout
-from transformer_xl.ops.nll import linear_nll
-from transformer_xl.ops.products import Linear, linear, with_torch_linears
+from transformer_xl.ops.nll import IGNORED, linear_nll
+from transformer_xl.ops.packed import Int8Weight
+from transformer_xl.ops.products import (
+    Linear,
+    batches_take_onednn,
+    emulates,
+    linear,
+    onednn,
+    with_torch_linears,
+)
 from transformer_xl.ops.rms_norm import rms_norm
+from transformer_xl.ops.timing import ceiling, peak_mb, timed
 
 __all__ = [
     "BACKENDS",
+    "IGNORED",
     "Backend",
     "Choice",
+    "Int8Weight",
     "Linear",
     "attention",
+    "batches_take_onednn",
+    "cached",
+    "ceiling",
     "choose_backend",
     "dropout",
+    "emulates",
     "linear",
     "linear_nll",
+    "native",
+    "onednn",
+    "peak_mb",
+    "reference",
     "rel_attention",
     "relu_dropout",
     "relu_squared_dropout",
     "rms_norm",
+    "timed",
+    "triton",
     "use_backend",
     "with_torch_linears",
 ]

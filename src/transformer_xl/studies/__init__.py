@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformer_xl.config.files import write_atomically
+from transformer_xl.config import write_atomically
 from transformer_xl.errors import InputError
 
 if TYPE_CHECKING:

@@ -14,21 +14,19 @@ import numpy as np
 from jaxtyping import Integer
 from torch import Tensor
 
-from transformer_xl.config import Config, EvalConfig
-from transformer_xl.config.device import autocast, pick_device
-from transformer_xl.config.files import replace_file
+from transformer_xl.config import Config, EvalConfig, autocast, pick_device, replace_file
 from transformer_xl.data import Corpus, prepare
 from transformer_xl.errors import SettingsError
 from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.model import LanguageModel, TransformerXL
 from transformer_xl.studies import markdown_table, require_predicted, save_figure
-from transformer_xl.train import train
-from transformer_xl.train.checkpoint import (
+from transformer_xl.train import (
     ENVIRONMENT_FILE,
     METRICS_FILE,
     RunFolder,
+    read_metrics,
+    train,
 )
-from transformer_xl.train.metrics import read_metrics
 
 TABLES = (6, 7, 10)
 """Tables of the paper that hold ablations."""

@@ -20,19 +20,27 @@ from typing import Any
 import msgspec
 import torch
 
-from transformer_xl.config import Config, DataConfig, EvalConfig, ModelConfig, TrainConfig
-from transformer_xl.config.checks import require
-from transformer_xl.config.device import pick_device, pick_precision
-from transformer_xl.config.files import replace_file
-from transformer_xl.config.locking import locked
-from transformer_xl.config.recipes import load_recipe, recipe_names
+from transformer_xl.config import (
+    Config,
+    DataConfig,
+    EvalConfig,
+    ModelConfig,
+    TrainConfig,
+    load_recipe,
+    locked,
+    pick_device,
+    pick_precision,
+    recipe_names,
+    replace_file,
+    require,
+)
 from transformer_xl.data import prepare
 from transformer_xl.errors import DataError, SettingsError
 from transformer_xl.studies import require_predicted
 from transformer_xl.studies.contestant import measured
 from transformer_xl.studies.pace import paces, steps_in, with_others
 from transformer_xl.studies.process import in_process
-from transformer_xl.train.step import Diverged
+from transformer_xl.train import Diverged
 
 PREFIX = "compare-"
 """Names of the recipes of contestants begin with it."""

@@ -13,23 +13,29 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
-from transformer_xl.config import Config, GenerateConfig
-from transformer_xl.config.device import autocast, describe_machine, pick_device, pick_precision
-from transformer_xl.config.files import replace_file
+from transformer_xl.config import (
+    Config,
+    GenerateConfig,
+    autocast,
+    describe_machine,
+    pick_device,
+    pick_precision,
+    replace_file,
+)
 from transformer_xl.data import Corpus, prepare
-from transformer_xl.inference.evaluate import Result, evaluate_by
-from transformer_xl.inference.evaluate.streams import loss_from_start, spans
-from transformer_xl.inference.generate.text_writer import prompt_for
-from transformer_xl.model import Decoder, LanguageModel, build_model, load_model
-from transformer_xl.model.decoder import EagerDecoder
-from transformer_xl.model.reading import read_all
-from transformer_xl.model.segment import Lengths
-from transformer_xl.ops.timing import peak_mb, timed
-from transformer_xl.train import train
-from transformer_xl.train.checkpoint import CHECKPOINTS
-from transformer_xl.train.checkpoint.checkpoints import checkpoints_in, read_about
-from transformer_xl.train.finish import held_out
-from transformer_xl.train.optim import Optimizer
+from transformer_xl.inference.evaluate import Result, evaluate_by, loss_from_start, spans
+from transformer_xl.inference.generate import prompt_for
+from transformer_xl.model import (
+    Decoder,
+    EagerDecoder,
+    LanguageModel,
+    Lengths,
+    build_model,
+    load_model,
+    read_all,
+)
+from transformer_xl.ops import peak_mb, timed
+from transformer_xl.train import CHECKPOINTS, Optimizer, checkpoints_in, held_out, read_about, train
 
 PEAK_FILE = "peak_mb.txt"
 """In the run folder: the peak memory of the training in MB."""

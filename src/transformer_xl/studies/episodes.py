@@ -29,8 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from transformer_xl.config.checks import require
-from transformer_xl.config.files import write_atomically
+from transformer_xl.config import require, write_atomically
 
 TASKS = ("copy", "recall", "induction")
 

@@ -13,15 +13,11 @@ from statistics import median
 
 import torch
 
-from transformer_xl.config import Config, GenerateConfig
-from transformer_xl.config.device import pick_device, pick_precision
-from transformer_xl.config.distributed import World
-from transformer_xl.config.training import Stage
+from transformer_xl.config import Config, GenerateConfig, Stage, World, pick_device, pick_precision
 from transformer_xl.data import Corpus, prepare
-from transformer_xl.inference.generate.text_writer import prompt_for
-from transformer_xl.ops.timing import ceiling
-from transformer_xl.train.beginning import fit_to_corpus, new_state
-from transformer_xl.train.step import Network, train_step
+from transformer_xl.inference.generate import prompt_for
+from transformer_xl.ops import ceiling
+from transformer_xl.train import Network, fit_to_corpus, new_state, train_step
 
 ROUNDS = 10
 """Turns of each model."""

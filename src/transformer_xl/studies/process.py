@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from transformer_xl.config.device import prepare_process
+from transformer_xl.config import prepare_process
 
 _starting = threading.Lock()
 """Held while a process begins."""

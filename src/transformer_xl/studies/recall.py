@@ -13,12 +13,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transformer_xl.inference.answers import states_at
-from transformer_xl.model import LanguageModel
-from transformer_xl.model.arguments import require_at_least
-from transformer_xl.model.calling import evaluating
-from transformer_xl.model.limits import require_mem_len, require_remembering
-from transformer_xl.model.segment import SEGMENT_LEN, Lengths
+from transformer_xl.inference import states_at
+from transformer_xl.model import (
+    SEGMENT_LEN,
+    LanguageModel,
+    Lengths,
+    evaluating,
+    require_at_least,
+    require_mem_len,
+    require_remembering,
+)
 from transformer_xl.studies.episodes import (
     TASKS,
     Episode,

@@ -13,11 +13,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transformer_xl.errors import InputError
-from transformer_xl.model import LanguageModel
-from transformer_xl.model.arguments import Text, as_tokens
-from transformer_xl.model.calling import evaluating
-from transformer_xl.model.reading import read
-from transformer_xl.model.segment import SEGMENT_LEN, Lengths
+from transformer_xl.model import (
+    SEGMENT_LEN,
+    LanguageModel,
+    Lengths,
+    Text,
+    as_tokens,
+    evaluating,
+    read,
+)
 from transformer_xl.studies import save_figure
 
 _ROWS = 16

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from transformer_xl.data.text import SPLITS
-from transformer_xl.inference.answers import continuations
+from transformer_xl.data import SPLITS
+from transformer_xl.inference import continuations
 from transformer_xl.tasks.babi_stories import BABI_TASKS, Question, babi_stories
 from transformer_xl.tasks.task import (
     SEPARATOR,

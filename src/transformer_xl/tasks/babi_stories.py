@@ -1,12 +1,11 @@
-"""The stories and questions of bAbI (Weston et al., 2015, arXiv 1502.05698), as they are published."""
+"""The stories and questions of bAbI (Weston et al., 2015, arXiv 1502.05698), as published."""
 
 import re
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from transformer_xl.config.checks import require
-from transformer_xl.data.text import SPLITS
-from transformer_xl.data.unpacking import opened
+from transformer_xl.config import require
+from transformer_xl.data import SPLITS, opened
 
 Split = Literal["train", "valid", "test"]
 

@@ -12,12 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from transformer_xl.data import Vocab, load_vocab, train_vocab
-from transformer_xl.data.text import SPLITS
+from transformer_xl.data import SPLITS, Vocab, load_vocab, train_vocab
 from transformer_xl.errors import DataError
-from transformer_xl.model.reading import Reader
-from transformer_xl.studies.baselines.kneser_ney import KneserNey
-from transformer_xl.studies.baselines.measuring import unigram_nll
+from transformer_xl.model import Reader
+from transformer_xl.studies.baselines import KneserNey, unigram_nll
 from transformer_xl.tasks.task import Measured, Task, Trained, read_utf8
 
 ORDER = 5

@@ -11,14 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from transformer_xl.config import Config
-from transformer_xl.config.device import autocast, pick_device
-from transformer_xl.config.files import checksum, replace_file
-from transformer_xl.config.recipes import load_recipe
-from transformer_xl.data.vocab_files import load_vocab
+from transformer_xl.config import Config, autocast, checksum, load_recipe, pick_device, replace_file
+from transformer_xl.data import load_vocab
 from transformer_xl.errors import DataError, InputError
-from transformer_xl.model import load_model
-from transformer_xl.model.segment import Lengths
+from transformer_xl.model import Lengths, load_model
 from transformer_xl.tasks.task import Measured, SelfTrainingTask, Task, Trained
 from transformer_xl.train import train
 

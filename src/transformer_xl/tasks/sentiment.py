@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from transformer_xl.data.text import SPLITS
-from transformer_xl.data.unpacking import json_lines, optional_package
+from transformer_xl.data import SPLITS, json_lines, optional_package
 from transformer_xl.errors import DataError
-from transformer_xl.inference.answers import next_log_probs
+from transformer_xl.inference import next_log_probs
 from transformer_xl.tasks.task import (
     SEPARATOR,
     TASKS_EXTRA,

@@ -16,12 +16,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from transformer_xl.config import Config
-from transformer_xl.config.files import checksum, replace_file
-from transformer_xl.data.unpacking import opened
+from transformer_xl.config import Config, checksum, replace_file
+from transformer_xl.data import opened
 from transformer_xl.errors import DataError
-from transformer_xl.model import LanguageModel
-from transformer_xl.model.segment import Lengths
+from transformer_xl.model import LanguageModel, Lengths
 
 TASKS_EXTRA = "'transformer-xl[tasks]'"
 """What to install for metrics and baselines."""

@@ -11,10 +11,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from transformer_xl.data.text import SPLITS
-from transformer_xl.data.unpacking import optional_package
+from transformer_xl.data import SPLITS, optional_package
 from transformer_xl.errors import DataError
-from transformer_xl.inference.answers import continuations
+from transformer_xl.inference import continuations
 from transformer_xl.tasks.task import (
     TASKS_EXTRA,
     Example,

@@ -1,8 +1,5 @@
 """Training: optimizers, schedules, the loop and what it records."""
 
-from transformer_xl.train.loop import Interrupted, train
-from transformer_xl.train.runner import Network
-from transformer_xl.train.state import TrainState
-from transformer_xl.train.step import train_step
+import lazy_loader
 
-__all__ = ["Interrupted", "Network", "TrainState", "train", "train_step"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -9,25 +9,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_xl.config import Config
-from transformer_xl.config.distributed import World
-from transformer_xl.data import Corpus, Segments, Vocab
-from transformer_xl.data.features import FeatureCorpus, FeatureSegments
-from transformer_xl.data.vocab_files import is_vocabulary, load_vocab
+from transformer_xl.config import Config, World
+from transformer_xl.data import (
+    Corpus,
+    FeatureCorpus,
+    FeatureSegments,
+    Segments,
+    Vocab,
+    is_vocabulary,
+    load_vocab,
+)
 from transformer_xl.errors import DataError, SettingsError
-from transformer_xl.inference.evaluate.dynamic import segments_to_learn
-from transformer_xl.inference.evaluate.streams import Passage, as_text, places_read
+from transformer_xl.inference.evaluate import Passage, as_text, places_read, segments_to_learn
 from transformer_xl.inference.generate import for_tokens
-from transformer_xl.model import build_model
-from transformer_xl.model.limits import require_training
-from transformer_xl.model.loading import read_model_weights
-from transformer_xl.model.pretrained import (
+from transformer_xl.model import (
     CONFIG_FILE,
+    Lengths,
+    build_model,
     copy_weights,
     find_model_folder,
     load_config,
+    read_model_weights,
+    require_training,
 )
-from transformer_xl.model.segment import Lengths
 from transformer_xl.train.finish import held_out
 from transformer_xl.train.optim import Optimizer, new_average
 from transformer_xl.train.runner import shard

@@ -10,10 +10,8 @@ from typing import Any
 
 import torch
 
-from transformer_xl.config import Config, EvalConfig, GenerateConfig
-from transformer_xl.config.device import autocast
-from transformer_xl.data import Corpus, raw_split
-from transformer_xl.data.features import FeatureCorpus
+from transformer_xl.config import Config, EvalConfig, GenerateConfig, autocast
+from transformer_xl.data import Corpus, FeatureCorpus, raw_split
 from transformer_xl.inference.evaluate import Dynamic, Result, cost_of, evaluate_by, plan_dynamic
 from transformer_xl.inference.generate import (
     Sampling,
@@ -23,9 +21,7 @@ from transformer_xl.inference.generate import (
     generate,
     text_pieces,
 )
-from transformer_xl.model import LanguageModel, load_model
-from transformer_xl.model.limits import any_size
-from transformer_xl.model.segment import Lengths
+from transformer_xl.model import LanguageModel, Lengths, any_size, load_model
 from transformer_xl.train.checkpoint import RESULTS_FILE, SAMPLE_FILE, RunFolder
 from transformer_xl.train.metrics import reading
 from transformer_xl.train.seen import MEMORY_FILE, READINGS, TOKENS, see_memory

@@ -17,17 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_xl.config import Config
-from transformer_xl.config.checks import names_nearest
-from transformer_xl.config.device import autocast, pick_device, pick_precision
-from transformer_xl.config.distributed import Stalled, joined
-from transformer_xl.data import Corpus
-from transformer_xl.data.features import FeatureCorpus, open_corpus
+from transformer_xl.config import (
+    Config,
+    Stalled,
+    autocast,
+    joined,
+    names_nearest,
+    pick_device,
+    pick_precision,
+)
+from transformer_xl.data import Corpus, FeatureCorpus, open_corpus
 from transformer_xl.errors import InputError
 from transformer_xl.inference.evaluate import Result, cost_of, evaluate_by
-from transformer_xl.model import LanguageModel
-from transformer_xl.model.arguments import shown
-from transformer_xl.model.pretrained import model_weights
+from transformer_xl.model import LanguageModel, model_weights, shown
 from transformer_xl.ops import choose_backend
 from transformer_xl.train.beginning import (
     check_machine,

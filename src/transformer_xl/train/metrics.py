@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from transformer_xl.config.files import replace_file
+from transformer_xl.config import replace_file
 from transformer_xl.errors import DataError
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from transformer_xl.config import TrainConfig
-from transformer_xl.config.device import pick_precision
-from transformer_xl.ops.products import emulates
+from transformer_xl.config import TrainConfig, pick_precision
+from transformer_xl.ops import emulates
 from transformer_xl.train.optimizers import Lamb, Muon
 
 PLATEAU_THRESHOLD = 1e-4

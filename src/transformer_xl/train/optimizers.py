@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from transformer_xl.model.capture import captured
-from transformer_xl.ops.products import batches_take_onednn, onednn
+from transformer_xl.model import captured
+from transformer_xl.ops import batches_take_onednn, onednn
 
 # The quintic polynomial of the reference implementation, with the fastest growth of small singular
 # values; it ends with all of them between about 0.7 and 1.2.

@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from transformer_xl.config.files import replace_file
+from transformer_xl.config import replace_file
 from transformer_xl.train import figures
 from transformer_xl.train.figures import number, series
 from transformer_xl.train.metrics import read_metrics

@@ -13,11 +13,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from transformer_xl.config import Config, TrainConfig
-from transformer_xl.config.device import pick_precision
-from transformer_xl.config.distributed import World
-from transformer_xl.model import LanguageModel, Memory, Output, build_model
-from transformer_xl.model.pretrained import copy_weights
+from transformer_xl.config import Config, TrainConfig, World, pick_precision
+from transformer_xl.model import LanguageModel, Memory, Output, build_model, copy_weights
 
 # Without mixed orders of reduction, whose partial sums are added up by 48 slow kernels of a
 # 12-layer model, one for each weight and bias of a layer normalization.

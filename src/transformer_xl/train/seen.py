@@ -13,11 +13,8 @@ from jaxtyping import Integer
 
 from transformer_xl.config import EvalConfig, ModelConfig
 from transformer_xl.data import Vocab
-from transformer_xl.inference.evaluate import loss_from_start, loss_in_segment, spans
-from transformer_xl.inference.evaluate.rollout import attended
-from transformer_xl.model import LanguageModel
-from transformer_xl.model.arguments import Text
-from transformer_xl.model.segment import Lengths
+from transformer_xl.inference.evaluate import attended, loss_from_start, loss_in_segment, spans
+from transformer_xl.model import LanguageModel, Lengths, Text
 
 MEMORY_FILE = "memory.json"
 TOKENS = 50_000

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-from transformer_xl.config import Config, TrainConfig
-from transformer_xl.config.distributed import World
-from transformer_xl.config.training import Stage
+from transformer_xl.config import Config, Stage, TrainConfig, World
 from transformer_xl.data import Segments
 from transformer_xl.errors import DataError
 from transformer_xl.model import LanguageModel, Memory

@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformer_xl.config import Config, TrainConfig
 from transformer_xl.errors import TxlError
 from transformer_xl.model import Memory, Output
-from transformer_xl.ops.nll import IGNORED
+from transformer_xl.ops import IGNORED
 from transformer_xl.train.runner import Network
 from transformer_xl.train.state import TrainState
 

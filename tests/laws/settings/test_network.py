@@ -20,9 +20,9 @@ from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.interop.convert import convert
 from transformer_xl.interop.export import make_step
 from transformer_xl.model import build_model
-from transformer_xl.model.compact import compact
 from transformer_xl.model.decoder import Decoder
 from transformer_xl.model.pretrained import load_config
+from transformer_xl.model.quantizing import compact
 from transformer_xl.model.segment import Lengths
 
 LSTM = {"kind": "lstm", "n_head": 8, "d_inner": 2048}

@@ -17,7 +17,7 @@ from transformer_xl.apps.compress.contents import (
 from transformer_xl.apps.compress.header import unpack
 from transformer_xl.apps.compress.planning import Settings, TooLargeError
 from transformer_xl.apps.compress.predicting import fingerprint
-from transformer_xl.config.shipped import ShippedModel, newest_models, shipped_models
+from transformer_xl.config import ShippedModel, newest_models, shipped_models
 from transformer_xl.data import Vocab
 from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.inference.generate import from_pretrained

@@ -33,9 +33,8 @@ from transformer_xl.apps.compress.predicting import (
     fresh_model,
     reproducible,
 )
-from transformer_xl.config.device import describe_machine
-from transformer_xl.data import Vocab
-from transformer_xl.data.vocab import describe_unknown
+from transformer_xl.config import describe_machine
+from transformer_xl.data import Vocab, describe_unknown
 from transformer_xl.errors import DataError, InputError
 from transformer_xl.model import LanguageModel
 

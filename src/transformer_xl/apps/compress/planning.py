@@ -14,12 +14,9 @@ from transformer_xl.apps.compress import arithmetic
 from transformer_xl.apps.compress.coding import CHECK_EVERY
 from transformer_xl.apps.compress.header import ArchiveError, Coding, Header, Learning
 from transformer_xl.apps.compress.predicting import FRESH_LR, TRAINED_LR, fingerprint
-from transformer_xl.config import ModelConfig
-from transformer_xl.config.checks import Range, check, no_type_check, require
+from transformer_xl.config import ModelConfig, Range, check, no_type_check, require
 from transformer_xl.errors import SettingsError
-from transformer_xl.model import LanguageModel
-from transformer_xl.model.limits import require_mem_len
-from transformer_xl.model.segment import Lengths
+from transformer_xl.model import LanguageModel, Lengths, require_mem_len
 
 GIGABYTE = 1 << 30
 RAM = 4.0

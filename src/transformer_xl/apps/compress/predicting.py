@@ -20,13 +20,17 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from transformer_xl.apps.compress.header import Coding
-from transformer_xl.config import ModelConfig, TrainConfig
-from transformer_xl.config.checks import require
-from transformer_xl.model import Decoder, LanguageModel, Memory, build_model
-from transformer_xl.model.pretrained import model_weights
-from transformer_xl.model.reading import read
-from transformer_xl.model.segment import Lengths
-from transformer_xl.train.optim import Optimizer, lr_scale
+from transformer_xl.config import ModelConfig, TrainConfig, require
+from transformer_xl.model import (
+    Decoder,
+    LanguageModel,
+    Lengths,
+    Memory,
+    build_model,
+    model_weights,
+    read,
+)
+from transformer_xl.train import Optimizer, lr_scale
 
 FRESH = ModelConfig(
     vocab_size=256,

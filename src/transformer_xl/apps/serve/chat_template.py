@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from transformer_xl.apps.serve.schemas import Message
-from transformer_xl.config.files import read_small_file
-from transformer_xl.data import Vocab
-from transformer_xl.data.normalizing import normalized_prompt
+from transformer_xl.config import read_small_file
+from transformer_xl.data import Vocab, normalized_prompt
 
 log = logging.getLogger("transformer_xl.serve")
 

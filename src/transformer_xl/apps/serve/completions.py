@@ -28,9 +28,8 @@ from transformer_xl.apps.serve.service import Service
 from transformer_xl.apps.serve.session_store import Turn
 from transformer_xl.apps.serve.sessions import Session
 from transformer_xl.apps.serve.texts import Ended, Event, PromptRead, Text, make_writer
-from transformer_xl.config.checks import UnusedError
-from transformer_xl.data.normalizing import normalized_prompt
-from transformer_xl.data.vocab import StreamDecoder, unknown_warning
+from transformer_xl.config import UnusedError
+from transformer_xl.data import StreamDecoder, normalized_prompt, unknown_warning
 from transformer_xl.inference.generate import Sampler, State, random_numbers, seed_of
 
 log = logging.getLogger("transformer_xl.serve")

@@ -24,8 +24,7 @@ from transformer_xl.apps.serve.prompt_reading import (
 )
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.texts import Drawn, Ended, Event, PromptRead, Scored, Shares, Text
-from transformer_xl.model import Decoder, LanguageModel, Memory
-from transformer_xl.model.segment import Lengths
+from transformer_xl.model import Decoder, LanguageModel, Lengths, Memory
 
 log = logging.getLogger("transformer_xl.serve")
 

@@ -1,6 +1,6 @@
 """Errors of the server, each with the status and the code that a client receives."""
 
-from transformer_xl.config.files import NotRegularError
+from transformer_xl.config import NotRegularError
 from transformer_xl.errors import TxlError
 
 _SESSION_STATUSES = {

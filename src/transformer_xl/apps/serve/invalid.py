@@ -7,8 +7,8 @@ from transformer_xl.apps.serve.errors import ApiError
 from transformer_xl.apps.serve.repeats import KEY
 from transformer_xl.apps.serve.schemas import ChatRequest, CompletionRequest
 from transformer_xl.apps.serve.session_store import NAME
-from transformer_xl.config.checks import near
-from transformer_xl.model.arguments import shown
+from transformer_xl.config import near
+from transformer_xl.model import shown
 
 _KINDS = {
     "bool": "true or false",

@@ -11,7 +11,7 @@ from typing import Any
 from transformer_xl.apps.serve.repeats import Told
 from transformer_xl.apps.serve.service import Service
 from transformer_xl.apps.serve.texts import Drawn, Ended, Event, PromptRead, Scored, Shares, Text
-from transformer_xl.data.vocab import StreamDecoder
+from transformer_xl.data import StreamDecoder
 
 _FINISH_REASONS = {"stop": "stop", "repetition": "stop"}
 """OpenAI's reasons by ours; all others are "length"."""

@@ -14,11 +14,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transformer_xl.apps.serve.texts import Scored, Shares, Text
-from transformer_xl.inference.generate.prompts import PROMPT_SEGMENT, text_start
-from transformer_xl.model import LanguageModel, Memory
-from transformer_xl.model.memory import join
-from transformer_xl.model.reading import read, read_all
-from transformer_xl.model.segment import Lengths
+from transformer_xl.inference.generate import PROMPT_SEGMENT, text_start
+from transformer_xl.model import LanguageModel, Lengths, Memory, join, read, read_all
 
 _MIN_LOG_PROB = -9999.0
 _CHUNKS_PER_BATCH = 8

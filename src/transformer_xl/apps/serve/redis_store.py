@@ -27,10 +27,15 @@ from transformer_xl.apps.serve.replay import replay
 from transformer_xl.apps.serve.serve_settings import ServeSettings, without_password
 from transformer_xl.apps.serve.session_store import Lease, Stored, Turn, is_name, missing, too_many
 from transformer_xl.apps.serve.texts import most_tokens
-from transformer_xl.config.checks import require
+from transformer_xl.config import require
 from transformer_xl.errors import CheckpointError, InputError, SettingsError
-from transformer_xl.inference.generate import State, pack_state, random_numbers, unpack_state
-from transformer_xl.inference.generate.history import joined
+from transformer_xl.inference.generate import (
+    State,
+    joined,
+    pack_state,
+    random_numbers,
+    unpack_state,
+)
 from transformer_xl.model import LanguageModel
 
 log = logging.getLogger("transformer_xl.serve")

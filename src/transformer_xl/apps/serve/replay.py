@@ -7,10 +7,8 @@ from typing import Any
 import torch
 
 from transformer_xl.apps.serve.session_store import Turn
-from transformer_xl.inference.generate.prompts import PROMPT_SEGMENT
-from transformer_xl.model import LanguageModel, Memory
-from transformer_xl.model.reading import Piece, read
-from transformer_xl.model.segment import SEGMENT_LEN, Lengths
+from transformer_xl.inference.generate import PROMPT_SEGMENT
+from transformer_xl.model import SEGMENT_LEN, LanguageModel, Lengths, Memory, Piece, read
 
 
 def replay(

@@ -28,7 +28,7 @@ from pydantic_core import PydanticCustomError
 
 from transformer_xl.apps.serve.session_store import NAME
 from transformer_xl.config import GenerateConfig
-from transformer_xl.data.vocab import HALF
+from transformer_xl.data import HALF
 
 
 def _require_text(text: str) -> str:

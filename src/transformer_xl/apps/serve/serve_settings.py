@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit, urlunsplit
 
-from transformer_xl.config.checks import (
+from transformer_xl.config import (
     HIDDEN,
     Count,
     NotNegative,
@@ -17,10 +17,10 @@ from transformer_xl.config.checks import (
     Unused,
     check,
     no_type_check,
+    read_small_file,
     refuse_unused,
     require,
 )
-from transformer_xl.config.files import read_small_file
 
 
 @no_type_check

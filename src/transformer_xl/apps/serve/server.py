@@ -20,9 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from transformer_xl.apps.serve.api import create_app
 from transformer_xl.apps.serve.serve_settings import ServeSettings, without_password
 from transformer_xl.apps.serve.service import Service
-from transformer_xl.config import GenerateConfig
-from transformer_xl.config.files import NotRegularError
-from transformer_xl.config.locking import locked
+from transformer_xl.config import GenerateConfig, NotRegularError, locked
 from transformer_xl.data import Vocab
 from transformer_xl.model import LanguageModel
 

@@ -21,9 +21,7 @@ from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.session_store import Turn
 from transformer_xl.apps.serve.sessions import Session, Sessions
 from transformer_xl.apps.serve.texts import Ended, Event, Text, make_writer, most_tokens
-from transformer_xl.config import GenerateConfig
-from transformer_xl.config.checks import require
-from transformer_xl.config.device import total_memory
+from transformer_xl.config import GenerateConfig, require, total_memory
 from transformer_xl.data import Vocab
 from transformer_xl.errors import CheckpointError
 from transformer_xl.inference.generate import (
@@ -33,10 +31,7 @@ from transformer_xl.inference.generate import (
     largest_state,
     random_numbers,
 )
-from transformer_xl.model import LanguageModel
-from transformer_xl.model.limits import full_memory, require_bytes
-from transformer_xl.model.reading import read
-from transformer_xl.model.segment import Lengths
+from transformer_xl.model import LanguageModel, Lengths, full_memory, read, require_bytes
 
 log = logging.getLogger("transformer_xl.serve")
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from transformer_xl.apps.serve.errors import SessionError
 from transformer_xl.apps.serve.serve_settings import ServeSettings
-from transformer_xl.config.files import NotRegularError, kind_other_than_file
+from transformer_xl.config import NotRegularError, kind_other_than_file
 from transformer_xl.inference.generate import State, load_state, write_state
 from transformer_xl.model import LanguageModel
 

@@ -23,8 +23,7 @@ from transformer_xl.apps.serve.session_store import (
     bytes_of,
 )
 from transformer_xl.inference.generate import State
-from transformer_xl.model import LanguageModel
-from transformer_xl.model.pretrained import weights_checksum
+from transformer_xl.model import LanguageModel, weights_checksum
 
 _NO_TURN = Turn()
 

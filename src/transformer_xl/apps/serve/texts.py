@@ -8,10 +8,9 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from transformer_xl.config.evaluation import MAX_HISTORY
+from transformer_xl.config import MAX_HISTORY
 from transformer_xl.data import Vocab
-from transformer_xl.inference.generate import History, Sampler, State, TextWriter
-from transformer_xl.inference.generate.history import Tokens, joined
+from transformer_xl.inference.generate import History, Sampler, State, TextWriter, Tokens, joined
 from transformer_xl.model import Memory
 
 _PROMPT_CONTEXT = 1024

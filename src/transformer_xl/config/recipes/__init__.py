@@ -8,8 +8,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.config import Config, GenerateConfig
 from transformer_xl.config.checks import ContradictionError, UnusedError, near, read_settings
+from transformer_xl.config.config import Config
+from transformer_xl.config.evaluation import GenerateConfig
 from transformer_xl.config.locating import locate
 from transformer_xl.errors import SettingsError
 

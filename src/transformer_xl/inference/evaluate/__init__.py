@@ -5,6 +5,16 @@ from transformer_xl.inference.evaluate.dynamic import (
     DynamicEvaluation,
     gradient_squares,
     plan_dynamic,
+    segments_to_learn,
+)
+from transformer_xl.inference.evaluate.flow import (
+    Cutter,
+    Flow,
+    LineFlow,
+    LineSums,
+    Piece,
+    Scored,
+    Sums,
 )
 from transformer_xl.inference.evaluate.measuring import (
     Result,
@@ -22,8 +32,11 @@ from transformer_xl.inference.evaluate.strategies import (
     WithNeighbours,
 )
 from transformer_xl.inference.evaluate.streams import (
+    Passage,
+    as_text,
     loss_from_start,
     loss_in_segment,
+    places_read,
     score,
     spans,
     window_nll,
@@ -31,13 +44,22 @@ from transformer_xl.inference.evaluate.streams import (
 
 __all__ = [
     "Attended",
+    "Cutter",
     "Dynamic",
     "DynamicEvaluation",
+    "Flow",
+    "LineFlow",
+    "LineSums",
+    "Passage",
+    "Piece",
     "Result",
+    "Scored",
     "SlidingWindow",
     "Strategy",
+    "Sums",
     "WithMemory",
     "WithNeighbours",
+    "as_text",
     "attended",
     "bytes_of",
     "cost_of",
@@ -46,8 +68,10 @@ __all__ = [
     "gradient_squares",
     "loss_from_start",
     "loss_in_segment",
+    "places_read",
     "plan_dynamic",
     "score",
+    "segments_to_learn",
     "spans",
     "token_bytes_in",
     "window_nll",

@@ -27,18 +27,22 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from transformer_xl.config import EvalConfig, ModelConfig
-from transformer_xl.config.checks import NotNegative, Positive, Share, no_type_check, require
-from transformer_xl.config.deprecation import listed, warn_deprecated
-from transformer_xl.data.completions import in_completion
+from transformer_xl.config import (
+    EvalConfig,
+    ModelConfig,
+    NotNegative,
+    Positive,
+    Share,
+    listed,
+    no_type_check,
+    require,
+    warn_deprecated,
+)
+from transformer_xl.data import in_completion
 from transformer_xl.errors import InputError
 from transformer_xl.inference.evaluate.strategies import InSegments, in_order
 from transformer_xl.inference.evaluate.streams import Losses, Passage, as_text, completed_targets
-from transformer_xl.model import LanguageModel
-from transformer_xl.model.arguments import Text, as_tokens
-from transformer_xl.model.compact import CompactTransformerXL
-from transformer_xl.model.reading import read
-from transformer_xl.model.segment import Lengths
+from transformer_xl.model import CompactTransformerXL, LanguageModel, Lengths, Text, as_tokens, read
 
 DEFAULT_LR = {"rms": 1e-4, "sgd": 0.01}
 """Default learning rates."""

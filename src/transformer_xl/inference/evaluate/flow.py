@@ -9,11 +9,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from transformer_xl.data import Vocab
-from transformer_xl.data.text import split_point
+from transformer_xl.data import Vocab, split_point
 from transformer_xl.inference.answers import losses_each
 from transformer_xl.inference.evaluate.measuring import token_bytes_in
-from transformer_xl.model.reading import Reader
+from transformer_xl.model import Reader
 
 Unit = Literal["token", "line"]
 Scored = tuple[int, float | None]

@@ -11,10 +11,8 @@ import torch
 from jaxtyping import Integer, Real
 from torch import Tensor
 
-from transformer_xl.config import EvalConfig
-from transformer_xl.config.deprecation import listed, warn_deprecated
-from transformer_xl.data import Vocab
-from transformer_xl.data.recordings import Recordings
+from transformer_xl.config import EvalConfig, listed, warn_deprecated
+from transformer_xl.data import Recordings, Vocab
 from transformer_xl.errors import InputError
 from transformer_xl.inference.evaluate.dynamic import Dynamic
 from transformer_xl.inference.evaluate.old_keywords import strategy_from
@@ -25,9 +23,7 @@ from transformer_xl.inference.evaluate.strategies import (
     WithNeighbours,
 )
 from transformer_xl.inference.evaluate.streams import Passage, as_text
-from transformer_xl.model import LanguageModel
-from transformer_xl.model.arguments import Text, require_model, shown
-from transformer_xl.model.calling import evaluating
+from transformer_xl.model import LanguageModel, Text, evaluating, require_model, shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from transformer_xl.config.checks import near, require
-from transformer_xl.config.deprecation import listed
+from transformer_xl.config import listed, near, require
 from transformer_xl.inference.evaluate.dynamic import Dynamic
 from transformer_xl.inference.evaluate.strategies import (
     SlidingWindow,

@@ -9,11 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transformer_xl.inference.evaluate.streams import as_text
-from transformer_xl.model import LanguageModel, Memory
-from transformer_xl.model.arguments import Text
-from transformer_xl.model.calling import evaluating
-from transformer_xl.model.reading import read, read_all
-from transformer_xl.model.segment import Lengths
+from transformer_xl.model import LanguageModel, Lengths, Memory, Text, evaluating, read, read_all
 
 
 @dataclass(frozen=True, kw_only=True)

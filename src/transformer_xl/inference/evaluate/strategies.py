@@ -12,13 +12,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transformer_xl.config import ModelConfig
-from transformer_xl.config.checks import Length, Range, check, no_type_check
-from transformer_xl.config.knn import KnnConfig
+from transformer_xl.config import KnnConfig, Length, ModelConfig, Range, check, no_type_check
 from transformer_xl.inference.evaluate.streams import Losses, Passage, read_parts, window_nll
 from transformer_xl.inference.knn import knn_nll
-from transformer_xl.model import LanguageModel
-from transformer_xl.model.segment import SEGMENT_LEN, Lengths
+from transformer_xl.model import SEGMENT_LEN, LanguageModel, Lengths
 
 AtLeastOne = Annotated[int, Range(ge=1)]
 

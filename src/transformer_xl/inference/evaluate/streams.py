@@ -15,17 +15,25 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.data.completions import in_completion
-from transformer_xl.data.recordings import Recordings
+from transformer_xl.data import Recordings, in_completion
 from transformer_xl.errors import DataError, InputError
-from transformer_xl.model import LanguageModel, Memory
-from transformer_xl.model.arguments import Text, as_tokens, require_at_least
-from transformer_xl.model.calling import evaluating
-from transformer_xl.model.limits import require_mem_len
-from transformer_xl.model.memory import join
-from transformer_xl.model.reading import Reader, read, read_all, read_each
-from transformer_xl.model.segment import SEGMENT_LEN, Lengths
-from transformer_xl.ops.nll import IGNORED
+from transformer_xl.model import (
+    SEGMENT_LEN,
+    LanguageModel,
+    Lengths,
+    Memory,
+    Reader,
+    Text,
+    as_tokens,
+    evaluating,
+    join,
+    read,
+    read_all,
+    read_each,
+    require_at_least,
+    require_mem_len,
+)
+from transformer_xl.ops import IGNORED
 
 
 def as_text(ids: Any, config: ModelConfig) -> Int[Tensor, " length"]:

@@ -9,7 +9,13 @@ from transformer_xl.inference.generate.batch import (
     seed_of,
 )
 from transformer_xl.inference.generate.beams import Hypothesis, Searching, beam_search
-from transformer_xl.inference.generate.history import History
+from transformer_xl.inference.generate.history import History, Tokens, joined
+from transformer_xl.inference.generate.prompts import (
+    PROMPT_SEGMENT,
+    require_texts,
+    selected,
+    text_start,
+)
 from transformer_xl.inference.generate.sampler import Sampler, breaker_tokens, for_tokens
 from transformer_xl.inference.generate.sampling import Sampling
 from transformer_xl.inference.generate.session import (
@@ -27,9 +33,10 @@ from transformer_xl.inference.generate.state import (
     unpack_state,
     write_state,
 )
-from transformer_xl.inference.generate.text_writer import TextWriter, text_pieces
+from transformer_xl.inference.generate.text_writer import TextWriter, prompt_for, text_pieces
 
 __all__ = [
+    "PROMPT_SEGMENT",
     "Generation",
     "GenerationBatch",
     "History",
@@ -41,20 +48,26 @@ __all__ = [
     "Session",
     "State",
     "TextWriter",
+    "Tokens",
     "beam_search",
     "breaker_tokens",
     "for_tokens",
     "from_pretrained",
     "generate",
     "generate_batch",
+    "joined",
     "largest_state",
     "load_state",
     "open_folder",
     "pack_state",
+    "prompt_for",
     "random_numbers",
+    "require_texts",
     "save_state",
     "seed_of",
+    "selected",
     "text_pieces",
+    "text_start",
     "unpack_state",
     "write_state",
 ]

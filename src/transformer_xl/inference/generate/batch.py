@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int, Int32, UInt8
 from torch import Tensor
 
-from transformer_xl.config.knn import KnnConfig
+from transformer_xl.config import KnnConfig
 from transformer_xl.data import Vocab
 from transformer_xl.errors import InputError
 from transformer_xl.inference.generate.history import History
@@ -20,9 +20,16 @@ from transformer_xl.inference.generate.sampler import Sampler
 from transformer_xl.inference.generate.sampling import Sampling, with_deprecated
 from transformer_xl.inference.generate.text_writer import TextWriter
 from transformer_xl.inference.knn import KnnSoftmax, Past, remembered
-from transformer_xl.model import Decoder, LanguageModel, Memory
-from transformer_xl.model.arguments import as_tokens, require_model, shown, whole
-from transformer_xl.model.calling import evaluating_all
+from transformer_xl.model import (
+    Decoder,
+    LanguageModel,
+    Memory,
+    as_tokens,
+    evaluating_all,
+    require_model,
+    shown,
+    whole,
+)
 
 
 def random_numbers(seed: Any) -> torch.Generator:

@@ -18,17 +18,25 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transformer_xl.config.checks import no_type_check, require
+from transformer_xl.config import no_type_check, require
 from transformer_xl.data import Vocab
 from transformer_xl.errors import SettingsError
 from transformer_xl.inference.generate.prompts import Prompts, selected
 from transformer_xl.inference.generate.sampler import require_finite
 from transformer_xl.inference.generate.sampling import with_deprecated
 from transformer_xl.inference.generate.text_writer import TextWriter
-from transformer_xl.model import Decoder, LanguageModel, Memory
-from transformer_xl.model.arguments import Text, as_tokens, require_model, shown, whole
-from transformer_xl.model.calling import evaluating
-from transformer_xl.model.segment import Lengths
+from transformer_xl.model import (
+    Decoder,
+    LanguageModel,
+    Lengths,
+    Memory,
+    Text,
+    as_tokens,
+    evaluating,
+    require_model,
+    shown,
+    whole,
+)
 
 
 @no_type_check

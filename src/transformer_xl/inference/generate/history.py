@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int32
 
-from transformer_xl.config.evaluation import MAX_HISTORY
+from transformer_xl.config import MAX_HISTORY
 
 Tokens = Sequence[int] | np.ndarray
 _KEPT = MAX_HISTORY + 1

@@ -9,16 +9,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transformer_xl.config.knn import KnnConfig
+from transformer_xl.config import KnnConfig
 from transformer_xl.errors import InputError
 from transformer_xl.inference.knn import Past, remembered
-from transformer_xl.model import LanguageModel, Memory
-from transformer_xl.model.arguments import as_tokens, shown
-from transformer_xl.model.calling import evaluating
-from transformer_xl.model.limits import require_capacity, require_mem_len
-from transformer_xl.model.memory import join
-from transformer_xl.model.reading import read, read_all
-from transformer_xl.model.segment import Lengths
+from transformer_xl.model import (
+    LanguageModel,
+    Lengths,
+    Memory,
+    as_tokens,
+    evaluating,
+    join,
+    read,
+    read_all,
+    require_capacity,
+    require_mem_len,
+    shown,
+)
 
 PROMPT_SEGMENT = 512
 """Segment length for prompts, which bounds the memory use of long ones."""

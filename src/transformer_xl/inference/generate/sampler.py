@@ -10,15 +10,13 @@ import torch
 from jaxtyping import Float, Int, Int32
 from torch import Tensor
 
-from transformer_xl.config import GenerateConfig
-from transformer_xl.config.checks import require
+from transformer_xl.config import GenerateConfig, require
 from transformer_xl.data import Vocab
 from transformer_xl.errors import CheckpointError
 from transformer_xl.inference.generate.history import History
 from transformer_xl.inference.generate.loops import LoopRule
 from transformer_xl.inference.generate.sampling import HOTTEST, Sampling
-from transformer_xl.model.arguments import shown
-from transformer_xl.model.tokens import Predictor, drawn
+from transformer_xl.model import Predictor, drawn, shown
 
 _COLDEST = 1e-30
 """Temperatures are clamped to this and HOTTEST, beyond which float32 under- or overflows."""

@@ -7,11 +7,17 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from transformer_xl.config import GenerateConfig
-from transformer_xl.config.checks import checked, near, no_type_check, require
-from transformer_xl.config.deprecation import listed, warn_deprecated
+from transformer_xl.config import (
+    GenerateConfig,
+    checked,
+    listed,
+    near,
+    no_type_check,
+    require,
+    warn_deprecated,
+)
 from transformer_xl.errors import InputError
-from transformer_xl.model.arguments import shown
+from transformer_xl.model import shown
 
 HOTTEST = 1e30
 """An infinite temperature is replaced by this one, with which all tokens are as likely."""

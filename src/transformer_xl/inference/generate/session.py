@@ -13,8 +13,7 @@ import torch
 from jaxtyping import Int32
 from torch import Tensor
 
-from transformer_xl.config.checks import names_nearest
-from transformer_xl.config.device import pick_device
+from transformer_xl.config import names_nearest, pick_device
 from transformer_xl.data import Vocab, load_vocab
 from transformer_xl.errors import DataError, InputError
 from transformer_xl.inference.generate.batch import GenerationBatch, random_numbers
@@ -30,26 +29,27 @@ from transformer_xl.inference.generate.state import (
     write_state,
 )
 from transformer_xl.inference.generate.text_writer import TextWriter
-from transformer_xl.model import LanguageModel, load_model
-from transformer_xl.model.arguments import Text as Tokens
-from transformer_xl.model.arguments import (
+from transformer_xl.model import (
+    CONFIG_FILE,
+    LanguageModel,
+    Lengths,
+    Reader,
+    ReaderState,
+    Weights,
     as_tokens,
+    compact,
+    find_model_folder,
+    load_config,
+    load_model,
+    require_mem_len,
     require_model,
     require_token_inputs,
     shown,
-    whole,
-)
-from transformer_xl.model.compact import Weights, compact
-from transformer_xl.model.limits import require_mem_len
-from transformer_xl.model.pretrained import (
-    CONFIG_FILE,
-    find_model_folder,
-    load_config,
     weights_checksum,
     weights_path,
+    whole,
 )
-from transformer_xl.model.reading import Reader, ReaderState
-from transformer_xl.model.segment import Lengths
+from transformer_xl.model import Text as Tokens
 
 Text = str | Tokens
 """A text, or its tokens."""

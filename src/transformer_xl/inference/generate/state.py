@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from transformer_xl.config import FORMAT_VERSION
-from transformer_xl.config.evaluation import MAX_HISTORY
+from transformer_xl.config import FORMAT_VERSION, MAX_HISTORY
 from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.inference.generate.batch import Generation, random_numbers
-from transformer_xl.model import LanguageModel, Memory
-from transformer_xl.model.limits import full_memory
-from transformer_xl.model.pretrained import (
+from transformer_xl.model import (
+    LanguageModel,
+    Memory,
+    full_memory,
     pack_tensors,
     unpack_tensors,
     verified_tensors,

@@ -12,10 +12,15 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_xl.config import EvalConfig, ModelConfig
-from transformer_xl.config.checks import names_nearest
-from transformer_xl.config.files import new_folder, require_new
-from transformer_xl.config.presets import preset_eval, recognize
+from transformer_xl.config import (
+    EvalConfig,
+    ModelConfig,
+    names_nearest,
+    new_folder,
+    preset_eval,
+    recognize,
+    require_new,
+)
 from transformer_xl.data import Vocab, load_vocab
 from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.interop.convert.export import write_authors, write_huggingface
@@ -30,14 +35,15 @@ from transformer_xl.interop.convert.old_settings import (
 )
 from transformer_xl.interop.convert.torch_files import attributes
 from transformer_xl.interop.convert.vocabularies import find_vocab, read_vocab, vocab_from_object
-from transformer_xl.model.arguments import require_token_inputs
-from transformer_xl.model.loading import read_model_weights, weight_shapes
-from transformer_xl.model.pretrained import (
+from transformer_xl.model import (
     CONFIG_FILE,
     MODEL_TYPE,
     find_model_folder,
     load_config,
     read_config,
+    read_model_weights,
+    require_token_inputs,
+    weight_shapes,
     write_model,
 )
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, cast
 
 from tokenizers import AddedToken, Regex, normalizers
 
-from transformer_xl.data.imported import SPACE, ImportedVocab, Rules, cutter
+from transformer_xl.data import SPACE, ImportedVocab, Rules, cutter
 
 
 class Added(NamedTuple):

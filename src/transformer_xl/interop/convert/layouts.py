@@ -33,7 +33,7 @@ from torch import Tensor
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.errors import InputError
-from transformer_xl.model.positions import frequencies
+from transformer_xl.model import frequencies
 
 INV_FREQ = "pos_emb.inv_freq"
 """The frequencies of the sinusoids: a buffer that is saved with the weights."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_xl.config.files import read_small_file
+from transformer_xl.config import read_small_file
 from transformer_xl.errors import CheckpointError
 
 _MAX_JSON_BYTES = 4 << 20

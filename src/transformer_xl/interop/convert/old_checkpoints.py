@@ -26,7 +26,7 @@ from transformer_xl.interop.convert.torch_files import (
     module_tensors,
     read_pickled,
 )
-from transformer_xl.model.positions import frequencies
+from transformer_xl.model import frequencies
 
 _NAMES = (
     *("model.safetensors", "pytorch_model.bin", "model.pt"),

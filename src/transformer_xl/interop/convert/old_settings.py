@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from torch import Tensor
 
-from transformer_xl.config import ModelConfig, Quirk
-from transformer_xl.config.checks import stored
+from transformer_xl.config import ModelConfig, Quirk, stored
 from transformer_xl.errors import SettingsError
 
 _MOST_LAYERS = 1000

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 import torch
 from torch import Tensor
 
-from transformer_xl.data.sentencepiece_models import fields, varint
+from transformer_xl.data import fields, varint
 from transformer_xl.errors import CheckpointError
 from transformer_xl.interop.convert.closed_unpickler import printable
 from transformer_xl.interop.convert.mapped_files import checked_size, map_file, on_file, reading

@@ -25,8 +25,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 import torch
 
-from transformer_xl.data.imported import SPACE, ImportedVocab, Rules
-from transformer_xl.data.vocab import EOS, UNK, Vocab, byte_characters
+from transformer_xl.data import EOS, SPACE, UNK, ImportedVocab, Rules, Vocab, byte_characters
 from transformer_xl.errors import DataError
 from transformer_xl.interop.convert.closed_unpickler import printable
 from transformer_xl.interop.convert.cutting import Added, imported_vocab

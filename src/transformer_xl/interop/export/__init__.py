@@ -18,17 +18,23 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transformer_xl.config import FORMAT_VERSION
-from transformer_xl.config.checks import names_nearest
-from transformer_xl.config.files import new_folder, require_new
+from transformer_xl.config import FORMAT_VERSION, names_nearest, new_folder, require_new
 from transformer_xl.data import load_vocab
 from transformer_xl.errors import InputError
-from transformer_xl.model import LanguageModel, Memory, TransformerXL, load_model
-from transformer_xl.model.arguments import require_token_inputs
-from transformer_xl.model.keys_and_values import KeysAndValues
-from transformer_xl.model.pretrained import find_model_folder, weights_checksum, weights_path
-from transformer_xl.model.reading import read, read_all
-from transformer_xl.model.segment import Lengths
+from transformer_xl.model import (
+    KeysAndValues,
+    LanguageModel,
+    Lengths,
+    Memory,
+    TransformerXL,
+    find_model_folder,
+    load_model,
+    read,
+    read_all,
+    require_token_inputs,
+    weights_checksum,
+    weights_path,
+)
 
 __all__ = [
     "Errors", "Exported", "Format", "KeptStep", "StateStep", "Step", "compare", "export",

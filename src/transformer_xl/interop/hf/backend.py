@@ -7,8 +7,7 @@ import re
 
 from tokenizers import Regex, Tokenizer, decoders, models
 
-from transformer_xl.data.imported import ImportedVocab
-from transformer_xl.data.vocab import EOS, UNK, Vocab, read_tokenizer
+from transformer_xl.data import EOS, UNK, ImportedVocab, Vocab, read_tokenizer
 
 # Words hold no blank, so that none begins with this mark of the rest of a word.
 _NO_PREFIX = " "

@@ -20,20 +20,23 @@ from transformer_xl.errors import CheckpointError, InputError, SettingsError
 from transformer_xl.interop.hf.cache import TransformerXLCache, own_cache
 from transformer_xl.interop.hf.configuration import TransformerXLConfig, path_of
 from transformer_xl.interop.hf.inputs import PACKING, Inputs, Reading, Wanted, read
-from transformer_xl.model import Decoder, KeysAndValues, Memory, build_model
-from transformer_xl.model.arguments import require_token_inputs
-from transformer_xl.model.calling import unwrapped
-from transformer_xl.model.limits import require_loading
-from transformer_xl.model.loading import require_own_weights
-from transformer_xl.model.pretrained import (
+from transformer_xl.model import (
+    Decoder,
+    KeysAndValues,
+    Lengths,
+    Memory,
     add_checksums,
+    build_model,
     is_preface,
+    require_loading,
+    require_own_weights,
     require_storable,
+    require_token_inputs,
+    resize_vocabulary,
+    unwrapped,
     verify_weights,
     weights_path,
 )
-from transformer_xl.model.resizing import resize_vocabulary
-from transformer_xl.model.segment import Lengths
 
 _LOGGER = logging.get_logger(__name__)
 

@@ -12,8 +12,7 @@ from torch.utils import _pytree as pytree
 from transformers import Cache
 
 from transformer_xl.errors import InputError
-from transformer_xl.model import Decoder, KeysAndValues, LanguageModel, Memory
-from transformer_xl.model.segment import Lengths, Segment
+from transformer_xl.model import Decoder, KeysAndValues, LanguageModel, Lengths, Memory, Segment
 
 # Enough tokens to distinguish the whole text from its continuation.
 _TAIL = 16

@@ -8,11 +8,19 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from transformer_xl.config import FORMAT_VERSION, ModelConfig
-from transformer_xl.config.checks import Count, checked, fields_of, near, no_type_check, stored
-from transformer_xl.config.locating import locate_here
+from transformer_xl.config import (
+    FORMAT_VERSION,
+    Count,
+    ModelConfig,
+    checked,
+    fields_of,
+    locate_here,
+    near,
+    no_type_check,
+    stored,
+)
 from transformer_xl.errors import SettingsError
-from transformer_xl.model.pretrained import MODEL_TYPE
+from transformer_xl.model import MODEL_TYPE
 
 # Keys that transformers expects at the top level, and that our loader keeps.
 _TRANSFORMERS_KEYS = ("architectures", "auto_map", "origin", "eval", "preface")

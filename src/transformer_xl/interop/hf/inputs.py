@@ -18,10 +18,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from transformer_xl.errors import InputError
-from transformer_xl.model import LanguageModel, Memory
-from transformer_xl.model.observing import observed
-from transformer_xl.model.reading import read as read_segments
-from transformer_xl.model.segment import Lengths, Segment
+from transformer_xl.model import LanguageModel, Lengths, Memory, Segment, observed
+from transformer_xl.model import read as read_segments
 
 # The label of ignored positions.
 IGNORED = -100

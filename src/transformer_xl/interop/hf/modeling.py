@@ -18,16 +18,13 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
-from transformer_xl.data.vocab_files import is_vocabulary, load_vocab
+from transformer_xl.data import is_vocabulary, load_vocab
 from transformer_xl.errors import InputError
 from transformer_xl.interop.hf.base import TransformerXLPreTrainedModel
 from transformer_xl.interop.hf.cache import TransformerXLCache, own_cache
 from transformer_xl.interop.hf.configuration import TransformerXLConfig
 from transformer_xl.interop.hf.inputs import IGNORED, require_known
-from transformer_xl.model import AdaptiveSoftmax, Memory
-from transformer_xl.model.calling import evaluating
-from transformer_xl.model.reading import read_all
-from transformer_xl.model.segment import Lengths
+from transformer_xl.model import AdaptiveSoftmax, Lengths, Memory, evaluating, read_all
 
 _LOGGER = logging.get_logger(__name__)
 _PADDED_BEFORE = (

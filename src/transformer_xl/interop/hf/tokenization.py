@@ -14,8 +14,7 @@ from tokenizers import AddedToken
 from transformers import BatchEncoding, PreTrainedTokenizerFast
 from transformers.generation.stopping_criteria import StopStringCriteria
 
-from transformer_xl.data.vocab import HALF, Vocab, half_refusal
-from transformer_xl.data.vocab_files import load_vocab
+from transformer_xl.data import HALF, Vocab, half_refusal, load_vocab
 from transformer_xl.errors import InputError
 from transformer_xl.interop.hf.backend import backend_of, encodes_lines
 from transformer_xl.interop.hf.configuration import path_of

@@ -10,7 +10,7 @@ import lzma
 from collections.abc import Callable
 from functools import partial
 
-from transformer_xl.data.unpacking import optional_package
+from transformer_xl.data import optional_package
 from transformer_xl.errors import InputError
 
 PPMD_ORDERS = (4, 6, 8, 12, 16)

@@ -18,9 +18,7 @@ from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.errors import InputError
-from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.memory import Memory
-from transformer_xl.model.segment import Lengths, Segment, View
+from transformer_xl.model import LanguageModel, Lengths, Memory, Segment, View
 from transformer_xl.studies.models.recurrent import RecurrentModel, pieces, refuse_ext_len
 
 CHUNK = 64

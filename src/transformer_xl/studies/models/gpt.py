@@ -16,13 +16,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.layer import DecoderLayer, draw_weights
-from transformer_xl.model.memory import Memory
-from transformer_xl.model.positions import sinusoids
-from transformer_xl.model.segment import NO_LIMITS, View
-from transformer_xl.model.variants.norms import make_norm
-from transformer_xl.model.variants.positions import ContentAttention
+from transformer_xl.model import (
+    NO_LIMITS,
+    ContentAttention,
+    DecoderLayer,
+    LanguageModel,
+    Memory,
+    View,
+    draw_weights,
+    make_norm,
+    sinusoids,
+)
 
 
 class GPT(LanguageModel):

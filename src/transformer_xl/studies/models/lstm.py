@@ -19,10 +19,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.memory import Memory
-from transformer_xl.model.segment import Segment, View
-from transformer_xl.ops import dropout
-from transformer_xl.ops.products import emulates
+from transformer_xl.model import Memory, Segment, View
+from transformer_xl.ops import dropout, emulates
 from transformer_xl.studies.models.recurrent import RecurrentModel
 
 

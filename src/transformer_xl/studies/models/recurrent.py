@@ -15,9 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transformer_xl.errors import InputError
-from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.memory import Memory
-from transformer_xl.model.segment import Lengths, Segment, View
+from transformer_xl.model import LanguageModel, Lengths, Memory, Segment, View
 
 
 def refuse_ext_len(kind: str, lengths: Lengths) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int64
 
-from transformer_xl.data.unpacking import opened
+from transformer_xl.data import opened
 from transformer_xl.errors import DataError
 
 RATE = 8_000

@@ -12,12 +12,10 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int64
 
-from transformer_xl.config.files import replace_file
-from transformer_xl.data.recordings import UNCOUNTED, Recordings, read_recordings, write_recordings
-from transformer_xl.data.text import SPLITS
+from transformer_xl.config import replace_file
+from transformer_xl.data import SPLITS, UNCOUNTED, Recordings, read_recordings, write_recordings
 from transformer_xl.errors import DataError
-from transformer_xl.model.calling import evaluating
-from transformer_xl.model.reading import read
+from transformer_xl.model import evaluating, read
 from transformer_xl.tasks.digits.speech import (
     MU,
     RATE,

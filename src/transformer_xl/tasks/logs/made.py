@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from transformer_xl.config.checks import require
+from transformer_xl.config import require
 
 ANOMALIES = {
     "unopened": "an event of a session that was not opened",

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from transformer_xl.data import train_vocab
-from transformer_xl.data.unpacking import optional_package
-from transformer_xl.inference.evaluate.flow import Cutter, Flow, LineSums
-from transformer_xl.model.reading import Reader
-from transformer_xl.studies.baselines.kneser_ney import KneserNey
+from transformer_xl.data import optional_package, train_vocab
+from transformer_xl.inference.evaluate import Cutter, Flow, LineSums
+from transformer_xl.model import Reader
+from transformer_xl.studies.baselines import KneserNey
 from transformer_xl.tasks.logs.made import ANOMALIES, log_lines, template
 from transformer_xl.tasks.task import TASKS_EXTRA, Measured, Task, Trained
 

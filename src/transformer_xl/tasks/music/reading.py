@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from transformer_xl.config.checks import require
-from transformer_xl.config.music import HIGHEST, REST, MusicConfig
+from transformer_xl.config import HIGHEST, REST, MusicConfig, require
 from transformer_xl.errors import DataError
 
 DRUMS = 9

@@ -15,19 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from transformer_xl.config.music import HIGHEST, MARKS, REST
-from transformer_xl.data import train_vocab
-from transformer_xl.data.text import SPLITS
-from transformer_xl.data.unpacking import read_json
+from transformer_xl.config import HIGHEST, MARKS, REST
+from transformer_xl.data import SPLITS, read_json, train_vocab
 from transformer_xl.errors import DataError
-from transformer_xl.inference.answers import losses
-from transformer_xl.inference.generate.prompts import selected
-from transformer_xl.model import LanguageModel
-from transformer_xl.model.calling import evaluating
-from transformer_xl.model.reading import read
-from transformer_xl.model.segment import Lengths
-from transformer_xl.studies.baselines.kneser_ney import KneserNey
-from transformer_xl.studies.baselines.measuring import unigram_nll
+from transformer_xl.inference import losses
+from transformer_xl.inference.generate import selected
+from transformer_xl.model import LanguageModel, Lengths, evaluating, read
+from transformer_xl.studies.baselines import KneserNey, unigram_nll
 from transformer_xl.tasks.music.transposing import rounds_of
 from transformer_xl.tasks.music.writing import text_of
 from transformer_xl.tasks.task import Measured, Task, Trained

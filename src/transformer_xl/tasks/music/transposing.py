@@ -3,8 +3,7 @@
 import random
 from itertools import cycle, islice
 
-from transformer_xl.config.checks import require
-from transformer_xl.config.music import REST
+from transformer_xl.config import REST, require
 
 Pieces = list[list[tuple[int, ...]]]
 """Pieces of steps, each with the pitches of all voices."""

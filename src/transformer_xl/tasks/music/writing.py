@@ -23,9 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from transformer_xl.config.checks import require
-from transformer_xl.config.files import replace_file, require_new_file
-from transformer_xl.config.music import (
+from transformer_xl.config import (
     HIGHEST,
     MARKS,
     MIDI_SUFFIXES,
@@ -33,10 +31,11 @@ from transformer_xl.config.music import (
     PICTURE_SUFFIXES,
     REST,
     MusicConfig,
+    replace_file,
+    require,
+    require_new_file,
 )
-from transformer_xl.data import Vocab
-from transformer_xl.data.unpacking import optional_package
-from transformer_xl.data.vocab import EOS
+from transformer_xl.data import EOS, Vocab, optional_package
 from transformer_xl.errors import InputError
 from transformer_xl.tasks.music.reading import DRUMS
 
@@ -295,7 +294,7 @@ def piano_roll(steps: Steps, form: str = "png", settings: MusicConfig | None = N
         ValueError: They are not the steps of a piece (`notes_of`), or the form is neither.
     """
     library_of(".png")
-    from transformer_xl.train.figures import rendered
+    from transformer_xl.train import rendered
 
     require(f".{form}" in PICTURE_SUFFIXES, f"form={form!r} must be png or svg")
     bar = 4 * (settings or MusicConfig()).steps_per_quarter

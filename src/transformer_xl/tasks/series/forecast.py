@@ -7,14 +7,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transformer_xl.config.deprecation import warn_deprecated
+from transformer_xl.config import warn_deprecated
 from transformer_xl.errors import InputError
-from transformer_xl.model import Decoder, LanguageModel
-from transformer_xl.model.arguments import require_at_least, require_model
-from transformer_xl.model.calling import evaluating
-from transformer_xl.model.mixture import MixtureHead
-from transformer_xl.model.reading import read
-from transformer_xl.model.segment import Lengths
+from transformer_xl.model import (
+    Decoder,
+    LanguageModel,
+    Lengths,
+    MixtureHead,
+    evaluating,
+    read,
+    require_at_least,
+    require_model,
+)
 
 _BATCH_SIZE = 1_000
 """Streams that are read as a batch, each a path of a series."""

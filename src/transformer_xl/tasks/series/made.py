@@ -15,8 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from transformer_xl.data.recordings import Recordings
-from transformer_xl.data.unpacking import optional_package
+from transformer_xl.data import Recordings, optional_package
 from transformer_xl.tasks.task import TASKS_EXTRA
 
 DAY, WEEK = 24, 168

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from transformer_xl.data.recordings import write_recordings
+from transformer_xl.data import write_recordings
 from transformer_xl.tasks.series.forecast import forecast
 from transformer_xl.tasks.series.made import (
     DAY,

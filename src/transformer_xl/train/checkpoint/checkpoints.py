@@ -30,10 +30,10 @@ from torch.distributed.checkpoint import _hf_utils as hf_format
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future as TorchFuture
 
-from transformer_xl.config import FORMAT_VERSION
-from transformer_xl.config.distributed import World
-from transformer_xl.config.files import (
+from transformer_xl.config import (
+    FORMAT_VERSION,
     UNFINISHED,
+    World,
     checksum,
     default_mode,
     is_disk_full,

@@ -28,22 +28,25 @@ from typing import Any
 from jinja2 import Template
 from torch import Tensor
 
-from transformer_xl.config import FORMAT_VERSION, Config, ModelConfig
-from transformer_xl.config.device import describe_machine
-from transformer_xl.config.files import (
+from transformer_xl.config import (
+    FORMAT_VERSION,
     UNFINISHED,
+    Config,
+    ModelConfig,
+    describe_machine,
+    differences,
+    dump_recipe,
+    load_recipe,
+    locked,
     remove_temporary,
     replace_file,
     require_not_shipped,
     require_space,
+    revision,
 )
-from transformer_xl.config.locking import locked
-from transformer_xl.config.recipes import differences, dump_recipe, load_recipe
-from transformer_xl.config.revision import revision
-from transformer_xl.data import Vocab
-from transformer_xl.data.vocab import VOCAB_FILE
+from transformer_xl.data import VOCAB_FILE, Vocab
 from transformer_xl.errors import SettingsError
-from transformer_xl.model.pretrained import write_model
+from transformer_xl.model import write_model
 
 RECIPE_FILE = "recipe.toml"
 ENVIRONMENT_FILE = "environment.json"

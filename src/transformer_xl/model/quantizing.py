@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from transformer_xl.config.checks import names_nearest
+from transformer_xl.config import names_nearest
 from transformer_xl.errors import InputError
 from transformer_xl.model.calling import first_wrapped
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.ops.packed import Int8Weight
+from transformer_xl.ops import Int8Weight
 
 if TYPE_CHECKING:
     from transformer_xl.model.pretrained import SavesItself

@@ -1,0 +1,126 @@
+"""Settings of a model, its data, its training and its evaluation, as frozen dataclasses.
+
+A recipe file is one :class:`Config`; the command line overrides single fields as
+``--section.key value``. The line below a field is its help text. Needs only the standard library.
+"""
+
+from dataclasses import dataclass, field, fields
+
+from transformer_xl.config.checks import (
+    Unused,
+    check,
+    no_type_check,
+    refuse_unused,
+    require,
+    require_fitting,
+)
+from transformer_xl.config.data import DataConfig
+from transformer_xl.config.evaluation import EvalConfig, GenerateConfig
+from transformer_xl.config.model import (
+    AuthorsConfig,
+    Cluster,
+    GPTConfig,
+    LSTMConfig,
+    ModelConfig,
+    Quirk,
+    TransformerXLConfig,
+)
+from transformer_xl.config.training import TrainConfig, fitted_stages
+
+__all__ = [
+    "FORMAT_VERSION",
+    "MODEL_TYPE",
+    "AuthorsConfig",
+    "Cluster",
+    "Config",
+    "DataConfig",
+    "EvalConfig",
+    "GPTConfig",
+    "GenerateConfig",
+    "LSTMConfig",
+    "ModelConfig",
+    "Quirk",
+    "TrainConfig",
+    "TransformerXLConfig",
+]
+
+FORMAT_VERSION = 1
+"""Version of the model folder, the run folder and the corpus folder; older ones keep loading."""
+MODEL_TYPE = "transformer-xl"
+"""The type of our models in the settings file of a model folder."""
+
+
+@no_type_check
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """Everything a run needs: one recipe.
+
+    Example:
+        >>> recipe = Config(model=ModelConfig(mem_len=64), data=DataConfig(path="mine.txt"))
+        >>> recipe.model.mem_len, recipe.train.seed
+        (64, 1)
+    """
+
+    model: ModelConfig
+    data: DataConfig
+    train: TrainConfig = field(default_factory=TrainConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    generate: GenerateConfig = field(default_factory=GenerateConfig)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if not self.model.has_attention:
+            about = f"model.kind={self.model.kind!r}: its layers"
+            unused = (
+                Unused("recompute", f"{about} keep what they computed"),
+                Unused("compile", f"{about} run as their library wrote them"),
+            )
+            refuse_unused(self.train, unused)
+        elif not self.model.mem_len:
+            refuse_unused(self.train, (Unused("reset_memory", "model.mem_len=0: no memory"),))
+        stages = self.train.stages
+        require_fitting(
+            self.train,
+            not stages or stages[-1][2] == self.model.mem_len,
+            f"train.stages={[list(x) for x in stages]} must end with the lengths of the model, "
+            f"model.mem_len={self.model.mem_len}. For one length from the beginning: "
+            "--train.stages with nothing behind it",
+            stages=stages and fitted_stages(stages, self.train.segment_len, self.model.mem_len),
+        )
+        require_fitting(
+            self.train,
+            self.train.compile != "layers"
+            or (
+                isinstance(self.model, TransformerXLConfig)
+                and not (self.model.value_residual or self.model.layer_attn_lens)
+            ),
+            "train.compile='layers' needs layers that are alike: those of kind='transformer_xl' "
+            f"with value_residual=false and layer_attn_lens=[]. model.kind={self.model.kind!r}, "
+            f"model.value_residual={self.model.value_residual}, model.layer_attn_lens="
+            f"{list(self.model.layer_attn_lens)}: set train.compile=true",
+            compile=True,
+        )
+        require_fitting(
+            self.train,
+            not self.train.reset_memory
+            or (self.model.start_memory == "empty" and not self.model.ext_len),
+            f"train.reset_memory={self.train.reset_memory} needs model.start_memory='empty' and "
+            "model.ext_len=0: only then is a reset memory that of the beginning of a text",
+            reset_memory=0.0,
+        )
+        if self.data.completion_at is None and self.model.completion_at is None:
+            about = "data.completion_at=None: no token is outside of a completion"
+            refuse_unused(self.train, (Unused("prompt_loss_weight", about),))
+        has_features = self.data.vocab == "features"
+        require(
+            has_features == (self.model.n_features > 0),
+            f"data.vocab={self.data.vocab!r} with model.n_features={self.model.n_features}: a "
+            "model with n_features reads the arrays of data.vocab='features', and no text",
+        )
+        if has_features:
+            about = "data.vocab='features': there is no text"
+            refuse_unused(self.eval, (Unused(name, about) for name in ("window", "dynamic")))
+            generation = (x.name for x in fields(self.generate))
+            refuse_unused(self.generate, (Unused(name, about) for name in generation))
+        lengths = ("attn_len", "clamp_len", "ext_len")
+        refuse_unused(self.eval, (x for x in self.model.unused() if x.name in lengths))

@@ -1,0 +1,89 @@
+from .beginning import (
+    fit_to_corpus,
+    new_state,
+)
+from .checkpoint.checkpoints import (
+    checkpoints_in,
+    first_damaged,
+    read_about,
+)
+from .checkpoint.run_folder import (
+    CHECKPOINTS,
+    ENVIRONMENT_FILE,
+    METRICS_FILE,
+    RunFolder,
+)
+from .figures import (
+    rendered,
+)
+from .finish import (
+    describe,
+    held_out,
+    memory_figures,
+    memory_line,
+)
+from .loop import (
+    Interrupted,
+    train,
+)
+from .metrics import (
+    Progress,
+    read_metrics,
+    reading,
+)
+from .optim import (
+    Optimizer,
+    lr_scale,
+)
+from .report import (
+    write_report,
+)
+from .runner import (
+    Network,
+)
+from .seen import (
+    MEMORY_FILE,
+    READINGS,
+    excerpt,
+    loss_by_position,
+)
+from .state import (
+    TrainState,
+)
+from .step import (
+    Diverged,
+    train_step,
+)
+
+__all__ = [
+    "CHECKPOINTS",
+    "ENVIRONMENT_FILE",
+    "MEMORY_FILE",
+    "METRICS_FILE",
+    "READINGS",
+    "Diverged",
+    "Interrupted",
+    "Network",
+    "Optimizer",
+    "Progress",
+    "RunFolder",
+    "TrainState",
+    "checkpoints_in",
+    "describe",
+    "excerpt",
+    "first_damaged",
+    "fit_to_corpus",
+    "held_out",
+    "loss_by_position",
+    "lr_scale",
+    "memory_figures",
+    "memory_line",
+    "new_state",
+    "read_about",
+    "read_metrics",
+    "reading",
+    "rendered",
+    "train",
+    "train_step",
+    "write_report",
+]
