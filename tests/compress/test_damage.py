@@ -193,7 +193,7 @@ def test_who_compresses_keeps_to_the_same_ram(model, vocab, data):
     fewer = plan(model, "", 1 << 22, Settings(ram=0.02))
     assert 1 < fewer.streams < plan(model, "", 1 << 22, Settings()).streams == 256
     assert too_much(model.config, fewer, 0.02) is None
-    with pytest.raises(ValueError, match="ram=0 must be between"):
+    with pytest.raises(ValueError, match="ram=0 must be at least"):
         Settings(ram=0)
     # It is read where as much is allowed.
     small = compress(data, model, vocab, Settings(streams=12)).content

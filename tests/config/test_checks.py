@@ -166,7 +166,7 @@ ERRORS = [
     (lambda: ModelConfig(d_head=-1), "model.d_head=-1 must be above 0"),
     (
         lambda: ModelConfig(n_layer=10**5000),
-        "model.n_layer=a number of thousands of digits must be below 18446744073709551616",
+        "model.n_layer=a number of thousands of digits must be below 2**64",
     ),
     (lambda: ModelConfig(attn_type=True), "model.attn_type=True must be an integer"),
     (lambda: ModelConfig(cutoffs=range(2000)), None),

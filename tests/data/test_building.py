@@ -3,7 +3,6 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,8 +17,6 @@ from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.data.preparing import prepare
 from transformer_xl.data.text import SPLITS, Span, line_start, parts_of
 from transformer_xl.data.tokenizing import write_split
-from transformer_xl.interop.convert.cutting import VocabOptions
-from transformer_xl.interop.convert.vocabularies import _authors
 
 KINDS = ("bytes", "authors-bytes", "chars", "words", "bpe", "integers")
 LINES = "def add(self, name):\n    return self.name + naïve\n\n\nclass Wörter:\n    pass\n"
@@ -294,5 +291,3 @@ def test_the_authors_bytes_keep_their_numbers_and_their_name():
     assert (vocab.encode("a\nb"), vocab.decode([0, 1])) == ([1, 0], "ba")
     # What was prepared before is still found, and fits converted checkpoints.
     assert vocab.hash == "74cba45c2c644afd6261aca47207253e9cb1137a67c6811bfc227513e68922bc"
-    options = VocabOptions(dataset="enwik8")
-    assert _authors(["98", "97"], None, {}, Path("here"), options).hash == vocab.hash

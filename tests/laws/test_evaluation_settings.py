@@ -200,15 +200,13 @@ def test_each_setting_changes_the_losses_by_position_or_is_refused(run, txl):
     for name in ("window", "dynamic"):
         code, _, err = txl("eval", run, "--by_position", "--json", eval=CHANGED[name])
         assert code == 2
-        assert (
-            "--by_position measures segments with a memory and fixed weights: leave out --ev" in err
-        )
+        assert f"--by_position and --eval.{name} exclude each other" in err
 
 
 IGNORED = [
     ({"window": 4, "mem_lens": (0, 3)}, "mem_lens=(0, 3) with window=4"),
     ({"window": 4, "max_steps": 3}, "max_steps=3 with window=4"),
-    ({"max_steps": 3}, "--eval.max_steps 3 has no effect on --by_position"),
+    ({"max_steps": 3}, "--by_position and --eval.max_steps exclude each other"),
     ({"window": 4, "mem_len": 3}, "mem_len=3 with window=4"),
     ({"window": 4, "ext_len": 3}, "ext_len=3 with window=4"),
     ({"window": 4, "segment_len": 3}, "--eval.segment_len 3 with --eval.window 4"),

@@ -62,7 +62,7 @@ RULES = {
     "bool_type": "true or false",
     "string_type": "a text",
     "tuple_type": "a list",
-    "too_long": "a list of at most {max_length} items",
+    "too_long": "a list of at most {max_length:,} items",
     "missing": "a list of more items",
     "is_instance_of": "a {class}",
     "dataclass_exact_type": "{class_name}",
@@ -228,7 +228,7 @@ def checked(kind: type, values: Mapping[str, Any], section: str = "") -> dict[st
         name = str(error.errors(include_url=False)[0]["loc"][0])
         details = [x for x in error.errors(include_url=False) if x["loc"][0] == name]
     full = f"{section}.{name}" if section else name
-    rules = [RULES.get(x["type"], x["msg"]).format(**x.get("ctx", {})) for x in details]
+    rules = [RULES.get(x["type"], x["msg"]).format(**_limits(x)) for x in details]
     rule = f"must be {' or '.join(dict.fromkeys(rules))}"
     if "is_hidden" in fields_of(kind)[name].metadata:
         raise SettingsError(f"{full} {rule}")
@@ -340,6 +340,13 @@ def _words(rule: Any) -> list[str]:
         for part in get_args(rule)
         for word in ([part] if isinstance(part, str) else _words(part))
     ]
+
+
+def _limits(error: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the limits of a rule by pydantic's names, as an error shows them."""
+    limits = error.get("ctx", {})
+    words = {name: f"{x:g}" if isinstance(x, float) else x for name, x in limits.items()}
+    return words | {name: "2**64" for name, x in limits.items() if x == _LIMIT}
 
 
 def _shown(value: Any) -> str:

@@ -29,8 +29,12 @@ class Observed:
     def attentions(self) -> list[Float[Tensor, "B H T S"]]:
         """Attention weights of each layer, of the positions of the memory, then of the segment."""
         longest = max((x.shape[-1] for x in self._attentions), default=0)
-        # Layers do not compute what is out of their reach.
-        return [F.pad(x, (longest - x.shape[-1], 0)) for x in self._attentions]
+        # Layers do not compute what is out of their reach. Padding copies, and a copy is not what
+        # the output was computed from: it has no gradient.
+        return [
+            x if x.shape[-1] == longest else F.pad(x, (longest - x.shape[-1], 0))
+            for x in self._attentions
+        ]
 
     def clear(self) -> None:
         """Forget everything, before the next call."""

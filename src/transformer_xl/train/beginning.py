@@ -130,7 +130,7 @@ def fit_to_corpus(config: Config, corpus: Corpus | FeatureCorpus) -> Config:
         try:
             Passage.of(corpus.split("train"), model)
         except ValueError as error:
-            raise SettingsError(f"{corpus.folder}, which model has to fit: {error}") from error
+            raise SettingsError(f"{corpus.folder}, train: {error}") from error
         return replace(config, model=model)
     if size not in (0, len(corpus.vocab)):
         remedy = "leave it out to take that"
@@ -318,8 +318,9 @@ def _require_targets(corpus: Corpus | FeatureCorpus, config: Config) -> None:
                 }
                 places = places_read(len(passage.targets), max_steps=settings.max_steps, **sizes)
                 if not passage.counted[places].any():
+                    kind = "target" if passage.text is None else "completion"
                     raise DataError(
-                        f"eval.max_steps={settings.max_steps} reads no target: give a larger one"
+                        f"max_steps={settings.max_steps} reads no {kind}: give a larger one"
                     )
 
 
