@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 import torch
 
-from transformer_xl.apps.serve import redis_store
 from transformer_xl.apps.serve.engine import Engine, tell
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.texts import Drawn, Ended, Event, Text, make_writer
@@ -240,33 +239,6 @@ def server(
     folder = tmp_path_factory.mktemp("sessions")
     with run_server(made, sessions=folder, max_tokens=10**6) as found:
         yield found
-
-
-@pytest.fixture(scope="module")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A server of Redis, for all tests of a file."""
-    pytest.importorskip("redis", reason="needs pip install 'transformer-xl[redis]'")
-    if shutil.which("redis-server") is None:
-        pytest.skip("needs Redis: apt install redis-server")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-        from shared_servers import Redis
-
-        found = Redis(tmp_path_factory.mktemp("redis"))
-    yield found
-    found.kill()
-
-
-@pytest.fixture
-def redis(redis_server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """An empty server of Redis, whose answers are waited for.
-
-    Many other tests may use the disk, which each of them waits for.
-    """
-    monkeypatch.setattr(redis_store, "_SECONDS", 60)
-    monkeypatch.setattr(redis_store, "_SOCKET_SECONDS", 30)
-    redis_server.client.flushall()
-    return redis_server
 
 
 class Browser:

@@ -22,9 +22,7 @@ from transformer_xl.inference.generate.state import (
     State,
     largest_state,
     load_state,
-    pack_state,
     save_state,
-    unpack_state,
     write_state,
 )
 from transformer_xl.inference.generate.text_writer import TextWriter, text_pieces
@@ -50,11 +48,9 @@ __all__ = [
     "largest_state",
     "load_state",
     "open_folder",
-    "pack_state",
     "random_numbers",
     "save_state",
     "seed_of",
     "text_pieces",
-    "unpack_state",
     "write_state",
 ]
