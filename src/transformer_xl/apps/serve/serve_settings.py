@@ -45,8 +45,8 @@ class ServeSettings:
     name: str | None = None
     """Name of the model; None: that of its folder."""
     sessions: str | Path | None = None
-    """Folder in which sessions are saved, of one server. None: in memory only, until the server
-    stops."""
+    """Folder in which sessions are saved, of one server; or set TXL_SESSIONS. None: in memory only,
+    until the server stops."""
     template: str | None = None
     """Text of one message of a chat, with {role} and {content}, such as '<{role}>{content}</s>'.
     None: a plain one, lines of '{role}: {content}'."""
