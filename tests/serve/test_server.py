@@ -91,8 +91,8 @@ def test_a_session_has_at_most_the_size_that_is_counted_for_it(made, run_server)
         for _ in range(3):
             answer = post(server, prompt="abc" * 500, max_tokens=20, session="s")
             assert answer.status_code == 200
-            assert kept.nbytes <= kept._store._largest
-        assert kept.nbytes > 0.9 * kept._store._largest
+            assert kept.nbytes <= kept._largest
+        assert kept.nbytes > 0.9 * kept._largest
 
 
 def answer_of(server, sent, seconds=60):
@@ -402,20 +402,19 @@ def test_the_key_comes_from_the_environment(made, monkeypatch):
     assert [words[4] for words in given] == ["mine", made.folder.name]
 
 
-def test_the_address_of_a_shared_store_may_come_from_the_environment(made, monkeypatch, capsys):
+def test_what_replaces_sessions_in_redis_is_named(made, monkeypatch, capsys):
     from transformer_xl.cli import main
 
-    given, serve = [], serving.serve
-    monkeypatch.setattr(serving, "serve", lambda *words: given.append(words[3]))
-    words = ["serve", str(made.folder), "--session_lease", "2", "--session_snapshot", "40"]
-    assert main(words) == 2
-    assert "session_lease=2.0 has no effect with sessions that no server" in capsys.readouterr().err
-    monkeypatch.setenv("TXL_SESSIONS", "redis://127.0.0.1:1/0")
-    assert main(words) == 0
-    assert [(x.is_shared, x.session_lease, x.session_snapshot) for x in given] == [(True, 2.0, 40)]
-    settings = ServeSettings(session_lease=2.0)
-    with pytest.raises(ValueError, match=r"session_lease=2\.0 has no effect"):
-        serve(made.model, made.vocab, made.weights, settings, "it")
+    command = ["serve", str(made.folder)]
+    for option in ("--session_lease", "--session-snapshot"):
+        assert main([*command, option, "2"]) == 2
+        assert "by the header X-Session" in capsys.readouterr().err
+    monkeypatch.setenv("TXL_SESSIONS", "redis://:secret@127.0.0.1:1/0")
+    for words in ([], ["--sessions", "rediss://user:secret@127.0.0.1"]):
+        assert main([*command, *words]) == 2
+        message = " ".join(capsys.readouterr().err.replace("│", " ").split())
+        assert "sessions in Redis are gone: give each server a folder of its own" in message
+        assert "secret" not in message
 
 
 @pytest.mark.parametrize(
@@ -446,7 +445,7 @@ def test_an_empty_folder_of_sessions_is_refused_and_the_current_one_is_a_folder(
     monkeypatch.chdir(tmp_path)
     assert main(["serve", str(made.folder), "--sessions", ""]) == 2
     assert "sessions='' is no folder" in " ".join(capsys.readouterr().err.split())
-    with pytest.raises(ValueError, match="sessions='' is no folder and no address"):
+    with pytest.raises(ValueError, match="sessions='' is no folder"):
         ServeSettings(sessions="")
     assert not [*tmp_path.iterdir()]
     settings = parse(["serve", str(made.folder), "--sessions", "."]).serving

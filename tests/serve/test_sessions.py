@@ -269,3 +269,20 @@ def test_a_session_is_created_with_a_state_or_not_at_all(made, state, place):
     with pytest.raises(SessionError, match="in use"):
         kept.create("new", state)
     kept.close(session)
+
+
+def test_who_looks_while_an_answer_is_saved_keeps_no_old_state(made, state, tmp_path, monkeypatch):
+    kept = sessions_in(made.weights, tmp_path, sessions_in_memory=1)
+    put(kept, "a", state)
+    put(kept, "b", state)
+    load = session_store.load_state
+
+    def slow(*words, **how):
+        old = load(*words, **how)
+        monkeypatch.undo()
+        put(kept, "a", state._replace(last_token=9))
+        return old
+
+    monkeypatch.setattr(session_store, "load_state", slow)
+    assert same(kept.peek("a"), state)
+    assert kept.open("a").state.last_token == 9

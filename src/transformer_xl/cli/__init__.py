@@ -39,6 +39,11 @@ _GONE = {
         "--template TEXT has the text of one message with {role} and {content}; templates in Jinja "
         "are programs, which the server does not run"
     ),
+    **dict.fromkeys(
+        (("serve", "--session_lease"), ("serve", "--session_snapshot")),
+        "sessions are no longer in Redis: each server has a folder of its own, and a proxy sends "
+        "a session to its server by the header X-Session, as docs/serving.md shows",
+    ),
 }
 """Options of the version before, by command, with what replaces them; "": the command itself."""
 _LEAST_COLUMNS = 40

@@ -147,7 +147,6 @@ class Serve(LoadsModels):
       txl serve english
       TXL_API_KEY=... txl serve runs/demo --host 0.0.0.0 --port 80 --sessions sessions
       txl serve models/wt103 --weights bfloat16 --max_batch 16
-      txl serve runs/demo --sessions redis://127.0.0.1:6379/0
     """
 
     dir: Folder
@@ -173,7 +172,6 @@ class Serve(LoadsModels):
             # Unset secrets often arrive empty: the server would be open, or forget its sessions.
             require(bool(value), f"{variable} is set and empty: give it a value, or unset it")
             settings = replace(settings, **{name: value})
-        settings.check_store()
         from transformer_xl.apps.serve import check_place, serve
         from transformer_xl.config import generation_of
         from transformer_xl.model import find_model_folder, weights_path

@@ -71,7 +71,6 @@ from .positions import (
 )
 from .pretrained import (
     CONFIG_FILE,
-    MODEL_TYPE,
     add_checksums,
     copy_weights,
     find_model_folder,
@@ -81,10 +80,8 @@ from .pretrained import (
     load_eval_config,
     model_folders,
     model_weights,
-    pack_tensors,
     read_config,
     require_storable,
-    unpack_tensors,
     verified_tensors,
     verify_weights,
     weights_checksum,
@@ -142,7 +139,6 @@ from .variants.positions import (
 
 __all__ = [
     "CONFIG_FILE",
-    "MODEL_TYPE",
     "NO_LIMITS",
     "SEGMENT_LEN",
     "AdaptiveEmbedding",
@@ -200,7 +196,6 @@ __all__ = [
     "model_folders",
     "model_weights",
     "observed",
-    "pack_tensors",
     "padded",
     "read",
     "read_all",
@@ -223,7 +218,6 @@ __all__ = [
     "resize_vocabulary",
     "shown",
     "sinusoids",
-    "unpack_tensors",
     "unwrapped",
     "verified_tensors",
     "verify_weights",

@@ -22,7 +22,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load, save, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from transformer_xl.config import (
@@ -132,13 +132,6 @@ def write_tensors(tensors: dict[str, Tensor], path: Path, about: Mapping[str, st
     write_atomically(path, write)
 
 
-def pack_tensors(tensors: dict[str, Tensor], about: Mapping[str, str]) -> bytes:
-    """Return what :func:`write_tensors` writes to a file."""
-    content = save(tensors, dict(about) | {CHECKSUM_KEY: tensors_checksum(tensors, about)})
-    start = 8 + int.from_bytes(content[:8], "little")
-    return content[:8] + _sorted_metadata(content[8:start]) + content[start:]
-
-
 def read_weights(
     path: Path, expected: Callable[[int], Mapping[str, torch.Size]], fits: str
 ) -> dict[str, Tensor]:
@@ -204,27 +197,7 @@ def verified_tensors(
 
     ``follow``: whether it may be a symbolic link; if not, that is a ``NotRegularError``.
     """
-    return _verified(*_contents(path, follow=follow), path)
-
-
-def unpack_tensors(content: bytes, name: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors and the metadata that :func:`pack_tensors` has packed.
-
-    Raises:
-        CheckpointError: The content, which errors call ``name``, is damaged.
-    """
-    try:
-        tensors = load(content)
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        about = {str(key): str(x) for key, x in header.get("__metadata__", {}).items()}
-    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise CheckpointError(f"{name} is damaged or no safetensors file: {error}") from error
-    return _verified(tensors, about, name)
-
-
-def _verified(
-    tensors: dict[str, Tensor], about: dict[str, str], path: Path | str
-) -> tuple[dict[str, Tensor], dict[str, str]]:
+    tensors, about = _contents(path, follow=follow)
     recorded = about.pop(CHECKSUM_KEY, None)
     if recorded is None:
         log.warning(
@@ -349,18 +322,13 @@ def _sort_metadata(path: Path) -> None:
     Equal contents then give equal files, with equal checksums.
     """
     with path.open("r+b") as file:
-        content = _sorted_metadata(file.read(int.from_bytes(file.read(8), "little")))
+        header = file.read(int.from_bytes(file.read(8), "little"))
+        values = json.loads(header)
+        values["__metadata__"] = dict(sorted(values["__metadata__"].items()))
+        content = json.dumps(values, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(content) <= len(header)
         file.seek(8)
-        file.write(content)
-
-
-def _sorted_metadata(header: bytes) -> bytes:
-    """Return the header of a safetensors file with sorted metadata, and as long."""
-    values = json.loads(header)
-    values["__metadata__"] = dict(sorted(values["__metadata__"].items()))
-    content = json.dumps(values, separators=(",", ":"), ensure_ascii=False).encode()
-    assert len(content) <= len(header)
-    return content.ljust(len(header))
+        file.write(content.ljust(len(header)))
 
 
 def _unreadable(path: Path) -> OSError:

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from transformer_xl.apps.serve import repeats
-from transformer_xl.apps.serve.errors import ApiError, NotStartedError, SessionError
+from transformer_xl.apps.serve.errors import ApiError, NotStartedError
 from transformer_xl.apps.serve.outputs import Output
 from transformer_xl.apps.serve.responses import (
     JsonResponse,
@@ -25,7 +25,6 @@ from transformer_xl.apps.serve.responses import (
 )
 from transformer_xl.apps.serve.schemas import SAMPLING, CompletionRequest
 from transformer_xl.apps.serve.service import Service
-from transformer_xl.apps.serve.session_store import Turn
 from transformer_xl.apps.serve.sessions import Session
 from transformer_xl.apps.serve.texts import Ended, Event, PromptRead, Text, make_writer
 from transformer_xl.config import UnusedError
@@ -111,7 +110,7 @@ class Answer:
         self._session: Session | None = None
         self._texts: list[Text] = []
         self._outputs: list[Output] = []
-        self._n_prompt = self._n_going = self._n_last = 0
+        self._n_prompt = self._n_going = 0
         self._gone = asyncio.ensure_future(_disconnected(request))
         self._woken = asyncio.Event()
         self._gone.add_done_callback(lambda _: self._woken.set())
@@ -213,7 +212,6 @@ class Answer:
         own_stop = service.generation.stop if body.stop is None else body.stop
         stop = (*([own_stop] if isinstance(own_stop, str) else own_stop), *stop)
         last = () if state is None else (state.last_token,)
-        self._n_last = len(last)
         before = () if state is None or state.read is None else state.read.numpy()
         seed: Any = body.seed
         if seed is None:
@@ -276,21 +274,19 @@ class Answer:
             self._add_event(output, event)
 
     async def _close(self, output: Output, event: Ended, session: Session) -> None:
-        state, text = event.state, self._texts[0]
+        state = event.state
         try:
             if state is not None:
                 state = state._replace(note=self._noted(output, event))
-            turn = Turn(text.prompt[self._n_last :], text.written)
-            await self._service.close_session(session, state, turn)
+            await self._service.close_session(session, state)
         except Exception as error:
             # Whatever failed, the request still waits for the end.
-            is_known = isinstance(error, OSError | SessionError)
+            is_known = isinstance(error, OSError)
             log.error("session %s: %s", session.name, error, exc_info=not is_known)
             message = f"session {session.name!r} could not be saved: see the log"
             status = 507 if is_known else 500
-            failed = ApiError(status, message, "session_not_saved", "session")
-            self._error = error if isinstance(error, SessionError) else failed
-            event = Ended("failed", error=self._error.message)
+            self._error = ApiError(status, message, "session_not_saved", "session")
+            event = Ended("failed", error=message)
         self._add_event(output, event)
 
     def _noted(self, output: Output, event: Ended) -> str:

@@ -6,9 +6,7 @@ from transformer_xl.errors import TxlError
 _SESSION_STATUSES = {
     "session_not_found": 404,
     "too_many_sessions": 429,
-    "store_unavailable": 503,
     "disk": 503,
-    "no_room": 507,
 }
 """The status of an error of a session by its code; all others are conflicts, 409."""
 _NOT_STARTED = {

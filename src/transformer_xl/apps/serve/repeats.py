@@ -2,7 +2,7 @@
 
 A client whose connection broke asks again with the same Idempotency-Key, and gets the answer that
 was given: the last few are kept, in the note of the state, and so are saved with the tokens that
-they appended. A request that comes late, as from a server that was paused while another went on,
+they appended. A request that comes late, as it waited in a proxy while its client went on,
 may have a key that is forgotten: the number of the turn for which it was meant tells it apart.
 """
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit, urlunsplit
 
 from transformer_xl.config import (
     HIDDEN,
@@ -14,11 +13,9 @@ from transformer_xl.config import (
     NotNegative,
     Positive,
     Range,
-    Unused,
     check,
     no_type_check,
     read_small_file,
-    refuse_unused,
     require,
 )
 
@@ -48,26 +45,19 @@ class ServeSettings:
     name: str | None = None
     """Name of the model; None: that of its folder."""
     sessions: str | Path | None = None
-    """Folder in which sessions are saved, of one server; or redis://HOST:PORT/NUMBER, rediss:// or
-    unix://, a Redis or Valkey that several servers share. With a password set TXL_SESSIONS
-    instead. None: in memory only, until the server stops."""
+    """Folder in which sessions are saved, of one server; or set TXL_SESSIONS. None: in memory only,
+    until the server stops."""
     template: str | None = None
     """Text of one message of a chat, with {role} and {content}, such as '<{role}>{content}</s>'.
     None: a plain one, lines of '{role}: {content}'."""
     max_sessions: Count = 10_000
     """Largest number of sessions, in memory and on the disk."""
     sessions_in_memory: Count = 1_000
-    """Largest number of sessions in memory; of a store the most recently used."""
+    """Largest number of sessions in memory; of a folder the most recently used."""
     session_bytes: Count = 1 << 30
     """Largest number of bytes of the sessions in memory."""
     session_idle: Positive = 604_800.0
     """Seconds after which an unused session is deleted."""
-    session_lease: Annotated[float, Range(ge=0.1, le=600)] = 5.0
-    """Seconds after which another server may continue a session whose server does not answer any
-    more; with Redis."""
-    session_snapshot: Count = 1_024
-    """Tokens after which the memory of a session is stored as a whole, with Redis; a server that
-    takes it over reads at most as many again."""
     max_batch: Count = 64
     """Batch size: largest number of texts generated at once."""
     piece: Count = 128
@@ -95,8 +85,13 @@ class ServeSettings:
         # Only a text can be empty: Path("") is Path("."), which is a folder.
         require(
             self.sessions != "",
-            "sessions='' is no folder and no address: give one, or leave it out to keep sessions "
-            "in memory only",
+            "sessions='' is no folder: give one, or leave it out to keep sessions in memory only",
+        )
+        # The address itself is not shown: it may have a password.
+        require(
+            re.match(r"(rediss?|unix)://", str(self.sessions)) is None,
+            "sessions in Redis are gone: give each server a folder of its own, and let a proxy "
+            "send a session to its server by the header X-Session, as docs/serving.md shows",
         )
         require(
             self.template is None or self.template.count("{content}") == 1,
@@ -113,24 +108,10 @@ class ServeSettings:
                 "*. and a domain, or an IPv6 address in brackets",
             )
 
-    def check_store(self) -> None:
-        """Check settings of a shared store: once the address, of the environment, is known.
-
-        Raises:
-            UnusedError: There is no shared store, and one is set.
-        """
-        names = () if self.is_shared else ("session_lease", "session_snapshot")
-        refuse_unused(self, [Unused(name, "sessions that no server shares") for name in names])
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether other servers have the same sessions."""
-        return str(self.sessions).startswith(("redis://", "rediss://", "unix://"))
-
     @property
     def folder(self) -> Path | None:
-        """The folder in which sessions are saved; None: a store that servers share, or none."""
-        return None if self.sessions is None or self.is_shared else Path(self.sessions)
+        """The folder in which sessions are saved; None: in memory only."""
+        return None if self.sessions is None else Path(self.sessions)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -157,12 +138,6 @@ def keys_in(lines: str | None, source: str) -> tuple[str, ...]:
     rule = "must be printable ASCII and not empty, one key a line"
     require(lines is None or (bool(keys) and is_plain), f"{source} {rule}")
     return keys
-
-
-def without_password(url: str) -> str:
-    """Return a URL that may be shown."""
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
 
 
 def _is_host(name: str) -> bool:

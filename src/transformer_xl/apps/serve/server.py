@@ -18,7 +18,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from transformer_xl.apps.serve.api import create_app
-from transformer_xl.apps.serve.serve_settings import ServeSettings, without_password
+from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.service import Service
 from transformer_xl.config import GenerateConfig, NotRegularError, locked
 from transformer_xl.data import Vocab
@@ -210,14 +210,10 @@ def serve(
     Raises:
         OSError: It cannot listen on the address, or cannot use the folder of the sessions.
         RuntimeError: Another server keeps its sessions in that folder.
-        SettingsError: A setting has no effect.
     """
-    settings.check_store()
     with listen(settings.host, settings.port) as listening, alone_in(settings.folder):
         server = Server(Service(model, vocab, weights, settings, name, generation))
         service, where = server.service, settings.folder or "memory only"
-        if settings.is_shared:
-            where = without_password(str(settings.sessions))
         log.info("%s with %d sessions in %s", name, len(service.sessions), where)
         drawing = service.sampler().settings
         known = ", ".join(f"{key} {'none' if x is None else x}" for key, x in drawing.items())

@@ -18,7 +18,6 @@ from transformer_xl.apps.serve.engine import Engine, Events, tell
 from transformer_xl.apps.serve.errors import session_error
 from transformer_xl.apps.serve.repeats import NOTE_BYTES
 from transformer_xl.apps.serve.serve_settings import ServeSettings
-from transformer_xl.apps.serve.session_store import Turn
 from transformer_xl.apps.serve.sessions import Session, Sessions
 from transformer_xl.apps.serve.texts import Ended, Event, Text, make_writer, most_tokens
 from transformer_xl.config import GenerateConfig, require, total_memory
@@ -35,9 +34,7 @@ from transformer_xl.model import LanguageModel, Lengths, full_memory, read, requ
 
 log = logging.getLogger("transformer_xl.serve")
 
-_DISK_THREADS, _STORE_THREADS = 4, 16
-_ENGINE_SECONDS = 60.0
-"""How long a session that is loaded waits for a step of the engine."""
+_DISK_THREADS = 4
 _MAX_EXPIRY_INTERVAL = 60.0
 """Seconds between two checks for expired sessions, at most."""
 _SECONDS_BUCKETS = (
@@ -125,13 +122,12 @@ class Service:
         self.n_streams = self.n_requests = 0
         mem_len = model.config.mem_len
         largest = largest_state(model, mem_len, most_tokens(mem_len)) + NOTE_BYTES
-        self.sessions = Sessions(settings, weights, model, largest=largest, run=self._in_engine)
+        self.sessions = Sessions(settings, weights, model, largest=largest)
         self.engine = Engine(model, settings, self._deliver, lambda n: self.metrics.stepped(n))
         self.metrics = Metrics(self.engine, self.sessions)
         self.token_text = lru_cache(maxsize=65_536)(_token_text)
         self._loop: asyncio.AbstractEventLoop | None = None
-        threads = _STORE_THREADS if settings.is_shared else _DISK_THREADS
-        self._disk = ThreadPoolExecutor(threads, "disk")
+        self._disk = ThreadPoolExecutor(_DISK_THREADS, "disk")
         self._kept: set[asyncio.Task] = set()
 
     def sampler(self, **changes: Any) -> Sampler:
@@ -174,7 +170,6 @@ class Service:
         # Run the callbacks of the last events: they submit their saves to the disk threads.
         await asyncio.sleep(0)
         await asyncio.to_thread(self._disk.shutdown)
-        await asyncio.to_thread(self.sessions.close_store)
 
     def _warm_up(self) -> None:
         """Write two tokens, the second by a step; then the server is ready.
@@ -207,17 +202,14 @@ class Service:
             log.error("session %s: %s", name, error)
             raise session_error(error, name) from error
 
-    async def close_session(
-        self, session: Session, state: State | None, turn: Turn | None = None
-    ) -> None:
+    async def close_session(self, session: Session, state: State | None) -> None:
         """Release a session, with its new state if it has one.
 
         Raises:
             OSError: It cannot be saved.
-            SessionError: It cannot be saved in a shared store.
         """
         started = time.perf_counter()
-        await self.on_disk(self.sessions.close, session, state, turn or Turn())
+        await self.on_disk(self.sessions.close, session, state)
         if state is not None:
             self.metrics.save_seconds.observe(time.perf_counter() - started)
 
@@ -226,10 +218,6 @@ class Service:
         task = asyncio.ensure_future(work)
         self._kept.add(task)
         task.add_done_callback(self._kept.discard)
-
-    def _in_engine(self, function: Callable[[], Any]) -> Any:
-        """Call a function in the engine's thread, which owns the model; not from there."""
-        return self.engine.ask(function).result(_ENGINE_SECONDS)
 
     def _deliver(self, events: Events) -> None:
         """Pass the events of the engine to the thread of the event loop."""

@@ -28,9 +28,7 @@ from transformer_xl.inference.generate.state import (
     State,
     largest_state,
     load_state,
-    pack_state,
     save_state,
-    unpack_state,
     write_state,
 )
 from transformer_xl.inference.generate.text_writer import TextWriter, prompt_for, text_pieces
@@ -59,7 +57,6 @@ __all__ = [
     "largest_state",
     "load_state",
     "open_folder",
-    "pack_state",
     "prompt_for",
     "random_numbers",
     "require_texts",
@@ -68,6 +65,5 @@ __all__ = [
     "selected",
     "text_pieces",
     "text_start",
-    "unpack_state",
     "write_state",
 ]

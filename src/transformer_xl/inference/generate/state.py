@@ -16,8 +16,6 @@ from transformer_xl.model import (
     LanguageModel,
     Memory,
     full_memory,
-    pack_tensors,
-    unpack_tensors,
     verified_tensors,
     weights_checksum,
     write_tensors,
@@ -80,13 +78,24 @@ def write_state(path: Path, state: State, weights: Path | str, *, positions: int
         positions: Pad the memory to this length, so that all files have the same size, and the
             tokens in it to 4,096.
     """
-    tensors, about = _contents(state, weights, positions)
-    write_tensors(tensors, path, about)
-
-
-def pack_state(state: State, weights: Path | str) -> bytes:
-    """Return what :func:`write_state` writes to a file."""
-    return pack_tensors(*_contents(state, weights))
+    unused, read = max(positions - len(state.mems), 0), state.read
+    n_read = 0 if read is None else len(read)
+    if read is not None and positions:
+        read = F.pad(read, (max(MAX_HISTORY - n_read, 0), 0))
+    values = state.mems.state_dict() | {"random": state.random, "read": read}
+    tensors = {name: x.contiguous() for name, x in values.items() if x is not None}
+    if unused:
+        for name in tensors.keys() & _POSITIONED:
+            tensors[name] = F.pad(tensors[name], (0, 0, unused, 0))
+    numbers = {"last_token": state.last_token, "offset": state.offset}
+    numbers |= {"unused": unused, "n_read": n_read}
+    about = {
+        "format_version": str(FORMAT_VERSION),
+        # Zero-padded, so that the header has a constant size.
+        **{name: f"{number:012}" for name, number in numbers.items()},
+        "weights": weights_checksum(weights),
+    }
+    write_tensors(tensors, path, about | ({"note": state.note} if state.note else {}))
 
 
 def load_state(
@@ -121,49 +130,7 @@ def load_state(
         >>> tokens + list(again) == list(whole)
         True
     """
-    return _state(*verified_tensors(path, follow=follow), path, weights, model)
-
-
-def unpack_state(
-    content: bytes, name: str, weights: Path | str, model: LanguageModel | None = None
-) -> State:
-    """Verify what :func:`pack_state` has packed; arguments and errors: :func:`load_state`.
-
-    ``name`` is what errors call it.
-    """
-    return _state(*unpack_tensors(content, name), name, weights, model)
-
-
-def _contents(
-    state: State, weights: Path | str, positions: int = 0
-) -> tuple[dict[str, Tensor], dict[str, str]]:
-    unused, read = max(positions - len(state.mems), 0), state.read
-    n_read = 0 if read is None else len(read)
-    if read is not None and positions:
-        read = F.pad(read, (max(MAX_HISTORY - n_read, 0), 0))
-    values = state.mems.state_dict() | {"random": state.random, "read": read}
-    tensors = {name: x.contiguous() for name, x in values.items() if x is not None}
-    if unused:
-        for name in tensors.keys() & _POSITIONED:
-            tensors[name] = F.pad(tensors[name], (0, 0, unused, 0))
-    numbers = {"last_token": state.last_token, "offset": state.offset}
-    numbers |= {"unused": unused, "n_read": n_read}
-    about = {
-        "format_version": str(FORMAT_VERSION),
-        # Zero-padded, so that the header has a constant size.
-        **{name: f"{number:012}" for name, number in numbers.items()},
-        "weights": weights_checksum(weights),
-    }
-    return tensors, about | ({"note": state.note} if state.note else {})
-
-
-def _state(
-    tensors: dict[str, Tensor],
-    about: dict[str, str],
-    path: Path | str,
-    weights: Path | str,
-    model: LanguageModel | None,
-) -> State:
+    tensors, about = verified_tensors(path, follow=follow)
     # Copied, because rounding in products depends on the alignment of tensors, and in the file that
     # depends on the length of the header.
     tensors = {name: x.clone() for name, x in tensors.items()}

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.config import (
+    MODEL_TYPE,
     EvalConfig,
     ModelConfig,
     names_nearest,
@@ -37,7 +38,6 @@ from transformer_xl.interop.convert.torch_files import attributes
 from transformer_xl.interop.convert.vocabularies import find_vocab, read_vocab, vocab_from_object
 from transformer_xl.model import (
     CONFIG_FILE,
-    MODEL_TYPE,
     find_model_folder,
     load_config,
     read_config,

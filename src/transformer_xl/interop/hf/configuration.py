@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig
 
 from transformer_xl.config import (
     FORMAT_VERSION,
+    MODEL_TYPE,
     Count,
     ModelConfig,
     checked,
@@ -20,7 +21,6 @@ from transformer_xl.config import (
     stored,
 )
 from transformer_xl.errors import SettingsError
-from transformer_xl.model import MODEL_TYPE
 
 # Keys that transformers expects at the top level, and that our loader keeps.
 _TRANSFORMERS_KEYS = ("architectures", "auto_map", "origin", "eval", "preface")
