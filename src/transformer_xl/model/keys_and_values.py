@@ -33,8 +33,6 @@ class KeysAndValues(Memory):
             in float32 at least.
         adapters: What :func:`~transformer_xl.model.calling.adapters` returned for the model that
             projected them. None: unknown, as after loading; set by the first model that uses them.
-        is_prefix: Whether they are parameters themselves (prefix tuning), to which gradients flow;
-            those that are appended are detached.
         start: Index of the oldest cached position in the buffers.
         stop: Index behind the newest one.
     """
@@ -57,7 +55,7 @@ class KeysAndValues(Memory):
         # Where the free part begins, shared by all memories of these buffers. Whoever pops it may
         # write there. torch.compile cannot trace a lock. A symbol in a traced program is no key.
         self._free = {self.stop: True} if isinstance(self.stop, int) else {}
-        self._is_joined = self.is_prefix = False
+        self._is_joined = False
 
     @property
     def states(self) -> tuple[Float[Tensor, "B M D"], ...]:
@@ -117,9 +115,8 @@ class KeysAndValues(Memory):
         The capacity is exclusive: another continuation of this memory, also in another thread, is
         given different buffers.
         """
-        is_learned = self.is_prefix and torch.is_grad_enabled()
-        if is_learned or not isinstance(self.stop + T, int):
-            # Autograd does not save what is written to later, and a symbol is no capacity.
+        if not isinstance(self.stop + T, int):
+            # A symbol of a traced program is no capacity.
             joined = self._in_same_buffers(self.start, self.stop, self._savable_mask())
             joined._is_joined = True
             return joined
@@ -232,9 +229,7 @@ class KeysAndValues(Memory):
     def changed(self, change: Callable[[Tensor], Tensor]) -> "KeysAndValues":
         """Return the memory with a function applied to each tensor, and nothing masked."""
         changed = ([change(x) for x in layers] for layers in self.by_name())
-        memory = KeysAndValues(*changed, adapters=self.adapters)
-        memory.is_prefix = self.is_prefix
-        return memory
+        return KeysAndValues(*changed, adapters=self.adapters)
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -255,5 +250,4 @@ class KeysAndValues(Memory):
     ) -> "KeysAndValues":
         memory = KeysAndValues(*self._buffers, forgotten=forgotten, adapters=self.adapters)
         memory.start, memory.stop, memory._free = start, stop, self._free
-        memory.is_prefix = self.is_prefix
         return memory

@@ -20,7 +20,7 @@ from transformer_xl.errors import CheckpointError, InputError, SettingsError
 from transformer_xl.interop.hf.cache import TransformerXLCache, own_cache
 from transformer_xl.interop.hf.configuration import TransformerXLConfig, path_of
 from transformer_xl.interop.hf.inputs import PACKING, Inputs, Reading, Wanted, read
-from transformer_xl.model import Decoder, KeysAndValues, Memory, build_model
+from transformer_xl.model import Decoder, Memory, build_model
 from transformer_xl.model.arguments import require_token_inputs
 from transformer_xl.model.calling import unwrapped
 from transformer_xl.model.limits import require_loading
@@ -300,7 +300,7 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         inputs = Inputs.of(
             input_ids, inputs_embeds, attention_mask, position_ids, self.config.vocab_size
         )
-        cache = own_cache(past_key_values, self.transformer)
+        cache = own_cache(past_key_values)
         if cache is None:
             cache = TransformerXLCache.start(self.transformer, inputs.segment.shape[0])
         return inputs, cache
@@ -353,9 +353,6 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         use_cache = self.config.use_cache if use_cache is None else use_cache
         if not (use_cache and self.config.has_memory):
             return None
-        if isinstance(mems, KeysAndValues):
-            # Those of a later step would be other ones.
-            mems.is_prefix = False
         segment = inputs.segment
         if (reset_at := self.transformer.config.reset_at) is not None:
             segment = segment.with_starts(segment.starts, reset_at)

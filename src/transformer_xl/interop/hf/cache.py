@@ -185,7 +185,7 @@ class TransformerXLCache(Cache):
 
         Raises:
             InputError: A text begins with zeros in the memory, and the cache has gone through a
-                traced program or begins with a prefix.
+                traced program.
         """
         if self._starts_empty:
             self._at = self.mems.reset(torch.arange(self.batch_size))
@@ -263,51 +263,19 @@ class TransformerXLCache(Cache):
             self.tail = self.tail[:, : max(self.tail.shape[1] - n, 0)]
 
 
-def own_cache(cache: Any, model: LanguageModel) -> TransformerXLCache | None:
-    """Return ``past_key_values`` if it is our cache, or one of a prefix (PEFT's prefix tuning).
-
-    A prefix is a memory of keys and values, which fades like any other: it is within reach for
-    ``mem_len`` tokens.
+def own_cache(cache: Any) -> TransformerXLCache | None:
+    """Return ``past_key_values`` if it is our cache, or None.
 
     Raises:
         TypeError: It is a cache of another kind.
-        InputError: The prefix does not fit the model.
     """
     if cache is None or isinstance(cache, TransformerXLCache):
         return cache
-    layers = getattr(cache, "layers", ())
-    if not layers or not all(getattr(x, "keys", None) is not None for x in layers):
-        raise TypeError(
-            f"past_key_values is a {type(cache).__name__}, a Transformer-XL takes what its last "
-            "call returned as past_key_values (a TransformerXLCache), or None to begin"
-        )
-    # The heads first, as they are kept.
-    keys, values = (
-        [getattr(x, name).transpose(0, 1) for x in layers] for name in ("keys", "values")
+    raise TypeError(
+        f"past_key_values is a {type(cache).__name__}, a Transformer-XL takes what its last call "
+        "returned as past_key_values (a TransformerXLCache), or None to begin; in place of prefix "
+        "tuning, which makes a cache of its own, use prompt tuning or LoRA"
     )
-    mems, config = KeysAndValues(keys, values), model.config
-    mems.is_prefix = True
-    if config.input_recurrence:
-        raise InputError(
-            "input_recurrence=True: a prefix of keys and values has no input from which the "
-            "recurrence could go on; use LoRA or prompt tuning"
-        )
-    if not model.is_own(mems):
-        width = config.n_head * config.head_width
-        raise InputError(
-            f"a prefix of {len(keys)} layers of shape {tuple(keys[0].shape)} (heads, texts, "
-            f"tokens, width) does not fit the model: PrefixTuningConfig(num_layers="
-            f"{config.n_layer}, num_attention_heads={config.n_head}, token_dim={width}), and "
-            "relative positions (attn_type 0 or 1); or use LoRA or prompt tuning"
-        )
-    if mems.length > config.mem_len:
-        raise InputError(
-            f"a prefix of {mems.length} tokens is longer than the memory (mem_len="
-            f"{config.mem_len}): give fewer num_virtual_tokens, or load with a larger mem_len"
-        )
-    prefix = TransformerXLCache(mems, mems.length, mem_len=config.mem_len)
-    prefix._starts_empty = config.start_memory == "empty"
-    return prefix
 
 
 def _flatten(cache: TransformerXLCache) -> tuple[list[Any], tuple[Any, ...]]:

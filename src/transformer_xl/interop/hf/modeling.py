@@ -187,7 +187,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
                 "assistant_tokenizer: an assistant of another vocabulary writes texts that this "
                 "one may not have; give an assistant of the same vocabulary, without a tokenizer"
             )
-        cache = own_cache(kwargs.get("past_key_values"), self.transformer)
+        cache = own_cache(kwargs.get("past_key_values"))
         tokens = kwargs.get("input_ids") if inputs is None else inputs
         if cache is not None and tokens is not None:
             mask = kwargs.get("attention_mask")
@@ -317,7 +317,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
                 f"the memory has read all of the {input_ids.shape[1]} tokens: give at least one "
                 "more, the last one that was generated"
             )
-        cache = own_cache(kwargs.get("past_key_values"), self.transformer)
+        cache = own_cache(kwargs.get("past_key_values"))
         if cache is not None:
             # Not the cache that was given to ``generate``: the caller may use it again.
             cache.is_stepped = not getattr(cache, "_is_user_defined", False)
