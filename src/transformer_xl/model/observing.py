@@ -29,8 +29,9 @@ class Observed:
     def attentions(self) -> list[Float[Tensor, "B H T S"]]:
         """Attention weights of each layer, of the positions of the memory, then of the segment."""
         longest = max((x.shape[-1] for x in self._attentions), default=0)
-        # Layers do not compute what is out of their reach.
-        return [F.pad(x, (longest - x.shape[-1], 0)) for x in self._attentions]
+        # Layers do not compute what is out of their reach. Gradients of the others are kept.
+        pads = [longest - x.shape[-1] for x in self._attentions]
+        return [F.pad(x, (n, 0)) if n else x for x, n in zip(self._attentions, pads, strict=True)]
 
     def clear(self) -> None:
         """Forget everything, before the next call."""
