@@ -91,6 +91,7 @@ def test_a_wrong_command_line_is_a_misuse_that_is_explained(txl):
     for words, message in [
         (["recipes", "--from-authors", "--n_layer 3"], "txl recipes --from_authors is gone: "),
         (["bench", "demo", "--steps", "1"], "txl bench is gone: txl doctor says how fast"),
+        (["convert", "a", "b", "--to=authors"], "txl convert --to is gone: old formats are"),
         (["estimate", "demo", "--gpus", "2"], "txl estimate is gone: docs/scale.md has"),
         (["trian"], "there is no command or option trian: did you mean train?"),
         (["--verion"], "did you mean --version?"),

@@ -6,9 +6,10 @@ from importlib import import_module
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import transformer_xl as txl
-from transformer_xl.errors import CheckpointError
+from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.interop.convert import SETTABLE
 from transformer_xl.interop.convert.mapped_files import read_json
 from transformer_xl.model.pretrained import load_eval_config
@@ -27,10 +28,24 @@ def test_weights_in_double_precision_are_rounded(shared, tmp_path):
     ours, theirs = (txl.TransformerXL.from_pretrained(tmp_path / x) for x in ("out", "single"))
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.equal(mine, other)
-    # Their code takes any precision.
-    txl.convert(source, tmp_path / "theirs", to="authors")
-    state = torch.load(tmp_path / "theirs/state_dict.pt")
-    assert state["r_w_bias"].dtype == torch.float64
+
+
+def test_half_precision_stays(shared, tmp_path):
+    def narrow(state):
+        state |= {name: x.half() for name, x in state.items()}
+
+    source = spoiled(shared / "goldens/pt_01_base", tmp_path, narrow)
+    txl.convert(source, tmp_path / "out")
+    ours, theirs = load_file(tmp_path / "out/model.safetensors"), torch.load(source)
+    assert torch.equal(ours["content_bias"][0], theirs["r_w_bias"])
+    assert {x.dtype for x in ours.values()} == {torch.float16}
+
+
+def test_other_formats_are_not_written(save_model, tiny_config, tmp_path):
+    save_model(tiny_config, tmp_path / "ours")
+    with pytest.raises(InputError, match=r"to='authors' is gone: .* transformers 5 reads a model"):
+        txl.convert(tmp_path / "ours", tmp_path / "theirs", to="authors")
+    assert not (tmp_path / "theirs").exists()
 
 
 @pytest.mark.parametrize("factor", [1, 1 + 1e-6])
@@ -55,8 +70,7 @@ def test_a_vocabulary_can_be_given_later(save_model, shared, tiny_config, tmp_pa
         txl.convert(tmp_path / "ours", tmp_path / "more", vocab=tmp_path / "nowhere.txt")
 
 
-@pytest.mark.parametrize("to", ["txl", "authors"])
-def test_a_damaged_model_folder_is_not_passed_on(save_model, tiny_config, tmp_path, to):
+def test_a_damaged_model_folder_is_not_passed_on(save_model, tiny_config, tmp_path):
     save_model(tiny_config, tmp_path / "ours")
     config = tmp_path / "ours/config.json"
     whole, weights = config.read_text(), (tmp_path / "ours/model.safetensors").read_bytes()
@@ -72,7 +86,7 @@ def test_a_damaged_model_folder_is_not_passed_on(save_model, tiny_config, tmp_pa
         (tmp_path / "ours/model.safetensors").write_bytes(content)
         message = r"does not fit|has format 99|is damaged|config.json: .* must be|would take"
         with pytest.raises((RuntimeError, ValueError), match=message):
-            txl.convert(tmp_path / "ours", tmp_path / "out", to=to)
+            txl.convert(tmp_path / "ours", tmp_path / "out")
         assert not (tmp_path / "out").exists()
 
 

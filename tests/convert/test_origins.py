@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import transformer_xl as txl
-from transformer_xl.interop.convert.layouts import entries, read_weights, write_weights
+from transformer_xl.interop.convert.layouts import entries, read_weights
 from transformer_xl.interop.convert.old_checkpoints import from_tensorflow, open_checkpoint
 from transformer_xl.interop.convert.old_settings import model_config
 
@@ -53,17 +53,29 @@ def test_a_checkpoint_of_nvidia_is_the_authors_model(shared, tmp_path, name):
     assert txl.TransformerXL.from_pretrained(tmp_path / "nvidia").config.attn_len == 10
 
 
+def renamed(config, weights, *, biases_in_layers):
+    """Our weights by the names of Hugging Face's code."""
+    table = entries(config, clusters="natural", biases_in_layers=biases_in_layers)
+    return {entry.theirs: weights[entry.ours][entry.part] for entry in table}
+
+
 @pytest.mark.parametrize("kept", ["layers.0.dec_attn.", "layers.2.dec_attn.", ""])
 def test_a_shared_bias_of_hugging_face_may_have_any_of_its_names(
     save_model, tiny_config, tmp_path, kept
 ):
     before = save_model(tiny_config, tmp_path / "ours")
-    txl.convert(tmp_path / "ours", tmp_path / "theirs", to="huggingface")
-    state = torch.load(tmp_path / "theirs/pytorch_model.bin", weights_only=True)
-    biases = {f"transformer.{kept}{name}" for name in ("r_w_bias", "r_r_bias")}
+    state = renamed(tiny_config, before, biases_in_layers=True)
+    biases = {f"{kept}{name}" for name in ("r_w_bias", "r_r_bias")}
     left = {k: x for k, x in state.items() if k in biases or not k.endswith(("w_bias", "r_bias"))}
     assert len(left) == len(state) - 2 * tiny_config.n_layer
-    torch.save(left, tmp_path / "theirs/pytorch_model.bin")
+    (tmp_path / "theirs").mkdir()
+    torch.save(
+        {f"transformer.{name}": x for name, x in left.items()},
+        tmp_path / "theirs/pytorch_model.bin",
+    )
+    settings = {"model_type": "transfo-xl", "mem_len": 6, "pre_lnorm": False, "untie_r": False}
+    settings |= {name: getattr(tiny_config, name) for name in ("n_layer", "d_model")}
+    (tmp_path / "theirs/config.json").write_text(json.dumps(settings))
     txl.convert(tmp_path / "theirs", tmp_path / "again")
     after = load_file(tmp_path / "again/model.safetensors")
     assert after.keys() == before.keys()
@@ -82,9 +94,8 @@ TENSORFLOW = {
 
 def tensorflow_variables(config, weights):
     """Our weights by TensorFlow's names."""
-    table = entries(config, clusters="natural", biases_in_layers=False)
     variables = {}
-    for name, x in write_weights(weights, table, config).items():
+    for name, x in renamed(config, weights, biases_in_layers=False).items():
         i = (re.search(r"\.(\d+)\b", name) or [""])[0].strip(".")
         scope = f"cutoff_{i}/" if config.div_val > 1 else ""
         for ours, theirs in (

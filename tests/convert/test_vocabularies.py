@@ -9,7 +9,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from transformer_xl.data import load_vocab, train_vocab
+from transformer_xl.data import load_vocab
 from transformer_xl.errors import CheckpointError, DataError
 from transformer_xl.interop.convert import vocabularies
 from transformer_xl.interop.convert.cutting import moses_normalizer
@@ -18,7 +18,6 @@ from transformer_xl.interop.convert.vocabularies import (
     find_vocab,
     read_vocab,
     vocab_from_object,
-    write_hf_vocab,
 )
 
 WORDS = ["<eos>", "the", "<unk>", "cat", "Ñandú"]
@@ -189,25 +188,6 @@ def test_an_empty_delimiter_means_characters():
 def test_the_vocabulary_inside_another_object_is_found():
     vocab = vocab_from_object({"epoch": 3, "vocab": old_vocab(WORDS, unk_idx=2)}, path=Path("x"))
     assert vocab.encode("the dog\n") == [1, 2, 0]
-
-
-def test_words_can_be_written_for_hugging_face(tmp_path):
-    first = train_vocab("words", ["the cat\nthe dog <unk>\n"])
-    write_hf_vocab(first, tmp_path)
-    assert (tmp_path / "vocab.txt").read_text().split() == first.symbols
-    for name in ("vocab.bin", "vocab.txt"):
-        second = read_vocab(tmp_path / name)
-        text = "the <unk>\n\nthe cat bird\n"
-        assert second.encode_lines(text) == first.encode_lines(text)
-    with pytest.raises(ValueError, match="knows only words"):
-        write_hf_vocab(train_vocab("bytes", []), tmp_path)
-
-
-def test_what_came_from_hugging_face_goes_back(hf, tmp_path):
-    first = read_vocab(hf)
-    write_hf_vocab(first, tmp_path)
-    second = read_vocab(tmp_path / "vocab.txt")
-    assert (second.definition, second.hash) == (first.definition, first.hash)
 
 
 def refusal(function, *given, **named):

@@ -29,6 +29,7 @@ from transformer_xl.config.recipes import load_recipe, recipe_text
 from transformer_xl.errors import TxlError
 from transformer_xl.inference.generate import from_pretrained, generate, save_state
 from transformer_xl.interop.convert import convert
+from transformer_xl.interop.convert.layouts import entries
 from transformer_xl.interop.convert.vocabularies import read_vocab
 
 WORDS = [*(f"w{i}" for i in range(18)), "<eos>", "<unk>"]
@@ -223,8 +224,21 @@ def folder_seeds(root: Path) -> list[tuple[str, Path]]:
     model.save_pretrained(ours)
     vocab = txl.data.train_vocab("words", ["".join(f"{word} " for word in WORDS[:18])], None, ["q"])
     vocab.save(ours)
-    convert(ours, root / "authors", to="authors")
-    convert(ours, root / "hf", to="huggingface")
+    table = entries(config, clusters="natural", biases_in_layers=False)
+    theirs = {x.theirs: model.state_dict()[x.ours][x.part] for x in table}
+    for name, file, settings in (
+        ("authors", "state_dict.pt", {"model_kwargs": SETTINGS}),
+        ("hf", "pytorch_model.bin", {"model_type": "transfo-xl", "vocab_size": 20} | SETTINGS),
+    ):
+        (root / name).mkdir()
+        torch.save(OrderedDict(theirs), root / name / file)
+        (root / name / "config.json").write_text(json.dumps(settings))
+    (root / "hf" / "vocab.txt").write_text("\n".join(WORDS))
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        tokens = {"eos_token": "<eos>", "unk_token": "<unk>"}
+        (root / "hf" / name).write_text(json.dumps(tokens))
+    numbers = {word: number for number, word in enumerate(WORDS)}
+    torch.save({"sym2idx": numbers, "idx2sym": WORDS}, root / "hf" / "vocab.bin")
     shutil.copytree(root / "hf", root / "safe")
     weights = torch.load(root / "hf" / "pytorch_model.bin", weights_only=True)
     (root / "safe" / "pytorch_model.bin").unlink()

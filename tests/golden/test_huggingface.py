@@ -1,12 +1,7 @@
 """Hugging Face's code and ours give the same numbers."""
 
-import json
-
 import pytest
 import torch
-from safetensors.torch import load_file
-
-from transformer_xl import convert
 
 NAMES = ["hf_div1", "hf_div2"]
 FILES = ["model.safetensors", "pytorch_model.bin"]
@@ -38,23 +33,3 @@ def test_every_number_of_hugging_faces_code_is_ours(golden, name, file, dtype):
     out.nll[:, :-1].mean().backward()
     gradients = {k.removeprefix("transformer."): x for k, x in case.beginning("grad.").items()}
     case.check_gradients(gradients, "natural")
-
-
-@pytest.mark.parametrize("file", FILES)
-@pytest.mark.parametrize("name", NAMES)
-def test_a_folder_converted_there_and_back_is_the_same_bit_for_bit(
-    shared, converted, tmp_path, name, file
-):
-    folder, own = shared / "goldens" / name, converted(f"{name}/{file}")
-    convert(own, tmp_path / "theirs", to="huggingface")
-    before = torch.load(folder / "pytorch_model.bin", weights_only=True)
-    after = torch.load(tmp_path / "theirs/pytorch_model.bin", weights_only=True)
-    assert after.keys() == before.keys()
-    assert all(torch.equal(after[key], before[key]) for key in before)
-    settings = json.loads((tmp_path / "theirs/config.json").read_text())
-    expected = json.loads((folder / "config.json").read_text())
-    assert {key: settings[key] for key in expected} == expected
-    convert(tmp_path / "theirs", tmp_path / "again")
-    first, again = (load_file(x / "model.safetensors") for x in (own, tmp_path / "again"))
-    assert first.keys() == again.keys()
-    assert all(torch.equal(first[key], again[key]) for key in first)

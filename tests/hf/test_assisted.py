@@ -172,13 +172,3 @@ def test_a_memory_that_was_reset_begins_a_text(pair, ids, kind, way):
             torch.testing.assert_close(begun.logits[1:], model(given).logits)
             cache = begun.past_key_values
             cache.reset()
-
-
-def test_a_memory_whose_beginning_is_unknown_is_not_reset(pair, ids):
-    model, _ = pair(start_memory="zeros", mem_len=11)
-    with torch.no_grad():
-        cache = model(ids).past_key_values
-    leaves, about = torch.utils._pytree.tree_flatten(cache)
-    again = torch.utils._pytree.tree_unflatten(leaves, about)
-    with pytest.raises(ValueError, match="begin with past_key_values=None"):
-        again.reset()

@@ -29,6 +29,10 @@ _GONE = {
         "txl doctor says how fast a model is on this machine, and "
         "benchmarks/evaluation_speed.py measures the paper's Table 9"
     ),
+    ("convert", "--to"): (
+        "old formats are not written any more; a model folder is written without it, and "
+        "transformers 5 reads one after import transformer_xl.hf"
+    ),
     ("estimate", ""): "docs/scale.md has the formulas, and the figures of the paper's recipes",
     ("recipes", "--from_authors"): (
         "txl recipes paper-wt103-base --copy FILE copies a training of the paper, and "

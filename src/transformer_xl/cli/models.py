@@ -20,7 +20,7 @@ from transformer_xl.errors import SettingsError
 
 @dataclass(kw_only=True)
 class Convert(LoadsModels):
-    """Convert an old checkpoint to a model folder, or a model to an old checkpoint.
+    """Convert an old checkpoint to a model folder.
 
     SOURCE is a model.pt or state dict of the authors' code, a TensorFlow checkpoint, an NVIDIA
     checkpoint, a Hugging Face folder, or a model folder. No code in it is executed.
@@ -29,16 +29,12 @@ class Convert(LoadsModels):
       txl convert LM-TFM-wt103/model.pt models/wt103
       txl convert transfo-xl-wt103 models/wt103
       txl convert tf_wt103/model models/wt103 --mem_len 384 --same_length True
-      txl convert models/wt103 wt103-hf --to huggingface
     """
 
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
     """The checkpoint or folder to convert, or the name of a model."""
     folder: Annotated[Path, tyro.conf.Positional]
     """The output: a new folder."""
-    to: Literal["txl", "authors", "huggingface"] = "txl"
-    """Output format: a model folder, a state dict for the authors' code, or a folder for
-    transformers up to 4.37."""
     vocab: Path | None = None
     """The vocabulary file, if it is not beside the checkpoint."""
     n_head: int | None = None
@@ -71,9 +67,7 @@ class Convert(LoadsModels):
             require_model(self.source)
         options = {name: getattr(self, name) for name in SETTABLE}
         settings = {name: x for name, x in options.items() if x is not None}
-        folder = convert(
-            self.source, self.folder, to=self.to, settings=settings, vocab=self.vocab, say=say
-        )
+        folder = convert(self.source, self.folder, settings=settings, vocab=self.vocab, say=say)
         if self.json:
             show(loads((folder / "config.json").read_text(encoding="utf-8")), as_json=True)
 

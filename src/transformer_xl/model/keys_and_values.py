@@ -33,8 +33,6 @@ class KeysAndValues(Memory):
             in float32 at least.
         adapters: What :func:`~transformer_xl.model.calling.adapters` returned for the model that
             projected them. None: unknown, as after loading; set by the first model that uses them.
-        is_prefix: Whether they are parameters themselves (prefix tuning), to which gradients flow;
-            those that are appended are detached.
         start: Index of the oldest cached position in the buffers.
         stop: Index behind the newest one.
     """
@@ -57,7 +55,6 @@ class KeysAndValues(Memory):
         # Where the free part begins, shared by all memories of these buffers. Whoever pops it may
         # write there. torch.compile cannot trace a lock. A symbol in a traced program is no key.
         self._free = {self.stop: True} if isinstance(self.stop, int) else {}
-        self._is_joined = self.is_prefix = False
 
     @property
     def states(self) -> tuple[Float[Tensor, "B M D"], ...]:
@@ -117,12 +114,6 @@ class KeysAndValues(Memory):
         The capacity is exclusive: another continuation of this memory, also in another thread, is
         given different buffers.
         """
-        is_learned = self.is_prefix and torch.is_grad_enabled()
-        if is_learned or not isinstance(self.stop + T, int):
-            # Autograd does not save what is written to later, and a symbol is no capacity.
-            joined = self._in_same_buffers(self.start, self.stop, self._savable_mask())
-            joined._is_joined = True
-            return joined
         has_capacity = self.stop + T <= self.keys[0].shape[2]
         is_read_only = any(is_sealed(x) for layers in self._buffers for x in layers)
         # dict.pop is atomic.
@@ -209,10 +200,7 @@ class KeysAndValues(Memory):
     def _append(self, to: list[Tensor], layer: int, new: Float[Tensor, "H B T K"]) -> None:
         if to[layer].dtype != new.dtype:
             to[layer] = to[layer].to(new.dtype)
-        if self._is_joined:
-            to[layer] = torch.cat([to[layer][:, :, : self.stop], new], 2)
-        else:
-            to[layer][:, :, self.stop : self.stop + new.shape[2]] = new
+        to[layer][:, :, self.stop : self.stop + new.shape[2]] = new
 
     def extend(
         self, states: Sequence[Any], mem_len: int, n_kept: int | None = None
@@ -221,8 +209,6 @@ class KeysAndValues(Memory):
         n_kept = int(states[0].shape[1]) if n_kept is None else n_kept
         cut = max(self.length + n_kept - mem_len, 0)
         after = self._in_same_buffers(self.start + cut, self.stop + n_kept)
-        if self._is_joined:
-            after = after.changed(lambda x: x.detach())
         return after.masking(shifted(self.forgotten, cut))
 
     def between(self, start: int, stop: int) -> "KeysAndValues":
@@ -232,9 +218,7 @@ class KeysAndValues(Memory):
     def changed(self, change: Callable[[Tensor], Tensor]) -> "KeysAndValues":
         """Return the memory with a function applied to each tensor, and nothing masked."""
         changed = ([change(x) for x in layers] for layers in self.by_name())
-        memory = KeysAndValues(*changed, adapters=self.adapters)
-        memory.is_prefix = self.is_prefix
-        return memory
+        return KeysAndValues(*changed, adapters=self.adapters)
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -255,5 +239,4 @@ class KeysAndValues(Memory):
     ) -> "KeysAndValues":
         memory = KeysAndValues(*self._buffers, forgotten=forgotten, adapters=self.adapters)
         memory.start, memory.stop, memory._free = start, stop, self._free
-        memory.is_prefix = self.is_prefix
         return memory

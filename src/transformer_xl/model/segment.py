@@ -211,8 +211,7 @@ class View(NamedTuple):
             segment.short,
             segment.starts,
             join,
-            # Beside a prefix that is learned, weights may be learned, too.
-            is_fixed=join is not None and not torch.is_grad_enabled(),
+            is_fixed=join is not None,
         )
 
     def joined(

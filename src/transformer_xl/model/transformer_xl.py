@@ -166,7 +166,7 @@ class TransformerXL(LanguageModel):
         """Require that a memory can be continued with a segment."""
         super().require_readable(segment, mems, lengths)
         if isinstance(mems, KeysAndValues):
-            if torch.is_grad_enabled() and not mems.is_prefix:
+            if torch.is_grad_enabled():
                 raise InputError(
                     "a memory of keys and values needs fixed weights: use it under torch.no_grad()"
                 )

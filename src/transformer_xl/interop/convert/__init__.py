@@ -1,4 +1,4 @@
-"""Conversion of old checkpoints to model folders, and of model folders to old checkpoints.
+"""Conversion of old checkpoints to model folders.
 
 Nothing in a file is ever executed: a name in a pickle is looked up in a closed table or refused.
 """
@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +24,6 @@ from transformer_xl.config import (
 )
 from transformer_xl.data import Vocab, load_vocab
 from transformer_xl.errors import CheckpointError, InputError
-from transformer_xl.interop.convert.export import write_authors, write_huggingface
 from transformer_xl.interop.convert.layouts import entries, read_weights
 from transformer_xl.interop.convert.mapped_files import read_json
 from transformer_xl.interop.convert.old_checkpoints import Checkpoint, open_checkpoint
@@ -34,7 +33,6 @@ from transformer_xl.interop.convert.old_settings import (
     model_config,
     without_ends,
 )
-from transformer_xl.interop.convert.torch_files import attributes
 from transformer_xl.interop.convert.vocabularies import find_vocab, read_vocab, vocab_from_object
 from transformer_xl.model import (
     CONFIG_FILE,
@@ -47,9 +45,8 @@ from transformer_xl.model import (
     write_model,
 )
 
-__all__ = ["SETTABLE", "Format", "convert"]
+__all__ = ["SETTABLE", "convert"]
 
-Format = Literal["txl", "authors", "huggingface"]
 _Say = Callable[[str], None]
 
 
@@ -58,12 +55,12 @@ def convert(
     source: Path | str,
     folder: Path | str,
     *,
-    to: Format = "txl",
+    to: str = "txl",
     settings: Mapping[str, Any] | None = None,
     vocab: Path | str | None = None,
     say: _Say = lambda text: None,
 ) -> Path:
-    """Turn an old checkpoint into a model folder, or a model into an old checkpoint.
+    """Turn an old checkpoint into a model folder.
 
     The format of the source is detected from its content: the authors' ``model.pt`` (a whole
     module, in the zip or the older format of torch) or state dict, a TensorFlow checkpoint,
@@ -72,8 +69,7 @@ def convert(
     Args:
         source: The file, the prefix of a TensorFlow checkpoint, or the folder.
         folder: The folder to write; it must not exist yet, or be empty.
-        to: ``txl``, a model folder; ``authors``, a state dict for their PyTorch code;
-            ``huggingface``, a folder for transformers up to 4.37.
+        to: ``txl``, a model folder; no other format is written.
         settings: Settings that the source lacks, by the authors' names: ``n_head``, ``mem_len``,
             ``tgt_len``, ``ext_len``, ``clamp_len``, ``same_length``, ``pre_lnorm``, ``cutoffs``,
             ``layer_norm_epsilon``.
@@ -87,23 +83,24 @@ def convert(
         FileNotFoundError: There is no source.
         FileExistsError: The folder is not empty.
         CheckpointError: The source is damaged or hostile.
-        InputError: The source is not a Transformer-XL, lacks settings, or cannot be represented in
-            that format.
+        InputError: The source is not a Transformer-XL or lacks settings, or another format is to be
+            written.
 
     Example:
         >>> from transformer_xl import ModelConfig, TransformerXL
         >>> config = ModelConfig(vocab_size=10, n_layer=1, d_model=16, n_head=2, d_inner=16)
         >>> TransformerXL(config).save_pretrained("mine")
-        >>> old = convert("mine", "old", to="huggingface")
-        >>> sorted(path.name for path in old.iterdir())
-        ['config.json', 'pytorch_model.bin']
-        >>> convert("old", "again").name
-        'again'
+        >>> copy = convert("mine", "copy")
+        >>> sorted(path.name for path in copy.iterdir())
+        ['config.json', 'model.safetensors']
     """
     # Absolute, because temporary files beside the folder need its name, also for ".".
     folder = Path(folder).absolute()
-    if to not in ("txl", "authors", "huggingface"):
-        raise InputError(f"to={to!r} is unknown; choose txl, authors or huggingface")
+    if to != "txl":
+        raise InputError(
+            f"to={to!r} is gone: old formats are not written any more; transformers 5 reads a "
+            "model folder after import transformer_xl.hf"
+        )
     require_new(folder)
     if vocab is not None and not Path(vocab).exists():
         raise FileNotFoundError(f"{vocab} does not exist: give the file with the vocabulary")
@@ -114,7 +111,7 @@ def convert(
     else:
         model = _open_theirs(Path(source), *options, say)
     with new_folder(folder) as unfinished:
-        _write(model, unfinished, to, say)
+        _write(model, unfinished, say)
     say(f"{folder} is written")
     return folder
 
@@ -261,20 +258,11 @@ def _evaluation(
     return EvalConfig(split="test", segment_len=segment_len if is_length else None)
 
 
-def _write(model: _Model, folder: Path, to: Format, say: _Say) -> None:
-    if to == "authors":
-        write_authors(model.config, model.weights, folder, say)
-    elif to == "huggingface":
-        # The name comes from a file that can be hostile.
-        origin = attributes(model.about.get("origin"))
-        is_theirs = origin.get("format") == "huggingface"
-        settings = attributes(origin.get("settings")) if is_theirs else {}
-        write_huggingface(model.config, model.weights, model.vocab, settings, folder, say)
-    else:
-        weights = dict(model.weights)
-        if wide := [name for name, x in weights.items() if x.dtype == torch.float64]:
-            weights |= {name: weights[name].float() for name in wide}
-            say("float64 weights are rounded to float32, in which a model folder has them")
-        write_model(model.config, weights, folder, model.about)
-        if model.vocab is not None:
-            model.vocab.save(folder)
+def _write(model: _Model, folder: Path, say: _Say) -> None:
+    weights = dict(model.weights)
+    if wide := [name for name, x in weights.items() if x.dtype == torch.float64]:
+        weights |= {name: weights[name].float() for name in wide}
+        say("float64 weights are rounded to float32, in which a model folder has them")
+    write_model(model.config, weights, folder, model.about)
+    if model.vocab is not None:
+        model.vocab.save(folder)

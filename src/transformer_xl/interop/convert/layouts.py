@@ -33,7 +33,6 @@ from torch import Tensor
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.errors import InputError
-from transformer_xl.model import frequencies
 
 INV_FREQ = "pos_emb.inv_freq"
 """The frequencies of the sinusoids: a buffer that is saved with the weights."""
@@ -184,29 +183,6 @@ def read_weights(
                 weights[entry.ours] = own.new_empty(shape)
             weights[entry.ours][entry.part] = own
     return weights
-
-
-def write_weights(
-    weights: Mapping[str, Tensor], table: list[Entry], config: ModelConfig
-) -> dict[str, Tensor]:
-    """Translate our weights back; second names refer to the same tensor."""
-    theirs: dict[str, Tensor] = {}
-    tensors: dict[tuple[str, str], Tensor] = {}
-    for entry in table:
-        key = entry.ours, str(entry.part)
-        if key not in tensors:
-            x = weights[entry.ours][entry.part]
-            x = x if entry.flip is None else x.flip(entry.flip)
-            if entry.shape is not None:
-                # A bias that is shared by all layers is stored once for each layer.
-                is_shared = len(x) < entry.shape[0]
-                x = x.expand(entry.shape) if is_shared else x.reshape(entry.shape)
-            tensors[key] = x.contiguous()
-        theirs[entry.theirs] = tensors[key]
-    if config.attn_type in (0, 2):
-        dtype = next(iter(weights.values())).dtype
-        theirs[INV_FREQ] = frequencies(config.d_model).to(dtype)
-    return theirs
 
 
 def _require_equal(ours: Tensor, copy: Tensor, entry: Entry) -> None:

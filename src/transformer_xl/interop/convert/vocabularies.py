@@ -1,4 +1,4 @@
-"""Vocabularies of the old implementations: reading them, and writing one for the old tokenizer.
+"""Vocabularies of the old implementations.
 
 ====================  =========================================================================
 the authors           ``cache.pt`` (PyTorch) and ``cache.pkl`` (TensorFlow), which hold the whole
@@ -14,7 +14,6 @@ for the space; neither has a symbol for a line break.
 Up to 1,048,576 symbols are read, and lists of words up to 32 MB.
 """
 
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
-import torch
 
 from transformer_xl.data import EOS, SPACE, UNK, ImportedVocab, Rules, Vocab, byte_characters
 from transformer_xl.errors import DataError
@@ -374,57 +372,3 @@ def _settings_beside(path: Path, name: str) -> dict[str, Any]:
     """Read a settings file in the folder of another file; empty if it does not exist."""
     place = path.with_name(name)
     return read_json(place) if place.is_file() else {}
-
-
-def is_moses(vocab: Vocab) -> bool:
-    """Whether a vocabulary splits text by the Moses rules, as ``TransfoXLTokenizer`` does."""
-    return isinstance(vocab, ImportedVocab) and vocab.rules.join == "moses"
-
-
-def write_hf_vocab(vocab: Vocab, folder: Path) -> None:
-    """Write a word vocabulary for ``TransfoXLTokenizer`` of transformers up to 4.37.
-
-    Raises:
-        DataError: Its symbols are not words.
-    """
-    rules = vocab.rules if isinstance(vocab, ImportedVocab) else None
-    if vocab.kind != "words" and (rules is None or rules.join not in ("words", "moses")):
-        raise DataError(
-            f"the vocabulary is of {vocab.kind}: Hugging Face's TransfoXLTokenizer knows only words"
-        )
-    definition = json.loads(vocab.definition)
-    ids: dict[str, int] = definition["model"]["vocab"]
-    symbols = sorted(ids, key=ids.__getitem__)
-    eos = EOS if vocab.eos_id is None else vocab.symbols[vocab.eos_id]
-    unk = None if vocab.unk_id is None else vocab.symbols[vocab.unk_id]
-    added = {x["content"]: x for x in definition["added_tokens"]}
-    additional = [x for x in added if x not in (eos, unk)]
-    tokens = {"eos_token": eos, "unk_token": unk or UNK, "additional_special_tokens": additional}
-    shared = {
-        "special": [],
-        "min_freq": 0,
-        "max_size": None,
-        "lower_case": '"Lowercase"' in json.dumps(definition["normalizer"]),
-        "delimiter": None,
-    }
-    about = {"tokenizer_class": "TransfoXLTokenizer", "language": "en", **shared, **tokens}
-    about["clean_up_tokenization_spaces"] = rules.clean_up if rules else True
-    if added:
-        about["added_tokens_decoder"] = {
-            str(x["id"]): {name: value for name, value in x.items() if name != "id"}
-            for x in added.values()
-        }
-    numbers = {symbol: number for number, symbol in enumerate(symbols)}
-    state = {"sym2idx": numbers, "counter": {}, "idx2sym": symbols, **shared, "vocab_file": None}
-    state |= {} if unk is None else {"unk_idx": vocab.unk_id}
-    state |= {} if vocab.eos_id is None else {"eos_idx": vocab.eos_id}
-    torch.save(state, folder / "vocab.bin")
-    is_plain = all(symbol.split() == [symbol] for symbol in symbols)
-    if is_plain and unk in ("<unk>", "<UNK>"):
-        (folder / "vocab.txt").write_text("\n".join(symbols) + "\n", encoding="utf-8", newline="")
-    files: dict[str, Any] = {"tokenizer_config.json": about, "special_tokens_map.json": tokens}
-    if beyond := {x: token["id"] for x, token in added.items() if x not in ids}:
-        files["added_tokens.json"] = beyond
-    for name, content in files.items():
-        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-        (folder / name).write_text(text, encoding="utf-8")

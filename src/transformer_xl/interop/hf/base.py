@@ -22,7 +22,6 @@ from transformer_xl.interop.hf.configuration import TransformerXLConfig, path_of
 from transformer_xl.interop.hf.inputs import PACKING, Inputs, Reading, Wanted, read
 from transformer_xl.model import (
     Decoder,
-    KeysAndValues,
     Lengths,
     Memory,
     add_checksums,
@@ -303,7 +302,7 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         inputs = Inputs.of(
             input_ids, inputs_embeds, attention_mask, position_ids, self.config.vocab_size
         )
-        cache = own_cache(past_key_values, self.transformer)
+        cache = own_cache(past_key_values)
         if cache is None:
             cache = TransformerXLCache.start(self.transformer, inputs.segment.shape[0])
         return inputs, cache
@@ -356,9 +355,6 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         use_cache = self.config.use_cache if use_cache is None else use_cache
         if not (use_cache and self.config.has_memory):
             return None
-        if isinstance(mems, KeysAndValues):
-            # Those of a later step would be other ones.
-            mems.is_prefix = False
         segment = inputs.segment
         if (reset_at := self.transformer.config.reset_at) is not None:
             segment = segment.with_starts(segment.starts, reset_at)

@@ -1,18 +1,16 @@
 """The memory of a batch of texts as a cache of transformers.
 
-The cache is a registered pytree, so that ``torch.export`` takes and returns it, and can be cropped,
-as far as positions reach that were kept, which assisted generation needs.
+It can be cropped, as far as positions reach that were kept, which assisted generation needs.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from transformers import Cache
 
 from transformer_xl.errors import InputError
-from transformer_xl.model import Decoder, KeysAndValues, LanguageModel, Lengths, Memory, Segment
+from transformer_xl.model import Decoder, LanguageModel, Lengths, Memory, Segment
 
 # Enough tokens to distinguish the whole text from its continuation.
 _TAIL = 16
@@ -28,6 +26,7 @@ class TransformerXLCache(Cache):
     cache, single tokens are read by a decoder that is passed from cache to cache.
 
     Attributes:
+        seen: Number of columns of tokens that were read, including padding.
         tail: The last tokens that were read; None for vectors, and in traced programs.
         mem_len: Length of the memory; None: a single state, which cannot be cropped.
         is_stepped: Whether the next call may advance the decoder, which invalidates this cache.
@@ -41,18 +40,17 @@ class TransformerXLCache(Cache):
     def __init__(
         self,
         mems: Memory | Decoder,
-        seen: int | Tensor = 0,
+        seen: int = 0,
         tail: Tensor | None = None,
         *,
         mem_len: int | None = None,
     ) -> None:
         super().__init__(layers=[])
-        self._at, self._seen, self.tail, self.mem_len = mems, seen, tail, mem_len
+        self._at, self.seen, self.tail, self.mem_len = mems, seen, tail, mem_len
         self.is_stepped = self.is_recording = False
         # How many of the newest columns hold no padding and no start of a document within the
         # texts, so that rows can be cropped alike.
         self._whole = 0
-        self._starts_empty = True
         # The memory of one text that has not begun, if it is not empty: zeros, or a preface.
         self._beginning: Memory | None = None
 
@@ -69,13 +67,8 @@ class TransformerXLCache(Cache):
             if model.config.start_memory != "empty":
                 beginning = model.start_memory(1)
         cache = cls(mems, mem_len=mem_len)
-        cache._starts_empty, cache._beginning = beginning is None, beginning
+        cache._beginning = beginning
         return cache
-
-    @property
-    def seen(self) -> int:
-        """Number of columns of tokens that were read, including padding."""
-        return int(self._seen)
 
     @property
     def mems(self) -> Memory:
@@ -101,14 +94,12 @@ class TransformerXLCache(Cache):
     ) -> "TransformerXLCache":
         """Return the cache after a segment was read."""
         tail, tokens = None, segment.tokens
-        # In a traced program the number of columns is a tensor: the text has begun.
-        is_new = isinstance(self._seen, int) and not self._seen
-        is_kept = (self.tail is not None or is_new) and not torch.compiler.is_compiling()
+        is_kept = (self.tail is not None or not self.seen) and not torch.compiler.is_compiling()
         if tokens is not None and is_kept:
             before = [] if self.tail is None else [self.tail]
             tail = torch.cat([*before, tokens[:, -_TAIL:]], 1)[:, -_TAIL:]
         T = segment.shape[1]
-        cache = self._with(mems, self._seen + T, tail)
+        cache = self._with(mems, self.seen + T, tail)
         # In traced programs nothing depends on values.
         starts = segment.starts is not None and (
             torch.compiler.is_compiling() or bool(segment.starts[:, int(not self.seen) :].any())
@@ -116,12 +107,9 @@ class TransformerXLCache(Cache):
         cache._whole = 0 if is_padded or starts else self._whole + T
         return cache
 
-    def _with(
-        self, mems: Memory | Decoder, seen: int | Tensor, tail: Tensor | None
-    ) -> "TransformerXLCache":
+    def _with(self, mems: Memory | Decoder, seen: int, tail: Tensor | None) -> "TransformerXLCache":
         cache = TransformerXLCache(mems, seen, tail, mem_len=self.mem_len)
-        cache.is_recording, cache._starts_empty = self.is_recording, self._starts_empty
-        cache._beginning = self._beginning
+        cache.is_recording, cache._beginning = self.is_recording, self._beginning
         return cache
 
     def is_beginning_of(self, tokens: Tensor) -> bool:
@@ -174,28 +162,18 @@ class TransformerXLCache(Cache):
 
     def repeated(self, repeats: int) -> "TransformerXLCache":
         """Return another cache with each text repeated."""
-        cache = self._with(self.mems, self._seen, self.tail)
+        cache = self._with(self.mems, self.seen, self.tail)
         cache._whole = self._whole
         cache.batch_repeat_interleave(repeats)
         return cache
 
     def reset(self) -> None:
-        """Forget everything.
-
-        Raises:
-            InputError: A text begins with zeros in the memory, and the cache has gone through a
-                traced program or begins with a prefix.
-        """
-        if self._starts_empty:
+        """Forget everything."""
+        if self._beginning is None:
             self._at = self.mems.reset(torch.arange(self.batch_size))
-        elif self._beginning is not None:
-            self._at = self._beginning.select([0] * self.batch_size)
         else:
-            raise InputError(
-                "a text of this model begins with zeros in its memory (start_memory='zeros'), of "
-                "which this cache does not know: begin with past_key_values=None"
-            )
-        self._seen, self.tail, self._whole = 0, None, 0
+            self._at = self._beginning.select([0] * self.batch_size)
+        self.seen, self.tail, self._whole = 0, None, 0
 
     @property
     def is_croppable(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -244,9 +222,9 @@ class TransformerXLCache(Cache):
                 "time instead"
             )
         needed = self.seen - n
-        if not self._starts_empty:
+        if self._beginning is not None:
             # All positions with which a text began were needed from the start.
-            needed += self.mem_len if self._beginning is None else len(self._beginning)
+            needed += len(self._beginning)
         if mems.forgotten is not None:
             # Of a text with masked positions, all that it sees is there.
             needed = needed if bool((mems.forgotten == 0).any()) else 0
@@ -256,95 +234,22 @@ class TransformerXLCache(Cache):
                 f"memory (mem_len={self.mem_len}); keep the cache of that time, or call "
                 f"activate_past_recording() before reading, which keeps {REWIND} more"
             )
-        self._at, self._seen = mems.crop(n), self.seen - n
+        self._at, self.seen = mems.crop(n), self.seen - n
         self._whole -= n
         if self.tail is not None:
             self.tail = self.tail[:, : max(self.tail.shape[1] - n, 0)]
 
 
-def own_cache(cache: Any, model: LanguageModel) -> TransformerXLCache | None:
-    """Return ``past_key_values`` if it is our cache, or one of a prefix (PEFT's prefix tuning).
-
-    A prefix is a memory of keys and values, which fades like any other: it is within reach for
-    ``mem_len`` tokens.
+def own_cache(cache: Any) -> TransformerXLCache | None:
+    """Return ``past_key_values`` if it is our cache, or None.
 
     Raises:
         TypeError: It is a cache of another kind.
-        InputError: The prefix does not fit the model.
     """
     if cache is None or isinstance(cache, TransformerXLCache):
         return cache
-    layers = getattr(cache, "layers", ())
-    if not layers or not all(getattr(x, "keys", None) is not None for x in layers):
-        raise TypeError(
-            f"past_key_values is a {type(cache).__name__}, a Transformer-XL takes what its last "
-            "call returned as past_key_values (a TransformerXLCache), or None to begin"
-        )
-    # The heads first, as they are kept.
-    keys, values = (
-        [getattr(x, name).transpose(0, 1) for x in layers] for name in ("keys", "values")
+    raise TypeError(
+        f"past_key_values is a {type(cache).__name__}, a Transformer-XL takes what its last call "
+        "returned as past_key_values (a TransformerXLCache), or None to begin; in place of prefix "
+        "tuning, which makes a cache of its own, use prompt tuning or LoRA"
     )
-    mems, config = KeysAndValues(keys, values), model.config
-    mems.is_prefix = True
-    if config.input_recurrence:
-        raise InputError(
-            "input_recurrence=True: a prefix of keys and values has no input from which the "
-            "recurrence could go on; use LoRA or prompt tuning"
-        )
-    if not model.is_own(mems):
-        width = config.n_head * config.head_width
-        raise InputError(
-            f"a prefix of {len(keys)} layers of shape {tuple(keys[0].shape)} (heads, texts, "
-            f"tokens, width) does not fit the model: PrefixTuningConfig(num_layers="
-            f"{config.n_layer}, num_attention_heads={config.n_head}, token_dim={width}), and "
-            "relative positions (attn_type 0 or 1); or use LoRA or prompt tuning"
-        )
-    if mems.length > config.mem_len:
-        raise InputError(
-            f"a prefix of {mems.length} tokens is longer than the memory (mem_len="
-            f"{config.mem_len}): give fewer num_virtual_tokens, or load with a larger mem_len"
-        )
-    prefix = TransformerXLCache(mems, mems.length, mem_len=config.mem_len)
-    prefix._starts_empty = config.start_memory == "empty"
-    return prefix
-
-
-def _flatten(cache: TransformerXLCache) -> tuple[list[Any], tuple[Any, ...]]:
-    """Return the tensors of a cache, and what is no tensor."""
-    mems = cache.mems
-    adapters = mems.adapters if isinstance(mems, KeysAndValues) else None
-    # A number would be a constant of a traced program.
-    seen = cache._seen
-    if not isinstance(seen, Tensor):
-        seen = torch.scalar_tensor(seen, dtype=torch.int64)
-    tensors = [[*layers] for layers in mems.by_name()]
-    about = cache.mem_len, cache._starts_empty, cache.is_recording, adapters
-    return [tensors, mems.forgotten, seen], about
-
-
-def _unflatten(leaves: Any, about: tuple[Any, ...]) -> TransformerXLCache:
-    """Return the cache that was flattened; it does not know its tail and its padding."""
-    tensors, forgotten, seen = leaves
-    mem_len, starts_empty, is_recording, adapters = about
-    if len(tensors) > 1:
-        mems = KeysAndValues(*tensors, forgotten=forgotten, adapters=adapters)
-    else:
-        mems = Memory(tensors[0], forgotten)
-    cache = TransformerXLCache(mems, seen, mem_len=mem_len)
-    cache._starts_empty, cache.is_recording = starts_empty, is_recording
-    return cache
-
-
-def _named(cache: TransformerXLCache) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
-    leaves, about = _flatten(cache)
-    names = ("memory", "forgotten", "seen")
-    return [(pytree.MappingKey(name), x) for name, x in zip(names, leaves, strict=True)], about
-
-
-pytree.register_pytree_node(
-    TransformerXLCache,
-    _flatten,
-    _unflatten,
-    serialized_type_name=f"{TransformerXLCache.__module__}.{TransformerXLCache.__qualname__}",
-    flatten_with_keys_fn=_named,
-)

@@ -201,7 +201,8 @@ def read(
         wanted: What else to return, of all columns.
 
     Raises:
-        InputError: Attention weights of more than one segment are wanted, or the layers have none.
+        InputError: Attention weights of more than one segment or of padded rows are wanted, or the
+            layers have none.
     """
     T = inputs.segment.shape[1]
     n = T if last is None or any(wanted) else min(last, T)
@@ -212,8 +213,13 @@ def read(
             "attention is no single matrix; hand them in in several calls with past_key_values, or "
             f"load the model with segment_len={T}"
         )
+    if wanted.attentions and inputs.is_real is not None:
+        raise InputError(
+            "output_attentions: rows are padded, and are read without their padding; hand in each "
+            "text alone, without an attention_mask"
+        )
     place = sizes = None
-    first, is_real = T - n, inputs.is_real
+    first = T - n
     if inputs.is_real is not None:
         # Real tokens first, in their order.
         order = (~inputs.is_real).long().argsort(dim=1, stable=True)
@@ -248,19 +254,8 @@ def read(
         of_each = (columns([*x]) for x in zip(*layers, strict=True))
         reading = reading._replace(layers=(*of_each,))
     if wanted.attentions:
-        placed = attentions if place is None else [_placed(x, place, is_real) for x in attentions]
-        reading = reading._replace(attentions=tuple(placed))
+        reading = reading._replace(attentions=tuple(attentions))
     return reading
-
-
-def _placed(
-    weights: Float[Tensor, "B H T S"], place: Int[Tensor, "B T"], is_real: Any
-) -> Float[Tensor, "B H T S"]:
-    """Put attention weights of reordered rows in the order of the columns; padding has none."""
-    M = weights.shape[3] - weights.shape[2]
-    rows = weights.take_along_dim(place[:, None, :, None], 2)
-    of_input = rows[..., M:].take_along_dim(place[:, None, None], 3)
-    return torch.cat([rows[..., :M], of_input], -1).masked_fill(~is_real[:, None, :, None], 0.0)
 
 
 def read_to_the_end(

@@ -18,7 +18,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
-from transformer_xl.data import is_vocabulary, load_vocab
+from transformer_xl.data import Vocab, is_vocabulary, load_vocab
 from transformer_xl.errors import InputError
 from transformer_xl.interop.hf.base import TransformerXLPreTrainedModel
 from transformer_xl.interop.hf.cache import TransformerXLCache, own_cache
@@ -27,6 +27,7 @@ from transformer_xl.interop.hf.inputs import IGNORED, require_known
 from transformer_xl.model import AdaptiveSoftmax, Lengths, Memory, evaluating, read_all
 
 _LOGGER = logging.get_logger(__name__)
+_LETTERS = "abcdef"
 _PADDED_BEFORE = (
     "num_items_in_batch counts the first token of each row that is padded on the left, which "
     "nothing predicts, so that a loss over several batches is off by their share: for training set "
@@ -184,7 +185,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
                 "assistant_tokenizer: an assistant of another vocabulary writes texts that this "
                 "one may not have; give an assistant of the same vocabulary, without a tokenizer"
             )
-        cache = own_cache(kwargs.get("past_key_values"), self.transformer)
+        cache = own_cache(kwargs.get("past_key_values"))
         tokens = kwargs.get("input_ids") if inputs is None else inputs
         if cache is not None and tokens is not None:
             mask = kwargs.get("attention_mask")
@@ -314,7 +315,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
                 f"the memory has read all of the {input_ids.shape[1]} tokens: give at least one "
                 "more, the last one that was generated"
             )
-        cache = own_cache(kwargs.get("past_key_values"), self.transformer)
+        cache = own_cache(kwargs.get("past_key_values"))
         if cache is not None:
             # Not the cache that was given to ``generate``: the caller may use it again.
             cache.is_stepped = not getattr(cache, "_is_user_defined", False)
@@ -385,12 +386,28 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             generation_config, input_ids_seq_length, encoder_input_ids, *args, **kwargs
         )
 
-    def _get_stopping_criteria(self, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
+    def _get_stopping_criteria(
+        self, generation_config: Any, stopping_criteria: Any, tokenizer: Any = None, **kwargs: Any
+    ) -> Any:
         """Have rows padded that end in another way than by a token, as by a stop string.
 
         transformers pads rows only if a token ends them; the number beyond the vocabulary is none.
+
+        Raises:
+            InputError: Stop strings are given, and the vocabulary lacks the letters behind which
+                transformers writes each token to find them.
         """
-        criteria = super()._get_stopping_criteria(generation_config, *args, **kwargs)
+        vocab = getattr(tokenizer, "vocab", None)
+        if generation_config.stop_strings is not None and isinstance(vocab, Vocab):
+            is_written = not vocab.unknown(_LETTERS)
+            if not is_written or vocab.decode(vocab.encode(_LETTERS)) != _LETTERS:
+                raise InputError(
+                    f"stop_strings: transformers finds them by writing the letters {_LETTERS!r}, "
+                    "which this vocabulary lacks: give eos_token_id, or stopping_criteria"
+                )
+        criteria = super()._get_stopping_criteria(
+            generation_config, stopping_criteria, tokenizer, **kwargs
+        )
         if generation_config._eos_token_tensor is None:
             beyond = torch.tensor(self.config.vocab_size)
             generation_config._eos_token_tensor = beyond[None]

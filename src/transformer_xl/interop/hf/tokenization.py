@@ -12,7 +12,6 @@ from typing import Any
 
 from tokenizers import AddedToken
 from transformers import BatchEncoding, PreTrainedTokenizerFast
-from transformers.generation.stopping_criteria import StopStringCriteria
 
 from transformer_xl.data import HALF, Vocab, half_refusal, load_vocab
 from transformer_xl.errors import InputError
@@ -319,17 +318,6 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
             for is_symbol, x in parts
         )
 
-    def known_text(self) -> str:
-        """Return a text of the vocabulary that is read and written as it stands."""
-        for number in range(len(self._vocab)):
-            text = self._vocab.decode([number])
-            is_word = bool(text.strip()) and number != self._vocab.unk_id
-            if is_word and not self._vocab.unknown(text):
-                ids = self._vocab.encode(text)
-                if self._vocab.decode([*ids, number]).startswith(text):
-                    return text
-        raise InputError("the vocabulary has no text that it writes as it was read")
-
     def save_vocabulary(
         self, save_directory: str, filename_prefix: str | None = None
     ) -> tuple[str, ...]:
@@ -362,24 +350,3 @@ def _strings(texts: Any) -> Iterator[str]:
     elif isinstance(texts, Iterable):
         for part in texts:
             yield from _strings(part)
-
-
-_written_tokens = StopStringCriteria.clean_tokenizer_vocab
-
-
-def _written_tokens_of_any(
-    tokenizer: Any, static_prefix: str = "abcdef", *args: Any, **kwargs: Any
-) -> Any:
-    """Return what each token writes, found behind a text that the vocabulary has."""
-    if not isinstance(tokenizer, TransformerXLTokenizer):
-        return _written_tokens(tokenizer, static_prefix, *args, **kwargs)
-    written, ids = _written_tokens(tokenizer, tokenizer.known_text(), *args, **kwargs)
-    # A line end is found by the name of its token, too; its length is that of what is written.
-    name, number = tokenizer.eos_token, tokenizer.eos_token_id
-    if name is None or isinstance(written[0], bytes):
-        return written, ids
-    return (f" {name}", *written), (number, *ids)
-
-
-# transformers writes each token behind Latin letters, which not every vocabulary has.
-StopStringCriteria.clean_tokenizer_vocab = staticmethod(_written_tokens_of_any)
