@@ -17,7 +17,6 @@ from transformer_xl.config.recipes import load_recipe, recipe_names
 
 if TYPE_CHECKING:
     from transformer_xl.data import Corpus
-    from transformer_xl.studies.compare import Plan
 
 _BASELINE_SECONDS = {
     "uniform": 0.1,
@@ -30,8 +29,6 @@ _BASELINE_SECONDS = {
     "n-gram": 8.0,
 }
 """Seconds that a baseline takes for a million bytes of text on one core, about."""
-_START_MINUTES = 0.2
-"""What the start of a run and the end of its evaluation take, about."""
 
 
 @dataclass(kw_only=True)
@@ -111,7 +108,11 @@ class Compare(LoadsModels):
         if lacking:
             remedy = "pip install 'transformer-xl[compare]'"
             say(f"without {' and '.join(lacking)}: they require {remedy}")
-        say(self._estimate(plan))
+        searched, trained = plan.n_runs
+        say(
+            f"{searched} runs of {plan.searched_minutes:g} minutes to find rates, and {trained} of "
+            f"{plan.minutes:g}; Ctrl-C stops, and the same command goes on"
+        )
         comparison = study.Comparison(plan, self.out, say)
         comparison.go()
         runs = comparison.planned()
@@ -131,25 +132,6 @@ class Compare(LoadsModels):
         (say if self.json else print)(standings.verdict(result))
         if self.json:
             show(result, as_json=True)
-
-    def _estimate(self, plan: "Plan") -> str:
-        """Say how long the whole takes, about."""
-        from transformer_xl.studies.compare import EVALUATION_SHARE
-
-        searched, beyond, long = plan.n_runs
-        share = 1 + EVALUATION_SHARE
-        short_run = share * plan.searched_minutes + _START_MINUTES
-        long_run = share * plan.minutes + _START_MINUTES
-        least = (searched * short_run + long * long_run) / plan.jobs
-        most = least + beyond * short_run / plan.jobs + self.baselines * plan.minutes
-        runs = f"{long} runs of {plan.minutes:g} minutes"
-        if searched:
-            runs = f"{searched} runs of {plan.searched_minutes:g} minutes to find rates, and {runs}"
-        return (
-            f"{runs}: with evaluations and baselines {least:.3g} to {most:.3g} minutes, about; "
-            "Ctrl-C stops, and the same command goes on; fewer --models, --rates or --minutes take "
-            "less"
-        )
 
     def _data(self) -> DataConfig:
         """Return the text and the vocabulary."""
