@@ -230,7 +230,8 @@ def main(words: list[str] | None = None) -> None:
         program.add_argument("--seed", type=int, default=seed)
     arguments = parser.parse_args(words)
     if arguments.program == "text":
-        episodes = training_episodes(*arguments.distances, arguments.tasks, arguments.seed)
+        shortest, longest = arguments.distances
+        episodes = training_episodes(shortest, longest, arguments.tasks, arguments.seed)
         n_tokens = write_text(arguments.file, arguments.tokens, episodes)
         print(f"wrote {n_tokens:,} tokens of {EOS + 1} integers")
         return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from transformer_xl.cli.fitting import text_settings
-from transformer_xl.cli.given import Given, LoadsModels, nothing
+from transformer_xl.cli.given import Given, LoadsModels, PrintsResult, nothing
 from transformer_xl.cli.printing import say, show
 from transformer_xl.cli.tables import can_plot, narrow, write_results
 from transformer_xl.config import DataConfig
@@ -32,7 +32,7 @@ _BASELINE_SECONDS = {
 
 
 @dataclass(kw_only=True)
-class Compare(LoadsModels):
+class Compare(LoadsModels, PrintsResult):
     """Train models of several kinds on a text at equal cost, and say which is best.
 
     Each contestant is a recipe of about the same size. Its learning rate is searched with runs of a
@@ -71,8 +71,6 @@ class Compare(LoadsModels):
     require the extra compare."""
     out: Path = Path("runs/compare")
     """Folder of the runs and of comparison.json, comparison.md and comparison.svg."""
-    json: bool = False
-    """Print the result as one JSON object on the last line."""
     data: Given[DataConfig] = field(default_factory=nothing)
 
     def has_saved(self) -> bool:
