@@ -1,4 +1,4 @@
-"""The stories and questions of bAbI (Weston et al., 2015, arXiv 1502.05698), as they are published."""
+"""The stories and questions of bAbI (Weston et al., 2015, arXiv 1502.05698), as published."""
 
 import re
 from pathlib import Path
