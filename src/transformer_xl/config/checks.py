@@ -311,7 +311,9 @@ def _validator(kind: type) -> "TypeAdapter[dict[str, Any]]":
 
     rules = {name: _with_paths(rule) for name, rule in hints_of(kind).items()}
     partial: Any = TypedDict(kind.__name__, rules, total=False)  # pyright: ignore[reportArgumentType]
-    partial.__pydantic_config__ = ConfigDict(strict=True, allow_inf_nan=False)
+    partial.__pydantic_config__ = ConfigDict(
+        strict=True, allow_inf_nan=False, arbitrary_types_allowed=True
+    )
     return TypeAdapter(partial)
 
 
