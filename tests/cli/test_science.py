@@ -151,7 +151,7 @@ def test_settings_out_of_range_are_named() -> None:
         ReclConfig(step=0)
     with pytest.raises(ValueError, match=r"recl\.longest=100 must be at least a step"):
         ReclConfig(longest=100)
-    with pytest.raises(ValueError, match=r"recl\.top=\(2,\) must be a list"):
+    with pytest.raises(ValueError, match=r"recl\.top\[0\]=2 must be at most 1"):
         ReclConfig(top=(2,))
 
 
