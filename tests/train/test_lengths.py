@@ -111,26 +111,18 @@ def test_streams_are_turned_by_the_seed_of_the_training_where_it_says_so(
 
 
 COOLDOWN = {"minutes": 1.0, "schedule": "constant_cooldown", "cooldown_fraction": 0.4}
-STAGE_RULE = "train.stages=.* an integer above 0, an integer at least 0"
 
 
 def test_contradictory_settings_are_errors(toy_recipe):
     for settings, message in (
         ({"stages": ((0.1, 8, 8),)}, "must rise from 0 to below 1"),
         ({"stages": ((0.0, 4, 8), (0.5, 8, 8), (0.5, 8, 8))}, "must rise from 0 to below 1"),
-        ({"stages": ((0.0, 4, 8), (1.0, 8, 8))}, "train.stages=.* at least 0 and below 1"),
-        ({"stages": ((0.0, 0, 8), (0.5, 8, 8))}, STAGE_RULE),
-        ({"stages": ((0.0, 4, -1), (0.5, 8, 8))}, STAGE_RULE),
+        ({"stages": ((0.0, 4, 8), (1.0, 8, 8))}, r"train.stages\[1\]\[0\]=1.0 must be below 1"),
         ({"stages": ((0.0, 8, 8), (0.5, 16, 8))}, "must end with segment_len=8"),
         ({"stages": ((0.0, 4, 8), (0.6, 8, 8)), **COOLDOWN}, "start before the cooldown"),
         ({"random_segment_len": True, "compile": True}, "choose one"),
         ({"roll": True, "seed": -1}, "seed=-1 with roll=true must be at least 0"),
         ({"reset_memory": 0.1, "seed": -1}, "seed=-1 with reset_memory=0.1 must be at least 0"),
-        ({"reset_memory": 1.0}, "reset_memory=1.0 must be below 1"),
-        ({"average_start": 1.5}, "average_start=1.5 must be at most 1"),
-        ({"average_decay": 1.0}, "average_decay=1.0 must be below 1"),
-        ({"activation_reg": -1.0}, "activation_reg=-1.0 must be at least 0"),
-        ({"embedding_lr": 0.0}, "embedding_lr=0.0 must be above 0"),
     ):
         with pytest.raises(ValueError, match=message):
             replace(TrainConfig(segment_len=8), **settings)
