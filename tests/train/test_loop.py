@@ -286,7 +286,7 @@ def test_steps_that_reach_no_completion_are_refused_before_training(
     begun(recipe(max_steps=26))
     begun(recipe(max_steps=25, batch_size=2))
     # Dynamic evaluation reads one part, and learns from the beginning of the training text.
-    with pytest.raises(ValueError, match="test: eval.max_steps=25 reads no target"):
+    with pytest.raises(ValueError, match=r"test: eval\.max_steps=25 reads no target"):
         begun(recipe(max_steps=25, batch_size=2, dynamic="sgd"))
     with pytest.raises(ValueError, match=r"eval\.dynamic_tokens reads it: the text has no comp"):
         begun(recipe(dynamic="rms", dynamic_tokens=400))
