@@ -22,7 +22,6 @@ from turns import circumstances
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.config.device import autocast, pick_device, pick_precision, prepare_process
-from transformer_xl.inference.evaluate import window_nll
 from transformer_xl.model import Memory, TransformerXL
 from transformer_xl.model.reading import read
 from transformer_xl.model.segment import Lengths
@@ -74,7 +73,9 @@ def window_step(
     reader = TransformerXL(replace(model, **settings)).to(device).eval()
     # The first windows of a text are shorter: only full ones are timed.
     text = torch.randint(model.vocab_size, (window + B,))
-    return lambda: window_nll(reader, text, window, batch_size=B, first=window)
+    lengths = Lengths.of(reader.config, segment_len=window, mem_len=0)
+    windows, targets = text[:-1].unfold(0, window, 1), text[window:, None]
+    return lambda: [piece.nll for piece in read(reader, windows, lengths, targets=targets)]
 
 
 def memory_step(

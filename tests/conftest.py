@@ -164,26 +164,24 @@ def _parsers_once() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def plain_reports() -> Iterator[Callable[..., str]]:
-    """Runs write no figures, and nothing for TensorBoard: three quarters of a toy training.
+    """Runs write no figures, half of a toy training.
 
     Yields the function that draws figures.
     """
-    from transformer_xl.train import figures, metrics
+    from transformer_xl.train import figures
 
     draws = figures.as_svg
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "as_svg", lambda *about, **more: "<svg></svg>")
-        patch.setattr(metrics, "find_spec", lambda name: None)
         yield draws
 
 
 @pytest.fixture
 def whole_reports(plain_reports: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs write their figures and, where it is installed, for TensorBoard."""
-    from transformer_xl.train import figures, metrics
+    """Runs write their figures."""
+    from transformer_xl.train import figures
 
     monkeypatch.setattr(figures, "as_svg", plain_reports)
-    monkeypatch.setattr(metrics, "find_spec", find_spec)
 
 
 @pytest.fixture(autouse=True)

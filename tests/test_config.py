@@ -15,6 +15,7 @@ from transformer_xl.config import (
     ModelConfig,
     TrainConfig,
 )
+from transformer_xl.config.knn import KnnConfig
 from transformer_xl.config.recipes import dump_recipe, parse_recipe
 
 ADAPTIVE = {
@@ -111,6 +112,16 @@ WRONG = [
     ),
     (TrainConfig, {"beta2": 1.0}, "beta2=1.0 must be below 1"),
     (TrainConfig, {"min_lr_ratio": 1.5}, "min_lr_ratio=1.5 must be at most 1"),
+    (TrainConfig, {"reset_memory": 1.0}, "reset_memory=1.0 must be below 1"),
+    (TrainConfig, {"average_start": 1.5}, "average_start=1.5 must be at most 1"),
+    (TrainConfig, {"average_decay": 1.0}, "average_decay=1.0 must be below 1"),
+    (TrainConfig, {"activation_reg": -1.0}, "activation_reg=-1.0 must be at least 0"),
+    (TrainConfig, {"embedding_lr": 0.0}, "embedding_lr=0.0 must be above 0"),
+    (TrainConfig, {"stages": ((0.0, 0, 8), (0.5, 8, 8))}, r"stages\[0\]\[1\]=0 must be above 0"),
+    (EvalConfig, {"window": 0}, "window=0 must be above 0"),
+    (KnnConfig, {"share": 1.0}, "share=1.0 must be below 1"),
+    (KnnConfig, {"temperature": 0.0}, "temperature=0.0 must be above 0"),
+    (EvalConfig, {"dynamic": "sgd", "dynamic_lr": -1.0}, "dynamic_lr=-1.0 must be at least 0"),
     (TrainConfig, {"clip_norm": -1.0}, "clip_norm=-1.0 must be at least 0"),
     (TrainConfig, {"keep_checkpoints": 0}, "keep_checkpoints=0 must be above 0"),
     (TrainConfig, {"save_every": -1}, "save_every=-1 must be at least 0"),

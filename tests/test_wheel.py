@@ -43,7 +43,6 @@ EXTRAS = {
     "onnx": "from transformer_xl.interop.export import export; export('run', 'onnx')",
     "plot": "from pathlib import Path; from transformer_xl.train.report import write_report; "
     "write_report(Path('run'))",
-    "track": "from torch.utils.tensorboard import SummaryWriter; SummaryWriter('events').close()",
     "serve": "import transformer_xl.apps.serve.server",
     "data": "import datasets, zstandard",
     "store": "import fsspec; fsspec.filesystem('https')",

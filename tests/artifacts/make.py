@@ -161,7 +161,6 @@ def _make_run() -> dict[str, Any]:
         train(_recipe(), "run", quiet=True)
     Path("run/.lock").unlink(missing_ok=True)
     # Its file has the name of the machine.
-    shutil.rmtree("run/tensorboard", ignore_errors=True)
     # Not those of who made it.
     about = json.loads(Path("run/environment.json").read_text())
     about |= {"command": "txl train recipe.toml --out run", "platform": "Linux"}

@@ -39,11 +39,3 @@ def test_which_of_several_texts_loop_is_said(txl, trained):
     ended = txl("generate", trained, "--prompts", "the ", "a", *words, "--json")
     assert ended.code == 0, ended.err
     assert "texts 1, 2 ended early" in ended.err
-
-
-def test_a_loop_is_broken(written):
-    whole, _ = written()
-    found, err = written("--on_loop", "break")
-    assert "ended early" not in err
-    assert len(found["text"]) == LENGTH
-    assert found["text"] != whole["text"]

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import threading
 import types
 
 import pytest
@@ -51,34 +50,6 @@ def test_its_splits_are_ours_and_rows_end_with_a_line(datasets, tmp_path):
     assert len(datasets.asked) == 1
     prepare(config(tmp_path, "hf:org/name:part", test_fraction=0))
     assert datasets.asked[1:] == [("org/name", "part")]
-
-
-def test_processes_that_start_together_read_it_once(datasets, tmp_path):
-    said, found, asked = [], [], threading.Event()
-    load = datasets.load_dataset
-
-    def second():
-        def progress(line):
-            said.append(line)
-            asked.set()
-
-        found.append(find_hub_text(config(tmp_path), tmp_path, progress))
-
-    other = threading.Thread(target=second)
-
-    def slow(*about, **settings):
-        # The second one comes while the first one reads.
-        if not other.ident:
-            other.start()
-            assert asked.wait(10)
-        return load(*about, **settings)
-
-    datasets.load_dataset = slow
-    first = find_hub_text(config(tmp_path), tmp_path, print)
-    other.join()
-    assert found == [first]
-    assert said == ["another process is reading the same data set; waiting for it"]
-    assert len(datasets.asked) == 1
 
 
 def test_a_folder_is_read_again_where_its_files_or_its_place_differ(

@@ -1,6 +1,5 @@
 import json
 import shutil
-import threading
 
 import numpy as np
 import pytest
@@ -142,22 +141,6 @@ def test_a_folder_on_a_shared_disk_is_named_in_the_same_way(made, tmp_path):
     damage(shared / "train.bin")
     with pytest.raises(DataError, match="checksum"):
         prepare(DataConfig(corpus=str(shared), vocab="chars"))
-
-
-def test_ranks_of_one_machine_fetch_what_is_held_out_once(web, opened, made):
-    corpora = [opened() for _ in range(4)]
-    found = []
-    ranks = [
-        threading.Thread(target=lambda x=x: found.append(np.array(x.split("valid"))))
-        for x in corpora
-    ]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    assert len(found) == 4
-    assert all(np.array_equal(x, made.split("valid")) for x in found)
-    assert web.sent["corpus/valid.bin"] == made.n_tokens("valid") * 2
 
 
 def test_a_copy_can_be_in_a_store_that_is_no_web_server(made, bucket, put, tmp_path):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-HEAVY = ("torch", "numpy", "tokenizers", "safetensors", "matplotlib", "tensorboard")
+HEAVY = ("torch", "numpy", "tokenizers", "safetensors", "matplotlib")
 
 PROBE = """
 import json, sys, time

@@ -148,13 +148,6 @@ def test_the_command_takes_a_model_in_place_of_a_recipe(tmp_path, trained, other
     assert (tmp_path / "second" / "report.html").is_file()
 
 
-def test_a_recipe_comes_before_a_run_of_its_name(tmp_path, trained, monkeypatch):
-    shutil.copytree(trained, tmp_path / "demo")
-    monkeypatch.chdir(tmp_path)
-    assert parse(["train", "demo", "--out", "x"]).config().train.init_from is None
-    assert parse(["train", "./demo", "--out", "x"]).config().train.init_from == "demo/model/best"
-
-
 def test_the_default_prompt_is_one_that_the_vocabulary_knows(tmp_path):
     config = ModelConfig(vocab_size=2, n_layer=1, n_head=1, d_model=2, d_inner=2)
     words = Rules(join="words", line_ends="none", eos=None, unk=None)

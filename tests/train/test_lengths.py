@@ -129,11 +129,6 @@ def test_contradictory_settings_are_errors(toy_recipe):
         ({"random_segment_len": True, "compile": True}, "choose one"),
         ({"roll": True, "seed": -1}, "seed=-1 with roll=true must be at least 0"),
         ({"reset_memory": 0.1, "seed": -1}, "seed=-1 with reset_memory=0.1 must be at least 0"),
-        ({"reset_memory": 1.0}, "reset_memory=1.0 must be below 1"),
-        ({"average_start": 1.5}, "average_start=1.5 must be at most 1"),
-        ({"average_decay": 1.0}, "average_decay=1.0 must be below 1"),
-        ({"activation_reg": -1.0}, "activation_reg=-1.0 must be at least 0"),
-        ({"embedding_lr": 0.0}, "embedding_lr=0.0 must be above 0"),
     ):
         with pytest.raises(ValueError, match=message):
             replace(TrainConfig(segment_len=8), **settings)

@@ -1,7 +1,6 @@
 """The log loses nothing and resumes exactly; the display works with and without a terminal."""
 
 import json
-import logging
 import math
 import os
 import sys
@@ -13,12 +12,6 @@ import pytest
 
 from transformer_xl.train import metrics
 from transformer_xl.train.metrics import MetricsLog, Progress, read_metrics, reading
-
-
-@pytest.fixture
-def with_tensorboard(whole_reports):
-    pytest.importorskip("torch")
-    pytest.importorskip("tensorboard", reason="TensorBoard is optional")
 
 
 def write_run(folder, steps, resumed_at=0):
@@ -114,27 +107,6 @@ def test_a_cut_that_fails_loses_nothing(tmp_path, monkeypatch):
         MetricsLog(tmp_path, 2)
     assert path.read_bytes() == content
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
-
-
-def test_a_broken_tensorboard_is_said_and_does_not_stop_the_run(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(metrics, "find_spec", lambda name: object())
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with caplog.at_level(logging.WARNING):
-        path = write_run(tmp_path, [1])
-    assert "TensorBoard is installed but broken" in caplog.text
-    assert len(read_metrics(path)) == 1
-
-
-@pytest.mark.usefixtures("with_tensorboard")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    write_run(tmp_path, [1, 2, 3])
-    write_run(tmp_path, [3, 4], resumed_at=2)
-    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert events.Tags()["scalars"] == ["train/bits_per_token", "train/lr"]
-    assert [event.step for event in events.Scalars("train/bits_per_token")] == [1, 2, 3, 4]
 
 
 @pytest.fixture

@@ -47,7 +47,6 @@ _NEEDED = (
 )  # fmt: skip
 _OPTIONAL = {
     "matplotlib": ("figures in report.html", "plot"),
-    "tensorboard": ("logs for TensorBoard", "track"),
     "transformers": ("import transformer_xl.interop.hf", "hf"),
     "lm-eval": ("lm-evaluation-harness", "eval"),
     "fastapi": ("txl serve", "serve"),

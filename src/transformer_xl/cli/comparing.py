@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from transformer_xl.cli.fitting import text_settings
-from transformer_xl.cli.given import Given, LoadsModels, nothing
+from transformer_xl.cli.given import Given, LoadsModels, PrintsResult, nothing
 from transformer_xl.cli.printing import say, show
 from transformer_xl.cli.tables import can_plot, narrow, write_results
 from transformer_xl.config import DataConfig, load_recipe, recipe_names
 
 if TYPE_CHECKING:
     from transformer_xl.data import Corpus
-    from transformer_xl.studies.compare import Plan
 
 _BASELINE_SECONDS = {
     "uniform": 0.1,
@@ -29,12 +28,10 @@ _BASELINE_SECONDS = {
     "n-gram": 8.0,
 }
 """Seconds that a baseline takes for a million bytes of text on one core, about."""
-_START_MINUTES = 0.2
-"""What the start of a run and the end of its evaluation take, about."""
 
 
 @dataclass(kw_only=True)
-class Compare(LoadsModels):
+class Compare(LoadsModels, PrintsResult):
     """Train models of several kinds on a text at equal cost, and say which is best.
 
     Each contestant is a recipe of about the same size. Its learning rate is searched with runs of a
@@ -73,8 +70,6 @@ class Compare(LoadsModels):
     require the extra compare."""
     out: Path = Path("runs/compare")
     """Folder of the runs and of comparison.json, comparison.md and comparison.svg."""
-    json: bool = False
-    """Print the result as one JSON object on the last line."""
     data: Given[DataConfig] = field(default_factory=nothing)
 
     def has_saved(self) -> bool:
@@ -110,7 +105,11 @@ class Compare(LoadsModels):
         if lacking:
             remedy = "pip install 'transformer-xl[compare]'"
             say(f"without {' and '.join(lacking)}: they require {remedy}")
-        say(self._estimate(plan))
+        searched, trained = plan.n_runs
+        say(
+            f"{searched} runs of {plan.searched_minutes:g} minutes to find rates, and {trained} of "
+            f"{plan.minutes:g}; Ctrl-C stops, and the same command goes on"
+        )
         comparison = study.Comparison(plan, self.out, say)
         comparison.go()
         runs = comparison.planned()
@@ -130,25 +129,6 @@ class Compare(LoadsModels):
         (say if self.json else print)(standings.verdict(result))
         if self.json:
             show(result, as_json=True)
-
-    def _estimate(self, plan: "Plan") -> str:
-        """Say how long the whole takes, about."""
-        from transformer_xl.studies.compare import EVALUATION_SHARE
-
-        searched, beyond, long = plan.n_runs
-        share = 1 + EVALUATION_SHARE
-        short_run = share * plan.searched_minutes + _START_MINUTES
-        long_run = share * plan.minutes + _START_MINUTES
-        least = (searched * short_run + long * long_run) / plan.jobs
-        most = least + beyond * short_run / plan.jobs + self.baselines * plan.minutes
-        runs = f"{long} runs of {plan.minutes:g} minutes"
-        if searched:
-            runs = f"{searched} runs of {plan.searched_minutes:g} minutes to find rates, and {runs}"
-        return (
-            f"{runs}: with evaluations and baselines {least:.3g} to {most:.3g} minutes, about; "
-            "Ctrl-C stops, and the same command goes on; fewer --models, --rates or --minutes take "
-            "less"
-        )
 
     def _data(self) -> DataConfig:
         """Return the text and the vocabulary."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from transformer_xl.cli.given import LoadsModels
+from transformer_xl.cli.given import LoadsModels, PrintsResult
 from transformer_xl.cli.loading import load, name_of, read_bytes, require_model, require_readable
 from transformer_xl.cli.printing import say, show
 from transformer_xl.config import replace_file, require, require_new_file
@@ -23,7 +23,7 @@ _SUFFIX = ".txl"
 
 
 @dataclass(kw_only=True)
-class Compress(LoadsModels):
+class Compress(LoadsModels, PrintsResult):
     """Compress a file losslessly with the predictions of a model (arithmetic coding).
 
     A symbol takes -log2 p bits, with p its probability under the model. Without --model and
@@ -70,8 +70,6 @@ class Compress(LoadsModels):
     compression, as tokens are decoded one at a time."""
     force: bool = False
     """Overwrite an existing file."""
-    json: bool = False
-    """Print one JSON object."""
 
     def run(self) -> None:
         """Compress."""
@@ -158,7 +156,7 @@ class Compress(LoadsModels):
 
 
 @dataclass(kw_only=True)
-class Decompress(LoadsModels):
+class Decompress(LoadsModels, PrintsResult):
     """Restore a file that was compressed with txl compress, with the same model.
 
     A model that comes with the package is found by the checksum in the file. The output is written
@@ -182,8 +180,6 @@ class Decompress(LoadsModels):
     the restored file."""
     force: bool = False
     """Overwrite an existing file."""
-    json: bool = False
-    """Print one JSON object."""
 
     def run(self) -> None:
         """Decompress."""

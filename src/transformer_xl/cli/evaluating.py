@@ -13,11 +13,12 @@ from transformer_xl.cli.given import (
     Given,
     GivenWithLengths,
     LoadsModels,
+    PrintsResult,
+    ReadsModel,
     nothing,
     refuse_others,
 )
 from transformer_xl.cli.loading import (
-    Weights,
     corpus_of,
     encoded,
     evaluation_of,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class Eval(LoadsModels):
+class Eval(ReadsModel, PrintsResult):
     """Evaluate a model on a text: loss, perplexity, bits per byte, with any memory length.
 
     --eval.dynamic evaluates dynamically: a gradient step on each segment after it was scored; the
@@ -67,8 +68,6 @@ class Eval(LoadsModels):
       txl eval runs/demo --knn.k 64 --knn.share 0.2
     """
 
-    dir: Folder
-    """A model folder, a run folder, or the name of a model (txl models)."""
     place: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")] = None
     """The text to evaluate, as with --file."""
     preset: str | None = None
@@ -77,12 +76,8 @@ class Eval(LoadsModels):
     """The text of --file is split into words by spaces already, as wiki.test.tokens is."""
     file: Path | None = None
     """Evaluate this text instead of the corpus of the run; - reads the standard input."""
-    weights: Weights = "float32"
-    """Precision of the weights; float32 weights compute in the precision of the recipe."""
     by_position: bool = False
     """Also report the loss by position in the segment and by distance from the start of a text."""
-    json: bool = False
-    """Print the result as one JSON object on the last line."""
     eval: GivenWithLengths[EvalConfig] = field(default_factory=nothing)
     data: Given[DataConfig] = field(default_factory=nothing)
     knn: Given[KnnConfig] = field(default_factory=nothing)

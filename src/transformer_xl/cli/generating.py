@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from transformer_xl.cli.given import Folder, Given, LoadsModels, nothing
+from transformer_xl.cli.given import Given, ReadsModel, nothing
 from transformer_xl.cli.loading import (
-    Weights,
     encoded_prompt,
     load_with_state,
     require_readable,
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class Generate(LoadsModels):
+class Generate(ReadsModel):
     """Generate text, streamed to the terminal, of any length.
 
     Sampling settings that are not given come from [generate] of the run's recipe, else from the
@@ -54,8 +53,6 @@ class Generate(LoadsModels):
       txl generate runs/chorales --midi begun.mid --out continued.mid
     """
 
-    dir: Folder
-    """A model folder, a run folder, or the name of a model (txl models)."""
     given: Annotated[Given[GenerateConfig], tyro.conf.OmitArgPrefixes] = field(
         default_factory=nothing
     )
@@ -72,8 +69,6 @@ class Generate(LoadsModels):
     """Memory length; None: as configured in the model."""
     preface: bool = True
     """Read the preface of the model, if it has one, into the memory before the prompt."""
-    weights: Weights = "float32"
-    """Precision of the weights: quantized ones are faster; txl eval measures the loss."""
     state: Path | None = None
     """Resume from the memory in this file if it exists, and save the memory there at the end."""
     json: bool = False

@@ -10,6 +10,7 @@ from typing import (
     Annotated,
     Any,
     Generic,
+    Literal,
     TypedDict,
     TypeVar,
     get_args,
@@ -41,6 +42,8 @@ READ_BY_SEGMENTS = ("segment_len", "mem_len", "attn_len", "clamp_len", "ext_len"
 Value = tyro.conf.FlagConversionOff
 Recipe = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
 # No Path, which is the same for ./english as for the name english.
+# Defined here, so that help does not import torch.
+Weights = Literal["float32", "bfloat16", "int8"]
 Folder = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
 
 
@@ -138,13 +141,29 @@ class LoadsModels:
 
 
 @dataclass(kw_only=True)
-class RecipeCommand:
+class ReadsModel(LoadsModels):
+    """A command that reads or writes text with a model."""
+
+    dir: Folder
+    """A model folder, a run folder, or the name of a model (txl models)."""
+    weights: Weights = "float32"
+    """Precision of the weights: quantized ones are faster; txl eval measures the loss."""
+
+
+@dataclass(kw_only=True)
+class PrintsResult:
+    """A command that prints a result, as a table or as JSON."""
+
+    json: bool = False
+    """Print the result as one JSON object on the last line."""
+
+
+@dataclass(kw_only=True)
+class RecipeCommand(PrintsResult):
     """A command that takes a recipe and settings that replace those of the recipe."""
 
     recipe: Recipe
     """A recipe by its name or file."""
-    json: bool = False
-    """Print the result as one JSON object on the last line."""
     model: Given[ModelConfig] = field(default_factory=nothing)
     data: Given[DataConfig] = field(default_factory=nothing)
     train: Given[TrainConfig] = field(default_factory=nothing)

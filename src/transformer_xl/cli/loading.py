@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from transformer_xl.cli.given import Weights
 from transformer_xl.cli.printing import say
 from transformer_xl.config import (
     Config,
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from transformer_xl.data import Corpus, Vocab
     from transformer_xl.inference.generate import State
     from transformer_xl.model import LanguageModel
-
-# Defined here, so that help does not import torch.
-Weights = Literal["float32", "bfloat16", "int8"]
 
 
 def require_model(name: Path | str) -> None:

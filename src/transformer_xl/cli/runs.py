@@ -17,7 +17,7 @@ from transformer_xl.cli.fitting import (
     recipe_of_text,
     text_settings,
 )
-from transformer_xl.cli.given import Given, LoadsModels, Recipe, nothing
+from transformer_xl.cli.given import Given, LoadsModels, PrintsResult, Recipe, nothing
 from transformer_xl.cli.loading import is_model, recipe_or_model, require_model
 from transformer_xl.cli.printing import say, say_if_slow, show
 from transformer_xl.config import (
@@ -121,7 +121,7 @@ def _group_of(recipe: str) -> str:
 
 
 @dataclass(kw_only=True)
-class Prepare:
+class Prepare(PrintsResult):
     """Download and tokenize a corpus or the text of a recipe, as txl train does by itself.
 
     RECIPE is a recipe, or a known corpus with its usual settings: enwik8, text8, wikitext-103,
@@ -140,8 +140,6 @@ class Prepare:
 
     recipe: Recipe
     """A recipe by its name or file, a corpus, or a file or folder of text."""
-    json: bool = False
-    """Print the result as one JSON object on the last line."""
     data: Given[DataConfig] = field(default_factory=nothing)
 
     def has_saved(self) -> bool:

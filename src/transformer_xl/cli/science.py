@@ -11,6 +11,7 @@ from transformer_xl.cli.fitting import FittedRecipe, is_text, recipe_of_text
 from transformer_xl.cli.given import (
     Given,
     LoadsModels,
+    PrintsResult,
     Value,
     nothing,
     refuse_others,
@@ -80,7 +81,7 @@ class ReclConfig:
 
 
 @dataclass(kw_only=True)
-class Recl(LoadsModels):
+class Recl(LoadsModels, PrintsResult):
     """Measure the relative effective context length (RECL) of a group of models.
 
     All models predict the same tokens, each given exactly c tokens of context (Appendix C and
@@ -98,8 +99,6 @@ class Recl(LoadsModels):
     """Use this text instead of the corpus of the first run; - is the standard input."""
     plot: Path | None = None
     """Plot the gains to this file, .png or .svg."""
-    json: bool = False
-    """Print the result as one JSON object on the last line."""
     recl: Annotated[ReclConfig, Value] = field(default_factory=ReclConfig)
 
     def run(self) -> None:

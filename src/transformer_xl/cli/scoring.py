@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from transformer_xl.cli.given import Folder, LoadsModels
+from transformer_xl.cli.given import ReadsModel
 from transformer_xl.cli.loading import (
-    Weights,
     is_within,
     load_with_state,
     name_of,
@@ -39,7 +38,7 @@ _RAW_REMEDY = "--raw reads every byte as it is"
 
 
 @dataclass(kw_only=True)
-class Score(LoadsModels):
+class Score(ReadsModel):
     """Compute the log-probability (in nats) of every token of a text.
 
     Prints one JSON object per line as soon as a token is scored. A pipe is scored as a stream, in
@@ -62,8 +61,6 @@ class Score(LoadsModels):
       txl score runs/demo sentences.txt --by line --separate_lines
     """
 
-    dir: Folder
-    """A model folder, a run folder, or the name of a model (txl models)."""
     file: Annotated[Path, tyro.conf.Positional]
     """The text; - reads the standard input."""
     by: Literal["token", "line"] = "token"
@@ -81,8 +78,6 @@ class Score(LoadsModels):
     """Memory length; None: as configured in the model."""
     segment_len: int = 128
     """Tokens read at once, fewer while a pipe is waiting for more."""
-    weights: Weights = "float32"
-    """Precision of the weights."""
     state: Path | None = None
     """Resume from the memory in this file if it exists, and save the memory there at the end."""
     json: bool = False

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import tyro
 
-from transformer_xl.cli.given import LoadsModels
+from transformer_xl.cli.given import LoadsModels, PrintsResult
 from transformer_xl.cli.printing import say, show
 from transformer_xl.cli.tables import narrow
 
 
 @dataclass(kw_only=True)
-class Task(LoadsModels):
+class Task(LoadsModels, PrintsResult):
     """Train models on a downstream task, and measure them beside simple baselines.
 
     A task turns published data into texts, trains by its recipes, and scores the answers; its page
@@ -38,8 +38,6 @@ class Task(LoadsModels):
     """Seeds; each model is trained once with each."""
     out: Path | None = None
     """Folder of the texts, the runs, results.json and results.md; default: runs/tasks/NAME."""
-    json: bool = False
-    """Print the results as one JSON object on the last line."""
 
     def has_saved(self) -> bool:
         """Return whether texts have been prepared."""

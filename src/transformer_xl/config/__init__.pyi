@@ -91,17 +91,19 @@ from .locking import (
 from .model import (
     KINDS,
     AuthorsConfig,
-    Cluster,
     GPTConfig,
     LSTMConfig,
     Mamba2Config,
     ModelConfig,
-    Quirk,
     RWKVConfig,
     TransformerXLConfig,
     XLNetConfig,
     XLSTMConfig,
     is_own_kind,
+)
+from .model_types import (
+    Cluster,
+    Quirk,
 )
 from .music import (
     HIGHEST,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from transformer_xl.config.checks import (
     Count,
@@ -21,55 +21,7 @@ from transformer_xl.config.checks import (
     refuse_unused,
     require,
 )
-
-
-class Cluster(NamedTuple):
-    """A cluster of the adaptive softmax: words of similar frequency with the same width."""
-
-    start: int
-    """Its first word."""
-    stop: int
-    """The first word after it."""
-    width: int
-    """Width of its embeddings."""
-    has_proj: bool
-    """Whether its embeddings are projected to the width of the model."""
-    ties_proj: bool
-    """Whether the softmax shares that projection."""
-
-
-class Dropouts(NamedTuple):
-    """Dropout probabilities of which each has ``dropout`` as its default."""
-
-    input: float
-    """Of the input of the first layer: embeddings and positions."""
-    feed_forward: float
-    """Of the units inside the feed-forward layers."""
-    output: float
-    """Of the output of the last layer."""
-
-
-Activation = Literal["relu", "relu_squared", "gelu", "geglu", "swiglu"]
-"""The activation of the feed-forward layers.
-
-* ``relu``: the paper's.
-* ``relu_squared``: its square (Primer; So et al., 2021).
-* ``gelu``: x times the normal distribution function of x (Hendrycks and Gimpel, 2016).
-* ``geglu``, ``swiglu``: the GELU, or x sigmoid(x), of one projection times another (Shazeer, 2020).
-"""
-
-Quirk = Literal["stored_positions", "swapped_ext_len", "raw_queries", "exact_frequencies"]
-"""Deviations of the authors' code from the paper, which converted checkpoints depend on.
-
-* ``stored_positions`` (attn_type 2 and 3): the memory is stored with its positions added, and
-  they are added again each time it is read.
-* ``swapped_ext_len``: while the memory is shorter than ``ext_len``, it also keeps tokens that will
-  be read again.
-* ``raw_queries`` (attn_type 2 and 3, pre-norm): keys and values are normalized, queries are not.
-* ``exact_frequencies``: the frequencies of the sinusoids are not rounded to float32, as in
-  TensorFlow in float64.
-"""
-
+from transformer_xl.config.model_types import Activation, Cluster, Dropouts, Quirk
 
 MOST_CUTOFFS = 1_000
 """Maximum number of cutoffs of an adaptive softmax; the paper has three."""
@@ -345,12 +297,7 @@ class _WithHeads(ModelConfig):
 @no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransformerXLConfig(_WithHeads):
-    """Settings of a Transformer-XL (Dai et al., 2019) and of its variants.
-
-    Example:
-        >>> TransformerXLConfig(n_layer=2, mem_len=64).head_width
-        64
-    """
+    """Settings of a Transformer-XL (Dai et al., 2019) and of its variants."""
 
     attn_type: Annotated[int, Range(ge=0, le=3)] = 0
     """Positions: 0 relative (the paper), 1 learned relative (Shaw et al.), 2 absolute sinusoidal, 3
@@ -487,14 +434,10 @@ class AuthorsConfig(TransformerXLConfig):
 @no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GPTConfig(_WithHeads):
-    """Settings of a GPT with rotary positions.
-
-    Example:
-        >>> GPTConfig(n_layer=2, mem_len=0).attn_type
-        0
-    """
+    """Settings of a GPT with rotary positions."""
 
     kind: str = "gpt"
+    """The kind, or one that was registered with these settings."""
 
     def _check_own(self) -> None:
         _WithHeads._check_own(self)
@@ -510,6 +453,7 @@ class LSTMConfig(ModelConfig):
     """Settings of an LSTM."""
 
     kind: str = "lstm"
+    """The kind, or one that was registered with these settings."""
     weight_dropout: Fraction = 0.0
     """Share of the hidden-to-hidden weights of an LSTM that is dropped, drawn once for each segment
     (DropConnect; AWD-LSTM)."""
@@ -521,6 +465,7 @@ class RWKVConfig(ModelConfig):
     """Settings of an RWKV."""
 
     kind: str = "rwkv"
+    """The kind, or one that was registered with these settings."""
     d_inner: Count = 2048
     """Width of the feed-forward layer; with a gated activation, 2/3 of it has as many weights."""
     norm_eps: Positive = 1e-5
@@ -540,6 +485,7 @@ class XLSTMConfig(ModelConfig):
     """Settings of an xLSTM."""
 
     kind: str = "xlstm"
+    """The kind, or one that was registered with these settings."""
     n_head: Count = 8
     """Number of attention heads in each layer."""
     d_inner: Count = 2048
@@ -561,6 +507,7 @@ class XLNetConfig(ModelConfig):
     """Settings of an XLNet."""
 
     kind: str = "xlnet"
+    """The kind, or one that was registered with these settings."""
     n_head: Count = 8
     """Number of attention heads in each layer."""
     d_inner: Count = 2048
@@ -582,6 +529,7 @@ class Mamba2Config(ModelConfig):
     """Settings of a Mamba-2."""
 
     kind: str = "mamba2"
+    """The kind, or one that was registered with these settings."""
     n_head: Count = 8
     """Number of attention heads in each layer."""
     state_size: Count = 128

@@ -38,22 +38,6 @@ def _require_texts(
         raise InputError(f"{len(texts)} texts, at least one, of at least {size} each are needed")
 
 
-@torch.no_grad()
-def states_at(
-    model: LanguageModel,
-    texts: Texts,
-    places: Int[Tensor, "N n"],
-    lengths: Lengths,
-) -> Float[Tensor, "N n D"]:
-    """Read texts as one batch; return the hidden states at places of each text.
-
-    From the state at a place, the token after it is predicted. Nothing is read again, whatever
-    ``ext_len`` is. The caller sets the evaluation mode.
-    """
-    ((rows, states),) = _states(model, texts, places, lengths, len(texts))
-    return states[torch.tensor(rows).argsort()]
-
-
 def _states(
     model: LanguageModel,
     texts: Texts,

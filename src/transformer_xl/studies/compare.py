@@ -146,10 +146,10 @@ class Plan:
         return self.minutes / 4 if self.search_minutes is None else self.search_minutes
 
     @property
-    def n_runs(self) -> tuple[int, int, int]:
-        """Runs of the search, further ones beyond the given factors at most, and long ones."""
+    def n_runs(self) -> tuple[int, int]:
+        """Runs of the search, with the given factors, and long ones."""
         n, has_search = len(self.models), len(self.factors) > 1
-        return n * len(self.factors) * has_search, n * MOST_BEYOND * has_search, n * len(self.seeds)
+        return n * len(self.factors) * has_search, n * len(self.seeds)
 
 
 def threads_of(jobs: int) -> int:

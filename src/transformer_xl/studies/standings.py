@@ -45,14 +45,12 @@ def standings(runs: Runs, reference: str | None = None) -> dict[str, Any]:
     Args:
         runs: All runs, those of the search included.
         reference: The contestant whose tokens and FLOPs the others are given. None: that with the
-            fewest FLOPs among those that are not slow, which most of the others were trained for.
+            fewest FLOPs, which the others were trained for, too.
 
     Returns:
         ``unit``, and ``models``: for each contestant, best first, its losses at equal time, mean
         and standard deviation over the seeds; the loss at the tokens, and at the FLOPs, of the
-        ``reference`` (:func:`loss_at`); what it cost; ``slow``: of each contestant that uses less
-        than half as much of the machine as ``than``, the losses of all at its tokens and its FLOPs;
-        and the ``failed`` runs.
+        ``reference`` (:func:`loss_at`); what it cost; and the ``failed`` runs.
     """
     failed = [run for run in runs if "failed" in run.found]
     done = [run for run in runs if "failed" not in run.found and run.phase != "pace"]
@@ -66,11 +64,7 @@ def standings(runs: Runs, reference: str | None = None) -> dict[str, Any]:
         name: [*_chosen_search(done, long_runs), *long_runs] for name, long_runs in by_name.items()
     }
     rows = [_row(long_runs, runs, unit) for long_runs in by_name.values()]
-    slow = _slow(rows)
     costs = {name: statistics.fmean(map(flops, long_runs)) for name, long_runs in by_name.items()}
-    for name, _ in slow:
-        # At its cost, there is a table of its own.
-        del costs[name]
     reference = reference or min(costs, key=costs.__getitem__, default=None)
     at_reference = _at_costs(by_name[reference], curves, unit) if reference else {}
     for row in rows:
@@ -79,10 +73,6 @@ def standings(runs: Runs, reference: str | None = None) -> dict[str, Any]:
         "unit": unit,
         "reference": reference,
         "models": sorted(rows, key=lambda row: row["mean"]),
-        "slow": [
-            {"model": name, "than": than, "models": _best_first(by_name[name], curves, unit)}
-            for name, than in slow
-        ],
         "failed": [
             {x: getattr(run, x) for x in ("model", "phase", "factor", "seed")}
             | {"why": run.found["failed"]}
@@ -136,14 +126,6 @@ def _at_costs(
         name: {what: loss_at(means[what], curve, cost, unit) for what, cost in costs.items()}
         for name, curve in curves.items()
     }
-
-
-def _best_first(long_runs: Runs, curves: Mapping[str, Runs], unit: str) -> list[dict[str, Any]]:
-    """Return rows of :func:`_at_costs` by the loss at equal tokens, or else at equal FLOPs."""
-    rows = [
-        {"model": name, **losses} for name, losses in _at_costs(long_runs, curves, unit).items()
-    ]
-    return sorted(rows, key=lambda row: [row[x] or math.inf for x in ("at_tokens", "at_flops")])
 
 
 def _share(runs: Runs, long_runs: Runs) -> float | None:
@@ -232,20 +214,6 @@ def markdown(result: Mapping[str, Any], baselines: Sequence[Mapping[str, Any]] =
         parts.append(_by_mem_len(models))
     if any(row["writing"] for row in models):
         parts += _writing(models)
-    shares = {row["model"]: row["share_of_ceiling"] for row in models}
-    for slow in result["slow"]:
-        name, than = slow["model"], slow["than"]
-        parts.append(
-            f"{name} uses {shares[name]:.2f} of the machine's ceiling, less than half of the "
-            f"{shares[than]:.2f} of {than}, so the time measures the implementation; tokens and "
-            "FLOPs decide:"
-        )
-        cells = [
-            [row["model"], *(_number(row[x], ".4f") for x in ("at_tokens", "at_flops"))]
-            for row in slow["models"]
-        ]
-        heads = ["model", f"{unit} at the tokens of {name}", "at its FLOPs"]
-        parts.append(markdown_table(heads, cells))
     if any(row["at_edge"] for row in models):
         parts.append(
             "(edge): the lowest or highest learning rate of the search was the best one; a rate "
@@ -331,17 +299,6 @@ def _writing(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         markdown_table(heads, times, n_texts=2),
         markdown_table(["model", f"kB of state {after[0]}", *after[1:]], sizes),
     ]
-
-
-def _slow(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Name the contestants that use the machine less than half as well as the GPT, and it.
-
-    Without a contestant ``gpt``, that is the one which uses the machine best.
-    """
-    known = {row["model"]: row["share_of_ceiling"] for row in rows}
-    shares = {name: share for name, share in known.items() if share is not None}
-    than = "gpt" if "gpt" in shares else max(shares, key=shares.__getitem__, default="")
-    return [(name, than) for name, share in shares.items() if share < shares[than] / 2]
 
 
 def _number(value: float | None, form: str) -> str:

@@ -10,14 +10,12 @@ JSON has no word for numbers that are not finite, so these are written as the st
 """
 
 import json
-import logging
 import math
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, SupportsFloat
@@ -41,7 +39,7 @@ _BAR_WIDTH = 72
 
 
 class MetricsLog:
-    """Appends records to ``metrics.jsonl`` and mirrors their numbers to TensorBoard, if installed.
+    """Appends records to ``metrics.jsonl``.
 
     A context manager. Records after ``step``, from which the run goes on, are cut off, and so are
     those that are written again with the next line of the training, and a line that a killed
@@ -54,9 +52,7 @@ class MetricsLog:
     def __init__(self, folder: Path, step: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "metrics.jsonl"
-        purge_step = None
         if path.exists():
-            purge_step = step + 1
             lines = [(line, record) for line, record in _lines(path) if record["step"] <= step]
             trained = [record["step"] for _, record in lines if record.get("kind") == "train"]
             # Spikes come from all losses since the last line of the training, with the next one.
@@ -69,17 +65,6 @@ class MetricsLog:
             if remaining != path.read_bytes():
                 replace_file(path, remaining)
         self._file = path.open("ab")
-        self._tensorboard: Any = None
-        if find_spec("tensorboard") is None:
-            return
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        # An old tensorboard beside a new numpy or protobuf fails on import in all of these ways.
-        except (ImportError, AttributeError, TypeError) as error:
-            logger = logging.getLogger(__name__)
-            logger.warning("TensorBoard is installed but broken: %s", error)
-        else:
-            self._tensorboard = SummaryWriter(f"{folder}/tensorboard", purge_step=purge_step)
 
     def log(self, kind: str, step: int, **values: SupportsFloat) -> None:
         """Write one record; it is in the file when this returns."""
@@ -89,9 +74,6 @@ class MetricsLog:
             record[name] = x if math.isfinite(x) else json.dumps(x)
         self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
         self._file.flush()
-        # After the file, which is what counts.
-        for name, value in values.items() if self._tensorboard else ():
-            self._tensorboard.add_scalar(f"{kind}/{name}", float(value), step)
 
     def sync(self) -> None:
         """Wait until all lines are on the disk."""
@@ -102,8 +84,6 @@ class MetricsLog:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
-        if self._tensorboard:
-            self._tensorboard.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -227,10 +227,9 @@ def window_nll(
     window: int,
     *,
     batch_size: int = 1,
-    first: int = 1,
     **reach: Any,
 ) -> Float[Tensor, " predicted"]:
-    """Return -log p of every token from ``first`` on, each from its own sliding window.
+    """Return -log p of every token but the first, each from its own sliding window.
 
     Windows are batched, and the softmax is computed for the last position of each only. The first
     tokens, with fewer than ``window`` before them, have shorter windows, read one by one.
@@ -240,7 +239,6 @@ def window_nll(
         text: The text, on the CPU.
         window: Length of the window in tokens.
         batch_size: Windows in a batch.
-        first: Index of the first predicted token; at least 1.
         reach: ``attn_len`` and ``clamp_len``.
     """
     n = len(text) - 1
@@ -252,12 +250,11 @@ def window_nll(
         assert piece.nll is not None
         losses.append(piece.nll[:, 0])
 
-    for i in range(first, min(window, n + 1)):
+    for i in range(1, min(window, n + 1)):
         predict(text[None, :i], text[None, i : i + 1])
     if window <= n:
-        begins = max(first - window, 0)
         # A view of overlapping windows, copied batch by batch.
-        windows, targets = text[:-1].unfold(0, window, 1)[begins:], text[window + begins :, None]
+        windows, targets = text[:-1].unfold(0, window, 1), text[window:, None]
         for i in range(0, len(windows), batch_size):
             predict(windows[i : i + batch_size], targets[i : i + batch_size])
     return torch.cat(losses)

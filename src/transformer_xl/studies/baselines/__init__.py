@@ -6,7 +6,6 @@ from transformer_xl.studies.baselines.measuring import (
     BASELINES,
     Baseline,
     baselines,
-    baselines_table,
     unigram_nll,
 )
 
@@ -16,7 +15,6 @@ __all__ = [
     "Baseline",
     "KneserNey",
     "baselines",
-    "baselines_table",
     "compress",
     "compressed_bytes",
     "unigram_nll",

@@ -138,21 +138,6 @@ def unigram_nll(
     return -np.log(counts / counts.sum())[text]
 
 
-def baselines_table(rows: Sequence[Baseline]) -> str:
-    """Write rows as a table in Markdown."""
-    lines = [
-        "| baseline | training text | bits per byte | bits per token | seconds |",
-        "|---|---|---|---|---|",
-    ]
-    for row in rows:
-        per_byte = "" if row.bits_per_byte is None else f"{row.bits_per_byte:.4f}"
-        lines.append(
-            f"| {row.name} | {'yes' if row.trained else 'no'} | {per_byte} "
-            f"| {row.bits_per_token:.4f} | {row.seconds:.1f} |"
-        )
-    return "\n".join(lines)
-
-
 def _n_gram(
     corpus: Corpus, text: np.ndarray, training: np.ndarray, order: int | None
 ) -> tuple[str, float]:
