@@ -15,7 +15,7 @@ import torch
 
 import transformer_xl
 from transformer_xl.config import FORMAT_VERSION, ModelConfig, locking
-from transformer_xl.config import revision as revisions
+from transformer_xl.config import code_revision as revisions
 from transformer_xl.config.code_revision import revision
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data import load_vocab, train_vocab

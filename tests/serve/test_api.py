@@ -231,7 +231,7 @@ def test_what_is_wrong_is_said_in_words(http):
         ({"prompt": "a", "temperature": "1"}, "temperature='1' must be a number"),
         ({"prompt": "a", "stream": "yes"}, "stream='yes' must be true or false"),
         ({"prompt": [True]}, "prompt"),
-        ({"prompt": "a", "top_k": 2**70}, f"top_k={2**70} must be below {2**64}"),
+        ({"prompt": "a", "top_k": 2**70}, f"top_k={2**70} must be below 2**64"),
         ({"prompt": "a", "n": "x"}, "n='x' must be an integer"),
         ({"prompt": "a", "top_p": 1.5}, "top_p=1.5 must be at most 1"),
         ({"prompt": "a", "stop": [""]}, "stop.0='' must have at least 1 characters: give more"),

@@ -40,13 +40,13 @@ def asked(run):
         pytest.importorskip(name, reason="needs pip install 'transformer-xl[serve]'")
     from fastapi.testclient import TestClient
 
-    from transformer_xl.apps.serve import server
+    from transformer_xl.apps import serve
     from transformer_xl.apps.serve.api import create_app
     from transformer_xl.apps.serve.service import Service
 
     with pytest.MonkeyPatch.context() as patch:
         given = []
-        patch.setattr(server, "serve", lambda *each: given.append(each))
+        patch.setattr(serve, "serve", lambda *each: given.append(each))
         assert main(["serve", str(run.folder), "--port", "0"]) == 0
     model, vocab, weights, _, name, generation = given[0]
     service = Service(model, vocab, weights, ServeSettings(), name, generation)
@@ -242,11 +242,11 @@ def test_texts_begin_after_the_preface_of_the_model_and_scores_do_not(
 
 
 def test_a_server_without_the_preface_is_asked_for_by_an_option(run, monkeypatch):
-    from transformer_xl.apps.serve import server
+    from transformer_xl.apps import serve
     from transformer_xl.cli import models
 
     given = []
-    monkeypatch.setattr(server, "serve", lambda *each: given.append(each[0].preface))
+    monkeypatch.setattr(serve, "serve", lambda *each: given.append(each[0].preface))
     monkeypatch.setattr(run.model, "preface", (1, 2))
     monkeypatch.setattr(models, "load", lambda *each: (run.model, run.vocab))
     for words in ([], ["--no_preface"]):

@@ -390,11 +390,11 @@ def test_a_wrong_setting_is_named(made, capsys):
 
 
 def test_the_key_comes_from_the_environment(made, monkeypatch):
-    from transformer_xl.apps.serve import server
+    from transformer_xl.apps import serve
     from transformer_xl.cli import parse
 
     given = []
-    monkeypatch.setattr(server, "serve", lambda *words: given.append(words))
+    monkeypatch.setattr(serve, "serve", lambda *words: given.append(words))
     monkeypatch.setenv("TXL_API_KEY", "from-outside")
     parse(["serve", str(made.folder), "--name", "mine"]).run()
     parse(["serve", str(made.folder), "--api_key", "given"]).run()
@@ -423,10 +423,11 @@ def test_what_replaces_sessions_in_redis_is_named(made, monkeypatch, capsys):
 def test_an_empty_variable_of_the_environment_starts_no_server(
     made, monkeypatch, capsys, variable, option
 ):
+    from transformer_xl.apps import serve
     from transformer_xl.cli import main
 
     given = []
-    monkeypatch.setattr(serving, "serve", lambda *words: given.append(words))
+    monkeypatch.setattr(serve, "serve", lambda *words: given.append(words))
     monkeypatch.setenv(variable, "")
     assert main(["serve", str(made.folder)]) == 2
     assert f"{variable} is set and empty: give it a value, or unset it" in capsys.readouterr().err

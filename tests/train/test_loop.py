@@ -279,14 +279,14 @@ def test_steps_that_reach_no_completion_are_refused_before_training(
     for split, other in (("valid", "test"), ("test", "valid")):
         data = {**long_prompt, f"{other}_path": str(short)}
         with pytest.raises(
-            ValueError, match=f"{split}: eval.max_steps=25 reads no target: give a l"
+            ValueError, match=f"{split}: max_steps=25 reads no completion: give a l"
         ):
             begun(recipe(data, max_steps=25))
     # One more segment, or the beginnings of more parts, have completions.
     begun(recipe(max_steps=26))
     begun(recipe(max_steps=25, batch_size=2))
     # Dynamic evaluation reads one part, and learns from the beginning of the training text.
-    with pytest.raises(ValueError, match=r"test: eval\.max_steps=25 reads no target"):
+    with pytest.raises(ValueError, match=r"test: max_steps=25 reads no completion"):
         begun(recipe(max_steps=25, batch_size=2, dynamic="sgd"))
     with pytest.raises(ValueError, match=r"eval\.dynamic_tokens reads it: the text has no comp"):
         begun(recipe(dynamic="rms", dynamic_tokens=400))
