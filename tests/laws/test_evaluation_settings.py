@@ -211,7 +211,10 @@ IGNORED = [
     ({"window": 4, "ext_len": 3}, "ext_len=3 with window=4"),
     ({"window": 4, "segment_len": 3}, "--eval.window and --eval.segment_len exclude each other"),
     ({"dynamic": "sgd", "ext_len": 3}, "ext_len=3 with dynamic='sgd'"),
-    ({"dynamic": "sgd", "batch_size": 3}, "--eval.dynamic and --eval.batch_size exclude each other"),
+    (
+        {"dynamic": "sgd", "batch_size": 3},
+        "--eval.dynamic and --eval.batch_size exclude each other",
+    ),
     ({"dynamic": "sgd", "dynamic_eps": 0.5}, "dynamic_eps=0.5 is for dynamic = 'rms'"),
     ({"dynamic": "sgd", "dynamic_tokens": 9}, "dynamic_tokens=9 is for dynamic = 'rms'"),
     ({"dynamic_lr": 0.5}, "dynamic_lr=0.5 is for dynamic = 'rms' or 'sgd', not None"),
