@@ -271,7 +271,7 @@ class Memory:
         if "states" in state:
             require_state({"states": state["states"]}, 4, forgotten)
             return Memory(state["states"].unbind(), forgotten)
-        from transformer_xl.model.keys_and_values import KeysAndValues
+        from transformer_xl.model import KeysAndValues
 
         return KeysAndValues.from_state_dict(state)
 

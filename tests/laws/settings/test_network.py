@@ -17,11 +17,9 @@ from transformer_xl.config.checks import fields_of
 from transformer_xl.inference.classify import LongDocumentClassifier
 from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.inference.generate import Sampling, generate
-from transformer_xl.interop.convert import convert
 from transformer_xl.interop.export import make_step
 from transformer_xl.model import build_model
 from transformer_xl.model.decoder import Decoder
-from transformer_xl.model.pretrained import load_config
 from transformer_xl.model.quantizing import compact
 from transformer_xl.model.segment import Lengths
 
@@ -292,41 +290,6 @@ def test_what_is_dropped_or_drawn_in_training_changes_nothing_in_reading():
         base, value = MODEL[name]
         one, other = (in_segments(made(x)) for x in (base, base | {name: value}))
         assert not differs(one, other), name
-
-
-CONVERTED = READ | {
-    "quirks: raw_queries beside relative positions": (
-        *("quirks", {"norm_first": True}, ("raw_queries",)),
-    ),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("to", ["authors", "huggingface"])
-def test_a_setting_of_the_network_is_converted_or_refused_or_said(tmp_path, to):
-    for n, row in enumerate(CONVERTED.keys() - {"kind", "vocab_size"}):
-        name, base, value = CONVERTED[row]
-        folder = tmp_path / f"{n}"
-        folder.mkdir()
-        model, said = made(base | {name: value}), []
-        model.save_pretrained(folder / "ours")
-        paths = folder / "ours", folder / "theirs"
-        _, refused = tried(partial(convert, *paths, to=to, say=said.append))
-        if refused:
-            reasons = (f"{name}=", "kind=", "attn_type=", "ext_len=", "quirk")
-            assert any(each in refused for each in reasons), row
-            continue
-        settings = {"layer_norm_epsilon": model.config.norm_eps}
-        again = convert(folder / "theirs", folder / "again", settings=settings)
-        again = load_config(again / "config.json")
-        theirs = getattr(again, name)
-        if name == "tie_projections":
-            theirs, value = [x.ties_proj for x in again.clusters], [True]
-        # What initial weights are drawn with says nothing of those that are there.
-        is_kept = theirs == value or (name == "quirks" and value[0] in theirs)
-        is_drawn = "init" in name
-        line = "the memory began" if name == "start_memory" else f"{name}="
-        assert is_kept or is_drawn or any(each.startswith(line) for each in said), row
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ class OldSettings(msgspec.Struct, omit_defaults=True):
         names = {name: settings[name] for name in cls.__struct_fields__ if name in settings}
         try:
             return msgspec.convert({k: x for k, x in names.items() if x is not None}, cls)
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, UnicodeEncodeError) as error:
             raise SettingsError(f"the settings of the checkpoint cannot be: {error}") from error
 
 

@@ -94,7 +94,7 @@ def _converted(content: Mapping[Any, Any], kind: type[_T], path: Path) -> _T:
     names = (field.name for field in msgspec.structs.fields(kind))
     try:
         return msgspec.convert({name: content[name] for name in names if name in content}, kind)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise DataError(f"{path} has a vocabulary that cannot be read: {error}") from error
 
 
