@@ -61,7 +61,6 @@ def record(folder: Path) -> dict[str, Any]:
     found["server"] = _served(demo)
     found["transformers"] = _with_transformers(demo)
     found |= _compressed(folder, runs["shakespeare-char-cpu"])
-    found |= _converted(folder)
     found["onnx"] = _exported(folder, demo)
     found["evaluation/python"] = _evaluated_in_python(demo)
     return found
@@ -226,30 +225,6 @@ def _compressed(folder: Path, run: Path) -> dict[str, Any]:
         _txl("decompress", str(archive), str(restored), *words)
         same = restored.read_bytes() == short.read_bytes()
         found[f"archive/{name}"] = {"restored": same, "archive": _hash(archive.read_bytes())}
-    return found
-
-
-def _converted(folder: Path) -> dict[str, Any]:
-    import torch
-
-    import transformer_xl as txl
-
-    found = {}
-    clusters = {"cutoffs": (20, 40), "div_val": 2, "tie_projections": (False, True, True)}
-    for name, more in {"plain": {}, "adaptive": clusters}.items():
-        torch.manual_seed(11)
-        config = txl.ModelConfig(vocab_size=60, **SHAPE, **MORE_SHAPE, **more)
-        txl.TransformerXL(config).save_pretrained(folder / name)
-        for layout in ("authors", "huggingface"):
-            there, back = folder / f"{name}-{layout}", folder / f"{name}-{layout}-back"
-            _txl("convert", str(folder / name), str(there), "--to", layout)
-            _txl("convert", str(there), str(back))
-            model = txl.TransformerXL.from_pretrained(back)
-            ids = torch.arange(40)[None]
-            with torch.no_grad():
-                nll = model(ids, targets=ids + 1).nll
-            weights = _hash_of_weights(back)
-            found[f"conversion/{name}/{layout}"] = {"weights": weights, "nll": nll.tolist()}
     return found
 
 

@@ -3,10 +3,13 @@
 import json
 from dataclasses import asdict, replace
 
+import numpy as np
 import pytest
 
 from transformer_xl.config import (
     AuthorsConfig,
+    Config,
+    DataConfig,
     GPTConfig,
     LSTMConfig,
     ModelConfig,
@@ -14,6 +17,8 @@ from transformer_xl.config import (
 )
 from transformer_xl.config.checks import UnusedError
 from transformer_xl.config.model import KINDS
+from transformer_xl.config.recipes import differences
+from transformer_xl.errors import SettingsError
 from transformer_xl.model.pretrained import load_config
 
 OPTIONS = {
@@ -82,6 +87,25 @@ def test_a_kind_has_a_class_with_its_own_settings():
     authors = TransformerXLConfig(start_memory="zeros")
     assert type(authors) is AuthorsConfig
     assert replace(authors, start_memory="empty") == TransformerXLConfig()
+
+
+@pytest.mark.parametrize("kind", ["gtp", "mine", ["x"]])
+def test_an_unknown_kind_is_named_before_settings_of_a_kind(kind):
+    with pytest.raises(SettingsError, match=r"model\.kind=.* is unknown; choose from"):
+        ModelConfig(kind=kind, n_head=2, ff_dropout=0.1)
+
+
+def test_settings_of_another_kind_may_be_arrays():
+    with pytest.raises(UnusedError, match=r"layer_attn_lens=.* has no effect with kind='lstm'"):
+        ModelConfig(kind="lstm", layer_attn_lens=np.array([1, 2]))
+
+
+def test_recipes_differ_in_what_they_say_and_not_in_what_a_kind_lacks():
+    one, other = (
+        Config(model=ModelConfig(start_memory=start), data=DataConfig(path="a"))
+        for start in ("empty", "zeros")
+    )
+    assert differences(one, other) == ["model.start_memory: 'empty', 'zeros'"]
 
 
 def test_an_older_file_of_settings_is_the_papers_network(tmp_path):

@@ -203,3 +203,9 @@ def test_a_wrong_call_of_score_is_refused_before_the_first_token(model, settings
         unwrap(score)(model, [1, 2], **settings)
     with refused("ids must be integers"):
         unwrap(score)(model, [1.0])
+
+
+def test_a_memory_of_zeros_that_cannot_fit_is_named(tiny_config):
+    model = TransformerXL(replace(tiny_config, start_memory="zeros"))
+    with pytest.raises(ValueError, match=r"mem_len=1000000000000.*would take at least"):
+        evaluate(model, [1, 2, 3], WithMemory(mem_len=10**12))

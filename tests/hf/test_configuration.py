@@ -43,3 +43,11 @@ def test_what_is_set_later_is_checked_when_a_model_is_made():
     config.n_layer = "many"
     with pytest.raises(ValueError, match=r"model\.n_layer='many' must be an integer"):
         config.to_model_config()
+
+
+def test_a_setting_that_only_some_recipes_have_can_be_given_while_loading(folder):
+    from transformer_xl.hf import TransformerXLConfig
+
+    assert TransformerXLConfig(vocab_size=10).start_memory == "empty"
+    config = TransformerXLConfig.from_pretrained(folder, start_memory="zeros")
+    assert config.to_model_config().start_memory == "zeros"

@@ -327,3 +327,8 @@ def test_quiet_prints_nothing_and_otherwise_results_stay_off_stdout(tmp_path, to
     assert out == ""
     assert "step 2: validation" in err
     assert f"parameters on {pick_device().type}" in err
+
+
+def test_a_memory_that_cannot_fit_once_full_is_refused_before_training(toy_recipe, begun):
+    with pytest.raises(ValueError, match=r"mem_len=1000000000000.* once full, would take"):
+        begun(toy_recipe(model={"mem_len": 10**12}))

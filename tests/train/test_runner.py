@@ -87,7 +87,7 @@ def test_graphs_have_full_memories_without_masks(
             is_compiled = ["forward" in vars(layer) for layer in model.layers]
             assert is_compiled == [expected != "plain"] * 2
             ways.append(way)
-            return Output(hidden=torch.zeros(1), raw_hidden=torch.zeros(1), mems=full())
+            return Output(hidden=torch.zeros(1, 1, 1), raw_hidden=torch.zeros(1, 1, 1), mems=full())
 
         return forward
 

@@ -220,9 +220,9 @@ def checked(kind: type, values: Mapping[str, Any], section: str = "") -> dict[st
     """
     from pydantic import ValidationError
 
-    plain = {name: _plain(value) for name, value in values.items()}
+    values = {name: plain(value) for name, value in values.items()}
     try:
-        return _validator(kind).validate_python(plain)
+        return _validator(kind).validate_python(values)
     except ValidationError as error:
         # The branches of a union have an error each.
         name = str(error.errors(include_url=False)[0]["loc"][0])
@@ -326,11 +326,11 @@ def _with_paths(rule: Any) -> Any:
     return Annotated[Path, Strict(False)] if rule is Path else rule
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Convert NumPy and torch numbers to Python numbers, and lists to tuples."""
     if hasattr(value, "tolist"):
         value = value.tolist()
-    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
+    return tuple(map(plain, value)) if isinstance(value, list | tuple) else value
 
 
 def _words(rule: Any) -> list[str]:

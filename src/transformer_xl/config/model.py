@@ -18,6 +18,7 @@ from transformer_xl.config.checks import (
     fields_of,
     near,
     no_type_check,
+    plain,
     refuse_unused,
     require,
 )
@@ -42,7 +43,8 @@ class _ByKind(type):
 
     def __call__(cls, **settings: Any) -> Any:
         kind = settings.get("kind", fields_of(cls)["kind"].default)
-        if cls in _CLASSES and isinstance(kind, str) and kind in KINDS:
+        if cls in _CLASSES:
+            _require_kind(kind)
             cls, settings = _of_kind(kind, settings)
         return super().__call__(**settings)
 
@@ -138,12 +140,7 @@ class ModelConfig(metaclass=_ByKind):
 
     def __post_init__(self) -> None:
         check(self, "model")
-        nearest = near(self.kind, KINDS)
-        require(
-            self.kind in KINDS,
-            f"model.kind={self.kind!r} is unknown; choose from {', '.join(map(repr, KINDS))}"
-            + (f"; did you mean {nearest!r}?" if nearest else "; register_model adds one"),
-        )
+        _require_kind(self.kind)
         refuse_unused(self, self.unused())
         require(
             self.n_features > 0 or self.n_mixtures == 0,
@@ -577,6 +574,16 @@ for _name, _field in fields_of(ModelConfig).items():
         setattr(ModelConfig, _name, _field.default)
 
 
+def _require_kind(kind: Any) -> None:
+    """Require a kind that is known, before the settings, of which each kind has its own."""
+    nearest = near(kind, KINDS) if isinstance(kind, str) else None
+    require(
+        isinstance(kind, str) and kind in KINDS,
+        f"model.kind={kind!r} is unknown; choose from {', '.join(map(repr, KINDS))}"
+        + (f"; did you mean {nearest!r}?" if nearest else "; register_model adds one"),
+    )
+
+
 def _of_kind(kind: str, settings: dict[str, Any]) -> tuple[type[ModelConfig], dict[str, Any]]:
     """Return the class for settings of a kind, and the settings without those it does not have.
 
@@ -585,8 +592,8 @@ def _of_kind(kind: str, settings: dict[str, Any]) -> tuple[type[ModelConfig], di
     """
     target, known = KINDS[kind], fields_of(ModelConfig)
     for name in (settings.keys() - fields_of(target).keys()) & known.keys():
-        value, default = settings[name], known[name].default
-        if value == default or (isinstance(value, list) and tuple(value) == default):
+        value, default = plain(settings[name]), known[name].default
+        if value == default:
             settings.pop(name)
         elif issubclass(target, TransformerXLConfig) and name in fields_of(AuthorsConfig):
             target = AuthorsConfig

@@ -279,7 +279,7 @@ class StoredCorpus(Corpus):
 
 
 def write_corpus(
-    folder: Path, vocab: Vocab, splits: Mapping[str, Iterable[np.ndarray]], source: str
+    folder: Path | str, vocab: Vocab, splits: Mapping[str, Iterable[np.ndarray]], source: str
 ) -> Corpus:
     """Write a corpus of tokens from elsewhere, such as a pipeline on a cluster.
 
@@ -290,9 +290,11 @@ def write_corpus(
         source: What the text is, for people.
 
     Raises:
-        InputError: There is no such split, a corpus is there, or a token is not in the vocabulary.
+        InputError: There is no such split, a corpus is there, or the tokens are no integers of the
+            vocabulary in one dimension.
         OSError: A file cannot be written.
     """
+    folder = Path(folder)
     if (folder / MANIFEST).exists() or not {*splits} <= {*SPLITS}:
         raise InputError(
             f"splits={[*splits]} must be of {', '.join(SPLITS)}, and {folder} a new folder"
@@ -305,7 +307,13 @@ def write_corpus(
 
         def write(temporary: Path, name: str = name, counts: dict[str, int] = counts) -> None:
             with temporary.open("wb") as file:
-                for piece in splits.get(name, ()):
+                for tokens in splits.get(name, ()):
+                    piece = np.asarray(tokens)
+                    if piece.ndim != 1 or piece.dtype.kind not in "iu":
+                        raise InputError(
+                            f"{name}: a piece of shape {piece.shape} and type {piece.dtype} is no "
+                            "array of tokens: give integers in one dimension"
+                        )
                     if len(piece) and not 0 <= piece.min() <= piece.max() < len(vocab):
                         raise InputError(f"{name}: a token is not among the {len(vocab):,} ones")
                     file.write(piece.astype(token_dtype(vocab)).data)

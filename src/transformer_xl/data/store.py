@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 from jaxtyping import Integer
 
-from transformer_xl.config import Say, replace_file, require_space, sync
+from transformer_xl.config import Say, is_disk_full, replace_file, require_space, sync
 from transformer_xl.data.locking import once
 from transformer_xl.data.unpacking import MissingPackageError, optional_package
 from transformer_xl.errors import DataError, InputError
@@ -119,7 +119,9 @@ def patiently(url: str, read: Callable[[], _Result]) -> _Result:
                 return read()
         except (PermissionError, FileNotFoundError):
             raise
-        except OSError:
+        except OSError as error:
+            if is_disk_full(error):
+                raise
             time.sleep(wait)
     with _named(url):
         return read()
@@ -180,7 +182,7 @@ def _list(url: str) -> tuple[StoredObject, ...]:
             infos = {p: i for p, i in fs.glob(path, detail=True).items() if i["type"] == "file"}
             if not infos:
                 raise FileNotFoundError(path)
-        elif (is_web and path.endswith("/")) or fs.isdir(path):
+        elif path.endswith("/") if is_web else fs.isdir(path):
             root, infos = path.rstrip("/"), fs.find(path, detail=True)
         else:
             last = urlsplit(path).path if is_web else path
@@ -227,8 +229,9 @@ def fetch(wanted: Mapping[Path, StoredObject], folder: Path, say: Say) -> None:
 def _fetch(stored: StoredObject, target: Path) -> None:
     fs, path = open_store(stored.url)
     part = target.with_name(f".{target.name}.part")
+    part.touch()
     patiently(stored.url, lambda: fs.get_file(path, str(part)))
-    now, size = describe(stored.url), part.stat().st_size
+    now, size = patiently(stored.url, lambda: describe(stored.url)), part.stat().st_size
     if (now.version, stored.size or size) != (stored.version, size):
         part.unlink()
         raise OSError(f"{stored.url} changed while it was read; try again")

@@ -75,14 +75,19 @@ def losses(
     return [nll[n].double().numpy() for n in range(len(texts))]
 
 
-@torch.no_grad()
 def losses_each(
     model: LanguageModel, texts: Texts, lengths: Lengths, batch_size: int
 ) -> Iterator[tuple[int, Float[Tensor, " predicted"]]]:
     """Yield the index of each text, and -log p of its tokens but the first, on the CPU."""
     with evaluating(model):
-        for rows, pieces in read_each(model, texts, lengths, batch_size=batch_size, predicts=True):
-            nll = torch.cat([piece.nll for piece in pieces if piece.nll is not None], 1).cpu()
+        batches = read_each(model, texts, lengths, batch_size=batch_size, predicts=True)
+        while True:
+            # Between batches the caller has its own mode.
+            with torch.no_grad():
+                if (batch := next(batches, None)) is None:
+                    return
+                rows, pieces = batch
+                nll = torch.cat([piece.nll for piece in pieces if piece.nll is not None], 1).cpu()
             for row, losses_of_text in zip(rows, nll, strict=True):
                 yield row, losses_of_text[: len(texts[row]) - 1]
 

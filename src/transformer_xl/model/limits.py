@@ -210,7 +210,7 @@ def require_loading(
         return
     settings: dict[str, object] = {"n_layer": config.n_layer, "n_tensors": n_tensors}
     lifted = (
-        "--any_size loads it all the same (in Python: with transformer_xl.model.limits.any_size(); "
+        "--any_size loads it all the same (in Python: with transformer_xl.model.any_size(); "
         f"in other programs: {_ANY_SIZE}=1 in the environment)"
     )
     needed = number_bytes * least_weights(config) + n_tensors * _TENSOR_BYTES

@@ -125,7 +125,7 @@ def read_all(
 
 def read_each(
     model: LanguageModel,
-    texts: Sequence[Sequence[int]],
+    texts: Sequence[Sequence[int] | Int[Tensor, " _"]],
     lengths: Lengths,
     *,
     batch_size: int,
@@ -154,7 +154,9 @@ def read_each(
         yield rows, read(model, tokens, lengths, mems, targets=targets, sizes=sizes)
 
 
-def padded(texts: Sequence[Sequence[int]]) -> tuple[Int[Tensor, "N longest"], Tensor | None]:
+def padded(
+    texts: Sequence[Sequence[int] | Int[Tensor, " _"]],
+) -> tuple[Int[Tensor, "N longest"], Tensor | None]:
     """Return texts as rows padded with 0, and their lengths; None if all are equally long."""
     sizes = torch.tensor([len(text) for text in texts])
     rows = [torch.as_tensor(text, dtype=torch.int64) for text in texts]

@@ -20,7 +20,13 @@ from transformer_xl.data import (
     load_vocab,
 )
 from transformer_xl.errors import DataError, SettingsError
-from transformer_xl.inference.evaluate import Passage, as_text, places_read, segments_to_learn
+from transformer_xl.inference.evaluate import (
+    Passage,
+    as_text,
+    places_read,
+    require_recordings,
+    segments_to_learn,
+)
 from transformer_xl.inference.generate import for_tokens
 from transformer_xl.model import (
     CONFIG_FILE,
@@ -30,6 +36,7 @@ from transformer_xl.model import (
     find_model_folder,
     load_config,
     read_model_weights,
+    require_capacity,
     require_training,
 )
 from transformer_xl.train.finish import held_out
@@ -128,7 +135,7 @@ def fit_to_corpus(config: Config, corpus: Corpus | FeatureCorpus) -> Config:
     if isinstance(corpus, FeatureCorpus):
         model = replace(model, vocab_size=size or corpus.n_classes)
         try:
-            Passage.of(corpus.split("train"), model)
+            require_recordings(corpus.split("train"), model)
         except ValueError as error:
             raise SettingsError(f"{corpus.folder}, train: {error}") from error
         return replace(config, model=model)
@@ -216,6 +223,12 @@ def new_state(
     if weights is not None:
         copy_weights(model, weights)
     model = model.to(device)
+    # The memories of a training grow with its steps, and those of evaluations may be longer.
+    lengths = {config.model.mem_len}
+    if config.model.start_memory == "zeros":
+        lengths |= {_lengths(config).mem_len, *config.eval.mem_lens}
+    for mem_len in sorted(lengths):
+        require_capacity(model, mem_len, remedy="remember fewer positions (model.mem_len)")
     model.recompute = settings.recompute
     average = new_average(model, settings)
     shard(model, settings, world, device)
@@ -292,7 +305,7 @@ def _require_targets(corpus: Corpus | FeatureCorpus, config: Config) -> None:
     segment_len = _lengths(config).segment_len
     with _named("train"):
         if isinstance(corpus, FeatureCorpus):
-            Passage.of(corpus.split("train"), config.model)
+            require_recordings(corpus.split("train"), config.model)
         elif symbol is not None and not config.train.prompt_loss_weight:
             _require_completion(corpus.tokens("train"), symbol)
     if settings.dynamic == "rms" and isinstance(corpus, Corpus):

@@ -7,6 +7,7 @@ may have a key that is forgotten: the number of the turn for which it was meant 
 """
 
 import hashlib
+import json
 from typing import Annotated, Literal
 
 import msgspec
@@ -101,8 +102,8 @@ def require_repeatable(body: CompletionRequest, key: str | None) -> None:
 
 def digest(body: CompletionRequest) -> str:
     """Return what tells two requests apart, however their answers are sent."""
-    content = body.model_dump_json(exclude={"stream", "stream_options", "user"})
-    return hashlib.sha256(content.encode()).hexdigest()
+    content = body.model_dump(mode="json", exclude={"stream", "stream_options", "user"})
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def find(notes: Notes, key: str | None, body: CompletionRequest) -> Told | None:

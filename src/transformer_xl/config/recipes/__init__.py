@@ -8,7 +8,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.config.checks import ContradictionError, UnusedError, near, read_settings
+from transformer_xl.config.checks import (
+    ContradictionError,
+    UnusedError,
+    fields_of,
+    near,
+    read_settings,
+)
 from transformer_xl.config.config import Config
 from transformer_xl.config.evaluation import GenerateConfig
 from transformer_xl.config.locating import locate
@@ -126,10 +132,11 @@ def differences(one: Config, other: Config) -> list[str]:
     found = []
     for section in dataclasses.fields(Config):
         left, right = getattr(one, section.name), getattr(other, section.name)
-        a, b = (dataclasses.asdict(x) for x in (left, right))
-        for name in a | b:
-            if a.get(name) != b.get(name):
-                found.append(f"{section.name}.{name}: {a.get(name)!r}, {b.get(name)!r}")
+        # A setting that one kind of model does not have is at its default there.
+        for name in {**fields_of(type(left)), **fields_of(type(right))}:
+            a, b = getattr(left, name), getattr(right, name)
+            if a != b:
+                found.append(f"{section.name}.{name}: {a!r}, {b!r}")
     return found
 
 

@@ -22,8 +22,16 @@ from transformer_xl.inference.evaluate.strategies import (
     WithMemory,
     WithNeighbours,
 )
-from transformer_xl.inference.evaluate.streams import Passage, as_text
-from transformer_xl.model import LanguageModel, Text, evaluating, require_model, shown
+from transformer_xl.inference.evaluate.streams import Passage, as_text, places_read
+from transformer_xl.model import (
+    LanguageModel,
+    Text,
+    evaluating,
+    full_memory,
+    require_bytes,
+    require_model,
+    shown,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,21 +155,36 @@ def evaluate(
     n = len(passage.targets)
     # Unless it starts with zeros, a memory is never longer than the text: no more is allocated.
     longest = lengths.mem_len if config.start_memory == "zeros" else min(lengths.mem_len, n)
+    rows = min(how.batch_size, n)
+    require_bytes(
+        "the memory",
+        rows * full_memory(model, longest),
+        model.device,
+        {"mem_len": longest, "batch_size": rows},
+        "shorten the memory, or lower the batch size",
+    )
+    if how.max_steps is not None and passage.counted is not None:
+        read = places_read(
+            n, batch_size=rows, segment_len=lengths.segment_len, max_steps=how.max_steps
+        )
+        if not passage.counted[read].any():
+            what = "target" if passage.text is None else "completion"
+            raise InputError(f"max_steps={how.max_steps} reads no {what}: give a larger one")
     # Accumulated on the device, which is synchronized once at the end.
-    nats, n_read, counted = torch.zeros((), dtype=torch.float64, device=model.device), 0, []
+    nats, n_read, n_counted = torch.zeros((), dtype=torch.float64, device=model.device), 0, 0
+    counted: list[Tensor] = []
     began = time.perf_counter()
     with evaluating(model), torch.no_grad():
         for nll, places in how.losses(model, passage, lengths._replace(mem_len=longest)):
             is_counted = passage.is_counted(places)
             nats += (nll.double() * is_counted.to(nll.device)).sum()
             n_read += int((places >= 0).sum())
-            counted.append(places[is_counted])
+            n_counted += int(is_counted.sum())
+            if token_bytes is not None:
+                counted.append(places[is_counted])
     total = float(nats)
     seconds = time.perf_counter() - began
 
-    if not (n_counted := sum(map(len, counted))):
-        what = "target" if passage.text is None else "completion"
-        raise InputError(f"max_steps={how.max_steps} reads no {what}: give a larger one")
     mean = total / n_counted
     bits, n_bytes = mean / math.log(2), None
     if token_bytes is not None:

@@ -63,6 +63,10 @@ def completed_targets(
     return torch.from_numpy(completed)
 
 
+_BLOCK = 1 << 16
+"""Positions of recordings that are looked at together."""
+
+
 class Passage(NamedTuple):
     """What is read and what is predicted at each of n positions, of a text or of recordings."""
 
@@ -89,28 +93,37 @@ class Passage(NamedTuple):
                 # No softmax is computed for the others.
                 targets = torch.where(completed, targets.long(), IGNORED)
             return cls(source, source[:-1], targets, completed, None)
-        F, are_real = source.inputs.shape[1], source.are_real
-        if (F, are_real) != (config.n_features, config.n_mixtures > 0):
-            kind = "numbers" if are_real else "classes"
-            raise DataError(
-                f"recordings of width {F} with {kind} as targets do not fit a model with "
-                f"n_features={config.n_features} and n_mixtures={config.n_mixtures}"
-            )
-        most = 0 if are_real else int(source.targets.max(initial=-1))
-        if not are_real and most >= config.vocab_size:
-            raise DataError(
-                f"class {most} is not among the {config.vocab_size} that the model knows "
-                "(vocab_size)"
-            )
+        require_recordings(source, config)
         inputs, targets, starts = source.at(slice(None))
         counted = torch.from_numpy(source.counted())
-        if not counted.any():
-            raise DataError("the recordings have no target: all are -100 or NaN")
         return cls(None, inputs, targets, None if counted.all() else counted, starts)
 
     def is_counted(self, places: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
         """Mark the indices of targets that count; -1 is none."""
         return places >= 0 if self.counted is None else (places >= 0) & self.counted[places]
+
+
+def require_recordings(source: Recordings, config: ModelConfig) -> None:
+    """Require that recordings fit a model and have a target; they are read up to the first.
+
+    Raises:
+        DataError: They do not, or have none.
+    """
+    F, are_real = source.inputs.shape[1], source.are_real
+    if (F, are_real) != (config.n_features, config.n_mixtures > 0):
+        kind = "numbers" if are_real else "classes"
+        raise DataError(
+            f"recordings of width {F} with {kind} as targets do not fit a model with "
+            f"n_features={config.n_features} and n_mixtures={config.n_mixtures}"
+        )
+    most = 0 if are_real else int(source.targets.max(initial=-1))
+    if not are_real and most >= config.vocab_size:
+        raise DataError(
+            f"class {most} is not among the {config.vocab_size} that the model knows (vocab_size)"
+        )
+    blocks = (slice(first, first + _BLOCK) for first in range(0, len(source), _BLOCK))
+    if not any(source.counted(block).any() for block in blocks):
+        raise DataError("the recordings have no target: all are -100 or NaN")
 
 
 Losses = tuple[Float[Tensor, "B T"], Int[Tensor, "B T"]]

@@ -123,7 +123,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
         mems: Memory | Decoder | None,
         sampler: Sampler,
         seeds: Sequence[Any],
-        mem_len: int | None,
+        mem_len: Any,
         before: Any = (),
         knn: KnnConfig | None = None,
     ) -> None:

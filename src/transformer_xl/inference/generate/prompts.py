@@ -56,7 +56,7 @@ class Prompts:
         model: LanguageModel,
         prompts: Sequence[Any],
         mems: Memory | None,
-        mem_len: int | None,
+        mem_len: Any,
         knn: KnnConfig | None = None,
         *,
         length: int | None = None,

@@ -80,7 +80,7 @@ def from_pretrained(
     """
     folder = find_model_folder(name)
     require_token_inputs(load_config(folder / CONFIG_FILE))
-    # A vocabulary is tried in a process of its own, which starts while the weights are read.
+    # Both take long for a large model.
     with ThreadPoolExecutor(1) as executor:
         loading = executor.submit(load_vocab, folder)
         model, vocab = load_model(folder), loading.result()

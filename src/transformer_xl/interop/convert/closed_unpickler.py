@@ -173,6 +173,7 @@ def _encode(text: str, encoding: str) -> bytes:
     return text.encode(encoding)
 
 
+_MOST_BITS = 4_096
 _NUMBERS = {"b1": "?", "i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I"}
 _NUMBERS |= {"u8": "Q", "f2": "e", "f4": "f", "f8": "d"}
 
@@ -180,6 +181,8 @@ _NUMBERS |= {"u8": "Q", "f2": "e", "f4": "f", "f8": "d"}
 def _number(dtype: Any, data: Any) -> Any:
     """Return a number of NumPy as one of Python."""
     code, order = dtype.args[0], dtype.state[1]
+    if code not in _NUMBERS:
+        raise RefusedError("a number of NumPy is of an unknown type")
     content = data.encode("latin-1") if isinstance(data, str) else data
     return struct.unpack(order.replace("|", "<") + _NUMBERS[code], content)[0]
 
@@ -323,8 +326,12 @@ class _Encoder:
     def encode(self, x: Any, depth: int = 0) -> Any:
         """Return a value as JSON has it."""
         self._n_left -= 16 + (len(x) if isinstance(x, str | bytes | bytearray) else 0)
-        if depth > _MAX_DEPTH or self._n_left < 0:
+        if depth > _MAX_DEPTH:
             raise RefusedError("refused: values are nested without end")
+        if self._n_left < 0:
+            raise RefusedError("refused: its values are larger than a file of its size can need")
+        if isinstance(x, int) and x.bit_length() > _MOST_BITS:
+            raise RefusedError(f"a number of more than {_MOST_BITS:,} bits")
         if x is None or isinstance(x, bool | int | float | str):
             return x
         if isinstance(x, list):

@@ -102,7 +102,9 @@ class TransformerXLConfig(PreTrainedConfig):
         # Validated, and completed with defaults.
         is_stored = settings.pop("format_version", None) is not None
         model = stored(ModelConfig, of_model) if is_stored else ModelConfig(**of_model)
-        for name, value in (calls | dataclasses.asdict(model) | {"preface": preface}).items():
+        # Also those of other kinds, at their defaults: transformers changes only what is there.
+        every = {name: getattr(model, name) for name in _SETTINGS}
+        for name, value in (calls | every | {"preface": preface}).items():
             setattr(self, name, value)
         settings.pop("model_type", None)
         # Other unknown names are left to transformers, which keeps them, as are those of a file.
