@@ -89,7 +89,7 @@ def test_a_kind_has_a_class_with_its_own_settings():
     assert replace(authors, start_memory="empty") == TransformerXLConfig()
 
 
-@pytest.mark.parametrize("kind", ["gtp", "mine", ["x"]])
+@pytest.mark.parametrize("kind", ["gtp", "unheard_of", ["x"]])
 def test_an_unknown_kind_is_named_before_settings_of_a_kind(kind):
     with pytest.raises(SettingsError, match=r"model\.kind=.* is unknown; choose from"):
         ModelConfig(kind=kind, n_head=2, ff_dropout=0.1)

@@ -35,7 +35,6 @@ _OF_TABLES = (
     *("proj_same_dim", "embed_dropout", "completion_at"),
 )
 """Settings of the token embeddings, and of what a softmax shares with them."""
-_LENGTHS = ("attn_len", "clamp_len", "ext_len")
 
 
 class _ByKind(type):
@@ -61,8 +60,6 @@ class ModelConfig(metaclass=_ByKind):
         SettingsError: A setting is out of range or incompatible with another one.
 
     Example:
-        >>> ModelConfig(n_layer=4, d_model=128, n_head=4, mem_len=256).kind
-        'transformer_xl'
         >>> type(ModelConfig(kind="lstm")).__name__
         'LSTMConfig'
         >>> ModelConfig(n_layer=0)
@@ -199,7 +196,7 @@ class ModelConfig(metaclass=_ByKind):
         ``variational_dropout`` without dropout, ``tie_projections`` and ``proj_init_std`` without
         projections.
         """
-        for name in _LENGTHS:
+        for name in ("attn_len", "clamp_len", "ext_len"):
             if name not in fields_of(type(self)):
                 yield Unused(name, f"kind={self.kind!r}, which has no such part")
         if self.n_features:
@@ -385,10 +382,7 @@ class TransformerXLConfig(_WithHeads):
 @no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuthorsConfig(TransformerXLConfig):
-    """Settings of a Transformer-XL that recipes and checkpoints of other implementations have.
-
-    ``TransformerXLConfig(start_memory="zeros")`` makes one.
-    """
+    """Settings of a Transformer-XL that recipes and checkpoints of other implementations have."""
 
     start_memory: Literal["empty", "zeros"] = "empty"
     """Memory at the start of a text: empty, or mem_len zero states that are attended to."""

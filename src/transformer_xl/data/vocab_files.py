@@ -173,9 +173,9 @@ def _check_rules(values: dict[str, Any]) -> None:
             waiting += value if isinstance(value, list) else [value]
         content, pattern = node.get("content"), node.get("pattern")
         searched = pattern.get("String") if isinstance(pattern, dict) else None
-        if node.get("type") == "Replace" and isinstance(content, str):
-            # A regular expression may replace each character.
-            growth *= max(1, len(content) / len(searched or "?"))
+        if node.get("type") == "Replace" and isinstance(content, str) and searched:
+            # Of texts alone: how often a regular expression matches cannot be told.
+            growth *= max(1, len(content) / len(searched))
     added = [x.get("content") for x in values.get("added_tokens") or () if isinstance(x, dict)]
     longest = max((len(x) for x in added if isinstance(x, str)), default=0)
     for what, value, most in (
