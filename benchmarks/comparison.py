@@ -59,7 +59,7 @@ LARGER = 2, 2.5
 MINUTES = 20.0
 REFERENCE = "gpt-cache"
 """Losses at equal tokens and FLOPs are at its cost, if it has been run."""
-MODELS = ("modern-xl", "txl", "txl-paper", "gpt", "gpt-cache", "lstm", "mamba2")
+MODELS = ("modern-xl", "txl", "txl-paper", "gpt", "gpt-cache", "lstm")
 
 
 def resized(config: Config, width: float, depth: float) -> Config:

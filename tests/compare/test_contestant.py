@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from transformer_xl.config import ModelConfig
 from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.model import build_model, load_model
 from transformer_xl.ops import timing
@@ -24,18 +23,15 @@ def _quick(monkeypatch):
 
 @pytest.fixture
 def contestants(models):
-    """The toy models, and one of each other kind: what is read again, borrowed, recurrent."""
+    """The toy models, and others: what is read again, and recurrence of the inputs."""
     window = replace(models["gpt"].model, mem_len=0)
     # Eight tokens are read again for every eight that are predicted.
     read_again = replace(models["gpt"].eval, segment_len=8, ext_len=8)
     modern = {"embedding_residual": True, "input_recurrence": True, "norm_first": True}
-    borrowed = {"kind": "mamba2", "mem_len": 0, "dropout": 0.0, "n_layer": 1, "n_head": 2}
-    borrowed |= {"d_model": 64, "state_size": 8}
     return {
         **models,
         "window": replace(models["gpt"], model=window, eval=read_again),
         "modern-xl": replace(models["txl"], model=replace(models["txl"].model, **modern)),
-        "mamba2": replace(models["lstm"], model=ModelConfig(**borrowed)),
     }
 
 
@@ -47,13 +43,11 @@ def short(recipe, data):
     "kind",
     [
         *("txl", "gpt", "lstm"),
-        # Slow to import, or to read again what was read.
-        *(pytest.param(x, marks=pytest.mark.slow) for x in ("window", "modern-xl", "mamba2")),
+        # Slow to read again what was read.
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("window", "modern-xl")),
     ],
 )
 def test_a_contestant_is_trained_and_measured(tmp_path, contestants, kind):
-    if kind == "mamba2":
-        pytest.importorskip("transformers")
     config = short(contestants[kind], contestants["txl"].data)
     found = contestant.measured(config, tmp_path / "run")
     corpus = contestant.prepare(config.data, lambda _: None)
@@ -75,7 +69,7 @@ def test_a_contestant_is_trained_and_measured(tmp_path, contestants, kind):
     )
     assert test["nll"] == pytest.approx(expected.nll)
     assert (test["mem_len"], test["ext_len"]) == (mem_len or 0, config.eval.ext_len or 0)
-    has_state = kind in ("lstm", "mamba2")
+    has_state = kind == "lstm"
     assert [row["context"] for row in found["by_mem_len"]] == ([] if has_state else [0, 8, 32])
     assert found["from_start"][0]["first"] == 1
     # A state has one size; the others fill their memory, or a context of the length of training.
@@ -154,21 +148,6 @@ def test_flops_of_muon_count_for_each_update(models):
     # Five iterations, each with more than one product of the size of each matrix.
     D, F = model.config.d_model, model.config.d_inner
     assert of_update > 5 * 2 * (4 * D**3 + 2 * D * D * min(D, F))
-
-
-def test_flops_of_a_depthwise_convolution_are_those_of_its_weights(models):
-    pytest.importorskip("transformers")
-    settings = {"kind": "mamba2", "vocab_size": 20, "n_layer": 1, "d_model": 64, "n_head": 2}
-    settings |= {"mem_len": 0, "dropout": 0.0, "state_size": 8}
-    found = []
-    for width in (2, 4):
-        config = ModelConfig(**settings, conv_width=width)
-        recipe = replace(models["gpt"], model=config)
-        found.append(contestant.training_flops(recipe, build_model(config))[0])
-    # Two more weights for each of 144 features, forward and for both gradients; a convolution that
-    # was taken for a dense one would have 144 times as many.
-    more = 3 * 2 * 2 * 144
-    assert more <= found[1] - found[0] < 10 * more
 
 
 @pytest.mark.slow

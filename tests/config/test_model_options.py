@@ -15,9 +15,9 @@ from transformer_xl.config import (
     ModelConfig,
     TransformerXLConfig,
 )
-from transformer_xl.config.checks import UnusedError
+from transformer_xl.config.checks import UnusedError, read_settings
 from transformer_xl.config.model import KINDS
-from transformer_xl.config.recipes import differences
+from transformer_xl.config.recipes import differences, load_recipe
 from transformer_xl.errors import SettingsError
 from transformer_xl.model.pretrained import load_config
 
@@ -93,6 +93,19 @@ def test_a_kind_has_a_class_with_its_own_settings():
 def test_an_unknown_kind_is_named_before_settings_of_a_kind(kind):
     with pytest.raises(SettingsError, match=r"model\.kind=.* is unknown; choose from"):
         ModelConfig(kind=kind, n_head=2, ff_dropout=0.1)
+
+
+def test_what_belonged_to_kinds_that_are_gone_is_ignored_or_named():
+    stored = {"state_size": 128, "expand": 2, "conv_width": 4}
+    assert read_settings(ModelConfig, stored, "f") == ModelConfig(**stored) == ModelConfig()
+    with pytest.raises(SettingsError, match=r"model\.expand=3 belongs to kind='mamba2', which is"):
+        ModelConfig(expand=3)
+    for kind in ("mamba2", "rwkv", "xlnet", "xlstm"):
+        message = f"'{kind}' is gone; there are 'transformer_xl', 'lstm', 'gpt'; revision 47b3a2d"
+        with pytest.raises(SettingsError, match=message):
+            read_settings(ModelConfig, stored | {"kind": kind, "expand": 3}, "f", is_stored=True)
+        with pytest.raises(SettingsError, match=f"recipe compare-{kind} is gone: .* 47b3a2d"):
+            load_recipe(f"compare-{kind}")
 
 
 def test_settings_of_another_kind_may_be_arrays():

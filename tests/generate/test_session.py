@@ -81,26 +81,6 @@ def test_every_token_sees_the_same_however_the_text_came(tiny_config, kind):
     assert -sum(whole[1:]) / len(whole[1:]) == pytest.approx(nll, abs=1e-10)
 
 
-def test_an_xlnet_reads_one_token_after_another_so_that_each_sees_the_same(tiny_config, tmp_path):
-    pytest.importorskip("transformers", reason="needs pip install 'transformer-xl[hf]'")
-    (tmp_path / "model").mkdir()
-    made(tiny_config, kind="xlnet").save_pretrained(tmp_path / "model", BYTES)
-    session, other = (Session.open(tmp_path / "model", seed=1) for _ in range(2))
-    found = session.write(TEXT[:20], scored=True)
-    assert other.write(TEXT[:3], scored=True) + other.write(TEXT[3:20], scored=True) == found
-    ids = list(TEXT[:20].encode())
-    nll = evaluate(session.model, ids, WithMemory(segment_len=1)).nll
-    assert -sum(found[1:]) / 19 == pytest.approx(nll, rel=1e-5)
-    drawn = list(islice(session._drawn(None, _sampler(), None), 3))
-    other.write(drawn)
-    assert session.score("The") == pytest.approx(other.score("The"), rel=1e-5)
-    session.save(tmp_path / "state")
-    again = Session.load(tmp_path / "model", tmp_path / "state")
-    assert again.score("The") == session.score("The")
-    assert written(again, 5) == written(session, 5)
-    assert len(session.mark().state.mems) == 5
-
-
 def test_what_was_drawn_is_remembered_as_if_it_had_been_read(tiny_config):
     model = made(tiny_config).double()
     session = Session(model, BYTES, seed=3)

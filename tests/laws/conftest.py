@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -90,14 +89,7 @@ ABSOLUTE = {
     },
     "stored positions": {"attn_type": 3, "n_positions": 9, "quirks": ("stored_positions",)},
 }
-SIZES = {"vocab_size": 23, "n_layer": 2, "d_model": 16, "mem_len": 0, "dropout": 0.0}
-RECURRENT = {
-    "lstm": {},
-    "mamba2": {"n_head": 4, "state_size": 8},
-    "rwkv": {"d_inner": 32},
-    "xlnet": {"n_head": 2, "d_inner": 32, "mem_len": 200},
-    "xlstm": {"n_head": 2, "d_inner": 32},
-}
+LSTM_SIZES = {"vocab_size": 23, "n_layer": 2, "d_model": 16, "mem_len": 0, "dropout": 0.0}
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -119,17 +111,12 @@ def made(settings: dict[str, object]) -> LanguageModel:
 
 
 @torch.no_grad()
-def recurrent(kind: str, *, is_prepared: bool = True, **change: object) -> LanguageModel:
-    """An LSTM, or a model of transformers, whose code computes parts in float32."""
-    if kind != "lstm" and find_spec("transformers") is None:
-        pytest.skip("transformers is not installed")
-    model = build_model(ModelConfig(kind=kind, **SIZES | RECURRENT[kind] | change)).eval()
-    if not is_prepared:
-        return model
-    # As after training: no weights are zero, no gates are shut, and words differ.
+def lstm(**change: object) -> LanguageModel:
+    model = build_model(ModelConfig(kind="lstm", **LSTM_SIZES | change)).double().eval()
+    # As after training: no biases are zero, and words differ.
     model.embedding.weight.mul_(10)
-    for name, parameter in model.named_parameters():
-        if not parameter.any() or "igate_preact.bias" in name:
+    for parameter in model.parameters():
+        if not parameter.any():
             parameter.normal_(0.0, 0.3)
     return model
 
@@ -158,11 +145,11 @@ def isolating(request: pytest.FixtureRequest) -> LanguageModel:
     return made((VARIANTS | ENHANCED | ABSOLUTE)[request.param])
 
 
-@pytest.fixture(params=[*VARIANTS, *RECURRENT])
+@pytest.fixture(params=[*VARIANTS, "lstm"])
 def any_model(request: pytest.FixtureRequest) -> LanguageModel:
     """A model of any kind that reads a text in segments as at once."""
     name = request.param
-    return recurrent(name) if name in RECURRENT else made(VARIANTS[name])
+    return lstm() if name == "lstm" else made(VARIANTS[name])
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tests.laws.conftest import RECURRENT
 
 from transformer_xl.model.decoder import Decoder
 from transformer_xl.model.segment import Lengths
@@ -39,18 +38,15 @@ def assert_same(one, other):
 
 @torch.no_grad()
 def test_segments_are_invisible(any_model):
-    model, text, start, lengths, close = any_model, some_text(), None, {}, EXACT
-    if model.config.kind in RECURRENT:
-        # Their code computes parts in float32, with weights of any precision.
-        close = {"rtol": 1e-4, "atol": 2e-5}
-    else:
+    model, text, start, lengths = any_model, some_text(), None, {}
+    if model.remembers_positions:
         start, lengths = model.start_memory(2, mem_len=6), {"mem_len": 100}
     hidden, nll, mems = read(model, text, [10], start, **lengths)
     for sizes in ([1] * 10, [4, 4, 2], [5, 5], [1, 9]):
         found = read(model, text, sizes, start, **lengths)
-        torch.testing.assert_close(found[0], hidden, **close)
-        torch.testing.assert_close(found[1], nll, **close)
-        torch.testing.assert_close(found[2].state_dict(), mems.state_dict(), **close)
+        torch.testing.assert_close(found[0], hidden, **EXACT)
+        torch.testing.assert_close(found[1], nll, **EXACT)
+        torch.testing.assert_close(found[2].state_dict(), mems.state_dict(), **EXACT)
     assert start is None or len(mems) == 10 + len(start)
 
 

@@ -40,7 +40,7 @@ class Compare(LoadsModels, PrintsResult):
     n-gram model, which need no gradient. The same command resumes after an interruption.
 
     Examples:
-      txl compare mine.txt --models txl gpt mamba2 --minutes 20 --out runs/compare
+      txl compare mine.txt --models txl gpt lstm --minutes 20 --out runs/compare
       txl compare ptb-char-cpu --models txl lstm mine.toml --seeds 1 2 3 --jobs 2
     """
 
@@ -48,8 +48,7 @@ class Compare(LoadsModels, PrintsResult):
     """A file or folder of text, or a recipe, whose text and vocabulary are taken."""
     models: tuple[str, ...] = ("modern-xl", "txl", "gpt", "gpt-cache", "lstm")
     """Contestants, separated by spaces or commas: modern-xl, those that `txl recipes` lists as
-    compare-NAME, other recipes, or recipe files. mamba2, rwkv, xlnet and xlstm require the extra
-    hf."""
+    compare-NAME, other recipes, or recipe files."""
     minutes: float = 20.0
     """Training time of each run: as many steps as take so long, by their pace measured in turns."""
     seeds: tuple[int, ...] = (1,)

@@ -261,11 +261,11 @@ def read_settings(
     settings = {}
     for key, value in values.items():
         name = f"{section}.{key}" if section else str(key)
-        if key not in fields:
+        if key not in fields and key not in getattr(kind, "gone_settings", ()):
             nearest = near(str(key), fields)
             hint = f"did you mean {nearest}?" if nearest else f"there are {', '.join(fields)}"
             raise SettingsError(f"{source}: {name}: no such setting; {hint}")
-        if dataclasses.is_dataclass(fields[key].type):
+        if key in fields and dataclasses.is_dataclass(fields[key].type):
             value = read_settings(fields[key].type, value, source, name, is_stored=is_stored)
         settings[key] = value
     for name, field in fields.items():

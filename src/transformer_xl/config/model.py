@@ -30,6 +30,10 @@ MOST_CUTOFFS = 1_000
 KINDS: "dict[str, type[ModelConfig]]" = {}
 """The class of the settings of each kind of model."""
 
+_GONE_KINDS = ("mamba2", "rwkv", "xlnet", "xlstm")
+_GONE_SETTINGS = {"state_size": 128, "expand": 2, "conv_width": 4}
+"""Settings of kinds that are gone; earlier versions stored them, at these defaults, for all."""
+
 _OF_TABLES = (
     *("reset_at", "d_embed", "cutoffs", "div_val", "tie_embeddings", "tie_projections"),
     *("proj_same_dim", "embed_dropout", "completion_at"),
@@ -44,6 +48,12 @@ class _ByKind(type):
         kind = settings.get("kind", fields_of(cls)["kind"].default)
         if cls in _CLASSES:
             _require_kind(kind)
+            for name, default in _GONE_SETTINGS.items():
+                value = settings.pop(name, default)
+                require(
+                    value == default,
+                    f"model.{name}={value!r} belongs to kind='mamba2', which is gone: leave it out",
+                )
             cls, settings = _of_kind(kind, settings)
         return super().__call__(**settings)
 
@@ -70,8 +80,7 @@ class ModelConfig(metaclass=_ByKind):
     kind: str = "transformer_xl"
     """The architecture: the paper's Transformer-XL; or, to compare with, another one with its
     embedding and softmax: a GPT with rotary positions (with mem_len, its keys and values are
-    carried across segments), an LSTM, or Mamba-2, RWKV, xLSTM or XLNet with layers of the library
-    transformers. One of transformer_xl, gpt, lstm, mamba2, rwkv, xlnet, xlstm, or a kind that was
+    carried across segments), or an LSTM. One of transformer_xl, gpt, lstm, or a kind that was
     registered (transformer_xl.register_model)."""
     vocab_size: Length = 0
     """Number of tokens in the vocabulary; 0: as in the vocabulary of the corpus."""
@@ -124,6 +133,7 @@ class ModelConfig(metaclass=_ByKind):
     """Standard deviation of the initial embedding projections."""
 
     has_attention = False
+    gone_settings = (*_GONE_SETTINGS,)
 
     if TYPE_CHECKING:
 
@@ -337,7 +347,10 @@ class TransformerXLConfig(_WithHeads):
             f"layer_attn_lens={self.layer_attn_lens} must be one length for each of n_layer="
             f"{self.n_layer} layers, or none",
         )
-        _require_even(self, self.attn_type in (1, 3))
+        require(
+            self.d_model % 2 == 0 or self.attn_type in (1, 3),
+            f"d_model={self.d_model} must be even: position encodings are pairs of sine and cosine",
+        )
         require(
             self.gate == "none" or self.norm_first,
             f"gate={self.gate!r} needs norm_first=True: a normalization behind the gates would "
@@ -450,116 +463,15 @@ class LSTMConfig(ModelConfig):
     (DropConnect; AWD-LSTM)."""
 
 
-@no_type_check
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RWKVConfig(ModelConfig):
-    """Settings of an RWKV."""
-
-    kind: str = "rwkv"
-    """The kind, or one that was registered with these settings."""
-    d_inner: Count = 2048
-    """Width of the feed-forward layer; with a gated activation, 2/3 of it has as many weights."""
-    norm_eps: Positive = 1e-5
-    """Epsilon of the normalization."""
-
-    def _check_own(self) -> None:
-        require(
-            min(self.n_layer, self.d_model) > 1,
-            f"n_layer={self.n_layer} and d_model={self.d_model} must be 2 or more: the initial "
-            "weights of an RWKV differ from the first to the last layer and feature",
-        )
-
-
-@no_type_check
-@dataclass(frozen=True, kw_only=True, slots=True)
-class XLSTMConfig(ModelConfig):
-    """Settings of an xLSTM."""
-
-    kind: str = "xlstm"
-    """The kind, or one that was registered with these settings."""
-    n_head: Count = 8
-    """Number of attention heads in each layer."""
-    d_inner: Count = 2048
-    """Width of the feed-forward layer; with a gated activation, 2/3 of it has as many weights."""
-    norm_eps: Positive = 1e-5
-    """Epsilon of the normalization."""
-
-    def _check_own(self) -> None:
-        require(
-            self.d_model % (2 * self.n_head) == 0,
-            f"n_head={self.n_head} must divide d_model / 2 = {self.d_model / 2:g}, the width of "
-            "queries and keys; change one of them",
-        )
-
-
-@no_type_check
-@dataclass(frozen=True, kw_only=True, slots=True)
-class XLNetConfig(ModelConfig):
-    """Settings of an XLNet."""
-
-    kind: str = "xlnet"
-    """The kind, or one that was registered with these settings."""
-    n_head: Count = 8
-    """Number of attention heads in each layer."""
-    d_inner: Count = 2048
-    """Width of the feed-forward layer; with a gated activation, 2/3 of it has as many weights."""
-    norm_eps: Positive = 1e-5
-    """Epsilon of the normalization."""
-
-    def _check_own(self) -> None:
-        require(
-            self.d_model % self.n_head == 0,
-            f"n_head={self.n_head} must divide d_model={self.d_model}; change one of them",
-        )
-        _require_even(self)
-
-
-@no_type_check
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mamba2Config(ModelConfig):
-    """Settings of a Mamba-2."""
-
-    kind: str = "mamba2"
-    """The kind, or one that was registered with these settings."""
-    n_head: Count = 8
-    """Number of attention heads in each layer."""
-    state_size: Count = 128
-    """Width of the recurrent state for each feature of a Mamba-2 layer (d_state)."""
-    expand: Count = 2
-    """Width inside a Mamba-2 layer, as a multiple of d_model."""
-    conv_width: Annotated[int, Range(ge=2)] = 4
-    """Width of the convolution over time in a Mamba-2 layer."""
-    norm_eps: Positive = 1e-5
-    """Epsilon of the normalization."""
-
-    def _check_own(self) -> None:
-        require(
-            self.expand * self.d_model % self.n_head == 0,
-            f"n_head={self.n_head} must divide expand x d_model = {self.expand * self.d_model}; "
-            "change one of them",
-        )
-
-
 def is_own_kind(kind: str) -> bool:
     """Whether a kind is one of this package, and was not registered by another."""
     return kind in KINDS and fields_of(KINDS[kind])["kind"].default == kind
-
-
-def _require_even(config: ModelConfig, has_table: bool = False) -> None:
-    require(
-        config.d_model % 2 == 0 or has_table,
-        f"d_model={config.d_model} must be even: position encodings are pairs of sine and cosine",
-    )
 
 
 KINDS |= {
     "transformer_xl": TransformerXLConfig,
     "lstm": LSTMConfig,
     "gpt": GPTConfig,
-    "rwkv": RWKVConfig,
-    "xlstm": XLSTMConfig,
-    "xlnet": XLNetConfig,
-    "mamba2": Mamba2Config,
 }
 _CLASSES = {ModelConfig, AuthorsConfig, *KINDS.values()}
 
@@ -570,6 +482,11 @@ for _name, _field in fields_of(ModelConfig).items():
 
 def _require_kind(kind: Any) -> None:
     """Require a kind that is known, before the settings, of which each kind has its own."""
+    require(
+        kind not in _GONE_KINDS,
+        f"model.kind={kind!r} is gone; there are {', '.join(map(repr, KINDS))}; revision 47b3a2d "
+        "of transformer_xl trains and loads it",
+    )
     nearest = near(kind, KINDS) if isinstance(kind, str) else None
     require(
         isinstance(kind, str) and kind in KINDS,

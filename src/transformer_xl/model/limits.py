@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 _FLOAT = 4
 """Bytes of a float32."""
-_BORROWED = ("mamba2", "rwkv", "xlnet", "xlstm")
-"""Kinds of models with layers of another library."""
 _MOST_SECONDS = 120
 """Seconds that the modules of a model may take to be built."""
 _TENSOR_SECONDS, _TENSOR_BYTES = 1.5e-4, 6_000
@@ -39,16 +37,8 @@ _BEFORE: list[str | None] = []
 def layer_matrices(config: ModelConfig) -> list[tuple[int, int]]:
     """List (rows, columns) of the matrices of a layer, as Muon splits them."""
     D, F, width = config.d_model, config.d_inner, config.n_head * config.head_width
-    inner = config.expand * D
-    of_others = {
-        "lstm": [(4 * D, D)] * 2,
-        "rwkv": [(D, D)] * 5 + [(F, D), (D, F)],
-        "xlnet": [(D, D)] * 5 + [(F, D), (D, F)],
-        "xlstm": [(D // 2, D)] * 2 + [(D, D)] * 3 + [(F, D)] * 2 + [(D, F)],
-        "mamba2": [(2 * (inner + config.state_size) + config.n_head, D), (D, inner)],
-    }
-    if config.family in of_others:
-        return of_others[config.family]
+    if config.family == "lstm":
+        return [(4 * D, D)] * 2
     has_r = config.family == "transformer_xl" and config.attn_type == 0
     matrices = [(width, D)] * (3 + has_r) + [(D, width)]
     matrices += [(F, D)] * (1 + config.is_gated) + [(D, F)]
@@ -65,9 +55,6 @@ def table_numbers(config: ModelConfig) -> int:
 def least_weights(config: ModelConfig) -> int:
     """Count the parameters of matrices and embeddings: nearly all of a model."""
     layer = sum(rows * columns for rows, columns in layer_matrices(config))
-    if config.family == "mamba2":
-        # Depthwise: a weight for each feature and place.
-        layer += (config.expand * config.d_model + 2 * config.state_size) * config.conv_width
     row = config.n_head * config.head_width if config.attn_type == 1 else config.d_model
     layer += row * (config.n_positions or 0)
     tables = table_numbers(config)
@@ -142,19 +129,13 @@ def _named(settings: object, section: str, *names: str) -> dict[str, object]:
 def require_weights(config: ModelConfig) -> None:
     """Require that the weights of a model fit on the default device; meta passes.
 
-    Layers of other libraries are also allocated elsewhere, so they have to fit on the CPU even so.
-
     Raises:
         SettingsError: They do not fit.
     """
     device = torch.get_default_device()
-    if config.family in _BORROWED and device.type == "meta":
-        device = torch.device("cpu")
     if device.type != "meta":
-        names = ("vocab_size", "n_layer", "n_head", "d_model", "d_inner")
-        if config.family == "mamba2":
-            names += ("state_size", "expand", "conv_width")
-        settings = _named(config, "model", *names, "d_head", "d_embed", "n_positions")
+        names = ("vocab_size", "n_layer", "n_head", "d_model", "d_inner", "d_head", "d_embed")
+        settings = _named(config, "model", *names, "n_positions")
         size = _FLOAT * least_weights(config)
         require_bytes("the weights", size, device, settings, "make a smaller model")
 
@@ -242,7 +223,7 @@ def require_training(
         # A memory is no longer than the text read so far.
         M = min(M, train.steps * T)
     width = 2 * model.n_head * model.head_width if model.family == "gpt" else model.d_model
-    memory = n_streams * M * width if model.has_attention or model.kind == "xlnet" else 0
+    memory = n_streams * M * width if model.has_attention else 0
     # Inputs of layers are saved for the backward pass, even with activation checkpointing.
     saved = n_streams // train.accumulate * (T + model.ext_len) * model.d_model
     # Weights, gradients and optimizer state, of which Muon has the least: one value per weight.

@@ -31,10 +31,6 @@ BUILDERS: dict[str, "str | Callable[[ModelConfig], LanguageModel]"] = {
     "transformer_xl": "transformer_xl.model.transformer_xl:TransformerXL",
     "gpt": "transformer_xl.studies.models.gpt:GPT",
     "lstm": "transformer_xl.studies.models.lstm:LSTMModel",
-    "mamba2": "transformer_xl.studies.models.borrowed:Mamba2Model",
-    "rwkv": "transformer_xl.studies.models.borrowed:RWKVModel",
-    "xlnet": "transformer_xl.studies.models.borrowed:XLNetModel",
-    "xlstm": "transformer_xl.studies.models.borrowed:XLSTMModel",
 }
 """What builds the models of each kind: a function, or where it is, to be imported when needed."""
 

@@ -101,8 +101,7 @@ class Optimizer:
         self._names: dict[Any, str] = {parameter: name for name, parameter in parameters.items()}
         matrices, vectors, tables, stacked = [], [], [], defaultdict(list)
         for name, parameter in parameters.items():
-            # XLNet's projections have a dimension for heads, and so have its biases.
-            is_matrix = parameter.ndim == (3 if ".rel_attn." in name else 2)
+            is_matrix = parameter.ndim == 2
             if config.optimizer == "muon" and is_matrix and name.startswith(_INSIDE):
                 stacked[_matrices_in(name, parameters)].append(parameter)
             elif config.embedding_lr != 1 and name.startswith(_EMBEDDINGS):

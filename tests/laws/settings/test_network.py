@@ -7,7 +7,6 @@ import dataclasses
 import json
 from dataclasses import replace
 from functools import cache, partial
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -24,8 +23,6 @@ from transformer_xl.model.quantizing import compact
 from transformer_xl.model.segment import Lengths
 
 LSTM = {"kind": "lstm", "n_head": 8, "d_inner": 2048}
-HAS_TRANSFORMERS = find_spec("transformers") is not None
-MAMBA2 = {"kind": "mamba2", "n_head": 8, "d_inner": 2048}
 MODEL = {
     # setting: beside which others, another value
     "kind": ({"n_head": 8, "d_inner": 2048}, "lstm"),
@@ -40,9 +37,6 @@ MODEL = {
     "d_head": ({}, 5),
     "d_inner": ({}, 20),
     "activation": ({}, "gelu"),
-    "state_size": (MAMBA2, 4),
-    "expand": (MAMBA2, 1),
-    "conv_width": (MAMBA2, 2),
     "d_embed": ({}, 6),
     "attn_type": ({}, 2),
     "n_positions": ({"attn_type": 1, "n_positions": 30}, 3),
@@ -137,8 +131,6 @@ def test_a_setting_of_the_network_counts_in_training(recipe, numbers):
         elif name in OF_RECORDINGS:
             with pytest.raises(ValueError, match=r"reads the arrays of data\.vocab='features'"):
                 recipe(model=base | {name: value})
-        elif base is MAMBA2 and not HAS_TRANSFORMERS:
-            continue
         elif not differs(*(numbers(recipe(model=x), 2) for x in (base, base | {name: value}))):
             same.append(name)
     assert not same
@@ -153,7 +145,7 @@ def test_a_setting_of_an_lstm_counts_or_is_refused(recipe, numbers):
         # What it remembers is a state; mem_len says how much warms it up in an evaluation.
         if name in ("kind", "vocab_size", "mem_len", *OF_RECORDINGS):
             continue
-        beside = {} if name in LSTM or base is MAMBA2 else base
+        beside = {} if name in LSTM else base
         changed = {**beside, name: value}
         config, refused = tried(lambda changed=changed: recipe(model=own | changed))
         if refused:

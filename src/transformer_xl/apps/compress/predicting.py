@@ -20,7 +20,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from transformer_xl.apps.compress.header import Coding
-from transformer_xl.config import ModelConfig, TrainConfig, require
+from transformer_xl.config import ModelConfig, TrainConfig
 from transformer_xl.model import (
     Decoder,
     LanguageModel,
@@ -164,16 +164,7 @@ def lengths(model: LanguageModel, mem_len: int) -> Lengths:
     Where results depend on the bounds of segments (absolute positions count from the start of a
     segment, an enhanced memory holds other states, a recurrence of the inputs without memory ends
     with its segment), symbols are read one by one.
-
-    Raises:
-        ValueError: The model does not reproduce its probabilities.
     """
-    require(
-        model.is_exact,
-        f"a model of kind={model.kind!r} cannot compress: read symbol by symbol, its probabilities "
-        "differ from those of a text that is read at once by more than decompression can bear; use "
-        "a model of kind 'transformer_xl', 'gpt' or 'lstm'",
-    )
     ends_with_segment = model.config.input_recurrence and not mem_len
     at_once = 1 if model.depends_on_segments or ends_with_segment else AT_ONCE
     return Lengths.of(model.config, segment_len=at_once, mem_len=mem_len, ext_len=0).windowed()

@@ -20,6 +20,9 @@ from transformer_xl.config.evaluation import GenerateConfig
 from transformer_xl.config.locating import locate
 from transformer_xl.errors import SettingsError
 
+_GONE = ("compare-mamba2", "compare-rwkv", "compare-xlnet", "compare-xlstm")
+"""Recipes of earlier versions, all in revision 47b3a2d."""
+
 
 def recipe_names() -> list[str]:
     """Return the names of the shipped recipes."""
@@ -33,6 +36,11 @@ def recipe_text(name: str) -> str:
     Raises:
         SettingsError: The name is unknown.
     """
+    if name in _GONE:
+        raise SettingsError(
+            f"the recipe {name} is gone: it was in revision 47b3a2d of transformer_xl; `txl "
+            "recipes` lists the recipes"
+        )
     if name not in (names := recipe_names()):
         folder = Path(name).parent
         files = [str(x) for x in folder.iterdir()] if folder.is_dir() else []

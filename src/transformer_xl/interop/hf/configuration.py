@@ -145,7 +145,7 @@ class TransformerXLConfig(PreTrainedConfig):
     @property
     def has_memory(self) -> bool:
         """Whether there is a memory; without one, a continued text is read again from its start."""
-        return self.kind in ("lstm", "mamba2", "rwkv", "xlstm") or self.mem_len > 0
+        return self.kind == "lstm" or self.mem_len > 0
 
     def to_json_string(self, use_diff: bool = True) -> str:
         """Return the text of the settings file, which our own loader reads too."""

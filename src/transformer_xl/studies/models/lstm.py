@@ -1,8 +1,8 @@
 """The LSTM language model, a baseline of the paper.
 
 Embedding, softmax, dropout and the API are those of :class:`LanguageModel`, with LSTM layers
-(Hochreiter and Schmidhuber, 1997) between. The state of a layer in the memory is the hidden state
-concatenated with the cell state.
+(Hochreiter and Schmidhuber, 1997) between. The memory of a layer is its state after the last token:
+ONE position of a :class:`Memory`, the hidden state concatenated with the cell state.
 
 With ``weight_dropout`` and ``variational_dropout`` it is trained as an AWD-LSTM (Merity et al.,
 arXiv 1708.02182); ``embed_dropout``, ``train.activation_reg``,
@@ -10,7 +10,7 @@ arXiv 1708.02182); ``embed_dropout``, ``train.activation_reg``,
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -19,13 +19,17 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model import Memory, Segment, View
+from transformer_xl.errors import InputError
+from transformer_xl.model import LanguageModel, Lengths, Memory, Segment, View
 from transformer_xl.ops import dropout, emulates
-from transformer_xl.studies.models.recurrent import RecurrentModel
 
 
-class LSTMModel(RecurrentModel):
+class LSTMModel(LanguageModel):
     """A language model of LSTM layers.
+
+    Backpropagation through time is truncated at segments. The batch is split at every position
+    where a document begins in any row (``starts``). ``mem_len`` only sets how many tokens warm up
+    the state in a batched evaluation; ``txl recl`` measures the effective context length.
 
     Only these settings are used: ``n_layer``, ``d_model`` (the width of the states), those of the
     vocabulary, and dropout on the embeddings, between layers, on the output and on the
@@ -40,6 +44,7 @@ class LSTMModel(RecurrentModel):
 
     kind = "lstm"
     _title = "LSTM"
+    remembers_positions = False
 
     def _build(self, config: ModelConfig) -> None:
         D, N = config.d_model, config.n_layer
@@ -84,14 +89,49 @@ class LSTMModel(RecurrentModel):
         with _without_unsupported_autocast(self.device):
             return super()._embedded(segment)
 
+    def require_readable(self, segment: Segment, mems: Any, lengths: Lengths) -> None:
+        """Require a memory of this model, and no extended context."""
+        if lengths.ext_len:
+            raise InputError(
+                f"ext_len={lengths.ext_len}: a model of kind={self.kind!r} cannot take back what "
+                "it has read; set it to 0"
+            )
+        super().require_readable(segment, mems, lengths)
+
     def _read(
         self, x: Float[Tensor, "B T D"], memory: Memory, view: View
     ) -> tuple[Float[Tensor, "B T D"], Memory]:
         try:
             with _without_unsupported_autocast(self.device):
-                return super()._read(x, memory, view)
+                return self._read_documents(x, memory, view)
         finally:
             self._drawn = None
+
+    def _read_documents(
+        self, x: Float[Tensor, "B T D"], memory: Memory, view: View
+    ) -> tuple[Float[Tensor, "B T D"], Memory]:
+        T, padding, begins = x.shape[1], view.padding, view.starts
+        state, parts = self._state(memory), []
+        cuts = [] if begins is None else begins[:, 1:].any(0).nonzero()[:, 0].add(1).tolist()
+        for start, stop in pairwise([0, *cuts, T]):
+            if begins is not None:
+                state = state.where(~begins[:, start, None], 0)
+            lengths = None if padding is None else (T - padding).clamp(start, stop) - start
+            part, state = self._advance(x[:, start:stop], state, lengths)
+            parts.append(part)
+        raw = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        states = state.to(self.dtype).detach()[:, :, None]
+        return raw.to(self.dtype), Memory(states.unbind())
+
+    def _state(self, mems: Memory) -> Float[Tensor, "N B W"]:
+        """Return the state of all layers: zeros for an empty or masked memory."""
+        if not len(mems):
+            shape = self.config.n_layer, mems.batch_size, self._state_width
+            return torch.zeros(shape, device=self.device, dtype=self.dtype)
+        state = torch.stack([x[:, -1] for x in mems.states]).to(self.dtype)
+        if mems.forgotten is None:
+            return state
+        return state.where((mems.forgotten < len(mems))[:, None], 0)
 
     def _draw(self, B: int) -> "_Drawn":
         """Draw the dropout of a segment."""
@@ -105,27 +145,34 @@ class LSTMModel(RecurrentModel):
         )
 
     def _advance(
-        self, x: Float[Tensor, "B T D"], state: Float[Tensor, "N B W"]
-    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N B W"]]:
-        if self._drawn is not None:
-            return self._advance_dropped(self._drawn, x, state, None)
-        out, after = self.lstm(x, self._hidden_and_cell(state))
-        return out, torch.cat(after, -1)
-
-    def _advance_padded(
         self,
         x: Float[Tensor, "B T D"],
         state: Float[Tensor, "N B W"],
-        real: Int[Tensor, " B"],
+        lengths: Int[Tensor, " B"] | None,
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N B W"]]:
+        """Advance the state of all layers over ``x``, or over the first tokens of each row.
+
+        Args:
+            x: The input of the first layer.
+            state: The state, which is not written to.
+            lengths: The number of tokens of each row; 0 keeps its state. None: all.
+
+        Returns:
+            The output of the last layer, and the new state.
+        """
+        if lengths is None:
+            if self._drawn is not None:
+                return self._advance_dropped(self._drawn, x, state, None)
+            out, after = self.lstm(x, self._hidden_and_cell(state))
+            return out, torch.cat(after, -1)
         # Packed sequences cannot be empty; the states of empty rows are restored below.
-        lengths = real.clamp(min=1).cpu()
+        most = lengths.clamp(min=1).cpu()
         if self._drawn is not None:
-            out, after = self._advance_dropped(self._drawn, x, state, lengths)
+            out, after = self._advance_dropped(self._drawn, x, state, most)
         else:
-            packed, after = self.lstm(_packed(x, lengths), self._hidden_and_cell(state))
+            packed, after = self.lstm(_packed(x, most), self._hidden_and_cell(state))
             out, after = _padded(packed, x.shape[1]), torch.cat(after, -1)
-        return out, torch.where((real > 0)[:, None], after, state)
+        return out, torch.where((lengths > 0)[:, None], after, state)
 
     def _advance_dropped(
         self,
