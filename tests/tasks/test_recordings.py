@@ -5,13 +5,11 @@ import json
 import tarfile
 import wave
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data.recordings import read_recordings
 from transformer_xl.model.segment import Lengths
 from transformer_xl.tasks import load_task
@@ -27,7 +25,6 @@ from transformer_xl.tasks.digits.speech import (
     masked,
     mel_filters,
     mixed,
-    mu_law,
     normalized,
     read_wav,
     resampled,
@@ -195,14 +192,6 @@ def test_augmentation_draws_speed_and_length_of_the_vocal_tract(monkeypatch):
     assert all(np.isfinite(x).all() and x.shape[1] == N_MELS for x in found)
 
 
-def test_mu_law_has_256_levels_and_keeps_their_order():
-    x = np.linspace(-1.5, 1.5, 100_001)
-    levels = mu_law(x)
-    assert (levels.min(), levels.max()) == (0, 255)
-    assert (np.diff(levels) >= 0).all()
-    assert len(np.unique(levels)) == 256
-
-
 @pytest.fixture
 def archives(tmp_path):
     """Digits as tones of their own frequencies, of two speakers and one more in the test."""
@@ -261,113 +250,6 @@ def test_digits_are_prepared_trained_and_measured(archives, tmp_path, monkeypatc
     assert (valid.targets[first:second] == -100).sum() == (second - first) // 2
     with pytest.raises(FileNotFoundError, match=r"train\.tar\.gz is missing"):
         spoken_digits.recordings_of(tmp_path / "out")
-
-
-def test_the_most_confident_rows_are_those_whose_best_class_stands_out():
-    draw = np.random.default_rng(0)
-    log_probs = np.log(draw.dirichlet(np.ones(4), 30))
-    groups = [*("ab" * 10), *("c" * 10)]
-    kept = spoken_digits.most_confident(log_probs, groups, 0.45)
-    assert kept.tolist() == sorted({*kept.tolist()})
-    best = log_probs.max(1)
-    for group in "abc":
-        own = {n for n, x in enumerate(groups) if x == group}
-        inside, outside = own & {*kept.tolist()}, own - {*kept.tolist()}
-        assert len(inside) == 5
-        assert min(best[[*inside]]) > max(best[[*outside]])
-    assert len(spoken_digits.most_confident(log_probs, groups, 1.0)) == 30
-
-
-def test_balanced_classes_are_as_frequent_in_each_group_as_they_should_be():
-    for sharpness in (1.0, 30.0):
-        draw = np.random.default_rng(0)
-        log_probs = sharpness * (np.log(draw.dirichlet(np.ones(5), 60)) + draw.normal(size=5))
-        groups = [*("ab" * 20), *("c" * 20)]
-        frequencies = np.array([0.4, 0.3, 0.0, 0.2, 0.1])
-        found = spoken_digits.balanced(log_probs, groups, frequencies)
-        np.testing.assert_allclose(np.exp(found).sum(1), 1.0, rtol=1e-12)
-        possible = frequencies > 0
-        for group in "abc":
-            own = np.array(groups) == group
-            np.testing.assert_allclose(np.exp(found[own]).mean(0), frequencies, atol=2e-6)
-            # One number for each class, and one for each recording.
-            change = (found - log_probs)[np.ix_(own, possible)]
-            rest = change - change.mean(0) - change.mean(1, keepdims=True) + change.mean()
-            np.testing.assert_allclose(rest, 0.0, atol=1e-9)
-        shifted = log_probs + draw.normal(size=(60, 1))
-        again = spoken_digits.balanced(shifted, groups, frequencies)
-        np.testing.assert_allclose(again[:, possible], found[:, possible], atol=1e-9)
-        shifted[0, 0] = np.nan
-        with pytest.raises(ValueError, match="not finite: the training has diverged"):
-            spoken_digits.balanced(shifted, groups, frequencies)
-
-
-def by_inputs(trained, recordings):
-    """Probabilities that depend on the inputs only: of each recording of a speaker, another one."""
-    firsts = [*np.flatnonzero(recordings.starts), len(recordings)]
-    spans = [recordings.inputs[i:j, :3] for i, j in pairwise(firsts)]
-    means = np.stack([np.abs(span).mean(0) for span in spans])
-    return 20 * np.asarray(means, float)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_thread")
-def test_adapted_digits_read_the_test_with_the_labels_of_a_model(archives, tmp_path, monkeypatch):
-    monkeypatch.setattr(spoken_digits.SpokenDigits, "copies", 1)
-    monkeypatch.setattr(spoken_digits, "class_log_probs", by_inputs)
-    mine, out = tmp_path / "mine.toml", tmp_path / "out"
-    mine.write_text(SMALL.format(4 * N_MELS, ""))
-    task = load_task("digits-adapted")
-    given = {"models": [str(mine)], "splits": ("test",)}
-    results = run_task(task, archives, out, **given)
-    known = json.loads((out / "data" / "train.json").read_text())["names"]
-    for n, n_kept in ((2, 2), (3, 3)):
-        data = out / "mine-1" / f"stage_{n}_data"
-        names = json.loads((data / "train.json").read_text())["names"]
-        assert names[: len(known)] == known
-        # Of the three recordings of each speaker in the test, the most confident ones.
-        speakers = [name.split("_")[1] for name in names[len(known) :]]
-        assert sorted(speakers) == sorted(n_kept * "abc")
-        for split in ("valid", "test"):
-            own, before = (read_recordings(x, split) for x in (data, out / "data"))
-            np.testing.assert_array_equal(own.inputs, before.inputs)
-    recipes = [load_recipe(out / "mine-1" / f"stage_{n}" / "recipe.toml") for n in (1, 2, 3)]
-    assert [x.train.init_from for x in recipes] == [None] * 3
-    assert len({x.data.path for x in recipes}) == 3
-    assert run_task(task, archives, out, **given) == results
-
-
-def test_the_labels_of_the_test_are_not_used(archives, tmp_path, monkeypatch):
-    monkeypatch.setattr(spoken_digits, "class_log_probs", by_inputs)
-    monkeypatch.setattr(spoken_digits.SpokenDigits, "copies", 1)
-    task, original = load_task("digits-adapted"), spoken_digits.recordings_of(archives)
-    found = []
-    for shift in (0, 1):
-        renamed = [(f"{(int(x[0]) + shift) % 3}{x[1:]}", y) for x, y in original["test"]]
-        by_split = original | {"test": sorted(renamed, key=lambda recording: recording[0])}
-        monkeypatch.setattr(spoken_digits, "recordings_of", lambda source, all=by_split: all)
-        folder = tmp_path / f"data-{shift}"
-        folder.mkdir()
-        task.prepare(archives, folder)
-        written = []
-        monkeypatch.setattr(task, "write", lambda splits, *more, seen=written: seen.append(splits))
-        task.pseudo_label(Trained(None, None, None, None), archives, folder, tmp_path, 1)
-        monkeypatch.undo()
-        monkeypatch.setattr(spoken_digits, "class_log_probs", by_inputs)
-        monkeypatch.setattr(spoken_digits.SpokenDigits, "copies", 1)
-        more = written[0]["train"][len(original["train"]) :]
-        found.append({samples.tobytes(): name[0] for name, samples in more})
-    assert found[0] == found[1]
-    assert len(found[0]) == 6
-    assert len({*found[0].values()}) > 1
-
-
-def test_a_speaker_with_few_recordings_cannot_be_adapted_to(archives, tmp_path, monkeypatch):
-    by_split = spoken_digits.recordings_of(archives)
-    by_split["test"] = by_split["test"][1:]
-    monkeypatch.setattr(spoken_digits, "recordings_of", lambda source: by_split)
-    with pytest.raises(ValueError, match=r"speaker a has 2 of .* split test: at least 3, one for"):
-        load_task("digits-adapted").prepare(archives, tmp_path)
 
 
 def test_series_are_made_from_their_seed_and_features_look_back_only():

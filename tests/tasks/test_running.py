@@ -2,8 +2,6 @@
 
 import json
 import os
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from transformer_xl.config.recipes import load_recipe
 from transformer_xl.tasks import load_task, run
 from transformer_xl.tasks.logs import task as logs_anomalies
 from transformer_xl.tasks.run import prepared, run_task
-from transformer_xl.tasks.task import Measured, SelfTrainingTask, Task, Trained
+from transformer_xl.tasks.task import Measured, Task, Trained
 
 
 class Lengths(Task):
@@ -22,7 +20,7 @@ class Lengths(Task):
     name = "lengths"
     title = "Lengths"
     metric = "length"
-    models = {"one": (), "other": ()}  # noqa: RUF012
+    models = {"one": ("demo",), "other": ("demo",)}  # noqa: RUF012
     reads = ("train.json",)
     measured = 1.0
 
@@ -48,7 +46,7 @@ def untrained(monkeypatch):
     model.device = torch.device("cpu")
     config = load_recipe("demo")
 
-    def trained(task, recipes, source, folder, out, *more):
+    def trained(recipes, folder, out, *more):
         out.mkdir(exist_ok=True)
         return Trained(model, None, config, None)
 
@@ -79,20 +77,6 @@ def test_changed_data_are_prepared_anew_until_a_run_may_have_read_them(source, t
     ):
         text(source, out)
     assert (out / "data" / "train.txt").read_text() == "two"
-
-
-def test_files_that_an_earlier_version_noted_and_the_task_does_not_read_do_not_count(
-    source, tmp_path
-):
-    out = tmp_path / "out"
-    text(source, out)
-    (out / "one-1").mkdir()
-    path = out / "data" / "about.json"
-    about = json.loads(path.read_text())
-    path.write_text(json.dumps(about | {"data": about["data"] | {"train.fr.gz": "its checksum"}}))
-    (out / "data" / "kept").touch()
-    assert text(source, out) == "one"
-    assert (out / "data" / "kept").exists()
 
 
 def test_what_a_task_notes_beside_its_files_counts(source, tmp_path, monkeypatch):
@@ -159,74 +143,6 @@ def test_a_preparation_that_failed_is_tried_again(source, tmp_path):
         assert f"{source} is not what task lengths reads (train.json;" in str(found.value)
     (source / "train.json").write_text(good)
     assert text(source, tmp_path / "out") == "one"
-
-
-class SelfTrained(SelfTrainingTask, Lengths):
-    """What the model of a training would label is its run folder."""
-
-    parts = ("a", "b")
-    models = {"one": ("demo", "demo")}  # noqa: RUF012
-    failures = 0
-
-    def prepare(self, source, folder):
-        for part in self.parts:
-            (folder / part).mkdir()
-
-    def pseudo_label(self, trained, source, prepared, folder, n):
-        (folder / f"{prepared.name}{n}.txt").write_text(source.name)
-        if self.failures:
-            self.failures -= 1
-            raise ValueError("cannot label")
-
-
-@pytest.fixture
-def trainings(monkeypatch):
-    """Trainings write a model at once; return the names of what each of them reads."""
-    read = []
-
-    def train(config, out, **how):
-        model = out / "model" / "best"
-        if not model.is_dir():
-            model.mkdir(parents=True)
-            (model / "model.safetensors").write_text(str(out))
-            read.append(sorted(x.name for x in Path(config.data.path).iterdir()))
-        assert config.train.init_from is None
-
-    model = torch.nn.Module()
-    model.device = torch.device("cpu")
-    demo = load_recipe("demo")
-    demo = replace(demo, data=replace(demo.data, path="."))
-    monkeypatch.setattr(run, "load_recipe", lambda name: demo)
-    monkeypatch.setattr(run, "train", train)
-    monkeypatch.setattr(run, "_loaded", lambda run, config: Trained(model, None, config, (8,)))
-    return read
-
-
-def test_a_model_labels_the_part_that_it_was_trained_on(source, tmp_path, trainings):
-    run_task(SelfTrained(), source, tmp_path / "out", models=("one",))
-    assert trainings == [[], ["a1.txt", "about.json"], [], ["about.json", "b1.txt"]]
-
-
-def test_labels_that_were_stopped_are_made_again(source, tmp_path, trainings):
-    task, out = SelfTrained(), tmp_path / "out"
-    task.failures = 1
-    with pytest.raises(ValueError, match="cannot label"):
-        run_task(task, source, out, models=("one",))
-    assert not (out / "one-1" / "a" / "stage_2_data").exists()
-    (out / "one-1" / "a" / "stage_2_data.incomplete" / "left.txt").touch()
-    run_task(task, source, out, models=("one",))
-    assert len(trainings) == 4
-    assert all("left.txt" not in names for names in trainings)
-
-
-def test_labels_of_another_model_are_refused(source, tmp_path, trainings):
-    out = tmp_path / "out"
-    run_task(SelfTrained(), source, out, models=("one",))
-    (out / "one-1" / "a" / "stage_1" / "model" / "best" / "model.safetensors").write_text("new")
-    with pytest.raises(
-        ValueError, match=r"stage_2_data was not labelled by the model in .*stage_1"
-    ):
-        run_task(SelfTrained(), source, out, models=("one",))
 
 
 def test_an_error_of_a_program_that_makes_data_is_not_the_users(tmp_path):

@@ -1,4 +1,4 @@
-"""Sequences as tasks: chorales, poems and logs, from their data to figures."""
+"""Sequences as tasks: chorales and logs, from their data to figures."""
 
 import json
 import math
@@ -10,10 +10,9 @@ import torch
 from transformer_xl.cli import main
 from transformer_xl.config import Config, DataConfig, ModelConfig
 from transformer_xl.config.music import MARKS
-from transformer_xl.data import Vocab, load_vocab, prepare, train_vocab
+from transformer_xl.data import Vocab, prepare, train_vocab
 from transformer_xl.data.catalogue import KNOWN_CORPORA
 from transformer_xl.inference.answers import losses
-from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.model import build_model
 from transformer_xl.model.segment import Lengths
 from transformer_xl.tasks import load_task
@@ -22,7 +21,6 @@ from transformer_xl.tasks.music.task import ROUNDS, framewise
 from transformer_xl.tasks.task import Trained
 
 SIZES = {"n_layer": 2, "n_head": 2, "d_model": 16, "d_inner": 16, "mem_len": 200}
-POEM = "春日\n風起。\n月明。\n\n"
 
 
 def model_for(vocab: Vocab, kind="transformer_xl"):
@@ -131,54 +129,6 @@ def test_framewise_notes_are_predicted_from_guesses_of_the_others(kind):
                 before, notes = [*before, *notes], []
     assert len(found) == 5
     np.testing.assert_allclose(sorted(found), sorted(expected), rtol=1e-4)
-
-
-@pytest.fixture
-def poems(tmp_path):
-    for split, text in (("train", POEM * 4), ("valid", POEM), ("test", POEM + "夏\n月落。\n\n")):
-        (tmp_path / f"{split}.txt").write_text(text, "utf-8")
-    folder = tmp_path / "data"
-    folder.mkdir()
-    load_task("poems").prepare(tmp_path, folder)
-    return folder
-
-
-def test_line_ends_are_those_that_are_measured(tmp_path):
-    for split in ("train", "valid", "test"):
-        (tmp_path / f"{split}.txt").write_bytes("春\r\n眠\r\n\r\n".encode() * 3)
-    (folder := tmp_path / "task").mkdir()
-    load_task("poems").prepare(tmp_path, folder)
-    assert (folder / "valid.txt").read_bytes() == "春\n眠\n\n".encode() * 3
-
-
-def test_unknown_characters_are_one_symbol_for_models_and_n_grams(poems):
-    task, vocab = load_task("poems"), load_vocab(poems / "vocab")
-    assert vocab.symbols[0] == "\n"
-    assert vocab.symbols[-1] == "<unk>"
-    rows = dict(task.baselines(poems, "test"))
-    rows["model"] = task.measure(trained(vocab), poems, "test")
-    # Two of 18 predicted characters; which of the others it is, is added beside.
-    others = 0x9FFF - 0x4E00 + 1 - len(vocab)
-    for row in rows.values():
-        assert row.metrics["unknown"] == pytest.approx(2 * math.log2(others) / 18)
-        assert len(row.scores) == 2
-        lengths = np.array([len(POEM) - 1, 7])
-        assert row.metrics["bits"] == pytest.approx(-(row.scores @ lengths) / 18, rel=1e-5)
-    ids = torch.tensor([vocab.encode_known((poems / "test.txt").read_text("utf-8"))[0]])
-    model = model_for(vocab)
-    bits = model(ids[:, :-1], None, ids[:, 1:]).nll.mean().item() / math.log(2)
-    assert rows["model"].metrics["bits"] == pytest.approx(bits, rel=1e-4)
-
-
-@pytest.mark.parametrize("reach", [{"mem_len": 3}, {"attn_len": 2}, {"clamp_len": 1}], ids=str)
-def test_poems_are_read_with_the_lengths_of_the_evaluation(poems, reach):
-    task, given = load_task("poems"), trained(load_vocab(poems / "vocab"))
-    ids = given.vocab.encode_known((poems / "test.txt").read_text("utf-8"))[0]
-    lengths = Lengths.of(given.model.config, segment_len=1, **reach)
-    found = task.measure(given._replace(lengths=lengths), poems, "test").metrics["bits"]
-    bits = evaluate(given.model, ids, WithMemory(segment_len=1, **reach)).nll / math.log(2)
-    assert found == pytest.approx(bits, rel=1e-5)
-    assert found != pytest.approx(task.measure(given, poems, "test").metrics["bits"], rel=1e-4)
 
 
 @pytest.mark.slow

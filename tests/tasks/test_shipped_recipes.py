@@ -1,6 +1,5 @@
 """The shipped recipes of tasks: they train on what the tasks write, and the sizes are fair."""
 
-import gzip
 import io
 import json
 import tarfile
@@ -21,13 +20,7 @@ from transformer_xl.tasks.logs import task as logs_anomalies
 from transformer_xl.tasks.run import run_task
 from transformer_xl.tasks.series import task as time_series
 
-# Of tasks that read the same kind of data, and of the models of a task, the first is quick.
-LIKE_OTHERS = ("polarity", "translation-en-fr", "digits-adapted", "digits-raw")
-MODELS = [
-    pytest.param(task, model, marks=[pytest.mark.slow] if n or task in LIKE_OTHERS else [])
-    for task in TASKS
-    for n, model in enumerate(load_task(task).models)
-]
+MODELS = [(task, model) for task in TASKS for model in load_task(task).models]
 SEGMENT_LEN, MEM_LEN = 8, 12
 
 
@@ -72,34 +65,10 @@ def write_babi(folder):
         (folder / f"qa1_x_{part}.txt").write_text("\n".join(stories) + "\n")
 
 
-def write_reviews(folder):
-    (folder / "polarity").mkdir()
-    for name in ("train", "valid", "test", "polarity/reviews"):
-        rows = []
-        for n in range(40):
-            words = " ".join("it was a film so long"[: 6 + n % 9].split() * 4)
-            row = {"label": n % 2, "text": f"{words} {('bad', 'good')[n % 2]}!"}
-            rows.append(json.dumps(row | {"fold": n // 2 % 10 + 1}) + "\n")
-        (folder / f"{name}.jsonl.gz").write_bytes(gzip.compress("".join(rows).encode()))
-
-
-def write_captions(folder):
-    for part, n in (("train", 60), ("val", 8), ("test_2016_flickr", 8)):
-        for language, text in (("de", "Ein Hund {}."), ("en", "A dog {}."), ("fr", "Un chien {}.")):
-            lines = "".join(f"{text.format(k)}\n" for k in range(n))
-            (folder / f"{part}.{language}.gz").write_bytes(gzip.compress(lines.encode()))
-
-
 def write_music(folder):
     piece = [[70 + k % 3, 62, 55 - k % 2, 43] for k in range(24)]
     content = {split: [piece, piece[3:]] for split in ("train", "valid", "test")}
     (folder / "Jsb16thSeparated.json").write_text(json.dumps(content))
-
-
-def write_poems(folder):
-    for split in ("train", "valid", "test"):
-        poems = "春日登樓\n風起雲飛。\n月明星稀。\n\n" * 9
-        (folder / f"{split}.txt").write_text(poems, "utf-8")
 
 
 def write_digits(folder):
@@ -120,15 +89,8 @@ def write_digits(folder):
 
 WRITE = {
     "babi": write_babi,
-    "sentiment": write_reviews,
-    "polarity": write_reviews,
-    "translation-de-en": write_captions,
-    "translation-en-fr": write_captions,
     "music": write_music,
-    "poems": write_poems,
     "digits": write_digits,
-    "digits-adapted": write_digits,
-    "digits-raw": write_digits,
 }
 
 
@@ -139,8 +101,6 @@ def small_tasks(monkeypatch):
     monkeypatch.setattr(time_series, "N_SERIES", {"train": 2, "valid": 1, "test": 1})
     monkeypatch.setattr(time_series, "PATHS", 3)
     monkeypatch.setattr(spoken_digits.SpokenDigits, "copies", 1)
-    monkeypatch.setattr(spoken_digits.RawDigits, "copies", 1)
-    monkeypatch.setattr(load_task("polarity").__class__, "parts", ("fold_1",))
     for name in TASKS:
         # Their own tests measure them.
         monkeypatch.setattr(load_task(name).__class__, "baselines", lambda *given: iter(()))

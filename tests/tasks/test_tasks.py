@@ -10,15 +10,9 @@ import numpy as np
 import pytest
 
 from transformer_xl.cli import main
-from transformer_xl.config import ModelConfig
-from transformer_xl.data import Vocab
-from transformer_xl.data.making_vocab import train_vocab
-from transformer_xl.inference.answers import continuations, next_log_probs
-from transformer_xl.inference.generate import Searching, beam_search
-from transformer_xl.model import build_model
-from transformer_xl.model.segment import Lengths
+from transformer_xl.config.recipes import load_recipe, recipe_names
 from transformer_xl.tasks import TASKS, load_task
-from transformer_xl.tasks.run import joined, paired_p, prepared
+from transformer_xl.tasks.run import paired_p, prepared
 from transformer_xl.tasks.task import (
     SEPARATOR,
     Example,
@@ -75,7 +69,6 @@ def babi(tmp_path):
 
 
 def test_each_task_names_models_with_recipes():
-    from transformer_xl.config.recipes import recipe_names
 
     for name in TASKS:
         task = load_task(name)
@@ -95,6 +88,14 @@ def test_settings_that_the_measure_would_ignore_are_refused(tmp_path, capsys):
         path.write_text(lines if section == "model" else f"{lines}{name} = {value}\n")
         assert main(["task", "babi", str(tmp_path), "--models", str(path)]) == 2, setting
         assert f"{setting}={value.strip(chr(34))} of model" in capsys.readouterr().err, setting
+
+
+@pytest.mark.parametrize("name", ["poems", "sentiment", "digits-raw", "translation-de-en"])
+def test_a_task_that_is_gone_says_where_it_was(name, capsys):
+    assert main(["task", name, "data"]) == 2
+    assert f"the task {name} is gone: it was in revision 47b3a2d" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"the recipe .* is gone: it was in revision 47b3a2d"):
+        load_recipe("sentiment-tuned" if name == "digits-raw" else name)
 
 
 def test_an_unknown_task_or_model_is_refused(tmp_path, capsys):
@@ -146,13 +147,6 @@ def test_documents_may_have_several_prompts(tmp_path):
     assert (tmp_path / "train.txt").read_text() == "a b\tc\td\te\nf\tg\n"
 
 
-def test_parts_of_a_task_are_joined():
-    found = joined([Measured({"x": 1.0}, np.zeros(2)), Measured({"x": 3.0, "y": 5.0}, np.ones(1))])
-    assert found.metrics == {"x": 2.0, "y": 5.0}
-    assert found.scores.tolist() == [0, 0, 1]
-    assert joined([found, Measured({"x": 1.0})]).scores is None
-
-
 @pytest.mark.slow
 def test_a_paired_test_tells_a_difference_from_chance():
     draw = np.random.default_rng(0)
@@ -165,78 +159,6 @@ def test_a_paired_test_tells_a_difference_from_chance():
     assert paired_p([third], [other]) > 0.01
     assert paired_p([own], [own]) == 1.0
     assert paired_p([Measured({})], [own]) is None
-
-
-CONFIG = ModelConfig(
-    vocab_size=5, n_layer=2, n_head=2, d_model=16, d_inner=16, mem_len=30, init_std=0.5
-)
-
-
-@pytest.fixture
-def model():
-    import torch
-
-    torch.manual_seed(2)
-    return build_model(CONFIG).double().eval()
-
-
-@pytest.fixture
-def vocab() -> Vocab:
-    return train_vocab("chars", ["abcd\n"])
-
-
-def texts(vocab):
-    draw = np.random.default_rng(1)
-    return [draw.integers(1, 5, size=n).tolist() for n in (7, 1, 12, 5, 12, 3)]
-
-
-@pytest.mark.parametrize("batch_size", [1, 4, 10])
-def test_what_comes_next_does_not_depend_on_the_batch(model, vocab, batch_size):
-    import torch
-
-    some = texts(vocab)
-    lengths = Lengths.of(CONFIG, segment_len=4)
-    found = next_log_probs(model, some, lengths, batch_size=batch_size)
-    for row, text in zip(found, some, strict=True):
-        expected = model(torch.tensor([text])).log_probs[0, -1]
-        torch.testing.assert_close(row, expected.float().detach(), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("batch_size", [1, 4])
-def test_a_continuation_is_the_most_likely_token_each_time(model, vocab, batch_size):
-    import torch
-
-    some = texts(vocab)
-    lengths = Lengths.of(CONFIG, segment_len=4)
-    found = continuations(model, vocab, some, lengths, length=6, stop="\n", batch_size=batch_size)
-    for output, text in zip(found, some, strict=True):
-        written = list(text)
-        for _ in range(6):
-            written.append(int(model(torch.tensor([written])).log_probs[0, -1].argmax()))
-        assert output == vocab.decode(written[len(text) :]).partition("\n")[0]
-
-
-@pytest.mark.parametrize("batch_size", [1, 4])
-def test_a_continuation_may_be_searched(model, vocab, batch_size):
-    some = texts(vocab)
-    lengths = Lengths.of(CONFIG, segment_len=4)
-    how = {"length": 6, "stop": "\n", "batch_size": batch_size}
-    greedy = continuations(model, vocab, some, lengths, **how)
-    assert continuations(model, vocab, some, lengths, **how, beam_size=1) == greedy
-    search = {"beam_size": 4, "length_penalty": 0.5}
-    found = continuations(model, vocab, some, lengths, **how, **search)
-    searching = Searching(**search, stop="\n")
-    for output, text in zip(found, some, strict=True):
-        ((best,),) = beam_search(model, [text], searching, length=6, vocab=vocab)
-        assert output == best.text
-    assert found != greedy
-
-
-def test_empty_texts_are_refused(model, vocab):
-    lengths = Lengths.of(CONFIG, segment_len=4)
-    for wrong in ([], [[1], []]):
-        with pytest.raises(ValueError, match="at least one token each"):
-            next_log_probs(model, wrong, lengths)
 
 
 def test_a_document_is_a_story_with_some_of_its_questions(tmp_path):

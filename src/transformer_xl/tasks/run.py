@@ -4,18 +4,18 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from fnmatch import fnmatch
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
 import numpy as np
 
-from transformer_xl.config import Config, autocast, checksum, load_recipe, pick_device, replace_file
+from transformer_xl.config import Config, autocast, load_recipe, pick_device, replace_file
 from transformer_xl.data import load_vocab
 from transformer_xl.errors import DataError, InputError
 from transformer_xl.model import Lengths, load_model
-from transformer_xl.tasks.task import Measured, SelfTrainingTask, Task, Trained
+from transformer_xl.studies import markdown_table
+from transformer_xl.tasks.task import Measured, Task, Trained
 from transformer_xl.train import train
 
 RESULTS_FILE = "results.json"
@@ -48,8 +48,7 @@ def run_task(
         task: The task.
         source: Its data as they are published. None: the task makes them.
         out: The folder of the texts (``data``), the run folders and the results.
-        models: Names among ``task.models``, or recipe files: of one training, or of each of those
-            of a :class:`~transformer_xl.tasks.task.SelfTrainingTask`.
+        models: Names among ``task.models``, or recipe files of one training.
         seeds: Seeds of the trainings.
         splits: The splits to measure; None: those of the task.
         say: Called with lines that tell the progress.
@@ -68,95 +67,74 @@ def run_task(
         raise InputError(f"task {task.name} {has}: txl task {task.name}{data}")
     stages = {name: _recipes(task, name) for name in models}
     splits = task.splits if splits is None else splits
-    _require_distinct([Path(name).stem for name in models], "models", "a file name")
-    _require_distinct(seeds, "seeds", "a seed")
-    if models and not seeds:
-        raise InputError("there is no seed: give at least one, or no models")
     _require_all_named(out, models, seeds, splits)
     folder = prepared(task, source, out, say)
-    found: dict[str, dict[str, list[Measured]]] = {}
+    results: dict[str, dict[str, list[Measured]]] = {}
 
-    def note(name: str, who: str, split: str, parts: Sequence[Measured]) -> None:
-        measured = joined(parts)
-        say(_line(who, split, measured))
-        _require_finite(who, split, measured)
-        found.setdefault(name, {}).setdefault(split, []).append(measured)
+    def note(name: str, title: str, split: str, measured: Measured) -> None:
+        values = "   ".join(f"{key} {x:.4g}" for key, x in measured.metrics.items())
+        say(f"{title}, {split}: {values}")
+        for metric, value in measured.metrics.items():
+            if not math.isfinite(value):
+                raise DataError(
+                    f"{title}, {split}: {metric} is {value}, no figure: the training has diverged, "
+                    "or there is nothing to measure; leave it out, or change its recipe or the data"
+                )
+        results.setdefault(name, {}).setdefault(split, []).append(measured)
 
     for split in splits:
-        by_part: dict[str, list[Measured]] = {}
-        for part in task.parts:
-            for name, measured in task.baselines(folder / part, split):
-                by_part.setdefault(name, []).append(measured)
-        for name, measured in by_part.items():
+        for name, measured in task.baselines(folder, split):
             note(name, name, split, measured)
-    names = [*found]
+    baselines = [*results]
     for name, recipes in stages.items():
         for seed in seeds:
-            by_split: dict[str, list[Measured]] = {split: [] for split in splits}
-            for part in task.parts:
-                run = out / f"{Path(name).stem}-{seed}"
-                trained = _trained(task, recipes, source or folder, folder, run, seed, part, say)
-                for split in splits:
-                    with autocast(trained.config.train.precision, trained.model.device):
-                        by_split[split].append(task.measure(trained, folder / part, split))
-                    if part:
-                        say(_line(f"{name}, seed {seed}, {part}", split, by_split[split][-1]))
-            for split, measured in by_split.items():
+            trained = _trained(recipes, folder, out / f"{Path(name).stem}-{seed}", seed, say)
+            for split in splits:
+                with autocast(trained.config.train.precision, trained.model.device):
+                    measured = task.measure(trained, folder, split)
                 note(name, f"{name}, seed {seed}", split, measured)
-    results = {
+    content = {
         "task": task.name,
         "seeds": [*seeds],
-        "baselines": {name: _rows(found, name) for name in names},
-        "models": {name: _rows(found, name) for name in stages},
+        "baselines": {name: _rows(results, name) for name in baselines},
+        "models": {name: _rows(results, name) for name in stages},
     }
-    replace_file(out / RESULTS_FILE, _json(results, indent=1))
-    replace_file(out / TABLE_FILE, table(task, results).encode())
-    return results
+    replace_file(out / RESULTS_FILE, _json(content, indent=1))
+    replace_file(out / TABLE_FILE, table(task, content).encode())
+    return content
 
 
 def _json(content: Any, indent: int | None = None) -> bytes:
     return (json.dumps(content, indent=indent, allow_nan=False) + "\n").encode()
 
 
-def _require_finite(name: str, split: str, measured: Measured) -> None:
-    for metric, value in measured.metrics.items():
-        if not math.isfinite(value):
-            raise DataError(
-                f"{name}, {split}: {metric} is {value}, no figure: the training has diverged, or "
-                "there is nothing to measure; leave it out, or change its recipe or the data"
-            )
-
-
-def _require_distinct(values: Sequence[Any], what: str, key: str) -> None:
-    """Require that no two trainings have the same run folder."""
-    twice = [x for n, x in enumerate(values) if x in values[:n]]
-    if twice:
-        raise InputError(
-            f"{what}: {twice[0]} is there twice, and {key} names a run folder: give each once, or "
-            "under another name"
-        )
-
-
 def _require_all_named(
     out: Path, models: Sequence[str], seeds: Sequence[int], splits: Sequence[str]
 ) -> None:
-    """Require that the results of an earlier call are measured again, not lost."""
+    """Require run folders of different names, and that no results of an earlier call are lost."""
+    names = [Path(name).stem for name in models]
+    for what, values in (("models", names), ("seeds", seeds)):
+        if twice := [x for n, x in enumerate(values) if x in values[:n]]:
+            raise InputError(
+                f"{what}: {twice[0]} is there twice, and names a run folder: give each once, or "
+                "under another name"
+            )
+    if models and not seeds:
+        raise InputError("there is no seed: give at least one, or no models")
     path = out / RESULTS_FILE
     if not path.is_file():
         return
     try:
         known = json.loads(path.read_bytes())
         earlier = {
-            "models": {Path(name).stem: name for name in known["models"]},
-            "seeds": {x: x for x in known["seeds"]} if known["models"] else {},
-            "splits": {x: x for rows in known["models"].values() for x in rows},
+            "models": [Path(name).stem for name in known["models"]],
+            "seeds": known["seeds"] if known["models"] else [],
+            "splits": dict.fromkeys(x for rows in known["models"].values() for x in rows),
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is not of txl task: give another --out") from error
-    named = {"models": {Path(name).stem for name in models}, "seeds": seeds, "splits": splits}
-    for what, values in earlier.items():
-        lost = [str(name) for key, name in values.items() if key not in named[what]]
-        if lost:
+    for what, values in (("models", names), ("seeds", seeds), ("splits", splits)):
+        if lost := [str(x) for x in earlier[what] if x not in values]:
             raise InputError(
                 f"{path} has what an earlier call measured with the {what} {', '.join(lost)}, "
                 "which would be lost: name them, too (what is trained is not trained again), or "
@@ -181,9 +159,12 @@ def prepared(task: Task, source: Path | None, out: Path, say: Callable[[str], No
         "data": task.identity(source),
         "version": task.version,
     }
-    if folder.is_dir() and _is_prepared(folder, json.loads(_json(about)), task.reads):
+    if folder.is_dir() and _is_prepared(folder, json.loads(_json(about))):
         return folder
-    _begin(writing)
+    # What an interrupted call may have left.
+    if writing.exists():
+        rmtree(writing)
+    writing.mkdir(parents=True)
     say(f"preparing the data of {task.name}")
     try:
         task.prepare(source or writing, writing)
@@ -201,14 +182,7 @@ def prepared(task: Task, source: Path | None, out: Path, say: Callable[[str], No
     return folder
 
 
-def _begin(folder: Path) -> None:
-    """Make a new folder, without what an interrupted call may have left."""
-    if folder.exists():
-        rmtree(folder)
-    folder.mkdir(parents=True)
-
-
-def _is_prepared(folder: Path, about: dict[str, Any], reads: Sequence[str]) -> bool:
+def _is_prepared(folder: Path, about: dict[str, Any]) -> bool:
     """Return whether a folder holds the texts of these data; False: they may be written anew."""
     try:
         known = json.loads((folder / _ABOUT_FILE).read_bytes())
@@ -220,10 +194,6 @@ def _is_prepared(folder: Path, about: dict[str, Any], reads: Sequence[str]) -> b
             f"{folder} holds the texts of task {task} from {source}, not of {about['task']} from "
             f"{about['source']}: give another --out"
         )
-    # An earlier version may have noted files that the task does not read.
-    if isinstance(data := known.get("data"), dict):
-        is_read = {x: x in about["data"] or any(fnmatch(x, y) for y in reads) for x in data}
-        known["data"] = {x: data[x] for x in data if is_read[x]}
     if known == about:
         return True
     inside = (x for x in folder.parent.iterdir() if x.is_dir())
@@ -239,112 +209,40 @@ def _is_prepared(folder: Path, about: dict[str, Any], reads: Sequence[str]) -> b
 
 
 def _recipes(task: Task, name: str) -> list[Config]:
-    names: Sequence[str] | None = task.models.get(name)
-    if name.endswith(".toml"):
-        names = [name] * (task.n_trainings if isinstance(task, SelfTrainingTask) else 1)
+    names = [name] if name.endswith(".toml") else task.models.get(name)
     if names is None:
         raise InputError(
             f"task {task.name} has no model {name!r}: choose among {', '.join(task.models)}, or "
             "give a recipe file"
         )
     recipes = [load_recipe(each) for each in names]
-    # A model that labels examples reads them as one that is measured.
-    for recipe in recipes if isinstance(task, SelfTrainingTask) else recipes[-1:]:
-        unused = {f"eval.{x}": getattr(recipe.eval, x) for x in ("window", "dynamic", "ext_len")}
-        for setting, value in {**unused, "model.ext_len": recipe.model.ext_len}.items():
-            if value:
-                raise InputError(
-                    f"{setting}={value} of model {name}: task {task.name} reads its examples "
-                    "through the memory, and would be measured without it: leave it out"
-                )
+    last = recipes[-1]
+    unused = {f"eval.{x}": getattr(last.eval, x) for x in ("window", "dynamic", "ext_len")}
+    for setting, value in {**unused, "model.ext_len": last.model.ext_len}.items():
+        if value:
+            raise InputError(
+                f"{setting}={value} of model {name}: task {task.name} reads its examples "
+                "through the memory, and would be measured without it: leave it out"
+            )
     return recipes
 
 
 def _trained(
-    task: Task,
-    recipes: Sequence[Config],
-    source: Path,
-    folder: Path,
-    out: Path,
-    seed: int,
-    part: str,
-    say: Callable[[str], None],
+    recipes: Sequence[Config], folder: Path, out: Path, seed: int, say: Callable[[str], None]
 ) -> Trained:
-    """Train by one recipe after the other; return the last model.
-
-    The first ``task.n_shared`` read the texts of ``folder``, the others, of which the last is
-    always one, those of a part in it, or what :meth:`SelfTrainingTask.pseudo_label` writes.
-    """
-    run, n_shared = None, min(task.n_shared, len(recipes) - 1)
-    for n, recipe in enumerate(recipes):
-        own = "" if n < n_shared else part
-        data, before = folder / own, run
-        run = out / own / f"stage_{n + 1}"
-        if before is not None and isinstance(task, SelfTrainingTask):
-            prepared, data = data, out / own / f"stage_{n + 1}_data"
-            _pseudo_label(task, before, recipes[n - 1], source, prepared, data, n, say)
-            before = None
-        config = _fitted(recipe, data, before, seed)
+    """Train by one recipe after the other on the texts of a folder; return the last model."""
+    run = None
+    for n, recipe in enumerate(recipes, 1):
+        before, run = run, out / f"stage_{n}"
         say(f"training {run}")
-        train(config, run, quiet=True, reports=False)
+        train(_fitted(recipe, folder, before, seed), run, quiet=True, reports=False)
     assert run is not None
-    return _loaded(run, recipes[-1])
-
-
-def _pseudo_label(
-    task: SelfTrainingTask,
-    run: Path,
-    config: Config,
-    source: Path,
-    prepared: Path,
-    folder: Path,
-    n: int,
-    say: Callable[[str], None],
-) -> None:
-    """Write the data of the next training, if the folder does not hold them.
-
-    Raises:
-        ValueError: It holds those of another model.
-    """
-    trained = _loaded(run, config)
-    files = sorted((run / "model" / "best").glob("*.safetensors"))
-    weights = {path.name: checksum(path) for path in files}
-    about = _json({"weights": weights, "lengths": trained.lengths, "version": task.version})
-    if folder.is_dir():
-        path = folder / _ABOUT_FILE
-        if not (path.is_file() and path.read_bytes() == about):
-            raise InputError(
-                f"{folder} was not labelled by the model in {run}, or otherwise than now: give "
-                "another --out"
-            )
-        return
-    say(f"labelling {folder}")
-    writing = folder.with_name(f"{folder.name}.incomplete")
-    _begin(writing)
-    with autocast(config.train.precision, trained.model.device):
-        task.pseudo_label(trained, source, prepared, writing, n)
-    replace_file(writing / _ABOUT_FILE, about)
-    writing.rename(folder)
-
-
-def _loaded(run: Path, config: Config) -> Trained:
+    config = recipes[-1]
     model = load_model(run).to(pick_device())
     settings = config.eval.lengths_after(config.train.segment_len)
-    lengths = Lengths.of(model.config, **settings)
     has_text = config.data.vocab != "features"
     vocab = load_vocab(run / "model" / "best") if has_text else None
-    return Trained(model, vocab, config, lengths)
-
-
-def joined(parts: Sequence[Measured]) -> Measured:
-    """Return what was measured on all parts of a task: mean metrics, and all scores."""
-    names = dict.fromkeys(name for x in parts for name in x.metrics)
-    metrics = {
-        name: float(np.mean([x.metrics[name] for x in parts if name in x.metrics]))
-        for name in names
-    }
-    scores = [x.scores for x in parts if x.scores is not None]
-    return Measured(metrics, np.concatenate(scores) if len(scores) == len(parts) else None)
+    return Trained(model, vocab, config, Lengths.of(model.config, **settings))
 
 
 def _fitted(recipe: Config, folder: Path, before: Path | None, seed: int) -> Config:
@@ -360,34 +258,32 @@ def _fitted(recipe: Config, folder: Path, before: Path | None, seed: int) -> Con
     return replace(recipe, data=replace(data, **paths), train=training)
 
 
-def _rows(found: dict[str, dict[str, list[Measured]]], name: str) -> dict[str, Any]:
+def _rows(results: dict[str, dict[str, list[Measured]]], name: str) -> dict[str, Any]:
     """Return by split the metrics of each seed, and how a baseline or model compares with others.
 
     ``above`` are the p-values of paired tests, one-sided, against each other method: how likely at
     least as large a mean difference would be if signs of the differences were random.
     """
     rows = {}
-    for split, own in found[name].items():
-        rows[split] = {"seeds": [x.metrics for x in own]}
+    for split, measured in results[name].items():
         above = {}
-        for other, theirs in found.items():
-            if other != name and split in theirs:
-                p = paired_p(own, theirs[split])
+        for other, by_split in results.items():
+            if other != name and split in by_split:
+                p = paired_p(measured, by_split[split])
                 above |= {} if p is None else {other: p}
-        rows[split]["above"] = above
+        rows[split] = {"seeds": [x.metrics for x in measured], "above": above}
     return rows
 
 
-def paired_p(own: Sequence[Measured], others: Sequence[Measured]) -> float | None:
+def paired_p(one: Sequence[Measured], other: Sequence[Measured]) -> float | None:
     """Return the p-value of a paired permutation test of mean scores; None without scores.
 
     The scores of several seeds are averaged first.
     """
-    scores = [[x.scores for x in side if x.scores is not None] for side in (own, others)]
+    scores = [[x.scores for x in side if x.scores is not None] for side in (one, other)]
     if not all(scores):
         return None
-    ours, theirs = (np.mean(side, axis=0) for side in scores)
-    difference = ours - theirs
+    difference = np.subtract(*(np.mean(side, axis=0) for side in scores))
     # Sums of the same numbers in another order are equal up to rounding.
     least = difference.sum() - 1e-12 * np.abs(difference).sum()
     draw = np.random.default_rng(0)
@@ -398,24 +294,16 @@ def paired_p(own: Sequence[Measured], others: Sequence[Measured]) -> float | Non
     return (n_above + 1) / (_RESAMPLES + 1)
 
 
-def _line(name: str, split: str, measured: Measured) -> str:
-    values = "   ".join(f"{key} {x:.4g}" for key, x in measured.metrics.items())
-    return f"{name}, {split}: {values}"
-
-
 def table(task: Task, results: dict[str, Any]) -> str:
     """Return a table in Markdown of the first metric: mean, and the range over seeds."""
     methods = {**results["baselines"], **results["models"]}
     splits = [*dict.fromkeys(split for rows in methods.values() for split in rows)]
-    lines = [f"{task.title}: {task.metric}", "", f"| | {' | '.join(splits)} |"]
-    lines.append("|---" * (1 + len(splits)) + "|")
-    for name, rows in methods.items():
-        cells = []
-        for split in splits:
-            values = [next(iter(x.values())) for x in rows.get(split, {}).get("seeds", [])]
-            cell = f"{np.mean(values):.4g}" if values else "-"
-            if len(values) > 1:
-                cell += f" ({min(values):.4g} to {max(values):.4g})"
-            cells.append(cell)
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+
+    def cell(rows: dict[str, Any], split: str) -> str:
+        values = [next(iter(x.values())) for x in rows.get(split, {}).get("seeds", [])]
+        spread = f" ({min(values):.4g} to {max(values):.4g})" if len(values) > 1 else ""
+        return f"{np.mean(values):.4g}{spread}" if values else "-"
+
+    lines = [[name, *(cell(rows, x) for x in splits)] for name, rows in methods.items()]
+    text = markdown_table(["", *splits], lines, n_texts=1 + len(splits))
+    return f"{task.title}: {task.metric}\n\n{text}\n"

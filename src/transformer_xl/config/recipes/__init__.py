@@ -20,7 +20,11 @@ from transformer_xl.config.evaluation import GenerateConfig
 from transformer_xl.config.locating import locate
 from transformer_xl.errors import SettingsError
 
-_GONE = ("compare-mamba2", "compare-rwkv", "compare-xlnet", "compare-xlstm")
+_GONE = (
+    *("compare-mamba2", "compare-rwkv", "compare-xlnet", "compare-xlstm"),
+    *("digits-raw", "poems", "polarity", "sentiment", "sentiment-language", "sentiment-tuned"),
+    *("translation-de-en", "translation-en-fr"),
+)
 """Recipes of earlier versions, all in revision 47b3a2d."""
 
 

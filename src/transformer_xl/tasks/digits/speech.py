@@ -1,6 +1,7 @@
-"""Speech as features: WAV files, log-mel frames, mu-law samples, and augmentation."""
+"""Speech as features: WAV files, log-mel frames, and augmentation."""
 
 import io
+import tarfile
 import wave
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,7 +19,6 @@ WINDOW, HOP, FFT = 200, 80, 256
 N_MELS = 40
 STACKED, STRIDE = 4, 2
 """Frames that are one input, and frames between two inputs (20 ms)."""
-MU = 255
 _LOWEST, _HIGHEST = 60.0, 3_900.0
 SHRINKAGE = 0.25
 """Share of the identity in the correlations between bands that :func:`normalized` removes."""
@@ -29,7 +29,7 @@ def read_wav(content: bytes) -> Float[np.ndarray, " samples"]:
     """Return the samples of a mono 16-bit WAV file at 8 kHz, between -1 and 1.
 
     Raises:
-        ValueError: It is another kind of file, or has no samples.
+        DataError: It is another kind of file, or has no samples.
     """
     try:
         with wave.open(io.BytesIO(content)) as file:
@@ -45,13 +45,6 @@ def read_wav(content: bytes) -> Float[np.ndarray, " samples"]:
     if len(data) < 2:
         raise DataError("a WAV file without samples")
     return np.frombuffer(data, "<i2").astype(np.float64) / 2**15
-
-
-def mu_law(samples: Float[np.ndarray, " samples"]) -> Int64[np.ndarray, " samples"]:
-    """Quantize samples to 256 levels by mu-law companding (ITU-T G.711, the continuous formula)."""
-    x = np.clip(samples, -1, 1)
-    compressed = np.sign(x) * np.log1p(MU * np.abs(x)) / np.log1p(MU)
-    return np.rint((compressed + 1) / 2 * MU).astype(np.int64)
 
 
 def mel_filters(warp: float = 1.0) -> Float[np.ndarray, "mels bins"]:
@@ -124,14 +117,6 @@ def resampled(samples: Float[np.ndarray, " n"], factor: float) -> Float[np.ndarr
     return np.fft.irfft(resized, m) * (m / n)
 
 
-def _reverberated(samples: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    length = int(RATE * draw.uniform(0.03, 0.2))
-    decay = draw.standard_normal(length) * np.exp(-6.9 * np.arange(length) / length)
-    decay *= draw.uniform(0.1, 0.5) / np.sqrt((decay**2).sum())
-    decay[0] = 1.0
-    return np.convolve(samples, decay)[: len(samples)]
-
-
 def augmented(
     samples: Float[np.ndarray, " samples"], draw: np.random.Generator, warp: float
 ) -> Float[np.ndarray, "frames mels"]:
@@ -142,7 +127,11 @@ def augmented(
     """
     x = resampled(samples, float(np.exp(draw.uniform(-0.15, 0.15))))
     if draw.random() < 0.2:
-        x = _reverberated(x, draw)
+        length = int(RATE * draw.uniform(0.03, 0.2))
+        decay = draw.standard_normal(length) * np.exp(-6.9 * np.arange(length) / length)
+        decay *= draw.uniform(0.1, 0.5) / np.sqrt((decay**2).sum())
+        decay[0] = 1.0
+        x = np.convolve(x, decay)[: len(x)]
     silence = [int(n) for n in draw.integers(0, RATE // 8, 2)]
     x = np.pad(x, silence)
     noise = draw.standard_normal(len(x))
@@ -214,14 +203,10 @@ def masked(
 def recordings_in(path: Path) -> Iterator[tuple[str, Float[np.ndarray, " samples"]]]:
     """Yield names and samples of the WAV files of a gzip-compressed tar archive, sorted by name.
 
-    Nothing is unpacked to the disk.
-
     Raises:
         OSError: The archive cannot be read.
-        ValueError: It is none, or a file in it is of another kind.
+        DataError: It is none, or a file in it is of another kind.
     """
-    import tarfile
-
     with opened(path) as stream:
         # In memory, as members are not read in the order of the archive.
         content = io.BytesIO(stream.read())
@@ -235,6 +220,6 @@ def recordings_in(path: Path) -> Iterator[tuple[str, Float[np.ndarray, " samples
                     samples = read_wav(file.read())
                 except ValueError as error:
                     raise DataError(f"{path}, {member.name}: {error}") from error
-                yield member.name.rsplit("/", 1)[-1].removesuffix(".wav"), samples
+                yield Path(member.name).stem, samples
     except tarfile.TarError as error:
         raise DataError(f"{path} is no tar archive: {error}") from error
