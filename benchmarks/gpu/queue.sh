@@ -113,13 +113,6 @@ ptb-word)
 ptb-char) train "$1" .data/ptb ;;
 wikitext-2) train wikitext-2 .data/wikitext-2 ;;
 python-code | english) ship "$1" ;;
-comparison)
-    # Each learning rate as in the recipe; what it takes to search them is left to a longer run.
-    set -- --larger --minutes 1 --models modern-xl txl txl-paper gpt gpt-cache lstm
-    [ "$TRY" ] && set -- --minutes 0.05 --models lstm
-    run 560 "$python" benchmarks/comparison.py python-stdlib --rates 1 --seeds 1 --no-baselines \
-        --out /tmp/txl_runs/comparison --json "$OUT/comparison.json" "$@"
-    ;;
 *)
     sed -n '2,3p' "$0" >&2
     exit 2

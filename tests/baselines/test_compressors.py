@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from transformer_xl.studies.baselines import compress, compressed_bytes
+from transformer_xl.studies.baselines import compressed_bytes
 from transformer_xl.studies.baselines.compressors import PPMD_ORDERS
 
 WORDS = [f"{x}{y}" for x in "abcdefgh" for y in ("on", "ar", "est", "e")]
@@ -46,4 +46,4 @@ def test_a_copy_of_the_text_before_takes_next_to_nothing_however_far_back(name):
 
 def test_an_unknown_compressor_is_refused():
     with pytest.raises(ValueError, match=r"compressor 'arj' is none of gzip -9, "):
-        compress("arj", b"")
+        compressed_bytes("arj", b"")

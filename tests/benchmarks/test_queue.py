@@ -40,7 +40,7 @@ def test_an_unknown_item_is_told_which_there_are() -> None:
 
 
 def test_an_item_ends_within_ten_minutes_and_is_explained(tmp_path: Path) -> None:
-    for item in ("kernels", *MEASUREMENTS, "blocks", *RECIPES, "comparison"):
+    for item in ("kernels", *MEASUREMENTS, "blocks", *RECIPES):
         assert f"{item}`" in (GPU / "README.md").read_text(), item
         started = _started(item, tmp_path / item).values()
         assert 0 < sum(seconds for seconds, _ in started) < 590, item
@@ -101,22 +101,3 @@ def test_the_command_line_understands_what_the_queue_trains(
         # A setting that is not understood would be 2.
         assert main(words) == 1, item
         assert "there is no file or folder" in capsys.readouterr().err, item
-
-
-def test_the_contestants_of_the_queue_exist_at_ten_times_the_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    comparison = import_module("comparison")
-    asked: list[Any] = []
-    monkeypatch.setattr(comparison, "compare", lambda name, arguments: asked.append(arguments))
-    ((seconds, (_, *words)),) = _started("comparison", tmp_path).values()
-    comparison.main(words)
-    (arguments,) = asked
-    assert {"modern-xl", "txl", "gpt", "lstm"} <= {*arguments.models}
-    models = comparison.load_contestants(arguments.models)
-    large = [comparison.resized(x, *comparison.LARGER) for x in models.values()]
-    assert arguments.larger
-    assert all(config.model.n_layer == 5 for config in large)
-    # Half a minute for each to start and to be measured.
-    assert len(models) * (60 * arguments.minutes + 30) < seconds

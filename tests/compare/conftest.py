@@ -18,7 +18,6 @@ def found(nll, *, tokens=1000, mflop=2.0, seconds=60.0, **more):
     losses = {"nll": nll, "bits_per_token": bits, "bits_per_byte": bits, "mem_len": 8}
     training = {"steps": 5, "tokens": tokens, "seconds": seconds, "parameters": 9000}
     training |= {"inside": 8000, "dtype": "float32", "mflop_per_token": mflop}
-    training |= {"peak_mb": 50.0}
     machine = {"processor": "a processor", "threads": 1, "torch": "2.0"}
     split = {"split": "test"}
     return {
@@ -53,22 +52,29 @@ def made(monkeypatch):
 
     The loss falls with the factor of the learning rate up to 2, and with the time.
     """
-    tasks = []
+    made = []
 
-    def carry_out(task):
-        tasks.append(task)
-        minutes = task.minutes
-        loss = LOSSES[task.model] + abs(task.factor - 2) / 10 + task.seed / 100 + 1 / minutes
+    def measured(config, folder, *, n_tokens=None):
+        task = tasks[folder]
+        made.append(task)
+        minutes, run = task.run.minutes, task.run
+        loss = LOSSES[run.model] + abs(run.factor - 2) / 10 + run.seed / 100 + 1 / minutes
         return found(loss, tokens=round(1000 * minutes))
 
     def paces(configs, seconds):
         return {name: [0.5] * len(stages_of(config)) for name, config in configs.items()}, 100.0
 
+    tasks, make = {}, compare.Comparison._make
+
+    def noted(comparison, left):
+        tasks.update({task.folder: task for task in left})
+        make(comparison, left)
+
     # Each look at a plan makes and names all its recipes anew; the tests of standings draw.
     for name in ("recipe_of", "_changed"):
         monkeypatch.setattr(compare, name, cache(getattr(compare, name)))
     monkeypatch.setattr(standings, "save_figure", lambda figure, path: path.write_text("<svg/>"))
-    monkeypatch.setattr(compare, "_carry_out", carry_out)
+    monkeypatch.setattr(compare.Comparison, "_make", noted)
+    monkeypatch.setattr(compare, "measured", measured)
     monkeypatch.setattr(compare, "paces", paces)
-    monkeypatch.setattr(compare, "in_process", lambda threads, work, *given: work(*given))
-    return tasks
+    return made

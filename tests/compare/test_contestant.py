@@ -8,7 +8,7 @@ from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.model import build_model, load_model
 from transformer_xl.ops import timing
 from transformer_xl.studies import contestant
-from transformer_xl.studies.compare import Comparison, Plan, recipe_of
+from transformer_xl.studies.compare import recipe_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -16,9 +16,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     monkeypatch.setattr(timing, "CEILING_WIDTH", {"cpu": 64})
-    monkeypatch.setattr(contestant, "CONTEXTS", (0, 8, 32))
-    monkeypatch.setattr(contestant, "WRITTEN", (10, 50))
-    monkeypatch.setattr(contestant, "_STEPS", 2)
 
 
 @pytest.fixture
@@ -69,32 +66,12 @@ def test_a_contestant_is_trained_and_measured(tmp_path, contestants, kind):
     )
     assert test["nll"] == pytest.approx(expected.nll)
     assert (test["mem_len"], test["ext_len"]) == (mem_len or 0, config.eval.ext_len or 0)
-    has_state = kind == "lstm"
-    assert [row["context"] for row in found["by_mem_len"]] == ([] if has_state else [0, 8, 32])
-    assert found["from_start"][0]["first"] == 1
-    # A state has one size; the others fill their memory, or a context of the length of training.
-    sizes = [row["state_bytes"] for row in found["writing"]]
-    assert (sizes[0] == sizes[1]) == (has_state or (mem_len or config.train.segment_len) <= 10)
-    for row in found["writing"]:
-        own, called = row["ms_per_token"], row["ms_called"]
-        assert min(own, called) > 0
-        assert (own == called) == (row["step"] == "eager")
 
 
-def test_details_are_of_as_many_tokens_as_the_losses(tmp_path, models, monkeypatch):
-    config, read = short(models["txl"], models["txl"].data), []
-    loss_from_start = contestant.loss_from_start
-
-    def noted(model, ids, **lengths):
-        read.append(len(ids))
-        return loss_from_start(model, ids, **lengths)
-
-    monkeypatch.setattr(contestant, "loss_from_start", noted)
-    found = contestant.measured(config, tmp_path / "all", n_tokens=20)
-    assert {*read} == {21}
+def test_losses_are_of_as_many_tokens_as_asked_for(tmp_path, models):
+    config = short(models["txl"], models["txl"].data)
+    found = contestant.measured(config, tmp_path, n_tokens=20)
     assert found["valid"]["tokens"] == found["test"]["tokens"] == 20
-    alone = contestant.measured(config, tmp_path / "alone", n_tokens=20, is_detailed=False)
-    assert found.keys() - alone.keys() == {"by_mem_len", "from_start", "writing"}
 
 
 def test_flops_of_an_lstm_are_those_of_its_matrices(models):
@@ -148,14 +125,3 @@ def test_flops_of_muon_count_for_each_update(models):
     # Five iterations, each with more than one product of the size of each matrix.
     D, F = model.config.d_model, model.config.d_inner
     assert of_update > 5 * 2 * (4 * D**3 + 2 * D * D * min(D, F))
-
-
-@pytest.mark.slow
-def test_runs_are_made_in_processes_of_their_own(tmp_path, models):
-    models = {name: short(models[name], models["txl"].data) for name in ("txl", "lstm")}
-    plan = Plan(data=models["txl"].data, models=models, minutes=0.02, factors=(1.0,), jobs=2)
-    comparison = Comparison(plan, tmp_path)
-    comparison.go()
-    runs = comparison.planned()
-    assert {run.model for run in runs} == {"txl", "lstm"}
-    assert not [run.found["failed"] for run in runs if "failed" in run.found]

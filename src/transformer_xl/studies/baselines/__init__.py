@@ -1,13 +1,8 @@
 """Baselines without training by gradient: what a text takes by compressors and by counting."""
 
-from transformer_xl.studies.baselines.compressors import COMPRESSORS, compress, compressed_bytes
+from transformer_xl.studies.baselines.compressors import COMPRESSORS, compressed_bytes
 from transformer_xl.studies.baselines.kneser_ney import KneserNey
-from transformer_xl.studies.baselines.measuring import (
-    BASELINES,
-    Baseline,
-    baselines,
-    unigram_nll,
-)
+from transformer_xl.studies.baselines.measuring import BASELINES, Baseline, baselines, unigram_nll
 
 __all__ = [
     "BASELINES",
@@ -15,7 +10,6 @@ __all__ = [
     "Baseline",
     "KneserNey",
     "baselines",
-    "compress",
     "compressed_bytes",
     "unigram_nll",
 ]

@@ -17,18 +17,9 @@ PPMD_ORDERS = (4, 6, 8, 12, 16)
 """Orders of PPMd (variant H, as in 7-Zip) that are tried: bytes of context at most. The best is
 reported. Its size is that of the stream, which does not hold the order, a byte of a file."""
 PPMD_BYTES = (64 << 20, 2 << 30)
-"""Least and most memory of PPMd. When it is full the model starts anew."""
-_PPMD_BYTES_PER_BYTE = 48
+"""Least and most memory of PPMd, 48 times the data. When it is full the model starts anew."""
 _XZ_REACH = 64 << 20
 _EXTREME = 9 | lzma.PRESET_EXTREME
-
-
-def _gzip(data: bytes, reach: int) -> bytes:
-    return gzip.compress(data, 9, mtime=0)
-
-
-def _bzip2(data: bytes, reach: int) -> bytes:
-    return bz2.compress(data, 9)
 
 
 def _xz(data: bytes, reach: int) -> bytes:
@@ -52,36 +43,19 @@ def _zstd(data: bytes, reach: int) -> bytes:
 def _ppmd(data: bytes, reach: int, *, order: int) -> bytes:
     pyppmd = optional_package("pyppmd", "the compressor PPMd")
     least, most = PPMD_BYTES
-    size = min(max(_PPMD_BYTES_PER_BYTE * len(data), least), most)
+    size = min(max(48 * len(data), least), most)
     return pyppmd.compress(data, max_order=order, mem_size=size, variant="H")
 
 
 COMPRESSORS: dict[str, tuple[Callable[[bytes, int], bytes], ...]] = {
-    "gzip -9": (_gzip,),
-    "bzip2 -9": (_bzip2,),
+    "gzip -9": (lambda data, reach: gzip.compress(data, 9, mtime=0),),
+    "bzip2 -9": (lambda data, reach: bz2.compress(data, 9),),
     "xz -9e": (_xz,),
     "zstd -19": (_zstd,),
     "PPMd": tuple(partial(_ppmd, order=order) for order in PPMD_ORDERS),
 }
 """Ways to compress, by name; of several the best counts. Each is given the data and how far back a
 repetition should be found, in bytes; 0: as usual."""
-
-
-def compress(name: str, data: bytes) -> bytes:
-    """Compress data.
-
-    Args:
-        name: One of `COMPRESSORS`.
-        data: What to compress.
-
-    Returns:
-        A file of the compressor; of PPMd a stream, which is to be restored with the order and
-        memory that it was made with and the length of the data.
-
-    Raises:
-        ValueError: There is no such compressor, or its package is missing.
-    """
-    return min((way(data, 0) for way in _ways(name)), key=len)
 
 
 def compressed_bytes(name: str, text: bytes, before: bytes = b"") -> int:
@@ -99,20 +73,17 @@ def compressed_bytes(name: str, text: bytes, before: bytes = b"") -> int:
         before: The text before it. Empty: none, and the size is that of the compressor alone.
 
     Raises:
-        ValueError: There is no such compressor, or its package is missing.
+        InputError: There is no such compressor, or its package is missing.
 
     Example:
         >>> text = bytes(range(256))
         >>> compressed_bytes("xz -9e", text) > 256, compressed_bytes("xz -9e", text, text) < 50
         (True, True)
     """
-    if not before:
-        return len(compress(name, text))
-    reach = len(before) + len(text)
-    return min(len(way(before + text, reach)) - len(way(before, reach)) for way in _ways(name))
-
-
-def _ways(name: str) -> tuple[Callable[[bytes, int], bytes], ...]:
     if name not in COMPRESSORS:
         raise InputError(f"compressor {name!r} is none of {', '.join(COMPRESSORS)}")
-    return COMPRESSORS[name]
+    ways = COMPRESSORS[name]
+    if not before:
+        return min(len(way(text, 0)) for way in ways)
+    reach = len(before) + len(text)
+    return min(len(way(before + text, reach)) - len(way(before, reach)) for way in ways)

@@ -80,7 +80,7 @@ class KneserNey:
         vocab_size: The number of tokens, V.
 
     Raises:
-        ValueError: The order is below 1, the text is empty, or a token is not in the vocabulary.
+        InputError: The order is below 1, the text is empty, or a token is not in the vocabulary.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class KneserNey:
             order: The order, up to that of the model. None: that one.
 
         Raises:
-            ValueError: The order is out of range, or a token is not in the vocabulary.
+            InputError: The order is out of range, or a token is not in the vocabulary.
         """
         if order is None:
             order = self.order
@@ -149,7 +149,7 @@ class KneserNey:
         """Return the order with the least loss on a text, such as the validation text.
 
         Raises:
-            ValueError: A token is not in the vocabulary.
+            InputError: A token is not in the vocabulary.
         """
         losses = self._nll_by_order(ids, self.order)
         return min(losses, key=lambda order: losses[order].sum())

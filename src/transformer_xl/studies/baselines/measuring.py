@@ -1,8 +1,7 @@
 """Baselines of a corpus: one row for each way to predict its text without training by gradient."""
 
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +21,8 @@ TRAINING_TOKENS = 8_000_000
 """Tokens of the training text that n-grams are counted in at most: its end. In the worst case,
 where hardly a sequence occurs twice, they take 2 GB at order 5."""
 _SMALL_VOCAB = 1000
+_ORDERS = 12, 5
+"""The highest order of n-grams, of vocabularies of up to 1,000 and of larger ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,16 +38,10 @@ class Baseline:
     """Bits per byte of text in UTF-8; None where the bytes of tokens are unknown, as of words."""
     tokens: int
     """Number of predicted tokens: all for compressors, all but the first for the others."""
-    seconds: float
 
 
 def baselines(
-    corpus: Corpus,
-    split: str = "test",
-    *,
-    names: Sequence[str] = BASELINES,
-    order: int | None = None,
-    each: Callable[[Baseline], None] | None = None,
+    corpus: Corpus, split: str = "test", *, names: Sequence[str] = BASELINES
 ) -> list[Baseline]:
     """Measure baselines of a text, each one once without the training text and once with it.
 
@@ -67,14 +62,12 @@ def baselines(
         corpus: The corpus, of any vocabulary.
         split: The text to predict: ``test`` or ``valid``.
         names: Which baselines, in this order.
-        order: The highest order of n-grams. None: 12 for vocabularies of up to 1,000, else 5.
-        each: Called with each row as soon as it is measured.
 
     Returns:
         The rows.
 
     Raises:
-        ValueError: A name is unknown, its package is missing, the split is empty, the text has
+        InputError: A name is unknown, its package is missing, the split is empty, the text has
             fewer than two tokens, or there is no training text.
     """
     if unknown := [name for name in names if name not in BASELINES]:
@@ -84,49 +77,40 @@ def baselines(
     text, training = np.asarray(corpus.split(split)), corpus.split("train")
     if len(text) < 2:
         raise InputError(f"the {split} text has {len(text)} token, and 2 are needed to predict one")
+    vocab, n_bytes = corpus.vocab, corpus.n_bytes(split)
+    rest = bytes_of(token_bytes_in(vocab, text, n_bytes), text[1:])
     rows: list[Baseline] = []
 
-    def add(row: Baseline) -> None:
-        rows.append(row)
-        if each is not None:
-            each(row)
-
-    for name in names:
-        began = time.perf_counter()
-        if name in COMPRESSORS:
-            data, before = _texts(corpus, split)
-            for trained in (False, True):
-                began = time.perf_counter()
-                bits = 8 * compressed_bytes(name, data, before if trained else b"")
-                add(
-                    Baseline(
-                        name=name,
-                        trained=trained,
-                        bits_per_token=bits / len(text),
-                        bits_per_byte=_per_byte(corpus, split, bits),
-                        tokens=len(text),
-                        seconds=time.perf_counter() - began,
-                    )
-                )
-            continue
-        if name == "uniform":
-            bits = (len(text) - 1) * math.log2(len(corpus.vocab))
-        elif name == "unigram":
-            bits = unigram_nll(training, text, len(corpus.vocab))[1:].sum() / math.log(2)
-        else:
-            name, bits = _n_gram(corpus, text, training, order)
-        sizes = token_bytes_in(corpus.vocab, text, corpus.n_bytes(split))
-        n_bytes = bytes_of(sizes, text[1:])
-        add(
+    def add(name: str, trained: bool, bits: float, n_tokens: int, n_bytes: float | None) -> None:
+        rows.append(
             Baseline(
                 name=name,
-                trained=name != "uniform",
-                bits_per_token=float(bits) / (len(text) - 1),
+                trained=trained,
+                bits_per_token=float(bits) / n_tokens,
                 bits_per_byte=None if n_bytes is None else float(bits) / n_bytes,
-                tokens=len(text) - 1,
-                seconds=time.perf_counter() - began,
+                tokens=n_tokens,
             )
         )
+
+    for name in names:
+        if name in COMPRESSORS:
+            data, before = _texts(corpus, split)
+            whole = None if vocab.token_bytes is None else n_bytes
+            for trained in (False, True):
+                bits = 8 * compressed_bytes(name, data, before if trained else b"")
+                add(name, trained, bits, len(text), whole)
+            continue
+        if name == "uniform":
+            bits = (len(text) - 1) * math.log2(len(vocab))
+        elif name == "unigram":
+            bits = unigram_nll(training, text, len(vocab))[1:].sum() / math.log(2)
+        else:
+            order = _ORDERS[len(vocab) > _SMALL_VOCAB]
+            model = KneserNey(training[-TRAINING_TOKENS:], len(vocab), order=order)
+            has_valid = corpus.n_tokens("valid")
+            best = model.best_order(corpus.split("valid")) if has_valid else model.order
+            name, bits = f"{best}-gram", model.nll(text, order=best)[1:].sum() / math.log(2)
+        add(name, name != "uniform", bits, len(text) - 1, rest)
     return rows
 
 
@@ -136,19 +120,6 @@ def unigram_nll(
     """Return -log p of each token, in nats: its frequency in a training text, with one added."""
     counts = np.bincount(training, minlength=vocab_size) + 1
     return -np.log(counts / counts.sum())[text]
-
-
-def _n_gram(
-    corpus: Corpus, text: np.ndarray, training: np.ndarray, order: int | None
-) -> tuple[str, float]:
-    vocab_size = len(corpus.vocab)
-    if order is None:
-        order = 12 if vocab_size <= _SMALL_VOCAB else 5
-    model = KneserNey(training[-TRAINING_TOKENS:], vocab_size, order=order)
-    best = model.order
-    if corpus.n_tokens("valid"):
-        best = model.best_order(corpus.split("valid"))
-    return f"{best}-gram", model.nll(text, order=best)[1:].sum() / math.log(2)
 
 
 def _texts(corpus: Corpus, split: str) -> tuple[bytes, bytes]:
@@ -166,7 +137,3 @@ def _texts(corpus: Corpus, split: str) -> tuple[bytes, bytes]:
         else:
             text, before = (vocab.decode(x).encode() for x in ids)
     return text, before
-
-
-def _per_byte(corpus: Corpus, split: str, bits: int) -> float | None:
-    return None if corpus.vocab.token_bytes is None else bits / corpus.n_bytes(split)
