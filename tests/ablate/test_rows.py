@@ -71,6 +71,7 @@ def test_what_a_row_has_no_use_for_is_left_out(recipe: Config) -> None:
         model = replace(recipe.model, tie_biases=False)
         train = replace(recipe.train, reset_memory=0.2)
         config = recipe_of(row, replace(recipe, model=model, train=train), seed=1)
-        assert config.train.reset_memory == (0.2 if row.recurrence else 0.0), row
-        assert config.model.tie_biases == (row.encoding in ("sinusoids", "learned")), row
+        recurrence, encoding, _ = row.parts
+        assert config.train.reset_memory == (0.2 if recurrence == "recurrence" else 0.0), row
+        assert config.model.tie_biases == (encoding in ("sinusoids", "learned")), row
         build_model(config.model)

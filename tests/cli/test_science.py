@@ -11,6 +11,7 @@ from transformer_xl.cli import parse
 from transformer_xl.cli.science import Recl, ReclConfig
 from transformer_xl.cli.tables import narrow
 from transformer_xl.config.recipes import dump_recipe
+from transformer_xl.studies import recl
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -74,7 +75,7 @@ def test_a_plot_that_cannot_be_written_is_refused_before_anything_is_measured(
     trained: Path, txl: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(Recl, "_losses", None)
+    monkeypatch.setattr(recl, "context_losses", None)
     (tmp_path / "folder.svg").mkdir()
     (tmp_path / "file").touch()
     (tmp_path / "link.svg").symlink_to("file")
@@ -146,10 +147,10 @@ def test_settings_out_of_range_are_named() -> None:
     assert parse(["recl", "runs/a", "runs/b", "--recl.top", "0.5"]) == Recl(
         dirs=("runs/a", "runs/b"), recl=ReclConfig(top=(0.5,))
     )
-    assert [*ReclConfig(step=5, first=2, longest=15).contexts] == [2, 7, 12]
+    assert [*ReclConfig(step=5, longest=17).contexts] == [5, 10, 15]
     with pytest.raises(ValueError, match=r"recl\.step=0 must be above 0"):
         ReclConfig(step=0)
-    with pytest.raises(ValueError, match=r"recl\.longest=100 must be at least a step"):
+    with pytest.raises(ValueError, match=r"recl\.longest=100 must be at least two steps"):
         ReclConfig(longest=100)
     with pytest.raises(ValueError, match=r"recl\.top\[0\]=2 must be at most 1"):
         ReclConfig(top=(2,))

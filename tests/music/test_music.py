@@ -88,7 +88,7 @@ def test_a_midi_file_with_an_endless_pause_is_refused(tmp_path):
     file.tracks[1][-1].time = 2**27
     file.tracks[1].append(mido.MetaMessage("end_of_track", time=2**27))
     file.save(tmp_path / "a.mid")
-    with pytest.raises(ValueError, match="at most 1,000,000 are read: cut it"):
+    with pytest.raises(ValueError, match="more than the 1,000,000 steps that are read: cut it"):
         read_midi(tmp_path / "a.mid", MusicConfig(voices=1))
 
 

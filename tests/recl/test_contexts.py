@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model import TransformerXL, build_model
+from transformer_xl.model import Lengths, TransformerXL, build_model
+from transformer_xl.studies import recl
 from transformer_xl.studies.recl import context_losses, target_places
 
 CONTEXTS = range(4, 21, 4)
@@ -37,8 +38,13 @@ def ids() -> list[int]:
     [("relative", 1), ("relative", 10_000), ("shaw", 64), ("lstm", 10_000), ("window", 64)],
 )
 def test_it_is_what_each_context_alone_gives(
-    kind: str, batch_tokens: int, tiny_config: ModelConfig, ids: list[int]
+    kind: str,
+    batch_tokens: int,
+    tiny_config: ModelConfig,
+    ids: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(recl, "BATCH_TOKENS", batch_tokens)
     changes = {
         "relative": {"mem_len": 30},
         "shaw": {"attn_type": 1, "n_positions": 40, "mem_len": 30},
@@ -48,9 +54,8 @@ def test_it_is_what_each_context_alone_gives(
     model = build_model(replace(tiny_config, init_std=0.2, **changes[kind])).eval()
     window = 10 if kind == "window" else None
     places = target_places(len(ids), CONTEXTS, 9)
-    found = context_losses(
-        model, ids, places, CONTEXTS, segment_len=6, window=window, batch_tokens=batch_tokens
-    )
+    lengths = Lengths.of(model.config, segment_len=6)
+    found = context_losses(model, ids, places, CONTEXTS, lengths, window)
     expected = _one_by_one(model, ids, places, window)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
     if kind == "window":
@@ -60,7 +65,8 @@ def test_it_is_what_each_context_alone_gives(
 def test_the_memory_is_as_short_as_it_is_told(tiny_config: ModelConfig, ids: list[int]) -> None:
     model = TransformerXL(replace(tiny_config, init_std=0.2)).eval()
     places = target_places(len(ids), CONTEXTS, 5)
-    found = context_losses(model, ids, places, CONTEXTS, segment_len=4, mem_len=3)
+    lengths = Lengths.of(model.config, segment_len=4, mem_len=3)
+    found = context_losses(model, ids, places, CONTEXTS, lengths)
     # The same by hand: segments of 4 from the beginning of the window, remembering 3.
     for row, c in enumerate(CONTEXTS):
         for column, place in enumerate(places):
@@ -88,6 +94,6 @@ def test_errors_name_what_is_wrong(tiny_config: ModelConfig, ids: list[int]) -> 
     with pytest.raises(ValueError, match="need a text of 25 tokens, and this one has 20"):
         target_places(20, CONTEXTS, 5)
     with pytest.raises(ValueError, match="cannot all have contexts of 4 to 20"):
-        context_losses(model, ids, [19], CONTEXTS)
+        context_losses(model, ids, [19], CONTEXTS, Lengths.of(model.config))
     with pytest.raises(ValueError, match="the model knows 0 to 30"):
-        context_losses(model, [*ids, 31], [40], CONTEXTS)
+        context_losses(model, [*ids, 31], [40], CONTEXTS, Lengths.of(model.config))

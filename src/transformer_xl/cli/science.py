@@ -24,7 +24,6 @@ from transformer_xl.config import (
     Count,
     EvalConfig,
     GenerateConfig,
-    Positive,
     Range,
     check,
     load_recipe,
@@ -35,11 +34,8 @@ from transformer_xl.config import (
 from transformer_xl.errors import InputError
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from transformer_xl.data import Vocab
     from transformer_xl.model import LanguageModel, Lengths
-    from transformer_xl.studies.recl import Recl as LengthFound
 
 
 @no_type_check
@@ -48,21 +44,15 @@ class ReclConfig:
     """How the effective context length is measured (Appendix C of the paper)."""
 
     step: Count = 100
-    """Increment of the context length, in tokens."""
-    first: Count | None = None
-    """The shortest context; None: one step."""
+    """The shortest context, and the increment of its length, in tokens."""
     longest: Count = 1000
     """The longest context; a model that still gains there is reported as at least this."""
     tokens: Count = 2000
     """Number of tokens of the text that are predicted."""
     top: tuple[Annotated[float, Range(gt=0, le=1)], ...] = (0.1, 0.5, 1.0)
     """Fractions r: only the r hardest of these tokens are compared."""
-    threshold: Positive = 0.01
-    """Relative gain below which a longer context does not count as better."""
     window: Count | None = None
     """Longest input of models without memory; None: their training segment length."""
-    batch_tokens: Count = 16384
-    """Approximate number of tokens per batch."""
     split: Literal["train", "valid", "test"] = "test"
     """Split of the corpus; valid if there is no test text."""
 
@@ -70,14 +60,13 @@ class ReclConfig:
         check(self, "recl")
         require(
             len(self.contexts) > 1,
-            f"recl.longest={self.longest} must be at least a step={self.step} above the shortest "
-            f"context, {self.contexts.start}",
+            f"recl.longest={self.longest} must be at least two steps of step={self.step}",
         )
 
     @property
     def contexts(self) -> range:
         """The context lengths."""
-        return range(self.first or self.step, self.longest + 1, self.step)
+        return range(self.step, self.longest + 1, self.step)
 
 
 @dataclass(kw_only=True)
@@ -111,6 +100,7 @@ class Recl(LoadsModels, PrintsResult):
             require_plot(self.plot)
         import numpy as np
 
+        from transformer_xl.config import pick_device
         from transformer_xl.model import load_model
         from transformer_xl.studies import markdown_table, recl
 
@@ -121,36 +111,39 @@ class Recl(LoadsModels, PrintsResult):
         require(is_read, f"--recl.window {settings.window} {why}")
         ids = self._tokens(_shared_vocabulary(self.dirs))
         places = recl.target_places(len(ids), contexts, settings.tokens)
-        losses = np.stack(
-            [
-                self._losses(folder, ids, places, *reading)
-                for folder, reading in zip(self.dirs, readings, strict=True)
-            ]
-        )
-        by_top: dict[float, dict[str, LengthFound]] = {}
-        for top in settings.top:
-            results = recl.relative_effective_context_length(
-                losses, contexts, top=top, threshold=settings.threshold
+        each = []
+        for folder, (lengths, window) in zip(self.dirs, readings, strict=True):
+            say(f"measuring {folder}" + f", which reads at most {window} tokens" * bool(window))
+            # In float32: rounding errors of half precision could count as a gain.
+            model = load_model(folder).to(pick_device())
+            each.append(recl.context_losses(model, ids, places, contexts, lengths, window))
+        losses = np.stack(each)
+        by_top = {
+            top: dict(
+                zip(
+                    names,
+                    recl.relative_effective_context_length(losses, contexts, top=top),
+                    strict=True,
+                )
             )
-            by_top[top] = dict(zip(names, results, strict=True))
+            for top in settings.top
+        }
+        lengths_of = [[x[name] for x in by_top.values()] for name in names]
         rows = [
-            [
-                name,
-                *(f"{'at least ' * x[name].is_bound}{x[name].length:,}" for x in by_top.values()),
-            ]
-            for name in names
+            [name, *(f"{'at least ' * x.is_bound}{x.length:,}" for x in row)]
+            for name, row in zip(names, lengths_of, strict=True)
         ]
         table = markdown_table(["model", *(f"r = {top:g}" for top in by_top)], rows)
         (say if self.json else print)(table)
         if self.plot:
-            recl.draw_gains(self.plot, contexts, by_top, settings.threshold)
+            recl.draw_gains(self.plot, contexts, by_top)
             say(f"wrote {self.plot}")
         if self.json:
             models = [
                 {
                     "name": name,
                     "nll": nll,
-                    "recl": {f"{top:g}": asdict(results[name]) for top, results in by_top.items()},
+                    "recl": {f"{r:g}": asdict(x[name]) for r, x in by_top.items()},
                 }
                 for name, nll in zip(names, losses.mean(2).tolist(), strict=True)
             ]
@@ -170,28 +163,6 @@ class Recl(LoadsModels, PrintsResult):
         corpus = corpus_of(recipe.data, vocab, self.dirs[0], "a text with --file")
         has_split = corpus.n_tokens(self.recl.split) > 1
         return corpus.split(self.recl.split if has_split else "valid")
-
-    def _losses(
-        self, folder: str, ids: Any, places: list[int], lengths: "Lengths", window: int | None
-    ) -> "np.ndarray":
-        from transformer_xl.config import pick_device
-        from transformer_xl.model import load_model
-        from transformer_xl.studies.recl import context_losses
-
-        if lengths.ext_len:
-            say(f"{folder}: ext_len={lengths.ext_len} is ignored; no token is read twice")
-        say(f"measuring {folder}" + f", which reads at most {window} tokens" * bool(window))
-        names = ("segment_len", "mem_len", "attn_len", "clamp_len")
-        # In float32: rounding errors of half precision could count as a gain.
-        return context_losses(
-            load_model(folder).to(pick_device()),
-            ids,
-            places,
-            self.recl.contexts,
-            window=window,
-            batch_tokens=self.recl.batch_tokens,
-            **{name: getattr(lengths, name) for name in names},
-        )
 
     def _reading(self, folder: str, model: "LanguageModel") -> tuple["Lengths", int | None]:
         """Return the lengths of a model, and its longest input if it has no memory."""

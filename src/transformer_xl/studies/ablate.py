@@ -20,13 +20,7 @@ from transformer_xl.errors import SettingsError
 from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.model import LanguageModel, TransformerXL
 from transformer_xl.studies import markdown_table, require_predicted, save_figure
-from transformer_xl.train import (
-    ENVIRONMENT_FILE,
-    METRICS_FILE,
-    RunFolder,
-    read_metrics,
-    train,
-)
+from transformer_xl.train import ENVIRONMENT_FILE, METRICS_FILE, RunFolder, read_metrics, train
 
 TABLES = (6, 7, 10)
 """Tables of the paper that hold ablations."""
@@ -52,19 +46,9 @@ class Row:
     """Factor of the segment length, for the same GPU memory as with recurrence."""
 
     @property
-    def recurrence(self) -> bool:
-        """Whether the model has a memory."""
-        return self.name.startswith("recurrence")
-
-    @property
-    def encoding(self) -> str:
-        """The encoding of positions."""
-        return self.name.split("-")[1]
-
-    @property
-    def loss(self) -> str:
-        """Loss on all tokens of a segment, or on its second half."""
-        return self.name.split("-")[2]
+    def parts(self) -> list[str]:
+        """``recurrence`` or not, the encoding of positions, and the loss."""
+        return self.name.split("-")
 
 
 ROWS = (
@@ -122,9 +106,11 @@ def recipe_of(row: Row, recipe: Config, seed: int) -> Config:
             "model.mem_len=0: the recipe has no recurrence to take away; give it a memory, as long "
             "as the segment in the paper"
         )
+    recurrence, encoding, loss = row.parts
+    has_memory = recurrence == "recurrence"
     segment_len = round(recipe.train.segment_len * row.longer)
-    mem_len = model.mem_len if row.recurrence else 0
-    attn_type = _ATTN_TYPES[row.encoding]
+    mem_len = model.mem_len if has_memory else 0
+    attn_type = _ATTN_TYPES[encoding]
     return replace(
         recipe,
         model=replace(
@@ -134,7 +120,7 @@ def recipe_of(row: Row, recipe: Config, seed: int) -> Config:
             # Absolute encodings have no biases of attention.
             tie_biases=model.tie_biases or attn_type in (2, 3),
             mem_len=mem_len,
-            enhanced_recurrence=model.enhanced_recurrence and row.recurrence,
+            enhanced_recurrence=model.enhanced_recurrence and has_memory,
             ext_len=0,
             attn_len=None,
             clamp_len=None,
@@ -142,11 +128,11 @@ def recipe_of(row: Row, recipe: Config, seed: int) -> Config:
         train=replace(
             recipe.train,
             segment_len=segment_len,
-            loss=row.loss,
+            loss=loss,
             seed=seed,
             # Without a curriculum, as rows differ in their lengths.
             stages=(),
-            reset_memory=recipe.train.reset_memory if row.recurrence else 0.0,
+            reset_memory=recipe.train.reset_memory if has_memory else 0.0,
         ),
         # Attention lengths are searched after training.
         eval=EvalConfig(batch_size=recipe.eval.batch_size),
@@ -303,9 +289,9 @@ def summary(measured: Sequence[Mapping[str, Any]], table: int = 6) -> list[dict[
         rows.append(
             {
                 "row": row.name,
-                "recurrence": row.recurrence,
-                "encoding": row.encoding,
-                "loss": row.loss,
+                "recurrence": row.parts[0] == "recurrence",
+                "encoding": row.parts[1],
+                "loss": row.parts[2],
                 "segment_len": first["train"]["segment_len"],
                 "parameters": first["parameters"],
                 "seeds": [run["seed"] for run in runs],
@@ -352,7 +338,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def draw_ablation(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Plot a summary, .png or .svg: each row with error bars, and its loss by attention length.
+    """Plot a summary with error bars, .png or .svg.
 
     Raises:
         ImportError: matplotlib is missing.
@@ -361,26 +347,16 @@ def draw_ablation(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     # Without pyplot, which has global state and may need a display.
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 1.6 + 0.34 * max(len(rows), 6)), layout="constrained")
-    bars, curves = figure.subplots(1, 2, width_ratios=(3, 2))
-    names, unit = [row["row"] for row in rows], rows[0]["unit"]
+    figure = Figure(figsize=(6, 1.6 + 0.34 * max(len(rows), 6)), layout="constrained")
+    axes, names = figure.subplots(), [row["row"] for row in rows]
     labels = {"init": ("o", "at the length of training"), "best": ("D", "at the best length")}
     for kind, (marker, label) in labels.items():
         values = [row[kind]["mean"] for row in rows]
         errors = [row[kind]["std"] or 0.0 for row in rows]
-        bars.errorbar(values, names, xerr=errors, fmt=marker, capsize=3, label=label, alpha=0.8)
-    bars.invert_yaxis()
-    bars.set_xlabel(f"{unit}, with the standard deviation over seeds")
-    bars.legend(frameon=False)
-    for row in rows:
-        lengths = [x["attn_len"] for x in row["curve"]]
-        values = _in_unit(np.array([x["nll"] for x in row["curve"]]), unit)
-        curves.plot(lengths, values, marker=".", label=row["row"])
-    curves.set_xlabel("attention length")
-    curves.legend(frameon=False, fontsize=6)
-    for axes in (bars, curves):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.3)
+        axes.errorbar(values, names, xerr=errors, fmt=marker, capsize=3, label=label, alpha=0.8)
+    axes.invert_yaxis()
+    axes.set_xlabel(f"{rows[0]['unit']}, with the standard deviation over seeds")
+    axes.legend(frameon=False)
     save_figure(figure, path)
 
 

@@ -13,20 +13,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transformer_xl.errors import InputError
-from transformer_xl.model import (
-    SEGMENT_LEN,
-    LanguageModel,
-    Lengths,
-    Text,
-    as_tokens,
-    evaluating,
-    read,
-)
+from transformer_xl.model import LanguageModel, Lengths, Text, as_tokens, evaluating, read
 from transformer_xl.studies import save_figure
 
 _ROWS = 16
 THRESHOLD = 0.01
 """Relative gain below which a longer context does not count (Appendix C)."""
+BATCH_TOKENS = 16_384
+"""Approximate number of tokens in a batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +42,6 @@ def relative_effective_context_length(
     contexts: Sequence[int],
     *,
     top: float = 1.0,
-    threshold: float = THRESHOLD,
 ) -> list[Recl]:
     r"""Compute the RECL of each model of a group.
 
@@ -59,7 +52,7 @@ def relative_effective_context_length(
     $$f_i(c, c') = \frac{1}{|\mathcal{T}|} \sum_{t \in \mathcal{T}} \min(b(c, t), l_i(c', t))
     \qquad g_i(c, c') = \frac{\exp f_i(c, c) - \exp f_i(c, c')}{\exp f_i(c, c)}$$
 
-    The length is the first c whose $g_i(c, c')$, with c' the next context, is below the threshold.
+    The length is the first c whose $g_i(c, c')$, with c' the next context, is below 0.01.
     All models share a baseline, so a weak model does not get a large RECL from poor losses at short
     contexts. Because of the minimum, random fluctuations of the losses count as small gains.
 
@@ -67,7 +60,6 @@ def relative_effective_context_length(
         losses: -log p in nats, of the same tokens for all models.
         contexts: The context lengths, ascending; equally spaced in the paper.
         top: Share r of the tokens in $\mathcal{T}$.
-        threshold: The smallest gain that counts.
 
     Returns:
         One result for each model, in order.
@@ -101,25 +93,16 @@ def relative_effective_context_length(
             gains[i, n] = falls[i, n] / before
     result = []
     for each, fall in zip(gains.tolist(), falls.tolist(), strict=True):
-        small = [c for c, gain in zip(contexts, each, strict=False) if gain < threshold]
+        small = [c for c, gain in zip(contexts, each, strict=False) if gain < THRESHOLD]
         length = int(small[0] if small else contexts[-1])
         result.append(Recl(length=length, is_bound=not small, gains=tuple(each), falls=tuple(fall)))
     return result
 
 
 def draw_gains(
-    path: Path,
-    contexts: Sequence[int],
-    results: Mapping[float, Mapping[str, Recl]],
-    threshold: float = THRESHOLD,
+    path: Path, contexts: Sequence[int], results: Mapping[float, Mapping[str, Recl]]
 ) -> None:
-    """Plot the relative gain by context length, .png or .svg, with a panel for each r.
-
-    Args:
-        path: The file.
-        contexts: The context lengths.
-        results: For each share r of the tokens, the results of the models by name.
-        threshold: The smallest gain that counts.
+    """Plot the relative gain by context length, .png or .svg, with a panel for each share r.
 
     Raises:
         ImportError: matplotlib is missing.
@@ -134,10 +117,9 @@ def draw_gains(
         for name, result in models.items():
             line = axes.plot(contexts[:-1], [100 * gain for gain in result.gains], label=name)
             axes.axvline(result.length, color=line[0].get_color(), linestyle=":", linewidth=1)
-        axes.axhline(100 * threshold, color="0.5", linestyle="--", linewidth=1)
+        axes.axhline(100 * THRESHOLD, color="0.5", linestyle="--", linewidth=1)
         axes.set_title(f"the hardest {top:.0%} of the tokens" if top < 1 else "all tokens")
         axes.set_xlabel("context c in tokens; dotted: effective length")
-        axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("perplexity gained by a step more, %")
     panels[0].legend(frameon=False)
     save_figure(figure, path)
@@ -180,13 +162,8 @@ def context_losses(
     ids: Text,
     places: Sequence[int],
     contexts: range,
-    *,
-    segment_len: int = SEGMENT_LEN,
-    mem_len: int | None = None,
-    attn_len: int | None = None,
-    clamp_len: int | None = None,
+    lengths: Lengths,
     window: int | None = None,
-    batch_tokens: int = 16384,
 ) -> Float[np.ndarray, "contexts tokens"]:
     r"""Measure $l(c, t) = -\log p(x_t \mid x_{t-c}, \dots, x_{t-1})$.
 
@@ -201,13 +178,9 @@ def context_losses(
         ids: The text in tokens.
         places: Indices of the target tokens, from :func:`target_places`.
         contexts: The context lengths.
-        segment_len: Segment length.
-        mem_len: Memory length. None: as configured, like ``attn_len`` and ``clamp_len``.
-        attn_len: Keys a query sees, counting its own.
-        clamp_len: Distances above it count as it.
+        lengths: How the text is read; ``ext_len`` is not used.
         window: Limit of the context, read as one segment, for a model without memory. None: no
             limit.
-        batch_tokens: Approximate number of tokens in a batch.
 
     Raises:
         InputError: A token is outside the vocabulary, or a target lacks context.
@@ -218,21 +191,14 @@ def context_losses(
             f"tokens {min(places)} to {max(places)} of a text of {len(text)} cannot all have "
             f"contexts of {contexts[0]} to {contexts[-1]} tokens"
         )
-    lengths = Lengths.of(
-        model.config,
-        segment_len=segment_len if window is None else window,
-        mem_len=mem_len,
-        attn_len=attn_len,
-        clamp_len=clamp_len,
-        ext_len=0,
-    )
+    lengths = lengths._replace(segment_len=window or lengths.segment_len, ext_len=0)
     limit = contexts[-1] if window is None else min(window, contexts[-1])
     within = [c for c in contexts if c <= limit]
     result = np.empty((len(contexts), len(places)))
     with evaluating(model):
         for chosen in (within, [] if limit in contexts else [limit]):
             pairs = {(place - c, c) for place in places for c in chosen}
-            losses = _window_losses(model, text, pairs, window, lengths, batch_tokens)
+            losses = _window_losses(model, text, pairs, window, lengths)
             for row, c in enumerate(contexts):
                 if (context := min(c, limit)) in chosen:
                     result[row] = [losses[place - context, context] for place in places]
@@ -245,7 +211,6 @@ def _window_losses(
     pairs: set[tuple[int, int]],
     window: int | None,
     lengths: Lengths,
-    batch_tokens: int,
 ) -> dict[tuple[int, int], float]:
     """Return the loss of token s + c in the window that begins at s, for each pair (s, c)."""
     result: dict[tuple[int, int], float] = {}
@@ -255,7 +220,7 @@ def _window_losses(
     # Sorted by length, so that batches have little padding.
     starts = sorted(farthest, key=lambda start: (farthest[start], start))
     longest = max(farthest.values(), default=1)
-    n_windows = max(1, batch_tokens // min(lengths.segment_len, longest))
+    n_windows = max(1, BATCH_TOKENS // min(lengths.segment_len, longest))
     contexts = sorted({c for _, c in pairs})
     for first in range(0, len(starts), n_windows):
         batch = starts[first : first + n_windows]

@@ -1,41 +1,36 @@
 """MIDI files of any program as steps of voices; what has no place in them is counted."""
 
 import math
-import struct
+import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from io import BytesIO
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
-from transformer_xl.config import HIGHEST, REST, MusicConfig, require
+from transformer_xl.config import REST, MusicConfig, require
+from transformer_xl.data import optional_package
 from transformer_xl.errors import DataError
 
 DRUMS = 9
 """The MIDI channel without pitches."""
-_OFF, _ON, _CONTROL, _BEND = 0x8, 0x9, 0xB, 0xE
-"""Events of a channel, by the first half of their status."""
 _SUSTAIN = 64
 """The controller of the pedal."""
-_SYSEX = 0xF0, 0xF7
-_META, _END = 0xFF, 0x2F
-_REAL_TIME = range(0xF8, 0xFF)
-_SYSTEM = {0xF1: 1, 0xF2: 2, 0xF3: 1, 0xF6: 0} | dict.fromkeys(_REAL_TIME, 0)
-"""The number of values of system messages (common and real-time), which belong in no file."""
 _OCTAVE = 12
 _LEFT_OUT, _CHANGED = "left out", "changed"
 _DRUM_NOTES = _LEFT_OUT, "note{s} of the drum channel"
-_TOO_HIGH = _LEFT_OUT, f"note{{s}} above {HIGHEST}"
-_OF_SYSTEM = _LEFT_OUT, "system message{s} (common or real-time)"
 _DOUBLED = _LEFT_OUT, "note{s} that others double"
 _MOST_STEPS = 1_000_000
 """Steps that are read from a MIDI file at most; a pause may be of any length there."""
 _MOST_BYTES = 1 << 22
 """Bytes of a MIDI file that is read."""
+_LONG_NUMBER = re.compile(rb"[\x80-\xff]{1000}")
+"""What mido would take for a number for hours."""
 
 Counts = Counter[tuple[str, str]]
 """How many of what was left out or changed."""
@@ -57,41 +52,30 @@ def read_midi(
     as its track. A file of `midi` gives the steps that it was made of, unless a voice rests
     throughout.
 
-    Drums (channel 10, counted from 1) and system messages are left out. Velocities, instruments,
-    tempo and signatures are no part of a step.
+    Drums (channel 10, counted from 1) are left out. Velocities, instruments, tempo and signatures
+    are no part of a step.
 
     Args:
         path: The file, of format 0, 1 or 2, also in the RMID form. The patterns of format 2 follow
             one another.
-        settings: The number of voices, the duration of a step, and for a file that counts seconds
-            the tempo. None: the defaults.
+        settings: The number of voices, and the duration of a step. None: the defaults.
         say: Called with one line that counts what is left out or changed, if there is anything.
             Default: a warning.
 
     Raises:
         FileNotFoundError: There is no such file.
-        DataError: It is no MIDI file, is damaged or too large, or has no notes.
+        DataError: It is no MIDI file that mido reads, is damaged or too large, or has no notes; or
+            mido is not installed.
     """
     path, settings, counts = Path(path), settings or MusicConfig(), Counts()
     file = _file_of(path, counts)
-    try:
-        played, n_ticks = _played(file, counts)
-    except IndexError:
-        raise _damaged(path, "a track ends within an event") from None
-    except ValueError as error:
-        raise _damaged(path, str(error)) from None
+    played, n_ticks = _played(file, counts)
     but = " but those of the drum channel" if _DRUM_NOTES in counts else ""
     require(bool(played), f"{path} has no notes{but}: give a file with notes of pitch")
-    per_quarter = _ticks_per_quarter(file.division, settings.tempo)
-    require(per_quarter > 0, f"{path} has no ticks in a quarter note: it is damaged, save it again")
-    if file.division < 0:
-        quarters = f"quarter note{{s}} in place of seconds, {settings.tempo:g} a minute"
-        counts[_CHANGED, quarters] = round(n_ticks / per_quarter)
-    per_step = per_quarter / settings.steps_per_quarter
-    n_steps = round(n_ticks / per_step) + 1
+    per_step = file.ticks_per_beat / settings.steps_per_quarter
     require(
-        n_steps <= _MOST_STEPS,
-        f"{path} has {n_steps:,} steps and at most {_MOST_STEPS:,} are read: cut it",
+        n_ticks < _MOST_STEPS * per_step,
+        f"{path} has more than the {_MOST_STEPS:,} steps that are read: cut it",
     )
     notes = _on_grid(played, per_step, counts)
     n_steps = max(round(n_ticks / per_step), *(note.end for note in notes))
@@ -115,164 +99,73 @@ class _Played(NamedTuple):
     end: int
 
 
-class _File(NamedTuple):
-    """The header of a MIDI file, and its tracks as they stand there."""
-
-    kind: int
-    division: int
-    tracks: list[bytes]
-
-
-def _file_of(path: Path, counts: Counts) -> _File:
-    """Read the chunks of a file, also in the RMID form; those of other kinds are passed over.
+def _file_of(path: Path, counts: Counts) -> Any:
+    """Return a MIDI file as mido reads it.
 
     Raises:
-        DataError: It is no MIDI file, ends early, or is too large.
+        DataError: It is none, is damaged or too large, or counts seconds.
     """
+    mido = optional_package("mido", "a MIDI file", "'transformer-xl[music]'")
     content = path.read_bytes()
     require(
         len(content) <= _MOST_BYTES,
         f"{path} has {len(content):,} bytes and at most {_MOST_BYTES:,} are read: cut it",
     )
-    if content[:4] == b"RIFF" and content[8:12] == b"RMID":
-        inner = (chunk for name, _, chunk in _chunks(content[12:], "<4sI") if name == b"data")
-        content = next(inner, b"")
-    chunks = [*_chunks(content, ">4sI")]
-    name, _, header = chunks[0] if chunks else (b"", 0, b"")
-    is_header = name == b"MThd" and len(header) >= 6
-    require(is_header, f"{path} is no MIDI file that can be read: it has no header MThd")
-    tracks = [(length, chunk) for name, length, chunk in chunks if name == b"MTrk"]
-    kind, n_tracks, division = struct.unpack(">HHh", header[:6])
-    if len(tracks) < n_tracks or any(len(chunk) < length for length, chunk in tracks):
-        raise _damaged(path, f"it ends early, within track {len(tracks)} of {n_tracks}")
-    if len(tracks) > n_tracks:
-        counts[_CHANGED, f"tracks read where the header says {n_tracks}"] = len(tracks)
-    return _File(kind, division, [chunk for _, chunk in tracks])
+    if content[:4] == b"RIFF":
+        content = content[max(content.find(b"MThd"), 0) :]
+    stream = BytesIO(content)
+    try:
+        require(not _LONG_NUMBER.search(content), "a number of more than 1,000 bytes")
+        file = mido.MidiFile(file=stream)
+        names = {x.type for track in file.tracks for x in track if not hasattr(x, "channel")}
+        # mido takes what follows such a message for another one.
+        if other := {x for x in names if x in mido.messages.specs.SPEC_BY_TYPE} - {"sysex"}:
+            raise ValueError(f"it has system messages ({min(other)})")
+        require(file.ticks_per_beat > 0, "it counts seconds (SMPTE), or no ticks")
+    except Exception as error:  # mido raises any kind for what it cannot represent
+        reason = str(error) or type(error).__name__
+        raise DataError(
+            f"{path} is no MIDI file that can be read: {reason}: restore it from a copy, or save "
+            "it again, with ticks per quarter note"
+        ) from error
+    if n_more := stream.read().count(b"MTrk"):
+        counts[_LEFT_OUT, "track{s} more than the header says"] = n_more
+    return file
 
 
-def _damaged(path: Path, why: str) -> DataError:
-    return DataError(
-        f"{path} is no MIDI file that can be read: {why}: restore it from a copy, or save it again"
-    )
-
-
-def _chunks(content: bytes, form: str) -> Iterator[tuple[bytes, int, bytes]]:
-    """Yield the name of each chunk, the length that it states, and its content."""
-    place, head = 0, struct.calcsize(form)
-    while place + head <= len(content):
-        name, length = struct.unpack_from(form, content, place)
-        place += head
-        yield name, length, content[place : place + length]
-        # Chunks of RIFF are padded to an even length.
-        place += length + (length % 2 if form[0] == "<" else 0)
-
-
-def _ticks_per_quarter(division: int, tempo: float) -> float:
-    """Return the ticks of a quarter note; of a file that counts seconds, at this tempo."""
-    if division >= 0:
-        return division
-    # The code of SMPTE time: minus the frames per second, then the ticks of a frame.
-    frames, ticks = -(division >> 8), division & 0xFF
-    # 29 stands for 29.97 frames.
-    return (30_000 / 1001 if frames == 29 else frames) * ticks * 60 / tempo
-
-
-def _events(track: bytes, counts: Counts) -> tuple[list[tuple[int, int, bytes]], int]:
-    """Return the time, status and data of each event of a channel, and the length of the track.
-
-    System messages, which some programs write as they received them, are left out and counted.
-
-    mido is for writing only: it refuses a file for any event that it cannot represent, such as a
-    key signature of 8 flats, also where nothing depends on it.
-
-    Raises:
-        IndexError: The track ends within an event.
-        ValueError: There is no event where one should be.
-    """
-    events, place, at, running = [], 0, 0, 0
-    while place < len(track):
-        delta, place = _number(track, place)
-        at, first = at + delta, track[place]
-        if first in (_META, *_SYSEX):
-            kind = track[place + 1]
-            length, place = _number(track, place + 1 + (first == _META))
-            place += length
-            if (first, kind) == (_META, _END):
-                break
-            continue
-        if first in _SYSTEM:
-            counts[_OF_SYSTEM] += 1
-            place += 1 + _SYSTEM[first]
-            continue
-        if first >= 0x80:
-            running, place = first, place + 1
-        require(0x80 <= running < 0xF0, f"byte {place:,} of a track begins no event")
-        # A change of the program and the pressure of a channel have one value.
-        n_values = 1 if running >> 4 in (0xC, 0xD) else 2
-        values = bytearray()
-        while len(values) < n_values:
-            # Real-time messages may also stand within another message.
-            if track[place] in _REAL_TIME:
-                counts[_OF_SYSTEM] += 1
-            else:
-                values.append(track[place])
-            place += 1
-        events.append((at, running, bytes(values)))
-    if place > len(track):
-        raise IndexError
-    return events, at
-
-
-def _number(track: bytes, place: int) -> tuple[int, int]:
-    """Return a number of 7 bits a byte, and the place behind it."""
-    found = 0
-    # The standard has four bytes at most; mido writes more.
-    for end in range(place, place + 8):
-        found = found << 7 | track[end] & 0x7F
-        if track[end] < 0x80:
-            return found, end + 1
-    raise DataError(f"byte {place:,} of a track begins a number of more than 8 bytes")
-
-
-def _played(file: _File, counts: Counts) -> tuple[list[_Played], int]:
-    """Return the notes of a file, and its length in ticks; count what is left out.
-
-    Raises:
-        IndexError, ValueError: A track is damaged.
-    """
+def _played(file: Any, counts: Counts) -> tuple[list[_Played], int]:
+    """Return the notes of a file, and its length in ticks; count what is left out."""
     notes: list[_Played] = []
     n_ticks = first = 0
     for n, track in enumerate(file.tracks):
-        events, length = _events(track, counts)
         begun: dict[tuple[int, int], int] = {}
-        for time, status, values in events:
-            at, kind, channel = first + time, status >> 4, status & 0xF
-            if kind == _BEND and (values[0], values[1]) != (0, 64):
+        at = first
+        for message in track:
+            at += message.time
+            if message.type == "pitchwheel" and message.pitch:
                 counts[_LEFT_OUT, "pitch bend{s}"] += 1
-            elif kind == _CONTROL and values[0] == _SUSTAIN and values[1] >= 64:
+            elif message.is_cc(_SUSTAIN) and message.value >= 64:
                 counts[_LEFT_OUT, "use{s} of the sustain pedal"] += 1
-            if kind not in (_ON, _OFF):
+            if message.type not in ("note_on", "note_off"):
                 continue
-            pitch, is_begin = values[0], kind == _ON and values[1] > 0
-            if channel == DRUMS or pitch > HIGHEST:
-                if is_begin:
-                    counts[_DRUM_NOTES if channel == DRUMS else _TOO_HIGH] += 1
+            key = message.channel, message.note
+            is_begin = message.type == "note_on" and message.velocity > 0
+            if message.channel == DRUMS:
+                counts.update([_DRUM_NOTES] * is_begin)
                 continue
-            key = channel, pitch
             if is_begin and begun.get(key) == at:
                 counts[_DOUBLED] += 1
                 continue
             if key in begun:
-                notes.append(_Played(16 * n + channel, pitch, begun.pop(key), at))
+                notes.append(_Played(16 * n + key[0], key[1], begun.pop(key), at))
             if is_begin:
                 begun[key] = at
-        end = first + length
         if begun:
             counts[_CHANGED, "note{s} without an end, held to the end of the track"] += len(begun)
-        notes += [_Played(16 * n + key[0], key[1], begin, end) for key, begin in begun.items()]
-        n_ticks = max(n_ticks, end)
-        if file.kind == 2:
-            first = end
+        notes += [_Played(16 * n + key[0], key[1], begin, at) for key, begin in begun.items()]
+        n_ticks = max(n_ticks, at)
+        if file.type == 2:
+            first = at
     return notes, n_ticks
 
 

@@ -48,8 +48,6 @@ Steps = Sequence[Step] | Int[np.ndarray, "steps voices"]
 
 _CHORUS = ("soprano", "alto", "tenor", "bass")
 _COLORS = ("#c4501b", "#8a5a00", "#0f7b6c", "#2463b8")
-_MORE_COLORS = "tab20"
-"""The colors of matplotlib for more voices; from the 21st voice on they repeat."""
 _INTEGER = re.compile(r"-1|[0-9]{1,3}")
 _LABELED = {0: "C", 4: "E", 7: "G"}
 """Pitches with a label in a piano roll, by semitones above C."""
@@ -326,6 +324,8 @@ def piano_roll(steps: Steps, form: str = "png", settings: MusicConfig | None = N
 
 def _draw_row(axes: "Axes", notes: list[Note], n_voices: int, start: int, end: int) -> None:
     """Draw the notes between two steps."""
+    from matplotlib import colormaps
+
     for voice in range(n_voices):
         own = [
             x for x in notes if x.voice == voice and x.start < end and x.start + x.length > start
@@ -336,18 +336,10 @@ def _draw_row(axes: "Axes", notes: list[Note], n_voices: int, start: int, end: i
             [note.length - 0.15 for note in own],
             left=[note.start for note in own],
             height=0.9,
-            color=_color(voice, n_voices),
+            color=_COLORS[voice] if n_voices <= len(_COLORS) else colormaps["tab20"](voice),
             alpha=0.85,
             label=_voice_name(voice, n_voices),
         )
-
-
-def _color(voice: int, n_voices: int) -> Any:
-    if n_voices <= len(_COLORS):
-        return _COLORS[voice]
-    from matplotlib import colormaps
-
-    return colormaps[_MORE_COLORS](voice % colormaps[_MORE_COLORS].N)
 
 
 def _voice_name(voice: int, n_voices: int) -> str:
