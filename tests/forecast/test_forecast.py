@@ -96,23 +96,6 @@ def test_a_length_is_that_of_a_model_configured_so(given, reach):
     assert np.abs(found - forecast(usual, history, 5, known=known)).max() > 1e-4
 
 
-def test_lengths_by_name_are_deprecated(given):
-    model, (history, known, _) = made(), given
-    lengths = Lengths.of(model.config, segment_len=1, mem_len=2)
-    expected = forecast(model, history, 5, known=known, lengths=lengths)
-    new = r"use forecast\(lengths=Lengths.of\(model.config, segment_len=1, mem_len=2\)\)"
-    with pytest.warns(DeprecationWarning, match=new) as caught:
-        found = forecast(model, history, 5, known=known, segment_len=1, mem_len=2)
-    np.testing.assert_array_equal(found, expected)
-    with pytest.warns(DeprecationWarning, match="without batch_size") as of_batches:
-        forecast(model, history, 5, known=known, batch_size=3)
-    assert {each.filename for each in [*caught, *of_batches]} == {__file__}
-    with pytest.raises(ValueError, match="lengths=4 must be Lengths:"):
-        forecast(model, history, 5, known=known, lengths=4)
-    with pytest.raises(TypeError, match="give all of them in lengths"):
-        forecast(model, history, 5, known=known, lengths=lengths, mem_len=2)
-
-
 def test_a_model_in_training_is_left_in_training(given):
     model, (history, known, _) = made(dropout=0.5).train(), given
     forecast(model, history, 2, known=known[:, :2])

@@ -1,13 +1,12 @@
 """Forecasts: what may follow real-valued series, drawn step by step from the mixture."""
 
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transformer_xl.config import warn_deprecated
 from transformer_xl.errors import InputError
 from transformer_xl.model import (
     Decoder,
@@ -35,7 +34,6 @@ def forecast(
     paths: int = 100,
     seed: int = 1,
     lengths: Lengths | None = None,
-    **deprecated: Any,
 ) -> Float[np.ndarray, "B paths horizon"]:
     """Draw paths of the values that follow each of B series.
 
@@ -54,17 +52,15 @@ def forecast(
         seed: Random seed; the same seed draws the same paths.
         lengths: How the history is read, such as ``Lengths.of(model.config, mem_len=256)``;
             ``ext_len`` is not used. None: as configured.
-        deprecated: Lengths by name, which belong into ``lengths``; and ``batch_size``, which is to
-            be left out.
 
     Returns:
         The values. Quantiles over the paths are intervals of the forecast.
 
     Raises:
-        ValueError: The model has no mixture, or a shape or length does not fit.
+        InputError: The model has no mixture, or a shape or length does not fit.
     """
     config = require_model(model).config
-    require_at_least(1, horizon=horizon, paths=paths, batch_size=deprecated.get("batch_size"))
+    require_at_least(1, horizon=horizon, paths=paths)
     if not config.n_mixtures:
         raise InputError(
             "a forecast needs a model that predicts real values (n_mixtures above 0), and this one "
@@ -77,41 +73,22 @@ def forecast(
         )
     known = np.zeros((B, horizon, 0)) if known is None else known
     offsets = np.zeros((B, horizon)) if offsets is None else offsets
-    for name, given, shape in (
+    for name, values, shape in (
         ("known", known, (B, horizon, others)),
         ("offsets", offsets, (B, horizon)),
     ):
-        if given.shape != shape:
-            raise InputError(f"{name} of shape {given.shape} must be {shape}")
-
-    batch_size = deprecated.pop("batch_size", None)
-    if batch_size is not None:
-        warn_deprecated(
-            f"forecast(batch_size={batch_size}) is deprecated: use forecast() without batch_size, "
-            f"which reads {_BATCH_SIZE:,} streams at once"
-        )
-    if deprecated:
-        old = ", ".join(f"{name}={value}" for name, value in deprecated.items())
-        if lengths is not None:
-            raise TypeError(f"forecast() got lengths and {old}: give all of them in lengths")
-        new = f"lengths=Lengths.of(model.config, {old})"
-        warn_deprecated(f"forecast({old}) is deprecated: use forecast({new})")
-    lengths = Lengths.of(config, **deprecated) if lengths is None else lengths
-    if not isinstance(lengths, Lengths):
-        raise InputError(
-            f"lengths={lengths!r} must be Lengths: Lengths.of(model.config, mem_len=4)"
-        )
-    lengths = lengths._replace(ext_len=0)
+        if values.shape != shape:
+            raise InputError(f"{name} of shape {values.shape} must be {shape}")
+    lengths = (lengths or Lengths.of(config))._replace(ext_len=0)
     draw = torch.Generator(model.device).manual_seed(seed)
-    given = [
+    tensors = [
         torch.from_numpy(np.asarray(x)).to(model.device, model.dtype)
         for x in (history, known, offsets)
     ]
-    n = max(1, (batch_size or _BATCH_SIZE) // paths)
-    batches = zip(*(x.split(n) for x in given), strict=True)
+    batches = zip(*(x.split(max(1, _BATCH_SIZE // paths)) for x in tensors), strict=True)
     with evaluating(model):
-        found = [_drawn(model, x, y, z, lengths, paths, draw) for x, y, z in batches]
-    return torch.cat(found).double().cpu().numpy()
+        values = [_drawn(model, x, y, z, lengths, paths, draw) for x, y, z in batches]
+    return torch.cat(values).double().cpu().numpy()
 
 
 def _drawn(

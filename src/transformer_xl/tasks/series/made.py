@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
-from transformer_xl.data import Recordings, optional_package
-from transformer_xl.tasks.task import TASKS_EXTRA
+from transformer_xl.data import Recordings
 
 DAY, WEEK = 24, 168
 """Hours of the two seasons."""
@@ -114,77 +113,6 @@ def seasonal_naive(
     """Forecast that the last season repeats."""
     last = values[:, origin + 1 - season : origin + 1]
     return last[:, np.arange(HORIZON) % season]
-
-
-def lag_features(
-    values: Float[np.ndarray, "n length"], origins: Int[np.ndarray, " n"]
-) -> Float[np.ndarray, "rows lags"]:
-    """Return the inputs of gradient boosting: a row for each series and hour of the horizon."""
-    rows = np.arange(len(values))[:, None]
-    past = values[rows, origins[:, None] - np.arange(WEEK)]
-    last, ahead = past[:, :DAY], np.arange(1, HORIZON + 1)
-    base = values[rows, origins[:, None] + ahead - DAY]
-    summary = np.stack(
-        [last.mean(1), past.mean(1), last.std(1), past.std(1), past[:, DAY : 2 * DAY].mean(1)], 1
-    )
-    parts = []
-    for n, h in enumerate(ahead):
-        after = origins + h
-        lags = [after - lag for lag in (DAY, 2 * DAY, WEEK)]
-        own = np.stack([values[rows[:, 0], x] for x in lags], 1)
-        hours = np.stack([after % DAY, after // DAY % 7, np.full(len(values), h)], 1)
-        # Relative to what is added to the forecast.
-        recent = np.concatenate([last, summary[:, :2], summary[:, 4:], own], 1) - base[:, n, None]
-        parts.append(np.concatenate([recent, summary[:, 2:4], hours], 1))
-    return np.stack(parts, 1).reshape(len(values) * HORIZON, -1)
-
-
-class BoostedLags:
-    """Gradient-boosted trees on lags, one model for all hours of the horizon (direct forecasts).
-
-    It predicts quantiles of the difference from the value of a day before.
-
-    Args:
-        values: The training series, scaled.
-        quantiles: Which quantiles; each is a model of its own.
-        per_series: Origins drawn from each series.
-        seed: Seed of the origins.
-
-    Raises:
-        RuntimeError: scikit-learn is missing.
-    """
-
-    def __init__(
-        self,
-        values: Float[np.ndarray, "n length"],
-        quantiles: tuple[float, ...] = (0.1, 0.5, 0.9),
-        per_series: int = 12,
-        seed: int = 0,
-    ) -> None:
-        ensemble = optional_package("sklearn.ensemble", "gradient boosting", TASKS_EXTRA)
-        draw = np.random.default_rng(seed)
-        inputs, targets = [], []
-        for _ in range(per_series):
-            origins = draw.integers(WEEK + DAY, values.shape[1] - HORIZON, len(values))
-            inputs.append(lag_features(values, origins))
-            hours = origins[:, None] + np.arange(1, HORIZON + 1)
-            rows = np.arange(len(values))[:, None]
-            targets.append((values[rows, hours] - values[rows, hours - DAY]).reshape(-1))
-        x, y = np.concatenate(inputs), np.concatenate(targets)
-        self.models = {
-            q: ensemble.HistGradientBoostingRegressor(
-                loss="quantile", quantile=q, max_iter=300, learning_rate=0.06, random_state=seed
-            ).fit(x, y)
-            for q in quantiles
-        }
-
-    def forecast(
-        self, values: Float[np.ndarray, "n length"], origin: int
-    ) -> dict[float, Float[np.ndarray, "n horizon"]]:
-        """Return the quantiles of the values after an hour."""
-        x = lag_features(values, np.full(len(values), origin))
-        base = seasonal_naive(values, origin)
-        return {q: m.predict(x).reshape(base.shape) + base for q, m in self.models.items()}
 
 
 def mase(

@@ -1,7 +1,6 @@
 """Time series: forecasts with intervals of synthetic series with seasons, trends and regimes."""
 
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from transformer_xl.tasks.series.made import (
     HORIZON,
     LENGTH,
     WEEK,
-    BoostedLags,
     crps,
     made_series,
     mase,
@@ -75,20 +73,11 @@ class TimeSeries(Task):
         return measured._replace(metrics=measured.metrics | {"CRPS": float(np.mean(scores))})
 
     def baselines(self, folder: Path, split: str) -> Iterator[tuple[str, Measured]]:
-        """Yield seasonal naive forecasts, with the quantiles of past errors, and boosted lags."""
+        """Yield seasonal naive forecasts, with the quantiles of past errors."""
         values = scaled(made_series(N_SERIES[split], SEEDS[split])).values
         for name, season in (("seasonal naive, day", DAY), ("seasonal naive, week", WEEK)):
             origins = [origin for origin, _ in origins_of(values)]
             yield name, _measured(values, [_naive(values, x, season) for x in origins])
-        boosted = _boosted(N_SERIES["train"])
-        forecasts = [boosted.forecast(values, origin) for origin, _ in origins_of(values)]
-        yield "gradient-boosted lags", _measured(values, forecasts)
-
-
-@cache
-def _boosted(n_series: int) -> BoostedLags:
-    """Return the trees, fitted once for all splits."""
-    return BoostedLags(scaled(made_series(n_series, SEEDS["train"])).values, QUANTILES)
 
 
 def _naive(
