@@ -31,7 +31,7 @@ KINDS: "dict[str, type[ModelConfig]]" = {}
 """The class of the settings of each kind of model."""
 
 _GONE_KINDS = ("mamba2", "rwkv", "xlnet", "xlstm")
-_GONE_SETTINGS = {"state_size": 128, "expand": 2, "conv_width": 4}
+_GONE_SETTINGS = {"state_size": 128, "expand": 2, "conv_width": 4, "weight_dropout": 0.0}
 """Settings of kinds that are gone; earlier versions stored them, at these defaults, for all."""
 
 _OF_TABLES = (
@@ -52,7 +52,8 @@ class _ByKind(type):
                 value = settings.pop(name, default)
                 require(
                     value == default,
-                    f"model.{name}={value!r} belongs to kind='mamba2', which is gone: leave it out",
+                    f"model.{name}={value!r} is gone: leave it out; revision 47b3a2d of "
+                    "transformer_xl has it",
                 )
             cls, settings = _of_kind(kind, settings)
         return super().__call__(**settings)
@@ -458,9 +459,13 @@ class LSTMConfig(ModelConfig):
 
     kind: str = "lstm"
     """The kind, or one that was registered with these settings."""
-    weight_dropout: Fraction = 0.0
-    """Share of the hidden-to-hidden weights of an LSTM that is dropped, drawn once for each segment
-    (DropConnect; AWD-LSTM)."""
+
+    def _check_own(self) -> None:
+        require(
+            not (self.variational_dropout and self.dropout and self.n_layer > 1),
+            "variational_dropout=True with kind='lstm' and dropout between its layers (AWD-LSTM) "
+            "is gone; revision 47b3a2d of transformer_xl has it",
+        )
 
 
 def is_own_kind(kind: str) -> bool:

@@ -65,7 +65,6 @@ MODEL = {
     "dropout": ({}, 0.3),
     "attn_dropout": ({}, 0.3),
     "qkv_dropout": ({}, 0.3),
-    "weight_dropout": (LSTM, 0.3),
     "embed_dropout": ({}, 0.3),
     "input_dropout": ({}, 0.3),
     "ff_dropout": ({}, 0.3),
@@ -116,7 +115,7 @@ def differs(one, other):
 
 # Settings that count in training alone; what reads a text has all weights and drops nothing.
 IN_TRAINING = {
-    *("sample_softmax", "dropout", "attn_dropout", "qkv_dropout", "weight_dropout"),
+    *("sample_softmax", "dropout", "attn_dropout", "qkv_dropout"),
     *("embed_dropout", "input_dropout", "ff_dropout", "output_dropout", "variational_dropout"),
 }
 
@@ -143,7 +142,7 @@ def test_a_setting_of_an_lstm_counts_or_is_refused(recipe, numbers):
     assert differs(plain, numbers(recipe(model=own, data={"reset_at": "a"}), 2))
     for name, (base, value) in MODEL.items():
         # What it remembers is a state; mem_len says how much warms it up in an evaluation.
-        if name in ("kind", "vocab_size", "mem_len", *OF_RECORDINGS):
+        if name in ("kind", "vocab_size", "mem_len", "variational_dropout", *OF_RECORDINGS):
             continue
         beside = {} if name in LSTM else base
         changed = {**beside, name: value}

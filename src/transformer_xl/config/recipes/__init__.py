@@ -22,6 +22,7 @@ from transformer_xl.errors import SettingsError
 
 _GONE = (
     *("compare-mamba2", "compare-rwkv", "compare-xlnet", "compare-xlstm"),
+    "compare-lstm-awd",
     *("digits-raw", "poems", "polarity", "sentiment", "sentiment-language", "sentiment-tuned"),
     *("translation-de-en", "translation-en-fr"),
 )

@@ -3,25 +3,21 @@
 Embedding, softmax, dropout and the API are those of :class:`LanguageModel`, with LSTM layers
 (Hochreiter and Schmidhuber, 1997) between. The memory of a layer is its state after the last token:
 ONE position of a :class:`Memory`, the hidden state concatenated with the cell state.
-
-With ``weight_dropout`` and ``variational_dropout`` it is trained as an AWD-LSTM (Merity et al.,
-arXiv 1708.02182); ``embed_dropout``, ``train.activation_reg``,
-``train.temporal_activation_reg`` and ``train.random_segment_len`` belong to it, too.
 """
 
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.errors import InputError
 from transformer_xl.model import LanguageModel, Lengths, Memory, Segment, View
-from transformer_xl.ops import dropout, emulates
+from transformer_xl.ops import emulates
 
 
 class LSTMModel(LanguageModel):
@@ -32,8 +28,7 @@ class LSTMModel(LanguageModel):
     the state in a batched evaluation; ``txl recl`` measures the effective context length.
 
     Only these settings are used: ``n_layer``, ``d_model`` (the width of the states), those of the
-    vocabulary, and dropout on the embeddings, between layers, on the output and on the
-    hidden-to-hidden weights. All others are refused.
+    vocabulary, and dropout on the embeddings, between layers and on the output. All others raise.
 
     Args:
         config: Widths and options. Its ``vocab_size`` must be set.
@@ -51,7 +46,6 @@ class LSTMModel(LanguageModel):
         # With one layer, torch warns that dropout has no effect.
         between = config.dropout if N > 1 else 0.0
         self.lstm = nn.LSTM(D, D, N, batch_first=True, dropout=between)
-        self._drawn: _Drawn | None = None
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -82,10 +76,6 @@ class LSTMModel(LanguageModel):
         return next(chain(self.lstm.parameters(), self.parameters()))
 
     def _embedded(self, segment: Segment) -> Float[Tensor, "B T D"]:
-        config, (B, _) = self.config, segment.shape
-        is_masked = config.variational_dropout and config.dropout and config.n_layer > 1
-        is_drawn = self.training and (config.weight_dropout or is_masked)
-        self._drawn = self._draw(B) if is_drawn else None
         with _without_unsupported_autocast(self.device):
             return super()._embedded(segment)
 
@@ -101,11 +91,8 @@ class LSTMModel(LanguageModel):
     def _read(
         self, x: Float[Tensor, "B T D"], memory: Memory, view: View
     ) -> tuple[Float[Tensor, "B T D"], Memory]:
-        try:
-            with _without_unsupported_autocast(self.device):
-                return self._read_documents(x, memory, view)
-        finally:
-            self._drawn = None
+        with _without_unsupported_autocast(self.device):
+            return self._read_documents(x, memory, view)
 
     def _read_documents(
         self, x: Float[Tensor, "B T D"], memory: Memory, view: View
@@ -133,17 +120,6 @@ class LSTMModel(LanguageModel):
             return state
         return state.where((mems.forgotten < len(mems))[:, None], 0)
 
-    def _draw(self, B: int) -> "_Drawn":
-        """Draw the dropout of a segment."""
-        N, ones = self.config.n_layer, self._weight.new_ones(B, 1, self.config.d_model)
-        weights = [self.lstm.get_parameter(f"weight_hh_l{n}") for n in range(N)]
-        p = self.config.dropout
-        is_locked = self.config.variational_dropout
-        return _Drawn(
-            [dropout(weight, self.config.weight_dropout, True) for weight in weights],
-            [dropout(ones, p, True) for _ in range(N - 1)] if is_locked and p else None,
-        )
-
     def _advance(
         self,
         x: Float[Tensor, "B T D"],
@@ -160,69 +136,20 @@ class LSTMModel(LanguageModel):
         Returns:
             The output of the last layer, and the new state.
         """
+        before = tuple(part.contiguous() for part in state.chunk(2, -1))
         if lengths is None:
-            if self._drawn is not None:
-                return self._advance_dropped(self._drawn, x, state, None)
-            out, after = self.lstm(x, self._hidden_and_cell(state))
+            out, after = self.lstm(x, before)
             return out, torch.cat(after, -1)
         # Packed sequences cannot be empty; the states of empty rows are restored below.
-        most = lengths.clamp(min=1).cpu()
-        if self._drawn is not None:
-            out, after = self._advance_dropped(self._drawn, x, state, most)
-        else:
-            packed, after = self.lstm(_packed(x, most), self._hidden_and_cell(state))
-            out, after = _padded(packed, x.shape[1]), torch.cat(after, -1)
-        return out, torch.where((lengths > 0)[:, None], after, state)
-
-    def _advance_dropped(
-        self,
-        drawn: "_Drawn",
-        x: Float[Tensor, "B T D"],
-        state: Float[Tensor, "N B W"],
-        lengths: Int[Tensor, " B"] | None,
-    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N B W"]]:
-        """Advance the state layer by layer, with the dropout of this segment."""
-        # Its stubs lack the overloads.
-        lstm: Any = torch.lstm
-        states = []
-        for n, (weight, old) in enumerate(zip(drawn.weights, state, strict=True)):
-            if n and drawn.masks is not None:
-                x = x * drawn.masks[n - 1]
-            elif n:
-                x = dropout(x, self.config.dropout, True)
-            names = f"weight_ih_l{n}", f"bias_ih_l{n}", f"bias_hh_l{n}"
-            inward, *biases = (self.lstm.get_parameter(name) for name in names)
-            # With biases, one layer, no dropout of its own, training, one direction.
-            options = [inward, weight, *biases], True, 1, 0.0, True, False
-            before = self._hidden_and_cell(old[None])
-            if lengths is None:
-                x, *after = lstm(x, before, *options, True)
-            else:
-                packed = _packed(x, lengths)
-                order, back = packed.sorted_indices, packed.unsorted_indices
-                before = tuple(y[:, order] for y in before)
-                data, *after = lstm(packed.data, packed.batch_sizes, before, *options)
-                x = _padded(packed._replace(data=data), x.shape[1])
-                after = [y[:, back] for y in after]
-            states.append(torch.cat(after, -1))
-        return x, torch.cat(states)
-
-    def _hidden_and_cell(self, state: Float[Tensor, "N B W"]) -> tuple[Tensor, Tensor]:
-        hidden, cell = state.chunk(2, -1)
-        return hidden.contiguous(), cell.contiguous()
+        some = lengths.clamp(min=1).cpu()
+        rows = pack_padded_sequence(x, some, batch_first=True, enforce_sorted=False)
+        packed, after = self.lstm(rows, before)
+        out, _ = pad_packed_sequence(packed, batch_first=True, total_length=x.shape[1])
+        return out, torch.where((lengths > 0)[:, None], torch.cat(after, -1), state)
 
     @property
     def _state_width(self) -> int:
         return 2 * self.config.d_model
-
-
-class _Drawn(NamedTuple):
-    """The dropout of a segment."""
-
-    weights: list[Float[Tensor, "gates D"]]
-    """The hidden-to-hidden weights of each layer."""
-    masks: list[Float[Tensor, "B 1 D"]] | None
-    """The factor of the input of each layer but the first. None: drawn for each position."""
 
 
 def _without_unsupported_autocast(device: torch.device) -> AbstractContextManager:
@@ -235,11 +162,3 @@ def _without_unsupported_autocast(device: torch.device) -> AbstractContextManage
         if dtype == torch.float16 or emulates(dtype, "cpu"):
             return torch.autocast("cpu", enabled=False)
     return nullcontext()
-
-
-def _packed(x: Float[Tensor, "B T D"], lengths: Int[Tensor, " B"]) -> PackedSequence:
-    return pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-
-
-def _padded(packed: PackedSequence, T: int) -> Float[Tensor, "B T D"]:
-    return pad_packed_sequence(packed, batch_first=True, total_length=T)[0]
