@@ -17,7 +17,7 @@ from transformer_xl.model import build_model
 from transformer_xl.model.segment import Lengths
 from transformer_xl.tasks import load_task
 from transformer_xl.tasks.logs import task as logs_anomalies
-from transformer_xl.tasks.music.task import ROUNDS, framewise
+from transformer_xl.tasks.music.task import ROUNDS
 from transformer_xl.tasks.task import Trained
 
 SIZES = {"n_layer": 2, "n_head": 2, "d_model": 16, "d_inner": 16, "mem_len": 200}
@@ -98,37 +98,6 @@ def test_the_loss_of_a_chorale_is_that_of_the_whole_piece(music):
     assert [len(row.scores) for row in names.values()] == [2, 2]
     # Add-one counts, each note twice or four times by two pieces in 16 keys.
     assert 1 < names["unigram"].metrics["note"] < math.log(len(vocab)) * 1.3
-
-
-@pytest.mark.parametrize("kind", ["transformer_xl", "lstm"])
-def test_framewise_notes_are_predicted_from_guesses_of_the_others(kind):
-    vocab = train_vocab("integers", [" ".join(map(str, (-1, *range(40, 75), *MARKS)))])
-    model = model_for(vocab, kind)
-    marks = {vocab.encode(str(mark))[0] for mark in MARKS}
-    # One piece goes on with a mark where the other ends.
-    lines = ("1000 70 60 52 40 71 60 52 41 1001 72 62 53 43", "1000 70 62 52 41 70 61 52 43")
-    texts = [[vocab.eos_id, *vocab.encode(line), vocab.eos_id] for line in lines]
-    found = framewise(model, texts, marks, Lengths.of(model.config, segment_len=4))
-    expected = []
-    for text in texts:
-        before: list[int] = []
-        notes: list[int] = []
-        for token in text[:-1]:
-            if token in (vocab.eos_id, *marks):
-                before.append(token)
-                continue
-            notes.append(token)
-            if len(notes) == 4:
-                loss, guesses = 0.0, list[int]()
-                for note in notes:
-                    log_probs = model(torch.tensor([[*before, *guesses]])).log_probs[0, -1]
-                    loss -= log_probs[note].item()
-                    log_probs[[vocab.eos_id, *marks]] = -torch.inf
-                    guesses.append(int(log_probs.argmax()))
-                expected.append(loss)
-                before, notes = [*before, *notes], []
-    assert len(found) == 5
-    np.testing.assert_allclose(sorted(found), sorted(expected), rtol=1e-4)
 
 
 @pytest.mark.slow

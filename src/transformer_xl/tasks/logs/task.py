@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer_xl.data import optional_package, train_vocab
-from transformer_xl.inference.evaluate import Cutter, Flow, LineSums
+from transformer_xl.data import Vocab, optional_package, train_vocab
 from transformer_xl.model import Reader
 from transformer_xl.studies.baselines import KneserNey
 from transformer_xl.tasks.logs.made import ANOMALIES, log_lines, template
@@ -29,7 +28,6 @@ LOGS = {
 """By name, the seed of a log, its lines, and the share of those with an anomaly. The training is
 validated on `usual`, so that it sees no anomaly."""
 _ORDER = 6
-_BLOCK = 1 << 16
 
 
 class Logs(Task):
@@ -54,17 +52,11 @@ class Logs(Task):
                 (folder / f"{log}.json").write_text(json.dumps([line.anomaly for line in lines]))
 
     def measure(self, trained: Trained, folder: Path, split: str) -> Measured:
-        """Score the lines of a log as they arrive."""
-        flow = Flow(Reader(trained.model, trained.lengths))
-        lines = LineSums(trained.vocab)
-        surprisal = [
-            record["nll_sum"]
-            for scored in flow.scores(
-                _blocks(folder / f"{split}.txt"), Cutter(trained.vocab, "line"), lines.push
-            )
-            for record in lines.add(scored)
-        ]
-        return _measured(folder, split, surprisal)
+        """Score the lines of a log, read one after the other with the memory carried."""
+        ids = trained.vocab.encode((folder / f"{split}.txt").read_text())
+        scores = Reader(trained.model, trained.lengths).read(ids)
+        nll = np.array([0.0 if x is None else -x for x in scores])
+        return _measured(folder, split, _line_sums(trained.vocab, ids, nll))
 
     def baselines(self, folder: Path, split: str) -> Iterator[tuple[str, Measured]]:
         """Yield how rare the template of a line is, and n-grams of its words and those before."""
@@ -74,16 +66,15 @@ class Logs(Task):
         yield "frequency of the template", _measured(folder, split, rare)
         vocab = train_vocab("words", [known])
         grams = KneserNey(np.array(vocab.encode(known)), len(vocab), order=_ORDER)
-        ids = np.array(vocab.encode(text))
-        ends = np.flatnonzero(ids == vocab.eos_id)[:-1] + 1
-        sums = [x.sum() for x in np.split(grams.nll(ids), ends)]
+        ids = vocab.encode(text)
+        sums = _line_sums(vocab, ids, grams.nll(np.array(ids)))
         yield f"{_ORDER}-gram, Kneser-Ney", _measured(folder, split, sums)
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            yield block
+def _line_sums(vocab: Vocab, ids: Sequence[int], nll: np.ndarray) -> list[float]:
+    """Return the sum of the losses of each line."""
+    ends = np.flatnonzero(np.array(ids) == vocab.eos_id)[:-1] + 1
+    return [float(x.sum()) for x in np.split(nll, ends)]
 
 
 def _measured(folder: Path, split: str, surprisal: Sequence[float]) -> Measured:

@@ -2,9 +2,7 @@
 
 A frame is what four voices sing in a sixteenth note. Its likelihood is that of its notes, soprano
 first, each predicted from all before it. The losses of marks and of the end of a piece count, too:
-the sum is that of the whole piece. ``framewise`` is the measure of Huang et al., Counterpoint by
-Convolution (ISMIR 2017, arXiv 1903.07227), in chronological order: within a frame, a note is
-predicted from the model's own guesses of the notes before it instead of those that are sung.
+the sum is that of the whole piece.
 """
 
 import json
@@ -13,14 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from transformer_xl.config import HIGHEST, MARKS, REST
 from transformer_xl.data import SPLITS, read_json, train_vocab
 from transformer_xl.errors import DataError
 from transformer_xl.inference import losses
-from transformer_xl.inference.generate import selected
-from transformer_xl.model import LanguageModel, Lengths, evaluating, read
 from transformer_xl.studies.baselines import KneserNey, unigram_nll
 from transformer_xl.tasks.music.transposing import rounds_of
 from transformer_xl.tasks.music.writing import text_of
@@ -60,13 +55,7 @@ class Music(Task):
         vocab, pieces = trained.vocab, _pieces(folder, split)
         begin = [vocab.eos_id]
         texts = [[*begin, *vocab.encode(" ".join(map(str, piece))), *begin] for piece in pieces]
-        found = _measured(pieces, losses(trained.model, texts, trained.lengths))
-        marks = {vocab.encode(str(mark))[0] for mark in MARKS}
-        if split == "test":
-            # As long as all else together.
-            frames = framewise(trained.model, texts, marks, trained.lengths)
-            found.metrics["framewise"] = float(frames.mean())
-        return found
+        return _measured(pieces, losses(trained.model, texts, trained.lengths))
 
     def baselines(self, folder: Path, split: str) -> Iterator[tuple[str, Measured]]:
         """Yield the frequencies of tokens, and n-grams of the order that is best on valid."""
@@ -130,51 +119,3 @@ def _measured(pieces: list[list[int]], nll: Sequence[np.ndarray]) -> Measured:
     sums = np.array([x.sum() for x in nll])
     per_note = float(sums.sum() / notes.sum())
     return Measured({"note": per_note, "frame": VOICES * per_note}, -sums / notes)
-
-
-@torch.no_grad()
-def framewise(
-    model: LanguageModel, texts: Sequence[Sequence[int]], marks: set[int], lengths: Lengths
-) -> np.ndarray:
-    """Return the loss of each frame, in nats, its notes predicted from the model's own guesses.
-
-    Frames before it are those of the piece. In each frame, the most likely note of a voice takes
-    the place of the one that is sung, for the voices after it.
-
-    Args:
-        model: The model.
-        texts: Pieces in tokens, from the end of the one before to their own.
-        marks: The tokens before frames that are no notes.
-        lengths: How pieces are read.
-    """
-    others = sorted({*marks, *(text[0] for text in texts)})
-    # Longest first, so that those that have ended are the last rows.
-    frames = sorted(([*_frames(text, marks)] for text in texts), key=len, reverse=True)
-    mems, found = model.keep(model.start_memory(len(frames), lengths.mem_len)), []
-    with evaluating(model):
-        for n in range(len(frames[0])):
-            n_rows = sum(n < len(own) for own in frames)
-            mems = selected(mems, range(n_rows))
-            before, notes = (torch.tensor([own[n][k] for own in frames[:n_rows]]) for k in (0, 1))
-            *_, piece = read(model, before, lengths, mems)
-            mems, loss = piece.mems, torch.zeros(n_rows)
-            for voice in range(VOICES):
-                log_probs = model.head.log_probs(piece.hidden[:, -1]).float().cpu()
-                loss -= log_probs.gather(1, notes[:, voice : voice + 1])[:, 0]
-                if voice < VOICES - 1:
-                    # A guess is a note, which a mark or the end of a piece is not.
-                    log_probs[:, others] = -torch.inf
-                    guess = log_probs.argmax(1, keepdim=True)
-                    *_, piece = read(model, guess, lengths, piece.mems)
-            found.append(loss.numpy())
-    return np.concatenate(found)
-
-
-def _frames(text: Sequence[int], marks: set[int]) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield for each frame the tokens before it that were not read yet, and its notes."""
-    before, notes = [text[0]], []
-    for token in text[1:-1]:
-        (before if token in marks else notes).append(token)
-        if len(notes) == VOICES:
-            yield before, notes
-            before, notes = [*notes], []
