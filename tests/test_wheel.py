@@ -47,8 +47,6 @@ EXTRAS = {
     "data": "import datasets, zstandard",
     "store": "import fsspec; fsspec.filesystem('https')",
     "music": "from transformer_xl.tasks.music import midi; assert midi([(60,)])[:4] == b'MThd'",
-    "tasks": "from transformer_xl.tasks import TASKS, load_task; import sklearn; "
-    "[load_task(name) for name in TASKS]",
     "hf": "import transformers, transformer_xl.hf as hf; hf.TransformerXLConfig()",
     "eval": "import transformer_xl.harness",
 }

@@ -102,7 +102,6 @@ def test_the_loss_of_a_chorale_is_that_of_the_whole_piece(music):
 
 @pytest.mark.slow
 def test_a_line_of_a_log_is_scored_by_the_sum_of_its_tokens(tmp_path, monkeypatch):
-    pytest.importorskip("sklearn")
     logs = {"train": (1, 3_000, 0.0), "test": (3, 300, 0.3)}
     monkeypatch.setattr(logs_anomalies, "LOGS", logs)
     task = load_task("logs")

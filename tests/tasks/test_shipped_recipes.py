@@ -111,8 +111,6 @@ def small_tasks(monkeypatch):
 @pytest.mark.usefixtures("one_thread", "small_tasks")
 @pytest.mark.parametrize(("name", "model"), MODELS)
 def test_shipped_recipes_train_on_what_the_task_writes(tmp_path, name, model):
-    if name == "logs":
-        pytest.importorskip("sklearn")
     task, source = load_task(name), tmp_path / "source"
     if not task.makes_data:
         source.mkdir()

@@ -54,7 +54,6 @@ _OPTIONAL = {
     "onnxruntime": ("txl export", "onnx"),
     "datasets": ("hf:... as a corpus", "data"),
     "mido": ("MIDI files", "music"),
-    "scikit-learn": ("the task logs", "tasks"),
 }
 """Packages by what they are for, and the extra that installs them."""
 _VERIFIED, _DAMAGED, _UNREADABLE = "verified", "damaged", "not readable"

@@ -20,8 +20,6 @@ from transformer_xl.config import Config, checksum, replace_file
 from transformer_xl.errors import DataError
 from transformer_xl.model import LanguageModel, Lengths
 
-TASKS_EXTRA = "'transformer-xl[tasks]'"
-"""What to install for metrics and baselines."""
 SEPARATOR = " <sep> "
 """Stands between prompt and completion where the vocabulary has words."""
 

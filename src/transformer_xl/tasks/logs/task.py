@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from transformer_xl.data import Vocab, optional_package, train_vocab
+from transformer_xl.data import Vocab, train_vocab
 from transformer_xl.model import Reader
 from transformer_xl.studies.baselines import KneserNey
 from transformer_xl.tasks.logs.made import ANOMALIES, log_lines, template
-from transformer_xl.tasks.task import TASKS_EXTRA, Measured, Task, Trained
+from transformer_xl.tasks.task import Measured, Task, Trained
 
 LOGS = {
     "train": (1, 1_200_000, 0.0),
@@ -79,16 +79,17 @@ def _line_sums(vocab: Vocab, ids: Sequence[int], nll: np.ndarray) -> list[float]
 
 def _measured(folder: Path, split: str, surprisal: Sequence[float]) -> Measured:
     """Return the AUC, of all anomalies and of each kind; an anomaly's score is its rank."""
-    metrics_of = optional_package("sklearn.metrics", "the task logs", TASKS_EXTRA)
-    roc_auc_score = metrics_of.roc_auc_score
     anomalies = json.loads((folder / f"{split}.json").read_bytes())
     values, kinds = np.array(surprisal), np.array([kind or "" for kind in anomalies])
-    usual = kinds == ""
-    metrics = {"auc": float(roc_auc_score(~usual, values))}
-    for kind in ANOMALIES:
-        some = usual | (kinds == kind)
-        metrics[kind] = float(roc_auc_score(kinds[some] == kind, values[some]))
-    ordered = np.sort(values[usual])
-    below = [np.searchsorted(ordered, values[~usual], side=side) for side in ("left", "right")]
-    # The share of the usual lines that surprisal less: the mean of these is the AUC.
-    return Measured(metrics, np.mean(below, axis=0) / len(ordered))
+    is_usual = kinds == ""
+    ordered = np.sort(values[is_usual])
+    below = [np.searchsorted(ordered, values[~is_usual], side=x) for x in ("left", "right")]
+    # The share of the usual lines that surprise less; its mean is the AUC.
+    scores = np.mean(below, axis=0) / len(ordered)
+    metrics = {"auc": float(scores.mean())}
+    metrics |= {
+        kind: float(scores[kinds[~is_usual] == kind].mean())
+        for kind in ANOMALIES
+        if (kinds == kind).any()
+    }
+    return Measured(metrics, scores)
