@@ -155,7 +155,9 @@ def _ablations(table: Mapping[str, Any], own: Mapping[str, dict[str, Any]]) -> I
     for row in rows_of(table["table"]):
         init, best, length = row.paper[table["table"]]
         known = (f"{x:.2f}" if x is not None else "" for x in (init, best))
-        cells = ("yes" if row.recurrence else "no", row.encoding, row.loss, *known, length or "")
+        recurrence, encoding, loss = row.parts
+        has_memory = "yes" if recurrence == "recurrence" else "no"
+        cells = (has_memory, encoding, loss, *known, length or "")
         yield row_of(*cells, NOT_RUN)
     yield ""
     yield f"`{table['command']}`"

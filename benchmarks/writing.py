@@ -26,6 +26,7 @@ import io
 import re
 import statistics
 import tokenize
+import tomllib
 import warnings
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,7 +36,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from experiments import given
 from result_file import write_result_file
 from turns import circumstances
 
@@ -226,7 +226,8 @@ def sampling_of(words: Sequence[str]) -> dict[str, Any]:
     Raises:
         ValueError: One is invalid, or no setting of sampling.
     """
-    settings = given([f"x.{word}" for word in words])["x"]
+    # Each as a line of TOML.
+    settings = tomllib.loads("\n".join(words))
     names = {*names_of(Sampling)}
     if unknown := settings.keys() - names:
         raise ValueError(f"--set {min(unknown)}: no setting of sampling; these are {sorted(names)}")

@@ -83,51 +83,6 @@ def test_a_way_that_fails_is_left_out_and_the_others_go_on(
     assert said.count(str(program)) == 2
 
 
-def test_where_git_is_missing_the_environment_names_the_revision(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    revision = import_module("revision")
-    for path in ("", str(tmp_path)):
-        # No folder of git, then no git at all.
-        monkeypatch.setattr(revision, "ROOT", tmp_path)
-        monkeypatch.setenv("PATH", path or os.environ["PATH"])
-        monkeypatch.delenv("TXL_REVISION", raising=False)
-        assert revision.commit() == "unknown"
-        monkeypatch.setenv("TXL_REVISION", "abc")
-        assert revision.commit() == "abc"
-        assert revision.commit("HEAD~1") == "unknown"
-
-
-@pytest.mark.parametrize("size", ["base", "large"])
-def test_the_shapes_of_nvidia_are_those_of_the_recipes(size: str) -> None:
-    from transformer_xl.config.recipes import load_recipe
-
-    shapes = import_module("shapes")
-    shape, recipe = shapes.SHAPES[f"nvidia-{size}"], load_recipe(f"paper-wt103-{size}-nvidia")
-    config = shapes.model_config(shape)
-    for name in ("n_layer", "n_head", "d_model", "d_inner", "mem_len", "cutoffs", "div_val"):
-        assert getattr(config, name) == getattr(recipe.model, name)
-    assert config.tie_projections == tuple(recipe.model.tie_projections)
-    assert shape.length == recipe.train.segment_len
-    job = shapes.Job("training", shape, "float32")
-    assert shapes.Job.from_json(job.to_json()) == job
-
-
-def test_a_peer_that_is_not_installed_names_the_command(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    peers = import_module("peers")
-    monkeypatch.setattr(peers, "ENVIRONMENTS", tmp_path)
-    missing = {name: way.missing for name, way in peers.WAYS.items() if way.environment}
-    assert missing["huggingface"] == "benchmarks/peers/install huggingface"
-    assert peers.WAYS["ours"].missing is None
-    for name in missing:
-        environment = peers.WAYS[name].environment
-        assert (PROGRAMS / "peers" / f"{environment}.txt").exists()
-        (tmp_path / environment).mkdir(exist_ok=True)
-        assert peers.WAYS[name].missing is None
-
-
 @pytest.mark.parametrize("way", ["ours", "gpt"])
 def test_what_was_read_long_ago_changes_nothing(way: str) -> None:
     peers, shapes = import_module("peers"), import_module("shapes")
@@ -165,37 +120,6 @@ def test_ways_to_attend_compute_the_same(way: str, length: int, mem_len: int) ->
     torch.testing.assert_close(*found, atol=1e-5, rtol=0)
 
 
-def test_the_mask_with_the_position_term_is_aligned_as_kernels_of_a_gpu_ask(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    attention = import_module("attention")
-    given = []
-    attend = torch.nn.functional.scaled_dot_product_attention
-
-    def spy(*operands: Any, attn_mask: torch.Tensor) -> torch.Tensor:
-        given.append(attn_mask)
-        return attend(*operands, attn_mask=attn_mask)
-
-    monkeypatch.setattr(attention.F, "scaled_dot_product_attention", spy)
-    _attended(attention, "sdpa_mask", attention.Size(8, 16, 2, 2, 16))
-    (mask,) = given
-    assert mask.storage_offset() % 8 == 0
-    assert all(stride % 8 == 0 for stride in mask.stride()[:-1])
-
-
 def _attended(attention: Any, way: str, size: Any) -> torch.Tensor:
     _, step, layout = attention.attend(way, size, torch.float32, "cpu")
     return step().permute([layout.index(letter) for letter in "BTHK"])
-
-
-def test_as_many_bytes_are_read_as_the_weights_and_the_memory_have() -> None:
-    peers, shapes = import_module("peers"), import_module("shapes")
-    shape = shapes.SHAPES["small"]
-    peer = peers.build("ours", shapes.Job("generation", shape, "float32"))
-    # Matrices, but for those that project the positions.
-    matrices = {
-        name: p for name, p in peer.model.named_parameters() if p.ndim == 2 and "r_proj" not in name
-    }
-    remembered = 2 * shape.n_layer * shape.batch * shape.mem_len * shape.d_model
-    expected = 4 * (sum(p.numel() for p in matrices.values()) + remembered)
-    assert shapes.read_bytes(shape, "float32") == expected

@@ -174,27 +174,3 @@ def test_a_run_is_recorded_without_paths(
     (folder / "results.json").unlink()
     with pytest.raises(SystemExit, match="is not finished"):
         record.recorded(folder)
-
-
-def test_a_curve_keeps_its_ends_and_a_hundred_points(record: ModuleType) -> None:
-    records = [{"kind": "train", "step": n, "bits_per_token": 5 - n / 1000} for n in range(1, 1001)]
-    records += [{"kind": "valid", "step": 1000, "bits_per_token": 4.2}]
-    curve = record._curve(records, "train")
-    assert (len(curve), curve[-1][0]) == (100, 1000)
-    assert record._curve(records, "valid") == [[1000, 4.2]]
-    assert record._curve([], "train") == []
-
-
-def test_result_files_are_told_apart(record: ModuleType, tmp_path: Path) -> None:
-    path = tmp_path / "found.json"
-    lengths = {"contexts": [1, 2], "models": [], "command": "txl recl runs/xl"}
-    # What a command prints on its last line, and what a program writes on many.
-    path.write_text(json.dumps(lengths))
-    assert record.recorded(path)["kind"] == "recl"
-    path.write_text(json.dumps(lengths, indent=2))
-    assert record.recorded(path)["command"] == "txl recl runs/xl"
-    path.write_text(json.dumps({"rows": [{"attn_len": 8, "slowdown": 2.0}], "device": "Abacus"}))
-    assert record.recorded(path)["machine"] == {"processor": "Abacus"}
-    path.write_text("{}")
-    with pytest.raises(SystemExit, match="holds neither"):
-        record.recorded(path)

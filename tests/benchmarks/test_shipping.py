@@ -61,21 +61,6 @@ def test_each_card_has_places_for_what_is_measured(ship):
             ship.card(name, {"nll": 1.0})
 
 
-def test_the_command_on_a_card_names_no_path_of_one_machine(ship):
-    for command, expected in (
-        (".venv/bin/txl train chorales --out runs/a", "txl train chorales --out runs/a"),
-        (f"{ROOT}/src/transformer_xl/__main__.py train {ROOT}/a.toml", "txl train a.toml"),
-        (
-            "txl train a --data.path /srv/data/text --seed 1",
-            "txl train a --data.path text --seed 1",
-        ),
-        ("txl train a --data.path=/srv/data/text", "txl train a --data.path=text"),
-        ("txl train a --train.stages '[[0, 4, 4]]'", "txl train a --train.stages '[[0, 4, 4]]'"),
-        ("txl train a --generate.prompt it's", "txl train a --generate.prompt 'it'\"'\"'s'"),
-    ):
-        assert ship.shown_command(command) == expected, command
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, toy_recipe):
     """A run of a tiny recipe, and the recipe."""
@@ -183,20 +168,3 @@ def test_uncommitted_changes_are_refused(ship, monkeypatch, tmp_path):
         ship.require_committed()
     Done.stdout = ""
     ship.require_committed()
-
-
-def test_a_name_that_could_not_be_found_is_refused(shipping):
-    for name, message in (
-        ("Toy", "must have small letters"),
-        ("../toy", "must"),
-        ("toy-3", "ends like a version"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            shipping.new_target(name, 1)
-
-
-def test_models_are_written_only_into_the_package_of_the_program(shipping, monkeypatch, tmp_path):
-    shipping.require_own_package()
-    monkeypatch.setattr(shipping, "ROOT", tmp_path)
-    with pytest.raises(ValueError, match="set PYTHONPATH="):
-        shipping.require_own_package()

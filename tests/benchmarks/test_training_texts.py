@@ -55,44 +55,6 @@ def test_text_that_the_held_out_package_shares_is_left_out(program, tmp_path, mo
     assert kept == {"networkx": (["a.py"], 0), "shares": (["b.py"], 1), "vendors": ([], 0)}
 
 
-@pytest.mark.slow
-def test_licences_that_are_not_permissive_are_left_out(program, monkeypatch, is_nightly):
-    python_code = program("python_code")
-    if not is_nightly:
-        # Of the environment these alone: to list the files of all takes seconds.
-        names = ("networkx", "numpy", "hypothesis", "transformer-xl", "cycler", "pip")
-        found = [python_code.metadata.distribution(name) for name in names]
-        monkeypatch.setattr(python_code.metadata, "distributions", lambda: found)
-    taken = {package.name: package.licence for package in python_code.packages()}
-    assert {"Python", "numpy", "networkx"} <= taken.keys()
-    assert "hypothesis" not in taken  # MPL-2.0
-    assert "transformer-xl" not in taken
-    assert taken["cycler"] == "BSD License"
-    assert not any("Copyright" in licence or "===" in licence for licence in taken.values())
-
-
-def test_wikitext_becomes_plain_english(program):
-    english = program("english")
-    text = (
-        " = Title = \n \n It rained , he said ( twice ) . The <unk> was wet . "
-        "A well @-@ known city 's 1 @,@ 200 people did n't care ; \" quoted \" . \n"
-    )
-    assert english.plain(text) == (
-        "Title\n\nIt rained, he said (twice). A well-known city's 1,200 people didn't care; "
-        '"quoted".\n\n\n'
-    )
-    two = " = A = \n \n one \n = = B = = \n two \n = C = \n three \n"
-    assert [*english.articles(two)] == [two[: two.index(" = C")], " = C = \n three \n"]
-
-
-def test_poems_have_a_form(program):
-    poems = program("tang_poems")
-    five = "白日依山盡，黃河入海流。\n欲窮千里目，更上一層樓。"
-    assert poems.is_in_form(five)
-    assert not poems.is_in_form(five + "\n春。")
-    assert not poems.is_in_form("")
-
-
 def run(program, monkeypatch, name, *words):
     """Run a program as the command line does."""
     monkeypatch.setattr(sys, "argv", [name, *map(str, words)])

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.model import TransformerXL
 
 ROOT = Path(__file__).parents[2]
@@ -65,31 +64,6 @@ def test_windows_that_the_training_text_has_are_found_at_any_place(writing):
     assert finder.copied([piece]) == pytest.approx(60 / 200)
     # One byte less than a window.
     assert finder.copied([numbers.randbytes(100) + training[:49] + numbers.randbytes(51)]) == 0
-
-
-def test_short_pieces_are_measured(writing):
-    vocab = train_vocab("bytes", [])
-    for piece in ([], [7], [7, 7, 7]):
-        found = writing.measure([piece], vocab, [[1]], writing.TrainingText(b"a" * 99), True)
-        assert found["mean_length"] == len(piece)
-        assert found["repeated_4grams"] == found["copied"] == 0
-        assert found["longest_repeat"] == max(len(piece) - 1, 0)
-
-
-def test_counts_are_not_shown_as_shares(writing):
-    assert writing._shown({"longest_repeat": 1.0, "copied": 1.0}) == (
-        "longest repeat 1.0, copied 100.0 %"
-    )
-
-
-def test_settings_that_are_off_take_their_defaults(writing):
-    found = writing.sampling_of(["dry_multiplier=0.8", "top_p=0.9"])
-    assert found["dry_sequence_breakers"] == ("\n",)
-    assert (found["dry_multiplier"], found["top_p"]) == (0.8, 0.9)
-    with pytest.raises(ValueError, match="--set length: no setting of sampling"):
-        writing.sampling_of(["length=3"])
-    with pytest.raises(ValueError, match="dry_base"):
-        writing.sampling_of(["dry_base=2.0"])
 
 
 def test_texts_that_are_carried_are_penalized_as_one(writing, tiny_config):
