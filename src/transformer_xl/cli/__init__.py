@@ -34,6 +34,11 @@ _GONE = {
         "transformers 5 reads one after import transformer_xl.hf"
     ),
     ("estimate", ""): "docs/scale.md has the formulas, and the figures of the paper's recipes",
+    ("eval", "--by_position"): "txl eval --eval.mem_lens says what a longer memory is worth",
+    ("report", ""): (
+        "a training writes the report at its end; txl train RECIPE --out DIR again writes it where "
+        "report.html was deleted"
+    ),
     ("recipes", "--from_authors"): (
         "txl recipes paper-wt103-base --copy FILE copies a training of the paper, and "
         "docs/migration.md has the settings that take the place of the authors' options"
@@ -148,7 +153,7 @@ def commands() -> dict[str, Any]:
     """Return the command classes by name."""
     from transformer_xl.cli.comparing import Compare
     from transformer_xl.cli.compressing import Compress, Decompress
-    from transformer_xl.cli.evaluating import Eval, Report
+    from transformer_xl.cli.evaluating import Eval
     from transformer_xl.cli.generating import Generate
     from transformer_xl.cli.listing import Models
     from transformer_xl.cli.models import Convert, Doctor, Export, Serve
@@ -158,7 +163,7 @@ def commands() -> dict[str, Any]:
     from transformer_xl.cli.tasking import Task
 
     kinds = (
-        *(Recipes, Prepare, Train, Models, Eval, Report, Score, Generate, Convert, Export),
+        *(Recipes, Prepare, Train, Models, Eval, Score, Generate, Convert, Export),
         *(Compress, Decompress, Serve, Recl, Ablate, Compare, Task, Doctor),
     )
     return {kind.__name__.lower(): kind for kind in kinds}

@@ -24,7 +24,6 @@ from transformer_xl.inference.generate import (
 from transformer_xl.model import LanguageModel, Lengths, any_size, load_model
 from transformer_xl.train.checkpoint import RESULTS_FILE, SAMPLE_FILE, RunFolder
 from transformer_xl.train.metrics import reading
-from transformer_xl.train.seen import MEMORY_FILE, READINGS, TOKENS, see_memory
 
 REPORT_FILE = "report.html"
 COMPARED_BYTES = 10_000
@@ -110,13 +109,9 @@ def finish(
     (folder.path / REPORT_FILE).unlink(missing_ok=True)
     folder.write_json(RESULTS_FILE, results)
     if isinstance(corpus, Corpus):
-        say("looking at what the memory does")
-        folder.write_json(MEMORY_FILE, memory_figures(config, corpus, model, quiet=quiet))
         sample = _sample(config, corpus, model)
         folder.write_json(SAMPLE_FILE, sample)
         say(f"what it writes after {sample['prompt']!r}:\n\n{sample['prompt']}{sample['text']}\n")
-    else:
-        say("recordings: the report has no section on the memory, and no sample")
     # Only here: what trains without a report, as a benchmark does, needs less to be installed.
     from transformer_xl.train.report import write_report
 
@@ -129,19 +124,6 @@ def finish(
 def held_out(corpus: Corpus | FeatureCorpus) -> str:
     """Name the split that says how good a model is: test, or valid where there is no test text."""
     return "test" if corpus.n_tokens("test") > 1 else "valid"
-
-
-def memory_figures(
-    config: Config, corpus: Corpus, model: LanguageModel, *, quiet: bool = False
-) -> dict[str, Any]:
-    """Return what ``memory.json`` holds of a run (:mod:`transformer_xl.train.seen`)."""
-    split = held_out(corpus)
-    ids = corpus.split(split)
-    n_tokens = READINGS * min(len(ids) - 1, TOKENS)
-    progress = reading(model, n_tokens, "what the memory does", quiet=quiet)
-    with autocast(config.train.precision, model.device), progress:
-        figures = see_memory(model, ids, corpus.vocab, config.eval, config.train.segment_len)
-    return {"split": split, **figures}
 
 
 def _settings(evaluation: EvalConfig, generation: GenerateConfig) -> dict[str, Any]:

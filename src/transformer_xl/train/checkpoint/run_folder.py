@@ -176,7 +176,7 @@ class RunFolder:
             ) from error
         for left in self.path.glob(f"{CHECKPOINTS}/{UNFINISHED}*"):
             shutil.rmtree(left)
-        # Not of memory.json and reports, which another process may be writing.
+        # Not of reports, which another process may be writing.
         for name in (RECIPE_FILE, ENVIRONMENT_FILE, METRICS_FILE, RESULTS_FILE, SAMPLE_FILE):
             remove_temporary(self.path, name)
         for folder in self.path.glob("model/*/"):
