@@ -257,3 +257,12 @@ def test_one_answer_may_stand_for_all_projections(answer):
 def test_a_wrong_setting_on_the_command_line_ends_it(words, capsys):
     with pytest.raises((SystemExit, ValueError)):
         parsed(*words)
+
+
+def test_a_setting_that_is_gone_is_ignored_where_it_changed_nothing():
+    recipe = Config(model=ModelConfig(), data=DataConfig(path="mine.txt"))
+    text = dump_recipe(recipe)
+    gone = "skip_norm = 0.0\nspike = 3.0\npatience = 2\ndecay_rate = 0.5\n"
+    assert parse_recipe(text.replace("[train]\n", f"[train]\n{gone}"), "mine") == recipe
+    with pytest.raises(ValueError, match=r"mine: train\.skip_norm=5\.0 is gone: .*; leave it out"):
+        parse_recipe(text.replace("[train]\n", "[train]\nskip_norm = 5.0\n"), "mine")

@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformer_xl.config import TrainConfig
 from transformer_xl.config.distributed import World
 from transformer_xl.model import Memory, Output, TransformerXL
-from transformer_xl.train import state, step
+from transformer_xl.train import state
 from transformer_xl.train.checkpoint.checkpoints import Checkpoints
-from transformer_xl.train.optim import average_start, new_average
+from transformer_xl.train.optim import new_average
 from transformer_xl.train.step import activation_penalty
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -122,13 +122,12 @@ def test_a_checkpoint_has_the_masks_of_all_parts(begun, toy_recipe, tmp_path, mo
     ]
 
 
-@pytest.mark.parametrize("scale", [None, 1.0, 64.0])
-def test_the_gradient_is_that_of_the_loss_whatever_its_scale(begun, toy_recipe, device, scale):
+def test_the_gradient_is_that_of_the_loss_whatever_its_scale(begun, toy_recipe, device):
     sgd = {"optimizer": "sgd", "lr": 1e-3}
-    half = {"precision": "float16", "loss_scale": scale}
+    half = {"precision": "float16"}
     training = begun(toy_recipe(model=EXACT, train=sgd | half), device)
     exact = begun(toy_recipe(model=EXACT, train={**sgd, "precision": "float32"}), device)
-    assert training.state.loss_scale == (65_536 if scale is None else scale)
+    assert training.state.loss_scale == 65_536
     assert training.step().norm == pytest.approx(exact.step().norm, rel=1e-2)
     assert {p.dtype for p in training.state.model.parameters()} == {torch.float32}
 
@@ -136,7 +135,8 @@ def test_the_gradient_is_that_of_the_loss_whatever_its_scale(begun, toy_recipe, 
 def test_products_are_in_float16_and_the_scale_reaches_their_backward_pass(begun, toy_recipe):
     norms, dtypes = [], []
     for scale in (1.0, 64.0):
-        training = begun(toy_recipe(train={"precision": "float16", "loss_scale": scale}))
+        training = begun(toy_recipe(train={"precision": "float16"}))
+        training.state.loss_scale = scale
         layer = training.state.model.layers[-1].feed_forward.outer
         layer.register_full_backward_hook(lambda module, _, grads: norms.append(grads[0].norm()))
         layer.register_forward_hook(lambda module, _, out: dtypes.append(out.dtype))
@@ -169,16 +169,6 @@ def test_a_dynamic_scale_is_halved_by_an_overflow_and_doubled_after_a_while(
     with torch.no_grad():
         next(run.model.parameters()).fill_(torch.nan)
     with pytest.raises(RuntimeError, match=r"train\.max_skips=0"):
-        training.step()
-
-
-def test_a_static_scale_stays(begun, toy_recipe):
-    settings = {"precision": "float16", "loss_scale": 1e30, "max_skips": 3}
-    training = begun(toy_recipe(train=settings))
-    for _ in range(3):
-        assert training.step().is_skipped
-    assert training.state.loss_scale == 1e30
-    with pytest.raises(RuntimeError, match=r"train\.max_skips=3"):
         training.step()
 
 
@@ -233,12 +223,6 @@ def test_averaging_copies_nothing_to_the_device(tiny_config, average):
     assert averaging.n_averaged == 4
 
 
-def test_where_averaging_begins():
-    assert average_start(TrainConfig(average="ema")) == 0
-    assert average_start(TrainConfig(average="tail", cooldown_fraction=0.25)) == 0.75
-    assert average_start(TrainConfig(average="ema", average_start=0.4)) == 0.4
-
-
 def test_progress_is_of_the_steps_or_of_the_minutes(begun, toy_recipe):
     settings = {"steps": 100, "minutes": 1.0, "schedule": "constant_cooldown"}
     training = begun(toy_recipe(train=settings))
@@ -249,9 +233,3 @@ def test_progress_is_of_the_steps_or_of_the_minutes(begun, toy_recipe):
     assert run.progress(config) == 0.1
     run.end_is_fixed, run.total_steps, run.seconds = True, 40, 50.0
     assert run.progress(config) == 0.25
-
-
-def test_the_usual_is_a_mean_that_forgets():
-    assert step.running_mean(None, 3.0) == 3.0
-    assert step.running_mean(1.0, 2.0) == pytest.approx(1.02)
-    assert step.running_mean(0.0, 3.0) == 3.0, "as earlier versions wrote what is not known"

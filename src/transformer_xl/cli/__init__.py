@@ -43,6 +43,15 @@ _GONE = {
         "txl recipes paper-wt103-base --copy FILE copies a training of the paper, and "
         "docs/migration.md has the settings that take the place of the authors' options"
     ),
+    **dict.fromkeys(
+        (("train", f"--train.{name}") for name in ("patience", "decay_rate")),
+        "the schedule plateau is gone; constant_cooldown ends a training in its time",
+    ),
+    ("train", "--train.loss_scale"): "the scale of the loss in float16 is found by itself",
+    **dict.fromkeys(
+        (("train", f"--train.{name}") for name in ("skip_norm", "spike")),
+        "updates are skipped where the gradient is not finite, and no others",
+    ),
     ("serve", "--save"): "each answer is saved before it ends; leave it out",
     ("serve", "--chat_template"): (
         "--template TEXT has the text of one message with {role} and {content}; templates in Jinja "

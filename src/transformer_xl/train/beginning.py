@@ -1,8 +1,6 @@
 """The beginning of a run: the recipe is compared with the corpus and the machine; first weights."""
 
-import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -23,9 +21,7 @@ from transformer_xl.errors import DataError, SettingsError
 from transformer_xl.inference.evaluate import (
     Passage,
     as_text,
-    places_read,
     require_recordings,
-    segments_to_learn,
 )
 from transformer_xl.inference.generate import for_tokens
 from transformer_xl.model import (
@@ -39,7 +35,6 @@ from transformer_xl.model import (
     require_capacity,
     require_training,
 )
-from transformer_xl.train.finish import held_out
 from transformer_xl.train.optim import Optimizer, new_average
 from transformer_xl.train.runner import shard
 from transformer_xl.train.state import INITIAL_LOSS_SCALE, TrainState, longest_segment
@@ -235,7 +230,6 @@ def new_state(
     if average is not None:
         shard(average.module, settings, world, device)
     world.seed_apart()
-    loss_scale = INITIAL_LOSS_SCALE if settings.loss_scale is None else settings.loss_scale
     return TrainState(
         model=model,
         optimizer=Optimizer(model, settings),
@@ -245,37 +239,10 @@ def new_state(
         end_is_fixed=settings.minutes is None,
         world=world,
         average=average,
-        loss_scale=loss_scale if settings.precision == "float16" else 1.0,
+        loss_scale=INITIAL_LOSS_SCALE if settings.precision == "float16" else 1.0,
         # The test text may be another one when a run goes on.
         corpus={name: x for name, x in corpus.checksums.items() if name != "test"},
-        validation=_validation(config),
-    )
-
-
-def compare_validations(config: Config, state: TrainState, say: Callable[[str], None]) -> None:
-    """Forget the lowest validation loss of a resumed run where later ones are not comparable.
-
-    Raises:
-        SettingsError: The learning rate depends on comparing them.
-    """
-    before, state.validation = state.validation, _validation(config)
-    changed = "; ".join(
-        f"eval.{name}: {before[name]}, {x}"
-        for name, x in state.validation.items()
-        if before.get(name, x) != x
-    )
-    if not changed:
-        return
-    differing = f"validation settings differ from the checkpoint's (there, here): {changed}"
-    if config.train.schedule == "plateau":
-        raise SettingsError(
-            f"{differing}. With train.schedule='plateau', the learning rate depends on comparing "
-            "validation losses: give the same settings to go on there, or another --out"
-        )
-    state.best = math.inf
-    say(
-        f"{differing}. Their losses cannot be compared, so the next validation replaces "
-        "model/best, even by a worse model: copy that folder to keep it"
+        validation=validation(config),
     )
 
 
@@ -284,74 +251,43 @@ def _lengths(config: Config) -> Lengths:
     return Lengths.of(config.model, **config.eval.lengths_after(config.train.segment_len))
 
 
-def _validation(config: Config) -> dict[str, int | None]:
+def validation(config: Config) -> dict[str, int | None]:
     """Return the settings that the validation loss of a model on a text depends on."""
     names = "batch_size", "max_steps", "window"
     return {**_lengths(config)._asdict(), **{name: getattr(config.eval, name) for name in names}}
 
 
 def _require_targets(corpus: Corpus | FeatureCorpus, config: Config) -> None:
-    """Require that something is trained on, and counts in the evaluations that end the run.
+    """Require that something is trained on, and counts in the evaluations.
 
     Raises:
-        DataError: A split has no target, or none where it is read.
+        DataError: A split has no target.
     """
-    settings, symbol = config.eval, config.model.completion_at
+    symbol = config.model.completion_at
     if len(corpus.split("valid")) < 2:
         raise DataError(
             "the validation text has one token; to predict one, at least 2 are needed: give more "
             "text, or hold out more of it (data.valid_fraction)"
         )
-    segment_len = _lengths(config).segment_len
-    with _named("train"):
-        if isinstance(corpus, FeatureCorpus):
-            require_recordings(corpus.split("train"), config.model)
-        elif symbol is not None and not config.train.prompt_loss_weight:
-            _require_completion(corpus.tokens("train"), symbol)
-    if settings.dynamic == "rms" and isinstance(corpus, Corpus):
-        with _named("train text, as eval.dynamic_tokens reads it"):
-            text = corpus.tokens("train")[: settings.dynamic_tokens]
-            segments_to_learn(text, config.model, segment_len)
-    if symbol is None and isinstance(corpus, Corpus):
+    if isinstance(corpus, Corpus) and symbol is None:
         return
-    batch_size = settings.batch_size
-    parts = [(name, batch_size) for name in ("valid", "test") if corpus.n_tokens(name) > 1]
-    if settings.dynamic and isinstance(corpus, Corpus):
-        # It reads the text in one part.
-        parts.append((held_out(corpus), 1))
-    for name, batch_size in parts:
-        with _named(name):
+    if isinstance(corpus, Corpus) and not config.train.prompt_loss_weight:
+        # Read up to the first one, as the text may be long. The last token has no target.
+        text: Any = corpus.tokens("train")
+        last = len(text) - 1
+        parts = (text[first : min(first + _BLOCK, last)] for first in range(0, last, _BLOCK))
+        if not any((part == symbol).any() for part in parts):
+            raise DataError(
+                f"train: the text has no completion: the token completion_at={symbol} is not in "
+                "it; give prompts and completions, or set train.prompt_loss_weight to learn from "
+                "all"
+            )
+    for name in ("valid", "test"):
+        if corpus.n_tokens(name) > 1:
             ids: Any = corpus.split(name)
-            source = as_text(ids, config.model) if isinstance(corpus, Corpus) else ids
-            passage = Passage.of(source, config.model)
-            if settings.max_steps is not None and passage.counted is not None:
-                sizes = {
-                    "segment_len": segment_len,
-                    "batch_size": min(batch_size, len(passage.targets)),
-                }
-                places = places_read(len(passage.targets), max_steps=settings.max_steps, **sizes)
-                if not passage.counted[places].any():
-                    kind = "target" if passage.text is None else "completion"
-                    raise DataError(
-                        f"max_steps={settings.max_steps} reads no {kind}: give a larger one"
-                    )
-
-
-@contextmanager
-def _named(split: str) -> Iterator[None]:
-    """Name the part of the corpus in errors of the block."""
-    try:
-        yield
-    except ValueError as error:
-        raise DataError(f"{split}: {error}") from error
-
-
-def _require_completion(text: Any, symbol: int) -> None:
-    # Read up to the first one, as the text may be long. The last token has no target.
-    last = len(text) - 1
-    parts = (slice(first, min(first + _BLOCK, last)) for first in range(0, last, _BLOCK))
-    if not any((text[part] == symbol).any() for part in parts):
-        raise DataError(
-            f"the text has no completion: the token completion_at={symbol} is not in it; give "
-            "prompts and completions, or set train.prompt_loss_weight to learn from all"
-        )
+            try:
+                Passage.of(
+                    as_text(ids, config.model) if isinstance(corpus, Corpus) else ids, config.model
+                )
+            except ValueError as error:
+                raise DataError(f"{name}: {error}") from error

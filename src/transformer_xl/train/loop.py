@@ -33,11 +33,11 @@ from transformer_xl.model import LanguageModel, model_weights, shown
 from transformer_xl.ops import choose_backend
 from transformer_xl.train.beginning import (
     check_machine,
-    compare_validations,
     fit_to_corpus,
     initial_weights,
     new_state,
     require_vocabulary,
+    validation,
 )
 from transformer_xl.train.checkpoint import CHECKPOINTS, RunFolder
 from transformer_xl.train.checkpoint.checkpoints import Checkpoints, read_whole
@@ -46,7 +46,7 @@ from transformer_xl.train.metrics import MetricsLog, Progress
 from transformer_xl.train.minutes import TimeLimit
 from transformer_xl.train.runner import Network, replays_steps, whole_model
 from transformer_xl.train.state import TrainState, local
-from transformer_xl.train.step import Update, diverged, running_mean, train_step
+from transformer_xl.train.step import Update, diverged, train_step
 
 
 class Interrupted(Exception):  # noqa: N818  (it is no error)
@@ -164,8 +164,13 @@ def train(
         with checkpoints:
             if newest := checkpoints.newest(progress.say):
                 state.load(newest)
-                if state.step < state.total_steps:
-                    compare_validations(config, state, progress.say)
+                if state.step < state.total_steps and state.validation != validation(config):
+                    state.best, state.validation = math.inf, validation(config)
+                    progress.say(
+                        "the settings of validations differ from those of the checkpoint: the next "
+                        "one replaces model/best, even by a worse model; copy that folder to keep "
+                        "it"
+                    )
             progress.expect(state.total_steps, state.step)
             progress.say(_opening(config, corpus, state, n_parameters))
             if cost := cost_of(config.eval, corpus.n_tokens("valid") - 1):
@@ -233,9 +238,7 @@ class _Run:
             if update.is_skipped:
                 self._report_skip(update)
             else:
-                # One for each step, as spikes are reported by their steps.
-                state.losses.append(update.loss if update.is_counted else math.nan)
-                state.offsets.append(update.offset)
+                state.losses += [update.loss] if update.is_counted else []
             local_seconds += time.perf_counter() - began
             # Read once: a later signal is handled after the next step.
             number, seconds = max(interrupts, default=0), local_seconds
@@ -254,8 +257,9 @@ class _Run:
             is_evaluated = is_last or _every(settings.eval_every, state.step)
             is_saved = is_last or number or _every(settings.save_every, state.step)
             if limit is not None:
-                left, seconds_left = limit.update(state, is_timed=seconds > 0)
-                self.progress.expect(state.step + left, seconds=seconds_left)
+                left = limit.update(state, is_timed=seconds > 0)
+                remaining = 60 * (settings.minutes or 0) - state.seconds
+                self.progress.expect(state.step + left, seconds=remaining)
             if is_logged:
                 self._write_log(update.lr)
             else:
@@ -298,28 +302,14 @@ class _Run:
     def _write_log(self, lr: float) -> None:
         state = self.state
         losses = state.read_losses()
-        first = state.step - len(losses) + 1
-        for step, (loss, offset) in enumerate(zip(losses, state.offsets, strict=True), first):
-            if math.isnan(loss):
-                continue
-            usual = state.usual_loss
-            if usual is not None and loss > usual + self.config.train.spike:
-                self._record("spike", step, nll=loss, usual=usual, offset=offset)
-                self.progress.say(
-                    f"about step {step}: a loss of {loss:.3f} nats where {usual:.3f} is usual. Its "
-                    f"segments begin {offset:,} tokens into each stream"
-                )
-            state.usual_loss = running_mean(usual, loss)
-        counted = [x for x in losses if not math.isnan(x)]
-        bits = sum(counted) / len(counted) / math.log(2) if counted else math.nan
+        bits = sum(losses) / len(losses) / math.log(2) if losses else math.nan
         # With several processes, the time of the last step is known after the next one.
         seconds = state.seconds - self.logged_at
         speed = state.tokens / seconds if seconds > 0 else 0.0
         state.losses.clear()
-        state.offsets.clear()
         state.tokens, self.logged_at = 0, state.seconds
         self._record("train", state.step, bits_per_token=bits, lr=lr, tokens_per_second=speed)
-        self.progress.update(state.step, bits if counted else None, speed)
+        self.progress.update(state.step, bits if losses else None, speed)
 
     def _evaluate(self) -> None:
         state, config = self.state, self.config
@@ -333,8 +323,6 @@ class _Run:
             return result
 
         result = state.world.by_first(judge)
-        if config.train.schedule == "plateau" and state.step > config.train.warmup_steps:
-            state.plateau.see(result.nll, config.train)
         bits, per_byte = result.bits_per_token, result.bits_per_byte
         self._record("valid", state.step, bits_per_token=bits, nll=result.nll)
         line = f"step {state.step}: validation {result.nll:.4f} nats, {bits:.4f} bits per token"

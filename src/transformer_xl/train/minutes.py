@@ -31,38 +31,30 @@ class TimeLimit:
         # Without the first step, which may compile, as it ends before the first of these times.
         self._ends: deque[float] = deque(maxlen=_LATEST_STEPS + 1)
 
-    def update(self, state: TrainState, *, is_timed: bool) -> tuple[int, float]:
-        """Update ``total_steps`` of a state after a step.
+    def update(self, state: TrainState, *, is_timed: bool) -> int:
+        """Update ``total_steps`` of a state after a step; return how many steps are left.
 
         Args:
             state: The state of training.
             is_timed: Whether the time of the step is known yet.
-
-        Returns:
-            The number of steps, and of seconds, that are left.
         """
         if is_timed:
             self._ends.append(state.seconds)
         # The median, as single steps may wait or compile.
         durations = [end - begin for begin, end in pairwise(self._ends)]
         step_seconds = median(durations) if durations else 0.0
-        seconds_left = self._limit - state.seconds
         if not state.end_is_fixed:
             self._fix_end(state, step_seconds)
-        left = state.total_steps - state.step
-        if not state.end_is_fixed:
-            if step_seconds:
-                left = min(left, max(1, round(seconds_left / step_seconds)))
-        elif seconds_left < 0 and len(durations) >= _STEPS_TO_JUDGE:
-            end = _LATEST_END * self._limit
-            possible = max(1, int((end - state.seconds) / step_seconds))
-            if possible < left:
-                left = self._shorten(state, possible)
-        return left, seconds_left
-
-    def _shorten(self, state: TrainState, possible: int) -> int:
-        """Let a run that is late end after some more steps; the cooldown gets fewer of them."""
-        left = state.total_steps - state.step
+        left, seconds_left = state.total_steps - state.step, self._limit - state.seconds
+        if not state.end_is_fixed and step_seconds:
+            return min(left, max(1, round(seconds_left / step_seconds)))
+        if not state.end_is_fixed or seconds_left >= 0 or len(durations) < _STEPS_TO_JUDGE:
+            return left
+        end = _LATEST_END * self._limit
+        possible = max(1, int((end - state.seconds) / step_seconds))
+        if possible >= left:
+            return left
+        # The cooldown gets fewer steps.
         if not self._is_late:
             self._say(
                 f"train.minutes={self._settings.minutes:g} are over and the steps take longer "

@@ -59,15 +59,14 @@ _CARD = Path(__file__).with_name("model_card.md")
 OF_RAW_TEXT = "a run of an earlier version, which normalized no text, goes on with --data.raw True"
 """The remedy where the tokens or the vocabulary of a run are others than those of its text."""
 
-# Settings that may change when a run is resumed, as no weight depends on them; with the schedule
-# plateau weights do depend on validations, which are compared with those of the checkpoint. The
-# text, the prepared corpus, the vocabulary and the initial model may be moved, and runs of earlier
-# versions read raw text, whatever their recipe says; checksums of all but the model are compared.
+# Settings that may change when a run is resumed, as no weight depends on them. The text, the
+# prepared corpus, the vocabulary and the initial model may be moved, and runs of earlier versions
+# read raw text, whatever their recipe says; checksums of all but the model are compared.
 _MAY_DIFFER = (
     *("eval.", "generate.", "train.log_every", "train.save_every", "train.keep_checkpoints"),
     # How the work is divided: results are the same up to rounding.
     *("train.parallel", "train.accumulate", "train.recompute", "train.compile"),
-    *("train.hang_minutes", "train.max_skips", "train.spike"),
+    *("train.hang_minutes", "train.max_skips"),
     *("train.init_from", "data.tokenizer"),
     *("data.path", "data.valid_path", "data.test_path", "data.cache_dir", "data.workers"),
     *("data.corpus", "data.verify", "data.raw"),
