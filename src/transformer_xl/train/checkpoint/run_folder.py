@@ -19,7 +19,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -99,7 +99,14 @@ class RunFolder:
             PermissionError: It is that of a shipped model.
             SettingsError: The folder holds the run of another recipe, or cannot hold this one.
         """
-        self.require_writable()
+        require_not_shipped(self.path)
+        path = self.path.absolute()
+        place = next(x for x in (path, *path.parents) if x.exists())
+        if place.is_dir() and not os.access(place, os.W_OK):
+            raise PermissionError(
+                f"cannot write to the run folder {self.path}: {place} is read-only, or belongs to "
+                "another user; give another --out"
+            )
         if not self.holds_run:
             # But for files that a process killed in begin() leaves.
             ours = (_LOCK_FILE, f".{RECIPE_FILE}.")
@@ -110,7 +117,14 @@ class RunFolder:
                     f"{self.path} exists and is no run folder: nothing in it was touched; "
                     "give another --out"
                 )
-            _require_utf8(config)
+            try:
+                dump_recipe(config).encode()
+            except UnicodeEncodeError as error:
+                raise SettingsError(
+                    f"{error.object[max(error.start - 60, 0) : error.end]!r}: the settings must be "
+                    f"UTF-8, as {RECIPE_FILE} of the run folder is: rename the file or folder, or "
+                    "change the text"
+                ) from None
             return
         other = load_recipe(self.path / RECIPE_FILE, is_stored=True)
         if not config.model.vocab_size:
@@ -135,22 +149,6 @@ class RunFolder:
                 f"{self.path} holds a run of another recipe (there, here): {'; '.join(wrong)}. "
                 f"Give another --out, or the same settings to go on there, or delete the folder"
                 f"{remedy}"
-            )
-
-    def require_writable(self) -> None:
-        """Require that files can be written here, before any work is done.
-
-        Raises:
-            OSError: They cannot.
-            PermissionError: It is the folder of a shipped model.
-        """
-        require_not_shipped(self.path)
-        path = self.path.absolute()
-        place = next(x for x in (path, *path.parents) if x.exists())
-        if place.is_dir() and not os.access(place, os.W_OK):
-            raise PermissionError(
-                f"cannot write to the run folder {self.path}: {place} is read-only, or belongs to "
-                "another user; give another --out"
             )
 
     def begin(self, config: Config, n_parameters: int) -> None:
@@ -189,8 +187,7 @@ class RunFolder:
             # The recipe makes it a run folder, so it comes first.
             replace_file(self.path / RECIPE_FILE, dump_recipe(config).encode())
         if not (self.path / ENVIRONMENT_FILE).exists():
-            # The package need not be installed, and is not imported here, as it is in a higher
-            # layer.
+            # The package need not be installed.
             packages = {"transformer-xl": sys.modules["transformer_xl"].__version__}
             for name in ("torch", "numpy", "safetensors", "tokenizers"):
                 packages[name] = version(name)
@@ -222,16 +219,3 @@ class RunFolder:
         """Write a JSON file of the folder."""
         content = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
         replace_file(self.path / name, content.encode("utf-8", "surrogateescape"))
-
-
-def _require_utf8(config: Config) -> None:
-    """Require settings that recipe.toml, which is UTF-8, can hold."""
-    for section, settings in asdict(config).items():
-        for name, value in settings.items():
-            try:
-                json.dumps(value, ensure_ascii=False).encode()
-            except UnicodeEncodeError:
-                raise SettingsError(
-                    f"{section}.{name}={value!r} must be UTF-8, as {RECIPE_FILE} of the run folder "
-                    "is: rename the file or folder, or change the text"
-                ) from None
