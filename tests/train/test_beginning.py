@@ -12,7 +12,6 @@ from transformer_xl.config.distributed import World
 from transformer_xl.data import prepare
 from transformer_xl.data.imported import Rules
 from transformer_xl.errors import DataError
-from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.interop.convert.cutting import imported_vocab
 from transformer_xl.model import TransformerXL, load_model
 from transformer_xl.train import Interrupted, train
@@ -93,22 +92,6 @@ def test_training_begins_with_the_weights_of_the_model(trained, going_on, tuned)
         assert torch.equal(weight, known[name]), name
 
 
-def test_what_may_change_between_two_trainings(going_on, tuned):
-    # A width that is left out is what it stands for.
-    changed = {"mem_len": 4, "dropout": 0.3, "clamp_len": 6, "variational_dropout": True}
-    config = tuned(going_on(model={**changed, "d_head": 8, "d_embed": 16})).model.config
-    assert (config.mem_len, config.d_head) == (4, 8)
-
-
-def test_a_run_that_hardly_moves_ends_where_the_model_was(tmp_path, trained, going_on):
-    config = going_on(steps=1, lr=1e-30)
-    found = train(config, tmp_path / "second", quiet=True)["test"]["nll"]
-    test = prepare(config.data).split("test")
-    before = evaluate(load_model(trained), test, WithMemory(segment_len=64, batch_size=1))
-    assert found == pytest.approx(before.nll, rel=1e-3)
-    assert "init_from" in (tmp_path / "second" / "recipe.toml").read_text()
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -126,13 +109,6 @@ def test_another_vocabulary_is_refused_with_the_remedy(going_on, tuned, other_te
     where = trained / "model" / "best"
     with pytest.raises(ValueError, match=rf"another vocabulary .*--data\.tokenizer {where}$"):
         tuned(going_on(data=data))
-
-
-def test_a_model_that_is_not_there_is_named_before_anything_is_written(tmp_path, going_on):
-    config = going_on(init_from=str(tmp_path / "nowhere"))
-    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
-        train(config, tmp_path / "second", quiet=True)
-    assert not (tmp_path / "second" / "recipe.toml").exists()
 
 
 def test_the_command_takes_a_model_in_place_of_a_recipe(tmp_path, trained, other_text):

@@ -88,28 +88,6 @@ def test_compressors_get_the_very_bytes_of_the_held_out_text(
     assert results["xz_bits_per_byte"] == len(extreme) * bits
 
 
-def test_a_text_that_says_nothing_of_compressors_is_not_compared(tmp_path, short, capsys):
-    results = train(short(), tmp_path)
-    assert not [key for key in results if key.startswith(("gzip", "xz"))]
-    assert "no comparison with gzip and xz: the test text has" in capsys.readouterr().err
-
-
-def test_an_unknown_character_costs_the_comparison_and_not_the_run(
-    tmp_path, short, toy_text, capsys, monkeypatch
-):
-    monkeypatch.setattr(finish, "COMPARED_BYTES", 100)
-    path = tmp_path / "text.txt"
-    path.write_text(toy_text.read_text() + "Ω")
-    config = short(data={"path": str(path)})
-    results = train(config, tmp_path / "run")
-    assert "no comparison with gzip and xz: the text holds characters" in capsys.readouterr().err
-    assert "gzip_bits_per_byte" not in results
-    corpus, found = prepare(config.data), results["test"]
-    assert corpus.vocab.unk_id in corpus.split("test")
-    bits = found["bits_per_token"] * found["tokens"]
-    assert found["bits_per_byte"] == pytest.approx(bits / (corpus.n_bytes("test") - 1))
-
-
 @pytest.mark.parametrize("share", [0.0, 0.0002], ids=["no", "one"])
 def test_the_validation_text_stands_in_for_a_test_text_of_too_few_tokens(tmp_path, short, share):
     config = short(data={"test_fraction": share})
@@ -220,15 +198,6 @@ def test_another_test_text_or_length_is_evaluated_without_training_again(
     (tmp_path / "run" / "results.json").write_text(json.dumps(results))
     no_work()
     assert train(longer, tmp_path / "run", quiet=True) == results
-
-
-def test_without_a_report_a_training_ends_with_its_model(tmp_path, toy_recipe):
-    config = toy_recipe(train={"steps": 3})
-    assert train(config, tmp_path, quiet=True, reports=False) == {}
-    assert (tmp_path / "model" / "best" / "config.json").exists()
-    assert not (tmp_path / "results.json").exists()
-    # The same call with a report goes on from there.
-    assert train(config, tmp_path, quiet=True)["test"]["nll"] > 0
 
 
 def test_a_training_ends_with_its_figures_once(tmp_path, short, monkeypatch, capsys):

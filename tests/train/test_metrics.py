@@ -128,13 +128,6 @@ def test_the_time_left_of_a_resumed_run_counts_its_own_steps_only(capsys, clock)
     assert "910/1,000  nan bits/token  1 tokens/s  0:03:00 left" in capsys.readouterr().err
 
 
-def test_what_is_said_is_printed_as_it_is(capsys):
-    text = "[bold]not markup[/bold] :smile: " + "long " * 60
-    with Progress(10) as progress:
-        progress.say(text)
-    assert capsys.readouterr().err == text + "\n"
-
-
 def test_a_quiet_progress_shows_nothing(monkeypatch, capsys):
     terminal = use_terminal(monkeypatch)
     with Progress(10, quiet=True) as progress:
@@ -168,13 +161,6 @@ def test_a_terminal_gets_a_bar_and_lines_above_it(monkeypatch, capsys):
     assert capsys.readouterr().out == "{}\n"
 
 
-def test_a_pipe_is_no_terminal_whatever_the_environment_says(capsys, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    with Progress(10) as progress:
-        progress.update(5, 2.0, 1.0)
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def read_slowly(clock, seconds):
     """Let a model read ten segments of which each takes so long."""
     import torch
@@ -199,12 +185,3 @@ def test_a_long_reading_says_how_far_it_is_and_a_short_one_nothing(capsys, clock
         "evaluating  60/100  2 tokens/s  0:00:16 left",
         "evaluating  90/100  2 tokens/s  0:00:04 left",
     ]
-
-
-def test_on_a_terminal_a_reading_is_shown_and_gone_when_it_is_over(monkeypatch, clock):
-    terminal = use_terminal(monkeypatch)
-    read_slowly(clock, 0.5)
-    shown = terminal.getvalue()
-    for part in ("evaluating", "10/100", "100/100", "0:00:04 left"):
-        assert part in shown
-    assert shown.endswith("\x1b[2K")

@@ -53,13 +53,6 @@ def test_the_cooldown_is_a_line_from_the_peak_to_the_floor():
         assert found[61:] == pytest.approx([1 - fall * step for step in range(1, 40)]), floor
 
 
-def test_a_cooldown_may_be_left_out_or_have_another_length():
-    assert scales(schedule="constant_cooldown", cooldown_fraction=0.0) == [1.0] * 100
-    config = TrainConfig(schedule="constant_cooldown", cooldown_fraction=0.5)
-    rates = [lr_scale(config, step, 100, 20) for step in range(100)]
-    assert rates == pytest.approx([1.0] * 80 + [left / 20 for left in range(20, 0, -1)])
-
-
 @pytest.fixture
 def model():
     return TransformerXL(
@@ -126,18 +119,6 @@ def test_embeddings_have_a_rate_of_their_own_and_their_projections_have_not():
                     assert rates[id(parameter)] == pytest.approx(expected), name
 
 
-def test_the_tables_of_an_adaptive_embedding_are_embeddings():
-    model = TransformerXL(
-        ModelConfig(
-            vocab_size=11, n_layer=1, n_head=2, d_model=8, d_inner=12, cutoffs=(4,), div_val=2
-        )
-    )
-    part, *_ = Optimizer(model, TrainConfig(lr=0.1, embedding_lr=3.0)).parts
-    peaks = [group["initial_lr"] for group in part.param_groups]
-    assert [len(group["params"]) for group in part.param_groups][2] == 2
-    assert peaks == pytest.approx([0.1, 0.1, 0.3])
-
-
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
@@ -152,17 +133,6 @@ def test_muon_takes_stacked_matrices_one_by_one(settings, expected):
     shapes = {group["parts"]: {p.shape for p in group["params"]} for group in muon.param_groups}
     del shapes[1]
     assert shapes == {n: {shape} for n, shape in expected.items()}
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_both_rates_follow_the_schedule_and_gradients_are_cleared(model, optimizer):
-    rates = {"lr": 0.1} | ({"muon_lr": 0.3} if optimizer == "muon" else {})
-    config = TrainConfig(optimizer=optimizer, warmup_steps=3, **rates)
-    found = Optimizer(with_gradients(model), config)
-    found.step(lr_scale(config, 1, 100))
-    rates = [group["lr"] for part in found.parts for group in part.param_groups]
-    assert rates == pytest.approx([0.05, 0.05] + [0.15, 0.15] * (optimizer == "muon"))
-    assert all(p.grad is None for p in model.parameters())
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,11 +11,8 @@ import torch
 from transformer_xl.cli import main
 from transformer_xl.config import Config, DataConfig, EvalConfig, ModelConfig, TrainConfig
 from transformer_xl.config.recipes import dump_recipe
-from transformer_xl.data.features import FeatureCorpus
 from transformer_xl.data.recordings import Recordings, write_recordings
-from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.model import load_model
-from transformer_xl.tasks.series.forecast import forecast
 from transformer_xl.train import Interrupted, train
 from transformer_xl.train.checkpoint.checkpoints import read_whole
 
@@ -119,22 +115,6 @@ def test_a_split_without_a_target_is_refused_before_anything_is_written(copied, 
     assert not (tmp_path / "run").exists()
 
 
-def test_each_target_counts_once_however_the_recordings_are_divided(config, run):
-    model = load_model(run).double()
-    recordings = FeatureCorpus(Path(config.data.path)).split("test")
-    whole = evaluate(model, recordings, WithMemory(segment_len=60, mem_len=60))
-    assert whole.tokens == recordings.counted().sum() < len(recordings)
-    # No recording is longer than the memory, so that neither parts nor segments show.
-    for batch_size, segment_len, mem_len in ((1, 7, 9), (4, 11, 9), (7, 3, 9), (5, 8, 40)):
-        result = evaluate(
-            model,
-            recordings,
-            WithMemory(segment_len=segment_len, mem_len=mem_len, batch_size=batch_size),
-        )
-        assert result.tokens == whole.tokens
-        assert result.nll == pytest.approx(whole.nll, abs=1e-9)
-
-
 @pytest.mark.slow
 def test_the_commands_evaluate_a_run_and_refuse_what_needs_text(run, tmp_path, capsys):
     run, recipe = str(run), str(run.parent / "recipe.toml")
@@ -178,9 +158,3 @@ def test_a_recipe_must_fit_the_recordings(config, tmp_path):
         wrong = replace(config, model=replace(config.model, **settings))
         with pytest.raises(ValueError, match=message):
             train(wrong, tmp_path / "run", quiet=True)
-
-
-@pytest.mark.parametrize("config", ["classes"], indirect=True)
-def test_a_forecast_needs_a_mixture(run):
-    with pytest.raises(ValueError, match="a forecast needs a model that predicts real values"):
-        forecast(load_model(run), np.zeros((1, 3, 2)), 4)

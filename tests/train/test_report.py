@@ -6,11 +6,9 @@ import re
 import sys
 from html.parser import HTMLParser
 
-import numpy as np
 import pytest
 
-from transformer_xl.config.files import replace_file
-from transformer_xl.train import figures, report
+from transformer_xl.train import figures
 from transformer_xl.train.report import write_report
 
 HOSTILE = "</pre><script>alert('1')</script> & \x00\x1b[31m \ud800 $body {x}"
@@ -167,10 +165,6 @@ def test_a_part_may_be_missing_or_stand_alone(run_dir):
             assert "could not be read" not in read_page(run_dir).text, present
 
 
-def test_a_run_that_has_only_begun_has_a_report(tmp_path):
-    assert "measured nothing yet" in read_page(tmp_path).text
-
-
 @pytest.mark.usefixtures("without_matplotlib")
 def test_a_part_that_is_broken_is_named_and_the_rest_is_shown(run_dir):
     for broken in PARTS:
@@ -222,36 +216,6 @@ def test_without_matplotlib_the_tables_are_there_and_how_to_install_it(run_dir, 
     assert "pip install" not in read_page(tmp_path).text
 
 
-def test_bits_per_token_are_not_compared_with_bytes(run_dir):
-    curve = [result(mem_len, None) for mem_len in (0, 64)]
-    baseline = {"gzip_bits_per_byte": 2.0}
-    write_json(run_dir / "results.json", {"test": curve[0], "memory_curve": curve, **baseline})
-    assert "gzip" not in read_page(run_dir).text
-
-
-def test_without_compressors_the_first_sentence_is_about_the_model_alone(run_dir):
-    write_json(run_dir / "results.json", {"test": result(64, 1.8)})
-    page = write_report(run_dir).read_text()
-    assert "The model needs 1.800 bits for a byte of unseen text.<" in page
-
-
-def test_a_folder_that_is_missing_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no run folder .*absent"):
-        write_report(tmp_path / "absent")
-
-
-def test_an_old_report_stays_until_the_new_one_is_complete(run_dir, monkeypatch):
-    old = write_report(run_dir).read_bytes()
-
-    def fail(path, content):
-        replace_file(path / "not-a-folder", content)
-
-    monkeypatch.setattr(report, "replace_file", fail)
-    with pytest.raises(OSError, match="cannot write"):
-        write_report(run_dir)
-    assert (run_dir / "report.html").read_bytes() == old
-
-
 def test_numbers_are_finite_and_bits_are_converted_from_older_names():
     record = {"a": 1, "b": math.nan, "c": math.inf, "d": "2", "e": True, "f": None, "g": 10**400}
     assert [figures.number(record, name) for name in "abcdefgh"] == [1.0, *[None] * 7]
@@ -263,25 +227,6 @@ def test_numbers_are_finite_and_bits_are_converted_from_older_names():
         ({}, None),
     ):
         assert figures.number(record, "bits_per_token") == bits, record
-
-
-def test_smoothing_is_the_mean_of_the_neighbors():
-    for n in (0, 1, 2, 3, 49, 50, 1000):
-        assert figures.smoothed(np.full(n, 1.5)) == pytest.approx(np.full(n, 1.5)), n
-    values = np.random.default_rng(1).normal(size=200)
-    smooth = figures.smoothed(values)
-    assert smooth[0] == pytest.approx(values[0])
-    assert smooth[100] == pytest.approx(values[96:105].mean())
-    assert smooth[-1] == pytest.approx(values[195:].mean())
-
-
-def test_thinning_keeps_the_ends_and_the_limit():
-    for n, most in ((0, 5), (1, 5), (5, 5), (6, 5), (1001, 20)):
-        indices = figures.thinned(n, most).tolist()
-        assert len(indices) == min(n, most), n
-        assert indices == sorted(set(indices)), n
-        assert indices[-1:] == [n - 1][:n], n
-        assert n < 2 or indices[0] == 0, n
 
 
 @pytest.mark.usefixtures("with_matplotlib")

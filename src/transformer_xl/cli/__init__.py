@@ -47,7 +47,10 @@ _GONE = {
         (("train", f"--train.{name}") for name in ("patience", "decay_rate")),
         "the schedule plateau is gone; constant_cooldown ends a training in its time",
     ),
-    ("train", "--train.loss_scale"): "the scale of the loss in float16 is found by itself",
+    (
+        "train",
+        "--train.loss_scale",
+    ): "training in float16 is gone: precision bfloat16 needs no scale",
     **dict.fromkeys(
         (("train", f"--train.{name}") for name in ("skip_norm", "spike")),
         "updates are skipped where the gradient is not finite, and no others",

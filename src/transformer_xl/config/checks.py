@@ -72,7 +72,7 @@ _SHOWN = 100
 """Maximum characters of a value in an error."""
 _GONE: dict[str, tuple[Any, str]] = {
     "train.decay_rate": (..., ""),
-    "train.loss_scale": (None, "the scale of the loss in float16 is always found by itself"),
+    "train.loss_scale": (None, "training in float16 is gone: precision bfloat16 needs no scale"),
     "train.patience": (..., ""),
     "train.skip_norm": (0, "updates are skipped where the gradient is not finite, and no others"),
     "train.spike": (..., ""),

@@ -92,8 +92,7 @@ class Optimizer:
         device = next(model.parameters()).device
         precision = pick_precision(config.precision, device)
         dtype = getattr(torch, precision)
-        # Its iterations were made for the range of bfloat16.
-        if precision == "float16" or emulates(dtype, device.type):
+        if emulates(dtype, device.type):
             dtype = torch.float32
         # Not with FSDP: a graph would keep whole matrices in each process.
         is_whole = not any(isinstance(x, DTensor) for x in parameters.values())
