@@ -140,10 +140,10 @@ def train(
         joined(device, config.train.hang_minutes) as world,
         Progress(config.train.steps, quiet=quiet or not world.is_first) as progress,
         closing(RunFolder(run_dir)) as folder,
+        Checkpoints(folder.path / CHECKPOINTS, world) as checkpoints,
     ):
         check_machine(config, device, world)
         world.by_first(lambda: folder.check(config))
-        checkpoints = Checkpoints(folder.path / CHECKPOINTS, world)
         # A resumed run does not need the model that it was initialized from.
         weights = None if checkpoints.exist() else initial_weights(config)
         corpus = open_corpus(config.data, progress.say)
@@ -161,26 +161,24 @@ def train(
                 f"process {world.rank} does not see the run folder {folder.path} that the first "
                 "process created: give an --out on a disk that all machines share"
             )
-        with checkpoints:
-            if newest := checkpoints.newest(progress.say):
-                state.load(newest)
-                if state.step < state.total_steps and state.validation != validation(config):
-                    state.best, state.validation = math.inf, validation(config)
-                    progress.say(
-                        "the settings of validations differ from those of the checkpoint: the next "
-                        "one replaces model/best, even by a worse model; copy that folder to keep "
-                        "it"
-                    )
-            progress.expect(state.total_steps, state.step)
-            progress.say(_opening(config, corpus, state, n_parameters))
-            if cost := cost_of(config.eval, corpus.n_tokens("valid") - 1):
-                progress.say(f"each validation, by eval.{cost}")
-            if state.step:
-                progress.say(f"resuming after step {state.step} of {state.total_steps}")
-            if state.step < state.total_steps:
-                log = MetricsLog(folder.path, state.step) if world.is_first else None
-                with log or nullcontext(), caught_interrupts() as caught:
-                    _Run(config, folder, corpus, state, checkpoints, log, progress).go(caught)
+        if newest := checkpoints.newest(progress.say):
+            state.load(newest)
+            if state.step < state.total_steps and state.validation != validation(config):
+                state.best, state.validation = math.inf, validation(config)
+                progress.say(
+                    "the settings of validations differ from those of the checkpoint: the next one "
+                    "replaces model/best, even by a worse model; copy that folder to keep it"
+                )
+        progress.expect(state.total_steps, state.step)
+        progress.say(_opening(config, corpus, state, n_parameters))
+        if cost := cost_of(config.eval, corpus.n_tokens("valid") - 1):
+            progress.say(f"each validation, by eval.{cost}")
+        if state.step:
+            progress.say(f"resuming after step {state.step} of {state.total_steps}")
+        if state.step < state.total_steps:
+            log = MetricsLog(folder.path, state.step) if world.is_first else None
+            with log or nullcontext(), caught_interrupts() as caught:
+                _Run(config, folder, corpus, state, checkpoints, log, progress).go(caught)
         progress.stop()
         if not reports:
             return {}
@@ -227,9 +225,7 @@ class _Run:
         """Train to the end, or until a signal was received."""
         config, settings, state = self.config, self.config.train, self.state
         network = Network(state.model, settings, state.world)
-        limit = None
-        if settings.minutes is not None:
-            limit = TimeLimit(settings.minutes, settings, self.progress.say)
+        limit = None if settings.minutes is None else TimeLimit(settings, self.progress.say)
         state.model.train()
         self.logged_at = local_seconds = state.seconds
         while state.step < state.total_steps:
@@ -237,30 +233,24 @@ class _Run:
             update = train_step(config, state, network)
             if update.is_skipped:
                 self._report_skip(update)
-            else:
-                state.losses += [update.loss] if update.is_counted else []
+            elif update.is_counted:
+                state.losses.append(update.loss)
             local_seconds += time.perf_counter() - began
             # Read once: a later signal is handled after the next step.
-            number, seconds = max(interrupts, default=0), local_seconds
-            has_failed = self.checkpoints.has_failed
-            if state.world.size > 1:
-                # All processes get the same values, and so take the same branches; at first zeros.
-                now = number, seconds, has_failed
-                number, seconds, has_failed = state.world.largest_before(*now)
+            now = max(interrupts, default=0), local_seconds, self.checkpoints.has_failed
+            # All processes get the same values, and so take the same branches; at first zeros.
+            number, seconds, has_failed = state.world.largest_before(*now)
             state.seconds = max(state.seconds, seconds)
             if number:
                 self.progress.say("stopping after this step and saving; Ctrl-C now stops at once")
             if has_failed:
                 self.checkpoints.wait()
             is_last = state.step == state.total_steps
-            is_logged = is_last or _every(settings.log_every, state.step)
             is_evaluated = is_last or _every(settings.eval_every, state.step)
             is_saved = is_last or number or _every(settings.save_every, state.step)
             if limit is not None:
-                left = limit.update(state, is_timed=seconds > 0)
-                remaining = 60 * (settings.minutes or 0) - state.seconds
-                self.progress.expect(state.step + left, seconds=remaining)
-            if is_logged:
+                self.progress.expect(*limit.update(state, is_timed=seconds > 0))
+            if is_last or _every(settings.log_every, state.step):
                 self._write_log(update.lr)
             else:
                 self.progress.update(state.step)
@@ -285,14 +275,14 @@ class _Run:
             raise Stalled(f"another process of this run was asked to end; {stopped}")
         raise stopped
 
-    def _record(self, kind: str, step: int, **values: float) -> None:
+    def _record(self, kind: str, **values: float) -> None:
         if self.log is not None:
-            self.log.log(kind, step, **values)
+            self.log.log(kind, self.state.step, **values)
 
     def _report_skip(self, update: Update) -> None:
         state = self.state
         (loss,) = state.world.mean([float(update.loss)])
-        self._record("skip", state.step, nll=loss, norm=update.norm, offset=update.offset)
+        self._record("skip", nll=loss, norm=update.norm, offset=update.offset)
         self.progress.say(
             f"step {state.step}: the norm of the gradient is {update.norm:g}, the loss {loss:g}; "
             f"the update is left out ({state.skipped} so far). Its segments begin "
@@ -308,7 +298,7 @@ class _Run:
         speed = state.tokens / seconds if seconds > 0 else 0.0
         state.losses.clear()
         state.tokens, self.logged_at = 0, state.seconds
-        self._record("train", state.step, bits_per_token=bits, lr=lr, tokens_per_second=speed)
+        self._record("train", bits_per_token=bits, lr=lr, tokens_per_second=speed)
         self.progress.update(state.step, bits if losses else None, speed)
 
     def _evaluate(self) -> None:
@@ -324,7 +314,7 @@ class _Run:
 
         result = state.world.by_first(judge)
         bits, per_byte = result.bits_per_token, result.bits_per_byte
-        self._record("valid", state.step, bits_per_token=bits, nll=result.nll)
+        self._record("valid", bits_per_token=bits, nll=result.nll)
         line = f"step {state.step}: validation {result.nll:.4f} nats, {bits:.4f} bits per token"
         if per_byte is not None and not math.isclose(per_byte, bits):
             line += f", {per_byte:.4f} bits per byte"

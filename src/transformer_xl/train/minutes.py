@@ -20,23 +20,25 @@ class TimeLimit:
     """Updates the last step of a run after each step.
 
     Args:
-        minutes: The limit.
-        settings: The settings of the training.
+        settings: The settings of the training, with a limit.
         say: Takes a line of text for the user.
     """
 
-    def __init__(self, minutes: float, settings: TrainConfig, say: Callable[[str], None]) -> None:
-        self._limit, self._settings, self._say = 60 * minutes, settings, say
+    def __init__(self, settings: TrainConfig, say: Callable[[str], None]) -> None:
+        self._limit, self._settings, self._say = 60 * (settings.minutes or 0), settings, say
         self._is_late = False
         # Without the first step, which may compile, as it ends before the first of these times.
         self._ends: deque[float] = deque(maxlen=_LATEST_STEPS + 1)
 
-    def update(self, state: TrainState, *, is_timed: bool) -> int:
-        """Update ``total_steps`` of a state after a step; return how many steps are left.
+    def update(self, state: TrainState, *, is_timed: bool) -> tuple[int, None, float]:
+        """Update ``total_steps`` of a state after a step.
 
         Args:
             state: The state of training.
             is_timed: Whether the time of the step is known yet.
+
+        Returns:
+            The step and the time in which the run is expected to end, for `Progress.expect`.
         """
         if is_timed:
             self._ends.append(state.seconds)
@@ -46,15 +48,18 @@ class TimeLimit:
         if not state.end_is_fixed:
             self._fix_end(state, step_seconds)
         left, seconds_left = state.total_steps - state.step, self._limit - state.seconds
-        if not state.end_is_fixed and step_seconds:
-            return min(left, max(1, round(seconds_left / step_seconds)))
-        if not state.end_is_fixed or seconds_left >= 0 or len(durations) < _STEPS_TO_JUDGE:
-            return left
-        end = _LATEST_END * self._limit
-        possible = max(1, int((end - state.seconds) / step_seconds))
-        if possible >= left:
-            return left
-        # The cooldown gets fewer steps.
+        if state.end_is_fixed and seconds_left < 0 and len(durations) >= _STEPS_TO_JUDGE:
+            possible = int((_LATEST_END * self._limit - state.seconds) / step_seconds)
+            if (possible := max(1, possible)) < left:
+                self._shorten(state, possible)
+        elif not state.end_is_fixed and step_seconds:
+            left = min(left, max(1, round(seconds_left / step_seconds)))
+            return state.step + left, None, seconds_left
+        return state.total_steps, None, seconds_left
+
+    def _shorten(self, state: TrainState, possible: int) -> None:
+        """Let a run that is late end after some more steps; the cooldown gets fewer of them."""
+        left = state.total_steps - state.step
         if not self._is_late:
             self._say(
                 f"train.minutes={self._settings.minutes:g} are over and the steps take longer "
@@ -64,7 +69,6 @@ class TimeLimit:
         before = state.cooldown_steps or self._settings.cooldown_fraction * state.total_steps
         state.cooldown_steps = before * possible / left
         state.total_steps = state.step + possible
-        return possible
 
     def _fix_end(self, state: TrainState, step_seconds: float) -> None:
         """Fix the last step when the cooldown has to start."""
