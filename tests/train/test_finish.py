@@ -78,7 +78,6 @@ def test_the_result_is_what_evaluate_says_of_the_best_model(tmp_path, short):
 def test_compressors_get_the_very_bytes_of_the_held_out_text(
     tmp_path, short, toy_text, monkeypatch
 ):
-    monkeypatch.setattr(finish, "COMPARED_BYTES", 100)
     results = train(short(data={"test_fraction": 0.1}), tmp_path, quiet=True)
     text = toy_text.read_bytes()
     held_out = text[int(len(text) * 0.9) :]
@@ -193,15 +192,11 @@ def test_another_test_text_or_length_is_evaluated_without_training_again(
     longer = replace(other, eval=replace(other.eval, mem_lens=(1, 2)))
     results = train(longer, tmp_path / "run", quiet=True)
     assert [row["mem_len"] for row in results["memory_curve"]] == [1, 2, 8]
-    # What was finished before a setting was there is finished.
-    del results["settings"]["eval"]["dynamic"]
-    (tmp_path / "run" / "results.json").write_text(json.dumps(results))
     no_work()
     assert train(longer, tmp_path / "run", quiet=True) == results
 
 
 def test_a_training_ends_with_its_figures_once(tmp_path, short, monkeypatch, capsys):
-    monkeypatch.setattr(finish, "COMPARED_BYTES", 100)
     config = short(data={"test_fraction": 0.1}, eval={"mem_lens": (0,), "dynamic": "sgd"})
     results = train(config, tmp_path)
     said = capsys.readouterr().err

@@ -1,6 +1,7 @@
 """The beginning of a run: the recipe is compared with the corpus and the machine; first weights."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from transformer_xl.data import (
     is_vocabulary,
     load_vocab,
 )
-from transformer_xl.errors import DataError, SettingsError
+from transformer_xl.errors import DataError, InputError, SettingsError
 from transformer_xl.inference.evaluate import (
     Passage,
     as_text,
@@ -85,12 +86,11 @@ def initial_weights(config: Config) -> dict[str, Tensor] | None:
         asdict(x) | {"d_head": x.head_width, "d_embed": x.embed_width}
         for x in (config.model, stored)
     )
-    if not config.model.vocab_size:
-        # It still depends on the corpus.
-        there["vocab_size"] = 0
+    # Without a size, it depends on the corpus.
+    free = _FREE if config.model.vocab_size else {*_FREE, "vocab_size"}
     different = [
         f"{name}={here[name]!r} and {there[name]!r}"
-        for name in sorted(here.keys() - _FREE)
+        for name in sorted(here.keys() - free)
         if here[name] != there[name]
     ]
     if different:
@@ -129,10 +129,8 @@ def fit_to_corpus(config: Config, corpus: Corpus | FeatureCorpus) -> Config:
     model, size = config.model, config.model.vocab_size
     if isinstance(corpus, FeatureCorpus):
         model = replace(model, vocab_size=size or corpus.n_classes)
-        try:
+        with _named(f"{corpus.folder}, train"):
             require_recordings(corpus.split("train"), model)
-        except ValueError as error:
-            raise SettingsError(f"{corpus.folder}, train: {error}") from error
         return replace(config, model=model)
     if size not in (0, len(corpus.vocab)):
         remedy = "leave it out to take that"
@@ -147,7 +145,20 @@ def fit_to_corpus(config: Config, corpus: Corpus | FeatureCorpus) -> Config:
         model = replace(model, **{name: _number_of(name, config, corpus.vocab)})
     # At the end of the training it would be too late.
     for_tokens(config.generate.sampling, corpus.vocab)
+    prompt = config.generate.prompt
+    with _named(f"generate.prompt={prompt!r}"):
+        if not corpus.vocab.encode(prompt):
+            raise InputError("the sample at the end needs a token to continue")
     return replace(config, model=model)
+
+
+@contextmanager
+def _named(setting: str) -> Iterator[None]:
+    """Name a setting in errors of the block."""
+    try:
+        yield
+    except ValueError as error:
+        raise SettingsError(f"{setting}: {error}") from error
 
 
 def _number_of(name: str, config: Config, vocab: Vocab) -> int | None:
@@ -155,28 +166,14 @@ def _number_of(name: str, config: Config, vocab: Vocab) -> int | None:
     symbol, number = getattr(config.data, name), getattr(config.model, name)
     if symbol is None:
         return number
-    try:
+    with _named(f"data.{name}"):
         known = vocab.number_of(symbol)
-    except ValueError as error:
-        raise SettingsError(f"data.{name}: {error}") from error
     if number not in (None, known):
         raise SettingsError(
             f"model.{name}={number} is not the number of data.{name}={symbol!r}, which is {known}; "
             "leave it out to take that"
         )
     return known
-
-
-def _require_prompt(text: str, vocab: Vocab) -> None:
-    """Require a prompt for the sample at the end of a run."""
-    try:
-        prompt = vocab.encode(text)
-    except ValueError as error:
-        raise SettingsError(f"generate.prompt={text!r}: {error}") from error
-    if not prompt:
-        raise SettingsError(
-            "generate.prompt is empty: the sample at the end needs a token to continue"
-        )
 
 
 def new_state(
@@ -211,19 +208,16 @@ def new_state(
         completions=config.model,
     )
     _require_targets(corpus, config)
-    if corpus.vocab is not None:
-        _require_prompt(config.generate.prompt, corpus.vocab)
     torch.manual_seed(settings.seed)
     model = build_model(config.model)
     if weights is not None:
         copy_weights(model, weights)
     model = model.to(device)
     # The memories of a training grow with its steps, and those of evaluations may be longer.
-    lengths = {config.model.mem_len}
+    longest = config.model.mem_len
     if config.model.start_memory == "zeros":
-        lengths |= {_lengths(config).mem_len, *config.eval.mem_lens}
-    for mem_len in sorted(lengths):
-        require_capacity(model, mem_len, remedy="remember fewer positions (model.mem_len)")
+        longest = max(longest, validation(config)["mem_len"] or 0, *config.eval.mem_lens)
+    require_capacity(model, longest, remedy="remember fewer positions (model.mem_len)")
     model.recompute = settings.recompute
     average = new_average(model, settings)
     shard(model, settings, world, device)
@@ -245,15 +239,11 @@ def new_state(
     )
 
 
-def _lengths(config: Config) -> Lengths:
-    """Return the lengths of evaluations."""
-    return Lengths.of(config.model, **config.eval.lengths_after(config.train.segment_len))
-
-
 def validation(config: Config) -> dict[str, int | None]:
     """Return the settings that the validation loss of a model on a text depends on."""
+    lengths = Lengths.of(config.model, **config.eval.lengths_after(config.train.segment_len))
     names = "batch_size", "max_steps", "window"
-    return {**_lengths(config)._asdict(), **{name: getattr(config.eval, name) for name in names}}
+    return {**lengths._asdict(), **{name: getattr(config.eval, name) for name in names}}
 
 
 def _require_targets(corpus: Corpus | FeatureCorpus, config: Config) -> None:
@@ -262,15 +252,15 @@ def _require_targets(corpus: Corpus | FeatureCorpus, config: Config) -> None:
     Raises:
         DataError: A split has no target.
     """
-    symbol = config.model.completion_at
+    symbol, is_text = config.model.completion_at, isinstance(corpus, Corpus)
     if len(corpus.split("valid")) < 2:
         raise DataError(
             "the validation text has one token; to predict one, at least 2 are needed: give more "
             "text, or hold out more of it (data.valid_fraction)"
         )
-    if isinstance(corpus, Corpus) and symbol is None:
+    if is_text and symbol is None:
         return
-    if isinstance(corpus, Corpus) and not config.train.prompt_loss_weight:
+    if is_text and not config.train.prompt_loss_weight:
         # Read up to the first one, as the text may be long. The last token has no target.
         text: Any = corpus.tokens("train")
         last = len(text) - 1
@@ -285,8 +275,6 @@ def _require_targets(corpus: Corpus | FeatureCorpus, config: Config) -> None:
         if corpus.n_tokens(name) > 1:
             ids: Any = corpus.split(name)
             try:
-                Passage.of(
-                    as_text(ids, config.model) if isinstance(corpus, Corpus) else ids, config.model
-                )
+                Passage.of(as_text(ids, config.model) if is_text else ids, config.model)
             except ValueError as error:
                 raise DataError(f"{name}: {error}") from error

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from transformer_xl.config import Config, EvalConfig, GenerateConfig, autocast
+from transformer_xl.config import Config, autocast
 from transformer_xl.data import Corpus, FeatureCorpus, raw_split
 from transformer_xl.inference.evaluate import Dynamic, Result, cost_of, evaluate_by, plan_dynamic
 from transformer_xl.inference.generate import (
@@ -26,9 +26,6 @@ from transformer_xl.train.checkpoint import RESULTS_FILE, SAMPLE_FILE, RunFolder
 from transformer_xl.train.metrics import reading
 
 REPORT_FILE = "report.html"
-COMPARED_BYTES = 10_000
-"""Least bytes of a text on which gzip and xz are compared with the model: for fewer, much of what
-they write are their own headers and tables."""
 
 
 class Results(dict[str, Any]):
@@ -89,12 +86,7 @@ def finish(
     chosen = None if settings.window else lengths.mem_len
     mem_lens = {*settings.mem_lens, config.model.mem_len, chosen} if chosen is not None else {None}
     rows = {mem_len: measure(mem_len) for mem_len in sorted(mem_lens, key=lambda n: n or 0)}
-    results = Results(
-        settings=_settings(config.eval, config.generate),
-        checksum=corpus.checksums[split],
-        test=rows[chosen],
-        memory_curve=[*rows.values()],
-    )
+    results = Results(**_origin(config, corpus), test=rows[chosen], memory_curve=[*rows.values()])
     if isinstance(corpus, Corpus):
         if settings.dynamic:
             say(f"the same, learning from each segment after its score ({settings.dynamic})")
@@ -126,9 +118,13 @@ def held_out(corpus: Corpus | FeatureCorpus) -> str:
     return "test" if corpus.n_tokens("test") > 1 else "valid"
 
 
-def _settings(evaluation: EvalConfig, generation: GenerateConfig) -> dict[str, Any]:
+def _origin(config: Config, corpus: Corpus | FeatureCorpus) -> dict[str, Any]:
+    """Return what the results depend on beside the model, as a file holds it."""
+    settings = {"eval": asdict(config.eval), "generate": asdict(config.generate)}
     # By way of JSON, to be compared with what was read from a file.
-    return json.loads(json.dumps({"eval": asdict(evaluation), "generate": asdict(generation)}))
+    return json.loads(
+        json.dumps({"settings": settings, "checksum": corpus.checksums[held_out(corpus)]})
+    )
 
 
 def _read_results(
@@ -136,33 +132,20 @@ def _read_results(
 ) -> Results | None:
     """Return the results of a run that was finished before with these settings and this text.
 
-    None for what is damaged, and for what earlier versions wrote with other names or without a
-    checksum: it is measured again.
+    None for what is damaged, and for those of an earlier version: they are measured again.
     """
     if not (folder.path / REPORT_FILE).is_file():
         return None
+    origin = _origin(config, corpus)
     try:
         results = Results(json.loads((folder.path / RESULTS_FILE).read_text(encoding="utf-8")))
-        # A setting that came later has had its default before.
-        settings = _settings(EvalConfig(), GenerateConfig())
-        for section, values in results["settings"].items():
-            settings[section] |= values
-        is_same = settings == _settings(config.eval, config.generate)
-        is_same &= results["checksum"] == corpus.checksums[held_out(corpus)]
-        is_current = all("bits_per_token" in x for x in (results["test"], *results["memory_curve"]))
-        return results if is_same and is_current else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return results if {name: results[name] for name in origin} == origin else None
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _compressed(corpus: Corpus, split: str, say: Callable[[str], None]) -> dict[str, float]:
-    """Return the bits per byte of general compressors; nothing where they would say nothing."""
-    if (n_bytes := corpus.n_bytes(split)) < COMPARED_BYTES:
-        say(
-            f"no comparison with gzip and xz: the {split} text has {n_bytes:,} bytes, and "
-            f"{COMPARED_BYTES:,} are needed for it to mean anything"
-        )
-        return {}
+    """Return the bits per byte of general compressors, where the bytes of the text are known."""
     try:
         text = raw_split(corpus, split)
     except ValueError as error:

@@ -101,8 +101,9 @@ class Run:
         self.baselines = {name: value for name, value in sizes.items() if value is not None}
         self.sample = self._read("sample.json", _parse_object, {})
         self.environment = self._read("environment.json", _parse_object, {})
-        self.recipe_text = self._read("recipe.toml", partial(_text, errors="replace"), "")
-        self.recipe = self._read("recipe.toml", lambda path: tomllib.loads(_text(path)), {})
+        text = self._read("recipe.toml", lambda path: path.read_bytes(), b"")
+        self.recipe_text = text.decode("utf-8", "replace")
+        self.recipe = self._read("recipe.toml", lambda _: tomllib.loads(text.decode()), {})
         self.trained_mem_len = number(_part(self.recipe, "model"), "mem_len")
 
     def _read(self, name: str, parse: Callable[[Path], Any], missing: Any) -> Any:
@@ -113,10 +114,6 @@ class Run:
         except (OSError, ValueError, RecursionError) as error:
             self.notes.append(f"{name} could not be read: {error}")
             return missing
-
-
-def _text(path: Path, errors: str = "strict") -> str:
-    return path.read_text("utf-8", errors)
 
 
 def _parse_object(path: Path) -> dict[str, Any]:
