@@ -178,35 +178,20 @@ class Lamb(torch.optim.Optimizer):
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
             parameters, grads, states = _with_gradients(self, group, "mean", "mean_square")
-            # One tensor at a time on a CPU, for its cache; all at once on a GPU, where launches
-            # dominate.
-            lists = (parameters, grads, *states)
-            if parameters and parameters[0].device.type == "cpu":
-                for tensors in zip(*lists, strict=True):
-                    self._move(group, *([x] for x in tensors))
-            elif parameters:
-                self._move(group, *lists)
-
-    @staticmethod
-    def _move(
-        group: dict[str, Any],
-        parameters: list[Tensor],
-        grads: list[Tensor],
-        means: list[Tensor],
-        mean_squares: list[Tensor],
-    ) -> None:
-        beta1, beta2 = group["betas"]
-        torch._foreach_lerp_(means, grads, 1 - beta1)
-        torch._foreach_mul_(mean_squares, beta2)
-        torch._foreach_addcmul_(mean_squares, grads, grads, value=1 - beta2)
-        roots = torch._foreach_sqrt(mean_squares)
-        torch._foreach_add_(roots, group["eps"])
-        updates = torch._foreach_div(means, roots)
-        torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
-        length, wanted = (torch.stack(torch._foreach_norm(x)) for x in (updates, parameters))
-        wanted = wanted.clamp(max=LARGEST_NORM)
-        # On the device, without synchronization. Zero weights or updates get a ratio of 1.
-        has_ratio = (length > 0) & (wanted > 0)
-        ratio = torch.where(has_ratio, wanted / (length + group["eps"]), 1.0)
-        torch._foreach_mul_(updates, (ratio * group["lr"]).unbind())
-        torch._foreach_sub_(parameters, updates)
+            if not parameters:
+                continue
+            (means, mean_squares), (beta1, beta2) = states, group["betas"]
+            torch._foreach_lerp_(means, grads, 1 - beta1)
+            torch._foreach_mul_(mean_squares, beta2)
+            torch._foreach_addcmul_(mean_squares, grads, grads, value=1 - beta2)
+            roots = torch._foreach_sqrt(mean_squares)
+            torch._foreach_add_(roots, group["eps"])
+            updates = torch._foreach_div(means, roots)
+            torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
+            length, wanted = (torch.stack(torch._foreach_norm(x)) for x in (updates, parameters))
+            wanted = wanted.clamp(max=LARGEST_NORM)
+            # On the device, without synchronization. Zero weights or updates get a ratio of 1.
+            has_ratio = (length > 0) & (wanted > 0)
+            ratio = torch.where(has_ratio, wanted / (length + group["eps"]), 1.0)
+            torch._foreach_mul_(updates, (ratio * group["lr"]).unbind())
+            torch._foreach_sub_(parameters, updates)
