@@ -16,12 +16,6 @@ from transformer_xl.config import (
 )
 from transformer_xl.config.recipes import dump_recipe, parse_recipe
 
-ADAPTIVE = {
-    "cutoffs": (5, 9),
-    "tie_projections": (True, False, False),
-    "div_val": 2,
-    "proj_same_dim": False,
-}
 SECTIONS = (ModelConfig, DataConfig, TrainConfig, EvalConfig, GenerateConfig)
 
 
@@ -134,30 +128,6 @@ def test_a_setting_that_may_be_none_is_none_by_default(kind):
     for field in dataclasses.fields(kind):
         may_be_none = types.NoneType in typing.get_args(field.type)
         assert (field.default is None) == may_be_none, field.name
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        ADAPTIVE,
-        {"tie_projections": True, "cutoffs": (5,)},
-        {"attn_type": 1, "n_positions": 9, "ext_len": 3},
-        {"attn_type": 2, "norm_first": True, "quirks": ("stored_positions", "raw_queries")},
-        {"attn_type": 3, "n_positions": 9, "sample_softmax": 8},
-        {"ext_len": 4, "quirks": ("swapped_ext_len", "exact_frequencies")},
-    ],
-    ids=str,
-)
-def test_a_recipe_with_the_settings_of_old_models_survives_writing_and_reading(settings):
-    config = Config(
-        model=ModelConfig(**settings),
-        data=DataConfig(path="a.txt"),
-        train=TrainConfig(loss="half"),
-        eval=EvalConfig(ext_len=2),
-    )
-    again = parse_recipe(dump_recipe(config), "a.toml")
-    assert again == config
-    assert {name: getattr(again.model, name) for name in settings} == settings
 
 
 def test_a_setting_that_is_gone_is_ignored_where_it_changed_nothing():

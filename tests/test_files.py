@@ -23,10 +23,6 @@ from transformer_xl.config.files import (
 )
 
 
-def full(*about):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 @pytest.fixture
 def small_disk(tmp_path):
     """A disk of 100 kB."""
@@ -141,22 +137,6 @@ def test_a_folder_that_fails_is_not_there_at_all(tmp_path, error):
     assert not [*tmp_path.iterdir()]
 
 
-def test_of_two_who_make_a_folder_the_first_to_end_has_made_it(tmp_path):
-    folder = tmp_path / "folder"
-    folder.mkdir()
-
-    def make_late():
-        with new_folder(folder) as late:
-            (late / "a").write_text("late")
-            with new_folder(folder) as early:
-                (early / "b").write_text("early")
-            assert (late / "a").exists()
-
-    with pytest.raises(FileExistsError, match="exists and is not empty: choose another folder"):
-        make_late()
-    assert [str(x.relative_to(tmp_path)) for x in tmp_path.rglob("*")] == ["folder", "folder/b"]
-
-
 def test_a_folder_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     folder = tmp_path / "folder"
     seen = []
@@ -164,14 +144,6 @@ def test_a_folder_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     with new_folder(folder) as unfinished:
         (unfinished / "a").write_text("x")
     assert seen == [(unfinished / "a", False), (unfinished, False), (tmp_path, True)]
-
-
-def test_a_full_disk_is_named_and_leaves_what_was_there(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_text("before")
-    with pytest.raises(OSError, match=r"the disk is full: .*a\.txt was not written"):
-        write_atomically(path, full)
-    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("a.txt", "before")]
 
 
 @pytest.mark.parametrize("writer", ["bytes", "safetensors"])

@@ -69,17 +69,6 @@ def test_what_is_wrong_is_named_with_file_key_and_rule():
             parse_recipe(text, "a.toml")
 
 
-def test_a_byte_order_mark_is_no_error(tmp_path):
-    (tmp_path / "a.toml").write_text(SMALL, encoding="utf-8-sig")
-    assert load_recipe(tmp_path / "a.toml").model.n_layer == 2
-
-
-def test_a_binary_file_is_no_recipe(tmp_path):
-    (tmp_path / "a.toml").write_bytes(b"\x80\x04\x95")
-    with pytest.raises(ValueError, match=r"a\.toml is not a recipe: it is not text"):
-        load_recipe(tmp_path / "a.toml")
-
-
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"the recipe file .*b\.toml does not exist"):
         load_recipe(tmp_path / "b.toml")

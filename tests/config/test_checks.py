@@ -21,7 +21,7 @@ from transformer_xl.config import (
     ModelConfig,
     TrainConfig,
 )
-from transformer_xl.config.checks import HIDDEN, Range, names_nearest
+from transformer_xl.config.checks import HIDDEN, Range
 from transformer_xl.config.recipes import dump_recipe, parse_recipe
 from transformer_xl.model.pretrained import load_config, load_eval_config
 
@@ -205,19 +205,6 @@ def test_an_unknown_setting_in_python_is_a_type_error_with_the_nearest_name(kind
     # Python's own words where nothing is similar.
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'xyzzy'$"):
         kind(xyzzy=1)
-
-
-def test_a_function_names_the_nearest_argument():
-    @names_nearest
-    def called(length, *, temperature=1.0):
-        return length, temperature
-
-    assert called(3, temperature=0) == (3, 0)
-    assert called.__name__ == "called"
-    with pytest.raises(TypeError, match="'temperature_': did you mean 'temperature'"):
-        called(3, temperature_=0)
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'length'"):
-        called()
 
 
 def test_numbers_of_numpy_and_torch_and_lists_become_what_files_can_hold():

@@ -77,14 +77,6 @@ def test_where_there_are_no_locks_nobody_waits(path, monkeypatch, number, wait):
         pass
 
 
-@pytest.mark.parametrize("wait", [None, print])
-@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOSPC])
-def test_other_errors_are_errors(path, monkeypatch, number, wait):
-    failing(monkeypatch, number)
-    with pytest.raises(OSError, match=os.strerror(number)), locked(path, "held", wait):
-        pass
-
-
 @pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
 def test_a_lock_is_a_file(path, tmp_path, kind):
     outside = tmp_path / "outside"

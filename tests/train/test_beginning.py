@@ -7,13 +7,10 @@ import pytest
 import torch
 
 from transformer_xl.cli import parse
-from transformer_xl.config import DataConfig, ModelConfig
+from transformer_xl.config import DataConfig
 from transformer_xl.config.distributed import World
 from transformer_xl.data import prepare
-from transformer_xl.data.imported import Rules
-from transformer_xl.errors import DataError
-from transformer_xl.interop.convert.cutting import imported_vocab
-from transformer_xl.model import TransformerXL, load_model
+from transformer_xl.model import load_model
 from transformer_xl.train import Interrupted, train
 from transformer_xl.train.beginning import (
     fit_to_corpus,
@@ -122,36 +119,3 @@ def test_the_command_takes_a_model_in_place_of_a_recipe(tmp_path, trained, other
         assert config.data.path == str(other_text)
     assert command.run() is None
     assert (tmp_path / "second" / "report.html").is_file()
-
-
-def test_the_default_prompt_is_one_that_the_vocabulary_knows(tmp_path):
-    config = ModelConfig(vocab_size=2, n_layer=1, n_head=1, d_model=2, d_inner=2)
-    words = Rules(join="words", line_ends="none", eos=None, unk=None)
-    vocab = imported_vocab(["cat", "mat"], words, lower_case=False)
-    TransformerXL(config).save_pretrained(tmp_path / "model", vocab)
-    command = parse(["train", str(tmp_path / "model"), "--out", "x", "--data.path", "y"])
-    assert command.config().generate.prompt == "cat"
-
-
-@pytest.mark.parametrize(
-    ("damage", "error", "message"),
-    [
-        (
-            lambda x: (x / "vocab.json").write_text('{"kind'),
-            (DataError, RuntimeError),
-            "vocab.json is damaged",
-        ),
-        (lambda x: (x / "tokenizer.json").unlink(), FileNotFoundError, "tokenizer.json"),
-    ],
-)
-def test_a_damaged_vocabulary_is_no_other_one(
-    tmp_path, trained, other_text, going_on, tuned, damage, error, message
-):
-    shutil.copytree(trained / "model" / "best", tmp_path / "model")
-    damage(tmp_path / "model")
-    # The text is cut as it should be; what is damaged is what it is compared with.
-    with pytest.raises(error, match=message):
-        tuned(going_on(init_from=str(tmp_path / "model")))
-    data = DataConfig(path=str(other_text), tokenizer=str(tmp_path / "model"))
-    with pytest.raises(error, match=message):
-        prepare(data)

@@ -5,8 +5,6 @@ import json
 import lzma
 from dataclasses import replace
 from functools import partial
-from inspect import unwrap
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +12,6 @@ from transformer_xl.data import prepare
 from transformer_xl.inference.evaluate import (
     WithMemory,
     evaluate,
-    plan_dynamic,
 )
 from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.model import TransformerXL
@@ -87,13 +84,6 @@ def test_compressors_get_the_very_bytes_of_the_held_out_text(
     assert results["xz_bits_per_byte"] == len(extreme) * bits
 
 
-@pytest.mark.parametrize("share", [0.0, 0.0002], ids=["no", "one"])
-def test_the_validation_text_stands_in_for_a_test_text_of_too_few_tokens(tmp_path, short, share):
-    config = short(data={"test_fraction": share})
-    assert prepare(config.data).n_tokens("test") == bool(share)
-    assert train(config, tmp_path, quiet=True)["test"]["split"] == "valid"
-
-
 def test_the_sample_is_what_generate_writes_with_these_settings(tmp_path, short):
     settings = {"prompt": "the ", "length": 30, "temperature": 0.7, "top_k": 5, "seed": 3}
     config = short(generate=settings)
@@ -154,20 +144,6 @@ def test_an_end_that_is_interrupted_is_made_by_the_same_command(tmp_path, short,
     assert (tmp_path / "report.html").exists()
 
 
-def test_learning_while_it_is_evaluated_is_a_result_of_its_own(tmp_path, short):
-    settings = {"dynamic": "rms", "dynamic_lr": 1e-3, "dynamic_tokens": 200, "segment_len": 16}
-    config = short(eval=settings)
-    results = train(config, tmp_path, quiet=True)
-    plain, learned = results["test"], results["dynamic"]
-    assert "dynamic" not in plain
-    assert (learned["dynamic"], learned["dynamic_lr"]) == ("rms", 1e-3)
-    assert learned["nll"] < plain["nll"]
-    corpus, model = prepare(config.data), TransformerXL.from_pretrained(tmp_path)
-    plan = plan_dynamic(config.eval, model, lambda: corpus.split("train"), segment_len=16)
-    found = evaluate(model, corpus.split("test"), plan)
-    assert learned["nll"] == pytest.approx(found.nll, rel=1e-6)
-
-
 @pytest.fixture
 def tested(tmp_path, short):
     """Makes recipes with a test text of its own."""
@@ -210,12 +186,3 @@ def test_a_training_ends_with_its_figures_once(tmp_path, short, monkeypatch, cap
     ]
     assert results == json.loads((tmp_path / "results.json").read_text())
     assert repr(train(config, tmp_path, quiet=True)) == figures
-
-
-@pytest.mark.parametrize("config", ["mine.txt", Path("mine.toml"), {"model": {}}, None], ids=str)
-def test_arguments_of_a_wrong_kind_are_errors_with_a_remedy(tmp_path, short, config):
-    with pytest.raises(ValueError, match=r"config=.* is no Config: load_recipe\(NAME_OR_FILE\)"):
-        unwrap(train)(config, tmp_path / "run")
-    with pytest.raises(ValueError, match="run_dir=None is no path"):
-        unwrap(train)(short(), None)
-    assert not (tmp_path / "run").exists()

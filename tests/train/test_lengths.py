@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from transformer_xl.config import TrainConfig
-from transformer_xl.data import Segments, prepare
+from transformer_xl.data import Segments
 from transformer_xl.train.state import longest_segment, random_segment_len, stage_at
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -58,28 +58,6 @@ def test_each_stage_reads_and_remembers_as_much_as_it_says(begun, toy_recipe):
         lengths.append((training.state.segments.length, len(training.state.mems[0])))
     # Memories fill up from 0 and grow by a segment at most; they are cut at once.
     assert lengths == [(3, 3), (3, 5), (3, 5), (6, 11), *[(6, 12)] * 4, *[(8, 8)] * 4]
-
-
-@pytest.mark.slow
-def test_the_rate_follows_the_length(begun, toy_recipe):
-    settings = {"random_segment_len": True, "lr": 0.1, "steps": 10**6}
-    training = begun(toy_recipe(train=settings))
-    for _ in range(6):
-        lr = training.step().lr
-        assert lr == pytest.approx(0.1 * training.state.segments.length / 8)
-
-
-@pytest.mark.parametrize("is_rolled", [False, True])
-@pytest.mark.parametrize("stages", [(), STAGES])
-def test_streams_are_turned_by_the_seed_of_the_training_where_it_says_so(
-    begun, toy_recipe, is_rolled, stages
-):
-    recipe = toy_recipe(train={"roll": is_rolled, "stages": stages, "seed": 5})
-    longest, seed = longest_segment(recipe.train), 5 if is_rolled else None
-    tokens = prepare(recipe.data).tokens("train")
-    expected = Segments(tokens, recipe.train.batch_size, longest, 0, None, seed)
-    tokens, _ = begun(recipe).state.segments.next_segment()
-    assert torch.equal(tokens, expected.next_segment()[0])
 
 
 COOLDOWN = {"minutes": 1.0, "schedule": "constant_cooldown", "cooldown_fraction": 0.4}

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import sys
 from io import StringIO
 from types import SimpleNamespace
@@ -71,20 +70,6 @@ def test_resuming_at_any_step_gives_the_file_of_a_run_that_never_stopped(tmp_pat
         assert path.read_bytes() == expected
 
 
-def test_a_cut_that_fails_loses_nothing(tmp_path, monkeypatch):
-    path = write_run(tmp_path, range(1, 6))
-    content = path.read_bytes()
-
-    def fail(descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="the disk is full"):
-        MetricsLog(tmp_path, 2)
-    assert path.read_bytes() == content
-    assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
-
-
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that stands still until it is moved."""
@@ -126,15 +111,6 @@ def test_the_time_left_of_a_resumed_run_counts_its_own_steps_only(capsys, clock)
         clock.now += 20
         progress.update(910, math.nan, 1.0)
     assert "910/1,000  nan bits/token  1 tokens/s  0:03:00 left" in capsys.readouterr().err
-
-
-def test_a_quiet_progress_shows_nothing(monkeypatch, capsys):
-    terminal = use_terminal(monkeypatch)
-    with Progress(10, quiet=True) as progress:
-        progress.update(5, 2.0, 1.0)
-        progress.say("hello")
-    assert terminal.getvalue() == ""
-    assert capsys.readouterr().out == ""
 
 
 def test_where_stderr_is_closed_nothing_is_shown(monkeypatch, capsys):

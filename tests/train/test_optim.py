@@ -5,12 +5,10 @@ from itertools import pairwise
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformer_xl.config import ModelConfig, TrainConfig
 from transformer_xl.model import TransformerXL, build_model
 from transformer_xl.train.optim import Optimizer, lr_scale
-from transformer_xl.train.optimizers import Lamb, Muon
 
 
 def scales(total=100, **settings):
@@ -165,27 +163,3 @@ def test_an_optimizer_goes_on_from_its_state(model, settings):
     for one, other in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.equal(one, other)
     assert not all(map(torch.equal, model.parameters(), fresh.parameters()))
-
-
-@pytest.mark.parametrize("optimizer", [Lamb, Muon])
-def test_more_tensors_of_a_kind_are_moved_in_as_many_operations(optimizer):
-    def operations(n):
-        count = 0
-
-        class Counted(TorchDispatchMode):
-            def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-                nonlocal count
-                count += not operation.is_view
-                return operation(*args, **(kwargs or {}))
-
-        # The device that computes nothing stands for a GPU, where to begin costs more than to move.
-        parameters = [torch.nn.Parameter(torch.empty(3, 4, device="meta")) for _ in range(n)]
-        moving = optimizer(parameters)
-        for parameter in parameters:
-            parameter.grad = torch.empty_like(parameter)
-        moving.step()
-        with Counted():
-            moving.step()
-        return count
-
-    assert operations(20) == operations(2)

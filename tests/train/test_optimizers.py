@@ -112,17 +112,6 @@ def test_stacked_parts_are_updated_as_matrices_of_their_own():
     assert not torch.allclose(stacked.detach(), whole, atol=1e-3)
 
 
-def test_a_matrix_without_gradient_is_left_alone():
-    still, moved = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, 2))
-    moved.grad = torch.eye(2)
-    Muon([still, moved], weight_decay=0.5).step()
-    assert torch.equal(still, torch.ones(2, 2))
-    assert not torch.equal(moved, torch.ones(2, 2))
-    # A gradient of zeros is no division by zero.
-    after = step(Muon, torch.ones(3, 3), [torch.zeros(3, 3)])
-    assert torch.equal(after, torch.ones(3, 3))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_captured_iterations_are_the_same(device, dtype):
     shapes = [(6, 4), (6, 4), (4, 4), (3, 8)]

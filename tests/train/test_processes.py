@@ -136,25 +136,6 @@ def let(processes, folder, what):
 
 
 @pytest.mark.slow
-@pytest.mark.compile
-@pytest.mark.usefixtures("one_thread")
-def test_compiled_processes_have_the_losses_of_one(tmp_path, toy_recipe, is_nightly, monkeypatch):
-    settings = {**SETTINGS, "steps": 4, "eval_every": 0}
-    config = toy_recipe(model=EXACT, train=settings)
-    monkeypatch.setattr(loop, "finish", lambda *about: {})
-    train(config, tmp_path / "alone", quiet=True)
-    for parallel in ("ddp", "fsdp"):
-        config = toy_recipe(model=EXACT, train={**settings, "parallel": parallel, "compile": True})
-        (tmp_path / f"{parallel}.toml").write_text(dump_recipe(config))
-    let(2, tmp_path, "compiled" if is_nightly else "traced")
-    alone = losses(tmp_path / "alone")
-    for parallel in ("ddp", "fsdp"):
-        together = losses(tmp_path / parallel)
-        assert alone.keys() == together.keys()
-        assert max(abs(alone[key] - together[key]) for key in alone) < 1e-5
-
-
-@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", VARIANTS)
 def test_two_processes_have_the_losses_of_one(found, name):
@@ -261,13 +242,6 @@ def throw(error):
 def main(folder, what):
     """What each of the two processes does."""
     loop.finish = lambda *about: {}
-    if what in ("compiled", "traced"):
-        if what == "traced":
-            # As `quick_compiler` of the other tests: nothing is translated to C++.
-            torch.compile = partial(torch.compile, backend="aot_eager")
-        for parallel in ("ddp", "fsdp"):
-            train(load_recipe(folder / f"{parallel}.toml"), folder / parallel, quiet=True)
-        return
     if what == "a part":
         part(load_recipe(folder / "switched"), folder / "switched-run", 9)
         return

@@ -1,6 +1,5 @@
 """Training on recordings: the trainer, its checkpoints and its evaluation as for texts."""
 
-import json
 import shutil
 from dataclasses import replace
 
@@ -12,7 +11,6 @@ from transformer_xl.cli import main
 from transformer_xl.config import Config, DataConfig, EvalConfig, ModelConfig, TrainConfig
 from transformer_xl.config.recipes import dump_recipe
 from transformer_xl.data.recordings import Recordings, write_recordings
-from transformer_xl.model import load_model
 from transformer_xl.train import Interrupted, train
 from transformer_xl.train.checkpoint.checkpoints import read_whole
 
@@ -113,40 +111,6 @@ def test_a_split_without_a_target_is_refused_before_anything_is_written(copied, 
     with pytest.raises(ValueError, match=f"{split}: the recordings have no target: all are"):
         train(copied, tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_the_commands_evaluate_a_run_and_refuse_what_needs_text(run, tmp_path, capsys):
-    run, recipe = str(run), str(run.parent / "recipe.toml")
-    assert main(["eval", run, "--eval.split", "test", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert found["split"] == "test"
-    assert np.isfinite(found["nll"])
-    text = tmp_path / "text.txt"
-    text.write_text("some text")
-    for command in (
-        ["generate", run, "--prompt", "a"],
-        ["score", run, str(text)],
-        ["compress", str(text), "--model", run],
-        ["convert", run, str(tmp_path / "converted")],
-        ["export", run, str(tmp_path / "exported")],
-    ):
-        assert main(command) == 2, command
-        assert "reads real vectors (n_features=2)" in capsys.readouterr().err, command
-    assert main(["eval", run, "--file", str(text)]) == 2
-    assert "--file is for text" in capsys.readouterr().err
-    assert main(["prepare", recipe]) == 2
-    assert "no text is prepared" in capsys.readouterr().err
-
-
-def test_fine_tuning_begins_with_the_weights(config, run, tmp_path, capsys):
-    out = str(tmp_path / "tuned")
-    settings = ["--data.path", config.data.path, "--train.steps", "1", "--train.lr", "1e-9"]
-    settings += ["--train.muon_lr", "1e-9", "--quiet"]
-    assert main(["train", str(run), "--out", out, *settings]) == 0, capsys.readouterr()
-    before, after = (load_model(x) for x in (run, out))
-    for x, y in zip(before.parameters(), after.parameters(), strict=True):
-        torch.testing.assert_close(x, y, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("config", ["numbers"], indirect=True)

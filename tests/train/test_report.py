@@ -227,16 +227,3 @@ def test_numbers_are_finite_and_bits_are_converted_from_older_names():
         ({}, None),
     ):
         assert figures.number(record, "bits_per_token") == bits, record
-
-
-@pytest.mark.usefixtures("with_matplotlib")
-@pytest.mark.parametrize(
-    ("lengths", "trained"),
-    [([0], None), ([64], 0), ([0, 64], 64), ([0, 16, 32, 64, 128, 256, 512, 1024], 4096)],
-)
-def test_any_memory_curve_can_be_drawn(lengths, trained):
-    curve = [{"mem_len": length, "bits_per_byte": 2.0} for length in lengths]
-    sizes = {"gzip -9": 1.9, "xz -9e": 1.7}
-    svg = figures.as_svg("memory", "label", lambda x: figures.draw_memory(x, curve, sizes, trained))
-    assert "gzip -9" in svg
-    assert ("memory in training" in svg) == (trained is not None)

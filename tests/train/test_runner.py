@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from transformer_xl.model import Memory, Output
-from transformer_xl.train import Interrupted, Network, loop, runner, train
+from transformer_xl.train import Interrupted, runner, train
 from transformer_xl.train.runner import replays_steps
 
 pytestmark = pytest.mark.usefixtures("one_thread", "unfinished")
@@ -204,29 +204,3 @@ def test_steps_replayed_by_a_gpu_are_those_of_the_plain_model(begun, toy_recipe,
     assert len(state.mems[0]) == config.model.mem_len
     tolerance = 0.03 if "precision" in settings else 1e-3
     torch.testing.assert_close(losses[1], losses[0], rtol=tolerance, atol=tolerance)
-
-
-@hides_grad
-@pytest.mark.gpu
-@pytest.mark.compile
-def test_a_capture_draws_no_masks_and_a_replay_draws_others(begun, toy_recipe):
-    curves = []
-    recipe = toy_recipe(train={"compile": "layers", "accumulate": 1})
-    for renewed_at in (None, 6):
-        training = begun(recipe, "cuda")
-        config, state, network = training.config, training.state, training.network
-        losses = []
-        for step in range(10):
-            if step == renewed_at:
-                # As a resumed run does, which captures its passes at this step.
-                network = Network(state.model, config.train, state.world)
-            losses.append(loop.train_step(config, state, network).loss)
-        curves.append(torch.stack(losses))
-    assert torch.equal(*curves)
-    tokens, targets = torch.randint(5, (2, 4, 8), device="cuda")
-    losses = []
-    for _ in range(2):
-        segment = tokens, state.mems[0], targets
-        with torch.no_grad(), network.running(*segment, starts=None, mem_len=8, context=0) as out:
-            losses.append(out.nll.clone())
-    assert not torch.equal(*losses)

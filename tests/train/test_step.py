@@ -134,15 +134,3 @@ def test_averages_are_those_of_the_weights_and_change_no_training(begun, toy_rec
         first = {"tail from 0": 0, "tail from a half": 6, "tail from the cooldown": 8}[name]
         average = [torch.stack(x).mean(0) for x in zip(*weights[first:], strict=True)]
     torch.testing.assert_close([*training.state.shown.parameters()], average)
-
-
-def test_progress_is_of_the_steps_or_of_the_minutes(begun, toy_recipe):
-    settings = {"steps": 100, "minutes": 1.0, "schedule": "constant_cooldown"}
-    training = begun(toy_recipe(train=settings))
-    run, config = training.state, training.config.train
-    run.step, run.seconds = 10, 30.0
-    assert run.progress(config) == 0.5
-    run.seconds = 3.0
-    assert run.progress(config) == 0.1
-    run.end_is_fixed, run.total_steps, run.seconds = True, 40, 50.0
-    assert run.progress(config) == 0.25

@@ -1,12 +1,10 @@
 """Validations with other settings are not compared with those before, and the user is told."""
 
-import json
 from dataclasses import replace
 
 import pytest
 import torch
 
-from transformer_xl.config.files import checksum
 from transformer_xl.inference.evaluate import evaluate
 from transformer_xl.model import TransformerXL
 from transformer_xl.train import Interrupted, loop, train
@@ -83,16 +81,3 @@ def test_a_best_model_by_the_same_validations_is_kept(
     assert "settings of validations differ" not in capsys.readouterr().err
     assert torch.equal(best_of(run), best)
     assert read_about(newest(run))["best"] == 1.0
-
-
-def test_a_checkpoint_of_an_earlier_version_keeps_its_best_model(stopped, toy_recipe, validated):
-    run = stopped()
-    best = best_of(run)
-    state, sums = newest(run) / "state.json", newest(run) / "checksums.json"
-    about = json.loads(state.read_text())
-    del about["validation"]
-    state.write_text(json.dumps(about))
-    sums.write_text(json.dumps(json.loads(sums.read_text()) | {state.name: checksum(state)}))
-    validated(3.0, 2.0)
-    train(toy_recipe(), run, quiet=True)
-    assert torch.equal(best_of(run), best)
