@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from transformer_xl.config import FORMAT_VERSION, ModelConfig
-from transformer_xl.config.code_revision import revision
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data import load_vocab, train_vocab
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.pretrained import model_weights
-from transformer_xl.train.checkpoint import RunFolder
+from transformer_xl.train.checkpoint import RunFolder, run_folder
 
 SMALL = ModelConfig(vocab_size=256, n_layer=1, n_head=1, d_model=4, d_inner=4)
 
@@ -128,7 +127,7 @@ def test_the_folder_says_what_was_run_and_where(run, toy_recipe):
     assert about["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert shlex.split(about["command"]) == sys.argv
     assert date.fromisoformat(about["date"]) <= date.today()
-    assert about["revision"] == revision()
+    assert about["revision"] == run_folder._revision()
 
 
 def test_a_folder_that_was_killed_while_it_was_made_is_completed(tmp_path, toy_recipe):

@@ -19,9 +19,6 @@ from .checks import (
     require,
     stored,
 )
-from .code_revision import (
-    revision,
-)
 from .config import (
     FORMAT_VERSION,
     MODEL_TYPE,
@@ -245,7 +242,6 @@ __all__ = [
     "require_not_shipped",
     "require_shipped",
     "require_space",
-    "revision",
     "same_file",
     "shipped_model",
     "shipped_models",

@@ -16,9 +16,10 @@ import json
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import date
 from importlib.metadata import version
@@ -42,7 +43,6 @@ from transformer_xl.config import (
     replace_file,
     require_not_shipped,
     require_space,
-    revision,
 )
 from transformer_xl.data import VOCAB_FILE, Vocab
 from transformer_xl.errors import SettingsError
@@ -193,7 +193,7 @@ class RunFolder:
                 packages[name] = version(name)
             about = {"format_version": FORMAT_VERSION, **describe_machine()}
             about |= {"command": shlex.join(sys.argv), "date": date.today().isoformat()}
-            about |= {"revision": revision(), "packages": packages}
+            about |= {"revision": _revision(), "packages": packages}
             self.write_json(ENVIRONMENT_FILE, about)
 
     def close(self) -> None:
@@ -219,3 +219,20 @@ class RunFolder:
         """Write a JSON file of the folder."""
         content = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
         replace_file(self.path / name, content.encode("utf-8", "surrogateescape"))
+
+
+def _revision() -> str | None:
+    """Return the commit of the sources, with ``-dirty`` if tracked files were changed.
+
+    None: they are no checkout, or git is not installed.
+    """
+    sources = Path(__file__).resolve().parents[3]
+    if sources.name != "src" or not (sources.parent / ".git").exists():
+        return None
+    words = ["git", "-C", str(sources.parent), "describe", "--always", "--abbrev=10", "--dirty"]
+    # Without locks, git writes nothing there.
+    environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=60)
+        return done.stdout.strip() or None
+    return None
