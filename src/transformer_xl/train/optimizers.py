@@ -3,7 +3,7 @@
 # pyright: reportPrivateImportUsage=false
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, defaults)
         self._iterations, self._dtype = iterations, dtype
         self._is_captured, self._pool = is_captured, None
-        self._captures: dict[torch.Size, _Iterations] = {}
+        self._captures: dict[torch.Size, tuple[Tensor, list[Tensor], Callable[[], object]]] = {}
 
     @torch.no_grad()
     def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -82,33 +82,23 @@ class Muon(torch.optim.Optimizer):
             parameter.add_(distribute_tensor(change, mesh, placements, src_data_rank=None))
 
     def _orthogonal(self, x: Float[Tensor, "matrices rows columns"]) -> Tensor:
+        """Return orthogonal matrices; those of a graph are overwritten by the next call."""
         if not self._is_captured:
             return orthogonalize(x, self._iterations)
         if x.shape not in self._captures:
             if self._pool is None and x.device.type == "cuda":
                 self._pool = torch.cuda.graph_pool_handle()
-            self._captures[x.shape] = _Iterations(x, self._iterations, self._pool)
-        return self._captures[x.shape](x)
+            matrices, result = x.clone(), [x]
 
+            def iterate() -> None:
+                result[0] = orthogonalize(matrices, self._iterations)
 
-class _Iterations:
-    """The iterations for matrices of one shape, captured as a CUDA graph."""
-
-    def __init__(
-        self, like: Float[Tensor, "matrices rows columns"], iterations: int, pool: Any
-    ) -> None:
-        self._x, self._iterations = like.clone(), iterations
-        self._orthogonal = like
-        self._replay = captured(self._iterate, self._x, pool)
-
-    def _iterate(self) -> None:
-        self._orthogonal = orthogonalize(self._x, self._iterations)
-
-    def __call__(self, x: Float[Tensor, "matrices rows columns"]) -> Tensor:
-        """Return orthogonal matrices, which the next call overwrites."""
-        self._x.copy_(x)
-        self._replay()
-        return self._orthogonal
+            replay = captured(iterate, matrices, self._pool)
+            self._captures[x.shape] = matrices, result, replay
+        matrices, result, replay = self._captures[x.shape]
+        matrices.copy_(x)
+        replay()
+        return result[0]
 
 
 def _with_gradients(
