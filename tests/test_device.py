@@ -8,18 +8,11 @@ from transformer_xl.cli.science import _environment
 from transformer_xl.config.device import (
     autocast,
     describe_machine,
-    pick_device,
     pick_precision,
     slow_precision,
 )
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-
-
-@pytest.mark.parametrize("has_cuda", [True, False])
-def test_the_accelerator_is_taken_where_there_is_one(monkeypatch, has_cuda):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
-    assert pick_device() == (CUDA if has_cuda else CPU)
 
 
 @pytest.mark.parametrize("gpu", [None, "A GPU"])
@@ -40,12 +33,6 @@ def test_whoever_describes_the_machine_says_the_same(monkeypatch, gpu):
     assert told["device"] == (gpu or "cpu")
     told = _environment()
     assert (told["processor"], told["gpu"], told["threads"]) == ("A processor", gpu, threads)
-
-
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("device", [CPU, CUDA])
-def test_a_precision_that_was_chosen_is_kept(precision, device):
-    assert pick_precision(precision, device) == precision
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import errno
 import os
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from safetensors.torch import save_file
 
 from transformer_xl.config import files
 from transformer_xl.config.files import (
-    checksum,
     is_disk_full,
     new_folder,
     remove_temporary,
@@ -21,20 +19,8 @@ from transformer_xl.config.files import (
     require_new,
     require_new_file,
     require_space,
-    sync,
     write_atomically,
 )
-
-
-def full(*about):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def left_by_a_kill(path, days):
-    """Write what somebody who was killed left that many days ago."""
-    path.write_text("half")
-    then = time.time() - days * 24 * 3600
-    os.utime(path, (then, then))
 
 
 @pytest.fixture
@@ -78,53 +64,6 @@ def test_the_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     assert [is_there for _, is_there in seen] == [False]
 
 
-def test_two_writers_share_no_file(tmp_path, monkeypatch):
-    # Processes in two containers may have one number.
-    monkeypatch.setattr(os, "getpid", lambda: 1)
-    path = tmp_path / "a.txt"
-
-    def write(temporary):
-        temporary.write_text("the first begins, ")
-        replace_file(path, b"the second")
-        assert path.read_text() == "the second"
-        with temporary.open("a") as file:
-            file.write("and ends")
-
-    write_atomically(path, write)
-    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [
-        ("a.txt", "the first begins, and ends")
-    ]
-
-
-def test_what_killed_writers_left_is_removed_when_nobody_can_be_writing_it(tmp_path):
-    # Of this version, and of earlier ones, which took the number of the process.
-    left = [tmp_path / ".a.txt.0123456789abcdef.tmp", tmp_path / ".a.txt.123.tmp"]
-    others = [
-        tmp_path / ".b.txt.0123456789abcdef.tmp",
-        tmp_path / ".a.txt.tmp",
-        tmp_path / "a.txt.123.tmp",
-    ]
-    for path in (*left, *others):
-        left_by_a_kill(path, days=1.1)
-    # Its writer may be at work, here or on another machine.
-    others.append(tmp_path / ".a.txt.fedcba9876543210.tmp")
-    left_by_a_kill(others[-1], days=0.5)
-    replace_file(tmp_path / "a.txt", b"x")
-    assert {*tmp_path.iterdir()} == {tmp_path / "a.txt", *others}
-
-
-def test_a_file_that_is_written_for_more_than_a_day_is_kept(tmp_path):
-    folder = tmp_path / ".a.txt.0123456789abcdef.tmp"
-    folder.mkdir()
-    (folder / "a.txt").write_text("half")
-    os.utime(folder, (0, 0))
-    replace_file(tmp_path / "a.txt", b"x")
-    assert (folder / "a.txt").exists()
-    os.utime(folder / "a.txt", (0, 0))
-    replace_file(tmp_path / "a.txt", b"x")
-    assert not folder.exists()
-
-
 def test_a_writer_that_is_killed_leaves_nothing_but_a_temporary_folder(tmp_path):
     # safetensors writes a temporary file of its own beside the file.
     path = tmp_path / "a.safetensors"
@@ -147,13 +86,6 @@ def test_a_writer_that_is_killed_leaves_nothing_but_a_temporary_folder(tmp_path)
     assert len([*tmp_path.iterdir()]) == 1
     remove_temporary(tmp_path, "a.safetensors")
     assert not [*tmp_path.iterdir()]
-
-
-def test_a_name_with_signs_of_patterns_is_a_name(tmp_path):
-    path = tmp_path / "a[1]*.txt"
-    left_by_a_kill(tmp_path / f".{path.name}.123.tmp", days=2)
-    replace_file(path, b"x")
-    assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
 def test_a_folder_appears_as_a_whole_and_nothing_else(tmp_path):
@@ -205,22 +137,6 @@ def test_a_folder_that_fails_is_not_there_at_all(tmp_path, error):
     assert not [*tmp_path.iterdir()]
 
 
-def test_of_two_who_make_a_folder_the_first_to_end_has_made_it(tmp_path):
-    folder = tmp_path / "folder"
-    folder.mkdir()
-
-    def make_late():
-        with new_folder(folder) as late:
-            (late / "a").write_text("late")
-            with new_folder(folder) as early:
-                (early / "b").write_text("early")
-            assert (late / "a").exists()
-
-    with pytest.raises(FileExistsError, match="exists and is not empty: choose another folder"):
-        make_late()
-    assert [str(x.relative_to(tmp_path)) for x in tmp_path.rglob("*")] == ["folder", "folder/b"]
-
-
 def test_a_folder_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     folder = tmp_path / "folder"
     seen = []
@@ -228,25 +144,6 @@ def test_a_folder_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     with new_folder(folder) as unfinished:
         (unfinished / "a").write_text("x")
     assert seen == [(unfinished / "a", False), (unfinished, False), (tmp_path, True)]
-
-
-def test_what_killed_makers_of_a_folder_left_is_removed(tmp_path):
-    left = tmp_path / ".folder.0123456789abcdef.tmp"
-    left.mkdir()
-    (left / "a").write_text("half")
-    os.utime(left / "a", (0, 0))
-    os.utime(left, (0, 0))
-    with new_folder(tmp_path / "folder"):
-        pass
-    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
-
-
-def test_a_full_disk_is_named_and_leaves_what_was_there(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_text("before")
-    with pytest.raises(OSError, match=r"the disk is full: .*a\.txt was not written"):
-        write_atomically(path, full)
-    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("a.txt", "before")]
 
 
 @pytest.mark.parametrize("writer", ["bytes", "safetensors"])
@@ -279,28 +176,16 @@ def test_a_full_disk_is_recognized_through_what_libraries_make_of_it():
     assert not is_disk_full(RuntimeError("unexpected pos 576 vs 534"))
 
 
-def test_a_checksum_is_that_of_the_content(tmp_path):
-    path = tmp_path / "a"
-    path.write_bytes(b"abc")
-    assert checksum(path) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-
-
 def test_room_is_asked_for_before_it_is_needed(tmp_path):
     require_space(tmp_path, 1, "a byte")
     with pytest.raises(OSError, match=r"this run needs 1,000,000,000,000 MB and .* MB free; make"):
         require_space(tmp_path, 10**18, "this run")
 
 
-def test_files_and_folders_can_be_synced(tmp_path):
-    (tmp_path / "a").write_text("x")
-    sync(tmp_path / "a")
-    sync(tmp_path)
-
-
 def test_what_is_no_file_is_never_replaced_by_one(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "to-nothing").symlink_to("nothing")
-    for name, what in (("pipe", "a pipe"), ("to-nothing", "symbolic link to nothing")):
+    for name, what in (("pipe", "a named pipe"), ("to-nothing", "symbolic link to nothing")):
         for force in (False, True):
             with pytest.raises(OSError, match=what):
                 require_new_file(tmp_path / name, force=force)

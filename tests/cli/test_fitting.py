@@ -27,8 +27,7 @@ def config_of(*words):
 
 FITTED = [
     ("demo", {"train": {"steps": 5}}, {"train.warmup_steps": 0}),
-    ("demo", {"train": {"schedule": "plateau", "minutes": None}, "data": {"vocab": "bytes"}},
-     {"data.vocab_size": None, "train.patience": 0}),
+    ("demo", {"data": {"vocab": "bytes"}}, {"data.vocab_size": None}),
     ("demo", {"model": {"mem_len": 0}}, {"train.reset_memory": 0.0}),
     ("demo", {"train": {"cooldown_fraction": 0.0, "minutes": None, "steps": 9, "warmup_steps": 1}},
      {"train.warmup_steps": 1}),

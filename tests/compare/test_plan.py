@@ -31,13 +31,6 @@ def test_learning_rates_are_searched_in_a_quarter_of_the_time_and_the_best_is_tr
     assert {(x.run.minutes, x.config.train.steps) for x in final} == {(8.0, 960)}
 
 
-def test_a_schedule_that_follows_evaluations_is_refused(models):
-    train = replace(models["gpt"].train, schedule="plateau", eval_every=5)
-    models["gpt"] = replace(models["gpt"], train=train)
-    with pytest.raises(ValueError, match=r"gpt: train\.schedule='plateau' needs evaluations"):
-        plan(models)
-
-
 @pytest.mark.parametrize("changed", [{"max_steps": 3}, {"window": 8}])
 def test_a_measurement_that_others_do_not_have_is_refused(models, changed):
     ((name, x),) = changed.items()

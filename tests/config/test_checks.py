@@ -21,8 +21,8 @@ from transformer_xl.config import (
     ModelConfig,
     TrainConfig,
 )
-from transformer_xl.config.checks import HIDDEN, Range, names_nearest
-from transformer_xl.config.recipes import dump_recipe, load_recipe, parse_recipe, recipe_names
+from transformer_xl.config.checks import HIDDEN, Range
+from transformer_xl.config.recipes import dump_recipe, parse_recipe
 from transformer_xl.model.pretrained import load_config, load_eval_config
 
 SECTIONS = {
@@ -146,13 +146,12 @@ def test_a_value_that_a_setting_cannot_have_is_named_on_the_command_line(capsys,
 ERRORS = [
     (
         lambda: TrainConfig(schedule="cos"),
-        "train.schedule='cos' must be 'cosine', 'inverse_sqrt', 'constant_cooldown' or 'plateau'; "
+        "train.schedule='cos' must be 'cosine', 'inverse_sqrt' or 'constant_cooldown'; "
         "did you mean 'cosine'?",
     ),
     (
         lambda: TrainConfig(optimizer="adamw2"),
-        "train.optimizer='adamw2' must be 'adamw', 'muon', 'lamb', 'sgd' or 'adagrad'; did you "
-        "mean 'adamw'?",
+        "train.optimizer='adamw2' must be 'adamw', 'muon', 'lamb' or 'sgd'; did you mean 'adamw'?",
     ),
     (lambda: ModelConfig(norm="batch"), "model.norm='batch' must be 'layer' or 'rms'"),
     (lambda: TrainConfig(steps=4.5), "train.steps=4.5 must be an integer"),
@@ -208,19 +207,6 @@ def test_an_unknown_setting_in_python_is_a_type_error_with_the_nearest_name(kind
         kind(xyzzy=1)
 
 
-def test_a_function_names_the_nearest_argument():
-    @names_nearest
-    def called(length, *, temperature=1.0):
-        return length, temperature
-
-    assert called(3, temperature=0) == (3, 0)
-    assert called.__name__ == "called"
-    with pytest.raises(TypeError, match="'temperature_': did you mean 'temperature'"):
-        called(3, temperature_=0)
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'length'"):
-        called()
-
-
 def test_numbers_of_numpy_and_torch_and_lists_become_what_files_can_hold():
     train = TrainConfig(
         steps=np.int64(40), lr=np.float32(0.5), seed=torch.tensor(3), stages=[[0, 128, 8]]
@@ -232,21 +218,6 @@ def test_numbers_of_numpy_and_torch_and_lists_become_what_files_can_hold():
     assert parse_recipe(dump_recipe(config), "") == config
     plain = {int, float, bool, tuple}
     assert {type(x) for x in (train.steps, train.lr, model.norm_first, model.cutoffs)} == plain
-
-
-def test_an_integer_is_a_number_wherever_the_recipe_comes_from():
-    made = TrainConfig(lr=1, clip_norm=0)
-    assert isinstance(made.lr, float)
-    assert made == parse_recipe("[model]\n[data]\n[train]\nlr = 1\nclip_norm = 0\n", "").train
-
-
-def test_a_shipped_recipe_is_what_it_was():
-    for name in recipe_names():
-        config = load_recipe(name)
-        for section in fields(Config):
-            found = getattr(config, section.name)
-            again = type(found)(**{x.name: getattr(found, x.name) for x in fields(found)})
-            assert again == found, name
 
 
 def test_a_server_is_checked_like_a_recipe_and_its_key_is_not_shown():

@@ -60,11 +60,6 @@ def test_a_lock_is_free_after_an_error(path):
         pass
 
 
-def test_an_error_of_what_is_locked_is_no_error_of_the_lock(path):
-    with pytest.raises(OSError, match="other"), locked(path, "held"):
-        raise OSError(errno.ENOLCK, "other")
-
-
 def failing(monkeypatch, number):
     """Let no lock be acquired."""
 
@@ -79,20 +74,6 @@ def failing(monkeypatch, number):
 def test_where_there_are_no_locks_nobody_waits(path, monkeypatch, number, wait):
     failing(monkeypatch, number)
     with locked(path, "held", wait), locked(path, "held", wait):
-        pass
-
-
-@pytest.mark.parametrize("wait", [None, print])
-@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOSPC])
-def test_other_errors_are_errors(path, monkeypatch, number, wait):
-    failing(monkeypatch, number)
-    with pytest.raises(OSError, match=os.strerror(number)), locked(path, "held", wait):
-        pass
-
-
-def test_a_file_in_the_place_of_a_folder_is_an_error(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError), locked(tmp_path / "file" / ".lock", "held"):
         pass
 
 

@@ -3,7 +3,6 @@
 import json
 from dataclasses import asdict, replace
 
-import numpy as np
 import pytest
 
 from transformer_xl.config import (
@@ -43,11 +42,6 @@ OPTIONS = {
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"embed_dropout": 1.0}, "embed_dropout=1.0 must be below 1"),
-        ({"qkv_dropout": -1.0}, "qkv_dropout=-1.0 must be at least 0"),
-        ({"input_dropout": -0.1}, "input_dropout=-0.1 must be at least 0"),
-        ({"ff_dropout": 1.5}, "ff_dropout=1.5 must be below 1"),
-        ({"output_dropout": 1.0}, "output_dropout=1.0 must be"),
         ({"embedding_residual": True, "n_layer": 1}, "embedding_residual=True with n_layer=1"),
         (
             {"input_recurrence": True, "enhanced_recurrence": True},
@@ -127,28 +121,7 @@ def test_an_older_file_of_settings_is_the_papers_network(tmp_path):
     assert {name: getattr(config, name) for name in OPTIONS} == OPTIONS
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "rule"),
-    [
-        ("norm", "batch", "must be 'layer' or 'rms'"),
-        ("activation", "tanh", "must be 'relu', "),
-        ("kind", "rnn", "is unknown; choose"),
-    ],
-)
-def test_an_unknown_choice_in_a_file_is_refused(tmp_path, name, value, rule):
-    path = tmp_path / "config.json"
-    content = {"model_type": "transformer-xl", "format_version": 1, name: value}
-    path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=f"config.json: model.{name}='{value}' {rule}"):
-        load_config(path)
-
-
 def test_places_of_dropout_take_the_common_share_where_they_have_none():
     config = ModelConfig(dropout=0.3, ff_dropout=0.0, output_dropout=0.5)
     assert config.dropouts == (0.3, 0.0, 0.5)
     assert config.dropouts.input == 0.3
-
-
-@pytest.mark.parametrize("activation", ["relu", "relu_squared", "gelu", "geglu", "swiglu"])
-def test_gated_activations_are_those_with_two_projections(activation):
-    assert ModelConfig(activation=activation).is_gated == activation.endswith("glu")

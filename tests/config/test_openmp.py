@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,51 +9,39 @@ from transformer_xl.config import openmp
 
 # In a process of its own: threads of torch differ, and those of other tests come and go.
 STARTS_AND_ENDS = """
-import os, torch
+import os, threading, time, torch
 torch.ones(1 << 20).add_(1)
 from transformer_xl.config import openmp
 print(openmp.reason_against_sleeping())
-library = openmp._gnu_openmp()
-before = len(os.listdir("/proc/self/task"))
-idle = openmp.IdleThreads(library)
-during = len(os.listdir("/proc/self/task"))
-idle.stop()
-print(during - before, len(os.sched_getaffinity(0)))
-# The system removes ended threads a moment later.
-import time
-end = time.monotonic() + 30
-while len(os.listdir("/proc/self/task")) > before and time.monotonic() < end:
-    time.sleep(0.01)
-print(len(os.listdir("/proc/self/task")) - before)
+added = max(1, len(os.sched_getaffinity(0)) - 1) + 1
+before, end = len(os.listdir("/proc/self/task")), threading.Event()
+
+def wait_for(n):
+    latest = time.monotonic() + 30
+    while len(os.listdir("/proc/self/task")) != before + n and time.monotonic() < latest:
+        time.sleep(0.01)
+    print(len(os.listdir("/proc/self/task")) - before == n)
+
+threading.Thread(target=openmp._idle, args=(openmp._gnu_openmp(), end)).start()
+# With the two that compute there are more than processors.
+wait_for(added)
+end.set()
+wait_for(0)
 """
 
 
 def gnu_openmp_or_skip():
-    if openmp._gnu_openmp() is None or not openmp.waited():
+    if openmp._gnu_openmp() is None or not openmp._seconds_waited():
         pytest.skip("needs Linux with GNU OpenMP and statistics of the scheduler")
-
-
-def run(code):
-    found = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"OMP_NUM_THREADS": "2"},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    )
-    return found.stdout.splitlines()
 
 
 @pytest.mark.slow
 def test_there_are_more_threads_than_processors_until_they_are_stopped():
     gnu_openmp_or_skip()
-    against, added, left = run(STARTS_AND_ENDS)
-    assert against == "None"
-    threads, processors = map(int, added.split())
-    # With the two that compute there are more than processors.
-    assert threads == max(1, processors - 1) + 1
-    assert left == "0"
+    environment = os.environ | {"OMP_NUM_THREADS": "2"}
+    command = [sys.executable, "-c", STARTS_AND_ENDS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["None", "True", "True"]
 
 
 @pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT"])
@@ -67,16 +56,22 @@ def test_one_thread_waits_for_nobody():
     assert openmp.reason_against_sleeping() == "there is one thread"
 
 
-def test_threads_that_wait_share_the_processors_and_four_quiet_looks_end_that():
-    load = openmp.Load()
-    assert not load.look(0.01)
-    assert not load.look(0.04)
-    assert load.look(0.5)
-    assert [load.look(0.0) for _ in range(openmp.QUIET_LOOKS)] == [True, True, True, False]
+def test_threads_that_wait_share_the_processors_and_four_quiet_looks_end_that(monkeypatch):
+    # Shares of a second that its one thread waited; a look between the thresholds counts anew.
+    shares = [0.01, 0.04, 0.5, 0.0, 0.0, 0.0, 0.03, 0.0, 0.0, 0.0, 0.0]
+    now, waited, looks, idle = [0.0], [0.0], iter(shares), []
 
+    def sleep(seconds):
+        states.append(bool(idle) and not idle[-1].is_set())
+        now[0] += 1
+        waited[0] += next(looks)
 
-def test_a_look_between_the_thresholds_begins_the_quiet_ones_anew():
-    load = openmp.Load()
-    load.look(1.0)
-    looks = [0.0, 0.0, 0.0, 0.03, 0.0, 0.0, 0.0, 0.0]
-    assert [load.look(share) for share in looks] == [True] * 7 + [False]
+    clock = SimpleNamespace(sleep=sleep, monotonic=lambda: now[0])
+    states = []
+    monkeypatch.setattr(openmp, "time", clock)
+    monkeypatch.setattr(openmp, "_seconds_waited", lambda: {"1": waited[0]})
+    thread = SimpleNamespace(start=lambda: None)
+    monkeypatch.setattr(openmp, "Thread", lambda args, **how: idle.append(args[1]) or thread)
+    with pytest.raises(StopIteration):
+        openmp._follow(SimpleNamespace(omp_get_max_threads=lambda: 1))
+    assert states == [False] * 3 + [True] * 8 + [False]

@@ -7,14 +7,10 @@ import pytest
 import torch
 
 from transformer_xl.cli import parse
-from transformer_xl.config import DataConfig, ModelConfig
+from transformer_xl.config import DataConfig
 from transformer_xl.config.distributed import World
 from transformer_xl.data import prepare
-from transformer_xl.data.imported import Rules
-from transformer_xl.errors import DataError
-from transformer_xl.inference.evaluate import WithMemory, evaluate
-from transformer_xl.interop.convert.cutting import imported_vocab
-from transformer_xl.model import TransformerXL, load_model
+from transformer_xl.model import load_model
 from transformer_xl.train import Interrupted, train
 from transformer_xl.train.beginning import (
     fit_to_corpus,
@@ -93,22 +89,6 @@ def test_training_begins_with_the_weights_of_the_model(trained, going_on, tuned)
         assert torch.equal(weight, known[name]), name
 
 
-def test_what_may_change_between_two_trainings(going_on, tuned):
-    # A width that is left out is what it stands for.
-    changed = {"mem_len": 4, "dropout": 0.3, "clamp_len": 6, "variational_dropout": True}
-    config = tuned(going_on(model={**changed, "d_head": 8, "d_embed": 16})).model.config
-    assert (config.mem_len, config.d_head) == (4, 8)
-
-
-def test_a_run_that_hardly_moves_ends_where_the_model_was(tmp_path, trained, going_on):
-    config = going_on(steps=1, lr=1e-30)
-    found = train(config, tmp_path / "second", quiet=True)["test"]["nll"]
-    test = prepare(config.data).split("test")
-    before = evaluate(load_model(trained), test, WithMemory(segment_len=64, batch_size=1))
-    assert found == pytest.approx(before.nll, rel=1e-3)
-    assert "init_from" in (tmp_path / "second" / "recipe.toml").read_text()
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -128,13 +108,6 @@ def test_another_vocabulary_is_refused_with_the_remedy(going_on, tuned, other_te
         tuned(going_on(data=data))
 
 
-def test_a_model_that_is_not_there_is_named_before_anything_is_written(tmp_path, going_on):
-    config = going_on(init_from=str(tmp_path / "nowhere"))
-    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
-        train(config, tmp_path / "second", quiet=True)
-    assert not (tmp_path / "second" / "recipe.toml").exists()
-
-
 def test_the_command_takes_a_model_in_place_of_a_recipe(tmp_path, trained, other_text):
     for part in ("model/best", ""):
         words = ["train", str(trained / part), "--out", str(tmp_path / "second")]
@@ -146,36 +119,3 @@ def test_the_command_takes_a_model_in_place_of_a_recipe(tmp_path, trained, other
         assert config.data.path == str(other_text)
     assert command.run() is None
     assert (tmp_path / "second" / "report.html").is_file()
-
-
-def test_the_default_prompt_is_one_that_the_vocabulary_knows(tmp_path):
-    config = ModelConfig(vocab_size=2, n_layer=1, n_head=1, d_model=2, d_inner=2)
-    words = Rules(join="words", line_ends="none", eos=None, unk=None)
-    vocab = imported_vocab(["cat", "mat"], words, lower_case=False)
-    TransformerXL(config).save_pretrained(tmp_path / "model", vocab)
-    command = parse(["train", str(tmp_path / "model"), "--out", "x", "--data.path", "y"])
-    assert command.config().generate.prompt == "cat"
-
-
-@pytest.mark.parametrize(
-    ("damage", "error", "message"),
-    [
-        (
-            lambda x: (x / "vocab.json").write_text('{"kind'),
-            (DataError, RuntimeError),
-            "vocab.json is damaged",
-        ),
-        (lambda x: (x / "tokenizer.json").unlink(), FileNotFoundError, "tokenizer.json"),
-    ],
-)
-def test_a_damaged_vocabulary_is_no_other_one(
-    tmp_path, trained, other_text, going_on, tuned, damage, error, message
-):
-    shutil.copytree(trained / "model" / "best", tmp_path / "model")
-    damage(tmp_path / "model")
-    # The text is cut as it should be; what is damaged is what it is compared with.
-    with pytest.raises(error, match=message):
-        tuned(going_on(init_from=str(tmp_path / "model")))
-    data = DataConfig(path=str(other_text), tokenizer=str(tmp_path / "model"))
-    with pytest.raises(error, match=message):
-        prepare(data)

@@ -5,23 +5,17 @@ import json
 import lzma
 from dataclasses import replace
 from functools import partial
-from inspect import unwrap
-from pathlib import Path
 
-import msgspec
 import pytest
 
 from transformer_xl.data import prepare
 from transformer_xl.inference.evaluate import (
     WithMemory,
     evaluate,
-    loss_in_segment,
-    plan_dynamic,
 )
 from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.model import TransformerXL
 from transformer_xl.train import Interrupted, finish, loop, report, train
-from transformer_xl.train.report import Seen
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -81,7 +75,6 @@ def test_the_result_is_what_evaluate_says_of_the_best_model(tmp_path, short):
 def test_compressors_get_the_very_bytes_of_the_held_out_text(
     tmp_path, short, toy_text, monkeypatch
 ):
-    monkeypatch.setattr(finish, "COMPARED_BYTES", 100)
     results = train(short(data={"test_fraction": 0.1}), tmp_path, quiet=True)
     text = toy_text.read_bytes()
     held_out = text[int(len(text) * 0.9) :]
@@ -89,35 +82,6 @@ def test_compressors_get_the_very_bytes_of_the_held_out_text(
     assert results["gzip_bits_per_byte"] == len(gzip.compress(held_out, 9)) * bits
     extreme = lzma.compress(held_out, preset=9 | lzma.PRESET_EXTREME)
     assert results["xz_bits_per_byte"] == len(extreme) * bits
-
-
-def test_a_text_that_says_nothing_of_compressors_is_not_compared(tmp_path, short, capsys):
-    results = train(short(), tmp_path)
-    assert not [key for key in results if key.startswith(("gzip", "xz"))]
-    assert "no comparison with gzip and xz: the test text has" in capsys.readouterr().err
-
-
-def test_an_unknown_character_costs_the_comparison_and_not_the_run(
-    tmp_path, short, toy_text, capsys, monkeypatch
-):
-    monkeypatch.setattr(finish, "COMPARED_BYTES", 100)
-    path = tmp_path / "text.txt"
-    path.write_text(toy_text.read_text() + "Ω")
-    config = short(data={"path": str(path)})
-    results = train(config, tmp_path / "run")
-    assert "no comparison with gzip and xz: the text holds characters" in capsys.readouterr().err
-    assert "gzip_bits_per_byte" not in results
-    corpus, found = prepare(config.data), results["test"]
-    assert corpus.vocab.unk_id in corpus.split("test")
-    bits = found["bits_per_token"] * found["tokens"]
-    assert found["bits_per_byte"] == pytest.approx(bits / (corpus.n_bytes("test") - 1))
-
-
-@pytest.mark.parametrize("share", [0.0, 0.0002], ids=["no", "one"])
-def test_the_validation_text_stands_in_for_a_test_text_of_too_few_tokens(tmp_path, short, share):
-    config = short(data={"test_fraction": share})
-    assert prepare(config.data).n_tokens("test") == bool(share)
-    assert train(config, tmp_path, quiet=True)["test"]["split"] == "valid"
 
 
 def test_the_sample_is_what_generate_writes_with_these_settings(tmp_path, short):
@@ -169,7 +133,7 @@ def test_an_end_that_is_interrupted_is_made_by_the_same_command(tmp_path, short,
     def interrupt(*about, **settings):
         raise KeyboardInterrupt
 
-    for name in ("evaluate_by", "see_memory", "generate"):
+    for name in ("evaluate_by", "generate"):
         with monkeypatch.context() as patch:
             patch.setattr(finish, name, interrupt)
             with pytest.raises(Interrupted, match="with the training done and saved; the same com"):
@@ -178,33 +142,6 @@ def test_an_end_that_is_interrupted_is_made_by_the_same_command(tmp_path, short,
     results = train(short(), tmp_path, quiet=True)
     assert read(tmp_path, "results.json") == results
     assert (tmp_path / "report.html").exists()
-
-
-def test_what_the_memory_does_is_measured_on_the_held_out_text(tmp_path, short):
-    config = short(eval={"segment_len": 16})
-    train(config, tmp_path, quiet=True)
-    seen = msgspec.json.decode((tmp_path / "memory.json").read_bytes(), type=Seen)
-    test = prepare(config.data).split("test")
-    assert (seen.split, seen.tokens, seen.mem_len) == ("test", len(test) - 1, 8)
-    model = TransformerXL.from_pretrained(tmp_path / "model" / "best")
-    losses = loss_in_segment(model, test, segment_len=16, mem_len=0)
-    first = seen.in_segment[0].spans[0]
-    assert (first.last, first.nll) == (1, pytest.approx(losses[0], rel=1e-6))
-    assert seen.attention
-
-
-def test_learning_while_it_is_evaluated_is_a_result_of_its_own(tmp_path, short):
-    settings = {"dynamic": "rms", "dynamic_lr": 1e-3, "dynamic_tokens": 200, "segment_len": 16}
-    config = short(eval=settings)
-    results = train(config, tmp_path, quiet=True)
-    plain, learned = results["test"], results["dynamic"]
-    assert "dynamic" not in plain
-    assert (learned["dynamic"], learned["dynamic_lr"]) == ("rms", 1e-3)
-    assert learned["nll"] < plain["nll"]
-    corpus, model = prepare(config.data), TransformerXL.from_pretrained(tmp_path)
-    plan = plan_dynamic(config.eval, model, lambda: corpus.split("train"), segment_len=16)
-    found = evaluate(model, corpus.split("test"), plan)
-    assert learned["nll"] == pytest.approx(found.nll, rel=1e-6)
 
 
 @pytest.fixture
@@ -231,24 +168,11 @@ def test_another_test_text_or_length_is_evaluated_without_training_again(
     longer = replace(other, eval=replace(other.eval, mem_lens=(1, 2)))
     results = train(longer, tmp_path / "run", quiet=True)
     assert [row["mem_len"] for row in results["memory_curve"]] == [1, 2, 8]
-    # What was finished before a setting was there is finished.
-    del results["settings"]["eval"]["dynamic"]
-    (tmp_path / "run" / "results.json").write_text(json.dumps(results))
     no_work()
     assert train(longer, tmp_path / "run", quiet=True) == results
 
 
-def test_without_a_report_a_training_ends_with_its_model(tmp_path, toy_recipe):
-    config = toy_recipe(train={"steps": 3})
-    assert train(config, tmp_path, quiet=True, reports=False) == {}
-    assert (tmp_path / "model" / "best" / "config.json").exists()
-    assert not (tmp_path / "results.json").exists()
-    # The same call with a report goes on from there.
-    assert train(config, tmp_path, quiet=True)["test"]["nll"] > 0
-
-
 def test_a_training_ends_with_its_figures_once(tmp_path, short, monkeypatch, capsys):
-    monkeypatch.setattr(finish, "COMPARED_BYTES", 100)
     config = short(data={"test_fraction": 0.1}, eval={"mem_lens": (0,), "dynamic": "sgd"})
     results = train(config, tmp_path)
     said = capsys.readouterr().err
@@ -262,12 +186,3 @@ def test_a_training_ends_with_its_figures_once(tmp_path, short, monkeypatch, cap
     ]
     assert results == json.loads((tmp_path / "results.json").read_text())
     assert repr(train(config, tmp_path, quiet=True)) == figures
-
-
-@pytest.mark.parametrize("config", ["mine.txt", Path("mine.toml"), {"model": {}}, None], ids=str)
-def test_arguments_of_a_wrong_kind_are_errors_with_a_remedy(tmp_path, short, config):
-    with pytest.raises(ValueError, match=r"config=.* is no Config: load_recipe\(NAME_OR_FILE\)"):
-        unwrap(train)(config, tmp_path / "run")
-    with pytest.raises(ValueError, match="run_dir=None is no path"):
-        unwrap(train)(short(), None)
-    assert not (tmp_path / "run").exists()

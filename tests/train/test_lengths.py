@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from transformer_xl.config import TrainConfig
-from transformer_xl.data import Segments, prepare
+from transformer_xl.data import Segments
 from transformer_xl.train.state import longest_segment, random_segment_len, stage_at
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -32,12 +32,6 @@ def test_random_lengths_are_spread_as_the_paper_says():
         assert min(lengths) == min(5, segment_len), segment_len
 
 
-def test_random_lengths_are_functions_of_seed_and_step_alone():
-    first = [random_segment_len(70, 3, step) for step in range(50)]
-    assert first[20:] == [random_segment_len(70, 3, step) for step in range(20, 50)]
-    assert first != [random_segment_len(70, 4, step) for step in range(50)]
-
-
 @pytest.mark.parametrize("ext_len", [0, 2])
 def test_streams_of_varying_segments_never_break(ext_len):
     text = np.arange(50, dtype=np.uint16)
@@ -57,23 +51,6 @@ def test_streams_of_varying_segments_never_break(ext_len):
     assert torch.equal(torch.cat(following, 1), (expected + 1) % 50)
 
 
-def test_a_saved_position_goes_on():
-    text = np.arange(40, dtype=np.uint16)
-    one, other = Segments(text, 2, 5), Segments(text, 2, 5)
-    for length in (3, 5, 2):
-        one.length = length
-        one.next_segment()
-    other.load_state_dict(one.state_dict())
-    one.length = other.length = 4
-    assert torch.equal(one.next_segment()[0], other.next_segment()[0])
-    # A position may be counted around the ring.
-    one.load_state_dict(one.state_dict() | {"position": 33})
-    other.load_state_dict(other.state_dict() | {"position": 73})
-    one.length = other.length = 5
-    assert torch.equal(one.next_segment()[0], other.next_segment()[0])
-    assert one.offset == other.offset == 38
-
-
 def test_each_stage_reads_and_remembers_as_much_as_it_says(begun, toy_recipe):
     training, lengths = begun(toy_recipe(train={"stages": STAGES})), []
     for _ in range(12):
@@ -81,33 +58,6 @@ def test_each_stage_reads_and_remembers_as_much_as_it_says(begun, toy_recipe):
         lengths.append((training.state.segments.length, len(training.state.mems[0])))
     # Memories fill up from 0 and grow by a segment at most; they are cut at once.
     assert lengths == [(3, 3), (3, 5), (3, 5), (6, 11), *[(6, 12)] * 4, *[(8, 8)] * 4]
-
-
-def test_a_single_stage_changes_nothing(updated):
-    weights, staged = updated(5)[0], updated(5, stages=((0.0, 8, 8),))[0]
-    assert all(map(torch.equal, weights, staged))
-
-
-@pytest.mark.slow
-def test_the_rate_follows_the_length(begun, toy_recipe):
-    settings = {"random_segment_len": True, "lr": 0.1, "steps": 10**6}
-    training = begun(toy_recipe(train=settings))
-    for _ in range(6):
-        lr = training.step().lr
-        assert lr == pytest.approx(0.1 * training.state.segments.length / 8)
-
-
-@pytest.mark.parametrize("is_rolled", [False, True])
-@pytest.mark.parametrize("stages", [(), STAGES])
-def test_streams_are_turned_by_the_seed_of_the_training_where_it_says_so(
-    begun, toy_recipe, is_rolled, stages
-):
-    recipe = toy_recipe(train={"roll": is_rolled, "stages": stages, "seed": 5})
-    longest, seed = longest_segment(recipe.train), 5 if is_rolled else None
-    tokens = prepare(recipe.data).tokens("train")
-    expected = Segments(tokens, recipe.train.batch_size, longest, 0, None, seed)
-    tokens, _ = begun(recipe).state.segments.next_segment()
-    assert torch.equal(tokens, expected.next_segment()[0])
 
 
 COOLDOWN = {"minutes": 1.0, "schedule": "constant_cooldown", "cooldown_fraction": 0.4}

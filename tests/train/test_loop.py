@@ -2,7 +2,6 @@
 
 import math
 import signal
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from transformer_xl.inference.evaluate import evaluate
 from transformer_xl.model import TransformerXL
 from transformer_xl.train import Interrupted, loop, train
 from transformer_xl.train.checkpoint.checkpoints import read_about, read_whole
-from transformer_xl.train.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -44,10 +42,6 @@ def same(one, other):
     return type(one) is type(other) and one == other
 
 
-# Every validation but the first is one too many without an improvement by half.
-PLATEAU = {"schedule": "plateau", "eval_every": 2, "decay_rate": 0.5}
-
-
 # Settings of different parts share a recipe. The first is stopped between saves, with a saved step,
 # in the middle of a line of the log and with an evaluation, the others at one of these.
 PENALTIES = {"activation_reg": 2.0, "temporal_activation_reg": 1.0}
@@ -62,27 +56,18 @@ RESUMED = {
         {"precision": "bfloat16", "optimizer": "lamb", "embedding_lr": 2.0, **PENALTIES},
     ),
     "minutes, ema": ((8,), {**MINUTES, "average": "ema", "average_decay": 0.9}),
-    "ext_len, samples, half": ((7,), {"loss": "half"}, {"ext_len": 3, "sample_softmax": 5}),
-    "ext_len, random lengths, half": (
+    "ext_len, samples, random lengths, half": (
         (5,),
         {"random_segment_len": True, "loss": "half"},
-        {"ext_len": 3},
+        {"ext_len": 3, "sample_softmax": 5},
     ),
-    "stages, adagrad, float16": (
-        (1, 7),
-        {**STAGED, "optimizer": "adagrad", "precision": "float16"},
-    ),
-    "stages, random lengths, tail, muon": (
-        (6,),
-        {**TAIL, "stages": ((0.0, 5, 5), (0.4, 8, 8)), "optimizer": "muon"},
-    ),
+    "stages, sgd": ((1, 7), {**STAGED, **SGD}),
+    "tail, muon, gates": ((6,), {**TAIL, "optimizer": "muon"}, {"gate": "gru", "norm_first": True}),
     "lstm": ((8,), {"optimizer": "muon"}, LSTM),
-    "sgd, plateau": ((7,), {**SGD, **PLATEAU}),
-    "gates, muon": ((1,), {"optimizer": "muon"}, {"gate": "gru", "norm_first": True}),
 }
 
 
-QUICK = ("adamw", "stages, adagrad, float16", "lstm")
+QUICK = ("adamw", "stages, sgd", "lstm")
 
 
 @pytest.mark.usefixtures("unfinished")
@@ -110,17 +95,6 @@ def test_resuming_changes_nothing(tmp_path, toy_recipe, interrupted_at, measured
             tmp_path / run / "model" / name / "model.safetensors" for run in ("whole", "parts")
         ]
         assert weights[0].read_bytes() == weights[1].read_bytes()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("unfinished")
-def test_the_comparison_sees_a_single_different_draw(tmp_path, toy_recipe, at_step, measured):
-    config = toy_recipe(train={"steps": 4})
-    train(config, tmp_path / "one", quiet=True)
-    at_step(2, lambda state: torch.rand(1) and None)
-    train(config, tmp_path / "other", quiet=True)
-    assert not same(last_state(tmp_path / "one"), last_state(tmp_path / "other"))
-    assert measured(tmp_path / "one") != measured(tmp_path / "other")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -151,15 +125,6 @@ def test_a_second_signal_stops_at_once_and_handlers_are_put_back(tmp_path, toy_r
 
 
 @pytest.mark.usefixtures("unfinished")
-def test_a_run_needs_no_main_thread(tmp_path, toy_recipe):
-    config = toy_recipe(train={"steps": 2})
-    thread = threading.Thread(target=train, args=(config, tmp_path), kwargs={"quiet": True})
-    thread.start()
-    thread.join()
-    assert last_state(tmp_path)["step"] == 2
-
-
-@pytest.mark.usefixtures("unfinished")
 def test_a_line_of_the_log_is_the_mean_since_the_line_before(tmp_path, toy_recipe, measured):
     for log_every in (1, 5):
         settings = {"log_every": log_every, "eval_every": 0, "save_every": 0, "steps": 11}
@@ -169,22 +134,6 @@ def test_a_line_of_the_log_is_the_mean_since_the_line_before(tmp_path, toy_recip
         [r["bits_per_token"] for r in measured(tmp_path / name, "train")] for name in "15"
     )
     assert mean == pytest.approx([sum(each[:5]) / 5, sum(each[5:10]) / 5, each[10]])
-
-
-@pytest.mark.usefixtures("unfinished")
-def test_the_speed_in_the_log_is_that_of_the_steps_since(
-    tmp_path, toy_recipe, clock, interrupted_at
-):
-    config = toy_recipe(train={"log_every": 4})
-    # A step of 4 streams of 8 tokens in two seconds; after two steps, in half a second.
-    clock(2)
-    interrupted_at(2)
-    with pytest.raises(Interrupted):
-        train(config, tmp_path, quiet=True)
-    clock(0.5)
-    train(config, tmp_path, quiet=True)
-    records = read_metrics(tmp_path / "metrics.jsonl")
-    assert [r["tokens_per_second"] for r in records if r["kind"] == "train"] == [64, 64, 64]
 
 
 @pytest.mark.usefixtures("unfinished")
@@ -230,14 +179,10 @@ def test_what_cannot_work_is_said_before_anything_is_written(tmp_path, toy_recip
         ({"data": {"valid_fraction": 0.0}}, "no valid split"),
         ({"data": {"valid_fraction": 0.0002}}, "validation text has one token"),
         ({"generate": {"prompt": "Ω"}}, r"generate\.prompt='Ω': not in the vocabulary"),
-        ({"generate": {"prompt": ""}}, r"generate\.prompt is empty"),
-        (
-            {"eval": {"dynamic": "rms", "segment_len": 9000}},
-            r"as eval\.dynamic_tokens reads it: \d+ tokens .* are less than a segment of 9000 ",
-        ),
+        ({"generate": {"prompt": ""}}, r"generate\.prompt='': the sample at the end needs a token"),
         # The file is not there, so nothing has looked for it.
-        ({"data": {"path": "tex\udce9.txt"}}, r"data\.path='tex\\udce9\.txt' must be UTF-8"),
-        ({"generate": {"stop": ("\udce9",)}}, r"generate\.stop=\('\\udce9',\) must be UTF-8"),
+        ({"data": {"path": "tex\udce9.txt"}}, r"tex\\udce9.*must be UTF-8"),
+        ({"generate": {"stop": ("\udce9",)}}, r"\\udce9.*must be UTF-8"),
     ):
         with pytest.raises(ValueError, match=message):
             train(toy_recipe(**sections), tmp_path / "run", quiet=True)
@@ -266,31 +211,6 @@ def test_a_text_without_a_completion_is_refused_before_anything_is_written(
     with pytest.raises(ValueError, match=f"{split}: the text has no completion: the token "):
         train(toy_recipe(data=data), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
-
-
-def test_steps_that_reach_no_completion_are_refused_before_training(
-    begun, tmp_path, toy_recipe, long_prompt
-):
-    def recipe(data=long_prompt, **settings):
-        return toy_recipe(data=data, eval={"segment_len": 16, **settings})
-
-    short = tmp_path / "short.txt"
-    short.write_text("a dog\tno\n" * 50)
-    for split, other in (("valid", "test"), ("test", "valid")):
-        data = {**long_prompt, f"{other}_path": str(short)}
-        with pytest.raises(
-            ValueError, match=f"{split}: max_steps=25 reads no completion: give a l"
-        ):
-            begun(recipe(data, max_steps=25))
-    # One more segment, or the beginnings of more parts, have completions.
-    begun(recipe(max_steps=26))
-    begun(recipe(max_steps=25, batch_size=2))
-    # Dynamic evaluation reads one part, and learns from the beginning of the training text.
-    with pytest.raises(ValueError, match=r"test: max_steps=25 reads no completion"):
-        begun(recipe(max_steps=25, batch_size=2, dynamic="sgd"))
-    with pytest.raises(ValueError, match=r"eval\.dynamic_tokens reads it: the text has no comp"):
-        begun(recipe(dynamic="rms", dynamic_tokens=400))
-    begun(recipe(dynamic="rms", dynamic_tokens=417))
 
 
 @pytest.mark.usefixtures("unfinished")

@@ -4,7 +4,6 @@ import re
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from transformer_xl.train import Interrupted, loop, metrics, train
 
@@ -31,23 +30,6 @@ def test_the_end_is_fixed_when_the_cooldown_begins_and_stays(
     train(config, tmp_path, quiet=True)
     rates = [r["lr"] for r in measured(tmp_path, "train")]
     assert rates == pytest.approx([0.01] * 10 + [0.001 * left for left in range(10, 0, -1)])
-
-
-def test_the_time_to_compile_does_not_count_as_that_of_later_steps(
-    tmp_path, toy_recipe, seconds_at, monkeypatch
-):
-    monkeypatch.setattr(torch, "compile", lambda model, **options: model)
-    now = seconds_at(lambda time: 1 if time else 20)
-    train(toy_recipe(train=limited(compile=True)), tmp_path, quiet=True)
-    assert now[0] == pytest.approx(60, abs=1)
-
-
-def test_a_time_limit_that_is_not_reached_changes_nothing(tmp_path, toy_recipe, clock, measured):
-    settings = {"schedule": "constant_cooldown", "steps": 6}
-    train(toy_recipe(train=settings), tmp_path / "without", quiet=True)
-    clock(1)
-    train(toy_recipe(train={**settings, "minutes": 1.0}), tmp_path / "with", quiet=True)
-    assert measured(tmp_path / "without") == measured(tmp_path / "with")
 
 
 @pytest.fixture
@@ -123,29 +105,6 @@ def test_stages_share_the_time_and_the_last_ones_speed_decides_the_end(
     assert now[0] == pytest.approx(20, abs=2)
     rates = [r["lr"] for r in measured(tmp_path, "train")]
     assert rates == pytest.approx([0.01] * 8 + [0.0025 * left for left in (4, 3, 2, 1)])
-
-
-def test_a_staged_run_with_a_time_limit_goes_on_where_it_was(
-    tmp_path, staged, clock, interrupted_at, measured
-):
-    clock(1)
-    train(staged, tmp_path / "whole", quiet=True)
-    for step in (3, 5, 6, 12):
-        interrupted_at(step)
-        with pytest.raises(Interrupted):
-            train(staged, tmp_path / "parts", quiet=True)
-        clock(1)
-    train(staged, tmp_path / "parts", quiet=True)
-    assert measured(tmp_path / "whole") == measured(tmp_path / "parts")
-    assert len(measured(tmp_path / "whole")) >= 20
-
-
-def test_one_step_that_has_to_wait_ends_no_run(tmp_path, toy_recipe, seconds_at, capsys):
-    # Sixty steps fit; the one that begins last of all takes five seconds.
-    now = seconds_at(lambda time: 5 if 58.5 < time < 60 else 1)
-    train(toy_recipe(train=limited()), tmp_path)
-    assert now[0] == pytest.approx(64)
-    assert "are over" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("warmup_steps", [5, 50])

@@ -1,9 +1,7 @@
 """Training on recordings: the trainer, its checkpoints and its evaluation as for texts."""
 
-import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,11 +10,7 @@ import torch
 from transformer_xl.cli import main
 from transformer_xl.config import Config, DataConfig, EvalConfig, ModelConfig, TrainConfig
 from transformer_xl.config.recipes import dump_recipe
-from transformer_xl.data.features import FeatureCorpus
 from transformer_xl.data.recordings import Recordings, write_recordings
-from transformer_xl.inference.evaluate import WithMemory, evaluate
-from transformer_xl.model import load_model
-from transformer_xl.tasks.series.forecast import forecast
 from transformer_xl.train import Interrupted, train
 from transformer_xl.train.checkpoint.checkpoints import read_whole
 
@@ -119,69 +113,6 @@ def test_a_split_without_a_target_is_refused_before_anything_is_written(copied, 
     assert not (tmp_path / "run").exists()
 
 
-def test_steps_that_reach_no_target_are_refused_before_anything_is_written(copied, tmp_path):
-    path = tmp_path / "data" / "test_targets.npy"
-    targets = np.load(path)
-    targets[:15] = np.nan if targets.dtype.kind == "f" else -100
-    np.save(path, targets)
-    config = replace(copied, eval=EvalConfig(max_steps=3), train=replace(copied.train, steps=1))
-    with pytest.raises(ValueError, match=r"test: max_steps=3 reads no target: give a larger"):
-        train(config, tmp_path / "run", quiet=True)
-    assert not (tmp_path / "run").exists()
-    train(replace(config, eval=EvalConfig(max_steps=4)), tmp_path / "run", quiet=True)
-    assert (tmp_path / "run" / "report.html").is_file()
-
-
-def test_each_target_counts_once_however_the_recordings_are_divided(config, run):
-    model = load_model(run).double()
-    recordings = FeatureCorpus(Path(config.data.path)).split("test")
-    whole = evaluate(model, recordings, WithMemory(segment_len=60, mem_len=60))
-    assert whole.tokens == recordings.counted().sum() < len(recordings)
-    # No recording is longer than the memory, so that neither parts nor segments show.
-    for batch_size, segment_len, mem_len in ((1, 7, 9), (4, 11, 9), (7, 3, 9), (5, 8, 40)):
-        result = evaluate(
-            model,
-            recordings,
-            WithMemory(segment_len=segment_len, mem_len=mem_len, batch_size=batch_size),
-        )
-        assert result.tokens == whole.tokens
-        assert result.nll == pytest.approx(whole.nll, abs=1e-9)
-
-
-@pytest.mark.slow
-def test_the_commands_evaluate_a_run_and_refuse_what_needs_text(run, tmp_path, capsys):
-    run, recipe = str(run), str(run.parent / "recipe.toml")
-    assert main(["eval", run, "--eval.split", "test", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert found["split"] == "test"
-    assert np.isfinite(found["nll"])
-    text = tmp_path / "text.txt"
-    text.write_text("some text")
-    for command in (
-        ["generate", run, "--prompt", "a"],
-        ["score", run, str(text)],
-        ["compress", str(text), "--model", run],
-        ["convert", run, str(tmp_path / "converted")],
-        ["export", run, str(tmp_path / "exported")],
-    ):
-        assert main(command) == 2, command
-        assert "reads real vectors (n_features=2)" in capsys.readouterr().err, command
-    assert main(["eval", run, "--file", str(text)]) == 2
-    assert "--file is for text" in capsys.readouterr().err
-    assert main(["prepare", recipe]) == 2
-    assert "no text is prepared" in capsys.readouterr().err
-
-
-def test_fine_tuning_begins_with_the_weights(config, run, tmp_path, capsys):
-    out = str(tmp_path / "tuned")
-    settings = ["--data.path", config.data.path, "--train.steps", "1", "--train.lr", "1e-9"]
-    settings += ["--train.muon_lr", "1e-9", "--quiet"]
-    assert main(["train", str(run), "--out", out, *settings]) == 0, capsys.readouterr()
-    before, after = (load_model(x) for x in (run, out))
-    for x, y in zip(before.parameters(), after.parameters(), strict=True):
-        torch.testing.assert_close(x, y, rtol=0, atol=1e-6)
-
-
 @pytest.mark.parametrize("config", ["numbers"], indirect=True)
 def test_a_recipe_must_fit_the_recordings(config, tmp_path):
     for settings, message in (
@@ -191,9 +122,3 @@ def test_a_recipe_must_fit_the_recordings(config, tmp_path):
         wrong = replace(config, model=replace(config.model, **settings))
         with pytest.raises(ValueError, match=message):
             train(wrong, tmp_path / "run", quiet=True)
-
-
-@pytest.mark.parametrize("config", ["classes"], indirect=True)
-def test_a_forecast_needs_a_mixture(run):
-    with pytest.raises(ValueError, match="a forecast needs a model that predicts real values"):
-        forecast(load_model(run), np.zeros((1, 3, 2)), 4)

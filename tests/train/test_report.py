@@ -1,42 +1,17 @@
 """The report shows what exists, trusts nothing it shows, and needs nothing but itself."""
 
-import copy
 import json
 import math
 import re
 import sys
 from html.parser import HTMLParser
 
-import numpy as np
 import pytest
 
-from transformer_xl.config.files import replace_file
-from transformer_xl.train import figures, report
+from transformer_xl.train import figures
 from transformer_xl.train.report import write_report
 
 HOSTILE = "</pre><script>alert('1')</script> & \x00\x1b[31m \ud800 $body {x}"
-SPANS = [{"first": 1, "last": 1, "nll": 3.25}, {"first": 2, "last": 5, "nll": 2.5}]
-SHARES = [
-    {"first": 0, "last": 0, "shares": [0.75, 0.5]},
-    {"first": 1, "last": 3, "shares": [0.25, 0.5]},
-]
-SEEN = {
-    "split": "test",
-    "tokens": 1234,
-    "segment_len": 5,
-    "mem_len": 7,
-    "in_segment": [{"mem_len": 0, "spans": SPANS}, {"mem_len": 7, "spans": SPANS}],
-    "from_start": {"mem_len": 7, "pieces": 41, "spans": SPANS},
-    "attention": {
-        "nll": 1.25,
-        "nll_without_memory": 4.5,
-        "texts": ["far", " <b>", "near", "nearer"],
-        "predicted": "\n",
-        "shares": [0.0, 0.01, 0.25, 0.74],
-        "direct": SHARES,
-        "through": SHARES,
-    },
-}
 
 
 @pytest.fixture
@@ -125,17 +100,14 @@ def read_page(run_dir):
 
 @pytest.mark.usefixtures("with_matplotlib")
 def test_a_complete_run_shows_all_its_parts(run_dir):
-    write_json(run_dir / "memory.json", SEEN)
     page = read_page(run_dir)
-    assert page.tags.count("svg") == 6
+    assert page.tags.count("svg") == 2
     for part in (
         "my-run",
         "shakespeare · memory 64",
         "1.800 bits for a byte of unseen text: 10% less than gzip -9 and 20% more than xz -9e.",
         "bits per token, best validation, step 100",
         "memory in training",
-        "The first 1,234 tokens of the test text",
-        r"Before the bold token, '\n'",
         "def f(x):\n  pass",
         "seed 7",
         "mem_len = 64",
@@ -170,7 +142,7 @@ def test_a_complete_run_shows_all_its_parts(run_dir):
 def test_the_memory_table_grows_and_marks_the_training_length(run_dir):
     write_report(run_dir)
     html = (run_dir / "report.html").read_text()
-    lengths = re.findall(r"<tr(.*?)><td>(.*?)</td><td>(\d\.\d{4})</td>", html)
+    lengths = re.findall(r"<tr([^>]*)>\s*<td>([^<]*)</td>\s*<td>(\d\.\d{4})</td>", html)
     assert [row for row in lengths if row[2] in {"2.2500", "1.8000", "1.7500"}] == [
         ("", "0", "2.2500"),
         (' class="marked"', "64", "1.8000"),
@@ -191,10 +163,6 @@ def test_a_part_may_be_missing_or_stand_alone(run_dir):
                 if each in present:
                     (run_dir / each).write_bytes(content)
             assert "could not be read" not in read_page(run_dir).text, present
-
-
-def test_a_run_that_has_only_begun_has_a_report(tmp_path):
-    assert "measured nothing yet" in read_page(tmp_path).text
 
 
 @pytest.mark.usefixtures("without_matplotlib")
@@ -242,105 +210,10 @@ def test_hostile_text_stays_text(run_dir):
 def test_without_matplotlib_the_tables_are_there_and_how_to_install_it(run_dir, tmp_path):
     page = read_page(run_dir)
     assert "svg" not in page.tags
-    assert page.tags.count("table") == 2
-    assert ("open", None) in page.attributes
+    assert page.tags.count("table") == 1
     assert "pip install 'transformer-xl[plot]'" in page.text
     # Not where nothing is to be drawn.
     assert "pip install" not in read_page(tmp_path).text
-
-
-def test_bits_per_token_are_not_compared_with_bytes(run_dir):
-    curve = [result(mem_len, None) for mem_len in (0, 64)]
-    baseline = {"gzip_bits_per_byte": 2.0}
-    write_json(run_dir / "results.json", {"test": curve[0], "memory_curve": curve, **baseline})
-    assert "gzip" not in read_page(run_dir).text
-
-
-def test_without_compressors_the_first_sentence_is_about_the_model_alone(run_dir):
-    write_json(run_dir / "results.json", {"test": result(64, 1.8)})
-    page = write_report(run_dir).read_text()
-    assert "The model needs 1.800 bits for a byte of unseen text.<" in page
-
-
-def test_a_folder_that_is_missing_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no run folder .*absent"):
-        write_report(tmp_path / "absent")
-
-
-def test_an_old_report_stays_until_the_new_one_is_complete(run_dir, monkeypatch):
-    old = write_report(run_dir).read_bytes()
-
-    def fail(path, content):
-        replace_file(path / "not-a-folder", content)
-
-    monkeypatch.setattr(report, "replace_file", fail)
-    with pytest.raises(OSError, match="cannot write"):
-        write_report(run_dir)
-    assert (run_dir / "report.html").read_bytes() == old
-
-
-def changed(path, value):
-    """What memory.json holds, with another value in one place."""
-    seen = copy.deepcopy(SEEN)
-    *above, last = path
-    place = seen
-    for key in above:
-        place = place[key]
-    place[last] = value
-    return seen
-
-
-@pytest.fixture
-def written(tmp_path):
-    """Writes the page of a run that has memory.json alone."""
-
-    def write(seen):
-        write_json(tmp_path / "memory.json", seen)
-        return write_report(tmp_path).read_text("utf-8")
-
-    return write
-
-
-def test_the_larger_the_share_the_darker_the_token(written):
-    page = written(SEEN)
-    strip = re.search(r'<pre class="box sample last"><span>(.*?)</pre>', page, re.DOTALL)
-    assert strip
-    assert strip[1].startswith('far<span class="share1"> &lt;b&gt;</span><span class="share5">near')
-    assert '<span class="share9">nearer</span><b>' in strip[1]
-    style = page[: page.index("</style>")]
-    assert all(f".share{level} " in style for level in range(1, 10))
-
-
-def test_a_model_without_attention_has_the_losses(written):
-    page = written(changed(["attention"], None))
-    assert "What the memory does" in page
-    assert "What a prediction looks at" not in page
-
-
-WRONG = [
-    (["in_segment"], []),
-    (["in_segment", 0, "spans"], []),
-    (["in_segment", 0, "spans", 0, "first"], 0),
-    (["in_segment", 0, "spans", 0, "nll"], "much"),
-    (["from_start", "spans", 1, "nll"], 10**400),
-    (["from_start"], None),
-    (["attention", "shares"], [0.5]),
-    (["attention", "shares", 0], -1),
-    (["attention", "shares", 0], 2),
-    (["attention", "texts", 0], 3),
-    (["attention", "direct"], []),
-    (["attention", "through", 0, "shares"], []),
-    (["attention", "through", 0, "shares"], [0.5]),
-    (["tokens"], True),
-    (["split"], None),
-]
-
-
-def test_what_is_not_well_formed_is_named_and_left_out(written):
-    for path, value in WRONG:
-        page = written(changed(path, value))
-        assert "memory.json could not be read" in page, path
-        assert "What the memory does" not in page, path
 
 
 def test_numbers_are_finite_and_bits_are_converted_from_older_names():
@@ -354,44 +227,3 @@ def test_numbers_are_finite_and_bits_are_converted_from_older_names():
         ({}, None),
     ):
         assert figures.number(record, "bits_per_token") == bits, record
-
-
-def test_smoothing_is_the_mean_of_the_neighbors():
-    for n in (0, 1, 2, 3, 49, 50, 1000):
-        assert figures.smoothed(np.full(n, 1.5)) == pytest.approx(np.full(n, 1.5)), n
-    values = np.random.default_rng(1).normal(size=200)
-    smooth = figures.smoothed(values)
-    assert smooth[0] == pytest.approx(values[0])
-    assert smooth[100] == pytest.approx(values[96:105].mean())
-    assert smooth[-1] == pytest.approx(values[195:].mean())
-
-
-def test_thinning_keeps_the_ends_and_the_limit():
-    for n, most in ((0, 5), (1, 5), (5, 5), (6, 5), (1001, 20)):
-        indices = figures.thinned(n, most).tolist()
-        assert len(indices) == min(n, most), n
-        assert indices == sorted(set(indices)), n
-        assert indices[-1:] == [n - 1][:n], n
-        assert n < 2 or indices[0] == 0, n
-
-
-@pytest.mark.usefixtures("with_matplotlib")
-@pytest.mark.parametrize(
-    ("lengths", "trained"),
-    [([0], None), ([64], 0), ([0, 64], 64), ([0, 16, 32, 64, 128, 256, 512, 1024], 4096)],
-)
-def test_any_memory_curve_can_be_drawn(lengths, trained):
-    curve = [{"mem_len": length, "bits_per_byte": 2.0} for length in lengths]
-    sizes = {"gzip -9": 1.9, "xz -9e": 1.7}
-    svg = figures.as_svg("memory", "label", lambda x: figures.draw_memory(x, curve, sizes, trained))
-    assert "gzip -9" in svg
-    assert ("memory in training" in svg) == (trained is not None)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("with_matplotlib")
-def test_layers_without_any_share_can_be_drawn(written):
-    for shares in ([0.0, 0.0], [1.0, 0.0]):
-        seen = changed(["attention", "direct"], [{"first": 0, "last": 0, "shares": shares}])
-        seen["attention"]["through"] = seen["attention"]["direct"]
-        assert written(seen).count("<svg") == 3, shares

@@ -1,7 +1,6 @@
 """Compiled and replayed segments have the results of the plain model, and wait for no device."""
 
 import functools
-import math
 import warnings
 from types import SimpleNamespace
 
@@ -10,8 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from transformer_xl.model import Memory, Output
-from transformer_xl.train import Interrupted, Network, loop, runner, train
-from transformer_xl.train.checkpoint.checkpoints import read_about
+from transformer_xl.train import Interrupted, runner, train
 from transformer_xl.train.runner import replays_steps
 
 pytestmark = pytest.mark.usefixtures("one_thread", "unfinished")
@@ -101,29 +99,6 @@ def test_graphs_have_full_memories_without_masks(
     assert not any("forward" in vars(layer) for layer in model.layers)
 
 
-def test_a_loss_is_read_where_it_is_logged_or_saved(tmp_path, toy_recipe, monkeypatch):
-    read_at, before, current = [], loop.train_step, []
-
-    class Loss(torch.Tensor):
-        def __float__(self):
-            read_at.append(current[-1].step)
-            return super().__float__()
-
-    def train_step(config, state, network):
-        current.append(state)
-        update = before(config, state, network)
-        return update._replace(loss=update.loss.as_subclass(Loss))
-
-    monkeypatch.setattr(loop, "train_step", train_step)
-    settings = {"log_every": 4, "save_every": 6, "eval_every": 0, "steps": 13}
-    train(toy_recipe(train={**settings, "keep_checkpoints": 3}), tmp_path, quiet=True)
-    # Each loss once: four for the line at step 4, two more for the checkpoint at step 6.
-    assert read_at == [4] * 4 + [6] * 2 + [8] * 2 + [12] * 4 + [13]
-    saved = read_about(tmp_path / "checkpoints" / "step_00000006")
-    assert [type(loss) for loss in saved["losses"]] == [float, float]
-    assert all(map(math.isfinite, saved["losses"]))
-
-
 @pytest.mark.gpu
 def test_a_step_waits_for_the_gpu_once(begun, toy_recipe):
     # To know whether the gradient is a number before it moves the weights.
@@ -189,26 +164,9 @@ def test_layers_that_are_alike_are_compiled_once_and_evaluated_as_they_are(
     torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
 
 
-@hides_grad
-@pytest.mark.compile
-@pytest.mark.slow
-@pytest.mark.usefixtures("quick_compiler")
-def test_recomputed_activations_are_those_of_the_compiled_layers(begun, toy_recipe):
-    gradients = []
-    for recompute in (False, True):
-        settings = {"compile": "layers", "accumulate": 1, "clip_norm": 0.0}
-        settings["recompute"] = recompute
-        training = begun(toy_recipe(model={"n_layer": 1}, train=settings))
-        gradients.append(torch.tensor([training.step().norm for _ in range(4)]))
-    # Other masks of dropout in the second computation would change them by much more.
-    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
-
-
 REPLAYED = {
     "whole": {"compile": True},
-    "layers": {"compile": "layers"},
     "layers, bfloat16": {"compile": "layers", "precision": "bfloat16"},
-    "layers, half of the loss": {"compile": "layers", "loss": "half"},
     "layers, stages": {"compile": "layers", "steps": 12, "stages": ((0, 4, 4), (0.5, 8, 8))},
     "layers, penalties and Muon": {
         "compile": "layers",
@@ -246,29 +204,3 @@ def test_steps_replayed_by_a_gpu_are_those_of_the_plain_model(begun, toy_recipe,
     assert len(state.mems[0]) == config.model.mem_len
     tolerance = 0.03 if "precision" in settings else 1e-3
     torch.testing.assert_close(losses[1], losses[0], rtol=tolerance, atol=tolerance)
-
-
-@hides_grad
-@pytest.mark.gpu
-@pytest.mark.compile
-def test_a_capture_draws_no_masks_and_a_replay_draws_others(begun, toy_recipe):
-    curves = []
-    recipe = toy_recipe(train={"compile": "layers", "accumulate": 1})
-    for renewed_at in (None, 6):
-        training = begun(recipe, "cuda")
-        config, state, network = training.config, training.state, training.network
-        losses = []
-        for step in range(10):
-            if step == renewed_at:
-                # As a resumed run does, which captures its passes at this step.
-                network = Network(state.model, config.train, state.world)
-            losses.append(loop.train_step(config, state, network).loss)
-        curves.append(torch.stack(losses))
-    assert torch.equal(*curves)
-    tokens, targets = torch.randint(5, (2, 4, 8), device="cuda")
-    losses = []
-    for _ in range(2):
-        segment = tokens, state.mems[0], targets
-        with torch.no_grad(), network.running(*segment, starts=None, mem_len=8, context=0) as out:
-            losses.append(out.nll.clone())
-    assert not torch.equal(*losses)

@@ -1,18 +1,14 @@
 """A step: its parts make the whole, its penalties, resets of the memory, scales of the loss."""
 
-import math
 from dataclasses import replace
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformer_xl.config import TrainConfig
 from transformer_xl.config.distributed import World
-from transformer_xl.model import Memory, Output, TransformerXL
-from transformer_xl.train import state, step
+from transformer_xl.model import Memory, Output
 from transformer_xl.train.checkpoint.checkpoints import Checkpoints
-from transformer_xl.train.optim import average_start, new_average
 from transformer_xl.train.step import activation_penalty
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -90,19 +86,6 @@ def test_resets_are_a_function_of_seed_and_step(updated):
     torch.testing.assert_close(losses(reset_memory=0.5, accumulate=2), changed)
 
 
-@pytest.mark.slow
-def test_a_share_of_the_streams_is_reset(begun, toy_recipe):
-    settings = {"accumulate": 1, "reset_memory": 0.25, "lr": 1e-9}
-    training = begun(toy_recipe(model={"mem_len": 16}, train=settings))
-    n_reset = 0
-    for _ in range(100):
-        training.step()
-        (memory,) = training.state.mems
-        # Of two segments in the memory, that before the reset is masked.
-        n_reset += 0 if memory.forgotten is None else int((memory.forgotten == 8).sum())
-    assert n_reset == pytest.approx(0.25 * 4 * 100, rel=0.2)
-
-
 LSTM = {"kind": "lstm", "n_head": 8, "d_inner": 2048}
 
 
@@ -120,66 +103,6 @@ def test_a_checkpoint_has_the_masks_of_all_parts(begun, toy_recipe, tmp_path, mo
     assert [float(training.step().loss) for _ in range(2)] == [
         float(resumed.step().loss) for _ in range(2)
     ]
-
-
-@pytest.mark.parametrize("scale", [None, 1.0, 64.0])
-def test_the_gradient_is_that_of_the_loss_whatever_its_scale(begun, toy_recipe, device, scale):
-    sgd = {"optimizer": "sgd", "lr": 1e-3}
-    half = {"precision": "float16", "loss_scale": scale}
-    training = begun(toy_recipe(model=EXACT, train=sgd | half), device)
-    exact = begun(toy_recipe(model=EXACT, train={**sgd, "precision": "float32"}), device)
-    assert training.state.loss_scale == (65_536 if scale is None else scale)
-    assert training.step().norm == pytest.approx(exact.step().norm, rel=1e-2)
-    assert {p.dtype for p in training.state.model.parameters()} == {torch.float32}
-
-
-def test_products_are_in_float16_and_the_scale_reaches_their_backward_pass(begun, toy_recipe):
-    norms, dtypes = [], []
-    for scale in (1.0, 64.0):
-        training = begun(toy_recipe(train={"precision": "float16", "loss_scale": scale}))
-        layer = training.state.model.layers[-1].feed_forward.outer
-        layer.register_full_backward_hook(lambda module, _, grads: norms.append(grads[0].norm()))
-        layer.register_forward_hook(lambda module, _, out: dtypes.append(out.dtype))
-        training.step()
-    assert {*dtypes} == {torch.float16}
-    one, scaled = torch.stack(norms).view(2, -1)
-    torch.testing.assert_close(scaled, 64 * one, rtol=1e-2, atol=0.0)
-
-
-def test_a_dynamic_scale_is_halved_by_an_overflow_and_doubled_after_a_while(
-    begun, toy_recipe, device, monkeypatch
-):
-    monkeypatch.setattr(state, "GROWS_AFTER", 3)
-    training = begun(toy_recipe(train={"precision": "float16", "max_skips": 0}), device)
-    run = training.state
-    run.loss_scale = 2.0**100
-    for n in (1, 2, 3):
-        update = training.step()
-        assert update.is_skipped
-        assert not math.isfinite(update.norm)
-        assert (run.loss_scale, run.skipped, run.n_finite) == (2.0 ** (100 - n), n, 0)
-    assert run.skipped_in_a_row == 0, "overflows of a dynamic scale end no run"
-    run.loss_scale, scales = 8.0, []
-    for _ in range(7):
-        assert not training.step().is_skipped
-        scales.append(run.loss_scale)
-    assert scales == [8.0, 8.0, 16.0, 16.0, 16.0, 32.0, 32.0]
-    # With a scale below 1, it is the loss that is not finite.
-    run.loss_scale = 0.75
-    with torch.no_grad():
-        next(run.model.parameters()).fill_(torch.nan)
-    with pytest.raises(RuntimeError, match=r"train\.max_skips=0"):
-        training.step()
-
-
-def test_a_static_scale_stays(begun, toy_recipe):
-    settings = {"precision": "float16", "loss_scale": 1e30, "max_skips": 3}
-    training = begun(toy_recipe(train=settings))
-    for _ in range(3):
-        assert training.step().is_skipped
-    assert training.state.loss_scale == 1e30
-    with pytest.raises(RuntimeError, match=r"train\.max_skips=3"):
-        training.step()
 
 
 AVERAGES = {
@@ -211,47 +134,3 @@ def test_averages_are_those_of_the_weights_and_change_no_training(begun, toy_rec
         first = {"tail from 0": 0, "tail from a half": 6, "tail from the cooldown": 8}[name]
         average = [torch.stack(x).mean(0) for x in zip(*weights[first:], strict=True)]
     torch.testing.assert_close([*training.state.shown.parameters()], average)
-
-
-@pytest.mark.parametrize("average", ["ema", "tail"])
-def test_averaging_copies_nothing_to_the_device(tiny_config, average):
-    copies = []
-
-    class Copies(TorchDispatchMode):
-        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-            if "copy" in str(operation):
-                copies.append(operation)
-            return operation(*args, **(kwargs or {}))
-
-    # The device that computes nothing stands for one that is waited for.
-    model = TransformerXL(tiny_config).to("meta")
-    averaging = new_average(model, TrainConfig(average=average))
-    with Copies():
-        for _ in range(4):
-            averaging.update_parameters(model)
-    assert not copies
-    assert averaging.n_averaged == 4
-
-
-def test_where_averaging_begins():
-    assert average_start(TrainConfig(average="ema")) == 0
-    assert average_start(TrainConfig(average="tail", cooldown_fraction=0.25)) == 0.75
-    assert average_start(TrainConfig(average="ema", average_start=0.4)) == 0.4
-
-
-def test_progress_is_of_the_steps_or_of_the_minutes(begun, toy_recipe):
-    settings = {"steps": 100, "minutes": 1.0, "schedule": "constant_cooldown"}
-    training = begun(toy_recipe(train=settings))
-    run, config = training.state, training.config.train
-    run.step, run.seconds = 10, 30.0
-    assert run.progress(config) == 0.5
-    run.seconds = 3.0
-    assert run.progress(config) == 0.1
-    run.end_is_fixed, run.total_steps, run.seconds = True, 40, 50.0
-    assert run.progress(config) == 0.25
-
-
-def test_the_usual_is_a_mean_that_forgets():
-    assert step.running_mean(None, 3.0) == 3.0
-    assert step.running_mean(1.0, 2.0) == pytest.approx(1.02)
-    assert step.running_mean(0.0, 3.0) == 3.0, "as earlier versions wrote what is not known"

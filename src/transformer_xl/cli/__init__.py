@@ -35,6 +35,11 @@ _GONE = {
         "transformers 5 reads one after import transformer_xl.hf"
     ),
     ("estimate", ""): "docs/scale.md has the formulas, and the figures of the paper's recipes",
+    ("eval", "--by_position"): "txl eval --eval.mem_lens says what a longer memory is worth",
+    ("report", ""): (
+        "a training writes the report at its end; txl train RECIPE --out DIR again writes it where "
+        "report.html was deleted"
+    ),
     ("recipes", "--from_authors"): (
         "txl recipes paper-wt103-base --copy FILE copies a training of the paper, and "
         "docs/migration.md has the settings that take the place of the authors' options"
@@ -42,6 +47,18 @@ _GONE = {
     ("recl", "--recl.first"): "the shortest context is a step long; --recl.step sets both",
     ("recl", "--recl.threshold"): "a longer context counts from a gain of 0.01, as in the paper",
     ("recl", "--recl.batch_tokens"): "a batch has about 16,384 tokens",
+    **dict.fromkeys(
+        (("train", f"--train.{name}") for name in ("patience", "decay_rate")),
+        "the schedule plateau is gone; constant_cooldown ends a training in its time",
+    ),
+    (
+        "train",
+        "--train.loss_scale",
+    ): "training in float16 is gone: precision bfloat16 needs no scale",
+    **dict.fromkeys(
+        (("train", f"--train.{name}") for name in ("skip_norm", "spike")),
+        "updates are skipped where the gradient is not finite, and no others",
+    ),
     ("serve", "--save"): "each answer is saved before it ends; leave it out",
     ("serve", "--chat_template"): (
         "--template TEXT has the text of one message with {role} and {content}; templates in Jinja "
@@ -152,7 +169,7 @@ def commands() -> dict[str, Any]:
     """Return the command classes by name."""
     from transformer_xl.cli.comparing import Compare
     from transformer_xl.cli.compressing import Compress, Decompress
-    from transformer_xl.cli.evaluating import Eval, Report
+    from transformer_xl.cli.evaluating import Eval
     from transformer_xl.cli.generating import Generate
     from transformer_xl.cli.listing import Models
     from transformer_xl.cli.models import Convert, Doctor, Export, Serve
@@ -162,7 +179,7 @@ def commands() -> dict[str, Any]:
     from transformer_xl.cli.tasking import Task
 
     kinds = (
-        *(Recipes, Prepare, Train, Models, Eval, Report, Score, Generate, Convert, Export),
+        *(Recipes, Prepare, Train, Models, Eval, Score, Generate, Convert, Export),
         *(Compress, Decompress, Serve, Recl, Ablate, Compare, Task, Doctor),
     )
     return {kind.__name__.lower(): kind for kind in kinds}

@@ -1,4 +1,4 @@
-"""The commands eval and report."""
+"""The command eval."""
 
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from transformer_xl.cli.given import (
-    READ_BY_SEGMENTS,
-    Folder,
     Given,
     GivenWithLengths,
-    LoadsModels,
     PrintsResult,
     ReadsModel,
     nothing,
@@ -35,11 +32,9 @@ from transformer_xl.config import (
     DataConfig,
     EvalConfig,
     KnnConfig,
-    locate,
     recipe_of,
     require,
 )
-from transformer_xl.errors import InputError
 
 if TYPE_CHECKING:
     from transformer_xl.data import Corpus, Vocab
@@ -76,8 +71,6 @@ class Eval(ReadsModel, PrintsResult):
     """The text of --file is split into words by spaces already, as wiki.test.tokens is."""
     file: Path | None = None
     """Evaluate this text instead of the corpus of the run; - reads the standard input."""
-    by_position: bool = False
-    """Also report the loss by position in the segment and by distance from the start of a text."""
     eval: GivenWithLengths[EvalConfig] = field(default_factory=nothing)
     data: Given[DataConfig] = field(default_factory=nothing)
     knn: Given[KnnConfig] = field(default_factory=nothing)
@@ -124,7 +117,7 @@ class Eval(ReadsModel, PrintsResult):
         self._check()
         from transformer_xl.config import autocast
         from transformer_xl.model import SEGMENT_LEN, Lengths
-        from transformer_xl.train import READINGS, excerpt, loss_by_position, memory_line, reading
+        from transformer_xl.train import memory_line
 
         settings, recipe = self.settings, self.recipe
         model, vocab, ids, n_bytes = self._opened()
@@ -134,23 +127,17 @@ class Eval(ReadsModel, PrintsResult):
         lengths = Lengths.of(model.config, **settings.lengths_after(segment_len))
         configured = None if settings.window else lengths.mem_len
         mem_lens = [None] if configured is None else sorted({*settings.mem_lens, configured})
-        places = {}
         say_if_slow(precision)
         with autocast(precision, model.device):
             rows = {x: self._measured(model, vocab, ids, n_bytes, segment_len, x) for x in mem_lens}
-            if self.by_position:
-                start = excerpt(ids, model.config)
-                with reading(model, READINGS * (len(start) - 1), "by position"):
-                    places = loss_by_position(model, start, settings, segment_len)
         curve = list(rows.values()) if settings.mem_lens else []
         result = rows[configured]
         if self.json:
-            show(result | ({"memory_curve": curve} if curve else {}) | places, as_json=True)
+            show(result | ({"memory_curve": curve} if curve else {}), as_json=True)
             return
         show(result, as_json=False)
         for row in curve:
             print(memory_line(row))
-        _show_places(places)
 
     def _measured(
         self,
@@ -202,13 +189,9 @@ class Eval(ReadsModel, PrintsResult):
         exclude(eval__dynamic=dynamic, eval__batch_size=settings.batch_size != 1)
         # Quantized weights cannot be trained.
         exclude(eval__dynamic=dynamic, weights=self.weights != "float32")
-        # Segments are measured with a memory and fixed weights, at the beginning of the text.
-        exclude(by_position=self.by_position, eval__window=window)
-        exclude(by_position=self.by_position, eval__dynamic=dynamic)
-        exclude(by_position=self.by_position, eval__max_steps="max_steps" in self.eval)
         # The past of one stream is searched, which is read once, with fixed weights.
         exclude(knn=self.knn, eval__window=window)
-        exclude(knn=self.knn, eval__dynamic=dynamic, by_position=self.by_position)
+        exclude(knn=self.knn, eval__dynamic=dynamic)
         exclude(knn=self.knn, eval__batch_size=settings.batch_size != 1)
         if file:
             require_readable(file)
@@ -223,7 +206,7 @@ class Eval(ReadsModel, PrintsResult):
             "--data.path, or use --eval.dynamic sgd",
         )
         if self.text.vocab == "features":
-            of_text = {"file": file, "by_position": self.by_position, "preset": self.preset}
+            of_text = {"file": file, "preset": self.preset}
             of_text |= {"knn": self.knn, "eval.window": window, "eval.dynamic": dynamic}
             of_text |= {"weights": self.weights != "float32"}
             for name, value in of_text.items():
@@ -275,70 +258,3 @@ class Eval(ReadsModel, PrintsResult):
     def _corpus(self, vocab: "Vocab") -> "Corpus":
         remedy = "the text the model was trained on with --data.path, or any text with --file"
         return corpus_of(self.text, vocab, self.dir, remedy)
-
-
-def _show_places(places: dict[str, Any]) -> None:
-    """Print the mean losses over ranges of positions."""
-    if not places:
-        return
-    start = places["from_start"]
-    curves = [(f"in the segment, memory {x['mem_len']}", x["spans"]) for x in places["in_segment"]]
-    for name, spans in (*curves, (f"from the start, memory {start['mem_len']}", start["spans"])):
-        print(f"\n{name}")
-        for span in spans:
-            where = f"{span['first']} to {span['last']}"
-            print(f"{where:20} {span['nll']:.4f}")
-
-
-@dataclass(kw_only=True)
-class Report(LoadsModels):
-    """Write the report of a run again, with measurements of its memory if they are missing.
-
-    Examples:
-      txl report runs/demo
-      txl report runs/old --measure
-    """
-
-    dir: Folder
-    """A run folder."""
-    measure: bool = False
-    """Repeat the measurements of the memory, with the lengths of --eval."""
-    eval: Given[EvalConfig] = field(default_factory=nothing)
-    data: Given[DataConfig] = field(default_factory=nothing)
-
-    def run(self) -> None:
-        """Measure what is missing, and write the report."""
-        from transformer_xl.train import MEMORY_FILE, write_report
-
-        recipe = recipe_of(self.dir) if locate(self.dir).is_path else None
-        if recipe is None:
-            raise InputError(
-                f"{self.dir} is not a run folder: it has no recipe.toml, so there is no report to "
-                "write (txl models shows the card of a model)"
-            )
-        measures = self.measure or not (Path(self.dir) / MEMORY_FILE).exists()
-        if measures:
-            why = "the memory is measured segment by segment on the held-out text"
-            refuse_others(self.eval, "eval.", READ_BY_SEGMENTS, why)
-            try:
-                self._measure_memory(recipe)
-            except (OSError, ValueError, RuntimeError) as error:
-                if self.measure:
-                    raise
-                say(f"the memory was not measured: {error}")
-        else:
-            for section in ("eval", "data"):
-                why = "the memory has been measured already; add --measure"
-                refuse_others(getattr(self, section), f"{section}.", (), why)
-        print(write_report(Path(self.dir)))
-
-    def _measure_memory(self, recipe: Config) -> None:
-        from transformer_xl.train import MEMORY_FILE, RunFolder, memory_figures
-
-        say("measuring the memory")
-        evaluation, data = replace(recipe.eval, **self.eval), replace(recipe.data, **self.data)
-        config = replace(recipe, eval=evaluation, data=data)
-        model, vocab = load(self.dir)
-        remedy = "the text the model was trained on with --data.path"
-        corpus = corpus_of(data, vocab, self.dir, remedy)
-        RunFolder(self.dir).write_json(MEMORY_FILE, memory_figures(config, corpus, model))

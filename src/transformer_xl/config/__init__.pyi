@@ -19,9 +19,6 @@ from .checks import (
     require,
     stored,
 )
-from .code_revision import (
-    revision,
-)
 from .config import (
     FORMAT_VERSION,
     MODEL_TYPE,
@@ -60,7 +57,6 @@ from .files import (
     UNFINISHED,
     NotRegularError,
     checksum,
-    default_mode,
     is_disk_full,
     kind_other_than_file,
     new_folder,
@@ -194,7 +190,6 @@ __all__ = [
     "checked",
     "checksum",
     "classes_of",
-    "default_mode",
     "describe_machine",
     "differences",
     "dump_recipe",
@@ -239,7 +234,6 @@ __all__ = [
     "require_not_shipped",
     "require_shipped",
     "require_space",
-    "revision",
     "same_file",
     "shipped_model",
     "shipped_models",

@@ -70,6 +70,15 @@ RULES = {
 """What a value must be, by pydantic's name of the error and with its limits."""
 _SHOWN = 100
 """Maximum characters of a value in an error."""
+_GONE: dict[str, tuple[Any, str]] = {
+    "train.decay_rate": (..., ""),
+    "train.loss_scale": (None, "training in float16 is gone: precision bfloat16 needs no scale"),
+    "train.patience": (..., ""),
+    "train.skip_norm": (0, "updates are skipped where the gradient is not finite, and no others"),
+    "train.spike": (..., ""),
+}
+"""Settings of earlier versions: the value without effect on results (``...``: any), which is
+ignored, and what is said of others."""
 
 
 def no_type_check(checks_itself: _Any) -> _Any:
@@ -261,6 +270,12 @@ def read_settings(
     settings = {}
     for key, value in values.items():
         name = f"{section}.{key}" if section else str(key)
+        if name in _GONE:
+            if _GONE[name][0] in (..., value):
+                continue
+            raise SettingsError(
+                f"{source}: {name}={value!r} is gone: {_GONE[name][1]}; leave it out"
+            )
         if key not in fields and key not in getattr(kind, "gone_settings", ()):
             nearest = near(str(key), fields)
             hint = f"did you mean {nearest}?" if nearest else f"there are {', '.join(fields)}"

@@ -99,12 +99,7 @@ class World:
 
     def mean(self, values: Sequence[float]) -> list[float]:
         """Return the elementwise means over all processes. Collective."""
-        if self.size == 1:
-            return list(values)
-        total = torch.tensor(values, dtype=torch.float64)
-        with _named():
-            dist.all_reduce(total)
-        return (total / self.size).tolist()
+        return [sum(each) / self.size for each in zip(*self.gather(values), strict=True)]
 
     def gather(self, value: _T, *, is_long: bool = False) -> list[_T]:
         """Return the values of all processes, by rank. Collective.

@@ -33,8 +33,7 @@ class EvalConfig:
     The lengths, ``batch_size``, ``max_steps`` and ``window`` hold for the validations of a
     training, for the table at its end and for ``txl eval``. Validation uses the configured memory
     alone: ``mem_lens`` and ``dynamic`` add to that table and to ``txl eval``, and ``split`` is for
-    ``txl eval``. What a report shows of the memory is measured by segments, with the lengths and
-    without the others.
+    ``txl eval``.
 
     Example:
         >>> EvalConfig(mem_len=256).lengths_after(64)["segment_len"]  # as in training

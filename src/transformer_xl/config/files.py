@@ -3,13 +3,11 @@
 import errno
 import hashlib
 import os
-import re
 import secrets
 import shutil
 import stat
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,18 +19,15 @@ SMALL = 32 << 20
 """Bytes that a file of settings has at most."""
 UNFINISHED = ".unfinished-"
 """Prefix of folders that are being written or removed; a killed process leaves them behind."""
-# Temporary folders of this age belong to killed processes. Whether a process is alive cannot be
-# checked if folders are shared between machines or containers.
-_LEFT_SECONDS = 24 * 3600
-_LONGEST_NAME = 200
-"""Bytes of a file name that is a part of that of its temporary folder."""
+_NAMED = 50
+"""Characters of a name that are in that of its temporary folder, of at most 255 bytes."""
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file in a temporary folder with ``write``, then rename it to ``path``.
 
-    Several processes may write the same path, also from several machines; the last one wins.
-    Temporary folders of killed processes are removed after a day, or by `remove_temporary`.
+    Several processes may write the same path, also from several machines; the last one wins. What
+    a killed process left is removed by `remove_temporary`.
 
     Raises:
         OSError: The file cannot be written; an existing one is intact.
@@ -44,8 +39,11 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         # In a folder, as safetensors writes a temporary file of its own beside the file.
         with _temporary_folder(path) as folder:
             temporary = folder / path.name
-            with default_mode(temporary):
-                write(temporary)
+            # The mode according to the umask: safetensors writes files that only their owner reads.
+            temporary.touch()
+            mode = stat.S_IMODE(temporary.stat().st_mode)
+            write(temporary)
+            temporary.chmod(mode)
             sync(temporary)
             temporary.replace(path)
     except Exception as error:
@@ -56,19 +54,6 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
             reason = getattr(error, "strerror", None) or error
             raise OSError(f"cannot write {path}: {reason}") from error
         raise
-
-
-@contextmanager
-def default_mode(path: Path) -> Iterator[None]:
-    """Give a file written in a ``with`` block the default mode, according to the umask.
-
-    safetensors writes files that only their owner can read.
-    """
-    # touch() applies the umask, which can only be read by setting it, not thread-safely.
-    path.touch()
-    mode = stat.S_IMODE(path.stat().st_mode)
-    yield
-    path.chmod(mode)
 
 
 class NotRegularError(OSError):
@@ -82,7 +67,7 @@ def kind_other_than_file(path: Path, *, follow: bool = True) -> str | None:
     """
     try:
         mode = path.stat().st_mode if follow else path.lstat().st_mode
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return "a symbolic link to nothing" if path.is_symlink() else None
     except OSError as error:
         if error.errno == errno.ELOOP:
@@ -175,10 +160,8 @@ def _require_no_other(path: Path) -> None:
     Raises:
         OSError: It is something else: a device, a pipe, or a link to nothing.
     """
-    if path.is_symlink() and not path.exists():
-        raise OSError(f"{path} is a symbolic link to nothing: delete it, or give another file")
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise OSError(f"{path} is a device, a pipe or a socket, and no file: give a file")
+    if (kind := kind_other_than_file(path)) not in (None, "a folder"):
+        raise OSError(f"{path} is {kind}, and no file: delete it, or give another file")
 
 
 def require_not_shipped(path: Path) -> None:
@@ -243,8 +226,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder that is renamed to ``folder`` if the block succeeds.
 
     A symbolic link to an empty folder stays, and that folder is replaced. Several processes may do
-    this for the same path; the first one wins. Temporary folders of killed processes are removed
-    after a day.
+    this for the same path; the first one wins.
 
     Raises:
         FileExistsError: At the end, ``folder`` exists and is not empty.
@@ -261,26 +243,11 @@ def new_folder(folder: Path) -> Iterator[Path]:
         sync(folder.parent)
 
 
-def _shortened(name: str) -> str:
-    """Return a name to which 22 bytes can be added: a file name has at most 255."""
-    encoded = os.fsencode(name)
-    return name if len(encoded) <= _LONGEST_NAME else hashlib.sha256(encoded).hexdigest()
-
-
 @contextmanager
 def _temporary_folder(path: Path) -> Iterator[Path]:
-    """Yield a new folder beside ``path``; remove it at the end, and what killed processes left."""
-    name = _shortened(path.name)
-    temporary = path.with_name(f".{name}.{secrets.token_hex(8)}.tmp")
+    """Yield a new folder beside ``path``, which is removed at the end."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.iterdir():
-        if re.fullmatch(rf"\.{re.escape(name)}\.[0-9a-f]+\.tmp", left.name, re.S):
-            # Other processes clean up, too.
-            with suppress(OSError):
-                # A file may be written for longer than a day.
-                changed = max(x.stat().st_mtime for x in (left, *left.glob("*")))
-                if time.time() - changed > _LEFT_SECONDS:
-                    _remove(left)
+    temporary = path.with_name(f".{path.name[:_NAMED]}.{secrets.token_hex(8)}.tmp")
     temporary.mkdir()
     try:
         yield temporary
@@ -330,10 +297,6 @@ def remove_temporary(folder: Path, name: str = "*") -> None:
 
     ``name`` is the name of the file or folder that was being written, or a pattern.
     """
-    for left in folder.glob(f".{_shortened(name)}.*.tmp"):
-        _remove(left)
-
-
-def _remove(left: Path) -> None:
-    # Earlier versions wrote temporary files.
-    shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+    for left in folder.glob(f".{name[:_NAMED]}.*.tmp"):
+        # Earlier versions wrote temporary files.
+        shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)

@@ -12,31 +12,27 @@ import ctypes
 import os
 import time
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from threading import Event, Lock, Thread
+from threading import Event, Thread
 
-INTERVAL = 0.25
+_INTERVAL = 0.25
 """Seconds between two looks at the load."""
-SHARED, ALONE = 0.05, 0.02
+_SHARED, _ALONE = 0.05, 0.02
 """Share of the time that a thread waits for a processor: above the first they are shared, below
 the second they are not."""
-QUIET_LOOKS = 4
-"""Looks that must find it not shared before threads spin again."""
-
-_TASKS = Path("/proc/self/task")
-_starting = Lock()
-_running: list[Thread] = []
+_QUIET_LOOKS = 4
+"""Looks that must find them not shared before threads spin again."""
 
 
+@cache
 def follow_load() -> None:
     """From now on, spin briefly while the processors are shared, if that is possible.
 
     The commands call this; other programs may.
     """
-    with _starting:
-        if not _running and reason_against_sleeping() is None:
-            _running.append(Thread(target=_follow, args=(_gnu_openmp(),), daemon=True))
-            _running[0].start()
+    if reason_against_sleeping() is None:
+        Thread(target=_follow, args=(_gnu_openmp(),), daemon=True).start()
 
 
 def reason_against_sleeping() -> str | None:
@@ -49,91 +45,55 @@ def reason_against_sleeping() -> str | None:
         return "torch does not use GNU OpenMP here"
     if library.omp_get_max_threads() < 2:
         return "there is one thread"
-    return None if waited() else "the system has no statistics of its scheduler"
+    return None if _seconds_waited() else "the system has no statistics of its scheduler"
 
 
-class Load:
-    """Decides from the seconds that threads waited whether the processors are shared."""
-
-    def __init__(self) -> None:
-        self.is_shared = False
-        self._n_quiet = 0
-
-    def look(self, share: float) -> bool:
-        """Take the share of the time that a thread waited since the last look."""
-        self._n_quiet = self._n_quiet + 1 if share < ALONE else 0
-        if share > SHARED:
-            self.is_shared = True
-        elif self._n_quiet >= QUIET_LOOKS:
-            self.is_shared = False
-        return self.is_shared
-
-
-class IdleThreads:
-    """As many OpenMP threads as make them more than processors; they sleep until :meth:`stop`."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._end, self._started = Event(), Event()
-        self._thread = Thread(target=self._idle, args=(library,), daemon=True)
-        self._thread.start()
-        self._started.wait()
-
-    def _idle(self, library: ctypes.CDLL) -> None:
-        # Any C function, in a parallel region: what it starts lives as long as this thread.
-        work = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p)
-        missing = library.omp_get_num_procs() + 1 - library.omp_get_max_threads()
-        try:
-            # This thread takes part, and counts once more than the others.
-            library.GOMP_parallel(work, None, max(missing, 1) + 1, 0)
-        finally:
-            self._started.set()
-        self._end.wait()
-
-    def stop(self) -> None:
-        """End the threads."""
-        self._end.set()
-        self._thread.join()
+def _follow(library: ctypes.CDLL) -> None:
+    end, n_quiet, n_threads = None, 0, library.omp_get_max_threads()
+    before, then = _seconds_waited(), time.monotonic()
+    while True:
+        time.sleep(_INTERVAL)
+        present, now = _seconds_waited(), time.monotonic()
+        delay = sum(seconds - before.get(task, seconds) for task, seconds in present.items())
+        share = delay / (now - then) / n_threads
+        before, then = present, now
+        n_quiet = n_quiet + 1 if share < _ALONE else 0
+        if share > _SHARED and end is None:
+            end = Event()
+            Thread(target=_idle, args=(library, end), daemon=True).start()
+        elif n_quiet >= _QUIET_LOOKS and end is not None:
+            end.set()
+            end = None
 
 
-def waited() -> dict[str, float]:
+def _idle(library: ctypes.CDLL, end: Event) -> None:
+    """Keep as many sleeping OpenMP threads as make them more than processors, until ``end``."""
+    # Any C function, in a parallel region: what it starts lives as long as this thread.
+    work = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p)
+    missing = library.omp_get_num_procs() + 1 - library.omp_get_max_threads()
+    # This thread takes part, and counts once more than the others.
+    library.GOMP_parallel(work, None, max(missing, 1) + 1, 0)
+    end.wait()
+
+
+def _seconds_waited() -> dict[str, float]:
     """Return the seconds that each thread of the process has waited for a processor."""
     seconds: dict[str, float] = {}
     # Threads may end meanwhile; kernels without statistics have no such files.
     with suppress(OSError):
-        for task in _TASKS.iterdir():
+        for task in Path("/proc/self/task").iterdir():
             with suppress(OSError, ValueError, IndexError):
-                text = (task / "schedstat").read_text("ascii")
-                seconds[task.name] = int(text.split()[1]) / 1e9
+                seconds[task.name] = int((task / "schedstat").read_text().split()[1]) / 1e9
     return seconds
-
-
-def _follow(library: ctypes.CDLL) -> None:
-    load, idle, n_threads = Load(), None, library.omp_get_max_threads()
-    before, then = waited(), time.monotonic()
-    while True:
-        time.sleep(INTERVAL)
-        present, now = waited(), time.monotonic()
-        delay = sum(seconds - before.get(task, seconds) for task, seconds in present.items())
-        is_shared = load.look(delay / (now - then) / n_threads)
-        before, then = present, now
-        if is_shared and idle is None:
-            idle = IdleThreads(library)
-        elif not is_shared and idle is not None:
-            idle.stop()
-            idle = None
 
 
 def _gnu_openmp() -> ctypes.CDLL | None:
     """Return the GNU OpenMP that torch has loaded, if any; other packages may bring their own."""
-    mapped: set[Path] = set()
-    with suppress(OSError):
+    with suppress(OSError, StopIteration):
         lines = Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines()
         mapped = {Path("/" + line.partition("/")[2]) for line in lines if "/" in line}
-    found = [path for path in mapped if "libgomp" in path.name]
-    folders = {path.parent for path in mapped if path.name.startswith("libtorch_cpu.")}
-    of_torch = [path for path in found if path.parent in folders]
-    if not of_torch and len(found) != 1:
-        return None
-    with suppress(OSError):
-        return ctypes.CDLL(str((of_torch or found)[0]))
+        folders = {path.parent for path in mapped if path.name.startswith("libtorch_cpu.")}
+        libraries = [path for path in mapped if "libgomp" in path.name]
+        of_torch = (x for x in libraries if x.parent in folders or len(libraries) == 1)
+        return ctypes.CDLL(str(next(of_torch)))
     return None

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Annotated, Literal
+from typing import Literal
 
 from transformer_xl.config.checks import (
     Count,
@@ -13,7 +13,6 @@ from transformer_xl.config.checks import (
     Length,
     NotNegative,
     Positive,
-    Range,
     Share,
     Unused,
     check,
@@ -32,7 +31,6 @@ _WITHOUT = {
     "lamb": ("muon_lr", "momentum"),
     "muon": ("momentum",),
     "sgd": ("muon_lr", "beta1", "beta2", "eps"),
-    "adagrad": ("muon_lr", "momentum", "beta1", "beta2"),
 }
 """The settings that an optimizer does not have."""
 
@@ -108,8 +106,8 @@ class TrainConfig:
     """Probability that the memory of a stream is reset before a segment, so that a model also
     learns short contexts; otherwise only the first segment of the training and data.reset_at have
     them. The logged loss of the training includes these segments, and is higher."""
-    optimizer: Literal["adamw", "muon", "lamb", "sgd", "adagrad"] = "adamw"
-    """AdamW, LAMB, SGD or Adagrad for all weights, or Muon for the matrices inside the layers and
+    optimizer: Literal["adamw", "muon", "lamb", "sgd"] = "adamw"
+    """AdamW, LAMB or SGD for all weights, or Muon for the matrices inside the layers and
     AdamW for the rest."""
     lr: Positive = 2.5e-4
     """Peak learning rate of all optimizers but Muon."""
@@ -126,21 +124,16 @@ class TrainConfig:
     beta2: Fraction = 0.999
     """beta2 of AdamW and LAMB."""
     eps: Positive = 1e-8
-    """Epsilon of AdamW, LAMB and Adagrad."""
-    schedule: Literal["cosine", "inverse_sqrt", "constant_cooldown", "plateau"] = "cosine"
-    """Learning rate schedule after the warmup: cosine, inverse square root, constant with a linear
-    cooldown, or constant until the validation loss stops improving (plateau)."""
-    patience: Length = 0
-    """With plateau: evaluations in a row without improvement that do not lower the learning
-    rate."""
-    decay_rate: Annotated[float, Range(gt=0, lt=1)] = 0.5
-    """With plateau: factor by which the learning rate is lowered."""
+    """Epsilon of AdamW and LAMB."""
+    schedule: Literal["cosine", "inverse_sqrt", "constant_cooldown"] = "cosine"
+    """Learning rate schedule after the warmup: cosine, inverse square root, or constant with a
+    linear cooldown."""
     warmup_steps: Length = 0
     """Steps of linear warmup."""
     cooldown_fraction: Share = 0.3
     """Share of the steps in the cooldown of constant_cooldown."""
     min_lr_ratio: Share = 0.0
-    """Final learning rate (inverse_sqrt, plateau: the lowest), as a share of the peak."""
+    """Final learning rate (inverse_sqrt: the lowest), as a share of the peak."""
     clip_norm: NotNegative = 0.25
     """Gradient clipping: largest norm of the gradient. 0: no clipping."""
     average: Literal["none", "ema", "tail"] = "none"
@@ -151,12 +144,8 @@ class TrainConfig:
     average_start: Share | None = None
     """Share of the training after which averaging begins; None: at once for ema, with the cooldown
     (1 - cooldown_fraction) for tail."""
-    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of matrix products (autocast); auto: bfloat16 where the hardware supports it."""
-    loss_scale: Positive | None = None
-    """With float16: factor of the loss in the backward pass, so that small gradients are not
-    rounded to zero. None: dynamic, from 65,536, halved when a gradient overflows, doubled after
-    2,000 updates without overflow."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """What the processes that torchrun started share: gradients (DDP), or also weights and
     optimizer state (FSDP2). The batch is divided either way."""
@@ -175,13 +164,8 @@ class TrainConfig:
     seed: Integer = 1
     """Random seed of the initial weights, of dropout, of random lengths and of resets."""
     max_skips: Length = 10
-    """How many updates in a row may be skipped because the gradient is not finite or too large;
-    after one more, the run stops with an error. Skipped updates count as steps."""
-    skip_norm: NotNegative = 0.0
-    """Skip updates whose gradient norm is this many times the running mean; 0: only those that are
-    not finite."""
-    spike: NotNegative = 1.0
-    """Report a loss that is this many nats above the running mean."""
+    """How many updates in a row may be skipped because the gradient is not finite; after one more,
+    the run stops with an error. Skipped updates count as steps."""
     hang_minutes: Positive = 10.0
     """Timeout of distributed training: how long processes wait for one another."""
     log_every: Count = 10
@@ -224,13 +208,6 @@ class TrainConfig:
             "model for each length: choose one",
             compile=False,
         )
-        require_fitting(
-            self,
-            self.schedule != "plateau" or self.eval_every > 0,
-            "schedule='plateau' with eval_every=0: the learning rate depends on evaluations during "
-            "the training; set eval_every",
-            eval_every=type(self).__dataclass_fields__["eval_every"].default,
-        )
         for name in ("roll", "reset_memory"):
             value = getattr(self, name)
             require(
@@ -244,11 +221,6 @@ class TrainConfig:
         """Yield the settings without effect."""
         without = _WITHOUT[self.optimizer]
         yield from (Unused(name, f"optimizer={self.optimizer!r}") for name in without)
-        if self.schedule != "plateau":
-            yield Unused("patience", f"schedule={self.schedule!r}")
-            yield Unused("decay_rate", f"schedule={self.schedule!r}")
-        if self.precision != "float16":
-            yield Unused("loss_scale", f"precision={self.precision!r}")
         starts_with_cooldown = self.average == "tail" and self.average_start is None
         if starts_with_cooldown and not self.cooldown_fraction:
             yield Unused("average", "cooldown_fraction=0: averaging begins with the cooldown")

@@ -114,11 +114,6 @@ class Plan:
         for name, minutes in (("minutes", self.minutes), ("search_minutes", self.searched_minutes)):
             require(minutes > 0, f"{name}={minutes} must be above 0")
         for name, recipe in self.models.items():
-            require(
-                recipe.train.schedule != "plateau",
-                f"{name}: train.schedule='plateau' needs evaluations during the training, whose "
-                "time a comparison does not count: set another schedule",
-            )
             for setting in ("window", "max_steps"):
                 x = getattr(recipe.eval, setting)
                 why = "would measure it otherwise than the others: leave it out"

@@ -19,7 +19,6 @@ from .figures import (
 from .finish import (
     describe,
     held_out,
-    memory_figures,
     memory_line,
 )
 from .loop import (
@@ -35,17 +34,8 @@ from .optim import (
     Optimizer,
     lr_scale,
 )
-from .report import (
-    write_report,
-)
 from .runner import (
     Network,
-)
-from .seen import (
-    MEMORY_FILE,
-    READINGS,
-    excerpt,
-    loss_by_position,
 )
 from .state import (
     TrainState,
@@ -58,9 +48,7 @@ from .step import (
 __all__ = [
     "CHECKPOINTS",
     "ENVIRONMENT_FILE",
-    "MEMORY_FILE",
     "METRICS_FILE",
-    "READINGS",
     "Diverged",
     "Interrupted",
     "Network",
@@ -70,13 +58,10 @@ __all__ = [
     "TrainState",
     "checkpoints_in",
     "describe",
-    "excerpt",
     "first_damaged",
     "fit_to_corpus",
     "held_out",
-    "loss_by_position",
     "lr_scale",
-    "memory_figures",
     "memory_line",
     "new_state",
     "read_about",
@@ -85,5 +70,4 @@ __all__ = [
     "rendered",
     "train",
     "train_step",
-    "write_report",
 ]

@@ -1,7 +1,6 @@
 """The beginning of a run: the recipe is compared with the corpus and the machine; first weights."""
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
@@ -19,13 +18,11 @@ from transformer_xl.data import (
     is_vocabulary,
     load_vocab,
 )
-from transformer_xl.errors import DataError, SettingsError
+from transformer_xl.errors import DataError, InputError, SettingsError
 from transformer_xl.inference.evaluate import (
     Passage,
     as_text,
-    places_read,
     require_recordings,
-    segments_to_learn,
 )
 from transformer_xl.inference.generate import for_tokens
 from transformer_xl.model import (
@@ -39,10 +36,9 @@ from transformer_xl.model import (
     require_capacity,
     require_training,
 )
-from transformer_xl.train.finish import held_out
 from transformer_xl.train.optim import Optimizer, new_average
 from transformer_xl.train.runner import shard
-from transformer_xl.train.state import INITIAL_LOSS_SCALE, TrainState, longest_segment
+from transformer_xl.train.state import TrainState, longest_segment
 
 _FREE = {
     *("mem_len", "ext_len", "attn_len", "layer_attn_lens", "clamp_len", "start_memory", "reset_at"),
@@ -90,12 +86,11 @@ def initial_weights(config: Config) -> dict[str, Tensor] | None:
         asdict(x) | {"d_head": x.head_width, "d_embed": x.embed_width}
         for x in (config.model, stored)
     )
-    if not config.model.vocab_size:
-        # It still depends on the corpus.
-        there["vocab_size"] = 0
+    # Without a size, it depends on the corpus.
+    free = _FREE if config.model.vocab_size else {*_FREE, "vocab_size"}
     different = [
         f"{name}={here[name]!r} and {there[name]!r}"
-        for name in sorted(here.keys() - _FREE)
+        for name in sorted(here.keys() - free)
         if here[name] != there[name]
     ]
     if different:
@@ -134,10 +129,8 @@ def fit_to_corpus(config: Config, corpus: Corpus | FeatureCorpus) -> Config:
     model, size = config.model, config.model.vocab_size
     if isinstance(corpus, FeatureCorpus):
         model = replace(model, vocab_size=size or corpus.n_classes)
-        try:
+        with _named(f"{corpus.folder}, train"):
             require_recordings(corpus.split("train"), model)
-        except ValueError as error:
-            raise SettingsError(f"{corpus.folder}, train: {error}") from error
         return replace(config, model=model)
     if size not in (0, len(corpus.vocab)):
         remedy = "leave it out to take that"
@@ -152,7 +145,20 @@ def fit_to_corpus(config: Config, corpus: Corpus | FeatureCorpus) -> Config:
         model = replace(model, **{name: _number_of(name, config, corpus.vocab)})
     # At the end of the training it would be too late.
     for_tokens(config.generate.sampling, corpus.vocab)
+    prompt = config.generate.prompt
+    with _named(f"generate.prompt={prompt!r}"):
+        if not corpus.vocab.encode(prompt):
+            raise InputError("the sample at the end needs a token to continue")
     return replace(config, model=model)
+
+
+@contextmanager
+def _named(setting: str) -> Iterator[None]:
+    """Name a setting in errors of the block."""
+    try:
+        yield
+    except ValueError as error:
+        raise SettingsError(f"{setting}: {error}") from error
 
 
 def _number_of(name: str, config: Config, vocab: Vocab) -> int | None:
@@ -160,28 +166,14 @@ def _number_of(name: str, config: Config, vocab: Vocab) -> int | None:
     symbol, number = getattr(config.data, name), getattr(config.model, name)
     if symbol is None:
         return number
-    try:
+    with _named(f"data.{name}"):
         known = vocab.number_of(symbol)
-    except ValueError as error:
-        raise SettingsError(f"data.{name}: {error}") from error
     if number not in (None, known):
         raise SettingsError(
             f"model.{name}={number} is not the number of data.{name}={symbol!r}, which is {known}; "
             "leave it out to take that"
         )
     return known
-
-
-def _require_prompt(text: str, vocab: Vocab) -> None:
-    """Require a prompt for the sample at the end of a run."""
-    try:
-        prompt = vocab.encode(text)
-    except ValueError as error:
-        raise SettingsError(f"generate.prompt={text!r}: {error}") from error
-    if not prompt:
-        raise SettingsError(
-            "generate.prompt is empty: the sample at the end needs a token to continue"
-        )
 
 
 def new_state(
@@ -216,26 +208,22 @@ def new_state(
         completions=config.model,
     )
     _require_targets(corpus, config)
-    if corpus.vocab is not None:
-        _require_prompt(config.generate.prompt, corpus.vocab)
     torch.manual_seed(settings.seed)
     model = build_model(config.model)
     if weights is not None:
         copy_weights(model, weights)
     model = model.to(device)
     # The memories of a training grow with its steps, and those of evaluations may be longer.
-    lengths = {config.model.mem_len}
+    longest = config.model.mem_len
     if config.model.start_memory == "zeros":
-        lengths |= {_lengths(config).mem_len, *config.eval.mem_lens}
-    for mem_len in sorted(lengths):
-        require_capacity(model, mem_len, remedy="remember fewer positions (model.mem_len)")
+        longest = max(longest, validation(config)["mem_len"] or 0, *config.eval.mem_lens)
+    require_capacity(model, longest, remedy="remember fewer positions (model.mem_len)")
     model.recompute = settings.recompute
     average = new_average(model, settings)
     shard(model, settings, world, device)
     if average is not None:
         shard(average.module, settings, world, device)
     world.seed_apart()
-    loss_scale = INITIAL_LOSS_SCALE if settings.loss_scale is None else settings.loss_scale
     return TrainState(
         model=model,
         optimizer=Optimizer(model, settings),
@@ -245,113 +233,48 @@ def new_state(
         end_is_fixed=settings.minutes is None,
         world=world,
         average=average,
-        loss_scale=loss_scale if settings.precision == "float16" else 1.0,
         # The test text may be another one when a run goes on.
         corpus={name: x for name, x in corpus.checksums.items() if name != "test"},
-        validation=_validation(config),
+        validation=validation(config),
     )
 
 
-def compare_validations(config: Config, state: TrainState, say: Callable[[str], None]) -> None:
-    """Forget the lowest validation loss of a resumed run where later ones are not comparable.
-
-    Raises:
-        SettingsError: The learning rate depends on comparing them.
-    """
-    before, state.validation = state.validation, _validation(config)
-    changed = "; ".join(
-        f"eval.{name}: {before[name]}, {x}"
-        for name, x in state.validation.items()
-        if before.get(name, x) != x
-    )
-    if not changed:
-        return
-    differing = f"validation settings differ from the checkpoint's (there, here): {changed}"
-    if config.train.schedule == "plateau":
-        raise SettingsError(
-            f"{differing}. With train.schedule='plateau', the learning rate depends on comparing "
-            "validation losses: give the same settings to go on there, or another --out"
-        )
-    state.best = math.inf
-    say(
-        f"{differing}. Their losses cannot be compared, so the next validation replaces "
-        "model/best, even by a worse model: copy that folder to keep it"
-    )
-
-
-def _lengths(config: Config) -> Lengths:
-    """Return the lengths of evaluations."""
-    return Lengths.of(config.model, **config.eval.lengths_after(config.train.segment_len))
-
-
-def _validation(config: Config) -> dict[str, int | None]:
+def validation(config: Config) -> dict[str, int | None]:
     """Return the settings that the validation loss of a model on a text depends on."""
+    lengths = Lengths.of(config.model, **config.eval.lengths_after(config.train.segment_len))
     names = "batch_size", "max_steps", "window"
-    return {**_lengths(config)._asdict(), **{name: getattr(config.eval, name) for name in names}}
+    return {**lengths._asdict(), **{name: getattr(config.eval, name) for name in names}}
 
 
 def _require_targets(corpus: Corpus | FeatureCorpus, config: Config) -> None:
-    """Require that something is trained on, and counts in the evaluations that end the run.
+    """Require that something is trained on, and counts in the evaluations.
 
     Raises:
-        DataError: A split has no target, or none where it is read.
+        DataError: A split has no target.
     """
-    settings, symbol = config.eval, config.model.completion_at
+    symbol, is_text = config.model.completion_at, isinstance(corpus, Corpus)
     if len(corpus.split("valid")) < 2:
         raise DataError(
             "the validation text has one token; to predict one, at least 2 are needed: give more "
             "text, or hold out more of it (data.valid_fraction)"
         )
-    segment_len = _lengths(config).segment_len
-    with _named("train"):
-        if isinstance(corpus, FeatureCorpus):
-            require_recordings(corpus.split("train"), config.model)
-        elif symbol is not None and not config.train.prompt_loss_weight:
-            _require_completion(corpus.tokens("train"), symbol)
-    if settings.dynamic == "rms" and isinstance(corpus, Corpus):
-        with _named("train text, as eval.dynamic_tokens reads it"):
-            text = corpus.tokens("train")[: settings.dynamic_tokens]
-            segments_to_learn(text, config.model, segment_len)
-    if symbol is None and isinstance(corpus, Corpus):
+    if is_text and symbol is None:
         return
-    batch_size = settings.batch_size
-    parts = [(name, batch_size) for name in ("valid", "test") if corpus.n_tokens(name) > 1]
-    if settings.dynamic and isinstance(corpus, Corpus):
-        # It reads the text in one part.
-        parts.append((held_out(corpus), 1))
-    for name, batch_size in parts:
-        with _named(name):
+    if is_text and not config.train.prompt_loss_weight:
+        # Read up to the first one, as the text may be long. The last token has no target.
+        text: Any = corpus.tokens("train")
+        last = len(text) - 1
+        parts = (text[first : min(first + _BLOCK, last)] for first in range(0, last, _BLOCK))
+        if not any((part == symbol).any() for part in parts):
+            raise DataError(
+                f"train: the text has no completion: the token completion_at={symbol} is not in "
+                "it; give prompts and completions, or set train.prompt_loss_weight to learn from "
+                "all"
+            )
+    for name in ("valid", "test"):
+        if corpus.n_tokens(name) > 1:
             ids: Any = corpus.split(name)
-            source = as_text(ids, config.model) if isinstance(corpus, Corpus) else ids
-            passage = Passage.of(source, config.model)
-            if settings.max_steps is not None and passage.counted is not None:
-                sizes = {
-                    "segment_len": segment_len,
-                    "batch_size": min(batch_size, len(passage.targets)),
-                }
-                places = places_read(len(passage.targets), max_steps=settings.max_steps, **sizes)
-                if not passage.counted[places].any():
-                    kind = "target" if passage.text is None else "completion"
-                    raise DataError(
-                        f"max_steps={settings.max_steps} reads no {kind}: give a larger one"
-                    )
-
-
-@contextmanager
-def _named(split: str) -> Iterator[None]:
-    """Name the part of the corpus in errors of the block."""
-    try:
-        yield
-    except ValueError as error:
-        raise DataError(f"{split}: {error}") from error
-
-
-def _require_completion(text: Any, symbol: int) -> None:
-    # Read up to the first one, as the text may be long. The last token has no target.
-    last = len(text) - 1
-    parts = (slice(first, min(first + _BLOCK, last)) for first in range(0, last, _BLOCK))
-    if not any((text[part] == symbol).any() for part in parts):
-        raise DataError(
-            f"the text has no completion: the token completion_at={symbol} is not in it; give "
-            "prompts and completions, or set train.prompt_loss_weight to learn from all"
-        )
+            try:
+                Passage.of(as_text(ids, config.model) if is_text else ids, config.model)
+            except ValueError as error:
+                raise DataError(f"{name}: {error}") from error

@@ -15,8 +15,6 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from transformer_xl.train.report import LossCurve, Shares
-
 Records = Sequence[dict[str, Any]]
 """Records of ``metrics.jsonl`` or evaluation results, in order."""
 
@@ -95,24 +93,9 @@ def draw_loss(figure: "Figure", train: Records, valid: Records) -> None:
     axes.set_ylim(min(shown) - margin, max(shown) + margin)
     axes.legend(loc="upper right")
     axes.set_ylabel("bits per token")
-    _label_steps(axes)
-
-
-def draw_pace(figure: "Figure", train: Records) -> None:
-    """Draw learning rate and tokens per second over the steps, one above the other."""
-    names = {"lr": "learning rate", "tokens_per_second": "tokens per second"}
-    curves = [
-        (words, *curve) for name, words in names.items() if len((curve := series(train, name))[0])
-    ]
-    panels = figure.subplots(len(curves), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, (words, steps, values) in zip(panels, curves, strict=True):
-        few = thinned(len(values), _POINTS)
-        axes.plot(steps[few], values[few], color=_COLORS["train"])
-        axes.set_ylabel(words)
-        axes.set_ylim(0, (values.max() * 1.08) or 1.0)
-        axes.yaxis.set_major_formatter("{x:,.10g}")
-        axes.locator_params(axis="y", nbins=5)
-        _label_steps(axes, is_last=axes is panels[-1])
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.locator_params(axis="x", integer=True, nbins=6)
+    axes.set_xlabel("step")
 
 
 def draw_memory(
@@ -138,65 +121,17 @@ def draw_memory(
     axes.set_xticks([], minor=True)
     axes.tick_params(axis="x", labelrotation=45 if len(ticks) > 6 else 0)
     if trained is not None:
-        color = _COLORS["soft"]
-        axes.axvline(trained, color=color, linestyle=":", linewidth=1.2)
-        # Beside the line, on the side where there is space.
-        side, shift = ("left", 4) if trained < ticks[len(ticks) // 2] else ("right", -4)
-        beside: dict[str, Any] = {"xytext": (shift, 0), "textcoords": "offset points", "ha": side}
-        beside |= {"xycoords": axes.get_xaxis_transform(), "va": "top", "color": color}
-        axes.annotate("memory in training", (trained, 0.985), **beside)
-    for name, value in baselines.items() if unit == "bits_per_byte" else ():
-        color = _COLORS[name.split()[0]]
-        axes.axhline(value, color=color, linestyle="--", linewidth=1.2)
-        beside = {"xytext": (0, 2), "textcoords": "offset points", "va": "bottom", "color": color}
-        axes.annotate(name, (0.01, value), xycoords=axes.get_yaxis_transform(), **beside)
+        style: dict[str, Any] = {"color": _COLORS["soft"], "linestyle": ":", "linewidth": 1.2}
+        axes.axvline(trained, label="memory in training", **style)
+    if unit == "bits_per_byte":
+        for name, value in baselines.items():
+            style = {"color": _COLORS[name.split()[0]], "linestyle": "--", "linewidth": 1.2}
+            axes.axhline(value, label=name, **style)
+    if trained is not None or baselines:
+        axes.legend()
     axes.margins(y=0.14)
     axes.set_xlabel("positions remembered at evaluation")
     axes.set_ylabel(unit.replace("_", " "))
-
-
-def draw_places(
-    figure: "Figure", in_segment: "Sequence[LossCurve]", from_start: "LossCurve"
-) -> None:
-    """Draw bits by place in the segment, and by how many tokens a text has already."""
-    left, right = figure.subplots(1, 2, sharey=True)
-    # No memory, and that of the model.
-    curves = [
-        (left, row, color) for row, color in zip(in_segment, ("valid", "memory"), strict=False)
-    ]
-    for axes, row, color in (*curves, (right, from_start, "memory")):
-        middles = [math.sqrt(span.first * span.last) for span in row.spans]
-        bits = [span.nll / math.log(2) for span in row.spans]
-        label = f"memory {row.mem_len:,}" if row.mem_len else "no memory"
-        axes.plot(middles, bits, color=_COLORS[color], marker="o", markersize=3, label=label)
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-    left.legend(loc="upper right")
-    left.set_xlabel("place in the segment")
-    left.set_ylabel("bits per token")
-    right.set_xlabel("tokens since the start of the text")
-
-
-def draw_attention(figure: "Figure", spans: "Sequence[Shares]", title: str) -> None:
-    """Draw how much of each layer's attention lies at which distance: the more, the darker."""
-    axes, n_layer = figure.subplots(), len(spans[0].shares)
-    # Shares of one distance, or far ones would look large for being many.
-    widths = np.array([math.log((x.last + 2) / (x.first + 1)) for x in spans])
-    for layer in range(n_layer):
-        density = np.array([x.shares[layer] for x in spans]) / widths
-        alphas = np.maximum(density / (density.max() or 1.0), 0.02) * (density > 0)
-        colors = [(_COLORS["memory"], float(alpha)) for alpha in alphas.round(3)]
-        style: dict[str, Any] = {"color": colors, "linewidth": 0, "antialiased": False}
-        axes.bar(range(len(spans)), 1, 1, layer + 0.5, **style)
-    axes.set_xlim(-0.5, len(spans) - 0.5)
-    axes.set_ylim(0.5, n_layer + 0.5)
-    few = thinned(len(spans), 7)
-    axes.set_xticks(few, [f"{spans[x].first:,}" for x in few])
-    axes.locator_params(axis="y", nbins=8, integer=True, min_n_ticks=1)
-    axes.grid(visible=False)
-    axes.set_title(title, fontsize=9, color=_COLORS["soft"])
-    axes.set_xlabel("tokens back")
-    axes.set_ylabel("layer")
 
 
 def memory_unit(curve: Records) -> str:
@@ -205,21 +140,18 @@ def memory_unit(curve: Records) -> str:
     return "bits_per_byte" if has_bytes else "bits_per_token"
 
 
-def as_svg(
-    name: str, label: str, draw: Callable[["Figure"], object], size: tuple[float, float] = SIZE
-) -> str:
+def as_svg(name: str, label: str, draw: Callable[["Figure"], object]) -> str:
     """Draw a figure for a page, to be put into its HTML.
 
     Args:
         name: A word that keeps the figure's ids apart from those of the others on the page.
         label: What a screen reader says.
         draw: Draws into a figure.
-        size: Width and height, in inches.
 
     Raises:
         ImportError: matplotlib is missing.
     """
-    svg = rendered("svg", draw, size).decode()
+    svg = rendered("svg", draw).decode()
     svg = svg[svg.index("<svg") :]
     for color, value in _COLORS.items():
         svg = svg.replace(value, f"var(--{color})")
@@ -246,10 +178,3 @@ def rendered(
         draw(figure)
         figure.savefig(picture, format=form, dpi=160, transparent=form == "svg", metadata=metadata)
     return picture.getvalue()
-
-
-def _label_steps(axes: Any, is_last: bool = True) -> None:
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.locator_params(axis="x", integer=True, nbins=6)
-    if is_last:
-        axes.set_xlabel("step")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from transformer_xl.config import Config, EvalConfig, GenerateConfig, autocast
+from transformer_xl.config import Config, autocast
 from transformer_xl.data import Corpus, FeatureCorpus, raw_split
 from transformer_xl.inference.evaluate import Dynamic, Result, cost_of, evaluate_by, plan_dynamic
 from transformer_xl.inference.generate import (
@@ -24,12 +24,8 @@ from transformer_xl.inference.generate import (
 from transformer_xl.model import LanguageModel, Lengths, any_size, load_model
 from transformer_xl.train.checkpoint import RESULTS_FILE, SAMPLE_FILE, RunFolder
 from transformer_xl.train.metrics import reading
-from transformer_xl.train.seen import MEMORY_FILE, READINGS, TOKENS, see_memory
 
 REPORT_FILE = "report.html"
-COMPARED_BYTES = 10_000
-"""Least bytes of a text on which gzip and xz are compared with the model: for fewer, much of what
-they write are their own headers and tables."""
 
 
 class Results(dict[str, Any]):
@@ -90,12 +86,7 @@ def finish(
     chosen = None if settings.window else lengths.mem_len
     mem_lens = {*settings.mem_lens, config.model.mem_len, chosen} if chosen is not None else {None}
     rows = {mem_len: measure(mem_len) for mem_len in sorted(mem_lens, key=lambda n: n or 0)}
-    results = Results(
-        settings=_settings(config.eval, config.generate),
-        checksum=corpus.checksums[split],
-        test=rows[chosen],
-        memory_curve=[*rows.values()],
-    )
+    results = Results(**_origin(config, corpus), test=rows[chosen], memory_curve=[*rows.values()])
     if isinstance(corpus, Corpus):
         if settings.dynamic:
             say(f"the same, learning from each segment after its score ({settings.dynamic})")
@@ -110,13 +101,9 @@ def finish(
     (folder.path / REPORT_FILE).unlink(missing_ok=True)
     folder.write_json(RESULTS_FILE, results)
     if isinstance(corpus, Corpus):
-        say("looking at what the memory does")
-        folder.write_json(MEMORY_FILE, memory_figures(config, corpus, model, quiet=quiet))
         sample = _sample(config, corpus, model)
         folder.write_json(SAMPLE_FILE, sample)
         say(f"what it writes after {sample['prompt']!r}:\n\n{sample['prompt']}{sample['text']}\n")
-    else:
-        say("recordings: the report has no section on the memory, and no sample")
     # Only here: what trains without a report, as a benchmark does, needs less to be installed.
     from transformer_xl.train.report import write_report
 
@@ -131,22 +118,13 @@ def held_out(corpus: Corpus | FeatureCorpus) -> str:
     return "test" if corpus.n_tokens("test") > 1 else "valid"
 
 
-def memory_figures(
-    config: Config, corpus: Corpus, model: LanguageModel, *, quiet: bool = False
-) -> dict[str, Any]:
-    """Return what ``memory.json`` holds of a run (:mod:`transformer_xl.train.seen`)."""
-    split = held_out(corpus)
-    ids = corpus.split(split)
-    n_tokens = READINGS * min(len(ids) - 1, TOKENS)
-    progress = reading(model, n_tokens, "what the memory does", quiet=quiet)
-    with autocast(config.train.precision, model.device), progress:
-        figures = see_memory(model, ids, corpus.vocab, config.eval, config.train.segment_len)
-    return {"split": split, **figures}
-
-
-def _settings(evaluation: EvalConfig, generation: GenerateConfig) -> dict[str, Any]:
+def _origin(config: Config, corpus: Corpus | FeatureCorpus) -> dict[str, Any]:
+    """Return what the results depend on beside the model, as a file holds it."""
+    settings = {"eval": asdict(config.eval), "generate": asdict(config.generate)}
     # By way of JSON, to be compared with what was read from a file.
-    return json.loads(json.dumps({"eval": asdict(evaluation), "generate": asdict(generation)}))
+    return json.loads(
+        json.dumps({"settings": settings, "checksum": corpus.checksums[held_out(corpus)]})
+    )
 
 
 def _read_results(
@@ -154,33 +132,20 @@ def _read_results(
 ) -> Results | None:
     """Return the results of a run that was finished before with these settings and this text.
 
-    None for what is damaged, and for what earlier versions wrote with other names or without a
-    checksum: it is measured again.
+    None for what is damaged, and for those of an earlier version: they are measured again.
     """
     if not (folder.path / REPORT_FILE).is_file():
         return None
+    origin = _origin(config, corpus)
     try:
         results = Results(json.loads((folder.path / RESULTS_FILE).read_text(encoding="utf-8")))
-        # A setting that came later has had its default before.
-        settings = _settings(EvalConfig(), GenerateConfig())
-        for section, values in results["settings"].items():
-            settings[section] |= values
-        is_same = settings == _settings(config.eval, config.generate)
-        is_same &= results["checksum"] == corpus.checksums[held_out(corpus)]
-        is_current = all("bits_per_token" in x for x in (results["test"], *results["memory_curve"]))
-        return results if is_same and is_current else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return results if {name: results[name] for name in origin} == origin else None
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _compressed(corpus: Corpus, split: str, say: Callable[[str], None]) -> dict[str, float]:
-    """Return the bits per byte of general compressors; nothing where they would say nothing."""
-    if (n_bytes := corpus.n_bytes(split)) < COMPARED_BYTES:
-        say(
-            f"no comparison with gzip and xz: the {split} text has {n_bytes:,} bytes, and "
-            f"{COMPARED_BYTES:,} are needed for it to mean anything"
-        )
-        return {}
+    """Return the bits per byte of general compressors, where the bytes of the text are known."""
     try:
         text = raw_split(corpus, split)
     except ValueError as error:

@@ -33,11 +33,11 @@ from transformer_xl.model import LanguageModel, model_weights, shown
 from transformer_xl.ops import choose_backend
 from transformer_xl.train.beginning import (
     check_machine,
-    compare_validations,
     fit_to_corpus,
     initial_weights,
     new_state,
     require_vocabulary,
+    validation,
 )
 from transformer_xl.train.checkpoint import CHECKPOINTS, RunFolder
 from transformer_xl.train.checkpoint.checkpoints import Checkpoints, read_whole
@@ -46,7 +46,7 @@ from transformer_xl.train.metrics import MetricsLog, Progress
 from transformer_xl.train.minutes import TimeLimit
 from transformer_xl.train.runner import Network, replays_steps, whole_model
 from transformer_xl.train.state import TrainState, local
-from transformer_xl.train.step import Update, diverged, running_mean, train_step
+from transformer_xl.train.step import Update, diverged, train_step
 
 
 class Interrupted(Exception):  # noqa: N818  (it is no error)
@@ -133,17 +133,15 @@ def train(
             f"config={shown(config)} is no Config: load_recipe(NAME_OR_FILE) reads that of a "
             "recipe, and Config(model=ModelConfig(), data=DataConfig(path=TEXT)) is one for a text"
         )
-    if not isinstance(run_dir, Path | str):
-        raise InputError(f"run_dir={shown(run_dir)} is no path: give that of the run folder")
     device = pick_device()
     with (
         joined(device, config.train.hang_minutes) as world,
         Progress(config.train.steps, quiet=quiet or not world.is_first) as progress,
         closing(RunFolder(run_dir)) as folder,
+        Checkpoints(folder.path / CHECKPOINTS, world) as checkpoints,
     ):
         check_machine(config, device, world)
         world.by_first(lambda: folder.check(config))
-        checkpoints = Checkpoints(folder.path / CHECKPOINTS, world)
         # A resumed run does not need the model that it was initialized from.
         weights = None if checkpoints.exist() else initial_weights(config)
         corpus = open_corpus(config.data, progress.say)
@@ -161,21 +159,24 @@ def train(
                 f"process {world.rank} does not see the run folder {folder.path} that the first "
                 "process created: give an --out on a disk that all machines share"
             )
-        with checkpoints:
-            if newest := checkpoints.newest(progress.say):
-                state.load(newest)
-                if state.step < state.total_steps:
-                    compare_validations(config, state, progress.say)
-            progress.expect(state.total_steps, state.step)
-            progress.say(_opening(config, corpus, state, n_parameters))
-            if cost := cost_of(config.eval, corpus.n_tokens("valid") - 1):
-                progress.say(f"each validation, by eval.{cost}")
-            if state.step:
-                progress.say(f"resuming after step {state.step} of {state.total_steps}")
-            if state.step < state.total_steps:
-                log = MetricsLog(folder.path, state.step) if world.is_first else None
-                with log or nullcontext(), caught_interrupts() as caught:
-                    _Run(config, folder, corpus, state, checkpoints, log, progress).go(caught)
+        if newest := checkpoints.newest(progress.say):
+            state.load(newest)
+            if state.step < state.total_steps and state.validation != validation(config):
+                state.best, state.validation = math.inf, validation(config)
+                progress.say(
+                    "the settings of validations differ from those of the checkpoint: the next one "
+                    "replaces model/best, even by a worse model; copy that folder to keep it"
+                )
+        progress.expect(state.total_steps, state.step)
+        progress.say(_opening(config, corpus, state, n_parameters))
+        if cost := cost_of(config.eval, corpus.n_tokens("valid") - 1):
+            progress.say(f"each validation, by eval.{cost}")
+        if state.step:
+            progress.say(f"resuming after step {state.step} of {state.total_steps}")
+        if state.step < state.total_steps:
+            log = MetricsLog(folder.path, state.step) if world.is_first else None
+            with log or nullcontext(), caught_interrupts() as caught:
+                _Run(config, folder, corpus, state, checkpoints, log, progress).go(caught)
         progress.stop()
         if not reports:
             return {}
@@ -222,9 +223,7 @@ class _Run:
         """Train to the end, or until a signal was received."""
         config, settings, state = self.config, self.config.train, self.state
         network = Network(state.model, settings, state.world)
-        limit = None
-        if settings.minutes is not None:
-            limit = TimeLimit(settings.minutes, settings, self.progress.say)
+        limit = None if settings.minutes is None else TimeLimit(settings, self.progress.say)
         state.model.train()
         self.logged_at = local_seconds = state.seconds
         while state.step < state.total_steps:
@@ -232,31 +231,24 @@ class _Run:
             update = train_step(config, state, network)
             if update.is_skipped:
                 self._report_skip(update)
-            else:
-                # One for each step, as spikes are reported by their steps.
-                state.losses.append(update.loss if update.is_counted else math.nan)
-                state.offsets.append(update.offset)
+            elif update.is_counted:
+                state.losses.append(update.loss)
             local_seconds += time.perf_counter() - began
             # Read once: a later signal is handled after the next step.
-            number, seconds = max(interrupts, default=0), local_seconds
-            has_failed = self.checkpoints.has_failed
-            if state.world.size > 1:
-                # All processes get the same values, and so take the same branches; at first zeros.
-                now = number, seconds, has_failed
-                number, seconds, has_failed = state.world.largest_before(*now)
+            now = max(interrupts, default=0), local_seconds, self.checkpoints.has_failed
+            # All processes get the same values, and so take the same branches; at first zeros.
+            number, seconds, has_failed = state.world.largest_before(*now)
             state.seconds = max(state.seconds, seconds)
             if number:
                 self.progress.say("stopping after this step and saving; Ctrl-C now stops at once")
             if has_failed:
                 self.checkpoints.wait()
             is_last = state.step == state.total_steps
-            is_logged = is_last or _every(settings.log_every, state.step)
             is_evaluated = is_last or _every(settings.eval_every, state.step)
             is_saved = is_last or number or _every(settings.save_every, state.step)
             if limit is not None:
-                left, seconds_left = limit.update(state, is_timed=seconds > 0)
-                self.progress.expect(state.step + left, seconds=seconds_left)
-            if is_logged:
+                self.progress.expect(*limit.update(state, is_timed=seconds > 0))
+            if is_last or _every(settings.log_every, state.step):
                 self._write_log(update.lr)
             else:
                 self.progress.update(state.step)
@@ -281,14 +273,14 @@ class _Run:
             raise Stalled(f"another process of this run was asked to end; {stopped}")
         raise stopped
 
-    def _record(self, kind: str, step: int, **values: float) -> None:
+    def _record(self, kind: str, **values: float) -> None:
         if self.log is not None:
-            self.log.log(kind, step, **values)
+            self.log.log(kind, self.state.step, **values)
 
     def _report_skip(self, update: Update) -> None:
         state = self.state
         (loss,) = state.world.mean([float(update.loss)])
-        self._record("skip", state.step, nll=loss, norm=update.norm, offset=update.offset)
+        self._record("skip", nll=loss, norm=update.norm, offset=update.offset)
         self.progress.say(
             f"step {state.step}: the norm of the gradient is {update.norm:g}, the loss {loss:g}; "
             f"the update is left out ({state.skipped} so far). Its segments begin "
@@ -298,28 +290,14 @@ class _Run:
     def _write_log(self, lr: float) -> None:
         state = self.state
         losses = state.read_losses()
-        first = state.step - len(losses) + 1
-        for step, (loss, offset) in enumerate(zip(losses, state.offsets, strict=True), first):
-            if math.isnan(loss):
-                continue
-            usual = state.usual_loss
-            if usual is not None and loss > usual + self.config.train.spike:
-                self._record("spike", step, nll=loss, usual=usual, offset=offset)
-                self.progress.say(
-                    f"about step {step}: a loss of {loss:.3f} nats where {usual:.3f} is usual. Its "
-                    f"segments begin {offset:,} tokens into each stream"
-                )
-            state.usual_loss = running_mean(usual, loss)
-        counted = [x for x in losses if not math.isnan(x)]
-        bits = sum(counted) / len(counted) / math.log(2) if counted else math.nan
+        bits = sum(losses) / len(losses) / math.log(2) if losses else math.nan
         # With several processes, the time of the last step is known after the next one.
         seconds = state.seconds - self.logged_at
         speed = state.tokens / seconds if seconds > 0 else 0.0
         state.losses.clear()
-        state.offsets.clear()
         state.tokens, self.logged_at = 0, state.seconds
-        self._record("train", state.step, bits_per_token=bits, lr=lr, tokens_per_second=speed)
-        self.progress.update(state.step, bits if counted else None, speed)
+        self._record("train", bits_per_token=bits, lr=lr, tokens_per_second=speed)
+        self.progress.update(state.step, bits if losses else None, speed)
 
     def _evaluate(self) -> None:
         state, config = self.state, self.config
@@ -333,10 +311,8 @@ class _Run:
             return result
 
         result = state.world.by_first(judge)
-        if config.train.schedule == "plateau" and state.step > config.train.warmup_steps:
-            state.plateau.see(result.nll, config.train)
         bits, per_byte = result.bits_per_token, result.bits_per_byte
-        self._record("valid", state.step, bits_per_token=bits, nll=result.nll)
+        self._record("valid", bits_per_token=bits, nll=result.nll)
         line = f"step {state.step}: validation {result.nll:.4f} nats, {bits:.4f} bits per token"
         if per_byte is not None and not math.isclose(per_byte, bits):
             line += f", {per_byte:.4f} bits per byte"

@@ -33,17 +33,13 @@ if TYPE_CHECKING:
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 _LINE_SECONDS = 10.0
 _REFRESH_SECONDS = 0.1
-_PRESENT_SECONDS = 300.0
-# Columns of a terminal below which the numbers leave no space for a bar.
-_BAR_WIDTH = 72
 
 
 class MetricsLog:
     """Appends records to ``metrics.jsonl``.
 
-    A context manager. Records after ``step``, from which the run goes on, are cut off, and so are
-    those that are written again with the next line of the training, and a line that a killed
-    process left unfinished.
+    A context manager. Records after ``step``, from which the run goes on, are cut off, and so is a
+    line that a killed process left unfinished.
 
     Raises:
         DataError: A line before the last one is damaged.
@@ -53,15 +49,8 @@ class MetricsLog:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "metrics.jsonl"
         if path.exists():
-            lines = [(line, record) for line, record in _lines(path) if record["step"] <= step]
-            trained = [record["step"] for _, record in lines if record.get("kind") == "train"]
-            # Spikes come from all losses since the last line of the training, with the next one.
-            last = max(trained, default=0)
-            remaining = b"".join(
-                line + b"\n"
-                for line, record in lines
-                if record.get("kind") != "spike" or record["step"] <= last
-            )
+            lines = (line + b"\n" for line, record in _lines(path) if record["step"] <= step)
+            remaining = b"".join(lines)
             if remaining != path.read_bytes():
                 replace_file(path, remaining)
         self._file = path.open("ab")
@@ -120,7 +109,6 @@ class Progress:
 
     Args:
         total_steps: The step at which the run ends.
-        step: The step it goes on from.
         description: What is going on, in a word.
         quiet: Show nothing at all.
         passes: Show nothing of what is over soon, and leave nothing behind.
@@ -129,23 +117,18 @@ class Progress:
     def __init__(
         self,
         total_steps: int,
-        step: int = 0,
         *,
         description: str = "training",
         quiet: bool = False,
         passes: bool = False,
     ) -> None:
-        self._passes, self._console = passes, Console(stderr=True, quiet=quiet)
-        self._measured: tuple[float | None, float | None] = None, None
-        # When it ends at the latest, whatever steps are left.
-        self._deadline = math.inf
-        self._shown_at, self._shown_step = monotonic() if passes else -math.inf, step
+        self._console = Console(stderr=True, quiet=quiet)
         # Rich calls a pipe a terminal when FORCE_COLOR is set, as many build servers do.
         # It is None where it was closed (2>&-).
         is_terminal = sys.stderr is not None and sys.stderr.isatty()
-        columns = [TextColumn("{task.description}", markup=False), BarColumn(bar_width=None)]
         self._bar = Bar(
-            *(columns if self._console.width >= _BAR_WIDTH else []),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None),
             TextColumn("{task.fields[state]}", markup=False),
             console=self._console,
             expand=True,
@@ -154,16 +137,17 @@ class Progress:
             redirect_stdout=False,
             transient=passes,
             # The speed counts evaluations and checkpoints.
-            speed_estimate_period=_PRESENT_SECONDS,
+            speed_estimate_period=300,
             get_time=monotonic,
             disable=quiet or not is_terminal or self._console.is_dumb_terminal,
         )
-        state = f"{step:,}/{total_steps:,}"
-        self._id = self._bar.add_task(description, total=total_steps, completed=step, state=state)
-        self._task = self._bar.tasks[0]
+        self._id = self._bar.add_task(description, total=total_steps, state="")
+        self._task, self._measured = self._bar.tasks[0], ""
+        self._passes, self._shown_at = passes, monotonic() if passes else -math.inf
+        self._deadline = math.inf
 
     def __enter__(self) -> "Progress":
-        # Time counts from here on.
+        # The first sample of the speed.
         self._bar.advance(self._id, 0)
         self._bar.start()
         return self
@@ -173,21 +157,15 @@ class Progress:
 
     def stop(self) -> None:
         """Show no more of it; :meth:`say` still prints."""
-        if self._task.completed != self._shown_step and not self._passes:
-            self._show()
         self._bar.stop()
 
     def expect(
-        self, total_steps: int, first_step: int | None = None, *, seconds: float = math.inf
+        self, total_steps: int, first_step: int | None = None, seconds: float = math.inf
     ) -> None:
-        """Correct the last step, and where a resumed run begins.
-
-        A limit may end the run after some ``seconds``; one that is over ends nothing any more.
-        """
-        self._deadline = monotonic() + seconds if seconds > 0 else math.inf
+        """Correct the last step, where a resumed run begins, and when it ends at the latest."""
+        self._deadline = monotonic() + seconds
         if first_step is not None:
-            self._shown_step = first_step
-            self._bar.reset(self._id, total=total_steps, completed=first_step)
+            self._bar.reset(self._id, completed=first_step)
             self._bar.advance(self._id, 0)
         self._task.total = total_steps
 
@@ -198,45 +176,27 @@ class Progress:
 
         Cheap, so that each step may call it: the display follows now and then.
         """
+        task = self._task
         self._bar.update(self._id, completed=step)
         if tokens_per_second is not None:
-            self._measured = bits, tokens_per_second
-        if self._is_due():
-            self._show()
-
-    def say(self, text: str) -> None:
-        """Print a line, above the bar where there is one."""
-        self._console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
-
-    def _is_due(self) -> bool:
+            loss = "" if bits is None else f"{bits:.3f} bits/token  "
+            self._measured = f"{loss}{tokens_per_second:,.0f} tokens/s"
         interval = _LINE_SECONDS if self._bar.disable else _REFRESH_SECONDS
-        is_last = self._task.remaining == 0 and not self._passes
-        return is_last or monotonic() - self._shown_at >= interval
-
-    def _show(self) -> None:
-        task, (bits, speed) = self._task, self._measured
-        self._shown_step, self._shown_at = int(task.completed), monotonic()
-        parts = (
-            f"{self._shown_step:,}/{task.total:,}",
-            "" if bits is None else f"{bits:.3f} bits/token",
-            "" if speed is None else f"{speed:,.0f} tokens/s",
-            self._left(),
-        )
-        state = "  ".join(filter(None, parts))
+        is_last = step == task.total and not self._passes
+        if not is_last and monotonic() - self._shown_at < interval:
+            return
+        self._shown_at = monotonic()
+        left = min(task.time_remaining or 0, max(self._deadline - self._shown_at, 0))
+        left = f"{timedelta(seconds=round(left))} left" if left else ""
+        state = "  ".join(filter(None, (f"{step:,}/{task.total:,}", self._measured, left)))
         if self._bar.disable:
             self.say(f"{task.description}  {state}")
         else:
             self._bar.update(self._id, state=state, refresh=True)
 
-    def _left(self) -> str:
-        """Return how long the remaining steps take at the present speed, in words."""
-        seconds, task = self._task.time_remaining, self._task
-        # The first steps of a short work, which include what is done once, say little.
-        is_early = self._passes and 50 * task.completed < (task.total or 0)
-        if not seconds or is_early:
-            return ""
-        seconds = min(seconds, max(self._deadline - self._shown_at, 0))
-        return f"{timedelta(seconds=round(seconds))} left"
+    def say(self, text: str) -> None:
+        """Print a line, above the bar where there is one."""
+        self._console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
 @contextmanager

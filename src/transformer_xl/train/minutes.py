@@ -20,18 +20,17 @@ class TimeLimit:
     """Updates the last step of a run after each step.
 
     Args:
-        minutes: The limit.
-        settings: The settings of the training.
+        settings: The settings of the training, with a limit.
         say: Takes a line of text for the user.
     """
 
-    def __init__(self, minutes: float, settings: TrainConfig, say: Callable[[str], None]) -> None:
-        self._limit, self._settings, self._say = 60 * minutes, settings, say
+    def __init__(self, settings: TrainConfig, say: Callable[[str], None]) -> None:
+        self._limit, self._settings, self._say = 60 * (settings.minutes or 0), settings, say
         self._is_late = False
         # Without the first step, which may compile, as it ends before the first of these times.
         self._ends: deque[float] = deque(maxlen=_LATEST_STEPS + 1)
 
-    def update(self, state: TrainState, *, is_timed: bool) -> tuple[int, float]:
+    def update(self, state: TrainState, *, is_timed: bool) -> tuple[int, None, float]:
         """Update ``total_steps`` of a state after a step.
 
         Args:
@@ -39,28 +38,26 @@ class TimeLimit:
             is_timed: Whether the time of the step is known yet.
 
         Returns:
-            The number of steps, and of seconds, that are left.
+            The step and the time in which the run is expected to end, for `Progress.expect`.
         """
         if is_timed:
             self._ends.append(state.seconds)
         # The median, as single steps may wait or compile.
         durations = [end - begin for begin, end in pairwise(self._ends)]
         step_seconds = median(durations) if durations else 0.0
-        seconds_left = self._limit - state.seconds
         if not state.end_is_fixed:
             self._fix_end(state, step_seconds)
-        left = state.total_steps - state.step
-        if not state.end_is_fixed:
-            if step_seconds:
-                left = min(left, max(1, round(seconds_left / step_seconds)))
-        elif seconds_left < 0 and len(durations) >= _STEPS_TO_JUDGE:
-            end = _LATEST_END * self._limit
-            possible = max(1, int((end - state.seconds) / step_seconds))
-            if possible < left:
-                left = self._shorten(state, possible)
-        return left, seconds_left
+        left, seconds_left = state.total_steps - state.step, self._limit - state.seconds
+        if state.end_is_fixed and seconds_left < 0 and len(durations) >= _STEPS_TO_JUDGE:
+            possible = int((_LATEST_END * self._limit - state.seconds) / step_seconds)
+            if (possible := max(1, possible)) < left:
+                self._shorten(state, possible)
+        elif not state.end_is_fixed and step_seconds:
+            left = min(left, max(1, round(seconds_left / step_seconds)))
+            return state.step + left, None, seconds_left
+        return state.total_steps, None, seconds_left
 
-    def _shorten(self, state: TrainState, possible: int) -> int:
+    def _shorten(self, state: TrainState, possible: int) -> None:
         """Let a run that is late end after some more steps; the cooldown gets fewer of them."""
         left = state.total_steps - state.step
         if not self._is_late:
@@ -72,7 +69,6 @@ class TimeLimit:
         before = state.cooldown_steps or self._settings.cooldown_fraction * state.total_steps
         state.cooldown_steps = before * possible / left
         state.total_steps = state.step + possible
-        return possible
 
     def _fix_end(self, state: TrainState, step_seconds: float) -> None:
         """Fix the last step when the cooldown has to start."""

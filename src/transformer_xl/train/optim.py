@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,10 +16,6 @@ from transformer_xl.config import TrainConfig, pick_precision
 from transformer_xl.ops import emulates
 from transformer_xl.train.optimizers import Lamb, Muon
 
-PLATEAU_THRESHOLD = 1e-4
-"""The least improvement of the validation loss that counts, as a share of the best one."""
-LEAST_CHANGE = 1e-8
-"""The least change of a learning rate on a plateau."""
 _EMBEDDINGS = "embedding.weight"
 """Prefix of the embedding tables, one or one for each cluster, without their projections."""
 _INSIDE = ("layers.", "lstm.", "body.")
@@ -28,24 +23,16 @@ _INSIDE = ("layers.", "lstm.", "body.")
 
 
 def lr_scale(
-    config: TrainConfig,
-    step: int,
-    total_steps: int,
-    cooldown_steps: float | None = None,
-    *,
-    plateau_scale: float = 1.0,
+    config: TrainConfig, step: int, total_steps: int, cooldown_steps: float | None = None
 ) -> float:
     """Return the learning rate of a step (from 0), as a share of the peak.
 
     Linear warmup, (s + 1) / (W + 1) in step s of W, then the schedule. For constant_cooldown, the
-    last ``cooldown_steps`` (None: as configured) are a linear cooldown. For plateau,
-    ``plateau_scale`` is the share that the validation losses so far have left (:class:`Plateau`).
+    last ``cooldown_steps`` (None: as configured) are a linear cooldown.
     """
     warmup, floor = config.warmup_steps, config.min_lr_ratio
     if step < warmup:
         return (step + 1) / (warmup + 1)
-    if config.schedule == "plateau":
-        return plateau_scale
     if config.schedule == "inverse_sqrt":
         return max(floor, math.sqrt(max(warmup, 1) / max(step, warmup, 1)))
     if config.schedule == "cosine":
@@ -56,40 +43,8 @@ def lr_scale(
     return floor + (1 - floor) * min(1.0, left)
 
 
-@dataclass
-class Plateau:
-    """The learning rate that the validation losses have left: ``ReduceLROnPlateau`` of PyTorch.
-
-    With its threshold of 1e-4 of the best loss, as in the authors' program. PyTorch's own changes
-    learning rates, and ours are shares of a peak; and its state differs between versions.
-
-    Attributes:
-        scale: Learning rate as a share of the peak.
-        best: Lowest loss, as far as losses were lower by more than the threshold.
-        n_bad: Losses in a row that were not.
-    """
-
-    scale: float = 1.0
-    best: float = math.inf
-    n_bad: int = 0
-
-    def see(self, loss: float, config: TrainConfig) -> None:
-        """Take the loss of a validation; lower the learning rate if too many did not improve."""
-        # Densities of real numbers may have negative losses.
-        if loss < self.best * (1 - math.copysign(PLATEAU_THRESHOLD, self.best)):
-            self.best, self.n_bad = loss, 0
-        else:
-            self.n_bad += 1
-        if self.n_bad > config.patience:
-            self.n_bad = 0
-            lowered = max(self.scale * config.decay_rate, config.min_lr_ratio)
-            # PyTorch leaves out changes of a learning rate by less than 1e-8.
-            if (self.scale - lowered) * config.lr > LEAST_CHANGE:
-                self.scale = lowered
-
-
 class Optimizer:
-    """AdamW, LAMB, SGD, Adagrad, or Muon combined with AdamW.
+    """AdamW, LAMB, SGD, or Muon combined with AdamW.
 
     Weight decay applies to matrices only, not to biases and norms. Muon updates the matrices inside
     the layers; AdamW the embeddings, the softmax and all vectors. Muon iterates in the precision of
@@ -108,10 +63,9 @@ class Optimizer:
                 tables.append(parameter)
             else:
                 (matrices if is_matrix else vectors).append(parameter)
-        # Of PyTorch's SGD and Adagrad the weight decay is not decoupled; it is applied in `step`.
-        self._decays_itself = config.optimizer not in ("sgd", "adagrad")
         decay, lr = config.weight_decay, config.lr
-        name = "weight_decay" if self._decays_itself else "decoupled_decay"
+        # Of PyTorch's SGD the weight decay is not decoupled; it is applied in `step`.
+        name = "decoupled_decay" if config.optimizer == "sgd" else "weight_decay"
         # With the key that PyTorch's own schedulers use for the peak of the learning rate.
         groups: list[dict[str, Any]] = [
             {"params": matrices, name: decay, "initial_lr": lr},
@@ -124,8 +78,6 @@ class Optimizer:
             main = Lamb(groups, betas=betas, eps=eps)
         elif config.optimizer == "sgd":
             main = torch.optim.SGD(groups, momentum=config.momentum)
-        elif config.optimizer == "adagrad":
-            main = torch.optim.Adagrad(groups, eps=eps)
         else:
             main = torch.optim.AdamW(groups, fused=True, betas=betas, eps=eps)
         self.parts: list[torch.optim.Optimizer] = [main]
@@ -139,8 +91,7 @@ class Optimizer:
         device = next(model.parameters()).device
         precision = pick_precision(config.precision, device)
         dtype = getattr(torch, precision)
-        # Its iterations were made for the range of bfloat16.
-        if precision == "float16" or emulates(dtype, device.type):
+        if emulates(dtype, device.type):
             dtype = torch.float32
         # Not with FSDP: a graph would keep whole matrices in each process.
         is_whole = not any(isinstance(x, DTensor) for x in parameters.values())
@@ -184,9 +135,8 @@ class Optimizer:
         }
         for full_name in names:
             name, _, what = full_name.rpartition(".")
-            parameter, state = states.get(name, (None, {}))
-            # Adagrad begins with its state, on the devices that it wants.
-            if parameter is not None and what not in state:
+            if name in states:
+                parameter, state = states[name]
                 state[what] = torch.zeros_like(parameter, requires_grad=False)
                 if what == "step":
                     # AdamW has a step counter for each weight.
@@ -249,10 +199,3 @@ def new_average(model: nn.Module, config: TrainConfig) -> Average | None:
     if config.average == "none":
         return None
     return Average(model, config.average_decay if config.average == "ema" else None)
-
-
-def average_start(config: TrainConfig) -> float:
-    """Return the progress at which averaging starts."""
-    if config.average_start is not None:
-        return config.average_start
-    return 0.0 if config.average == "ema" else 1 - config.cooldown_fraction

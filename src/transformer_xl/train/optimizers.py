@@ -3,7 +3,7 @@
 # pyright: reportPrivateImportUsage=false
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, defaults)
         self._iterations, self._dtype = iterations, dtype
         self._is_captured, self._pool = is_captured, None
-        self._captures: dict[torch.Size, _Iterations] = {}
+        self._captures: dict[torch.Size, tuple[Tensor, list[Tensor], Callable[[], object]]] = {}
 
     @torch.no_grad()
     def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -82,33 +82,23 @@ class Muon(torch.optim.Optimizer):
             parameter.add_(distribute_tensor(change, mesh, placements, src_data_rank=None))
 
     def _orthogonal(self, x: Float[Tensor, "matrices rows columns"]) -> Tensor:
+        """Return orthogonal matrices; those of a graph are overwritten by the next call."""
         if not self._is_captured:
             return orthogonalize(x, self._iterations)
         if x.shape not in self._captures:
             if self._pool is None and x.device.type == "cuda":
                 self._pool = torch.cuda.graph_pool_handle()
-            self._captures[x.shape] = _Iterations(x, self._iterations, self._pool)
-        return self._captures[x.shape](x)
+            matrices, result = x.clone(), [x]
 
+            def iterate() -> None:
+                result[0] = orthogonalize(matrices, self._iterations)
 
-class _Iterations:
-    """The iterations for matrices of one shape, captured as a CUDA graph."""
-
-    def __init__(
-        self, like: Float[Tensor, "matrices rows columns"], iterations: int, pool: Any
-    ) -> None:
-        self._x, self._iterations = like.clone(), iterations
-        self._orthogonal = like
-        self._replay = captured(self._iterate, self._x, pool)
-
-    def _iterate(self) -> None:
-        self._orthogonal = orthogonalize(self._x, self._iterations)
-
-    def __call__(self, x: Float[Tensor, "matrices rows columns"]) -> Tensor:
-        """Return orthogonal matrices, which the next call overwrites."""
-        self._x.copy_(x)
-        self._replay()
-        return self._orthogonal
+            replay = captured(iterate, matrices, self._pool)
+            self._captures[x.shape] = matrices, result, replay
+        matrices, result, replay = self._captures[x.shape]
+        matrices.copy_(x)
+        replay()
+        return result[0]
 
 
 def _with_gradients(
@@ -178,35 +168,20 @@ class Lamb(torch.optim.Optimizer):
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
             parameters, grads, states = _with_gradients(self, group, "mean", "mean_square")
-            # One tensor at a time on a CPU, for its cache; all at once on a GPU, where launches
-            # dominate.
-            lists = (parameters, grads, *states)
-            if parameters and parameters[0].device.type == "cpu":
-                for tensors in zip(*lists, strict=True):
-                    self._move(group, *([x] for x in tensors))
-            elif parameters:
-                self._move(group, *lists)
-
-    @staticmethod
-    def _move(
-        group: dict[str, Any],
-        parameters: list[Tensor],
-        grads: list[Tensor],
-        means: list[Tensor],
-        mean_squares: list[Tensor],
-    ) -> None:
-        beta1, beta2 = group["betas"]
-        torch._foreach_lerp_(means, grads, 1 - beta1)
-        torch._foreach_mul_(mean_squares, beta2)
-        torch._foreach_addcmul_(mean_squares, grads, grads, value=1 - beta2)
-        roots = torch._foreach_sqrt(mean_squares)
-        torch._foreach_add_(roots, group["eps"])
-        updates = torch._foreach_div(means, roots)
-        torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
-        length, wanted = (torch.stack(torch._foreach_norm(x)) for x in (updates, parameters))
-        wanted = wanted.clamp(max=LARGEST_NORM)
-        # On the device, without synchronization. Zero weights or updates get a ratio of 1.
-        has_ratio = (length > 0) & (wanted > 0)
-        ratio = torch.where(has_ratio, wanted / (length + group["eps"]), 1.0)
-        torch._foreach_mul_(updates, (ratio * group["lr"]).unbind())
-        torch._foreach_sub_(parameters, updates)
+            if not parameters:
+                continue
+            (means, mean_squares), (beta1, beta2) = states, group["betas"]
+            torch._foreach_lerp_(means, grads, 1 - beta1)
+            torch._foreach_mul_(mean_squares, beta2)
+            torch._foreach_addcmul_(mean_squares, grads, grads, value=1 - beta2)
+            roots = torch._foreach_sqrt(mean_squares)
+            torch._foreach_add_(roots, group["eps"])
+            updates = torch._foreach_div(means, roots)
+            torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
+            length, wanted = (torch.stack(torch._foreach_norm(x)) for x in (updates, parameters))
+            wanted = wanted.clamp(max=LARGEST_NORM)
+            # On the device, without synchronization. Zero weights or updates get a ratio of 1.
+            has_ratio = (length > 0) & (wanted > 0)
+            ratio = torch.where(has_ratio, wanted / (length + group["eps"]), 1.0)
+            torch._foreach_mul_(updates, (ratio * group["lr"]).unbind())
+            torch._foreach_sub_(parameters, updates)

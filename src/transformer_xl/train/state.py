@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from transformer_xl.errors import DataError
 from transformer_xl.model import LanguageModel, Memory
 from transformer_xl.train.checkpoint.checkpoints import empty, read_about, read_tensors, stored
 from transformer_xl.train.checkpoint.run_folder import OF_RAW_TEXT
-from transformer_xl.train.optim import Average, Optimizer, Plateau, average_start, lr_scale
+from transformer_xl.train.optim import Average, Optimizer, lr_scale
 
 DEVIATION = 5
 """Standard deviation of random segment lengths (Merity et al., 2017, arXiv 1708.02182)."""
@@ -47,15 +47,11 @@ def random_segment_len(segment_len: int, seed: int, step: int) -> int:
 
 
 _SAVED = (
-    *("best", "cooldown_steps", "end_is_fixed", "loss_scale", "losses", "n_finite", "offsets"),
-    *("seconds", "skipped", "skipped_in_a_row", "stage", "stage_seconds", "stage_step", "step"),
-    *("total_steps", "uncounted", "usual_loss", "usual_norm", "validation"),
+    *("best", "cooldown_steps", "end_is_fixed", "losses", "seconds"),
+    *("skipped", "skipped_in_a_row", "stage", "stage_seconds", "stage_step", "step"),
+    *("total_steps", "validation"),
 )
 """Attributes of the state that are saved as JSON; checkpoints of earlier versions lack some."""
-INITIAL_LOSS_SCALE = 65_536.0
-"""Dynamic loss scale at the start; this and the next one are those of PyTorch's GradScaler."""
-GROWS_AFTER = 2_000
-"""Updates without overflow after which a dynamic loss scale is doubled."""
 
 
 @dataclass
@@ -85,21 +81,8 @@ class TrainState:
     """The settings that a validation loss depends on; those with others cannot be compared."""
     losses: list[float | Tensor] = field(default_factory=list)
     """Losses since the last log record, on the device until they are read."""
-    offsets: list[int] = field(default_factory=list)
-    """Start of the segments of these losses, in tokens from the beginning of each stream."""
-    usual_loss: float | None = None
-    usual_norm: float | None = None
-    """Running means of the loss and of the gradient norm."""
     skipped: int = 0
     skipped_in_a_row: int = 0
-    uncounted: int = 0
-    """Updates on segments without a target that counts, as of prompts alone."""
-    plateau: Plateau = field(default_factory=Plateau)
-    """What the validation losses have left of the learning rate; with the schedule plateau."""
-    loss_scale: float = 1.0
-    """Factor of the loss in the backward pass; 1 unless in float16."""
-    n_finite: int = 0
-    """Updates without overflow since the dynamic loss scale changed."""
     tokens: int = 0
     """Tokens read since the last log record, or since the start or resumption."""
     stage: int = 0
@@ -125,23 +108,7 @@ class TrainState:
 
     def lr_scale(self, config: TrainConfig) -> float:
         """Return the learning rate of the next step, as a share of the peak."""
-        done = self.step, self.total_steps, self.cooldown_steps
-        return lr_scale(config, *done, plateau_scale=self.plateau.scale)
-
-    def is_finding_scale(self, config: TrainConfig) -> bool:
-        """Whether an overflow may come from a dynamic loss scale, and not from the loss."""
-        is_dynamic = config.precision == "float16" and config.loss_scale is None
-        return is_dynamic and self.loss_scale >= 1
-
-    def adapt_loss_scale(self, config: TrainConfig, *, is_finite: bool) -> None:
-        """Update a dynamic loss scale after a backward pass."""
-        if config.precision != "float16" or config.loss_scale is not None:
-            return
-        self.n_finite = self.n_finite + 1 if is_finite else 0
-        if not is_finite:
-            self.loss_scale /= 2
-        elif self.n_finite == GROWS_AFTER:
-            self.loss_scale, self.n_finite = 2 * self.loss_scale, 0
+        return lr_scale(config, self.step, self.total_steps, self.cooldown_steps)
 
     def next_lengths(self, config: Config) -> tuple[int, float]:
         """Set the length of the next segment, which varies with stages and random lengths.
@@ -166,8 +133,11 @@ class TrainState:
         """Update the average of the weights, if averaging has started."""
         if self.average is None:
             return
+        start = config.average_start
+        if start is None:
+            start = 0.0 if config.average == "ema" else 1 - config.cooldown_fraction
         # Averaging never stops, although the progress may decrease when a time limit moves the end.
-        if self.average.n_averaged or self.progress(config) > average_start(config):
+        if self.average.n_averaged or self.progress(config) > start:
             self.average.update_parameters(self.model)
 
     def read_losses(self) -> list[float]:
@@ -206,7 +176,6 @@ class TrainState:
             "corpus": self.corpus,
             "averaged": 0 if self.average is None else self.average.n_averaged,
             "shown": "model" if self.shown is self.model else "average",
-            "plateau": asdict(self.plateau),
             **{name: getattr(self, name) for name in _SAVED},
         }
 
@@ -228,7 +197,6 @@ class TrainState:
         self.segments.load_state_dict(about["segments"])
         for name in _SAVED:
             setattr(self, name, about.get(name, getattr(self, name)))
-        self.plateau = Plateau(**about.get("plateau", {}))
         if self.average is not None:
             self.average.n_averaged = about["averaged"]
         self.mems = [None] * len(self.mems)

@@ -39,9 +39,6 @@ def activation_penalty(config: TrainConfig, out: Output, predicted: int) -> Tens
 
 _RESET = 0x7265736574
 """The first number of the seed of resets; random numbers for other uses have none."""
-KNOWN_AFTER = 20
-"""Updates after which the running mean of the gradient norm is reliable."""
-_KEPT = 0.98
 
 
 class Update(NamedTuple):
@@ -60,7 +57,7 @@ class Update(NamedTuple):
 
 
 def train_step(config: Config, state: TrainState, network: Network) -> Update:
-    """Make one update, or skip it if the norm of its gradient is not finite or too large.
+    """Make one update, or skip it if the norm of its gradient is not finite.
 
     A skipped update changes neither weights nor memory: the streams advance, and the memory lacks a
     segment.
@@ -96,33 +93,31 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
             if settings.activation_reg or settings.temporal_activation_reg:
                 penalty = activation_penalty(settings, out, targets.shape[1])
                 objective = part_loss + penalty / parts
-            if state.loss_scale != 1:
-                objective = objective * state.loss_scale
             objective.backward()
         mems.append(out.mems)
         loss += part_loss.detach()
 
     trained = [p for p in state.model.parameters() if p.grad is not None]
     gradients = [p.grad for p in trained if p.grad is not None]
-    if state.loss_scale != 1:
-        torch._foreach_mul_(gradients, 1 / state.loss_scale)  # pyright: ignore[reportPrivateImportUsage]
     length = get_total_norm(gradients)
     length = length.full_tensor() if isinstance(length, DTensor) else length
     # Synchronizes the device, which is cheaper than corrupting the weights. The norm is that over
     # all processes, so all of them decide alike.
-    norm, limit = float(length), math.inf
-    state.adapt_loss_scale(settings, is_finite=math.isfinite(norm))
-    if settings.skip_norm and state.step - state.skipped - state.uncounted >= KNOWN_AFTER:
-        limit = settings.skip_norm * (state.usual_norm or math.inf)
-    if not math.isfinite(norm) or norm > limit:
-        _skip(norm, loss, offset, settings, state)
+    norm = float(length)
+    if not math.isfinite(norm):
+        state.optimizer.skip()
+        state.step += 1
+        state.skipped += 1
+        state.skipped_in_a_row += 1
+        if state.skipped_in_a_row > settings.max_skips:
+            raise diverged(
+                state.step,
+                f"{state.skipped_in_a_row} updates in a row were left out (train.max_skips="
+                f"{settings.max_skips}): the norm of the gradient is {norm}, the loss "
+                f"{float(loss)}, on segments that begin {offset:,} tokens into each stream,",
+            )
         return Update(loss, 0.0, offset, norm, is_skipped=True)
     state.skipped_in_a_row = 0
-    if is_counted:
-        state.usual_norm = running_mean(state.usual_norm, norm)
-    else:
-        # Without a loss, the norm is 0, or that of a penalty: neither says what is usual.
-        state.uncounted += 1
     state.mems = mems
     if settings.clip_norm:
         clip_grads_with_norm_(trained, settings.clip_norm, length)
@@ -161,31 +156,6 @@ def _partly_reset(state: TrainState, settings: TrainConfig) -> list[Memory | Non
         None if memory is None else memory.reset(torch.from_numpy(rows))
         for memory, rows in zip(state.mems, parts, strict=True)
     ]
-
-
-def running_mean(before: float | None, value: float) -> float:
-    """Update an exponential moving average, which is None before the first value.
-
-    Earlier versions stored 0 where no target had counted yet, which is no value either.
-    """
-    return _KEPT * before + (1 - _KEPT) * value if before else value
-
-
-def _skip(norm: float, loss: Tensor, offset: int, settings: TrainConfig, state: TrainState) -> None:
-    state.optimizer.skip()
-    state.step += 1
-    state.skipped += 1
-    # Overflows are how a dynamic loss scale finds its value; a loss that is not finite lowers it to
-    # below 1, and counts from there on.
-    is_overflow = not math.isfinite(norm) and state.is_finding_scale(settings)
-    state.skipped_in_a_row += not is_overflow
-    if state.skipped_in_a_row > settings.max_skips:
-        raise diverged(
-            state.step,
-            f"{state.skipped_in_a_row} updates in a row were left out (train.max_skips="
-            f"{settings.max_skips}): the norm of the gradient is {norm}, the loss {float(loss)}, "
-            f"on segments that begin {offset:,} tokens into each stream,",
-        )
 
 
 class Diverged(TxlError, RuntimeError):  # noqa: N818  (what happened, as `Interrupted`)

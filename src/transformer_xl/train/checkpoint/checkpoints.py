@@ -24,18 +24,14 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.checkpoint import _hf_utils as hf_format
 from torch.distributed.checkpoint.storage import WriteResult
-from torch.futures import Future as TorchFuture
 
 from transformer_xl.config import (
     FORMAT_VERSION,
     UNFINISHED,
     World,
     checksum,
-    default_mode,
     is_disk_full,
     replace_file,
     sync,
@@ -99,6 +95,7 @@ class Checkpoints:
         self.wait()
         # Serialized now, as training changes it.
         state = json.dumps({"format_version": FORMAT_VERSION, **about}).encode()
+        final = self.folder / f"step_{step:08d}"
 
         def complete(folder: Path) -> None:
             replace_file(folder / STATE_FILE, state)
@@ -107,7 +104,6 @@ class Checkpoints:
             sums = {path.name: checksum(path) for path in sorted(folder.iterdir())}
             replace_file(folder / CHECKSUMS_FILE, json.dumps(sums).encode())
             sync(folder)
-            final = self.folder / f"step_{step:08d}"
             if final.exists():
                 _remove(final)
             folder.rename(final)
@@ -159,7 +155,7 @@ class Checkpoints:
         ) from causes[0]
 
     def _temporary(self, step: int) -> Path:
-        return self.folder / f"{UNFINISHED}{f'step_{step:08d}'}"
+        return self.folder / f"{UNFINISHED}step_{step:08d}"
 
     def exist(self) -> bool:
         """Return whether any checkpoint exists, intact or not. Collective: call on every rank."""
@@ -245,37 +241,6 @@ class _Writer(dcp.HuggingFaceStorageWriter):
         super().__init__(str(folder), save_distributed=True)
         self._folder, self._complete = folder, complete
 
-    def write_data(
-        self, plan: dcp.SavePlan, planner: dcp.SavePlanner
-    ) -> TorchFuture[list[WriteResult]]:
-        """Write the shards of this process.
-
-        As the base class, but without its two copies of all tensors, which would block training.
-        """
-        tensors, places = {}, {}
-        for item in plan.items:
-            assert item.tensor_data is not None
-            tensor = planner.resolve_data(item)
-            assert isinstance(tensor, Tensor)
-            tensors[item.index.fqn] = tensor.detach().contiguous()
-            places[item.index.fqn] = {hf_format.SAVED_OFFSETS_KEY: item.tensor_data.chunk.offsets}
-        if tensors:
-            shard = plan.storage_data["shard_index"]
-            path = self._folder / hf_format._gen_file_name(1, 1, shard)
-            about = {
-                hf_format.CUSTOM_METADATA_KEY: json.dumps(places),
-                hf_format.FORMAT_KEY: hf_format.FORMAT_VALUE,
-                hf_format.DCP_VERSION_KEY: str(hf_format.HF_DCP_VERSION),
-            }
-            with default_mode(path):
-                save_file(tensors, path, about)
-            sync(path)
-        done: TorchFuture[list[WriteResult]] = TorchFuture()
-        done.set_result(
-            [WriteResult(item.index, tensors[item.index.fqn].nbytes, None) for item in plan.items]
-        )
-        return done
-
     def finish(self, metadata: dcp.Metadata, results: list[list[WriteResult]]) -> None:
         """Complete the checkpoint; called in the first process when all have written."""
         self._complete(self._folder)
@@ -304,30 +269,20 @@ def first_damaged(folder: Path, world: World) -> str | None:
 
     Raises:
         PermissionError: A file cannot be read.
-        CheckpointError: The checkpoint is of an earlier version.
     """
-    if (folder / "state.pt").exists():
-        raise CheckpointError(
-            f"{folder} is of an earlier version, whose runs cannot be resumed: give another "
-            "--out, or use that version. The models of that run, in model/, load as before"
-        )
     path = folder / CHECKSUMS_FILE
     try:
         sums = dict(json.loads(path.read_text()))
-        if STATE_FILE not in sums:
-            return str(folder / STATE_FILE)
         # A file without a checksum would be loaded with the rest.
-        for path in folder.iterdir():
-            if path.name not in {*sums, CHECKSUMS_FILE}:
-                return f"{path}, which has no checksum,"
+        files = {x.name for x in folder.iterdir()} - {CHECKSUMS_FILE} | {STATE_FILE}
+        if differing := files ^ sums.keys():
+            return str(folder / min(differing))
         for name in sorted(sums)[world.rank :: world.size]:
             path = folder / name
-            if Path(name).name != name or checksum(path) != sums[name]:
+            if checksum(path) != sums[name]:
                 return str(path)
     except PermissionError:
-        raise PermissionError(
-            f"cannot read {path}: permission denied; ask its owner for it"
-        ) from None
+        raise
     except (OSError, ValueError, TypeError):
         return str(path)
     return None

@@ -16,10 +16,11 @@ import json
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import asdict, replace
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -42,7 +43,6 @@ from transformer_xl.config import (
     replace_file,
     require_not_shipped,
     require_space,
-    revision,
 )
 from transformer_xl.data import VOCAB_FILE, Vocab
 from transformer_xl.errors import SettingsError
@@ -59,15 +59,14 @@ _CARD = Path(__file__).with_name("model_card.md")
 OF_RAW_TEXT = "a run of an earlier version, which normalized no text, goes on with --data.raw True"
 """The remedy where the tokens or the vocabulary of a run are others than those of its text."""
 
-# Settings that may change when a run is resumed, as no weight depends on them; with the schedule
-# plateau weights do depend on validations, which are compared with those of the checkpoint. The
-# text, the prepared corpus, the vocabulary and the initial model may be moved, and runs of earlier
-# versions read raw text, whatever their recipe says; checksums of all but the model are compared.
+# Settings that may change when a run is resumed, as no weight depends on them. The text, the
+# prepared corpus, the vocabulary and the initial model may be moved, and runs of earlier versions
+# read raw text, whatever their recipe says; checksums of all but the model are compared.
 _MAY_DIFFER = (
     *("eval.", "generate.", "train.log_every", "train.save_every", "train.keep_checkpoints"),
     # How the work is divided: results are the same up to rounding.
     *("train.parallel", "train.accumulate", "train.recompute", "train.compile"),
-    *("train.hang_minutes", "train.max_skips", "train.spike"),
+    *("train.hang_minutes", "train.max_skips"),
     *("train.init_from", "data.tokenizer"),
     *("data.path", "data.valid_path", "data.test_path", "data.cache_dir", "data.workers"),
     *("data.corpus", "data.verify", "data.raw"),
@@ -100,7 +99,14 @@ class RunFolder:
             PermissionError: It is that of a shipped model.
             SettingsError: The folder holds the run of another recipe, or cannot hold this one.
         """
-        self.require_writable()
+        require_not_shipped(self.path)
+        path = self.path.absolute()
+        place = next(x for x in (path, *path.parents) if x.exists())
+        if place.is_dir() and not os.access(place, os.W_OK):
+            raise PermissionError(
+                f"cannot write to the run folder {self.path}: {place} is read-only, or belongs to "
+                "another user; give another --out"
+            )
         if not self.holds_run:
             # But for files that a process killed in begin() leaves.
             ours = (_LOCK_FILE, f".{RECIPE_FILE}.")
@@ -111,7 +117,14 @@ class RunFolder:
                     f"{self.path} exists and is no run folder: nothing in it was touched; "
                     "give another --out"
                 )
-            _require_utf8(config)
+            try:
+                dump_recipe(config).encode()
+            except UnicodeEncodeError as error:
+                raise SettingsError(
+                    f"{error.object[max(error.start - 60, 0) : error.end]!r}: the settings must be "
+                    f"UTF-8, as {RECIPE_FILE} of the run folder is: rename the file or folder, or "
+                    "change the text"
+                ) from None
             return
         other = load_recipe(self.path / RECIPE_FILE, is_stored=True)
         if not config.model.vocab_size:
@@ -138,22 +151,6 @@ class RunFolder:
                 f"{remedy}"
             )
 
-    def require_writable(self) -> None:
-        """Require that files can be written here, before any work is done.
-
-        Raises:
-            OSError: They cannot.
-            PermissionError: It is the folder of a shipped model.
-        """
-        require_not_shipped(self.path)
-        path = self.path.absolute()
-        place = next(x for x in (path, *path.parents) if x.exists())
-        if place.is_dir() and not os.access(place, os.W_OK):
-            raise PermissionError(
-                f"cannot write to the run folder {self.path}: {place} is read-only, or belongs to "
-                "another user; give another --out"
-            )
-
     def begin(self, config: Config, n_parameters: int) -> None:
         """Create the folder of a new run, or clean up an old one after a kill, and lock it.
 
@@ -176,7 +173,7 @@ class RunFolder:
             ) from error
         for left in self.path.glob(f"{CHECKPOINTS}/{UNFINISHED}*"):
             shutil.rmtree(left)
-        # Not of memory.json and reports, which another process may be writing.
+        # Not of reports, which another process may be writing.
         for name in (RECIPE_FILE, ENVIRONMENT_FILE, METRICS_FILE, RESULTS_FILE, SAMPLE_FILE):
             remove_temporary(self.path, name)
         for folder in self.path.glob("model/*/"):
@@ -190,14 +187,13 @@ class RunFolder:
             # The recipe makes it a run folder, so it comes first.
             replace_file(self.path / RECIPE_FILE, dump_recipe(config).encode())
         if not (self.path / ENVIRONMENT_FILE).exists():
-            # The package need not be installed, and is not imported here, as it is in a higher
-            # layer.
+            # The package need not be installed.
             packages = {"transformer-xl": sys.modules["transformer_xl"].__version__}
             for name in ("torch", "numpy", "safetensors", "tokenizers"):
                 packages[name] = version(name)
             about = {"format_version": FORMAT_VERSION, **describe_machine()}
             about |= {"command": shlex.join(sys.argv), "date": date.today().isoformat()}
-            about |= {"revision": revision(), "packages": packages}
+            about |= {"revision": _revision(), "packages": packages}
             self.write_json(ENVIRONMENT_FILE, about)
 
     def close(self) -> None:
@@ -225,14 +221,18 @@ class RunFolder:
         replace_file(self.path / name, content.encode("utf-8", "surrogateescape"))
 
 
-def _require_utf8(config: Config) -> None:
-    """Require settings that recipe.toml, which is UTF-8, can hold."""
-    for section, settings in asdict(config).items():
-        for name, value in settings.items():
-            try:
-                json.dumps(value, ensure_ascii=False).encode()
-            except UnicodeEncodeError:
-                raise SettingsError(
-                    f"{section}.{name}={value!r} must be UTF-8, as {RECIPE_FILE} of the run folder "
-                    "is: rename the file or folder, or change the text"
-                ) from None
+def _revision() -> str | None:
+    """Return the commit of the sources, with ``-dirty`` if tracked files were changed.
+
+    None: they are no checkout, or git is not installed.
+    """
+    sources = Path(__file__).resolve().parents[3]
+    if sources.name != "src" or not (sources.parent / ".git").exists():
+        return None
+    words = ["git", "-C", str(sources.parent), "describe", "--always", "--abbrev=10", "--dirty"]
+    # Without locks, git writes nothing there.
+    environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=60)
+        return done.stdout.strip() or None
+    return None
