@@ -11,7 +11,6 @@ from transformer_xl.model.decoder import (
     EagerDecoder,
     RingDecoder,
     choose_step,
-    reason_against_compiled,
 )
 from transformer_xl.model.segment import Lengths
 from transformer_xl.model.steps import CapturedStep, CompiledStep
@@ -134,7 +133,7 @@ def decoder_of(model, mems, kind=None, **lengths):
     lengths = Lengths.of(model.config, **lengths)
     if kind is None:
         return Decoder.of(model, lengths, mems)
-    if kind == "compiled" and (reason := reason_against_compiled(model, model.dtype)):
+    if kind == "compiled" and (reason := CompiledStep.reason_against(model, model.dtype)):
         pytest.skip(reason)
     if kind == "eager":
         return EagerDecoder(model, lengths, model.keep(mems))
@@ -429,11 +428,11 @@ def test_the_ring_is_no_larger_than_the_texts_need():
     model = TransformerXL(replace(CONFIG, mem_len=1000)).eval()
     decoder = decoder_of(model, model.start_memory(2), "compiled")
     tokens = torch.zeros(2, 1001, dtype=torch.int64)
-    assert decoder._ring.capacity == 64
+    assert decoder.capacity == 64
     read(decoder, tokens[:, :600])
-    assert decoder._ring.capacity == 1001
+    assert decoder.capacity == 1001
     for _ in range(101):
         # Short texts: once the ring has gone round, it becomes smaller.
         decoder.reset([0, 1])
         read(decoder, tokens[:, :10])
-    assert decoder._ring.capacity == 64
+    assert decoder.capacity == 64

@@ -2,6 +2,7 @@ from .arguments import (
     Text,
     as_tokens,
     require_at_least,
+    require_mem_len,
     require_model,
     require_token_inputs,
     shown,
@@ -34,14 +35,12 @@ from .layer import (
     draw_weights,
 )
 from .limits import (
-    LoadingLimitError,
+    MemoryLimitError,
     any_size,
     full_memory,
     require_bytes,
     require_capacity,
     require_loading,
-    require_mem_len,
-    require_remembering,
     require_training,
 )
 from .loading import (
@@ -154,8 +153,8 @@ __all__ = [
     "KeysAndValues",
     "LanguageModel",
     "Lengths",
-    "LoadingLimitError",
     "Memory",
+    "MemoryLimitError",
     "MixtureHead",
     "Output",
     "Piece",
@@ -211,7 +210,6 @@ __all__ = [
     "require_mem_len",
     "require_model",
     "require_own_weights",
-    "require_remembering",
     "require_storable",
     "require_token_inputs",
     "require_training",

@@ -14,8 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.errors import InputError, SettingsError
-from transformer_xl.model.arguments import explain_unknown, require_symbols, require_targets, shown
-from transformer_xl.model.limits import require_weights
+from transformer_xl.model.arguments import explain_unknown, require_tensor, shown
 from transformer_xl.model.loading import (
     BUILDERS,
     build_model,
@@ -150,7 +149,6 @@ class LanguageModel(nn.Module, ABC):
             )
         if config.vocab_size < 1 and not config.n_mixtures:
             raise SettingsError(f"vocab_size={config.vocab_size} must be the size of a vocabulary")
-        require_weights(config)
         self.config = config
         if config.n_features:
             self.embedding = FeatureEmbedding(config)
@@ -288,8 +286,16 @@ class LanguageModel(nn.Module, ABC):
             requires_effect=False,
         )
         if targets is not None:
-            reach = segment.shape, resolved.ext_len, context
-            targets = require_targets(targets, *reach, are_real=self.config.n_mixtures > 0)
+            kind = "real numbers" if self.config.n_mixtures else "integers"
+            targets = require_tensor("targets", targets, kind=kind)
+            least, most = (0, resolved.ext_len) if context is None else (context, context)
+            B, T = segment.shape
+            is_pair = targets.ndim == 2 and targets.numel() and len(targets) == B
+            if not (is_pair and least <= T - targets.shape[1] <= most):
+                raise InputError(
+                    f"targets of shape {tuple(targets.shape)} must have the shape of the tokens, "
+                    f"{B, T}" + f", but for the first {most}" * (most > 0)
+                )
         if mems is None:
             mems = self.start_memory(segment.shape[0], resolved.mem_len)
         self.require_readable(segment, mems, resolved)
@@ -348,7 +354,11 @@ class LanguageModel(nn.Module, ABC):
         Raises:
             InputError: The model has a mixture instead.
         """
-        require_symbols(self.config)
+        if self.config.n_mixtures:
+            raise InputError(
+                f"n_mixtures={self.config.n_mixtures}: the model predicts real numbers, and has no "
+                "probabilities of tokens; transformer_xl.tasks.series.forecast draws what follows"
+            )
         return self.softmax if isinstance(self.softmax, Predictor) else CalledSoftmax(self.softmax)
 
     def _embedded(self, segment: Segment) -> Float[Tensor, "B T D"]:
@@ -356,7 +366,7 @@ class LanguageModel(nn.Module, ABC):
         if segment.tokens is not None:
             x = embedded(self.embedding, segment.tokens)
         else:
-            x = segment.given.to(self.dtype)
+            x = segment.inputs.to(self.dtype)
         return self.dropped_input(x)
 
     def _through(self, n: int, layer: nn.Module, *arguments: Any) -> Any:

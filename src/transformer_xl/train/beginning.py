@@ -228,7 +228,7 @@ def new_state(
     if config.model.start_memory == "zeros":
         lengths |= {_lengths(config).mem_len, *config.eval.mem_lens}
     for mem_len in sorted(lengths):
-        require_capacity(model, mem_len, remedy="remember fewer positions (model.mem_len)")
+        require_capacity(model, mem_len)
     model.recompute = settings.recompute
     average = new_average(model, settings)
     shard(model, settings, world, device)
