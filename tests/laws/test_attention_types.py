@@ -45,7 +45,6 @@ ADAPTIVE = {
     "narrow, untied": {"cutoffs": (5,), "d_embed": 6, "tie_embeddings": False},
     "narrow, tied": {"cutoffs": (5,), "d_embed": 6, "tie_projections": True},
     "one cluster": {"div_val": 3},
-    "sampled": {"sample_softmax": 7},
 }
 
 

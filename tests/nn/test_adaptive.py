@@ -1,12 +1,9 @@
 """The adaptive softmax is one distribution, however it is stored and whatever is left out."""
 
-import math
 from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformer_xl.config import ModelConfig
@@ -77,13 +74,6 @@ def order(words):
     """The words, mixed, so that tokens of one cluster do not stand together."""
     words = torch.tensor([*words], dtype=torch.int64)
     return words[torch.randperm(len(words))]
-
-
-def chi_square_holds(counts, probs):
-    """Whether draws are within five standard deviations of what the probabilities say."""
-    expected = probs * counts.sum()
-    statistic = ((counts - expected) ** 2 / expected).sum()
-    return statistic < len(probs) - 1 + 5 * math.sqrt(2 * (len(probs) - 1))
 
 
 @torch.no_grad()
@@ -170,84 +160,6 @@ def test_the_settings_decide_what_is_tied_and_what_is_projected():
     first, *tails = kinds(div_val=2, proj_same_dim=False, tie_projections=True)
     assert first == plain
     assert tails == [(4, True, True), (2, True, True), (1, True, True)]
-
-
-SEEDS = st.integers(0, 2**32)
-
-
-@given(SEEDS, st.integers(1, 40), st.sampled_from([0.1, 1.0, 10.0]), st.sampled_from([*VARIANTS]))
-@torch.no_grad()
-def test_the_likeliest_are_those_of_the_whole_distribution(seed, k, spread, variant):
-    _, softmax = made(seed, **VARIANTS[variant])
-    for bias in (softmax.bias, getattr(softmax, "cluster_bias", softmax.bias)):
-        bias.mul_(spread)
-    hidden = torch.randn(5, D).double()
-    values, tokens = softmax.top_k(hidden, k)
-    expected, places = softmax.log_probs(hidden).topk(min(k, V))
-    torch.testing.assert_close(values, expected, rtol=0, atol=1e-12)
-    assert torch.equal(tokens, places)
-
-
-@pytest.fixture
-def looked_into(monkeypatch):
-    """Collects the clusters whose words are computed."""
-    seen, compute = [], AdaptiveSoftmax._log_softmax
-
-    def spy(self, hidden, i, weight, bias):
-        seen.append(i)
-        return compute(self, hidden, i, weight, bias)
-
-    monkeypatch.setattr(AdaptiveSoftmax, "_log_softmax", spy)
-    return seen
-
-
-@pytest.mark.parametrize(
-    ("cluster_bias", "k", "clusters"),
-    [
-        ([-30, -30, -30], 5, [0]),
-        ([-30, -60, -60], 6, [0, 1]),
-        ([30, -30, -30], 1, [0, 1]),
-        ([-30, 30, -30], 3, [0, 2]),
-        ([-30, 30, 20], 8, [0, 2]),
-        ([-30, 30, 20], 9, [0, 2, 3]),
-        ([0, 1, 2], V, [0, 3, 2, 1]),
-        ([0, 1, 2], 100, [0, 3, 2, 1]),
-    ],
-    ids=str,
-)
-@torch.no_grad()
-def test_a_cluster_that_cannot_matter_is_not_computed(looked_into, cluster_bias, k, clusters):
-    _, softmax = made()
-    softmax.cluster_weight.zero_()
-    softmax.cluster_bias.copy_(torch.tensor(cluster_bias) + torch.tensor([0.2, 0.1, 0]))
-    hidden = torch.randn(1, D).double() * 0.1
-    softmax.top_k(hidden, k)
-    assert looked_into == clusters
-
-
-@torch.no_grad()
-def test_a_draw_computes_the_cluster_of_its_word_and_no_other(looked_into):
-    _, softmax = made()
-    hidden, found = torch.randn(1, D).double() * 0.1, set()
-    for number in torch.rand(100, 1).double():
-        looked_into.clear()
-        word = softmax.draw(hidden, number).item()
-        i = next(i for i, c in enumerate(softmax.clusters) if c.start <= word < c.stop)
-        assert looked_into == [0, i][: 1 + (i > 0)]
-        found.add(i)
-    assert found == {0, 1, 2, 3}
-
-
-@pytest.mark.parametrize("variant", ["one table", "much narrower tables", "a single cluster"])
-@torch.no_grad()
-def test_words_are_drawn_as_often_as_they_are_likely(variant):
-    _, softmax = made(**VARIANTS[variant])
-    hidden = torch.randn(D).double() * 0.2
-    words = softmax.draw(hidden.expand(3000, D), torch.rand(3000).double())
-    counts = words.bincount(minlength=V).double()
-    probs = softmax.log_probs(hidden).exp()
-    assert chi_square_holds(counts, probs)
-    assert not chi_square_holds(counts, probs.flip(0))
 
 
 def test_half_precision_is_summed_in_float32(softmax):

@@ -21,7 +21,7 @@ def tokens(B=2, T=4):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"cutoffs": (6, 12)}, {"cutoffs": (6, 12), "div_val": 2}, {"sample_softmax": 8}],
+    [{}, {"cutoffs": (6, 12)}, {"cutoffs": (6, 12), "div_val": 2}],
     ids=str,
 )
 @pytest.mark.parametrize("is_training", [True, False])
@@ -108,7 +108,7 @@ OUTSIDE = "token {}{} is outside the vocabulary of 31 .*another one; it is at ro
 @pytest.mark.parametrize(
     "options",
     [
-        *({}, {"cutoffs": (6, 12)}, {"cutoffs": (6, 12), "div_val": 2}, {"sample_softmax": 8}),
+        *({}, {"cutoffs": (6, 12)}, {"cutoffs": (6, 12), "div_val": 2}),
         *({"kind": "gpt"}, {"kind": "lstm"}),
     ],
     ids=str,

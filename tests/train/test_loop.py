@@ -62,7 +62,7 @@ RESUMED = {
         {"precision": "bfloat16", "optimizer": "lamb", "embedding_lr": 2.0, **PENALTIES},
     ),
     "minutes, ema": ((8,), {**MINUTES, "average": "ema", "average_decay": 0.9}),
-    "ext_len, samples, half": ((7,), {"loss": "half"}, {"ext_len": 3, "sample_softmax": 5}),
+    "ext_len, half": ((7,), {"loss": "half"}, {"ext_len": 3}),
     "ext_len, random lengths, half": (
         (5,),
         {"random_segment_len": True, "loss": "half"},

@@ -1,6 +1,6 @@
 """Validation of arguments of the public API: counts, tokens, rows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 
@@ -69,6 +69,7 @@ def as_tokens(ids: Any, config: ModelConfig, what: str = "ids") -> Int[Tensor, "
             vocabulary.
     """
     require_token_inputs(config)
+    ids = [*ids] if isinstance(ids, Iterator) else ids
     try:
         # NumPy, as torch cannot compare unsigned integers.
         array = np.asarray(ids.detach().cpu() if isinstance(ids, Tensor) else ids)

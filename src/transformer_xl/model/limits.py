@@ -125,8 +125,14 @@ def require_training(
 
     Raises:
         MemoryLimitError: It does not fit.
+        SettingsError: The softmax would be sampled.
     """
     model, train = config.model, config.train
+    if model.sample_softmax:
+        raise SettingsError(
+            f"model.sample_softmax={model.sample_softmax}: there is no sampled softmax any more; "
+            "for a large vocabulary, set model.cutoffs (an adaptive softmax)"
+        )
     T = max([train.segment_len, *(length for _, length, _ in train.stages)])
     M = max([model.mem_len, *(length for *_, length in train.stages)])
     if train.minutes is None and model.start_memory == "empty":

@@ -134,6 +134,9 @@ def test_a_setting_of_the_network_counts_in_training(recipe, numbers):
         if name == "vocab_size":
             with pytest.raises(ValueError, match=r"model\.vocab_size=29 is not the size"):
                 numbers(recipe(model={name: value}))
+        elif name == "sample_softmax":
+            with pytest.raises(ValueError, match=r"sample_softmax=5: there is no sampled softmax"):
+                numbers(recipe(model={name: value}))
         elif name in OF_RECORDINGS:
             with pytest.raises(ValueError, match=r"reads the arrays of data\.vocab='features'"):
                 recipe(model=base | {name: value})
@@ -151,7 +154,7 @@ def test_a_setting_of_an_lstm_counts_or_is_refused(recipe, numbers):
     assert differs(plain, numbers(recipe(model=own, data={"reset_at": "a"}), 2))
     for name, (base, value) in MODEL.items():
         # What it remembers is a state; mem_len says how much warms it up in an evaluation.
-        if name in ("kind", "vocab_size", "mem_len", *OF_RECORDINGS):
+        if name in ("kind", "vocab_size", "mem_len", "sample_softmax", *OF_RECORDINGS):
             continue
         beside = {} if name in LSTM or base is MAMBA2 else base
         changed = {**beside, name: value}
