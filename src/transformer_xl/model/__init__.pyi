@@ -45,6 +45,7 @@ from .limits import (
 )
 from .loading import (
     build_model,
+    copy_weights,
     load_model,
     read_model_weights,
     register_model,
@@ -71,7 +72,6 @@ from .positions import (
 from .pretrained import (
     CONFIG_FILE,
     add_checksums,
-    copy_weights,
     find_model_folder,
     has_checksum,
     is_preface,
