@@ -75,6 +75,12 @@ def test_a_training_that_fits_nowhere_is_refused_before_its_text_is_read(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_training_of_earlier_versions_with_a_sampled_softmax_is_refused() -> None:
+    config = Config(model=replace(TINY, sample_softmax=5), data=DataConfig(path="a"))
+    with pytest.raises(ValueError, match=r"sample_softmax=5: there is no sampled softmax any more"):
+        limits.require_training(config, CPU, n_streams=1)
+
+
 def test_a_memory_that_a_training_never_fills_is_no_reason_to_refuse_it() -> None:
     there = total_memory(CPU) or 1 << 40
     # One text has room for it, many do not, and so few steps do not fill it.

@@ -135,8 +135,8 @@ def test_a_setting_of_the_network_counts_in_training(recipe, numbers):
             with pytest.raises(ValueError, match=r"model\.vocab_size=29 is not the size"):
                 numbers(recipe(model={name: value}))
         elif name == "sample_softmax":
-            with pytest.raises(ValueError, match=r"sample_softmax=5: there is no sampled softmax"):
-                numbers(recipe(model={name: value}))
+            # No training begins with it (tests/nn/test_limits.py).
+            continue
         elif name in OF_RECORDINGS:
             with pytest.raises(ValueError, match=r"reads the arrays of data\.vocab='features'"):
                 recipe(model=base | {name: value})
