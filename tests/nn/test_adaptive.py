@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model import AdaptiveEmbedding, AdaptiveSoftmax, Embedding, TransformerXL
+from transformer_xl.model import AdaptiveEmbedding, AdaptiveSoftmax, Embedding
 from transformer_xl.ops import nll
 
 V, D = 29, 8
@@ -121,14 +121,6 @@ def test_losses_and_gradients_are_those_of_the_distribution_in_the_order_of_toke
             torch.testing.assert_close(one, other, rtol=0, atol=1e-11, msg=f"{members}: {name}")
 
 
-@pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
-def test_every_weight_of_a_model_learns_from_every_segment(settings):
-    model = TransformerXL(replace(CONFIG, n_layer=1, mem_len=2, **settings))
-    tokens = torch.full((1, 3), 2)
-    model(tokens, targets=tokens).loss.backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-
-
 def test_what_is_tied_is_the_same_and_what_is_not_is_not(pair):
     embedding, softmax = pair
     tables = {id(x) for name, x in named(embedding).items() if "proj" not in name}
@@ -141,36 +133,6 @@ def test_what_is_tied_is_the_same_and_what_is_not_is_not(pair):
         assert isinstance(proj, torch.nn.Identity) != cluster.has_proj
         if cluster.has_proj:
             assert (id(proj.weight) in projs) == cluster.ties_proj
-
-
-def test_the_settings_decide_what_is_tied_and_what_is_projected():
-    def kinds(**settings):
-        clusters = replace(CONFIG, **settings).clusters
-        return [(cluster.width, cluster.has_proj, cluster.ties_proj) for cluster in clusters]
-
-    plain, projected, tied = (D, False, False), (6, True, False), (6, True, True)
-    assert kinds() == [plain] * 4
-    # Where nothing is projected nothing can be tied.
-    assert kinds(tie_projections=True) == [plain] * 4
-    assert kinds(d_embed=6) == [projected] * 4
-    assert kinds(d_embed=6, tie_projections=(True, False, True, False)) == [tied, projected] * 2
-    first, *tails = kinds(div_val=2, tie_projections=(False, True, True, True))
-    assert first == (D, True, False)
-    assert tails == [(4, True, True), (2, True, True), (1, True, True)]
-    first, *tails = kinds(div_val=2, proj_same_dim=False, tie_projections=True)
-    assert first == plain
-    assert tails == [(4, True, True), (2, True, True), (1, True, True)]
-
-
-def test_half_precision_is_summed_in_float32(softmax):
-    softmax.float()
-    hidden, targets = torch.randn(2, 3, D), torch.randint(V, (2, 3))
-    with torch.autocast("cpu", torch.bfloat16):
-        log_probs, losses = softmax.log_probs(hidden), softmax.nll(hidden, targets)
-    assert log_probs.dtype == losses.dtype == torch.float32
-    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(2, 3))
-    expected = -log_probs.gather(-1, targets[..., None])[..., 0]
-    torch.testing.assert_close(losses, expected, rtol=0.05, atol=0.05)
 
 
 class Largest(TorchDispatchMode):
@@ -204,10 +166,3 @@ def test_training_makes_no_table_of_all_words_for_all_tokens(monkeypatch, settin
     # The largest that is needed is the gradient of all embeddings.
     assert sizes[0] == n * n_words
     assert sizes[1] <= D * n_words
-
-
-def test_a_target_outside_the_vocabulary_is_an_error(softmax):
-    for wrong in (V, V + 1, -1):
-        targets = torch.tensor([0, wrong, 28])
-        with pytest.raises((RuntimeError, IndexError)):
-            softmax.nll(torch.randn(3, D).double(), targets)

@@ -49,14 +49,6 @@ def test_what_is_tied_is_the_same_and_what_is_not_is_not(tiny_config, widths):
     assert (alone.proj.weight is apart.proj.weight) == is_tied
 
 
-@pytest.mark.parametrize("batch", [(4,), (2, 3)])
-def test_the_loss_is_minus_the_log_of_the_probability_in_order(tiny_config, batch):
-    _, softmax = made(tiny_config)
-    hidden, targets = torch.randn(*batch, 16), torch.randint(31, batch)
-    expected = -softmax.log_probs(hidden).gather(-1, targets[..., None])[..., 0]
-    torch.testing.assert_close(softmax.nll(hidden, targets), expected)
-
-
 def test_half_precision_is_summed_in_float32(tiny_config):
     _, softmax = made(tiny_config)
     hidden, targets = torch.randn(2, 3, 16), torch.randint(31, (2, 3))

@@ -65,11 +65,6 @@ def test_padding_and_targets_of_minus_100_count_neither(model):
     torch.testing.assert_close(out.loss, out.nll.sum() / 6)
 
 
-def test_the_loss_without_targets_of_minus_100_is_the_mean_to_the_bit(model):
-    out = model(tokens(), targets=tokens())
-    assert torch.equal(out.loss, out.nll.mean())
-
-
 @pytest.mark.parametrize(
     "dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.uint16], ids=str
 )

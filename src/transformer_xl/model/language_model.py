@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from transformer_xl.config import ModelConfig
 from transformer_xl.errors import InputError, SettingsError
 from transformer_xl.model.arguments import explain_unknown, require_tensor, shown
+from transformer_xl.model.calling import evaluating
 from transformer_xl.model.loading import (
     BUILDERS,
     build_model,
@@ -104,8 +105,6 @@ class LanguageModel(nn.Module, ABC):
         has_attention: Whether :meth:`attention_weights` is available.
         remembers_positions: Whether the memory holds up to ``mem_len`` positions. False: it holds
             a single recurrent state.
-        is_exact: Whether a text read token by token gives the results of one read at once, up to
-            rounding in the precision of the weights.
         recomputes: Whether ``recompute`` has an effect.
         recompute: Activation checkpointing: recompute the activations of the layers in the
             backward pass (Chen et al., arXiv 1604.06174). True, or a function that calls a layer
@@ -132,7 +131,6 @@ class LanguageModel(nn.Module, ABC):
     _title: ClassVar[str]
     has_attention: ClassVar[bool] = False
     remembers_positions: ClassVar[bool] = True
-    is_exact: ClassVar[bool] = True
     recomputes: ClassVar[bool] = False
     recompute: bool | Callable[..., Any] = False
     recompute_every = 1
@@ -339,13 +337,28 @@ class LanguageModel(nn.Module, ABC):
         out: Output = self(tokens, mems, **options, predicts=False)
         return out.hidden, out.mems
 
-    def attention_weights(self, *arguments: Any, **options: Any) -> list[Tensor]:
+    @torch.no_grad()
+    def attention_weights(
+        self, tokens: Integer[Tensor, "B T"], mems: Memory | None = None, **options: Any
+    ) -> list[Float[Tensor, "B H T S"]]:
         """Return the attention weights of each layer.
 
+        Args:
+            tokens: A segment; it should be short, as T x S weights are stored for each head.
+            mems: As in :meth:`forward`.
+            options: ``starts``, ``attn_len`` and ``clamp_len``, as in :meth:`forward`.
+
+        Returns:
+            Weights that sum to one over S: the positions of the memory, then of the segment.
+
         Raises:
-            InputError: The model has no attention.
+            InputError: The model has no attention, or the memory does not fit it or the segment.
         """
-        raise InputError(f"a model of kind={self.config.kind!r} has no attention to look at")
+        from transformer_xl.model.observing import observed
+
+        with evaluating(self), observed(self, attentions=True) as record:
+            self.read(tokens, mems, **options)
+        return record.attentions
 
     @property
     def head(self) -> Predictor:
@@ -420,15 +433,28 @@ class LanguageModel(nn.Module, ABC):
         self.require_memory(mems, segment.shape[0])
 
     def save_pretrained(self, folder: Path | str, vocab: SavesItself | None = None) -> None:
-        """Write ``config.json``, ``model.safetensors`` and, if given, the vocabulary."""
+        """Write ``config.json``, ``model.safetensors`` and, if given, the vocabulary.
+
+        Raises:
+            InputError: A part was replaced, or is not what the settings say; or the preface is not
+                of the vocabulary.
+        """
+        with torch.device("meta"):
+            described = build_model(self.config)
+        kinds = [type(getattr(model, "positions", None)) for model in (described, self)]
+        if kinds[0] is not kinds[1]:
+            raise InputError(
+                f"positions={kinds[1].__name__}: kind={self.config.kind!r} does not say so, and no "
+                "folder could be loaded again; register_model adds a kind that has them"
+            )
         weights = model_weights(self)
         require_own_weights(weights, self.config)
-        about = {"preface": list(self.preface)} if self.preface else {}
         if not is_preface(self.preface, self.config.vocab_size):
             raise InputError(
                 f"preface={self.preface!r:.60} must be tokens below {self.config.vocab_size}; "
                 "model.preface = () goes without one"
             )
+        about = {"preface": list(self.preface)} if self.preface else {}
         write_model(self.config, weights, Path(folder), about)
         if vocab is not None:
             vocab.save(Path(folder))

@@ -147,26 +147,6 @@ def test_a_setting_of_the_network_counts_in_training(recipe, numbers):
     assert not same
 
 
-@pytest.mark.usefixtures("one_thread")
-def test_a_setting_of_an_lstm_counts_or_is_refused(recipe, numbers):
-    own, same = {"mem_len": 0, **LSTM}, []
-    plain = numbers(recipe(model=own), 2)
-    assert differs(plain, numbers(recipe(model=own, data={"reset_at": "a"}), 2))
-    for name, (base, value) in MODEL.items():
-        # What it remembers is a state; mem_len says how much warms it up in an evaluation.
-        if name in ("kind", "vocab_size", "mem_len", "sample_softmax", *OF_RECORDINGS):
-            continue
-        beside = {} if name in LSTM or base is MAMBA2 else base
-        changed = {**beside, name: value}
-        config, refused = tried(lambda changed=changed: recipe(model=own | changed))
-        if refused:
-            assert "has no effect with kind='lstm'" in refused
-            assert any(refused.startswith(f"{each}=") for each in changed)
-        elif not differs(numbers(recipe(model=own | beside), 2), numbers(config, 2)):
-            same.append(name)
-    assert not same
-
-
 WIDE = ModelConfig(
     vocab_size=23, n_layer=2, n_head=2, d_model=16, d_inner=32, mem_len=6, init_std=0.4
 )
