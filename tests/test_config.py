@@ -43,12 +43,6 @@ WRONG = [
     ),
     (
         ModelConfig,
-        {"sample_softmax": 7, "cutoffs": (5,)},
-        r"sample_softmax=7 and cutoffs=\(5,\) are two ways .* choose one",
-    ),
-    (ModelConfig, {"sample_softmax": 7, "div_val": 2}, "are two ways to the same end"),
-    (
-        ModelConfig,
         {"attn_type": 1},
         "attn_type=1 with n_positions=None: attn_type 1 and 3 need",
     ),

@@ -35,7 +35,7 @@ def test_the_limit_on_loading_is_lifted(txl, trained, toy_toml, tmp_path, monkey
     places = {"model": trained / "model" / "best", "out": tmp_path / "out"}
     places |= {"text": tmp_path / "text", "recipe": toy_toml}
     words = [word.format(**places) for word in words]
-    monkeypatch.setattr(limits, "_MOST_SECONDS", 1e-9)
+    monkeypatch.setattr(limits, "_TENSOR_BYTES", 1 << 60)
     ended = txl(*words)
     assert ended.code == 2
     assert "--any_size loads it all the same" in ended.err
@@ -47,7 +47,7 @@ def test_the_limit_on_loading_is_lifted(txl, trained, toy_toml, tmp_path, monkey
 
 def test_doctor_examines_nothing_beyond_the_limit_and_says_so(txl, trained, tmp_path, monkeypatch):
     folder = trained / "model" / "best"
-    monkeypatch.setattr(limits, "_MOST_SECONDS", 1e-9)
+    monkeypatch.setattr(limits, "_TENSOR_BYTES", 1 << 60)
     monkeypatch.setattr(loading, "build_model", None)
     ended = txl("doctor", folder, "--json")
     (message,) = ended.json.values()
@@ -61,5 +61,5 @@ def test_doctor_examines_nothing_beyond_the_limit_and_says_so(txl, trained, tmp_
     (message,) = txl("doctor", damaged, "--json").json.values()
     assert message.startswith("damaged: ")
     monkeypatch.undo()
-    monkeypatch.setattr(limits, "_MOST_SECONDS", 1e-9)
+    monkeypatch.setattr(limits, "_TENSOR_BYTES", 1 << 60)
     assert txl("doctor", folder, "--any_size").code == 0

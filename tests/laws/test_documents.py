@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model import TransformerXL, build_model
+from transformer_xl.model import build_model
 from transformer_xl.ops import skew, use_backend
 
 EXACT = {"rtol": 0, "atol": 1e-11}
@@ -97,20 +97,6 @@ def test_a_document_in_a_pack_is_read_as_if_it_were_alone(name, backend):
             torch.testing.assert_close(nll[place], alone.nll, **EXACT)
 
 
-@pytest.mark.parametrize("name", RELATIVE | LSTM)
-@pytest.mark.usefixtures("backend")
-def test_the_gradient_of_a_pack_is_that_of_its_documents(name):
-    model = made(name)
-    tokens, targets, starts = packed()
-    model(tokens, None, targets, starts=starts).nll.sum().backward()
-    found = [x.grad.clone() for x in model.parameters()]
-    model.zero_grad()
-    for place in each_document(starts):
-        model(tokens[place], None, targets[place]).nll.sum().backward()
-    for one, parameter in zip(found, model.parameters(), strict=True):
-        torch.testing.assert_close(one, parameter.grad, rtol=1e-10, atol=1e-10)
-
-
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.usefixtures("backend")
 def test_no_gradient_crosses_the_start_of_a_document(name):
@@ -145,21 +131,6 @@ def test_what_stands_before_a_document_changes_nothing_in_it_nor_after_it(name, 
     torch.testing.assert_close(out.hidden[:, :place], expected, **EXACT)
 
 
-@IN_TURN
-@torch.no_grad()
-def test_to_begin_with_the_first_token_is_to_be_reset(name, is_kept, backend):
-    model = made(name)
-    mems = model(torch.randint(V, (3, 5))).mems
-    mems = model.keep(mems) if is_kept else mems
-    starts = torch.zeros(3, 4, dtype=torch.bool)
-    starts[[0, 2], 0] = True
-    tokens, reset = torch.randint(V, (3, 4)), mems.reset([0, 2])
-    for segment, begin in ((tokens, starts), (tokens[:, :2], None)):
-        out, other = model(segment, mems, starts=begin), model(segment, reset)
-        torch.testing.assert_close(out.hidden, other.hidden, **EXACT)
-        mems, reset = out.mems, other.mems
-
-
 @pytest.mark.parametrize("name", ABSOLUTE)
 @torch.no_grad()
 def test_with_absolute_positions_a_document_is_read_as_alone_at_its_place(name):
@@ -190,32 +161,3 @@ def test_rows_of_documents_may_be_padded(name):
         torch.testing.assert_close(out.hidden[row, :n], one.hidden[0], **EXACT)
         one = model(following[row, None], one.mems)
         torch.testing.assert_close(after.hidden[row], one.hidden[0], **EXACT)
-
-
-@pytest.mark.parametrize("name", RELATIVE)
-@torch.no_grad()
-def test_what_is_read_again_begins_where_it_began(name):
-    model = made(name)
-    tokens, _, starts = packed()
-    expected = model(tokens, starts=starts).hidden
-    for ext_len in (2, 5):
-        mems, found = None, []
-        for first in range(0, 20, 4):
-            context = min(ext_len, first)
-            some = slice(first - context, first + 4)
-            out = model(tokens[:, some], mems, starts=starts[:, some], mem_len=100, ext_len=ext_len)
-            mems = out.mems
-            found.append(out.hidden[:, context:])
-        torch.testing.assert_close(torch.cat(found, 1), expected, **EXACT)
-
-
-@torch.no_grad()
-def test_attention_is_shared_out_within_the_document():
-    model = TransformerXL(CONFIG).eval()
-    mems = model(torch.randint(V, (1, 3))).mems
-    starts = torch.tensor([[False, True, False, False]])
-    weights = model.attention_weights(torch.randint(V, (1, 4)), mems, starts=starts)
-    for weight_BHTS in weights:
-        torch.testing.assert_close(weight_BHTS.sum(-1), torch.ones(1, 2, 4))
-        assert (weight_BHTS[:, :, 0, :4] > 0).all()
-        assert (weight_BHTS[:, :, 1:, :4] == 0).all()

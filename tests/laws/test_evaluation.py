@@ -105,10 +105,3 @@ def test_each_stream_is_warmed_by_a_memory_of_the_text_before_it(model, turn, te
         )
         expected = nll_of_parts(model, text, batch_size, lengths)
         assert found.nll == pytest.approx(expected, rel=1e-12), (batch_size, mem_len)
-
-
-def test_a_second_stream_warmed_by_all_before_it_says_what_one_stream_says(model, text):
-    if model.config.start_memory == "zeros":
-        pytest.skip("how many zeros a token sees depends on where its segment begins")
-    one, two = (evaluate(model, text, WithMemory(mem_len=31, batch_size=B)).nll for B in (1, 2))
-    assert two == pytest.approx(one, rel=1e-12)

@@ -8,12 +8,9 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.data import train_vocab
-from transformer_xl.inference.answers import continuations, losses, next_log_probs
 from transformer_xl.inference.evaluate import WithMemory, evaluate, score
 from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.segment import Lengths
 
 EXACT = {"rtol": 0, "atol": 1e-11}
 V = 23
@@ -108,18 +105,6 @@ def test_context_has_no_loss(model):
         assert out.hidden.shape == (2, 7, 12)
 
 
-def test_context_teaches_only_by_what_follows_it(model):
-    text = some_text(length=8)
-    gradients = []
-    for nll in (
-        model(text[:, :-1], targets=text[:, 4:], context=3).nll,
-        model(text[:, :-1], targets=text[:, 1:]).nll[:, 3:],
-    ):
-        gradients.append(torch.autograd.grad(nll.sum(), [*model.parameters()]))
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other, **EXACT)
-
-
 @torch.no_grad()
 def by_hand(model, text, ext_len, segment_len=1):
     """The loss of each token, read with what stands right before it and without a memory."""
@@ -168,15 +153,6 @@ def test_each_token_is_counted_once_in_every_stream(model, text):
         assert found.nll == pytest.approx(expected.mean().item(), rel=1e-12), (batch_size, n)
 
 
-def test_with_enough_memory_an_evaluation_does_not_depend_on_it(relative, text):
-    expected = evaluate(relative, text, WithMemory(mem_len=50)).nll
-    for ext_len, batch_size in product((1, 3, 8), (1, 2)):
-        lengths = {"segment_len": 3, "mem_len": 50, "batch_size": batch_size}
-        found = evaluate(relative, text, WithMemory(ext_len=ext_len, **lengths)).nll
-        assert found == pytest.approx(expected, rel=1e-12), (ext_len, batch_size)
-    assert evaluate(twin(relative, ext_len=8), text, WithMemory(**lengths)).nll == found
-
-
 def test_writing_and_scoring_read_nothing_again(model, text):
     other = twin(model, ext_len=4)
     prompt = text[:7].tolist()
@@ -186,43 +162,6 @@ def test_writing_and_scoring_read_nothing_again(model, text):
     )
     assert one == two
     assert list(score(model, prompt, segment_len=2)) == list(score(other, prompt, segment_len=2))
-
-
-VOCAB = train_vocab("chars", ["abcdefghijklmnopqrstuv\n"])
-
-
-def texts_of(*sizes):
-    draw = np.random.default_rng(1)
-    return [draw.integers(0, V, n).tolist() for n in sizes]
-
-
-@pytest.mark.parametrize("sizes", [(11, 11), (9, 14, 1)], ids=str)
-def test_what_follows_a_text_is_said_without_reading_anything_again(model, turn, sizes):
-    texts, beam_size = texts_of(*sizes), (None, 3)[(turn + len(sizes)) % 2]
-    found = []
-    for ext_len in (0, 4):
-        lengths = Lengths.of(model.config, segment_len=4, mem_len=20, ext_len=ext_len)
-        how = {"length": 7, "stop": "\n", "beam_size": beam_size}
-        written = continuations(model, VOCAB, texts, lengths, **how)
-        found.append((next_log_probs(model, texts, lengths), written))
-    (expected, text), (log_probs, other) = found
-    assert torch.equal(log_probs, expected)
-    assert other == text
-    assert any(text)
-
-
-def test_the_losses_of_texts_are_those_that_an_evaluation_counts(model):
-    texts = texts_of(9, 14, 14, 2)
-    for mem_len, ext_len in ((20, 4), (3, 2), (3, 0)):
-        how = {"segment_len": 4, "mem_len": mem_len, "ext_len": ext_len}
-        lengths = Lengths.of(model.config, **how)
-        expected = [evaluate(model, np.array(text), WithMemory(**how)).nll for text in texts]
-        for batch_size in (1, 3):
-            found = losses(model, texts, lengths, batch_size=batch_size)
-            assert [len(own) + 1 for own in found] == [len(text) for text in texts]
-            assert [own.mean() for own in found] == pytest.approx(expected, rel=1e-6), batch_size
-    with pytest.raises(ValueError, match="batch_size=0 must be at least 1"):
-        losses(model, texts, lengths._replace(ext_len=2), batch_size=0)
 
 
 @torch.no_grad()

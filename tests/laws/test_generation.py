@@ -2,7 +2,7 @@
 
 import torch
 
-from transformer_xl.inference.generate import Sampler, Sampling, generate, generate_batch, prompts
+from transformer_xl.inference.generate import Sampler, Sampling, generate, generate_batch
 
 DRAWS = [
     {"sampling": Sampling(temperature=0.0)},
@@ -36,26 +36,6 @@ def test_a_memory_that_is_too_short_writes_another_text(paper):
     expected = from_scratch(paper, [3, 1, 4], 10, paper.start_memory(1), DRAWS[1])
     assert list(generate(paper, [3, 1, 4], length=10, mem_len=100, **DRAWS[1])) == expected
     assert list(generate(paper, [3, 1, 4], length=10, mem_len=1, **DRAWS[1])) != expected
-
-
-def test_a_long_prompt_read_in_pieces_is_the_same_prompt(model, monkeypatch):
-    def text():
-        mems = model.start_memory(1, mem_len=4)
-        return list(generate(model, range(11), length=5, mems=mems, mem_len=100, **DRAWS[1]))
-
-    expected = text()
-    monkeypatch.setattr(prompts, "PROMPT_SEGMENT", 4)
-    assert text() == expected
-
-
-def test_a_text_goes_on_where_it_stopped(model):
-    whole = list(generate(model, [7, 2], length=12, sampling=Sampling(temperature=0)))
-    first = generate(model, [7, 2], length=8, sampling=Sampling(temperature=0))
-    begun = list(first)
-    second = generate(
-        model, [first.last_token], length=4, mems=first.mems, sampling=Sampling(temperature=0)
-    )
-    assert begun + list(second) == whole
 
 
 def test_texts_side_by_side_are_the_texts_alone(model, turn):
@@ -93,36 +73,3 @@ def test_a_text_that_ends_leaves_the_others_as_they_are(model):
         assert found.mems.batch_size == len(found.texts) == len(step)
     assert [len(step) for step in rest] == [6, 5, 4, 3, 2, 1]
     assert all(step.items() <= full.items() for step, full in zip(rest, whole, strict=False))
-
-
-def test_many_texts_may_begin_with_one_memory_or_each_with_its_own(model):
-    whole = list(
-        generate_batch(model, PROMPTS[:3], length=7, seed=1, sampling=Sampling(temperature=0))
-    )
-    first = generate_batch(model, PROMPTS[:3], length=4, seed=1, sampling=Sampling(temperature=0))
-    begun = list(first)
-    prompts = [[token] for token in first.last_tokens]
-    each = generate_batch(
-        model, prompts, length=3, mems=first.mems, sampling=Sampling(temperature=0)
-    )
-    assert begun + list(each) == whole
-    one = first.mems.select([1])
-    expected = [
-        list(
-            generate(
-                model, [4, n], length=5, mems=one, seed=2 + n, sampling=Sampling(temperature=3.0)
-            )
-        )
-        for n in range(3)
-    ]
-    found = list(
-        generate_batch(
-            model,
-            [[4, n] for n in range(3)],
-            length=5,
-            mems=one,
-            seed=2,
-            sampling=Sampling(temperature=3.0),
-        )
-    )
-    assert [[step[n] for step in found] for n in range(3)] == expected

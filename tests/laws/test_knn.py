@@ -1,18 +1,15 @@
 """kNN-LM over the past of a text: the mixture, by its definition, wherever a text is read."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 from tests.laws.conftest import CONFIG
 
-from transformer_xl.config import ModelConfig
 from transformer_xl.config.knn import KnnConfig
 from transformer_xl.inference.evaluate import WithNeighbours, evaluate
 from transformer_xl.inference.generate import Sampling, generate, generate_batch
 from transformer_xl.inference.knn import Past, knn_nll
-from transformer_xl.model import build_model
 from transformer_xl.model.segment import Lengths
 
 SETTINGS = KnnConfig(k=3, share=0.4, temperature=0.05, window=6)
@@ -82,13 +79,6 @@ def test_what_is_written_follows_the_mixture_too(model):
         assert probs.argmax(1).tolist() == written
 
 
-def test_without_it_nothing_changes_and_a_share_of_nearly_nothing_changes_nearly_nothing(paper):
-    plain = evaluate(paper, TEXT)
-    assert plain.knn_k is plain.knn_share is None
-    little = evaluate(paper, TEXT, WithNeighbours(knn=replace(SETTINGS, share=1e-9)))
-    assert little.nll == pytest.approx(plain.nll, abs=1e-6)
-
-
 def test_the_future_changes_no_loss(paper):
     lengths = Lengths.of(paper.config, segment_len=8)
     other = torch.cat([TEXT[:15], (TEXT[15:] + 1) % CONFIG.vocab_size])
@@ -151,29 +141,3 @@ def _interrupted(*_):
 def test_one_stream_with_memory_is_searched(paper, more, message):
     with pytest.raises(ValueError, match=message):
         evaluate(paper, TEXT, knn=SETTINGS, **more)
-
-
-def test_a_lstm_has_a_past_too():
-    config = ModelConfig(kind="lstm", vocab_size=CONFIG.vocab_size, d_model=12, n_layer=1)
-    model = build_model(config).eval()
-    plain, mixed = (evaluate(model, TEXT, how).nll for how in (None, WithNeighbours(knn=SETTINGS)))
-    assert plain != mixed
-
-
-def test_an_evaluation_of_the_first_segments_is_that_of_their_text(paper):
-    some = evaluate(paper, TEXT, WithNeighbours(segment_len=4, max_steps=3, knn=SETTINGS))
-    whole = evaluate(paper, TEXT[:13], WithNeighbours(segment_len=4, knn=SETTINGS))
-    assert some.tokens == whole.tokens == 12
-    assert some.nll == pytest.approx(whole.nll, rel=1e-12)
-
-
-@torch.no_grad()
-def test_under_autocast_the_past_is_searched_in_float32():
-    draw = torch.Generator().manual_seed(1)
-    hidden, tokens = torch.randn(40, 32, generator=draw), torch.arange(40)
-    past = Past(SETTINGS).extended(hidden, tokens)
-    exact = past.nearest(hidden[:1] + 0.01)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = past.nearest(hidden[:1] + 0.01)
-    for ours, theirs in zip(found, exact, strict=True):
-        assert torch.equal(ours, theirs)

@@ -88,9 +88,3 @@ def test_an_error_restores_each_mode_too(tiny_config):
     with pytest.raises(ValueError, match="not empty"), evaluating(model):
         model(torch.zeros(1, 0, dtype=torch.int64))
     assert _modes(model) == before
-
-
-def test_between_two_tokens_the_model_can_be_trained(tiny_config):
-    model = _model(tiny_config)
-    for _ in islice(generate(model, IDS), 3):
-        assert all(_modes(model))

@@ -115,26 +115,6 @@ def test_the_gradient_is_that_of_the_rows_alone(of_kind, kind):
 
 
 @torch.no_grad()
-def test_targets_may_leave_out_the_first_tokens(model):
-    tokens, targets, lengths = next(segments())
-    whole = model(tokens, None, targets, lengths=lengths)
-    half = model(tokens, None, targets[:, 2:], lengths=lengths, context=2)
-    torch.testing.assert_close(half.nll, whole.nll[:, 2:])
-    assert half.is_real.sum() == (lengths - 2).clamp(min=0).sum()
-
-
-@torch.no_grad()
-def test_full_lengths_change_not_a_bit(model):
-    tokens = torch.randint(V, (2, 5))
-    mems = expected = None
-    for _ in range(2):
-        out, other = model(tokens, mems, lengths=torch.tensor([5, 5])), model(tokens, expected)
-        mems, expected = out.mems, other.mems
-        assert torch.equal(out.log_probs, other.log_probs)
-        assert mems.forgotten is None
-
-
-@torch.no_grad()
 def test_a_batch_of_empty_rows_has_no_loss_and_changes_no_memory(model):
     tokens = torch.randint(V, (2, 5))
     before = model(tokens).mems

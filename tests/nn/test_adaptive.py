@@ -1,16 +1,13 @@
 """The adaptive softmax is one distribution, however it is stored and whatever is left out."""
 
-import math
 from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model import AdaptiveEmbedding, AdaptiveSoftmax, Embedding, TransformerXL
+from transformer_xl.model import AdaptiveEmbedding, AdaptiveSoftmax, Embedding
 from transformer_xl.ops import nll
 
 V, D = 29, 8
@@ -79,13 +76,6 @@ def order(words):
     return words[torch.randperm(len(words))]
 
 
-def chi_square_holds(counts, probs):
-    """Whether draws are within five standard deviations of what the probabilities say."""
-    expected = probs * counts.sum()
-    statistic = ((counts - expected) ** 2 / expected).sum()
-    return statistic < len(probs) - 1 + 5 * math.sqrt(2 * (len(probs) - 1))
-
-
 @torch.no_grad()
 def test_a_word_of_a_tail_has_the_probability_of_its_cluster_times_its_own(pair):
     embedding, softmax = pair
@@ -131,14 +121,6 @@ def test_losses_and_gradients_are_those_of_the_distribution_in_the_order_of_toke
             torch.testing.assert_close(one, other, rtol=0, atol=1e-11, msg=f"{members}: {name}")
 
 
-@pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
-def test_every_weight_of_a_model_learns_from_every_segment(settings):
-    model = TransformerXL(replace(CONFIG, n_layer=1, mem_len=2, **settings))
-    tokens = torch.full((1, 3), 2)
-    model(tokens, targets=tokens).loss.backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-
-
 def test_what_is_tied_is_the_same_and_what_is_not_is_not(pair):
     embedding, softmax = pair
     tables = {id(x) for name, x in named(embedding).items() if "proj" not in name}
@@ -151,114 +133,6 @@ def test_what_is_tied_is_the_same_and_what_is_not_is_not(pair):
         assert isinstance(proj, torch.nn.Identity) != cluster.has_proj
         if cluster.has_proj:
             assert (id(proj.weight) in projs) == cluster.ties_proj
-
-
-def test_the_settings_decide_what_is_tied_and_what_is_projected():
-    def kinds(**settings):
-        clusters = replace(CONFIG, **settings).clusters
-        return [(cluster.width, cluster.has_proj, cluster.ties_proj) for cluster in clusters]
-
-    plain, projected, tied = (D, False, False), (6, True, False), (6, True, True)
-    assert kinds() == [plain] * 4
-    # Where nothing is projected nothing can be tied.
-    assert kinds(tie_projections=True) == [plain] * 4
-    assert kinds(d_embed=6) == [projected] * 4
-    assert kinds(d_embed=6, tie_projections=(True, False, True, False)) == [tied, projected] * 2
-    first, *tails = kinds(div_val=2, tie_projections=(False, True, True, True))
-    assert first == (D, True, False)
-    assert tails == [(4, True, True), (2, True, True), (1, True, True)]
-    first, *tails = kinds(div_val=2, proj_same_dim=False, tie_projections=True)
-    assert first == plain
-    assert tails == [(4, True, True), (2, True, True), (1, True, True)]
-
-
-SEEDS = st.integers(0, 2**32)
-
-
-@given(SEEDS, st.integers(1, 40), st.sampled_from([0.1, 1.0, 10.0]), st.sampled_from([*VARIANTS]))
-@torch.no_grad()
-def test_the_likeliest_are_those_of_the_whole_distribution(seed, k, spread, variant):
-    _, softmax = made(seed, **VARIANTS[variant])
-    for bias in (softmax.bias, getattr(softmax, "cluster_bias", softmax.bias)):
-        bias.mul_(spread)
-    hidden = torch.randn(5, D).double()
-    values, tokens = softmax.top_k(hidden, k)
-    expected, places = softmax.log_probs(hidden).topk(min(k, V))
-    torch.testing.assert_close(values, expected, rtol=0, atol=1e-12)
-    assert torch.equal(tokens, places)
-
-
-@pytest.fixture
-def looked_into(monkeypatch):
-    """Collects the clusters whose words are computed."""
-    seen, compute = [], AdaptiveSoftmax._log_softmax
-
-    def spy(self, hidden, i, weight, bias):
-        seen.append(i)
-        return compute(self, hidden, i, weight, bias)
-
-    monkeypatch.setattr(AdaptiveSoftmax, "_log_softmax", spy)
-    return seen
-
-
-@pytest.mark.parametrize(
-    ("cluster_bias", "k", "clusters"),
-    [
-        ([-30, -30, -30], 5, [0]),
-        ([-30, -60, -60], 6, [0, 1]),
-        ([30, -30, -30], 1, [0, 1]),
-        ([-30, 30, -30], 3, [0, 2]),
-        ([-30, 30, 20], 8, [0, 2]),
-        ([-30, 30, 20], 9, [0, 2, 3]),
-        ([0, 1, 2], V, [0, 3, 2, 1]),
-        ([0, 1, 2], 100, [0, 3, 2, 1]),
-    ],
-    ids=str,
-)
-@torch.no_grad()
-def test_a_cluster_that_cannot_matter_is_not_computed(looked_into, cluster_bias, k, clusters):
-    _, softmax = made()
-    softmax.cluster_weight.zero_()
-    softmax.cluster_bias.copy_(torch.tensor(cluster_bias) + torch.tensor([0.2, 0.1, 0]))
-    hidden = torch.randn(1, D).double() * 0.1
-    softmax.top_k(hidden, k)
-    assert looked_into == clusters
-
-
-@torch.no_grad()
-def test_a_draw_computes_the_cluster_of_its_word_and_no_other(looked_into):
-    _, softmax = made()
-    hidden, found = torch.randn(1, D).double() * 0.1, set()
-    for number in torch.rand(100, 1).double():
-        looked_into.clear()
-        word = softmax.draw(hidden, number).item()
-        i = next(i for i, c in enumerate(softmax.clusters) if c.start <= word < c.stop)
-        assert looked_into == [0, i][: 1 + (i > 0)]
-        found.add(i)
-    assert found == {0, 1, 2, 3}
-
-
-@pytest.mark.parametrize("variant", ["one table", "much narrower tables", "a single cluster"])
-@torch.no_grad()
-def test_words_are_drawn_as_often_as_they_are_likely(variant):
-    _, softmax = made(**VARIANTS[variant])
-    hidden = torch.randn(D).double() * 0.2
-    words = softmax.draw(hidden.expand(3000, D), torch.rand(3000).double())
-    counts = words.bincount(minlength=V).double()
-    probs = softmax.log_probs(hidden).exp()
-    assert chi_square_holds(counts, probs)
-    assert not chi_square_holds(counts, probs.flip(0))
-
-
-def test_half_precision_is_summed_in_float32(softmax):
-    softmax.float()
-    hidden, targets = torch.randn(2, 3, D), torch.randint(V, (2, 3))
-    with torch.autocast("cpu", torch.bfloat16):
-        log_probs, losses = softmax.log_probs(hidden), softmax.nll(hidden, targets)
-    assert log_probs.dtype == losses.dtype == torch.float32
-    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(2, 3))
-    expected = -log_probs.gather(-1, targets[..., None])[..., 0]
-    torch.testing.assert_close(losses, expected, rtol=0.05, atol=0.05)
 
 
 class Largest(TorchDispatchMode):
@@ -292,10 +166,3 @@ def test_training_makes_no_table_of_all_words_for_all_tokens(monkeypatch, settin
     # The largest that is needed is the gradient of all embeddings.
     assert sizes[0] == n * n_words
     assert sizes[1] <= D * n_words
-
-
-def test_a_target_outside_the_vocabulary_is_an_error(softmax):
-    for wrong in (V, V + 1, -1):
-        targets = torch.tensor([0, wrong, 28])
-        with pytest.raises((RuntimeError, IndexError)):
-            softmax.nll(torch.randn(3, D).double(), targets)

@@ -67,24 +67,6 @@ def test_normalized_queries_and_keys_are_vectors_of_one_length_times_weights(
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("M", [0, 5])
-@pytest.mark.parametrize("memory_learns", [False, True])
-def test_gradients_of_the_projections_are_those_of_their_products(tiny_config, M, memory_learns):
-    module = made(tiny_config).double()
-    weight = module.qkv_proj.weight
-    x, memory = (torch.randn(2, n, 16, dtype=torch.float64) for n in (3, M))
-    leaves = [x.requires_grad_(), weight]
-    if memory_learns and M:
-        leaves.append(memory.requires_grad_())
-    both = torch.cat([memory, x], 1)
-    plain = x @ weight[:16].T, both @ weight[16:32].T, both @ weight[32:].T
-    found = [y.flatten(2) for y in module.project(x, memory if M else None)]
-    factors = [torch.randn_like(y) for y in plain]
-    gradients = (torch.autograd.grad(outs, leaves, factors) for outs in (found, plain))
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
-
-
 def test_attention_weights_are_dropped_in_training_alone(tiny_config, monkeypatch):
     asked = []
 

@@ -80,17 +80,6 @@ def test_other_lengths_may_be_asked_for():
     assert not torch.equal(one[0], other[0])
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_looking_leaves_the_model_as_it_was(training):
-    model = TransformerXL(replace(CONFIG, dropout=0.3)).train(training)
-    segment = text()
-    assert torch.equal(model.attention_weights(segment)[2], model.attention_weights(segment)[2])
-    with pytest.raises(ValueError, match="the memory holds 2 streams and the segment 1"):
-        model.attention_weights(segment[:1], model.start_memory(2))
-    assert {module.training for module in model.modules()} == {training}
-    assert not any(module._forward_pre_hooks for module in model.modules())
-
-
 def test_what_another_thread_reads_meanwhile_is_not_looked_at():
     model = TransformerXL(CONFIG).eval()
     segment, other = text(), text(T=3)

@@ -47,34 +47,6 @@ def test_a_compiled_model_gives_the_same_losses_memories_and_gradients(
         torch.testing.assert_close(compiled_parameter.grad, parameter.grad)
 
 
-@torch.no_grad()
-def test_a_compiled_model_reads_with_kept_keys(tiny_config):
-    model = TransformerXL(replace(tiny_config, n_layer=1)).eval()
-    # What is asked is whether all of it can be traced.
-    compiled = torch.compile(model, dynamic=False, fullgraph=True, backend="eager")
-    mems = compiled_mems = model.keep(model.start_memory(1))
-    for segment in torch.randint(31, (3, 1, 3)):
-        out, compiled_out = model(segment, mems), compiled(segment, compiled_mems)
-        mems, compiled_mems = out.mems, compiled_out.mems
-        torch.testing.assert_close(compiled_out.hidden, out.hidden)
-
-
-def test_a_compiled_step_computes_no_sinusoids(tiny_config):
-    operations = set()
-
-    def record(graph, _):
-        operations.update(str(node.target) for node in graph.graph.nodes)
-        return graph.forward
-
-    config = replace(tiny_config, n_layer=1)
-    compiled = torch.compile(TransformerXL(config), dynamic=False, fullgraph=True, backend=record)
-    tokens = torch.randint(config.vocab_size, (2, 4))
-    compiled(tokens, None, tokens).nll.mean().backward()
-    # They would be made on the processor at each step, and a GPU would wait for them.
-    assert any("softmax" in name for name in operations)
-    assert not {name for name in operations if "sin" in name or "cos" in name}
-
-
 # What torch says where it goes on behind a graph from a tensor that was computed.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("div_val", [1, 2])

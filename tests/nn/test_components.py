@@ -1,12 +1,5 @@
 """What a model is put together from: positions of a user, and linear maps that are called."""
 
-import copy
-import gc
-import pickle
-import weakref
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
@@ -14,9 +7,8 @@ from torch import nn
 from transformer_xl import Positions, PositionScheme
 from transformer_xl.config import ModelConfig
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.calling import first_wrapped
 from transformer_xl.model.decoder import Decoder
-from transformer_xl.model.layer import is_fast, project
+from transformer_xl.model.layer import project
 from transformer_xl.model.positions import RelativeSinusoids
 from transformer_xl.model.segment import Lengths
 from transformer_xl.ops import Linear
@@ -64,57 +56,6 @@ def test_positions_of_a_user_make_segments_invisible_and_are_stepped(sloped):
     decoder = Decoder.of(sloped, Lengths.of(CONFIG), sloped.start_memory(2))
     stepped = torch.stack([decoder(token) for token in tokens.T], 1)
     torch.testing.assert_close(stepped, whole, rtol=0, atol=1e-12)
-
-
-def test_parameters_of_a_scheme_are_those_of_the_model_and_no_others_are_made(sloped):
-    names = {name for name, _ in sloped.named_parameters()}
-    assert "positions.factor" in names
-    assert not {name for name in names if "r_proj" in name or name.endswith("_bias")}
-    sloped(torch.randint(23, (1, 6)), None, torch.randint(23, (1, 6))).loss.backward()
-    assert sloped.positions.factor.grad.abs() > 0
-
-
-@pytest.mark.parametrize(
-    "copied",
-    [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))],
-    ids=["deepcopy", "pickle"],
-)
-@torch.no_grad()
-def test_a_copy_of_a_model_is_computed_with_its_own_weights(copied):
-    module, x = Linear(4, 6), torch.randn(3, 4)
-    other = copied(module)
-    assert is_fast(other)
-    assert torch.equal(other(x), module(x))
-    other.weight = nn.Parameter(torch.zeros(6, 4))
-    torch.testing.assert_close(other(x), other.bias.expand(3, 6))
-    assert not torch.equal(other(x), module(x))
-
-
-def test_a_model_is_pickled_whole_and_is_no_wrapped_one():
-    for activation in ("relu", "gelu", "swiglu"):
-        model = TransformerXL(replace(CONFIG, activation=activation)).eval()
-        other = pickle.loads(pickle.dumps(model))
-        assert first_wrapped(other) is None
-        tokens = torch.randint(23, (2, 5))
-        assert torch.equal(other(tokens).log_probs, model(tokens).log_probs)
-
-
-def test_a_model_that_is_not_used_any_more_is_freed_at_once():
-    model = TransformerXL(CONFIG)
-    weight = weakref.ref(model.layers[0].attention.qkv_proj.weight)
-    gc.disable()
-    try:
-        del model
-        assert weight() is None
-    finally:
-        gc.enable()
-
-
-def test_threads_that_look_for_hooks_do_not_find_those_of_each_other():
-    model = TransformerXL(CONFIG).eval()
-    with ThreadPoolExecutor(4) as threads:
-        found = [*threads.map(lambda _: first_wrapped(model), range(80))]
-    assert found == [None] * 80
 
 
 @pytest.mark.parametrize("M", [0, 5])

@@ -11,7 +11,6 @@ from transformer_xl.model.decoder import (
     EagerDecoder,
     RingDecoder,
     choose_step,
-    reason_against_compiled,
 )
 from transformer_xl.model.segment import Lengths
 from transformer_xl.model.steps import CapturedStep, CompiledStep
@@ -134,7 +133,7 @@ def decoder_of(model, mems, kind=None, **lengths):
     lengths = Lengths.of(model.config, **lengths)
     if kind is None:
         return Decoder.of(model, lengths, mems)
-    if kind == "compiled" and (reason := reason_against_compiled(model, model.dtype)):
+    if kind == "compiled" and (reason := CompiledStep.reason_against(model, model.dtype)):
         pytest.skip(reason)
     if kind == "eager":
         return EagerDecoder(model, lengths, model.keep(mems))
@@ -183,19 +182,6 @@ def test_lengths_may_be_others_than_the_configured(paper, kind):
         assert_same_memory(decoder.memory(), after)
 
 
-def test_the_model_and_a_decoder_take_turns(paper, kind):
-    tokens = drawn(paper, 30)
-    start = after_prompt(paper, 2)
-    expected, _ = one_by_one(paper, start, tokens)
-    for n in (0, 3, 16):
-        decoder = decoder_of(paper, start, kind)
-        found = [decoder(token) for token in tokens.T[:n]]
-        middle, mems = one_by_one(paper, decoder.memory(), tokens[:, n : n + 5])
-        decoder = decoder_of(paper, mems, kind)
-        found = [*found, *middle, *(decoder(token) for token in tokens.T[n + 5 :])]
-        torch.testing.assert_close(torch.stack(found), expected, rtol=0, atol=1e-12, msg=f"{n}")
-
-
 @torch.no_grad()
 def test_loaded_keys_and_values_are_read_with_the_positions_of_the_weights(paper, kind):
     other = build_model(paper.config).to(paper.device).double().eval()
@@ -226,25 +212,6 @@ def test_of_a_longer_memory_the_newest_positions_are_kept(paper, kind):
             other.put(row, mems.select([row]))
         torch.testing.assert_close(read(other, tokens), expected, rtol=0, atol=1e-12)
         assert_same_memory(other.memory(), after)
-
-
-def test_what_a_decoder_was_made_from_stays_as_it_was(paper, kind):
-    mems = after_prompt(paper, 11)
-    before = {name: x.clone() for name, x in mems.state_dict().items() if x is not None}
-    read(decoder_of(paper, mems, kind), drawn(paper, 10))
-    for name, x in before.items():
-        assert torch.equal(mems.state_dict()[name], x)
-
-
-def test_half_precision_stays_what_it_is(device, kind):
-    torch.manual_seed(0)
-    model = TransformerXL(CONFIG).bfloat16().eval().to(device)
-    mems = after_prompt(model, 4)
-    tokens = drawn(model, 9)
-    expected, _ = one_by_one(model, mems, tokens)
-    found = read(decoder_of(model, mems, kind), tokens)
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.1)
 
 
 @pytest.mark.gpu
@@ -280,15 +247,6 @@ def test_a_step_on_a_gpu_waits_for_nothing(paper):
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_tokens_that_are_not_one_for_each_stream_are_refused(tiny_config, kind):
-    model = TransformerXL(tiny_config).eval()
-    decoder = decoder_of(model, model.start_memory(2), kind)
-    with pytest.raises(ValueError, match=r"shape \(1,\) must be one for each of the 2 streams"):
-        decoder(torch.tensor([1]))
-    decoder.reset([])
-    assert decoder(torch.tensor([1, 2])).shape == (2, 16)
-
-
 @pytest.mark.parametrize("variant", ["post-norm", "clusters"])
 @torch.no_grad()
 def test_a_token_outside_the_vocabulary_is_refused_and_leaves_no_trace(variant, kind):
@@ -320,15 +278,6 @@ def test_a_model_without_keys_is_called(settings, prompt):
     assert torch.equal(decoder.memory().state_dict()["states"], after.state_dict()["states"])
 
 
-def test_a_model_of_which_a_part_is_hooked_is_called(paper):
-    calls = []
-    paper.layers[1].feed_forward.outer.register_forward_hook(lambda *_: calls.append(1))
-    decoder = decoder_of(paper, paper.start_memory(B))
-    assert isinstance(decoder, EagerDecoder)
-    decoder(drawn(paper, 1)[:, 0])
-    assert calls == [1]
-
-
 def test_the_decoder_is_chosen_by_the_machine(paper, monkeypatch):
     lengths, mems = Lengths.of(paper.config), paper.start_memory(B)
     if paper.device.type == "cuda":
@@ -341,22 +290,6 @@ def test_the_decoder_is_chosen_by_the_machine(paper, monkeypatch):
     monkeypatch.setattr(native, "library", lambda: None)
     assert Decoder.of(paper, lengths, mems).kind == "eager"
     assert "no compiled step" in choose_step(paper)[1]
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"norm_first": True, "gate": "gru"}, "gate='gru'"),
-        ({"enhanced_recurrence": True}, "enhanced_recurrence=True"),
-        ({"norm_first": True, "attn_type": 2, "quirks": ("raw_queries",)}, "no keys and values"),
-    ],
-)
-def test_what_the_compiled_step_does_not_support_is_named(settings, named):
-    require_native()
-    model = TransformerXL(replace(CONFIG, **settings)).eval()
-    step, reason = choose_step(model)
-    assert step is None
-    assert named in reason
 
 
 @torch.no_grad()
@@ -429,11 +362,11 @@ def test_the_ring_is_no_larger_than_the_texts_need():
     model = TransformerXL(replace(CONFIG, mem_len=1000)).eval()
     decoder = decoder_of(model, model.start_memory(2), "compiled")
     tokens = torch.zeros(2, 1001, dtype=torch.int64)
-    assert decoder._ring.capacity == 64
+    assert decoder.capacity == 64
     read(decoder, tokens[:, :600])
-    assert decoder._ring.capacity == 1001
+    assert decoder.capacity == 1001
     for _ in range(101):
         # Short texts: once the ring has gone round, it becomes smaller.
         decoder.reset([0, 1])
         read(decoder, tokens[:, :10])
-    assert decoder._ring.capacity == 64
+    assert decoder.capacity == 64

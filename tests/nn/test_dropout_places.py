@@ -49,19 +49,6 @@ def test_each_place_has_its_own_share(tiny_config, places, activation, locked):
     assert {p for _, p, _ in places} == {0.0}
 
 
-def test_a_share_of_its_own_that_is_the_common_one_changes_no_bit(tiny_config):
-    def trained(**settings):
-        torch.manual_seed(1)
-        config = replace(tiny_config, dropout=0.3, attn_dropout=0.2, **settings)
-        out = TransformerXL(config)(tokens(5)[:, :-1], None, torch.randint(31, (2, 4)))
-        out.loss.backward()
-        return out.nll
-
-    own = {"input_dropout": 0.3, "ff_dropout": 0.3, "output_dropout": 0.3, "embed_dropout": 0.0}
-    assert torch.equal(trained(), trained(**own))
-    assert not torch.equal(trained(), trained(variational_dropout=True))
-
-
 @pytest.mark.parametrize("activation", ["relu", "relu_squared", "swiglu"])
 def test_variational_dropout_is_the_same_at_all_positions(tiny_config, activation):
     # One word again and again, seen without its past: without dropout all positions are alike.
@@ -128,7 +115,7 @@ def test_embedding_dropout_drops_whole_words_wherever_they_stand(tiny_config, ma
     assert abs(dropped / (31 * n) - p) < 5 * (p * (1 - p) / (31 * n)) ** 0.5
 
 
-@pytest.mark.parametrize("marker", [0, 7, 8, 20, 30])
+@pytest.mark.parametrize("marker", [7, 20])
 @pytest.mark.parametrize(
     ("made", "settings"),
     [(Embedding, {}), (AdaptiveEmbedding, {"cutoffs": (8, 20), "div_val": 2})],
@@ -145,25 +132,6 @@ def test_the_separator_of_completions_is_never_dropped(tiny_config, made, settin
     assert torch.equal(found[:, marker], exact.expand(20, -1))
     # All but the two symbols.
     assert (found == 0).all(-1).any(0).sum() == 31 - len({marker, 5})
-
-
-@pytest.mark.parametrize("reset_at", [None, 7, 30])
-@pytest.mark.parametrize("cutoffs", [(), (8, 20)])
-def test_gradients_stay_small_though_nearly_all_words_are_dropped(tiny_config, cutoffs, reset_at):
-    settings = {"n_layer": 16, "norm_first": True, "cutoffs": cutoffs, "embed_dropout": 0.99}
-    model = TransformerXL(replace(tiny_config, reset_at=reset_at, **settings))
-    tokens = torch.randint(31, (8, 21))
-    tokens[:, 9] = reset_at or 0
-    model(tokens[:, :-1], None, tokens[:, 1:]).nll.mean().backward()
-    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
-    # Without memory, the states of a first word that was dropped would be zero in all layers.
-    assert norm < 100
-
-
-def test_the_softmax_keeps_the_words_that_the_embedding_drops(tiny_config):
-    model = TransformerXL(replace(tiny_config, embed_dropout=0.9))
-    hidden = torch.randn(2, 3, 16)
-    assert torch.equal(model.softmax.log_probs(hidden), model.eval().softmax.log_probs(hidden))
 
 
 @pytest.mark.parametrize("locked", [False, True])

@@ -92,40 +92,6 @@ def test_a_token_outside_the_vocabulary_is_an_error_in_fixed_shapes_too(adaptive
                 embed(torch.tensor([[3, token]]))
 
 
-def test_tokens_that_lie_apart_are_read_without_a_warning(adaptive, request):
-    request.addfinalizer(lambda: torch.set_warn_always(False))
-    torch.set_warn_always(True)
-    tokens = torch.arange(30)[None, ::3]
-    assert torch.equal(adaptive(tokens), adaptive(tokens.contiguous()))
-
-
-def test_the_tables_of_an_adaptive_embedding_have_the_shapes_of_their_clusters(tiny_config):
-    embedding = filled(replace(tiny_config, **ADAPTIVE["equal widths as they are"]))
-    assert [tuple(x.shape) for x in embedding.weights] == [(3, 16), (6, 8), (22, 4)]
-    first, *others = embedding.projs
-    assert [tuple(proj.weight.shape) for proj in others] == [(16, 8), (16, 4)]
-    assert not [*first.parameters()]
-    assert all(proj.bias is None for proj in others)
-
-
-def test_each_word_teaches_its_row_and_its_projection_and_no_other(adaptive):
-    adaptive(torch.tensor([[30, 1], [30, 4]])).square().sum().backward()
-    for cluster, table, proj in zip(
-        adaptive.clusters, adaptive.weights, adaptive.projs, strict=True
-    ):
-        words = [
-            word - cluster.start for word in (1, 4, 30) if cluster.start <= word < cluster.stop
-        ]
-        assert table.grad.any(1).nonzero()[:, 0].tolist() == words
-        for weight in proj.parameters():
-            assert weight.grad.any() == bool(words)
-
-
-def test_half_precision_ends_behind_the_projection(adaptive):
-    with torch.autocast("cpu", torch.bfloat16):
-        assert adaptive(torch.tensor([[0, 30]])).dtype == torch.float32
-
-
 @pytest.mark.parametrize("clamp_len", [None, 0, 1, 5, 63, 64, 1000])
 def test_positions_are_sines_and_cosines_of_the_distance(clamp_len):
     D = 6
@@ -149,14 +115,6 @@ def test_low_precision_rounds_the_result_and_not_the_distance(dtype):
     assert torch.equal(encodings(2000, dtype=dtype), encodings(2000).to(dtype))
 
 
-def test_encodings_made_without_gradients_can_be_trained_with():
-    with torch.inference_mode():
-        encodings(41, 10)
-    weight = torch.randn(10, 3, dtype=torch.float64, requires_grad=True)
-    (encodings(41, 10) @ weight).sum().backward()
-    assert weight.grad.isfinite().all()
-
-
 @pytest.mark.parametrize("kind", ["transformer_xl", "gpt"])
 @pytest.mark.parametrize("mode", [torch.inference_mode, FakeTensorMode])
 def test_a_model_that_was_first_read_in_another_mode_can_be_trained(tiny_config, kind, mode):
@@ -168,10 +126,3 @@ def test_a_model_that_was_first_read_in_another_mode_can_be_trained(tiny_config,
     model = build_model(config)
     model(tokens, targets=tokens).loss.backward()
     assert all(x.grad is None or x.grad.isfinite().all() for x in model.parameters())
-
-
-def test_what_a_caller_does_to_its_encodings_is_its_own_affair():
-    before = encodings(16).clone()
-    encodings(16).zero_()
-    encodings(16, clamp_len=3).zero_()
-    assert torch.equal(encodings(16), before)

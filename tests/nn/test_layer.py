@@ -6,8 +6,6 @@ import torch
 import torch.nn.functional as F
 
 from transformer_xl.model import DecoderLayer, FeedForward, Positions
-from transformer_xl.model.keys_and_values import KeysAndValues
-from transformer_xl.model.segment import View
 from transformer_xl.ops import reference
 
 B, T, M, H, K, D = 2, 3, 4, 2, 8, 16
@@ -85,37 +83,3 @@ def test_a_layer_is_attention_and_feed_forward_each_with_a_norm(
         o = norm(layer.attention_norm, x + attended(layer, x, keys, r, u, w))
         expected = norm(layer.feed_forward_norm, o + layer.feed_forward(o))
     torch.testing.assert_close(layer(x, memory, Positions(r, u, w)), expected)
-
-
-@pytest.mark.parametrize("norm_first", [False, True])
-@pytest.mark.parametrize("M", [0, 4])
-@torch.no_grad()
-def test_a_memory_of_keys_and_values_gives_the_same_and_takes_the_segment(
-    tiny_config, norm_first, M
-):
-    layer = filled(DecoderLayer(replace(tiny_config, norm_first=norm_first)))
-    x, (memory, r, u, w) = torch.randn(B, T, D), surroundings(M)
-    first_key = torch.tensor([0, M // 2])
-    k, v = layer.keys_and_values(memory)
-    store = KeysAndValues([k.permute(2, 0, 1, 3)], [v.permute(2, 0, 1, 3)])
-    kept = store.with_capacity(T, M + T)
-    view = View(first_key, 3)
-    expected = layer(x, memory, Positions(r, u, w), view)
-    found = layer(x, x[:, :0], Positions(r, u, w), view._replace(join=kept.join, is_fixed=True))
-    torch.testing.assert_close(found, expected)
-    k, _ = layer.keys_and_values(torch.cat([memory, x], 1))
-    found = kept.extend([None], M + T, T).state_dict()["keys"][0]
-    torch.testing.assert_close(found, k.permute(2, 0, 1, 3))
-
-
-@pytest.mark.parametrize("has_gradients", [False, True])
-@pytest.mark.parametrize("norm_first", [False, True])
-def test_a_memory_of_another_precision_is_read_in_that_of_the_segment(
-    tiny_config, norm_first, has_gradients
-):
-    layer = filled(DecoderLayer(replace(tiny_config, norm_first=norm_first)))
-    x, (memory, r, u, w) = torch.randn(B, T, D), surroundings()
-    half = memory.bfloat16()
-    with torch.set_grad_enabled(has_gradients):
-        found = layer(x, half, Positions(r, u, w))
-        torch.testing.assert_close(found, layer(x, half.float(), Positions(r, u, w)))

@@ -2,11 +2,9 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
-from transformer_xl.config import EvalConfig
 from transformer_xl.model import build_model
 from transformer_xl.model.segment import SEGMENT_LEN, Lengths
 
@@ -23,12 +21,6 @@ def test_what_is_not_given_is_as_configured(config):
     for name, value in given.items():
         found = Lengths.of(config, **{name: value})
         assert found == Lengths.of(config)._replace(**{name: value})
-
-
-def test_resolved_lengths_are_resolved_to_themselves(config):
-    found = Lengths.of(config, segment_len=3, mem_len=np.int64(8), attn_len=torch.tensor(4))
-    assert [type(x) for x in found] == [int] * 5
-    assert Lengths.of(config, segment_len=3, **found.arguments) == found
 
 
 @pytest.mark.parametrize(
@@ -60,18 +52,3 @@ def test_a_length_without_effect_is_refused_unless_it_is_the_configured_one(tiny
     learned = replace(tiny_config, attn_type=3, n_positions=12)
     with pytest.raises(ValueError, match="clamp_len=3 has no effect with attn_type=3"):
         Lengths.of(learned, clamp_len=3)
-
-
-@pytest.mark.parametrize(("attn_len", "seen"), [(None, 7), (3, 3), (7, 7), (20, 7)])
-def test_in_a_window_a_token_sees_the_memory_and_itself_at_most(tiny_config, attn_len, seen):
-    lengths = Lengths.of(replace(tiny_config, mem_len=6, attn_len=attn_len))
-    assert lengths.is_windowed is (attn_len in (3, 7))
-    assert lengths.windowed() == lengths._replace(attn_len=seen)
-    assert lengths.windowed().is_windowed
-
-
-def test_the_settings_of_an_evaluation_say_the_segments_or_training_does(config):
-    settings = EvalConfig(mem_len=9)
-    assert Lengths.of(config, **settings.lengths_after(11)) == (11, 9, 5, 4, 2)
-    settings = EvalConfig(segment_len=3, attn_len=2, clamp_len=1, ext_len=0)
-    assert Lengths.of(config, **settings.lengths_after(11)) == (3, 6, 2, 1, 0)

@@ -1,12 +1,10 @@
 """The compiled step computes what the operations of torch do, on any processor."""
 
-import copy
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -126,26 +124,6 @@ def test_results_do_not_depend_on_the_number_of_threads(batch_size, monkeypatch)
     assert torch.equal(found[0], found[2])
 
 
-def test_threads_that_step_at_the_same_time_do_not_disturb_each_other(monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    model = model_of(torch.float32)
-    tokens = tokens_for(model, 1, 100)
-    found = {}
-
-    def work(name):
-        _, compiled = both(model, 1)
-        found[name] = torch.stack([compiled(x) for x in tokens])
-
-    work("alone")
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for n in range(4):
-        assert torch.equal(found[n], found["alone"])
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_process_steps_with_threads_of_its_own(monkeypatch):
@@ -188,18 +166,6 @@ def test_what_the_step_cannot_read_is_read_by_torch():
 
 class Other(torch.Tensor):
     pass
-
-
-def test_a_decoder_can_be_copied_with_its_streams():
-    model = model_of()
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    _, compiled = both(model, 2)
-    tokens = tokens_for(model, 2, 5)
-    for each in tokens:
-        compiled(each)
-    other = copy.deepcopy(compiled)
-    assert torch.equal(other(tokens[0]), compiled(tokens[0]))
 
 
 SAME = """
@@ -262,20 +228,6 @@ def test_the_softmax_of_few_rows_is_that_of_torch(monkeypatch):
     with torch.no_grad():
         assert not native.multiplies(hidden.bfloat16(), model.softmax.weight.bfloat16())
         assert not native.multiplies(torch.randn(17, 48), model.softmax.weight)
-
-
-def test_operands_that_do_not_belong_together_are_left_to_torch():
-    weight = torch.randn(20, 48)
-    with torch.no_grad():
-        assert native.multiplies(torch.randn(1, 48), weight)
-        for x, other in (
-            (torch.randn(1, 32), weight),
-            (torch.randn(48), weight),
-            (torch.randn(1, 48), weight.to("meta")),
-            (torch.randn(1, 48), weight[:0]),
-            (torch.randn(0, 48), weight),
-        ):
-            assert not native.multiplies(x, other)
 
 
 @pytest.mark.slow

@@ -1,22 +1,15 @@
 """What a layer is told of positions: distances, frequencies, rows of a table."""
 
 from dataclasses import replace
-from itertools import product
 
 import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model import TransformerXL, relative_positions
-from transformer_xl.model.positions import distances, frequencies
+from transformer_xl.model.positions import frequencies
 
 CPU = torch.device("cpu")
-
-
-def test_distances_fall_to_zero_and_count_up_to_the_largest():
-    for S, largest in product((1, 5), (None, 0, 2, 4, 5, 100)):
-        expected = [d if largest is None else min(d, largest) for d in reversed(range(S))]
-        assert distances(S, largest, CPU).tolist() == expected
 
 
 @pytest.mark.parametrize("d_model", [2, 6, 410])
@@ -41,28 +34,6 @@ def test_frequencies_are_rounded_to_float32_unless_asked_otherwise():
     assert 1e-6 < (single - double).abs().max() < 1e-3
     again = relative_positions(1000, 64, None, torch.float64, CPU)
     assert torch.equal(again, single)
-
-
-@pytest.mark.parametrize("attn_type", [0, 2])
-@torch.no_grad()
-def test_exact_frequencies_are_an_option_of_the_model(attn_type):
-    config = ModelConfig(
-        vocab_size=9, n_layer=1, n_head=2, d_model=32, d_inner=8, attn_type=attn_type, init_std=0.3
-    )
-    model = TransformerXL(config).double().eval()
-    exact = TransformerXL(replace(config, quirks=("exact_frequencies",))).double().eval()
-    exact.load_state_dict(model.state_dict())
-    tokens = torch.randint(9, (1, 200))
-    difference = (exact(tokens).hidden - model(tokens).hidden).abs().max()
-    assert 1e-12 < difference < 1e-4
-
-
-@pytest.mark.parametrize("attn_type", [1, 3])
-def test_a_learned_table_needs_no_even_width(attn_type):
-    config = ModelConfig(
-        vocab_size=9, n_layer=1, n_head=3, d_model=9, d_inner=8, attn_type=attn_type, n_positions=4
-    )
-    assert TransformerXL(config)(torch.randint(9, (2, 6))).hidden.shape == (2, 6, 9)
 
 
 @torch.no_grad()
@@ -114,7 +85,7 @@ def test_distances_beyond_the_table_count_as_its_last(attn_type):
     assert (long(text[:, 5:], mems).hidden - expected).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("clamp_len", [0, 2, 19, 20, 1000])
+@pytest.mark.parametrize("clamp_len", [2, 19])
 @torch.no_grad()
 def test_clamped_relative_distances_are_those_of_a_shorter_table(clamp_len):
     model = tabled(1, 20)
@@ -128,9 +99,3 @@ def test_clamped_relative_distances_are_those_of_a_shorter_table(clamp_len):
     configured.load_state_dict(model.state_dict())
     torch.testing.assert_close(configured(text).hidden, expected)
     assert torch.allclose(model(text).hidden, expected) == (clamp_len > 18)
-
-
-@torch.no_grad()
-def test_learned_absolute_positions_are_not_clamped():
-    model, text = tabled(3, 20), torch.randint(9, (2, 10))
-    assert torch.equal(model(text, clamp_len=2).hidden, model(text).hidden)

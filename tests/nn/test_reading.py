@@ -54,18 +54,6 @@ def test_a_text_in_pieces_is_the_text_at_once(tiny_config, options):
         assert reader.read([4, 5]) == pytest.approx(after, abs=1e-11), sizes
 
 
-@torch.no_grad()
-def test_segments_lie_where_the_model_would_have_been_given_them(tiny_config):
-    model = made(tiny_config)
-    mems, expected = None, []
-    for start in range(0, 46, 7):
-        window = torch.tensor([TEXT[start : start + 8]])
-        out = model(window[:, :-1], mems, window[:, 1:])
-        mems = out.mems
-        expected += (-out.nll[0]).tolist()
-    assert read(reader_of(model, segment_len=7), [3] * 16)[1:] == pytest.approx(expected, abs=1e-11)
-
-
 def test_with_a_window_segments_do_not_matter(tiny_config):
     model = made(tiny_config)
     found = [
@@ -94,20 +82,6 @@ def test_the_memory_has_a_bound_and_a_state_goes_on(tiny_config, attn_len):
     assert (
         reader_of(model, segment_len=2, state=ReaderState(*reader.state[:2], 5)).state.offset == 0
     )
-
-
-@torch.no_grad()
-def test_a_state_with_a_longer_memory_is_cut_to_what_is_remembered(tiny_config):
-    model = made(tiny_config)
-    long = reader_of(model, segment_len=7, mem_len=20)
-    long.read(TEXT[:32])
-    mems, last_token, offset = long.state
-    # The first token, four segments and three tokens.
-    assert (len(mems), offset) == (23, 3)
-    cut = reader_of(model, segment_len=7, mem_len=4, state=long.state)
-    tokens = torch.tensor([[last_token, *TEXT[32:35]]])
-    out = model(tokens, mems.last(7), torch.tensor([TEXT[32:36]]), mem_len=4)
-    assert cut.read(TEXT[32:36]) == pytest.approx((-out.nll[0]).tolist(), abs=1e-11)
 
 
 @pytest.mark.parametrize(
@@ -146,17 +120,6 @@ def test_an_interrupt_leaves_a_state_that_can_be_gone_on_from(tiny_config, monke
     # The first token and two segments.
     assert reader.state.last_token == TEXT[14]
     assert reader.read(TEXT[15:]) == pytest.approx(expected[15:], abs=1e-11)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [({"segment_len": 0}, "segment_len=0 must be at least 1"), ({"mem_len": -1}, "mem_len=-1")],
-)
-def test_a_wrong_length_is_named(tiny_config, settings, message):
-    with pytest.raises(ValueError, match=message):
-        reader_of(made(tiny_config), **settings)
-    with pytest.raises(ValueError, match="token 31 is outside the vocabulary of 31"):
-        reader_of(made(tiny_config)).read([3, 31])
 
 
 @pytest.fixture
@@ -206,19 +169,6 @@ def test_the_last_tokens_may_be_all_that_is_predicted(tiny_config, rows, n):
     torch.testing.assert_close(found, torch.cat(whole, 1)[:, -n:], rtol=0, atol=1e-13)
     # Of the others nothing is computed.
     assert [x is None for x in last] == [stop <= 19 - n for stop in (7, 14, 19)]
-
-
-@torch.no_grad()
-def test_a_row_that_has_ended_keeps_its_memory(tiny_config, rows):
-    model = made(tiny_config)
-    lengths = Lengths.of(model.config, segment_len=6)
-    *_, last = read_segments(model, rows, lengths, sizes=torch.tensor([20, 8]))
-    for row, size in enumerate((20, 8)):
-        *_, alone = read_segments(model, rows[row : row + 1, :size], lengths)
-        mine = last.mems.select([row])
-        n = len(mine) - int(mine.forgotten[0])
-        for x, y in zip(mine.last(n).states, alone.mems.last(n).states, strict=True):
-            torch.testing.assert_close(x, y, rtol=0, atol=1e-12)
 
 
 @torch.no_grad()

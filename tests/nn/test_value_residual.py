@@ -57,22 +57,3 @@ def test_values_are_mixed_with_those_of_the_first_layer(model):
     for n in (1, 2):
         a, b = model.value_own[n - 1], model.value_first[n - 1]
         torch.testing.assert_close(values[n], a * own[n] + b * own[0])
-
-
-def test_factors_are_learned_and_recomputed_activations_give_the_same_gradients(model):
-    tokens = torch.randint(31, (2, 13))
-    mems = model(tokens[:, :6]).mems
-    gradients = []
-    for recompute in (False, True):
-        model.recompute = recompute
-        model.zero_grad()
-        model.train()(tokens[:, 6:-1], mems, tokens[:, 7:]).loss.backward()
-        gradients.append([p.grad.clone() for p in model.parameters()])
-    torch.testing.assert_close(*gradients)
-    assert model.value_own.grad.abs().min() > 0
-    assert model.value_first.grad.abs().min() > 0
-
-
-def test_it_begins_with_halves():
-    model = TransformerXL(CONFIG)
-    assert model.value_own.tolist() == model.value_first.tolist() == [0.5, 0.5]

@@ -2,7 +2,6 @@
 
 import json
 import os
-import stat
 from dataclasses import replace
 
 import pytest
@@ -15,10 +14,7 @@ from transformer_xl.inference.generate import State, load_state, write_state
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.pretrained import (
     CHECKSUM_KEY,
-    has_checksum,
     weights_checksum,
-    weights_path,
-    write_weights,
 )
 
 
@@ -70,26 +66,6 @@ def test_flipped_bits_of_the_values_are_found(folder, weights):
             TransformerXL.from_pretrained(folder)
     weights.write_bytes(content)
     TransformerXL.from_pretrained(folder)
-
-
-def test_names_that_are_exchanged_are_found(folder, weights):
-    with safe_open(weights, "pt") as file:
-        about = file.metadata()
-    tensors = load_file(weights)
-    first, second = (f"layers.{n}.attention_norm.weight" for n in (0, 1))
-    tensors[first] += 1
-    tensors[first], tensors[second] = tensors[second], tensors[first]
-    save_file(tensors, weights, about)
-    with pytest.raises(RuntimeError, match="do not match its checksum"):
-        TransformerXL.from_pretrained(folder)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_weights_in_half_precision_load(model, folder, weights, dtype):
-    write_weights({name: x.to(dtype) for name, x in load_file(weights).items()}, weights)
-    again = TransformerXL.from_pretrained(folder)
-    for mine, theirs in zip(model.parameters(), again.parameters(), strict=True):
-        assert torch.equal(mine.to(dtype).float(), theirs)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.bool, torch.float64])
@@ -150,14 +126,6 @@ def test_several_weights_files_are_one_model(model, folder):
     assert main(["doctor", str(folder)]) == 0
 
 
-def test_the_checksum_of_several_files_is_that_of_all(folder):
-    shard(folder)
-    before = weights_checksum(weights_path(folder))
-    path = folder / "model-00002-of-00002.safetensors"
-    rewrite(path, lambda tensors: next(iter(tensors.values())).add_(1))
-    assert weights_checksum(weights_path(folder)) != before
-
-
 @pytest.mark.parametrize(
     ("file", "message"),
     [
@@ -175,33 +143,12 @@ def test_an_index_names_files_beside_it_alone(folder, file, message):
         TransformerXL.from_pretrained(folder)
 
 
-def test_an_index_lists_what_is_in_each_file(folder):
-    shard(folder)
-    one, two = (folder / f"model-0000{n}-of-00002.safetensors" for n in (1, 2))
-    save_file(load_file(one) | load_file(two), two)
-    with pytest.raises(RuntimeError, match=r"listed for model-0000.* and not in it, or in it"):
-        TransformerXL.from_pretrained(folder)
-
-
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"weight_map": [1]}', b"\xff"])
 def test_a_damaged_index_is_named(folder, content):
     shard(folder)
     (folder / "model.safetensors.index.json").write_bytes(content)
     with pytest.raises(RuntimeError, match=r"index.json"):
         TransformerXL.from_pretrained(folder)
-
-
-@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
-def test_files_have_the_mode_that_the_umask_gives(model, tmp_path, umask):
-    before = os.umask(umask)
-    try:
-        model.save_pretrained(tmp_path / "model")
-        _, mems = model.read(torch.tensor([[1, 2, 3]]))
-        write_state(tmp_path / "state", State(mems, 1, None), "x")
-    finally:
-        os.umask(before)
-    for path in (*(tmp_path / "model").iterdir(), tmp_path / "state"):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask, path
 
 
 def test_a_file_without_permission_is_not_called_damaged(folder, weights, monkeypatch):
@@ -213,7 +160,7 @@ def test_a_file_without_permission_is_not_called_damaged(folder, weights, monkey
         return opened(path, *words, **named)
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(PermissionError, match=r"cannot read .*model.safetensors: permission"):
+    with pytest.raises(PermissionError, match=r"Permission denied: .*model.safetensors"):
         TransformerXL.from_pretrained(folder)
 
 
@@ -249,30 +196,3 @@ def test_a_damaged_memory_is_found(model, tmp_path, damage, message):
     save_file(tensors, path, about)
     with pytest.raises(RuntimeError, match=message):
         load_state(path, "x", model)
-
-
-def test_doctor_ends_with_1_where_something_is_damaged(folder, weights, capsys):
-    assert has_checksum(weights)
-    assert main(["doctor", str(folder)]) == 0
-    assert "verified" in capsys.readouterr().out
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 4
-    weights.write_bytes(content)
-    assert main(["doctor", str(folder), "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found[str(folder)].startswith("damaged")
-    assert main(["doctor", str(weights)]) == 1
-    assert main(["doctor", str(folder / "nothing")]) == 1
-
-
-def test_doctor_tells_weights_from_states(folder, weights, model, tmp_path, capsys):
-    _, mems = model.read(torch.tensor([[1, 2, 3]]))
-    write_state(tmp_path / "state", State(mems, 1, None), "x")
-    assert main(["doctor", str(tmp_path / "state")]) == 0
-
-    def change(tensors):
-        tensors["content_bias"] = tensors["content_bias"].int()
-
-    rewrite(weights, change)
-    assert main(["doctor", str(weights)]) == 1
-    assert "content_bias as I32" in capsys.readouterr().out

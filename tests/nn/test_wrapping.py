@@ -1,6 +1,5 @@
 """A module that was wrapped, replaced or hooked is called; a plain one need not be."""
 
-import copy
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -13,13 +12,7 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.inference.generate import generate
 from transformer_xl.model import FeedForward, RelAttention, TransformerXL, build_model
 from transformer_xl.model.calling import is_plain
-from transformer_xl.model.quantizing import compact
 from transformer_xl.model.tokens import Softmax
-from transformer_xl.ops import with_torch_linears
-
-QUANTIZATION = pytest.mark.filterwarnings(
-    "ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per"
-)
 
 V = 23
 SMALL = ModelConfig(vocab_size=V, n_layer=2, n_head=2, d_model=16, d_inner=24, mem_len=6, dropout=0)
@@ -147,17 +140,6 @@ def test_what_a_hook_has_kept_stays_as_it_was(tiny_config, activation):
     assert all(map(torch.equal, kept, copies))
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-def test_a_backward_hook_on_a_linear_map_sees_the_gradient(model):
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and ".projs." not in name:
-            seen = []
-            handle = module.register_full_backward_hook(lambda *given, to=seen: to.append(given))
-            training(model).sum().backward()
-            handle.remove()
-            assert seen, name
-
-
 def test_every_part_that_is_read_with_is_called(model):
     tokens = TEXT[:, :4]
     for name in ("", "embedding", "softmax", "layers.0", "layers.0.attention"):
@@ -188,36 +170,6 @@ def test_a_hook_on_the_softmax_changes_loss_distribution_and_what_is_drawn(model
     model.softmax.register_forward_hook(only_five)
     torch.testing.assert_close(model(TEXT[:, :4], None, TEXT[:, :4]).nll, likeliest)
     assert list(generate(model, [1, 2], length=4, seed=1)) == [5] * 4
-
-
-@QUANTIZATION
-def test_maps_quantized_by_torch_are_used(model):
-    model = model.float()
-    exact = with_torch_linears(copy.deepcopy(model))
-    made = torch.ao.quantization.quantize_dynamic(exact, {nn.Linear}, dtype=torch.qint8)
-    kinds = {type(x) for x in made.modules()}
-    assert nn.Linear not in kinds
-    # The same maps, in numbers that the quantized ones stand for.
-    for name, module in made.named_modules():
-        if isinstance(module, torch.ao.nn.quantized.dynamic.Linear):
-            with torch.no_grad():
-                model.get_submodule(name).weight.copy_(module.weight().dequantize())
-    torch.testing.assert_close(reading(made), reading(model), rtol=0.1, atol=0.1)
-    assert not torch.equal(reading(made), reading(model))
-    with pytest.raises(ValueError, match="was wrapped, replaced or hooked: it would be left out"):
-        compact(made, "bfloat16")
-    with pytest.raises(ValueError, match=r"the model lacks .*no model folder can hold that"):
-        made.save_pretrained("nowhere")
-
-
-@QUANTIZATION
-def test_an_lstm_quantized_by_torch_is_used():
-    torch.manual_seed(0)
-    sizes = {"vocab_size": SMALL.vocab_size, "n_layer": 2, "d_model": 16}
-    model = build_model(ModelConfig(kind="lstm", **sizes, init_std=0.2, dropout=0.0)).eval()
-    made = torch.ao.quantization.quantize_dynamic(model, dtype=torch.qint8)
-    with torch.no_grad():
-        torch.testing.assert_close(made(TEXT).log_probs, model(TEXT).log_probs, rtol=0.1, atol=0.1)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "adaptive"])

@@ -50,12 +50,8 @@ def test_rows_of_a_weight_are_a_weight():
 
 def test_a_number_moves_by_half_of_what_an_integer_is_worth():
     weight = torch.randn(50, 64) * torch.logspace(-6, 3, 50)[:, None]
+    # Zeros stay zeros.
+    weight[1] = 0
     moved = (exact(Int8Weight.of(weight)) - weight).abs().amax(1)
     # The worth of an integer is itself rounded to bfloat16.
     assert (moved <= weight.abs().amax(1) / 254 * (1 + BFLOAT16)).all()
-
-
-def test_rows_of_zeros_stay_zeros():
-    weight = torch.randn(3, 16)
-    weight[1] = 0
-    assert exact(Int8Weight.of(weight))[1].abs().max() == 0

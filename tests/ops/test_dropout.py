@@ -18,6 +18,7 @@ def test_a_share_is_dropped_and_the_rest_scaled_up(p, dtype):
     torch.testing.assert_close(out[is_kept], scale.expand(int(is_kept.sum())))
     # Five standard deviations of a share.
     assert abs(is_kept.double().mean() - (1 - p)) < 5 * (p * (1 - p) / n) ** 0.5
+    assert dropout(torch.ones(1_000_000), 1 - 1e-9, True).isfinite().all()
 
 
 def test_neighbours_are_dropped_independently():
@@ -37,12 +38,6 @@ def test_outside_of_training_nothing_is_dropped(p):
     assert torch.equal(relu_dropout(x.clone(), 0.0, True), x.relu())
 
 
-def test_no_probability_below_one_drops_everything():
-    assert rounded(1 - 1e-9) < 1
-    assert rounded(1e-9) == 0
-    assert dropout(torch.ones(1_000_000), 1 - 1e-9, True).isfinite().all()
-
-
 @pytest.mark.parametrize("function", [dropout, relu_dropout, relu_squared_dropout])
 @pytest.mark.parametrize(("p", "locked"), [(0.0, False), (0.4, False), (0.4, True)])
 def test_gradients_are_those_of_what_was_computed(function, p, locked):
@@ -54,18 +49,6 @@ def test_gradients_are_those_of_what_was_computed(function, p, locked):
 
     assert torch.autograd.gradcheck(repeated, x)
     assert p == 0 or (repeated(x) == 0).any()
-
-
-@pytest.mark.parametrize("function", [dropout, relu_dropout])
-def test_a_seed_repeats_what_is_dropped(function):
-    x = torch.rand(1000)
-    torch.manual_seed(1)
-    first, other = function(x.clone(), 0.5, True), function(x.clone(), 0.5, True)
-    torch.manual_seed(1)
-    assert torch.equal(function(x.clone(), 0.5, True), first)
-    assert not torch.equal(first, other)
-    expected = (x / 0.5).where(first != 0, 0)
-    torch.testing.assert_close(first, expected)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.4])

@@ -1,4 +1,4 @@
-"""The loss that never sees all logits gives what the plain one gives."""
+"""The loss that never sees all logits gives what the plain one gives, by kernels too."""
 
 import math
 from itertools import product
@@ -23,14 +23,27 @@ UPSTREAM = {
 }
 
 
+def divide(monkeypatch, chunk, least_rows):
+    monkeypatch.setattr(nll, "CHUNK", chunk)
+    monkeypatch.setattr(nll, "GPU_CHUNK", chunk)
+    monkeypatch.setattr(nll, "LEAST_ROWS", least_rows)
+
+
 @pytest.fixture(params=CHUNKS, ids=str)
 def chunks(request, monkeypatch):
-    monkeypatch.setattr(nll, "CHUNK", request.param[0])
-    monkeypatch.setattr(nll, "LEAST_ROWS", request.param[1])
+    divide(monkeypatch, *request.param)
 
 
-def operands(n=N, dtype=torch.float64):
-    return [torch.randn(*shape, dtype=dtype) for shape in ((n, E), (V, E), (V,))]
+@pytest.fixture
+def kernels(kernel_device, monkeypatch):
+    """The device of the kernels; in the interpreter, too, which computes on the CPU."""
+    monkeypatch.setattr(nll, "has_kernels", lambda device, dtype: True)
+    return kernel_device
+
+
+def operands(n=N, words=V, dtype=torch.float64, width=E):
+    shapes = (n, width), (words, width), (words,)
+    return [torch.randn(*shape, dtype=torch.float64).to(dtype) for shape in shapes]
 
 
 def words(n=N):
@@ -41,26 +54,96 @@ def plain(x, weight, bias, targets):
     return F.cross_entropy(F.linear(x, weight, bias), targets, reduction="none")
 
 
-def losses_and_gradients(loss, inputs, targets, upstream):
-    leaves = [x.detach().clone().requires_grad_() for x in inputs]
-    found = loss(*leaves, targets)
-    found.backward(upstream.to(found.dtype))
-    return [found.detach(), *(x.grad for x in leaves)]
+def losses_and_gradients(loss, inputs, targets, upstream, device="cpu"):
+    leaves = [x.detach().to(device, copy=True).requires_grad_() for x in inputs]
+    found = loss(*leaves, targets.to(device))
+    found.backward(upstream.to(found))
+    return [x.cpu() for x in (found.detach(), *(x.grad for x in leaves))]
 
 
 def assert_same(ours, expected, tolerance=1e-12):
     for name, one, other in zip(NAMES, ours, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=tolerance, msg=f"{name} differ")
+        other = other.to(one.dtype)
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance, msg=f"{name} differ")
 
 
+def assert_as_exact(ours, theirs, exact):
+    for name, truth, one, other in zip(NAMES, exact, ours, theirs, strict=True):
+        error, allowed = ((x.double() - truth).norm() for x in (one, other))
+        rounding = 4 * torch.finfo(torch.float32).eps * truth.norm()
+        assert error <= 2 * allowed + rounding, f"{name}: {error:.3g}, plain {allowed:.3g}"
+
+
+@pytest.mark.parametrize("ignored", [[], [0], [2, 3, 6], list(range(N))], ids=str)
 @pytest.mark.usefixtures("chunks")
-def test_losses_and_gradients_are_those_of_cross_entropy():
+def test_losses_and_gradients_are_those_of_cross_entropy(ignored):
     inputs, targets = operands(), words()
+    targets[ignored] = nll.IGNORED
     for upstream in UPSTREAM.values():
         found, expected = (
             losses_and_gradients(loss, inputs, targets, upstream) for loss in (linear_nll, plain)
         )
         assert_same(found, expected)
+    with torch.no_grad():
+        assert torch.equal(linear_nll(*inputs, targets), found[0])
+
+
+@pytest.mark.parametrize("size", [1, 7, 128, 129, 5000])
+def test_those_of_the_kernels_are_those_of_cross_entropy(size, kernels, monkeypatch):
+    inputs, targets = operands(N, size, torch.float32), torch.randint(size, (N,))
+    targets[:2] = torch.tensor([0, size - 1])
+    for rows, upstream in zip((1, 4, 256, 4), UPSTREAM.values(), strict=True):
+        divide(monkeypatch, 0, rows)
+        found, again = (
+            losses_and_gradients(linear_nll, inputs, targets, upstream, kernels) for _ in range(2)
+        )
+        assert all(map(torch.equal, found, again))
+        exact = losses_and_gradients(plain, [x.double() for x in inputs], targets, upstream)
+        # Sums in another order, of at most 5,000 exponentials in float32.
+        assert_same(found, exact, 1e-5)
+        leaves = (x.to(kernels) for x in (*inputs, targets))
+        assert torch.equal(linear_nll(*leaves).cpu(), found[0])
+
+
+def test_of_the_kernels_an_ignored_target_has_no_loss_and_no_gradient(kernels):
+    inputs, targets = operands(dtype=torch.float32), words()
+    targets[[1, 4]] = nll.IGNORED
+    exact = losses_and_gradients(plain, inputs, targets, torch.ones(N))
+    # Not by linear_nll, which removes them first on the CPU of the interpreter.
+    scale = (targets != nll.IGNORED).float().to(kernels)
+    leaves = [x.to(kernels) for x in (*inputs, targets)]
+    losses, gradients = nll._pass(*leaves, torch.float32, scale, (True, True, True))
+    assert_same([x.cpu() for x in (losses, *gradients)], exact, 1e-5)
+
+
+@pytest.mark.parametrize("wrong", [V, -1, 10**9])
+def test_a_target_outside_the_vocabulary_has_no_loss_by_the_kernels(wrong, kernels):
+    targets = words()
+    targets[3] = wrong
+    inputs = operands(dtype=torch.float32)
+    found, dx, dw, _ = losses_and_gradients(linear_nll, inputs, targets, torch.ones(N), kernels)
+    assert found.isnan().tolist() == [n == 3 for n in range(N)]
+    # So that no update is made of them.
+    assert dx.isnan().any(1).tolist() == [n == 3 for n in range(N)]
+    assert dw.isnan().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [300, 5000])
+def test_the_error_of_the_kernels_is_at_most_twice_that_of_pytorch(size, dtype, kernels):
+    if dtype == torch.bfloat16 and kernels.type == "cpu":
+        pytest.skip("the interpreter cuts bfloat16 off where a GPU rounds it")
+    inputs, targets = operands(64, size, dtype), torch.randint(size, (64,))
+    weights = torch.linspace(0, 1, 64) / 64
+
+    # The loss in float32, of the logits that a product in this precision gives.
+    def rounded(x, weight, bias, targets):
+        return F.cross_entropy(F.linear(x, weight, bias).float(), targets, reduction="none")
+
+    found = losses_and_gradients(linear_nll, inputs, targets, weights, kernels)
+    theirs = losses_and_gradients(rounded, inputs, targets, weights)
+    exact = losses_and_gradients(plain, [x.double() for x in inputs], targets, weights)
+    assert_as_exact(found, theirs, exact)
 
 
 def test_no_tokens_have_no_losses_and_gradients_of_zero():
@@ -75,27 +158,22 @@ def test_no_tokens_have_no_losses_and_gradients_of_zero():
 @pytest.mark.usefixtures("chunks")
 def test_a_graph_that_is_kept_can_be_gone_through_again():
     inputs, targets = operands(), words()
-    other = torch.linspace(3, 1, N).double()
+    before = [x.clone() for x in inputs]
     for one in UPSTREAM.values():
         gradients = []
         for loss in (linear_nll, plain):
-            leaves = [x.detach().clone().requires_grad_() for x in inputs]
+            leaves = [x.detach().requires_grad_() for x in inputs]
             found = loss(*leaves, targets)
-            for weights in (one.double(), one.double(), other, torch.ones(N).double()):
-                found.backward(weights, retain_graph=True)
-            gradients.append([found.detach(), *(x.grad for x in leaves)])
+            for weights in (one, one, torch.linspace(3, 1, N), torch.ones(N)):
+                (*own,) = torch.autograd.grad(found, leaves, weights.double(), retain_graph=True)
+            gradients.append([found.detach(), *(x.clone() for x in own)])
+            # Who gets a gradient may change it.
+            for x in own:
+                x.zero_()
+            again = torch.autograd.grad(found, leaves, torch.ones(N).double())
+            assert_same([found.detach(), *again], gradients[-1])
         assert_same(*gradients)
-
-
-def test_who_gets_a_gradient_may_change_it():
-    inputs, targets = [x.requires_grad_() for x in operands()], words()
-    total = linear_nll(*inputs, targets).sum()
-    first = torch.autograd.grad(total, inputs, retain_graph=True)
-    before = [x.clone() for x in first]
-    for gradient in first:
-        gradient.zero_()
-    for again, expected in zip(torch.autograd.grad(total, inputs), before, strict=True):
-        torch.testing.assert_close(again, expected)
+    assert all(map(torch.equal, inputs, before))
 
 
 @pytest.mark.parametrize("upstream", ["all alike", "all different"])
@@ -116,12 +194,6 @@ def test_some_operands_may_need_no_gradient(upstream):
                 torch.testing.assert_close(x.grad, gradient, msg=f"{learning}")
 
 
-@pytest.mark.usefixtures("chunks")
-def test_gradients_are_those_of_what_was_computed():
-    inputs, targets = [x.requires_grad_() for x in operands()], words()
-    assert torch.autograd.gradcheck(lambda *inputs: linear_nll(*inputs, targets), inputs)
-
-
 def test_a_second_derivative_is_refused_rather_than_wrong():
     inputs = [x.requires_grad_() for x in operands()]
     found = linear_nll(*inputs, words())
@@ -130,36 +202,39 @@ def test_a_second_derivative_is_refused_rather_than_wrong():
         gradient.sum().backward()
 
 
-@pytest.mark.usefixtures("chunks")
-def test_without_gradients_the_losses_are_the_same():
-    inputs, targets = [x.requires_grad_() for x in operands()], words()
-    expected = linear_nll(*inputs, targets)
-    for switch in (torch.no_grad, torch.inference_mode):
-        with switch():
-            found = linear_nll(*inputs, targets)
-        assert not found.requires_grad
-        assert torch.equal(found, expected)
-
-
-@pytest.mark.usefixtures("chunks")
-def test_the_operands_are_left_as_they_were():
-    inputs, targets = [x.requires_grad_() for x in operands()], words()
-    before = [x.detach().clone() for x in (*inputs, targets)]
-    linear_nll(*inputs, targets).sum().backward()
-    for x, y in zip((*inputs, targets), before, strict=True):
-        assert torch.equal(x, y)
-
-
-@pytest.mark.usefixtures("chunks")
-def test_what_is_no_number_stays_none_and_in_its_place():
-    (x, weight, bias), targets = operands(), words()
+def assert_nan_stays_in_its_row(device="cpu", dtype=torch.float64):
+    (x, weight, bias), targets = operands(dtype=dtype), words()
     x[2, 1] = math.nan
-    found, *gradients = losses_and_gradients(linear_nll, (x, weight, bias), targets, torch.ones(N))
+    found, dx, dw, _ = losses_and_gradients(
+        linear_nll, (x, weight, bias), targets, torch.ones(N), device
+    )
     assert found.isnan().tolist() == [n == 2 for n in range(N)]
-    assert gradients[0].isnan().any(1).tolist() == [n == 2 for n in range(N)]
-    assert gradients[1].isnan().all()
-    weight[targets[0], 0] = math.nan
-    assert linear_nll(x, weight, bias, targets).isnan().all()
+    assert dx.isnan().any(1).tolist() == [n == 2 for n in range(N)]
+    assert dw.isnan().all()
+
+
+def assert_an_impossible_word_has_no_part(device="cpu", dtype=torch.float64, tolerance=1e-12):
+    (x, weight, bias), targets = operands(dtype=dtype), words() // 2
+    bias[V - 1] = -math.inf
+    upstream = torch.ones(N)
+    inputs, without = (x, weight, bias), (x, weight[:-1], bias[:-1])
+    found, dx, dw, db = losses_and_gradients(linear_nll, inputs, targets, upstream, device)
+    assert not dw[-1].any()
+    assert not db[-1].any()
+    expected = losses_and_gradients(plain, without, targets, upstream)
+    assert_same([found, dx, dw[:-1], db[:-1]], expected, tolerance)
+
+
+@pytest.mark.usefixtures("chunks")
+def test_infinities_and_nan_stay_in_their_place():
+    assert_nan_stays_in_its_row()
+    assert_an_impossible_word_has_no_part()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter
+def test_by_the_kernels_infinities_and_nan_stay_in_their_place(kernels):
+    assert_nan_stays_in_its_row(kernels, torch.float32)
+    assert_an_impossible_word_has_no_part(kernels, torch.float32, 1e-5)
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
@@ -172,18 +247,6 @@ def test_an_upstream_gradient_that_is_no_number_is_handed_on(wrong):
 
 
 @pytest.mark.usefixtures("chunks")
-def test_a_word_that_cannot_be_has_no_part_in_anything():
-    (x, weight, bias), targets = operands(), words() // 2
-    bias[V - 1] = -math.inf
-    found, dx, dw, db = losses_and_gradients(linear_nll, (x, weight, bias), targets, torch.ones(N))
-    without = (x, weight[:-1], bias[:-1])
-    expected = losses_and_gradients(plain, without, targets, torch.ones(N))
-    assert not dw[-1].any()
-    assert not db[-1].any()
-    assert_same([found, dx, dw[:-1], db[:-1]], expected)
-
-
-@pytest.mark.usefixtures("chunks")
 def test_a_target_outside_the_vocabulary_is_an_error():
     targets = words()
     for wrong in (V, -1):
@@ -192,15 +255,15 @@ def test_a_target_outside_the_vocabulary_is_an_error():
             linear_nll(*operands(), targets)
 
 
-@pytest.mark.parametrize("upstream", ["all alike", "all different"])
-@pytest.mark.parametrize("half_x", [False, True])
-@pytest.mark.parametrize("rows", [64, 256])
+@pytest.mark.parametrize(
+    ("upstream", "half_x", "rows"),
+    [("all alike", False, 64), ("all alike", True, 256), ("all different", True, 64)],
+)
 def test_under_autocast_the_error_is_at_most_twice_that_of_plain_pytorch(
     monkeypatch, upstream, half_x, rows
 ):
-    monkeypatch.setattr(nll, "CHUNK", 0)
-    monkeypatch.setattr(nll, "LEAST_ROWS", rows)
-    x, weight, bias = torch.randn(256, 32), torch.randn(500, 32), torch.randn(500)
+    divide(monkeypatch, 0, rows)
+    x, weight, bias = operands(256, 500, torch.float32, width=32)
     # What a projection hands on is in half precision already.
     x = x.bfloat16() if half_x else x
     targets = torch.randint(500, (256,))
@@ -210,15 +273,10 @@ def test_under_autocast_the_error_is_at_most_twice_that_of_plain_pytorch(
         with torch.autocast("cpu", torch.bfloat16):
             return losses_and_gradients(loss, (x, weight, bias), targets, scale)
 
-    exact = losses_and_gradients(
-        plain, [y.double() for y in (x, weight, bias)], targets, scale.double()
-    )
-    ours, theirs = under_autocast(linear_nll), under_autocast(plain)
-    assert ours[0].dtype == torch.float32
-    assert [y.dtype for y in ours[1:]] == [x.dtype, torch.float32, torch.float32]
-    for name, truth, one, other in zip(NAMES, exact, ours, theirs, strict=True):
-        error, allowed = ((y.double() - truth).norm() for y in (one, other))
-        assert error <= 2 * allowed, f"{name}: {error:.3g}, plain {allowed:.3g}"
+    exact = losses_and_gradients(plain, [y.double() for y in (x, weight, bias)], targets, scale)
+    ours = under_autocast(linear_nll)
+    assert [y.dtype for y in ours] == [torch.float32, x.dtype, torch.float32, torch.float32]
+    assert_as_exact(ours, under_autocast(plain), exact)
 
 
 class Largest(TorchDispatchMode):
@@ -237,18 +295,17 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("scale", ["all alike", "all different"])
 def test_no_table_of_all_logits_is_made(monkeypatch, scale):
-    monkeypatch.setattr(nll, "CHUNK", 10_000)
-    monkeypatch.setattr(nll, "LEAST_ROWS", 2)
-    n, words, width = 100, 1000, 4
-    targets = torch.randint(words, (n,))
-    inputs = [torch.randn(shape).requires_grad_() for shape in ((n, width), (words, width), words)]
+    divide(monkeypatch, 10_000, 2)
+    n, size = 100, 1000
+    targets, inputs = torch.randint(size, (n,)), operands(n, size)
     weights = torch.ones(n) if scale == "all alike" else torch.rand(n)
     sizes = []
     for loss in (plain, linear_nll):
+        leaves = [x.requires_grad_() for x in inputs]
         with Largest() as largest:
-            loss(*inputs, targets).backward(weights)
+            loss(*leaves, targets).backward(weights.double())
         sizes.append(largest.numel)
-    assert sizes == [n * words, 10_000]
+    assert sizes == [n * size, 10_000]
 
 
 @pytest.mark.compile
@@ -261,18 +318,3 @@ def test_compiled_it_is_the_same():
         for loss in (compiled, plain)
     )
     assert_same(found, expected, 1e-10)
-
-
-@pytest.mark.parametrize("places", [[0], [2, 3, 6], list(range(N))], ids=str)
-@pytest.mark.usefixtures("chunks")
-def test_a_target_of_minus_100_is_ignored(places):
-    parts, targets = operands(), words()
-    targets[places] = -100
-    for upstream in UPSTREAM.values():
-        found, expected = (
-            losses_and_gradients(loss, parts, targets, upstream) for loss in (linear_nll, plain)
-        )
-        assert_same(found, expected)
-        assert not found[0][places].any()
-    with torch.no_grad():
-        assert not linear_nll(*parts, targets)[places].any()

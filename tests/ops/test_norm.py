@@ -25,17 +25,6 @@ def test_gradients_are_those_of_what_was_computed(shape):
     assert torch.autograd.gradcheck(lambda x, w: rms_norm(x, w, 1e-3), operands(*shape))
 
 
-def test_gradients_are_the_same_in_any_order_of_the_memory():
-    x, weight = operands(2, 3, 4)
-    factor = torch.randn(4, 2, 3, 8, dtype=torch.float64)
-    outs = (
-        f(x.permute(2, 0, 1, 3))
-        for f in (lambda y: rms_norm(y, weight, 1e-3), lambda y: F.rms_norm(y, (8,), weight, 1e-3))
-    )
-    one, other = (torch.autograd.grad(out, [x, weight], factor) for out in outs)
-    torch.testing.assert_close(one, other)
-
-
 @pytest.mark.parametrize("learns", ["x", "weight"])
 def test_what_needs_no_gradient_gets_none(learns):
     x, weight = operands(3)
@@ -51,12 +40,3 @@ def test_half_precision_is_rounded_once(dtype):
     found = rms_norm(x, weight, 1e-5)
     assert found.dtype == dtype
     torch.testing.assert_close(found, exact.to(dtype), rtol=torch.finfo(dtype).eps, atol=0)
-
-
-def test_zeros_stay_zeros_and_have_gradients():
-    x = torch.zeros(2, 4, requires_grad=True)
-    out = rms_norm(x, torch.ones(4), 1e-5)
-    out.sum().backward()
-    assert torch.equal(out, torch.zeros(2, 4))
-    assert x.grad is not None
-    torch.testing.assert_close(x.grad, torch.full((2, 4), 1e-5**-0.5))

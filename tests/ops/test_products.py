@@ -1,12 +1,11 @@
 import inspect
-from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from transformer_xl.model import FeedForward, TransformerXL
+from transformer_xl.model import TransformerXL
 from transformer_xl.ops import linear, products, skew
 
 
@@ -53,20 +52,6 @@ def test_operands_may_be_transposed_or_slices(onednn):
     x, weight = torch.randn(24, 8).T, torch.randn(32, 48)[4:20, ::2]
     torch.testing.assert_close(linear(x, weight, None), x @ weight.T)
     torch.testing.assert_close(products.product(x, weight.T), x @ weight.T)
-
-
-def test_a_frozen_operand_gets_no_gradient(onednn):
-    x, weight, bias = operands()
-    linear(x.detach(), weight, bias.detach()).sum().backward()
-    assert (x.grad, bias.grad) == (None, None)
-    assert weight.grad is not None
-
-
-def test_a_matrix_that_is_not_finite_stays_so(onednn):
-    x, weight, _ = operands((4, 24))
-    with torch.no_grad():
-        x[1, 3] = torch.nan
-        assert linear(x, weight, None).isnan().any(1).tolist() == [False, True, False, False]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -118,31 +103,6 @@ def test_under_autocast_no_second_copy_of_the_weight_is_kept():
     assert {shape[0]: dtype for shape, dtype in sizes if len(shape) == 2} == {16: torch.float32}
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_setting_for_batches_is_put_back(onednn, fails):
-    setting = torch.backends.mkldnn.matmul
-    before = setting.fp32_precision
-
-    def use():
-        with products.onednn(True):
-            if fails:
-                raise RuntimeError
-
-    with pytest.raises(RuntimeError) if fails else nullcontext():
-        use()
-    assert setting.fp32_precision == before
-
-
-def test_a_feed_forward_network_learns_with_onednn_as_without(onednn, monkeypatch, tiny_config):
-    torch.manual_seed(1)
-    module, x = FeedForward(tiny_config), torch.randn(2, 5, 16)
-    found = torch.autograd.grad(module(x).square().sum(), list(module.parameters()))
-    monkeypatch.setattr(products, "onednn_is_faster", lambda: False)
-    expected = torch.autograd.grad(module(x).square().sum(), list(module.parameters()))
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other)
-
-
 def test_the_setting_for_batches_comes_back_when_the_last_block_ends(onednn, monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
     setting = torch.backends.mkldnn.matmul
@@ -154,6 +114,9 @@ def test_the_setting_for_batches_comes_back_when_the_last_block_ends(onednn, mon
     first.__exit__(None, None, None)
     assert setting.fp32_precision == "bf16"
     second.__exit__(None, None, None)
+    assert setting.fp32_precision == before
+    with pytest.raises(KeyError), products.onednn(True):
+        raise KeyError
     assert setting.fp32_precision == before
 
 
@@ -173,19 +136,6 @@ def test_emulated_products_are_float32_products_of_rounded_operands(emulated):
     assert products.product(rows, weight.T, out=out) is out
     torch.testing.assert_close(out, expected, rtol=0, atol=0)
     torch.testing.assert_close(products.product(rows, weight.T), expected, rtol=0, atol=0)
-
-
-def test_emulated_attention_rounds_its_result_only(emulated):
-    q, k, v = (torch.randn(2, 40, 2, 8).bfloat16().requires_grad_() for _ in range(3))
-    r, bias = torch.randn(40, 2, 8).bfloat16(), torch.randn(2, 2, 8).bfloat16()
-    out = skew.rel_attention(q, k, v, r, *bias)
-    wide = skew.rel_attention(q.float(), k.float(), v.float(), r.float(), *bias.float())
-    assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(out, wide.bfloat16(), rtol=0, atol=0)
-    out.float().square().sum().backward()
-    assert q.grad.dtype == torch.bfloat16
-    assert q.grad.isfinite().all()
-    assert q.grad.any()
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])

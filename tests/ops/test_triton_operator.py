@@ -93,26 +93,6 @@ def test_a_length_may_change_in_compiled_code(device):
     assert counts == [counts[0]] * 3
 
 
-def test_streams_may_share_one_number_of_their_first_key(device):
-    inputs = operands(device)
-    first_key = torch.tensor([4], device=device)
-    expected = output_and_gradients(attend, inputs, first_key=first_key.repeat(2))
-    found = output_and_gradients(attend, inputs, first_key=first_key.expand(2))
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one, other)
-
-
-def test_keys_that_no_query_reaches_are_not_read(device):
-    inputs = operands(device, T=3, M=8)
-    expected = output_and_gradients(attend, inputs, attn_len=4)
-    # The first query sees the keys from the sixth on.
-    for x in (inputs[1][:, :5], inputs[2][:, :5], inputs[3][:5], inputs[6][:5]):
-        x.fill_(torch.nan)
-    found = output_and_gradients(attend, inputs, attn_len=4)
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one, other)
-
-
 def test_rows_may_lie_further_apart_than_32_bits_count(tmp_path, device):
     if device.type != "cpu":
         pytest.skip("a file with holes is no memory of a GPU")

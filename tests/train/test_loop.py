@@ -56,10 +56,10 @@ RESUMED = {
         {"precision": "bfloat16", "optimizer": "lamb", "embedding_lr": 2.0, **PENALTIES},
     ),
     "minutes, ema": ((8,), {**MINUTES, "average": "ema", "average_decay": 0.9}),
-    "ext_len, samples, random lengths, half": (
+    "ext_len, random lengths, half": (
         (5,),
         {"random_segment_len": True, "loss": "half"},
-        {"ext_len": 3, "sample_softmax": 5},
+        {"ext_len": 3},
     ),
     "stages, sgd": ((1, 7), {**STAGED, **SGD}),
     "tail, muon, gates": ((6,), {**TAIL, "optimizer": "muon"}, {"gate": "gru", "norm_first": True}),

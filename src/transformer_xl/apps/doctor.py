@@ -26,8 +26,8 @@ from transformer_xl.data import cache_folder, load_vocab
 from transformer_xl.model import (
     CONFIG_FILE,
     Lengths,
-    LoadingLimitError,
     Memory,
+    MemoryLimitError,
     TransformerXL,
     has_checksum,
     load_config,
@@ -131,7 +131,7 @@ def _verified_model(folder: Path) -> str:
     config, unexamined = load_config(folder / CONFIG_FILE), ""
     try:
         n_tensors = len(read_model_weights(folder, config))
-    except LoadingLimitError as error:
+    except MemoryLimitError as error:
         # Too large for this machine is not damaged; and a folder that is examined may be hostile.
         n_tensors, unexamined = verify_weights(weights_path(folder)), str(error)
     if (folder / SUMS_FILE).is_file():

@@ -116,7 +116,7 @@ class ModelConfig(metaclass=_ByKind):
     """Share the projections of the softmax with those of the embeddings; one value, or one for each
     cluster."""
     sample_softmax: Length = 0
-    """Sampled softmax: train against this many words drawn log-uniformly; 0: the full softmax."""
+    """Of models that earlier versions trained with a sampled softmax; to train, it must be 0."""
     dropout: Fraction = 0.1
     """Dropout on embeddings, positions, block outputs, feed-forward units and the last output."""
     embed_dropout: Fraction = 0.0
@@ -193,11 +193,6 @@ class ModelConfig(metaclass=_ByKind):
             isinstance(ties, bool) or len(ties) == len(self.cutoffs) + 1,
             f"tie_projections={ties} must be one answer, or one for each of the "
             f"{len(self.cutoffs) + 1} clusters that cutoffs={self.cutoffs} make",
-        )
-        require(
-            not (self.sample_softmax and (self.cutoffs or self.div_val > 1)),
-            f"sample_softmax={self.sample_softmax} and cutoffs={self.cutoffs} are two ways to the "
-            "same end: choose one",
         )
 
     def unused(self) -> Iterator[Unused]:

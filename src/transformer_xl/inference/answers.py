@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transformer_xl.data import Vocab
-from transformer_xl.errors import InputError
+from transformer_xl.errors import InputError, SettingsError
 from transformer_xl.inference.generate import Sampling, Searching, beam_search, generate_batch
 from transformer_xl.model import (
     LanguageModel,
@@ -21,7 +21,6 @@ from transformer_xl.model import (
     evaluating,
     read_each,
     require_at_least,
-    require_remembering,
 )
 
 Texts = Sequence[Sequence[int]]
@@ -31,7 +30,11 @@ def _require_texts(
     model: LanguageModel, texts: Texts, lengths: Lengths, batch_size: int, least: int = 1
 ) -> None:
     """Require texts of ``least`` tokens, and a model that remembers what it has read of them."""
-    require_remembering(model, lengths)
+    if model.remembers_positions and not lengths.mem_len:
+        raise SettingsError(
+            "mem_len=0: nothing is remembered from segment to segment; give a mem_len, such as the "
+            "context of the training"
+        )
     require_at_least(1, batch_size=batch_size)
     if not len(texts) or min(map(len, texts)) < least:
         size = "one token" if least == 1 else f"{least} tokens"

@@ -173,8 +173,6 @@ class KnnSoftmax(Predictor):
         pasts: The past of each stream.
     """
 
-    training, n_samples = False, 0
-
     def __init__(self, softmax: Any, pasts: Sequence[Past]) -> None:
         self._softmax, self._pasts = softmax, pasts
 

@@ -262,7 +262,7 @@ class TransformerXLHarness(TemplateLM):
             expected = expected[is_real].to(hidden.device)
             nll = head.nll(states, expected).double().cpu()
             total.index_add_(0, row, -nll)
-            missed = (head.top_k(states, 1)[1][:, 0] != expected).cpu()
+            missed = (head.log_probs(states).argmax(-1) != expected).cpu()
             is_greedy[row[missed]] = False
         return list(zip(total.tolist(), is_greedy.tolist(), strict=True))
 

@@ -1,8 +1,8 @@
 """Validation of arguments of the public API: counts, tokens, rows."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence
 from operator import index
-from typing import Any, SupportsIndex, TypeVar, overload
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 
 import numpy as np
 import torch
@@ -10,7 +10,10 @@ from jaxtyping import Int, Integer
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.errors import InputError
+from transformer_xl.errors import InputError, SettingsError
+
+if TYPE_CHECKING:
+    from transformer_xl.model.language_model import LanguageModel
 
 Text = Sequence[int] | Integer[np.ndarray | Tensor, " length"]
 """A tokenized text, in memory or memory-mapped."""
@@ -20,9 +23,6 @@ Rows = Sequence[int] | Tensor
 
 _Model = TypeVar("_Model")
 _SHOWN = 60
-_BYTES = 256
-_ADDED = 64
-"""Symbols that a vocabulary of bytes may have besides them."""
 
 
 @overload
@@ -41,7 +41,8 @@ def whole(name: str, value: Any, least: int = 0) -> int | None:
         number = index(value)
     except TypeError:
         number = None
-    if number is None or _is_bool(value):
+    is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
+    if number is None or is_bool:
         raise InputError(f"{name}={shown(value)} must be an integer")
     if number < least:
         raise InputError(f"{name}={number} must be at least {least}")
@@ -68,60 +69,33 @@ def as_tokens(ids: Any, config: ModelConfig, what: str = "ids") -> Int[Tensor, "
             vocabulary.
     """
     require_token_inputs(config)
-    if isinstance(ids, bytes | bytearray) and not _BYTES <= config.vocab_size < _BYTES + _ADDED:
-        raise InputError(
-            f"{what} must be integers in a row: the bytes {shown(ids)} are tokens of a vocabulary "
-            f"of {_BYTES} bytes alone, and this model has one of {config.vocab_size}, of which "
-            "vocab.encode makes them of a text"
-        )
-    array = _integers(ids)
-    if array is None or array.ndim != 1:
+    ids = [*ids] if isinstance(ids, Iterator) else ids
+    try:
+        # NumPy, as torch cannot compare unsigned integers.
+        array = np.asarray(ids.detach().cpu() if isinstance(ids, Tensor) else ids)
+    except (ValueError, TypeError):
+        # Nested sequences, or tensors in a precision that NumPy does not have.
+        array = np.asarray(None)
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         described = shown(ids)
         if isinstance(ids, Tensor | np.ndarray):
             described = f"an array of shape {tuple(ids.shape)} and {ids.dtype}"
-        elif isinstance(ids, str):
+        elif isinstance(ids, str | bytes):
             described = f"the text {described}, of which vocab.encode makes them"
         raise InputError(f"{what} must be integers in a row, not {described}")
     require_known(array, config.vocab_size, "" if what == "ids" else f" of {what}")
     # Copied, as a memory-mapped array is read-only.
-    return (
-        ids.detach().cpu().long() if isinstance(ids, Tensor) else torch.tensor(array.astype("i8"))
-    )
+    return torch.from_numpy(array.astype(np.int64))
 
 
-def _integers(ids: Any) -> np.ndarray | None:
-    """Return integers as an array; None: they are something else."""
-    if isinstance(ids, Tensor):
-        # NumPy, as torch cannot compare unsigned integers.
-        return ids.detach().cpu().numpy() if is_integer(ids) else None
-    if isinstance(ids, bytes | bytearray):
-        return np.frombuffer(ids, np.uint8)
-    if isinstance(ids, np.ndarray):
-        return ids if ids.dtype.kind in "iu" or ids.shape == (0,) else None
-    # Characters and keys are no tokens.
-    if isinstance(ids, str | dict | Set):
-        return None
-    try:
-        numbers = [*ids]
-        # NumPy would accept bools, and 1.0 as 1.
-        if set(map(type, numbers)) - {int} and any(map(_is_bool, numbers)):
-            return None
-        return np.array([*map(index, numbers)], np.int64)
-    # Nested sequences, or integers of more than 64 bits.
-    except (ValueError, TypeError, RuntimeError, OverflowError):
-        return None
-
-
-def require_known(tokens: np.ndarray, vocab_size: int, what: str = "", ignored: int = 0) -> None:
+def require_known(tokens: np.ndarray, vocab_size: int, what: str, ignored: int = 0) -> None:
     """Require tokens of a vocabulary, or a number in their place that is ``ignored``.
 
     Raises:
         InputError: A token is outside of it; the error calls it ``what``, and says where it is.
     """
-    if tokens.size and not 0 <= tokens.min() <= tokens.max() < vocab_size:
-        wrong = np.argwhere(((tokens < 0) | (tokens >= vocab_size)) & (tokens != ignored))
-        if not len(wrong):
-            return
+    wrong = np.argwhere(((tokens < 0) | (tokens >= vocab_size)) & (tokens != ignored))
+    if len(wrong):
         *row, position = wrong[0].tolist()
         place = f"row {row[0]}, position {position}" if row else f"position {position}"
         raise InputError(
@@ -129,6 +103,19 @@ def require_known(tokens: np.ndarray, vocab_size: int, what: str = "", ignored: 
             f"model knows 0 to {vocab_size - 1}): it was made with another one; it is at {place}"
             f"{f'; {ignored} would be ignored' if ignored < 0 else ''}"
         )
+
+
+def explain_unknown(tokens: Tensor, vocab_size: int, what: str = "", ignored: int = 0) -> None:
+    """After an error of torch, require the tokens that were looked up to be of the vocabulary.
+
+    They are not looked at before, which would cost time in each step of a training. On a GPU, an
+    assertion of the device has failed, after which nothing can be read from it.
+
+    Raises:
+        InputError: As :func:`require_known`.
+    """
+    if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
+        require_known(tokens.detach().numpy(), vocab_size, what, ignored)
 
 
 def require_token_inputs(config: ModelConfig) -> None:
@@ -142,19 +129,6 @@ def require_token_inputs(config: ModelConfig) -> None:
             f"the model reads real vectors (n_features={config.n_features}) and no tokens or text: "
             "txl train, txl eval and transformer_xl.tasks.series.forecast read arrays (data.vocab "
             "features)"
-        )
-
-
-def require_symbols(config: ModelConfig) -> None:
-    """Require a model that predicts symbols.
-
-    Raises:
-        InputError: It predicts real numbers.
-    """
-    if config.n_mixtures:
-        raise InputError(
-            f"n_mixtures={config.n_mixtures}: the model predicts real numbers, and has no "
-            "probabilities of tokens; transformer_xl.tasks.series.forecast draws what follows"
         )
 
 
@@ -172,58 +146,43 @@ def require_model(model: _Model) -> _Model:
     return model
 
 
-def require_tensor(name: str, value: Any) -> Tensor:
-    """Require a tensor, and return it.
+def require_mem_len(model: "LanguageModel", mem_len: object) -> None:
+    """Require ``mem_len`` None for a model with a single recurrent state.
 
     Raises:
-        InputError: The value is something else, such as a list.
+        SettingsError: ``mem_len`` would have no effect.
     """
-    if not isinstance(value, Tensor):
-        kind = type(value).__name__
-        raise InputError(f"{name} must be a tensor, not a {kind}: torch.tensor({name}) makes one")
-    return value
-
-
-def require_whole(name: str, value: Any) -> Tensor:
-    """Return an integer tensor of any width as int64, without a copy if it already is.
-
-    Raises:
-        InputError: The value is no tensor, or its dtype is no integer type.
-    """
-    if not is_integer(require_tensor(name, value)):
-        raise InputError(f"{name} of {value.dtype} must be integers")
-    return value.long()
-
-
-def is_integer(x: Tensor) -> bool:
-    """Whether a tensor has an integer dtype; bool does not count."""
-    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
-
-
-def require_state(tensors: dict[str, Tensor], ndim: int, forgotten: Tensor | None) -> None:
-    """Validate the state dict of a memory, of tensors that end in streams, positions and width.
-
-    Raises:
-        InputError: A shape, dtype or count is wrong.
-    """
-    shapes = {name: tuple(x.shape) for name, x in tensors.items()}
-    shape = next(iter(shapes.values()))
-    is_one = set(shapes.values()) == {shape} and len(shape) == ndim and shape[0]
-    if not (is_one and all(x.is_floating_point() for x in tensors.values())):
-        raise InputError(f"{shapes} are no memory: numbers of {ndim} dimensions, all of one shape")
-    B, M = shape[-3:-1]
-    if forgotten is not None and not (
-        forgotten.shape == (B,)
-        and is_integer(forgotten)
-        and bool(((forgotten >= 0) & (forgotten <= M)).all())
-    ):
-        raise InputError(
-            f"forgotten={shown(forgotten)} must be an integer for each of the {B} streams, from 0 "
-            f"to {M}"
+    if mem_len is not None and not model.remembers_positions:
+        raise SettingsError(
+            f"mem_len={mem_len} has no effect with kind={model.kind!r}, which remembers one state "
+            "of all that it has read; leave it out"
         )
 
 
-def stream_numbers(rows: Any, n: int, device: torch.device) -> Tensor:
+def require_tensor(name: str, value: Any, *, kind: str = "") -> Tensor:
+    """Require a tensor, and return it, integers of any width as int64.
+
+    Args:
+        name: What errors call it.
+        value: The value.
+        kind: ``integers`` or ``real numbers``, of which it must be. Empty: it may hold anything.
+
+    Raises:
+        InputError: The value is something else, such as a list, or has another dtype.
+    """
+    if not isinstance(value, Tensor):
+        written = type(value).__name__
+        raise InputError(
+            f"{name} must be a tensor, not a {written}: torch.tensor({name}) makes one"
+        )
+    # No integer type: bool.
+    is_integer = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+    if kind and not (is_integer if kind == "integers" else value.is_floating_point()):
+        raise InputError(f"{name} of {value.dtype} must be {kind}")
+    return value.long() if kind == "integers" else value
+
+
+def stream_numbers(rows: Rows, n: int, device: torch.device) -> Tensor:
     """Return the indices of some of ``n`` streams, given indices or a mask.
 
     Raises:
@@ -231,116 +190,20 @@ def stream_numbers(rows: Any, n: int, device: torch.device) -> Tensor:
             indexing fails with a device-side assertion.
     """
     numbers = torch.as_tensor(rows)
-    is_mask = numbers.dtype == torch.bool
     # torch makes a float tensor of an empty list.
-    if numbers.ndim != 1 or not (is_mask or is_integer(numbers) or not len(numbers)):
+    if numbers.ndim != 1 or (numbers.is_floating_point() and len(numbers)):
         raise InputError(f"rows={shown(rows)} must be the numbers of streams, or a mask of them")
-    if is_mask and len(numbers) != n:
-        raise InputError(f"a mask of {len(numbers)} streams for a memory of {n}")
-    numbers = numbers.nonzero()[:, 0] if is_mask else numbers.long()
+    if numbers.dtype == torch.bool:
+        if len(numbers) != n:
+            raise InputError(f"a mask of {len(numbers)} streams for a memory of {n}")
+        numbers = numbers.nonzero()[:, 0]
     is_at_hand = numbers.device.type == "cpu" and len(numbers)
     if is_at_hand and not 0 <= numbers.min() <= numbers.max() < n:
         raise InputError(f"rows={shown(rows)}: the memory has the streams 0 to {n - 1}")
-    return numbers.to(device)
-
-
-def step_inputs(inputs: Tensor, batch_size: int, config: ModelConfig) -> Tensor:
-    """Return the inputs of a step: a token of each stream, or a vector of ``n_features``.
-
-    Raises:
-        InputError: The shape is another one.
-    """
-    F, shape = config.n_features, tuple(inputs.shape)
-    if shape != ((batch_size, F) if F else (batch_size,)):
-        what = f"a vector of n_features={F}" if F else "one"
-        raise InputError(
-            f"tokens of shape {shape} must be {what} for each of the {batch_size} streams"
-        )
-    return inputs
+    return numbers.to(device, torch.int64)
 
 
 def shown(value: object) -> str:
     """Return the repr of a value for an error message, truncated if long."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-
-
-def _is_bool(value: Any) -> bool:
-    return isinstance(value, bool | np.bool_) or getattr(value, "dtype", None) == torch.bool
-
-
-def explain_unknown(tokens: Tensor, vocab_size: int, what: str = "", ignored: int = 0) -> None:
-    """After an error of torch, require the tokens that were looked up to be of the vocabulary.
-
-    They are not looked at before, which would cost time in each step of a training. On a GPU, an
-    assertion of the device has failed, after which nothing can be read from it.
-
-    Raises:
-        InputError: As :func:`require_known`.
-    """
-    if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
-        require_known(tokens.detach().numpy(), vocab_size, what, ignored)
-
-
-def require_segment(tokens: Any, vectors: Any, starts: Any, config: ModelConfig) -> None:
-    """Require either tokens or vectors of right types and shapes, and fitting starts."""
-    if (tokens is None) == (vectors is None):
-        number = "both" if vectors is not None else "neither"
-        raise InputError(f"a segment is tokens or inputs_embeds: {number} of them is given")
-    inputs = vectors if tokens is None else tokens
-    if tokens is None:
-        _require_real("inputs_embeds", vectors, config.d_model, "d_model")
-    elif config.n_features:
-        _require_real("inputs", tokens, config.n_features, "n_features")
-    elif require_whole("tokens", tokens).ndim != 2 or not all(tokens.shape):
-        raise InputError(
-            f"tokens of shape {tuple(tokens.shape)} must be (streams, length) and not empty"
-        )
-    shape = inputs.shape[:2]
-    if starts is not None and (
-        require_tensor("starts", starts).shape != shape or starts.dtype != torch.bool
-    ):
-        raise InputError(
-            f"starts of shape {tuple(starts.shape)} and {starts.dtype} must say true or false for "
-            f"each place of a segment of shape {tuple(shape)}"
-        )
-
-
-def _require_real(name: str, x: Any, width: int, setting: str) -> None:
-    """Require real vectors of a width."""
-    shape = tuple(require_tensor(name, x).shape)
-    if not (x.is_floating_point() and x.ndim == 3 and all(shape) and shape[2] == width):
-        raise InputError(
-            f"{name} of shape {shape} and {x.dtype} must be real vectors, (streams, length, "
-            f"{setting}={width}), and not empty"
-        )
-
-
-def require_targets(
-    targets: Any,
-    shape: tuple[int, int],
-    ext_len: int,
-    context: int | None,
-    *,
-    are_real: bool = False,
-) -> Tensor:
-    """Require targets for a segment, and return them as int64 or, if ``are_real``, as they are.
-
-    The other arguments are those of :meth:`LanguageModel.forward`.
-    """
-    if not are_real:
-        targets = require_whole("targets", targets)
-    elif not require_tensor("targets", targets).is_floating_point():
-        raise InputError(
-            f"targets of {targets.dtype} must be real numbers: the model ends in a mixture of "
-            "n_mixtures normal distributions"
-        )
-    least, most = (0, ext_len) if context is None else (context, context)
-    missing = shape[1] - targets.shape[-1] if targets.ndim == 2 else -1
-    is_pair = targets.ndim == 2 and len(targets) == shape[0]
-    if not (is_pair and least <= missing <= most and targets.shape[1]):
-        raise InputError(
-            f"targets of shape {tuple(targets.shape)} must have the shape of the tokens, "
-            f"{shape}" + f", but for the first {most}" * (most > 0)
-        )
-    return targets

@@ -4,18 +4,14 @@ Where a result is computed from weights alone, by a compiled step for example, i
 whether a call would give another one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
-from threading import Lock
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import _has_any_global_hook
 
 _BUILT_IN = ("transformer_xl.", "torch.nn.modules.")
 
@@ -45,43 +41,15 @@ def evaluating_all(modules: Sequence[nn.Module]) -> Iterator[None]:
             module.training = True
 
 
-def _nothing(*_: Any) -> None:
-    return None
-
-
-# So that no thread takes the hook by which another one looks for that of a user.
-_looking = Lock()
-
-
-def _has_hooks(register: Callable[[Any], Any]) -> bool:
-    # A handle refers to all hooks that were registered in the same place.
-    with _looking:
-        handle = register(_nothing)
-        hooks = handle.hooks_dict_ref()
-        handle.remove()
-        return bool(hooks)
-
-
-def is_hooked(module: nn.Module) -> bool:
-    """Whether forward hooks are registered on a module, or on all modules.
-
-    It cannot be known in a traced program, where it is False: call the module there.
-    """
-    return not torch.compiler.is_compiling() and any(
-        _has_hooks(register)
-        for register in (
-            module.register_forward_hook,
-            module.register_forward_pre_hook,
-            register_module_forward_hook,
-            register_module_forward_pre_hook,
-        )
-    )
-
-
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a call of a module is the forward pass of its class ``kind`` and nothing else."""
-    is_own = type(module) is kind and "forward" not in vars(module)
-    return is_own and not is_hooked(module)
+    """Whether a call of a module is the forward pass of its class ``kind`` and nothing else.
+
+    Hooks cannot be known in a traced program: call the module there.
+    """
+    is_hooked = not torch.compiler.is_compiling() and (
+        module._forward_hooks or module._forward_pre_hooks or _has_any_global_hook()
+    )
+    return type(module) is kind and "forward" not in vars(module) and not is_hooked
 
 
 def first_wrapped(model: nn.Module) -> str | None:

@@ -3,7 +3,6 @@
 All generation uses it: of functions and sessions, the server and transformers.
 """
 
-import copy
 from abc import ABC, abstractmethod
 from typing import Any, cast
 
@@ -11,12 +10,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from transformer_xl.config import ModelConfig
 from transformer_xl.errors import InputError
-from transformer_xl.model.arguments import Rows, step_inputs
+from transformer_xl.model.arguments import Rows
 from transformer_xl.model.calling import first_wrapped
-from transformer_xl.model.keys_and_values import OTHER_ADAPTERS, KeysAndValues
+from transformer_xl.model.keys_and_values import KeysAndValues
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.memory import Memory, join
+from transformer_xl.model.memory import OTHER_ADAPTERS, Memory, join
 from transformer_xl.model.positions import Positions
 from transformer_xl.model.reading import read
 from transformer_xl.model.ring import Ring
@@ -76,6 +76,14 @@ class Decoder(ABC):
         hidden, self.state = self.read(tokens)
         return hidden
 
+    def _require_shape(self, tokens: Inputs, config: ModelConfig) -> None:
+        F, shape = config.n_features, tuple(tokens.shape)
+        if shape != ((self.batch_size, F) if F else (self.batch_size,)):
+            what = f"a vector of n_features={F}" if F else "one"
+            raise InputError(
+                f"tokens of shape {shape} must be {what} for each of the {self.batch_size} streams"
+            )
+
     @abstractmethod
     def read(self, tokens: Inputs) -> tuple[Float[Tensor, "B D"], Any]:
         """Read a token of each stream; return the output of the layers and the next state."""
@@ -120,8 +128,8 @@ class EagerDecoder(Decoder):
     @torch.no_grad()
     def read(self, tokens: Inputs) -> tuple[Float[Tensor, "B D"], Memory]:
         """See :meth:`Decoder.read`."""
-        segment = step_inputs(tokens, self.batch_size, self._model.config)[:, None]
-        (piece,) = read(self._model, segment, self._lengths, self.state)
+        self._require_shape(tokens, self._model.config)
+        (piece,) = read(self._model, tokens[:, None], self._lengths, self.state)
         return piece.hidden[:, -1], piece.mems
 
     @property
@@ -154,7 +162,7 @@ class EagerDecoder(Decoder):
         return memory.last(self._lengths.mem_len) if is_cut else memory
 
 
-class RingDecoder(Decoder):
+class RingDecoder(Ring, Decoder):  # pyright: ignore[reportIncompatibleMethodOverride]
     """Keeps keys and values in a ring, on which a step works: compiled or captured.
 
     Args:
@@ -170,19 +178,14 @@ class RingDecoder(Decoder):
         memory = model.keep(memory)
         assert isinstance(memory, KeysAndValues)
         model.require_own(memory)
+        super().__init__(memory, lengths.mem_len, is_fixed=step.is_fixed)
         self._model, self._clamp_len, self._make_step = model, lengths.clamp_len, step
         # How many keys a token sees at most, its own included.
         self._limit = min(lengths.attn_len or lengths.mem_len + 1, lengths.mem_len + 1)
         self.kind = step.kind
         self._maps = _linear_maps(model)
-        self._ring = Ring(memory, lengths.mem_len, is_fixed=step.is_fixed)
-        self._positions = self._encoded(self._ring.capacity)
+        self._positions: list[Positions] = []
         self._step: Step | None = None
-
-    def _encoded(self, n_keys: int) -> list[Positions]:
-        view = View(clamp_len=self._clamp_len, is_fixed=True)
-        encoded = self._model.positions.encode(self._model, n_keys, 1, view)
-        return [each for each in encoded if isinstance(each, Positions)]
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the step, which is made again for the buffers of a copy."""
@@ -191,57 +194,32 @@ class RingDecoder(Decoder):
     @property
     def state(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Index of the next position, common to all streams of the batch."""
-        return self._ring.position
+        return self.position
 
     @state.setter
     def state(self, position: int) -> None:
-        self._ring.position = position
-
-    @property
-    def batch_size(self) -> int:
-        """See :meth:`Decoder.batch_size`."""
-        return self._ring.batch_size
+        self.position = position
 
     @torch.no_grad()
     def read(self, tokens: Inputs) -> tuple[Float[Tensor, "B D"], int]:
         """See :meth:`Decoder.read`."""
         if [x for owner, name, x in self._maps if getattr(owner, name) is not x]:
             raise InputError(OTHER_ADAPTERS)
-        ring = self._ring
-        tokens = step_inputs(tokens, len(ring.first), self._model.config)
-        ring.make_room()
-        if self._step is None or self._step.tensors is not ring.tensors:
-            # Those of as many distances as the ring has slots.
-            if len(self._positions[0].r) != ring.capacity:
-                self._positions = self._encoded(ring.capacity)
-            self._step = self._make_step(self._model, ring, self._positions, self._limit)
-        return self._step(tokens.to(ring.first.device)), ring.position + 1
-
-    @torch.no_grad()
-    def memory(self, rows: Rows | None = None) -> Memory:
-        """See :meth:`Decoder.memory`."""
-        return (self._ring if rows is None else self._ring.select(rows)).memory()
-
-    @torch.no_grad()
-    def select(self, rows: Rows) -> "RingDecoder":
-        """See :meth:`Decoder.select`."""
-        other = copy.copy(self)
-        other._ring = self._ring.select(rows)
-        return other
-
-    @torch.no_grad()
-    def take(self, rows: Rows) -> "RingDecoder":
-        """See :meth:`Decoder.take`; with as many rows, a captured step is replayed further on."""
-        return self if self._ring.take(rows) else self.select(rows)
+        self._require_shape(tokens, self._model.config)
+        self.make_room()
+        if self._step is None or self._step.tensors is not self.tensors:
+            # Of as many distances as the ring has slots.
+            if not self._positions or len(self._positions[0].r) != self.capacity:
+                view = View(clamp_len=self._clamp_len, is_fixed=True)
+                encoded: Any = self._model.positions.encode(self._model, self.capacity, 1, view)
+                self._positions = encoded
+            self._step = self._make_step(self._model, self, self._positions, self._limit)
+        return self._step(tokens.to(self.device)), self.position + 1
 
     @torch.no_grad()
     def put(self, row: int, memory: Memory) -> None:
         """See :meth:`Decoder.put`."""
-        self._ring.put(row, self._model.keep(memory))
-
-    def reset(self, rows: Rows) -> None:
-        """See :meth:`Decoder.reset`."""
-        self._ring.reset(rows)
+        super().put(row, self._model.keep(memory))
 
 
 def choose_step(
@@ -270,29 +248,10 @@ def choose_step(
         if choice.backend == "triton":
             return CapturedStep, "the step is captured as a CUDA graph"
         return None, f"the model is called: {choice.reason}"
-    against = reason_against_compiled(model, dtype)
-    if against is None and dtype == model.dtype:
+    against = CompiledStep.reason_against(model, dtype)
+    if against is None:
         return CompiledStep, f"compiled step, {native.level()}"
-    return None, f"the model is called: {against or f'keys and values in {dtype}'}"
-
-
-def reason_against_compiled(model: TransformerXL, dtype: torch.dtype) -> str | None:
-    """Return why the compiled step cannot be used, for display; None: it can."""
-    config = model.config
-    weights = [linear.weight for layer in model.layers for linear in layer.matrices]
-    for is_set, what in (
-        (config.gate != "none", f"gate={config.gate!r}"),
-        (config.enhanced_recurrence, "enhanced_recurrence=True"),
-        ("raw_queries" in config.quirks, "the quirk raw_queries"),
-    ):
-        if is_set:
-            return f"the compiled step does not support {what}"
-    if reason := native.reason_against(model.device, dtype):
-        return reason
-    for weight in weights:
-        if not native.can_read(weight, dtype):
-            return f"the compiled step cannot read a {type(weight).__name__} in {weight.dtype}"
-    return None
+    return None, f"the model is called: {against}"
 
 
 def _linear_maps(model: TransformerXL) -> list[tuple[nn.Module, str, nn.Module]]:

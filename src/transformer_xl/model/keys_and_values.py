@@ -8,14 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transformer_xl.errors import InputError
-from transformer_xl.model.arguments import require_state
-from transformer_xl.model.memory import Join, Memory, is_sealed, shifted
-
-OTHER_ADAPTERS = (
-    "adapters were added, switched, trained, merged or removed since these keys and values were "
-    "made, which belong to the weights of that time: begin anew with mems=None "
-    "(past_key_values=None, another Session) and read the text again"
-)
+from transformer_xl.model.memory import OTHER_ADAPTERS, Memory, is_sealed, savable, shifted
 
 
 class KeysAndValues(Memory):
@@ -50,6 +43,7 @@ class KeysAndValues(Memory):
     ) -> None:
         self.forgotten = forgotten
         self.keys, self.values, self.inputs = list(keys), list(values), list(inputs)
+        self.names = ("keys", "values", "inputs") if inputs else ("keys", "values")
         self.adapters = adapters
         self.start, self.stop = 0, self.keys[0].shape[2]
         # Where the free part begins, shared by all memories of these buffers. Whoever pops it may
@@ -57,35 +51,23 @@ class KeysAndValues(Memory):
         self._free = {self.stop: True} if isinstance(self.stop, int) else {}
 
     @property
-    def states(self) -> tuple[Float[Tensor, "B M D"], ...]:
-        """There are none.
-
-        Raises:
-            InputError: Always.
-        """
-        raise InputError("the memory holds keys and values and no hidden states")
-
-    @property
     def length(self) -> int:
         """What ``len()`` returns, or a symbol for it in a traced program."""
         return self.stop - self.start
 
     @property
-    def _first(self) -> Tensor:
-        return self.keys[0]
+    def batch_size(self) -> int:
+        """Number of streams."""
+        return self.keys[0].shape[1]
 
     @property
-    def _width(self) -> int:
-        return self.keys[0].shape[0] * self.keys[0].shape[3]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of what is cached."""
-        return ("keys", "values", "inputs") if self.inputs else ("keys", "values")
+    def device(self) -> torch.device:
+        """Device of the memory."""
+        return self.keys[0].device
 
     @property
     def _buffers(self) -> tuple[list[Tensor], ...]:
-        return tuple(getattr(self, name) for name in self.names)
+        return (self.keys, self.values, self.inputs)[: len(self.names)]
 
     def by_name(self) -> tuple[Sequence[Tensor], ...]:
         """Return, for each name, one tensor per layer, (H, B, M, K); of inputs, only the first."""
@@ -103,11 +85,6 @@ class KeysAndValues(Memory):
         if self.adapters != adapters:
             raise InputError(OTHER_ADAPTERS)
 
-    def require_as(self, other: Memory) -> None:
-        """Require the adapters of other keys and values, if they are known."""
-        if isinstance(other, KeysAndValues) and other.adapters is not None:
-            self.require(other.adapters)
-
     def with_capacity(self, T: int, mem_len: int) -> "KeysAndValues":
         """Return the same memory with free capacity for ``T`` more positions.
 
@@ -120,7 +97,7 @@ class KeysAndValues(Memory):
         if has_capacity and not is_read_only and self._free.pop(self.stop, False):
             self._free[self.stop + T] = True
             # A new object, because writing in another precision replaces its tensors.
-            return self._in_same_buffers(self.start, self.stop, self._savable_mask())
+            return self._in_same_buffers(self.start, self.stop, savable(self.forgotten))
         # Twice the memory: positions are copied once every mem_len tokens.
         M = self.length
         capacity = M + T + max(M, mem_len)
@@ -131,35 +108,11 @@ class KeysAndValues(Memory):
             return larger
 
         grown = self.changed(moved)
-        grown.stop, grown._free, grown.forgotten = M, {M + T: True}, self._savable_mask()
+        grown.stop, grown._free, grown.forgotten = M, {M + T: True}, savable(self.forgotten)
         return grown
-
-    @classmethod
-    def from_state_dict(cls, state: dict[str, Any]) -> "KeysAndValues":
-        """Rebuild keys and values from :meth:`state_dict`.
-
-        Raises:
-            InputError: The state is that of hidden states, or its shapes do not fit.
-        """
-        if "keys" not in state:
-            raise InputError("the state holds hidden states: Memory.from_state_dict rebuilds them")
-        tensors, forgotten = {name: state[name] for name in ("keys", "values")}, state["forgotten"]
-        require_state(tensors, 5, forgotten)
-        if (inputs := state.get("inputs")) is not None:
-            require_state({"inputs": inputs}, 5, forgotten)
-            expected = 1, 1, *tensors["keys"].shape[2:4]
-            if inputs.shape[:4] != expected:
-                raise InputError(
-                    f"inputs of shape {tuple(inputs.shape)} must be (*{expected}, D): those of one "
-                    "layer, for the streams and positions of the keys"
-                )
-            tensors["inputs"] = inputs
-        return cls(*(x.unbind() for x in tensors.values()), forgotten=forgotten)
 
     def masking(self, forgotten: Int[Tensor, " B"] | None) -> "KeysAndValues":
         """Return the memory with as many positions of each stream masked; None: none."""
-        if forgotten is self.forgotten:
-            return self
         return self._in_same_buffers(self.start, self.stop, forgotten)
 
     def pasts(self, x: Float[Tensor, "B T D"]) -> Sequence[Float[Tensor, "B none D"]]:
@@ -170,12 +123,7 @@ class KeysAndValues(Memory):
         """Return the memory: it is detached."""
         return self
 
-    @property
-    def join(self) -> Join:
-        """How layers append to the keys and values."""
-        return self._join
-
-    def _join(
+    def join(  # pyright: ignore[reportIncompatibleVariableOverride]
         self, layer: int, k: Float[Tensor, "B T H K"], v: Float[Tensor, "B T H K"]
     ) -> tuple[Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
         """Append a segment's keys and values to those of a layer; return all of them."""

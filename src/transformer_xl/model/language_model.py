@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.errors import InputError, SettingsError
-from transformer_xl.model.arguments import explain_unknown, require_symbols, require_targets, shown
-from transformer_xl.model.limits import require_weights
+from transformer_xl.model.arguments import explain_unknown, require_tensor, shown
+from transformer_xl.model.calling import evaluating
 from transformer_xl.model.loading import (
     BUILDERS,
     build_model,
@@ -147,7 +147,6 @@ class LanguageModel(nn.Module, ABC):
             )
         if config.vocab_size < 1 and not config.n_mixtures:
             raise SettingsError(f"vocab_size={config.vocab_size} must be the size of a vocabulary")
-        require_weights(config)
         self.config = config
         if config.n_features:
             self.embedding = FeatureEmbedding(config)
@@ -285,8 +284,16 @@ class LanguageModel(nn.Module, ABC):
             requires_effect=False,
         )
         if targets is not None:
-            reach = segment.shape, resolved.ext_len, context
-            targets = require_targets(targets, *reach, are_real=self.config.n_mixtures > 0)
+            kind = "real numbers" if self.config.n_mixtures else "integers"
+            targets = require_tensor("targets", targets, kind=kind)
+            least, most = (0, resolved.ext_len) if context is None else (context, context)
+            B, T = segment.shape
+            is_pair = targets.ndim == 2 and targets.numel() and len(targets) == B
+            if not (is_pair and least <= T - targets.shape[1] <= most):
+                raise InputError(
+                    f"targets of shape {tuple(targets.shape)} must have the shape of the tokens, "
+                    f"{B, T}" + f", but for the first {most}" * (most > 0)
+                )
         if mems is None:
             mems = self.start_memory(segment.shape[0], resolved.mem_len)
         self.require_readable(segment, mems, resolved)
@@ -330,13 +337,28 @@ class LanguageModel(nn.Module, ABC):
         out: Output = self(tokens, mems, **options, predicts=False)
         return out.hidden, out.mems
 
-    def attention_weights(self, *arguments: Any, **options: Any) -> list[Tensor]:
+    @torch.no_grad()
+    def attention_weights(
+        self, tokens: Integer[Tensor, "B T"], mems: Memory | None = None, **options: Any
+    ) -> list[Float[Tensor, "B H T S"]]:
         """Return the attention weights of each layer.
 
+        Args:
+            tokens: A segment; it should be short, as T x S weights are stored for each head.
+            mems: As in :meth:`forward`.
+            options: ``starts``, ``attn_len`` and ``clamp_len``, as in :meth:`forward`.
+
+        Returns:
+            Weights that sum to one over S: the positions of the memory, then of the segment.
+
         Raises:
-            InputError: The model has no attention.
+            InputError: The model has no attention, or the memory does not fit it or the segment.
         """
-        raise InputError(f"a model of kind={self.config.kind!r} has no attention to look at")
+        from transformer_xl.model.observing import observed
+
+        with evaluating(self), observed(self, attentions=True) as record:
+            self.read(tokens, mems, **options)
+        return record.attentions
 
     @property
     def head(self) -> Predictor:
@@ -345,7 +367,11 @@ class LanguageModel(nn.Module, ABC):
         Raises:
             InputError: The model has a mixture instead.
         """
-        require_symbols(self.config)
+        if self.config.n_mixtures:
+            raise InputError(
+                f"n_mixtures={self.config.n_mixtures}: the model predicts real numbers, and has no "
+                "probabilities of tokens; transformer_xl.tasks.series.forecast draws what follows"
+            )
         return self.softmax if isinstance(self.softmax, Predictor) else CalledSoftmax(self.softmax)
 
     def _embedded(self, segment: Segment) -> Float[Tensor, "B T D"]:
@@ -353,7 +379,7 @@ class LanguageModel(nn.Module, ABC):
         if segment.tokens is not None:
             x = embedded(self.embedding, segment.tokens)
         else:
-            x = segment.given.to(self.dtype)
+            x = segment.inputs.to(self.dtype)
         return self.dropped_input(x)
 
     def _through(self, n: int, layer: nn.Module, *arguments: Any) -> Any:
@@ -407,15 +433,28 @@ class LanguageModel(nn.Module, ABC):
         self.require_memory(mems, segment.shape[0])
 
     def save_pretrained(self, folder: Path | str, vocab: SavesItself | None = None) -> None:
-        """Write ``config.json``, ``model.safetensors`` and, if given, the vocabulary."""
+        """Write ``config.json``, ``model.safetensors`` and, if given, the vocabulary.
+
+        Raises:
+            InputError: A part was replaced, or is not what the settings say; or the preface is not
+                of the vocabulary.
+        """
+        with torch.device("meta"):
+            described = build_model(self.config)
+        kinds = [type(getattr(model, "positions", None)) for model in (described, self)]
+        if kinds[0] is not kinds[1]:
+            raise InputError(
+                f"positions={kinds[1].__name__}: kind={self.config.kind!r} does not say so, and no "
+                "folder could be loaded again; register_model adds a kind that has them"
+            )
         weights = model_weights(self)
         require_own_weights(weights, self.config)
-        about = {"preface": list(self.preface)} if self.preface else {}
         if not is_preface(self.preface, self.config.vocab_size):
             raise InputError(
                 f"preface={self.preface!r:.60} must be tokens below {self.config.vocab_size}; "
                 "model.preface = () goes without one"
             )
+        about = {"preface": list(self.preface)} if self.preface else {}
         write_model(self.config, weights, Path(folder), about)
         if vocab is not None:
             vocab.save(Path(folder))

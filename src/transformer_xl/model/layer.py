@@ -13,7 +13,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.calling import is_plain
 from transformer_xl.model.parts import NOT_MIXED, FirstLayer, PostNorm, PreNorm
 from transformer_xl.model.positions import LayerPositions, Positions
 from transformer_xl.model.segment import NO_LIMITS, View
@@ -232,8 +231,6 @@ class FeedForward(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.activation = config.activation
-        # Without gradients, these overwrite their input.
-        self._works_in_place = config.activation in ("relu", "relu_squared")
         self.inner = Linear(config.d_model, (1 + config.is_gated) * config.d_inner)
         self.outer = Linear(config.d_inner, config.d_model)
         self.dropout = config.dropouts.feed_forward
@@ -241,13 +238,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Transform each position."""
-        inner = self.inner(x)
-        may_be_held = not inner.requires_grad and not is_plain(self.inner, Linear)
-        if self._works_in_place and may_be_held:
-            # A forward hook, or what was put in the place of the map, may keep `inner`.
-            inner = inner.clone()
         activate = _ACTIVATIONS[self.activation]
-        inner = activate(inner, self.dropout, self.training, self.is_locked)
+        inner = activate(self.inner(x), self.dropout, self.training, self.is_locked)
         return self.outer(inner)
 
 

@@ -1,24 +1,23 @@
 """Building models of each kind, and loading them from model folders."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from transformer_xl.config import KINDS, ModelConfig, is_own_kind
-from transformer_xl.errors import InputError
+from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.model.limits import require_loading
 from transformer_xl.model.pretrained import (
     CONFIG_FILE,
-    copy_weights,
     find_model_folder,
+    is_preface,
     load_config,
-    load_preface,
     read_config,
     read_weights,
     weights_path,
@@ -101,7 +100,8 @@ def load_model(name: Path | str) -> "LanguageModel":
 def loaded(name: Path | str, build: Callable[[ModelConfig], "LanguageModel"]) -> "LanguageModel":
     """As :func:`load_model`, with another function that builds the model of its settings."""
     folder = find_model_folder(name)
-    config = load_config(folder / CONFIG_FILE)
+    path = folder / CONFIG_FILE
+    config, stored = load_config(path), read_config(path)
     weights = read_model_weights(folder, config)
     model = build(config)
     if {name for name, _ in model.named_parameters()} != weights.keys():
@@ -110,14 +110,25 @@ def loaded(name: Path | str, build: Callable[[ModelConfig], "LanguageModel"]) ->
             "with its config, and load what they share with load_state_dict(..., strict=False)"
         )
     copy_weights(model, weights)
-    model.preface = load_preface(folder / CONFIG_FILE, config.vocab_size)
+    preface = stored.get("preface") or []
+    if not is_preface(preface, config.vocab_size):
+        raise CheckpointError(
+            f"{path} is damaged: its preface must be a list of tokens below {config.vocab_size}; "
+            "remove it, or restore the file from a copy"
+        )
+    model.preface = tuple(preface)
     settings = json.loads(json.dumps(asdict(config)))
     model.left_out = {
-        name: value
-        for name, value in read_config(folder / CONFIG_FILE).items()
-        if name in settings and value != settings[name]
+        name: value for name, value in stored.items() if value != settings.get(name, value)
     }
     return model.eval()
+
+
+@torch.no_grad()
+def copy_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Copy weights into a model, by name."""
+    for name, parameter in model.named_parameters():
+        parameter.copy_(weights[name])
 
 
 def read_model_weights(folder: Path, config: ModelConfig) -> dict[str, Tensor]:
@@ -126,7 +137,7 @@ def read_model_weights(folder: Path, config: ModelConfig) -> dict[str, Tensor]:
     Raises:
         OSError: A file cannot be read.
         CheckpointError: A file is damaged, or the names or shapes do not match ``config``.
-        InputError: As :func:`require_loading`.
+        MemoryLimitError: As :func:`require_loading`.
     """
 
     def expected(n_tensors: int) -> dict[str, torch.Size]:

@@ -1,7 +1,7 @@
 """The memory: hidden states of previous segments; every operation returns a new one."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -9,13 +9,20 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transformer_xl.errors import InputError
-from transformer_xl.model.arguments import Rows, require_state, stream_numbers, whole
+from transformer_xl.model.arguments import Rows, shown, stream_numbers, whole
 
 Join = Callable[
     [int, Float[Tensor, "B T H K"], Float[Tensor, "B T H K"]],
     tuple[Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]],
 ]
 """Appends keys and values of a segment to the cached ones of a layer, and returns all of them."""
+
+OTHER_ADAPTERS = (
+    "adapters were added, switched, trained, merged or removed since these keys and values were "
+    "made, which belong to the weights of that time: begin anew with mems=None "
+    "(past_key_values=None, another Session) and read the text again"
+)
+_Tensor = TypeVar("_Tensor", Tensor, Tensor | None)
 
 
 class Memory:
@@ -28,6 +35,9 @@ class Memory:
         forgotten: For each stream, how many of its oldest positions are masked; None: none.
             Streams that were reset have a shorter past than the others of their batch.
         has_keys: Whether it is a memory of :class:`KeysAndValues`, for fixed weights.
+        names: The names of what is remembered.
+        states: The hidden states of each layer; :class:`KeysAndValues` have none.
+        adapters: With which its keys and values were projected, if that is known.
 
     Args:
         states: For each layer its inputs, (B, M, D), oldest first.
@@ -40,57 +50,43 @@ class Memory:
     """
 
     has_keys = False
-    _states: tuple[Float[Tensor, "B M D"], ...]
+    names: tuple[str, ...] = ("states",)
+    join: Join | None = None
+    """How layers append to the keys and values of the memory; None: it holds none."""
+    adapters: tuple[Any, ...] | None = None
 
     def __init__(
         self,
         states: Sequence[Float[Tensor, "B M D"]],
         forgotten: Int[Tensor, " B"] | None = None,
     ) -> None:
-        self._states = tuple(states)
+        self.states = tuple(states)
         self.forgotten = forgotten
 
     # Overridden by KeysAndValues.
 
-    @property
-    def states(self) -> tuple[Float[Tensor, "B M D"], ...]:
-        """The hidden states, (B, M, D) for each layer.
-
-        Raises:
-            InputError: The memory holds keys and values.
-        """
-        return self._states
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of what is remembered."""
-        return ("states",)
-
     def by_name(self) -> tuple[Sequence[Tensor], ...]:
         """Return, for each name, one tensor per layer; its last dimensions are B, M and width."""
-        return (self._states,)
-
-    @property
-    def join(self) -> Join | None:
-        """How layers append to the keys and values of the memory; None: it holds none."""
-        return None
+        return (self.states,)
 
     @property
     def length(self) -> int:
         """What ``len()`` returns, or a symbol for it in a traced program."""
-        return self._states[0].shape[1]
+        return self.states[0].shape[1]
 
     @property
-    def _first(self) -> Tensor:
-        return self._states[0]
+    def batch_size(self) -> int:
+        """Number of streams."""
+        return self.states[0].shape[0]
 
     @property
-    def _width(self) -> int:
-        return self._states[0].shape[2]
+    def device(self) -> torch.device:
+        """Device of the memory."""
+        return self.states[0].device
 
     def masking(self, forgotten: Int[Tensor, " B"] | None) -> "Memory":
         """Return the memory with as many positions of each stream masked; None: none."""
-        return self if forgotten is self.forgotten else Memory(self._states, forgotten)
+        return Memory(self.states, forgotten)
 
     def between(self, start: int, stop: int) -> "Memory":
         """Return the positions from ``start`` to ``stop``, none of them masked."""
@@ -98,7 +94,7 @@ class Memory:
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> "Memory":
         """Return the memory with a function applied to each tensor, and nothing masked."""
-        return Memory([change(x) for x in self._states])
+        return Memory([change(x) for x in self.states])
 
     def with_capacity(self, T: int, mem_len: int) -> "Memory":
         """Return the memory detached (SG, section 3.2), copied if autograd could not save it.
@@ -106,18 +102,18 @@ class Memory:
         ``T`` and ``mem_len`` matter to :class:`KeysAndValues` alone, which reserves room for a
         segment.
         """
-        return self.changed(lambda x: savable(x.detach())).masking(self._savable_mask())
+        return self.changed(lambda x: savable(x.detach())).masking(savable(self.forgotten))
 
     def pasts(self, x: Float[Tensor, "B T D"]) -> Sequence[Float[Tensor, "B M D"]]:
         """Return what each layer has to project of the memory: all of it.
 
         Of keys and values it is nothing, (B, 0, D) like ``x``.
         """
-        return self._states
+        return self.states
 
     def last_input(self) -> Float[Tensor, "B 1 D"]:
         """Return the last input of the first layer, of a memory that is not empty."""
-        return self._states[0][:, -1:]
+        return self.states[0][:, -1:]
 
     def append_input(self, x: Float[Tensor, "B T D"]) -> None:
         """Append the inputs of the first layer, if they are remembered apart from it."""
@@ -130,13 +126,6 @@ class Memory:
         """
         return self.with_capacity(0, 0)
 
-    def require_as(self, other: "Memory") -> None:
-        """Require that another memory was made with the same weights, as far as it knows.
-
-        Raises:
-            InputError: It was made with other adapters.
-        """
-
     # Shared with KeysAndValues.
 
     @property
@@ -148,23 +137,9 @@ class Memory:
         return self.length
 
     @property
-    def batch_size(self) -> int:
-        """Number of streams."""
-        return self._first.shape[-3]
-
-    @property
     def nbytes(self) -> int:
         """Size of the positions it holds, without the free capacity of their buffers."""
         return sum(x.nbytes for x in self.tensors)
-
-    def __repr__(self) -> str:
-        """Show sizes only: reading values would synchronize the device."""
-        x = self._first
-        return (
-            f"{type(self).__name__}(n_layer={len(self.by_name()[0])}, batch_size="
-            f"{self.batch_size}, length={self.length}, width={self._width}, dtype={x.dtype}, "
-            f"device={str(x.device)!r}, nbytes={self.nbytes:_})"
-        )
 
     def extend(self, states: Sequence[Any], mem_len: int, n_kept: int | None = None) -> "Memory":
         """Return the memory after another segment: its newest ``mem_len`` positions.
@@ -183,7 +158,7 @@ class Memory:
         # Exactly the segment is shared, not copied, as the backward pass needs it anyway; of a
         # part of it a copy is kept, so that the rest can be freed.
         if cut != M:
-            joined = zip(self._states, new, strict=True)
+            joined = zip(self.states, new, strict=True)
             new = [torch.cat([old[:, cut:].to(x.dtype), x], 1) for old, x in joined]
         return Memory(new, shifted(self.forgotten, cut))
 
@@ -209,7 +184,7 @@ class Memory:
 
     def reset(self, rows: Rows) -> "Memory":
         """Return a memory in which all positions are masked for the streams ``rows``."""
-        index = stream_numbers(rows, self.batch_size, self._first.device)
+        index = stream_numbers(rows, self.batch_size, self.device)
         return self.forgetting(self._mask().index_fill(0, index, self.length))
 
     def forgetting(self, n: Int[Tensor, " B"]) -> "Memory":
@@ -238,14 +213,9 @@ class Memory:
 
     def select(self, rows: Rows) -> "Memory":
         """Return the memory of the streams ``rows``, in that order; repetition is allowed."""
-        index = stream_numbers(rows, self.batch_size, self._first.device)
+        index = stream_numbers(rows, self.batch_size, self.device)
         forgotten = None if self.forgotten is None else self.forgotten[index]
         return self.changed(lambda x: x[..., index, :, :]).masking(forgotten)
-
-    def clone(self) -> "Memory":
-        """Return a copy."""
-        forgotten = None if self.forgotten is None else self.forgotten.clone()
-        return self.changed(torch.clone).masking(forgotten)
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -266,22 +236,42 @@ class Memory:
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> "Memory":
-        """Rebuild a memory, of hidden states or of keys and values, from :meth:`state_dict`."""
-        forgotten = state["forgotten"]
-        if "states" in state:
-            require_state({"states": state["states"]}, 4, forgotten)
-            return Memory(state["states"].unbind(), forgotten)
-        from transformer_xl.model import KeysAndValues
+        """Rebuild a memory, of hidden states or of keys and values, from :meth:`state_dict`.
 
-        return KeysAndValues.from_state_dict(state)
+        Raises:
+            InputError: A shape, dtype or count is wrong.
+        """
+        from transformer_xl.model.keys_and_values import KeysAndValues
+
+        kind, names, ndim = KeysAndValues, ("keys", "values", "inputs"), 5
+        if "states" in state:
+            kind, names, ndim = Memory, Memory.names, 4
+        tensors = {name: state[name] for name in names if state.get(name) is not None}
+        shapes = {name: tuple(x.shape) for name, x in tensors.items()}
+        shape = shapes[names[0]]
+        expected = dict.fromkeys(shapes, shape)
+        if "inputs" in shapes:
+            # Of one layer, for the streams and positions of the keys.
+            expected["inputs"] = 1, 1, *shape[2:4], *shapes["inputs"][4:]
+        are_real = all(x.is_floating_point() for x in tensors.values())
+        if not (are_real and shapes == expected and len(shape) == ndim and shape[0]):
+            raise InputError(f"{shapes} are no memory: numbers of {ndim} dimensions, of one shape")
+        forgotten, (B, M) = state["forgotten"], shape[-3:-1]
+        if forgotten is not None and not (
+            forgotten.shape == (B,)
+            and forgotten.dtype == torch.int64
+            and bool(((forgotten >= 0) & (forgotten <= M)).all())
+        ):
+            raise InputError(
+                f"forgotten={shown(forgotten)} must be an integer for each of the {B} streams, "
+                f"from 0 to {M}"
+            )
+        return kind(*(x.unbind() for x in tensors.values()), forgotten=forgotten)
 
     def _mask(self) -> Int[Tensor, " B"]:
         if self.forgotten is not None:
             return self.forgotten
-        return torch.zeros(self.batch_size, dtype=torch.int64, device=self._first.device)
-
-    def _savable_mask(self) -> Tensor | None:
-        return None if self.forgotten is None else savable(self.forgotten)
+        return torch.zeros(self.batch_size, dtype=torch.int64, device=self.device)
 
 
 def join(memories: Sequence[Memory]) -> Memory:
@@ -290,13 +280,20 @@ def join(memories: Sequence[Memory]) -> Memory:
     Shorter ones are padded in front, and the padding is masked.
 
     Raises:
-        InputError: The list is empty, or the memories differ in kind, depth or width.
+        InputError: The list is empty, or the memories differ in kind, depth, width or adapters.
     """
-    if len({_sizes(memory) for memory in memories}) != 1:
+    shared = {
+        (type(memory), *((*x.shape[:-3], x.shape[-1]) for x in memory.tensors))
+        for memory in memories
+    }
+    if len(shared) != 1:
         raise InputError(
             f"{len(memories)} memories cannot be joined: there must be one at least, and all of "
             "one kind, as deep and as wide"
         )
+    adapters = {memory.adapters for memory in memories} - {None}
+    if len(adapters) > 1:
+        raise InputError(OTHER_ADAPTERS)
     M = max(memory.length for memory in memories)
     forgotten = torch.cat([memory._mask() + M - memory.length for memory in memories])
     joined: Any = [
@@ -306,15 +303,9 @@ def join(memories: Sequence[Memory]) -> Memory:
         ]
         for tensors in zip(*(memory.by_name() for memory in memories), strict=True)
     ]
-    memory = type(memories[0])(*joined)
-    for other in memories:
-        memory.require_as(other)
-    return memory.masking(forgotten if forgotten.any() else None)
-
-
-def _sizes(memory: Memory) -> tuple[Any, ...]:
-    """Return the sizes that memories of the same model share."""
-    return type(memory), *((*x.shape[:-3], x.shape[-1]) for x in memory.tensors)
+    memory = type(memories[0])(*joined, forgotten=forgotten if forgotten.any() else None)
+    memory.adapters = next(iter(adapters), None)
+    return memory
 
 
 def is_sealed(x: Tensor) -> bool:
@@ -327,9 +318,9 @@ def is_sealed(x: Tensor) -> bool:
     )
 
 
-def savable(x: Tensor) -> Tensor:
-    """Return a tensor that autograd, if it is recording, can save."""
-    return x.clone() if torch.is_grad_enabled() and is_sealed(x) else x
+def savable(x: _Tensor) -> _Tensor:
+    """Return a tensor that autograd, if it is recording, can save; None passes."""
+    return x.clone() if x is not None and torch.is_grad_enabled() and is_sealed(x) else x
 
 
 def shifted(forgotten: Tensor | None, cut: int) -> Tensor | None:

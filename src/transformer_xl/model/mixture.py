@@ -33,15 +33,6 @@ class Mixture(NamedTuple):
         log_normal = -0.5 * z.square() - self.scales.log() - _LOG_SQRT_2_PI
         return (self.log_weights + log_normal).logsumexp(-1)
 
-    def cdf(self, values: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-        """Return the probability that a value is at most each of these."""
-        z = (values.to(self.means)[..., None] - self.means) / self.scales
-        return (self.log_weights.exp() * torch.special.ndtr(z)).sum(-1)
-
-    def mean(self) -> Float[Tensor, "*batch"]:
-        """Return the expected value."""
-        return (self.log_weights.exp() * self.means).sum(-1)
-
     def sample(self, generator: Generator | None = None) -> Float[Tensor, "*batch"]:
         """Draw a value from each mixture."""
         weights = self.log_weights.exp().flatten(0, -2)

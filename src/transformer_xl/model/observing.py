@@ -7,11 +7,11 @@ from typing import Any
 
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from transformer_xl.errors import InputError
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.layer import Attention, DecoderLayer
+from transformer_xl.model.layer import DecoderLayer
 
 
 class Observed:
@@ -19,26 +19,20 @@ class Observed:
 
     Attributes:
         hidden: The input of the first layer, then the output of each layer, (B, T, D).
+        weights: The attention weights of each layer, (B, H, T, visible).
     """
 
     def __init__(self) -> None:
         self.hidden: list[Float[Tensor, "B T D"]] = []
-        self._attentions: list[Float[Tensor, "B H T visible"]] = []
+        self.weights: list[Float[Tensor, "B H T visible"]] = []
 
     @property
     def attentions(self) -> list[Float[Tensor, "B H T S"]]:
         """Attention weights of each layer, of the positions of the memory, then of the segment."""
-        longest = max((x.shape[-1] for x in self._attentions), default=0)
+        missing = [max(y.shape[-1] for y in self.weights) - x.shape[-1] for x in self.weights]
         # Layers do not compute what is out of their reach. Padding copies, and a copy is not what
         # the output was computed from: it has no gradient.
-        return [
-            x if x.shape[-1] == longest else F.pad(x, (longest - x.shape[-1], 0))
-            for x in self._attentions
-        ]
-
-    def clear(self) -> None:
-        """Forget everything, before the next call."""
-        self.hidden, self._attentions = [], []
+        return [F.pad(x, (n, 0)) if n else x for x, n in zip(self.weights, missing, strict=True)]
 
 
 @contextmanager
@@ -51,24 +45,28 @@ def observed(model: LanguageModel, *, attentions: bool = False) -> Iterator[Obse
             that gradients flow through the weights: slower, and equal up to rounding.
 
     Raises:
-        ValueError: The model has no layers of this package, or no attention.
+        InputError: The model has no layers of this package, or no attention.
     """
-    layers = decoder_layers(model)
+    layers: Any = getattr(model, "layers", ())
     if attentions and not model.has_attention:
         raise InputError(f"a model of kind={model.config.kind!r} has no attention to look at")
+    if not layers or not all(isinstance(layer, DecoderLayer) for layer in layers):
+        raise InputError(
+            f"a model of kind={model.config.kind!r} has no layers whose hidden states could be "
+            "returned: only its last ones are, which transformer_xl.TransformerXL.read returns"
+        )
     record, thread = Observed(), get_ident()
 
     # Another thread may be reading with the same model.
-    def remember(layer: nn.Module, inputs: tuple[Any, ...], out: Any) -> None:
+    def remember(layer: Any, inputs: tuple[Any, ...], out: Any) -> None:
         if get_ident() == thread:
             record.hidden += [out] if record.hidden else [inputs[0], out]
 
-    def attend(attention: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
+    def attend(attention: Any, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
         if get_ident() != thread:
             return out
-        assert isinstance(attention, Attention)
         attended, weights = attention.attended_with_weights(*inputs)
-        record._attentions.append(weights)
+        record.weights.append(weights)
         return attended
 
     hooks = [layer.register_forward_hook(remember) for layer in layers]
@@ -79,19 +77,3 @@ def observed(model: LanguageModel, *, attentions: bool = False) -> Iterator[Obse
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def decoder_layers(model: LanguageModel) -> list[DecoderLayer]:
-    """Return the layers of a model.
-
-    Raises:
-        ValueError: They are not those of this package.
-    """
-    layers: Any = getattr(model, "layers", ())
-    decoders = [layer for layer in layers if isinstance(layer, DecoderLayer)]
-    if not decoders or len(decoders) != model.config.n_layer:
-        raise InputError(
-            f"a model of kind={model.config.kind!r} has no layers whose hidden states could be "
-            "returned: only its last ones are, which transformer_xl.TransformerXL.read returns"
-        )
-    return decoders

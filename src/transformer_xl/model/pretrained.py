@@ -72,25 +72,22 @@ def weights_files(path: Path) -> dict[Path, set[str] | None]:
     """
     if path.suffix != ".json":
         return {path: None}
-    names_in: dict[Path, set[str] | None] = {}
+    names_in: dict[Path, set[str]] = {}
     try:
-        places = json.loads(read_small_file(path))["weight_map"]
-        for name, file in dict(places).items():
+        for name, file in dict(json.loads(read_small_file(path))["weight_map"]).items():
             # The name of the parent folder passes the comparison; longer names raise OSError.
             is_name = isinstance(file, str) and Path(file).name == file and file != ".."
             if not is_name or len(file) > 255:
                 raise ValueError(f"{file!r} is not the name of a file beside it")
-            names = names_in.setdefault(path.parent / file, set())
-            assert names is not None
-            names.add(name)
-    except PermissionError as error:
-        raise _unreadable(path) from error
+            names_in.setdefault(path.parent / file, set()).add(name)
+    except PermissionError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged or no index of weights: {error!r}") from error
     for file in names_in:
         if not file.is_file():
             raise CheckpointError(f"{path} names {file.name}, which is missing: copy it there, too")
-    return names_in
+    return dict(names_in)
 
 
 def require_storable(weights: Mapping[str, Tensor]) -> None:
@@ -110,11 +107,6 @@ def require_storable(weights: Mapping[str, Tensor]) -> None:
             raise InputError(
                 f"{name} has values that are not finite: such a model would not load again"
             )
-
-
-def write_weights(weights: Mapping[str, Tensor], path: Path) -> None:
-    """Write weights as :func:`write_tensors` does."""
-    write_tensors({name: x.contiguous() for name, x in weights.items()}, path, {"format": "pt"})
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path, about: Mapping[str, str]) -> None:
@@ -160,13 +152,9 @@ def read_weights(
         if shapes[name] != tuple(shape)
     ]
     if wrong:
-        raise CheckpointError(
-            f"{path} does not fit {fits}: {', '.join(wrong[:3])}"
-            f"{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''}"
-        )
-    weights: dict[str, Tensor] = {}
-    for file in files:
-        weights |= verified_tensors(file)[0]
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise CheckpointError(f"{path} does not fit {fits}: {', '.join(wrong[:3])}{more}")
+    weights = {name: x for file in files for name, x in verified_tensors(file)[0].items()}
     return {name: weights[name] for name in wanted}
 
 
@@ -178,10 +166,10 @@ def verify_weights(path: Path) -> int:
         CheckpointError: A file is damaged, has an unsupported dtype, or values that are not finite.
     """
     files = weights_files(path)
-    shapes = _shapes(path, files)
+    n_tensors = len(_shapes(path, files))
     for file in files:
         verified_tensors(file)
-    return len(shapes)
+    return n_tensors
 
 
 def has_checksum(path: Path) -> bool:
@@ -264,19 +252,11 @@ def _opened(path: Path, *, follow: bool = True) -> Iterator[Any]:
             safe_open(same_file(path, opened), "pt") as file,
         ):
             yield file
-    except (FileNotFoundError, NotRegularError):
+    except (FileNotFoundError, NotRegularError, PermissionError):
         raise
-    except PermissionError as error:
-        raise _unreadable(path) from error
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is damaged or no safetensors file: {error}") from error
-    except RuntimeError as error:
-        if "unable to mmap" not in str(error):
-            raise
-        size = path.stat().st_size
+    except (SafetensorError, OSError, RuntimeError) as error:
         raise CheckpointError(
-            f"{path} has {size:,} bytes, more than this machine can map into its memory: load it "
-            "on a machine with more"
+            f"{path} is damaged, no safetensors file, or larger than this machine can map: {error}"
         ) from error
 
 
@@ -331,12 +311,6 @@ def _sort_metadata(path: Path) -> None:
         file.write(content.ljust(len(header)))
 
 
-def _unreadable(path: Path) -> OSError:
-    return PermissionError(
-        f"cannot read {path}: permission denied; ask its owner for it (chmod a+r {path.name})"
-    )
-
-
 CONFIG_FILE = "config.json"
 # Keys of the file that are no settings; the last three are for transformers.
 _ABOUT = ("origin", "eval", "preface", "architectures", "auto_map", "transformers")
@@ -383,13 +357,6 @@ def model_weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: x.detach().cpu().contiguous() for name, x in model.named_parameters()}
 
 
-@torch.no_grad()
-def copy_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy weights into a model, by name."""
-    for name, parameter in model.named_parameters():
-        parameter.copy_(weights[name])
-
-
 def write_model(
     config: ModelConfig,
     weights: Mapping[str, Tensor],
@@ -409,7 +376,8 @@ def write_model(
     content = {"model_type": MODEL_TYPE, "format_version": FORMAT_VERSION}
     content |= dataclasses.asdict(config) | dict(about or {})
     replace_file(folder / CONFIG_FILE, (json.dumps(content, indent=2) + "\n").encode())
-    write_weights(weights, folder / WEIGHTS_FILE)
+    tensors = {name: x.contiguous() for name, x in weights.items()}
+    write_tensors(tensors, folder / WEIGHTS_FILE, {"format": "pt"})
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -448,21 +416,6 @@ def is_preface(tokens: Any, vocab_size: int) -> bool:
     """Whether a value is a list of tokens of the vocabulary."""
     is_list = isinstance(tokens, list | tuple) and all(type(x) is int for x in tokens)
     return is_list and all(0 <= x < vocab_size for x in tokens)
-
-
-def load_preface(path: Path, vocab_size: int) -> tuple[int, ...]:
-    """Read the preface of a model: the tokens that are read before a text is generated.
-
-    Raises:
-        CheckpointError: As by :func:`read_config`, or the preface is no list of tokens.
-    """
-    tokens = read_config(path).get("preface") or []
-    if not is_preface(tokens, vocab_size):
-        raise CheckpointError(
-            f"{path} is damaged: its preface must be a list of tokens below {vocab_size}; remove "
-            "it, or restore the file from a copy"
-        )
-    return tuple(tokens)
 
 
 def load_eval_config(path: Path) -> EvalConfig | None:

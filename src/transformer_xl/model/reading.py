@@ -217,7 +217,7 @@ class Reader:
     ) -> None:
         self.model, self.lengths = model, lengths._replace(ext_len=0)
         mem_len = lengths.mem_len
-        require_capacity(model, mem_len, remedy="remember fewer positions")
+        require_capacity(model, mem_len)
         mems, last_token, offset = state or ReaderState(model.start_memory(1, mem_len), None)
         # The state may be of a reader with longer segments.
         offset = offset if offset < lengths.segment_len else 0

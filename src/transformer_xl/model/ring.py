@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -13,6 +13,7 @@ from transformer_xl.model.keys_and_values import KeysAndValues
 from transformer_xl.model.memory import Memory
 
 _LEAST_CAPACITY = 64
+_Ring = TypeVar("_Ring", bound="Ring")
 
 
 class Ring:
@@ -56,6 +57,11 @@ class Ring:
         return len(self.first)
 
     @property
+    def device(self) -> torch.device:
+        """Device of the ring."""
+        return self.first.device
+
+    @property
     def next_slot(self) -> int:
         """The slot into which the next token is written: the newest one of its step."""
         return (self.position - self._origin) % self.capacity
@@ -91,8 +97,11 @@ class Ring:
             slots = self._slots(self.position - longest, self.position)
             self._lay_out(self.tensors, slots, longest, capacity)
 
-    def memory(self) -> KeysAndValues:
-        """Return a copy of the keys and values, oldest first."""
+    @torch.no_grad()
+    def memory(self, rows: Rows | None = None) -> KeysAndValues:
+        """Return a copy of the keys and values of some streams, oldest first. None: all."""
+        if rows is not None:
+            return self.select(rows).memory()
         M = self._longest()
         slots = self._slots(self.position - M, self.position)
         cached = ([x.index_select(2, slots) for x in layers] for layers in self.tensors)
@@ -101,22 +110,24 @@ class Ring:
         mask = forgotten if forgotten.any() else None
         return KeysAndValues(*cached, forgotten=mask, adapters=())
 
-    def select(self, rows: Rows) -> "Ring":
+    @torch.no_grad()
+    def select(self: _Ring, rows: Rows) -> _Ring:
         """Return a new ring of the streams ``rows``, in that order; repetition is allowed."""
         index, other = self._numbers(rows), copy.copy(self)
         other.tensors = tuple([x.index_select(1, index) for x in layers] for layers in self.tensors)
         other.first = self.first[index]
         return other
 
-    def take(self, rows: Rows) -> bool:
-        """Reorder the streams in place; return False, and do nothing, if that is not possible."""
+    @torch.no_grad()
+    def take(self: _Ring, rows: Rows) -> _Ring:
+        """Reorder the streams in place if that is possible; else return a new ring."""
         if not self.is_fixed or len(index := self._numbers(rows)) != self.batch_size:
-            return False
+            return self.select(rows)
         for layers in self.tensors:
             for x in layers:
                 x.copy_(x.index_select(1, index))
         self.first.copy_(self.first[index])
-        return True
+        return self
 
     def put(self, row: int, memory: Memory) -> None:
         """Replace the stream of a row by a copy of the only one of a memory."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.errors import InputError, SettingsError
-from transformer_xl.model.arguments import require_segment, require_whole, whole
+from transformer_xl.model.arguments import require_tensor, whole
 from transformer_xl.model.memory import Join, Memory
 
 SEGMENT_LEN = 128
@@ -46,17 +46,20 @@ class Lengths(NamedTuple):
             lengths: Any of the attributes.
 
         Raises:
-            TypeError: It is no length.
             InputError: A length is no integer, or out of range.
             SettingsError: It has no effect.
         """
+        lengths = {name: x for name, x in lengths.items() if x is not None}
         # Lengths were validated in an eager call before tracing.
         if not torch.compiler.is_compiling():
-            lengths = _require_lengths(config, lengths, requires_effect)
-        configured = cls(
-            SEGMENT_LEN, config.mem_len, config.attn_len, config.clamp_len, config.ext_len
-        )
-        return configured._replace(**{name: x for name, x in lengths.items() if x is not None})
+            lengths = {name: whole(name, x, _LEAST.get(name, 0)) for name, x in lengths.items()}
+            for name, beside, _ in config.unused() if requires_effect else ():
+                if name in lengths and lengths[name] != getattr(config, name):
+                    raise SettingsError(
+                        f"{name}={lengths[name]} has no effect with {beside}; leave it out"
+                    )
+        configured = config.mem_len, config.attn_len, config.clamp_len, config.ext_len
+        return cls(SEGMENT_LEN, *configured)._replace(**lengths)
 
     @property
     def arguments(self) -> dict[str, int | None]:
@@ -98,34 +101,51 @@ class Segment(NamedTuple):
         starts: Tensor | None,
         config: ModelConfig,
     ) -> "Segment":
-        """Validate and combine the arguments of a forward pass."""
-        require_segment(tokens, vectors, starts, config)
-        if tokens is not None and not config.n_features:
-            tokens = tokens.long()
+        """Validate and combine the arguments of a forward pass.
+
+        Raises:
+            InputError: An argument is missing, or of a wrong type or shape.
+        """
+        if (tokens is None) == (vectors is None):
+            number = "both" if vectors is not None else "neither"
+            raise InputError(f"a segment is tokens or inputs_embeds: {number} of them is given")
+        if tokens is None:
+            _require_real("inputs_embeds", vectors, "d_model", config.d_model)
+        elif config.n_features:
+            _require_real("inputs", tokens, "n_features", config.n_features)
+        else:
+            tokens = require_tensor("tokens", tokens, kind="integers")
+            if tokens.ndim != 2 or not tokens.numel():
+                shape = tuple(tokens.shape)
+                raise InputError(f"tokens of shape {shape} must be (streams, length) and not empty")
         segment = cls(tokens, vectors)
-        if starts is not None or config.reset_at is not None:
-            segment = segment.with_starts(starts, config.reset_at)
+        if starts is not None:
+            starts = require_tensor("starts", starts).to(segment.device)
+            if starts.shape != segment.shape or starts.dtype != torch.bool:
+                raise InputError(
+                    f"starts of shape {tuple(starts.shape)} and {starts.dtype} must say true or "
+                    f"false for each place of a segment of shape {segment.shape}"
+                )
+        segment = segment.with_starts(starts, config.reset_at)
         return segment if lengths is None else segment.padded(lengths)
 
     @property
-    def given(self) -> Tensor:
+    def inputs(self) -> Tensor:
         """The tokens or vectors."""
         return cast(Tensor, self.tokens if self.vectors is None else self.vectors)
 
     @property
     def shape(self) -> tuple[int, int]:
         """Batch size and length (B, T)."""
-        return self.given.shape[0], self.given.shape[1]
+        return self.inputs.shape[0], self.inputs.shape[1]
 
     @property
     def device(self) -> torch.device:
         """Device of the tokens or vectors."""
-        return self.given.device
+        return self.inputs.device
 
     def with_starts(self, starts: Tensor | None, reset_at: int | None) -> "Segment":
         """Return the segment in which documents begin at ``starts`` and at tokens ``reset_at``."""
-        if starts is not None:
-            starts = starts.to(self.device)
         if reset_at is not None and self.tokens is not None:
             resets = self.tokens == reset_at
             starts = resets if starts is None else resets | starts
@@ -139,24 +159,24 @@ class Segment(NamedTuple):
         Raises:
             InputError: A length is out of range.
         """
-        B, T = self.shape
-        is_traced = torch.compiler.is_compiling()
-        is_one_each = require_whole("lengths", lengths).shape == (B,)
+        (B, T), is_traced = self.shape, torch.compiler.is_compiling()
+        lengths = require_tensor("lengths", lengths, kind="integers").to(self.device)
         # Values are not known while tracing: a program pads whatever it is given.
-        if not is_one_each or not (is_traced or 0 <= int(lengths.min()) <= int(lengths.max()) <= T):
+        if lengths.shape != (B,) or not (is_traced or ((lengths >= 0) & (lengths <= T)).all()):
             raise InputError(
                 f"lengths={lengths.tolist()} must be one for each of the {B} rows, from 0 to {T}"
             )
-        short = T - lengths.to(self.device, torch.int64)
+        short = T - lengths
         if not is_traced and not short.any():
             return self
-        segment = self._replace(short=short)
-        padding, (tokens, vectors, _, starts) = ~segment.is_real(T), self
-        return segment._replace(
-            tokens=_filled(tokens, padding),
-            vectors=_filled(vectors, padding),
-            starts=None if starts is None else starts & ~padding,
-        )
+        padding = ~self._replace(short=short).is_real(T)
+
+        def filled(x: Tensor | None) -> Tensor | None:
+            if x is None:
+                return None
+            return x.masked_fill(padding if x.ndim == 2 else padding[..., None], 0)
+
+        return Segment(filled(self.tokens), filled(self.vectors), short, filled(self.starts))
 
     def is_real(self, n: int) -> Bool[Tensor, "B n"]:
         """Mark the positions, of the last ``n``, that are no padding."""
@@ -243,24 +263,11 @@ NO_LIMITS = View()
 """All queries see all keys before them; nothing is remembered."""
 
 
-def _filled(x: Tensor | None, padding: Bool[Tensor, "B T"]) -> Tensor | None:
-    """Overwrite padding with zeros."""
-    if x is None:
-        return None
-    return x.masked_fill(padding if x.ndim == 2 else padding[..., None], 0)
-
-
-def _require_lengths(
-    config: ModelConfig, lengths: dict[str, Any], requires_effect: bool
-) -> dict[str, int | None]:
-    if unknown := lengths.keys() - set(Lengths._fields):
-        raise TypeError(f"{min(unknown)} is no length: they are {', '.join(Lengths._fields)}")
-    for name, x in lengths.items():
-        # Lengths from other code are plain integers, and are checked in each call of a model.
-        if x is not None and (type(x) is not int or x < _LEAST.get(name, 0)):
-            lengths[name] = whole(name, x, _LEAST.get(name, 0))
-    for name, beside, _ in config.unused() if requires_effect else ():
-        x = lengths.get(name)
-        if x is not None and x != getattr(config, name):
-            raise SettingsError(f"{name}={x} has no effect with {beside}; leave it out")
-    return lengths
+def _require_real(name: str, x: Any, setting: str, width: int) -> None:
+    """Require real vectors of a width."""
+    shape = tuple(require_tensor(name, x).shape)
+    if not (x.is_floating_point() and x.ndim == 3 and x.numel() and shape[2] == width):
+        raise InputError(
+            f"{name} of shape {shape} and {x.dtype} must be real vectors, (streams, length, "
+            f"{setting}={width}), and not empty"
+        )

@@ -64,12 +64,28 @@ class CompiledStep(Step):
     kind = "compiled"
     is_fixed = False
 
-    def __init__(
-        self, model: "TransformerXL", ring: Ring, positions: Sequence[Positions], limit: int
-    ) -> None:
-        super().__init__(model, ring, positions, limit)
-        self._layers = _described(model, ring, positions)
+    def __init__(self, model: "TransformerXL", ring: Ring, *arguments: Any) -> None:
+        super().__init__(model, ring, *arguments)
+        self._layers = _described(model, ring, self._positions)
         self._is_recurrent = model.input_decay is not None
+
+    @staticmethod
+    def reason_against(model: "TransformerXL", dtype: torch.dtype) -> str | None:
+        """Return why it cannot read keys and values in a precision, for display; None: it can."""
+        config = model.config
+        for is_set, what in (
+            (config.gate != "none", f"gate={config.gate!r}"),
+            (config.enhanced_recurrence, "enhanced_recurrence=True"),
+            ("raw_queries" in config.quirks, "the quirk raw_queries"),
+        ):
+            if is_set:
+                return f"the compiled step does not support {what}"
+        if reason := native.reason_against(model.device, dtype):
+            return reason
+        for weight in (linear.weight for layer in model.layers for linear in layer.matrices):
+            if not native.can_read(weight, dtype):
+                return f"the compiled step cannot read a {type(weight).__name__} in {weight.dtype}"
+        return None if dtype == model.dtype else f"keys and values in {dtype}"
 
     def __call__(self, tokens: Tensor) -> Float[Tensor, "B D"]:
         """See :class:`Step`. A token outside the vocabulary raises before anything is modified."""
@@ -95,10 +111,8 @@ class CapturedStep(Step):
     kind = "captured"
     is_fixed = True
 
-    def __init__(
-        self, model: "TransformerXL", ring: Ring, positions: Sequence[Positions], limit: int
-    ) -> None:
-        super().__init__(model, ring, positions, limit)
+    def __init__(self, model: "TransformerXL", ring: Ring, *arguments: Any) -> None:
+        super().__init__(model, ring, *arguments)
         B, config, device = ring.batch_size, model.config, ring.first.device
         # Inputs and output of a step, at fixed addresses.
         self._position, self._newest = (

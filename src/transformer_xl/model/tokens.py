@@ -1,9 +1,8 @@
 """Both ends of a model, which share a table: the embedding of tokens, and the softmax over them.
 
-Its parts, in this order: embeddings, the softmax, what it samples and estimates.
+Its parts, in this order: embeddings, the softmax, the draw of a symbol.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
@@ -151,15 +150,7 @@ class Transposed(nn.Module):
 
 
 class Predictor(ABC):
-    """A distribution over the vocabulary, given hidden states.
-
-    Attributes:
-        training: Whether the model is trained.
-        n_samples: In training, how many words stand for all others; 0: all.
-    """
-
-    training: bool
-    n_samples: int
+    """A distribution over the vocabulary, given hidden states."""
 
     @abstractmethod
     def logits(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
@@ -172,32 +163,13 @@ class Predictor(ABC):
     def nll(
         self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"]
     ) -> Float[Tensor, "*batch"]:
-        """Return -log p of each target in nats; in training, by the sampled softmax if set.
+        """Return -log p of each target in nats.
 
         From all log-probabilities at once; :class:`Softmax` overrides it by ``ops.linear_nll``.
         """
         ignored = targets == IGNORED
-        targets = targets.masked_fill(ignored, 0)
-        if self.training and self.n_samples:
-            logits, flat = self.logits(hidden).flatten(0, -2), targets.flatten()
-            words = log_uniform_words(self.n_samples, logits.shape[-1], flat.device)
-            target_logits = logits.gather(1, flat[:, None])[:, 0]
-            nll = _sampled_nll(target_logits, logits[:, words], flat, words, logits.shape[-1])
-        else:
-            nll = -self.log_probs(hidden).gather(-1, targets[..., None])[..., 0]
-        return nll.view(targets.shape).masked_fill(ignored, 0.0)
-
-    def top_k(
-        self, hidden: Float[Tensor, "B D"], k: int
-    ) -> tuple[Float[Tensor, "B k"], Int[Tensor, "B k"]]:
-        """Return the ``k`` largest log-probabilities, in descending order, and their symbols."""
-        log_probs = self.log_probs(hidden)
-        values, tokens = log_probs.topk(min(k, log_probs.shape[-1]))
-        return values, tokens
-
-    def draw(self, hidden: Float[Tensor, "B D"], numbers: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
-        """Sample a symbol from each distribution, given a uniform number from [0, 1) for it."""
-        return drawn(self.log_probs(hidden).exp(), numbers)[0]
+        places = targets.masked_fill(ignored, 0)[..., None]
+        return -self.log_probs(hidden).gather(-1, places)[..., 0].masked_fill(ignored, 0.0)
 
 
 class Softmax(Predictor, nn.Linear):
@@ -208,7 +180,6 @@ class Softmax(Predictor, nn.Linear):
 
     def __init__(self, config: ModelConfig, embedding: Embedding | FeatureEmbedding) -> None:
         super().__init__(config.embed_width, config.vocab_size)
-        self.n_samples = config.sample_softmax
         self.proj = None
         if isinstance(embedding, FeatureEmbedding):
             return
@@ -229,9 +200,6 @@ class Softmax(Predictor, nn.Linear):
         """Return the logits, or -log p of targets, without all logits at once."""
         if targets is not None:
             x, flat = input.flatten(0, -2), targets.flatten()
-            if self.training and self.n_samples:
-                words = log_uniform_words(self.n_samples, self.out_features, x.device)
-                return sampled_nll(x, self.weight, self.bias, flat, words).view(targets.shape)
             return linear_nll(x, self.weight, self.bias, flat).view(targets.shape)
         if native.multiplies(input, self.weight):
             # Of a few rows, by the threads that also step the layers.
@@ -248,8 +216,7 @@ class Softmax(Predictor, nn.Linear):
     ) -> Float[Tensor, "*batch"]:
         """See :meth:`Predictor.nll`; unless hooked, without all logits (:func:`linear_nll`)."""
         # Hooks are given logits; while tracing, it is not known whether there are any.
-        is_traced = torch.compiler.is_compiling() and not (self.training and self.n_samples)
-        if is_traced or not is_plain(self, Softmax):
+        if torch.compiler.is_compiling() or not is_plain(self, Softmax):
             return super().nll(hidden, targets)
         return self(self.narrowed(hidden), targets)
 
@@ -267,7 +234,6 @@ class CalledSoftmax(Predictor):
 
     def __init__(self, module: nn.Module) -> None:
         self._module, self._own = module, unwrapped(module, "narrowed")
-        self.training, self.n_samples = self._own.training, self._own.n_samples
 
     def logits(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
         """Return the unnormalized log-probabilities."""
@@ -280,18 +246,12 @@ def log_softmax(logits: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch V"]:
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
 
-def drawn(
-    probs: Float[Tensor, "B n"], numbers: Float[Tensor, " B"]
-) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
-    """Sample by inversion of the cumulative distribution.
+def drawn(probs: Float[Tensor, "B n"], numbers: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
+    """Sample indices by inversion of the cumulative distribution.
 
     Args:
         probs: Probabilities, or unnormalized weights.
         numbers: Uniform numbers from [0, 1), in float64 for the sake of rare symbols.
-
-    Returns:
-        The sampled indices, and the position of each number within its interval, which is uniform
-        in [0, 1) again.
 
     Raises:
         CheckpointError: The probabilities are not finite.
@@ -300,50 +260,5 @@ def drawn(
     if not sums[:, -1].isfinite().all():
         raise CheckpointError("the model's probabilities are not finite: its weights are damaged")
     points = numbers.to(sums)[:, None] * sums[:, -1:]
-    places = torch.searchsorted(sums, points, right=True).clamp_(max=probs.shape[-1] - 1)
-    width = probs.gather(1, places).double()
-    rest = (points - (sums.gather(1, places) - width)) / width
-    return places[:, 0], rest[:, 0].clamp(0, 1 - 2**-53)
-
-
-def log_uniform_words(n: int, vocab_size: int, device: torch.device) -> Int[Tensor, " n"]:
-    """Sample words, with replacement, from a vocabulary sorted by descending frequency.
-
-    Word ``w`` has the log-uniform probability log((w + 2) / (w + 1)) / log(V + 1), close to Zipf's
-    law.
-    """
-    power = torch.rand(n, dtype=torch.float64, device=device) * math.log(vocab_size + 1)
-    return power.exp().long().sub_(1).clamp_(0, vocab_size - 1)
-
-
-def sampled_nll(
-    x: Float[Tensor, "n E"],
-    weight: Float[Tensor, "V E"],
-    bias: Float[Tensor, " V"],
-    targets: Int[Tensor, " n"],
-    words: Int[Tensor, " samples"],
-) -> Float[Tensor, " n"]:
-    r"""Estimate -log p of each target from a sample of the other words (Jean et al., 2015).
-
-    With $q$ the log-uniform probabilities and $w_1 ... w_n$ drawn from them, the sum over the
-    vocabulary, $e^{s_t} + \sum_{w \neq t} e^{s_w}$, is estimated without bias by
-    $e^{s_t} + \frac{1}{n} \sum_{w_i \neq t} e^{s_{w_i}} / q_{w_i}$. For a target of -100 it is 0.
-    """
-    ignored = targets == IGNORED
-    targets = targets.masked_fill(ignored, 0)
-    target_logits = (x * F.embedding(targets, weight)).sum(-1) + bias[targets]
-    others = F.linear(x, F.embedding(words, weight), bias[words])
-    nll = _sampled_nll(target_logits, others, targets, words, len(weight))
-    return nll.masked_fill(ignored, 0.0)
-
-
-def _sampled_nll(
-    target_logits: Tensor, others: Tensor, targets: Tensor, words: Tensor, V: int
-) -> Tensor:
-    """Estimate -log p of each target from its logit and those of a sample of words."""
-    q = ((words + 2).double() / (words + 1)).log() / math.log(V + 1)
-    dtype = torch.promote_types(others.dtype, torch.float32)
-    others = others.to(dtype) - (len(words) * q).log().to(dtype)
-    others = others.masked_fill(words == targets[:, None], -torch.inf)
-    target_logits = target_logits.to(dtype)
-    return torch.cat([target_logits[:, None], others], 1).logsumexp(1) - target_logits
+    places = torch.searchsorted(sums, points, right=True)
+    return places[:, 0].clamp_(max=probs.shape[-1] - 1)

@@ -1,27 +1,44 @@
 """Transformer-XL: embedding, layers with memory, softmax."""
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Integer
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.errors import InputError
 from transformer_xl.model.calling import adapters, evaluating
-from transformer_xl.model.components import components, frequency_precision, make_layer
 from transformer_xl.model.keys_and_values import KeysAndValues
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.layer import DecoderLayer, draw_weights
-from transformer_xl.model.loading import build_model
+from transformer_xl.model.layer import Attention, DecoderLayer, RelAttention, draw_weights
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.observing import observed
-from transformer_xl.model.positions import PositionScheme
-from transformer_xl.model.pretrained import SavesItself
+from transformer_xl.model.parts import (
+    InputStage,
+    Residuals,
+    Seen,
+    keep_input,
+    remember,
+    whole_memory,
+)
+from transformer_xl.model.positions import PositionScheme, RelativeSinusoids
 from transformer_xl.model.segment import Lengths, Segment, View
+from transformer_xl.model.variants.attention_spans import AttentionSpans
+from transformer_xl.model.variants.enhanced_recurrence import keep_output
+from transformer_xl.model.variants.input_recurrence import InputRecurrence
 from transformer_xl.model.variants.norms import make_norm
+from transformer_xl.model.variants.positions import (
+    AbsoluteSinusoids,
+    AbsoluteTable,
+    ContentAttention,
+    ShawTable,
+)
+from transformer_xl.model.variants.quirks import AuthorsMemory, RawQueryLayer
+from transformer_xl.model.variants.residuals import FirstLayerResiduals
+
+_SCHEMES = RelativeSinusoids, ShawTable, AbsoluteSinusoids, AbsoluteTable
+"""The schemes of positions by ``attn_type``."""
 
 
 class TransformerXL(LanguageModel):
@@ -76,20 +93,37 @@ class TransformerXL(LanguageModel):
         super().__init__(config, positions=positions)
 
     def _build(self, config: ModelConfig, positions: PositionScheme | None) -> None:
-        chosen = components(config, positions)
+        scheme = positions or _SCHEMES[config.attn_type]()
+        layer = RawQueryLayer if "raw_queries" in config.quirks else DecoderLayer
+
+        def attention() -> Attention:
+            if scheme.is_absolute:
+                return ContentAttention(config)
+            return RelAttention(config, has_r_proj=scheme.has_projection)
+
         # A ModuleList has no element type.
         self.layers: Sequence[DecoderLayer] = nn.ModuleList(  # pyright: ignore[reportAttributeAccessIssue]
-            make_layer(config, n, chosen.positions) for n in range(config.n_layer)
+            layer(config, n, attention()) for n in range(config.n_layer)
         )
-        self.positions, self.residuals = chosen.positions, chosen.residuals
-        self.input_stage, self.spans = chosen.input_stage, chosen.spans
-        self.memory_state, self.remember = chosen.memory_state, chosen.remember
+        self.positions = scheme
+        mixes = config.value_residual or config.embedding_residual
+        self.residuals = FirstLayerResiduals() if mixes else Residuals()
+        self.input_stage = InputRecurrence() if config.input_recurrence else InputStage()
+        self.spans: Callable[..., Seen] = whole_memory
+        if spans := config.layer_attn_lens:
+            self.spans = AttentionSpans(spans, cuts=not config.value_residual)
+        self.memory_state = keep_output if config.enhanced_recurrence else keep_input
+        stores, swaps = (x in config.quirks for x in ("stored_positions", "swapped_ext_len"))
+        self.remember: Callable[..., Memory] = remember
+        if stores or swaps:
+            self.remember = AuthorsMemory(stores=stores, swaps=swaps)
+        if "exact_frequencies" in config.quirks:
+            self.frequency_precision = torch.float64
         self.value_own = self.value_first = self.embedding_own = self.embedding_first = None
         self.input_decay = None
         for part in (self.positions, self.residuals, self.input_stage):
             # Under the names that these parameters have had in files from the first version on.
             part.add_parameters(self)
-        self.frequency_precision = frequency_precision(config)
         self.final_norm = make_norm(config) if config.final_norm else nn.Identity()
 
     def init_weights(self) -> None:
@@ -111,43 +145,6 @@ class TransformerXL(LanguageModel):
             x = self._through(layer.number, layer, placed, past, position, layer_view, mixes)
             states.append(self.memory_state(layer, h, x, layer_view))
         return self.final_norm(x), self.remember(memory, states, positions, view)
-
-    def save_pretrained(self, folder: Path | str, vocab: SavesItself | None = None) -> None:
-        """Write ``config.json``, ``model.safetensors`` and, if given, the vocabulary.
-
-        Raises:
-            InputError: The model has positions of which its settings do not know.
-        """
-        with torch.device("meta"):
-            described = build_model(self.config)
-        if type(getattr(described, "positions", None)) is not type(self.positions):
-            raise InputError(
-                f"positions={type(self.positions).__name__}: kind={self.config.kind!r} does not "
-                "say so, and no folder could be loaded again; register_model adds a kind that has "
-                "them"
-            )
-        super().save_pretrained(folder, vocab)
-
-    @torch.no_grad()
-    def attention_weights(
-        self, tokens: Integer[Tensor, "B T"], mems: Memory | None = None, **options: Any
-    ) -> list[Float[Tensor, "B H T S"]]:
-        """Return the attention weights of each layer.
-
-        Args:
-            tokens: A segment; it should be short, as T x S weights are stored for each head.
-            mems: As in :meth:`forward`.
-            options: ``starts``, ``attn_len`` and ``clamp_len``, as in :meth:`forward`.
-
-        Returns:
-            Weights that sum to one over S: the positions of the memory, then of the segment.
-
-        Raises:
-            InputError: The memory does not fit the model or the segment.
-        """
-        with evaluating(self), observed(self, attentions=True) as record:
-            self.read(tokens, mems, **options)
-        return record.attentions
 
     @property
     def _weight(self) -> Tensor:

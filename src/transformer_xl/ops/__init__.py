@@ -26,7 +26,6 @@ from transformer_xl.ops.products import (
     emulates,
     linear,
     onednn,
-    with_torch_linears,
 )
 from transformer_xl.ops.rms_norm import rms_norm
 from transformer_xl.ops.timing import ceiling, peak_mb, timed
@@ -58,7 +57,6 @@ __all__ = [
     "timed",
     "triton",
     "use_backend",
-    "with_torch_linears",
 ]
 
 Backend = Literal["auto", "reference", "skew", "triton"]

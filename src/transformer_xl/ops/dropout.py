@@ -28,7 +28,7 @@ def dropout(
         return x
     if locked:
         return x * dropout(x.new_ones(*x.shape[:-2], 1, x.shape[-1]), p, True)
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
+    if not _has_masks(x):
         return F.dropout(x, p)
     return cast(Tensor, _Dropout.apply(x, p, new_seed()))
 
@@ -36,33 +36,27 @@ def dropout(
 def relu_dropout(
     x: Float[Tensor, "*shape"], p: float, training: bool, locked: bool = False
 ) -> Float[Tensor, "*shape"]:
-    """Return ``dropout(relu(x))``; may modify ``x`` in place.
+    """Return ``dropout(relu(x))``.
 
     The gradient mask is derived from the output, so nothing else is saved.
     """
-    if not training or p == 0:
-        # A tensor that requires grad may be a view that must not be modified.
-        return torch.relu(x) if x.requires_grad else torch.relu_(x)
-    if locked:
-        return dropout(torch.relu(x), p, True, locked)
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
-        return F.dropout(torch.relu(x), p)
+    if not training or p == 0 or locked or not _has_masks(x):
+        return dropout(torch.relu(x), p, training, locked)
     return cast(Tensor, _ReLUDropout.apply(x, p, new_seed()))
 
 
 def relu_squared_dropout(
     x: Float[Tensor, "*shape"], p: float, training: bool, locked: bool = False
 ) -> Float[Tensor, "*shape"]:
-    """Return ``dropout(relu(x) ** 2)``; may modify ``x`` in place.
-
-    Only the derivative is saved.
-    """
-    if not (training and p) and not x.requires_grad:
-        return torch.relu_(x).square_()
-    is_plain = x.device.type != "cpu" or torch.compiler.is_compiling()
-    if is_plain or locked or not (training and p):
+    """Return ``dropout(relu(x) ** 2)``; only the derivative is saved."""
+    if not training or p == 0 or locked or not _has_masks(x):
         return dropout(torch.relu(x).square(), p, training, locked)
     return cast(Tensor, _ReLUSquaredDropout.apply(x, p, new_seed()))
+
+
+def _has_masks(x: Tensor) -> bool:
+    """Whether masks are drawn here for a tensor, and not by torch."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def new_seed() -> int:

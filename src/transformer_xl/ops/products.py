@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from threading import Lock
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +20,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from transformer_xl.ops.packed import Int8Weight
-
-_Module = TypeVar("_Module", bound=nn.Module)
 
 LEAST_WORK = 1 << 22
 """Minimum multiplications of a product for oneDNN."""
@@ -64,17 +62,6 @@ class Linear(nn.Linear):
         """Multiply by the weights, or by the rows of them from ``first_row`` on."""
         weight = self.weight[first_row:] if first_row else self.weight
         return linear(input, weight, self.bias)
-
-
-def with_torch_linears(model: _Module) -> _Module:
-    """Make the linear maps of a model those of torch, with the same weights; return the model.
-
-    For programs that look for exactly :class:`torch.nn.Linear`, such as ``quantize_dynamic``.
-    """
-    for module in model.modules():
-        if type(module) is Linear:
-            cast(Any, module).__class__ = nn.Linear
-    return model
 
 
 def product(

@@ -217,7 +217,7 @@ def new_state(
     longest = config.model.mem_len
     if config.model.start_memory == "zeros":
         longest = max(longest, validation(config)["mem_len"] or 0, *config.eval.mem_lens)
-    require_capacity(model, longest, remedy="remember fewer positions (model.mem_len)")
+    require_capacity(model, longest)
     model.recompute = settings.recompute
     average = new_average(model, settings)
     shard(model, settings, world, device)

@@ -2,8 +2,6 @@
 
 from dataclasses import fields, replace
 
-import pytest
-
 from transformer_xl.config import DataConfig
 from transformer_xl.data import corpus, prepare, tokenizing
 from transformer_xl.train.beginning import fit_to_corpus
@@ -102,48 +100,3 @@ def test_a_setting_of_the_text_counts(monkeypatch, recipe):
             with monkeypatch.context() as patch:
                 found.append(OF_TEXT[where](patch, recipe(data=settings)))
         assert found[0] != found[1], name
-
-
-def test_checksums_are_never_compared_where_that_is_asked_for(monkeypatch, recipe, tmp_path):
-    for verify, n in (("never", 0), ("once", 1), ("once", 0), ("always", 1)):
-        seen = []
-        monkeypatch.setattr(corpus.Corpus, "verify", lambda self, seen=seen: seen.append(1))
-        prepare(recipe(data={"verify": verify, "cache_dir": str(tmp_path)}).data)
-        assert len(seen) == n, verify
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ({"valid_path": "other.txt", "valid_fraction": 0.2}, r"data\.valid_fraction=0\.2 has no"),
-        ({"test_path": "other.txt", "test_fraction": 0.0}, r"data\.test_fraction=0\.0 has no"),
-        (
-            {"valid_path": "other.txt", "test_path": "other.txt", "split_by": "file"},
-            r"data\.split_by='file' has no effect",
-        ),
-        (
-            {"json_field": "title"},
-            r"data\.json_field='title' has no effect: no file is in JSON lines",
-        ),
-    ],
-)
-def test_a_setting_of_no_use_to_a_text_is_refused_where_it_is_prepared(recipe, data, message):
-    with pytest.raises(ValueError, match=message):
-        prepare(recipe(data=data).data)
-
-
-def test_what_a_prepared_corpus_was_not_made_with_is_refused(recipe):
-    given = {"corpus": "prepared"}
-    prepare(recipe(data=given).data)
-    for name, value in {
-        "path": "other.txt",
-        "valid_path": "other.txt",
-        "test_path": "other.txt",
-        "json_field": "title",
-        "split_by": "file",
-        "valid_fraction": 0.2,
-        "test_fraction": 0.2,
-        "vocab_from": "all",
-    }.items():
-        with pytest.raises(ValueError, match=rf"data\.{name}=.*was made with .*: leave it"):
-            prepare(recipe(data=given | {name: value}).data)

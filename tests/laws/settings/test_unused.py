@@ -10,8 +10,6 @@ import tomli_w
 from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
 from transformer_xl.config.recipes import dump_recipe, load_recipe
 from transformer_xl.model.pretrained import load_config, write_model
-from transformer_xl.train import loop, train
-from transformer_xl.train.checkpoint import RunFolder
 
 BASE = Config(model=ModelConfig(), data=DataConfig())
 LSTM = {"kind": "lstm", "n_head": 8, "d_inner": 2048}
@@ -82,45 +80,7 @@ def test_a_setting_that_changes_nothing_is_refused_and_left_out_of_what_is_store
             assert load_config(tmp_path / "config.json") == kept, (base, unused)
 
 
-@pytest.mark.parametrize("name", ["recompute", "compile"])
-def test_what_an_lstm_has_no_use_for_is_refused_with_the_recipe(tmp_path, name):
-    model = ModelConfig(**LSTM, mem_len=0)
-    with pytest.raises(ValueError, match=rf"^{name}=True has no effect with model\.kind='lstm'"):
-        Config(model=model, data=DataConfig(), train=TrainConfig(**{name: True}))
-    config = Config(model=model, data=DataConfig())
-    values = tomllib.loads(dump_recipe(config))
-    values["train"][name] = True
-    (tmp_path / "recipe.toml").write_text(tomli_w.dumps(values))
-    assert load_recipe(tmp_path / "recipe.toml", is_stored=True) == config
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        {"kind": "gpt"},
-        {"value_residual": True},
-        {"layer_attn_lens": (4, 8), "n_layer": 2},
-    ],
-    ids=lambda model: next(iter(model)),
-)
-def test_layers_that_differ_are_not_compiled_as_one(model):
-    train = TrainConfig(compile="layers")
+def test_layers_that_differ_are_not_compiled_as_one():
+    model, train = ModelConfig(value_residual=True), TrainConfig(compile="layers")
     with pytest.raises(ValueError, match="compile='layers' needs layers that are alike"):
-        Config(model=ModelConfig(**model), data=DataConfig(), train=train)
-    Config(model=ModelConfig(**model), data=DataConfig(), train=replace(train, compile=True))
-
-
-def test_a_run_on_a_prepared_corpus_goes_on_without_what_the_corpus_was_not_made_with(
-    recipe, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(loop, "finish", lambda *about: {})
-    config = recipe(data={"corpus": "prepared", "path": None})
-    train(config, tmp_path, quiet=True)
-    # As an earlier version would have let it begin.
-    values = tomllib.loads((tmp_path / "recipe.toml").read_text())
-    values["data"]["valid_fraction"] = 0.2
-    (tmp_path / "recipe.toml").write_text(tomli_w.dumps(values))
-    folder = RunFolder(tmp_path)
-    folder.check(config)
-    with pytest.raises(ValueError, match="another recipe"):
-        folder.check(replace(config, data=replace(config.data, corpus=None)))
+        Config(model=model, data=DataConfig(), train=train)

@@ -289,7 +289,8 @@ class _Search:
         self, hidden: Float[Tensor, "B D"], k: int
     ) -> list[tuple[Sequence[float], Sequence[int]]]:
         """Return the log-probabilities of the ``k`` most likely tokens of each row, and these."""
-        values, tokens = self._model.head.top_k(hidden, min(k, self._model.config.vocab_size))
+        log_probs = self._model.head.log_probs(hidden)
+        values, tokens = log_probs.topk(min(k, log_probs.shape[-1]))
         require_finite(values)
         return [*zip(values.double().tolist(), tokens.tolist(), strict=True)]
 

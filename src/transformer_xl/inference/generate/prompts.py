@@ -141,11 +141,10 @@ def require_texts(
     Raises:
         ValueError: They do not fit.
     """
-    mem_len, remedy = Lengths.of(model.config, mem_len=mem_len).mem_len, "remember fewer positions"
-    require_capacity(model, mem_len, remedy=remedy)
+    mem_len = Lengths.of(model.config, mem_len=mem_len).mem_len
+    require_capacity(model, mem_len)
     positions = mem_len if n_tokens is None else min(mem_len, n_tokens)
-    remedy = f"{remedy}, or generate fewer texts at once"
-    require_capacity(model, positions, n_streams=n_texts, remedy=remedy)
+    require_capacity(model, positions, n_texts)
 
 
 @torch.no_grad()

@@ -104,14 +104,13 @@ class Sampler:
         """
         logits = self._penalized(softmax, hidden, histories) if self._changes_logits else None
         if self.temperature == 0:
-            values, best = softmax.top_k(hidden, 1) if logits is None else logits.topk(1)
+            values, best = (softmax.log_probs(hidden) if logits is None else logits).topk(1)
             require_finite(values)
             return best[:, 0].tolist()
         if self.temperature == 1 and logits is None and not self._has_filters:
-            # An adaptive softmax usually skips its rarer clusters.
-            return softmax.draw(hidden, numbers).tolist()
+            return drawn(softmax.log_probs(hidden).exp(), numbers).tolist()
         weights, tokens = self._weights(softmax, hidden, logits)
-        places = drawn(weights, numbers)[0][:, None]
+        places = drawn(weights, numbers)[:, None]
         return (places if tokens is None else tokens.gather(1, places))[:, 0].tolist()
 
     def ends(self, history: History) -> bool:
@@ -131,12 +130,9 @@ class Sampler:
             hidden: The hidden states.
             logits: The logits after penalties. None: those of the model.
         """
-        if self.top_k is None:
-            values, tokens = softmax.log_probs(hidden) if logits is None else logits, None
-        elif logits is None:
-            values, tokens = softmax.top_k(hidden, self.top_k)
-        else:
-            values, tokens = logits.topk(min(self.top_k, logits.shape[-1]))
+        values, tokens = softmax.log_probs(hidden) if logits is None else logits, None
+        if self.top_k is not None:
+            values, tokens = values.topk(min(self.top_k, values.shape[-1]))
         # With a maximum of 0, small temperatures do not overflow.
         values = values - values.amax(-1, keepdim=True)
         probs = values.div_(min(max(self.temperature, _COLDEST), HOTTEST)).softmax(-1)

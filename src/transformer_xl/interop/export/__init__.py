@@ -188,7 +188,7 @@ class _InputKeysAndValues(KeysAndValues):
         self._before = [*self.keys], [*self.values]
         return self
 
-    def _join(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def join(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         for longer, before, new in zip((self.keys, self.values), self._before, (k, v), strict=True):
             longer[layer] = torch.cat([before[layer], new.permute(2, 0, 1, 3)], 2)
         return self.keys[layer].permute(1, 2, 0, 3), self.values[layer].permute(1, 2, 0, 3)

@@ -240,7 +240,7 @@ def read(
             if observation is not None:
                 layers.append([*observation.hidden[:-1], piece.hidden])
                 attentions = observation.attentions
-                observation.clear()
+                observation.hidden, observation.weights = [], []
 
     def columns(pieces: list[Tensor]) -> Tensor:
         hidden = pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)

@@ -9,12 +9,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.calling import is_plain
 from transformer_xl.model.tokens import (
     Embedding,
     Predictor,
     Transposed,
-    drawn,
     kept_words,
     log_softmax,
     markers,
@@ -36,17 +34,7 @@ class Tables(nn.ParameterList):
         return list(self)
 
 
-class OfClusters(nn.Module):
-    """A module with a table for each cluster, which adapters cannot replace."""
-
-    def extra_repr(self) -> str:
-        """Return what can be adapted instead; it is shown in the error of the library."""
-        return (
-            "several tables; what can be adapted: embedding.projs and the linear maps of the layers"
-        )
-
-
-class AdaptiveEmbedding(OfClusters):
+class AdaptiveEmbedding(nn.Module):
     """Adaptive input embeddings, narrower for rarer words (Baevski and Auli, 2019).
 
     Each cluster of the vocabulary has a table of its own width and a projection to ``d_model``.
@@ -133,7 +121,7 @@ class AdaptiveEmbedding(OfClusters):
         return embedded * kept_words(rows, weight, self.word_dropout, markers, places)
 
 
-class AdaptiveSoftmax(Predictor, OfClusters):
+class AdaptiveSoftmax(Predictor, nn.Module):
     """Adaptive softmax (Grave et al., 2017); its weights may be tied to the embedding.
 
     Words are sorted by frequency and divided into clusters. The head is a distribution over the
@@ -146,7 +134,7 @@ class AdaptiveSoftmax(Predictor, OfClusters):
 
     def __init__(self, config: ModelConfig, embedding: Embedding | AdaptiveEmbedding) -> None:
         super().__init__()
-        self.clusters, self.n_samples = config.clusters, 0
+        self.clusters = config.clusters
         sizes = [(cluster.stop - cluster.start, cluster.width) for cluster in self.clusters]
         self.weight = None
         if isinstance(embedding, Embedding):
@@ -223,57 +211,6 @@ class AdaptiveSoftmax(Predictor, OfClusters):
             tail = linear_nll(self.projs[i](x[rows]), *tables[i], place)
             nll = nll.index_add(0, rows, tail)
         return nll.view(targets.shape)
-
-    def top_k(
-        self, hidden: Float[Tensor, "B D"], k: int
-    ) -> tuple[Float[Tensor, "B k"], Int[Tensor, "B k"]]:
-        """Return the ``k`` largest log-probabilities, in descending order, and their symbols.
-
-        No word is likelier than its cluster, so clusters less likely than ``k`` known words are
-        skipped.
-        """
-        if not is_plain(self, AdaptiveSoftmax):
-            return super().top_k(hidden, k)
-        tables = self._tables()
-        k = min(k, self.clusters[-1].stop)
-        head = self._log_softmax(hidden, 0, *self._head(tables))
-        n_head = self.clusters[0].stop
-        values, tokens = head[:, :n_head].topk(min(k, n_head))
-        # Padded to k words, if the head has fewer.
-        missing = (0, k - values.shape[1])
-        values, tokens = F.pad(values, missing, value=-torch.inf), F.pad(tokens, missing)
-        # The likeliest cluster first, as the others may then be skipped.
-        for symbol in head[:, n_head:].amax(0).argsort(descending=True).tolist():
-            i, of_cluster = symbol + 1, head[:, n_head + symbol]
-            rows = (of_cluster > values[:, -1]).nonzero()[:, 0]
-            if not len(rows):
-                continue
-            within = self._log_softmax(hidden[rows], i, *tables[i]) + of_cluster[rows, None]
-            best, place = within.topk(min(k, within.shape[1]))
-            best, order = torch.cat([values[rows], best], 1).sort(descending=True, stable=True)
-            candidates = torch.cat([tokens[rows], place + self.clusters[i].start], 1).gather(
-                1, order
-            )
-            values[rows], tokens[rows] = best[:, :k], candidates[:, :k]
-        return values, tokens
-
-    def draw(self, hidden: Float[Tensor, "B D"], numbers: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
-        """Sample a symbol from each distribution, given a uniform number from [0, 1) for it.
-
-        Only the head and the sampled clusters are computed.
-        """
-        if not is_plain(self, AdaptiveSoftmax):
-            return super().draw(hidden, numbers)
-        tables = self._tables()
-        head = self._log_softmax(hidden, 0, *self._head(tables))
-        symbols, rest = drawn(head.exp(), numbers)
-        tokens = symbols.clone()
-        for i, cluster in enumerate(self.clusters[1:], 1):
-            rows = (symbols == self._symbol(i)).nonzero()[:, 0]
-            if len(rows):
-                within = self._log_softmax(hidden[rows], i, *tables[i]).exp()
-                tokens[rows] = cluster.start + drawn(within, rest[rows])[0]
-        return tokens
 
     def _symbol(self, i: int) -> int:
         """The symbol of a tail cluster in the head."""
