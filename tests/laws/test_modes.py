@@ -10,7 +10,6 @@ import torch
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.inference.classify import LongDocumentClassifier, accuracy
 from transformer_xl.inference.evaluate import WithMemory, evaluate, score
-from transformer_xl.inference.evaluate.rollout import attended
 from transformer_xl.inference.generate import Session, generate, generate_batch
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.calling import evaluating
@@ -42,7 +41,6 @@ def _spoken(model):
 
 READERS = {
     "evaluate": lambda model: evaluate(model, IDS, WithMemory(segment_len=4)).nll,
-    "attended": lambda model: attended(model, IDS * 5, segment_len=40).by_distance.tolist(),
     "score": lambda model: list(score(model, IDS)),
     "recl": lambda model: context_losses(model, IDS, [9, 11], range(2, 9, 2)).tolist(),
     "classify": _classified,

@@ -9,7 +9,6 @@ import torch
 from transformer_xl.config import EvalConfig, ModelConfig
 from transformer_xl.data import train_vocab
 from transformer_xl.inference.evaluate import loss_from_start, loss_in_segment
-from transformer_xl.inference.evaluate.rollout import attended
 from transformer_xl.model import build_model
 from transformer_xl.train import report, seen
 from transformer_xl.train.checkpoint import RunFolder
@@ -43,13 +42,12 @@ def model_of(vocab, **settings):
 
 def look(model, vocab, settings=None, segment_len=8):
     ids = np.array(vocab.encode(TEXT))
-    return ids, seen.see_memory(model, ids, vocab, settings or EvalConfig(), segment_len)
+    return ids, seen.see_memory(model, ids, settings or EvalConfig(), segment_len)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_model_can_be_looked_at(tmp_path, chars, kind):
     _, found = look(model_of(chars, **KINDS[kind]), chars)
-    assert (found["attention"] is None) == (kind == "LSTM")
     RunFolder(tmp_path).write_json("memory.json", {"split": "test", **found})
     read = report._parse_seen(tmp_path / "memory.json")
     assert read.mem_len == KINDS[kind].get("mem_len", 6)
@@ -76,24 +74,21 @@ def test_the_spans_are_means_of_the_losses_by_place(chars):
 
 def test_only_the_beginning_of_a_long_text_is_read(chars, monkeypatch):
     monkeypatch.setattr(seen, "TOKENS", 50)
-    monkeypatch.setattr(seen, "ATTENDED", 20)
     model = model_of(chars)
     ids, found = look(model, chars)
     assert found["tokens"] == 50
-    assert len(found["attention"]["texts"]) <= 20
-    assert found == seen.see_memory(model, ids[:51], chars, EvalConfig(), 8)
+    assert found == seen.see_memory(model, ids[:51], EvalConfig(), 8)
 
 
 def test_a_text_that_begins_with_a_long_prompt_is_read_where_its_completions_are(
     tmp_path, chars, monkeypatch
 ):
     monkeypatch.setattr(seen, "TOKENS", 50)
-    monkeypatch.setattr(seen, "ATTENDED", 20)
     ends = dict(zip(("reset_at", "completion_at"), chars.encode("\n."), strict=True))
     model = model_of(chars, **ends)
 
     def look(text):
-        return seen.see_memory(model, np.array(chars.encode(text)), chars, EvalConfig(), 8)
+        return seen.see_memory(model, np.array(chars.encode(text)), EvalConfig(), 8)
 
     # The second document is the first with a completion.
     rest = "\n" + "a cat.ran\n" * 9
@@ -109,24 +104,6 @@ def test_a_text_that_begins_with_a_long_prompt_is_read_where_its_completions_are
     assert "What the memory does" in write_report(tmp_path).read_text("utf-8")
 
 
-def test_the_text_before_the_prediction_is_the_text(vocab):
-    model = model_of(vocab)
-    ids, found = look(model, vocab)
-    attention = found["attention"]
-    shown = "".join([*attention["texts"], attention["predicted"]])
-    place = attended(model, ids, segment_len=8, mem_len=6).place
-    assert vocab.decode(ids[: place + 1]).endswith(shown)
-    assert len(attention["texts"]) == len(attention["shares"])
-
-
-def test_shares_of_distances_add_up_to_all(chars):
-    _, found = look(model_of(chars), chars)
-    for name in ("direct", "through"):
-        spans = found["attention"][name]
-        assert np.sum([x["shares"] for x in spans], 0).tolist() == pytest.approx([1, 1], abs=0.02)
-        places = [place for x in spans for place in range(x["first"], x["last"] + 1)]
-        assert places == [*range(len(places))]
-    assert sum(found["attention"]["shares"]) == pytest.approx(1, abs=0.02)
 
 
 def test_looking_changes_nothing(chars):

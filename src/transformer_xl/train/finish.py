@@ -140,7 +140,7 @@ def memory_figures(
     n_tokens = READINGS * min(len(ids) - 1, TOKENS)
     progress = reading(model, n_tokens, "what the memory does", quiet=quiet)
     with autocast(config.train.precision, model.device), progress:
-        figures = see_memory(model, ids, corpus.vocab, config.eval, config.train.segment_len)
+        figures = see_memory(model, ids, config.eval, config.train.segment_len)
     return {"split": split, **figures}
 
 

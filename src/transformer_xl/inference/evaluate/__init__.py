@@ -24,7 +24,6 @@ from transformer_xl.inference.evaluate.measuring import (
     evaluate_by,
     token_bytes_in,
 )
-from transformer_xl.inference.evaluate.rollout import Attended, attended
 from transformer_xl.inference.evaluate.strategies import (
     SlidingWindow,
     Strategy,
@@ -44,7 +43,6 @@ from transformer_xl.inference.evaluate.streams import (
 )
 
 __all__ = [
-    "Attended",
     "Cutter",
     "Dynamic",
     "DynamicEvaluation",
@@ -61,7 +59,6 @@ __all__ = [
     "WithMemory",
     "WithNeighbours",
     "as_text",
-    "attended",
     "bytes_of",
     "cost_of",
     "evaluate",
