@@ -278,15 +278,6 @@ def test_a_rule_without_what_it_needs_or_out_of_range_is_named():
             Dynamic(**{"rule": "sgd", **wrong})
 
 
-def test_lengths_beside_the_settings_are_deprecated(model, text, settings):
-    with pytest.warns(
-        DeprecationWarning, match=r"use DynamicEvaluation\(model, Dynamic\(..., mem"
-    ) as caught:
-        reading = DynamicEvaluation(model, settings, mem_len=3)
-    assert caught[0].filename == __file__
-    expected = DynamicEvaluation(model, replace(settings, mem_len=3))
-    assert torch.equal(reading.read(text), expected.read(text))
-
 
 def test_what_cannot_learn_or_does_not_fit_is_an_error(model, tiny_config, text, squares):
     settings = Dynamic(rule="sgd", lr=0.1)

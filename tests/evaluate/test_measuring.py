@@ -75,6 +75,15 @@ def test_a_length_that_is_not_given_is_that_of_the_model(model, text, name):
     assert result.nll != evaluate(model, text, WithMemory(segment_len=4)).nll
 
 
+def test_settings_of_the_memory_may_be_given_by_name(model, text):
+    settings = {"segment_len": 7, "mem_len": 9, "batch_size": 2}
+    assert evaluate(model, text, **settings).nll == evaluate(model, text, WithMemory(**settings)).nll
+    with pytest.raises(TypeError, match="did you mean 'segment_len'"):
+        evaluate(model, text, segmentlen=3)
+    with pytest.raises(TypeError, match="got how and mem_len: give all of them in how"):
+        evaluate(model, text, WithMemory(), mem_len=3)
+
+
 def test_bits_per_byte_are_bits_over_the_bytes_that_were_predicted(model, text):
     token_bytes = np.arange(1, 32, dtype=np.int32)
     result = evaluate(model, text, token_bytes=token_bytes)

@@ -388,11 +388,6 @@ def test_a_setting_that_cannot_be_is_named():
             Sampler(Sampling(**settings), V)
 
 
-def test_an_unknown_setting_is_named(model):
-    with pytest.raises(TypeError, match="'min_q' is no setting of sampling"):
-        generate(model, [1], min_q=0.1)
-
-
 def test_a_setting_that_replaces_another_resets_what_it_makes_ineffective():
     own = GenerateConfig(dry_multiplier=0.8, dry_base=2.0, penalty_window=50)
     assert own.changed(dry_multiplier=0.0) == GenerateConfig()

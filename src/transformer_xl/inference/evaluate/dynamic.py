@@ -33,10 +33,8 @@ from transformer_xl.config import (
     NotNegative,
     Positive,
     Share,
-    listed,
     no_type_check,
     require,
-    warn_deprecated,
 )
 from transformer_xl.data import in_completion
 from transformer_xl.errors import InputError
@@ -144,19 +142,13 @@ class DynamicEvaluation:
         model: The trained model.
         settings: The update rule, and the lengths with which the text is read. ``max_steps`` is
             ignored.
-        deprecated: Lengths, which are now attributes of the settings.
 
     Raises:
         ValueError: A length has no effect in the model; the model is quantized; ``squares`` are
             those of another model.
     """
 
-    def __init__(self, model: LanguageModel, settings: Dynamic, **deprecated: Any) -> None:
-        if deprecated:
-            old = listed(deprecated)
-            call = "DynamicEvaluation(model, "
-            warn_deprecated(f"{call}settings, {old}) is deprecated: use {call}Dynamic(..., {old}))")
-            settings = replace(settings, **deprecated)
+    def __init__(self, model: LanguageModel, settings: Dynamic) -> None:
         self._lengths = settings.lengths(model.config)
         self.settings, self.segment_len = settings, self._lengths.segment_len
         self.model = _learning_copy(model)

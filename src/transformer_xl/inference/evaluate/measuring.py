@@ -11,11 +11,10 @@ import torch
 from jaxtyping import Integer, Real
 from torch import Tensor
 
-from transformer_xl.config import EvalConfig, listed, warn_deprecated
+from transformer_xl.config import EvalConfig
 from transformer_xl.data import Recordings, Vocab
 from transformer_xl.errors import InputError
 from transformer_xl.inference.evaluate.dynamic import Dynamic
-from transformer_xl.inference.evaluate.old_keywords import strategy_from
 from transformer_xl.inference.evaluate.strategies import (
     SlidingWindow,
     Strategy,
@@ -93,7 +92,7 @@ def evaluate(
     *,
     token_bytes: Real[np.ndarray, " V"] | None = None,
     per_character: bool = False,
-    **deprecated: Any,
+    **with_memory: Any,
 ) -> Result:
     """Evaluate a model on a text, predicting every token but the first once.
 
@@ -110,13 +109,13 @@ def evaluate(
         token_bytes: The bytes of text of each token, for ``bits_per_byte``; 0: unknown, as of
             ``<unk>``. :func:`token_bytes_in` computes them.
         per_character: Whether the tokens are characters, for ``bpc``.
-        deprecated: Settings of a strategy, which take the place of ``how``.
+        with_memory: Settings of :class:`WithMemory`, in place of ``how``: ``mem_len=1024``.
 
     Returns:
         The metrics, and the settings with which they were measured.
 
     Raises:
-        TypeError: There is no such keyword argument, or there are ``how`` and deprecated ones.
+        TypeError: There is no such setting, or there are both ``how`` and settings.
         ValueError: The text has fewer than two tokens, or one outside the vocabulary; a length
             has no effect in the model.
 
@@ -127,12 +126,9 @@ def evaluate(
         18
     """
     config = require_model(model).config
-    if deprecated:
-        if how is not None:
-            raise TypeError(f"evaluate() got how and {listed(deprecated)}: give all of them in how")
-        how, message = strategy_from(deprecated)
-        warn_deprecated(message)
-    how = WithMemory() if how is None else how
+    if how is not None and with_memory:
+        raise TypeError(f"evaluate() got how and {', '.join(with_memory)}: give all of them in how")
+    how = WithMemory(**with_memory) if how is None else how
     if not isinstance(how, Strategy):
         raise InputError(
             f"how={shown(how)} must be WithMemory(...), SlidingWindow(...), Dynamic(...) or "

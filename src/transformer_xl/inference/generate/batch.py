@@ -17,7 +17,7 @@ from transformer_xl.errors import InputError
 from transformer_xl.inference.generate.history import History
 from transformer_xl.inference.generate.prompts import Prompts
 from transformer_xl.inference.generate.sampler import Sampler
-from transformer_xl.inference.generate.sampling import Sampling, with_deprecated
+from transformer_xl.inference.generate.sampling import Sampling
 from transformer_xl.inference.generate.text_writer import TextWriter
 from transformer_xl.inference.knn import KnnSoftmax, Past, remembered
 from transformer_xl.model import (
@@ -340,7 +340,6 @@ def generate(
     mem_len: int | None = None,
     history: Sequence[int] | Int[np.ndarray, " n"] | Int[Tensor, " n"] = (),
     knn: KnnConfig | None = None,
-    **deprecated: Any,
 ) -> Generation:
     """Continue a prompt, token by token.
 
@@ -362,7 +361,6 @@ def generate(
         knn: Mix the distribution with that of the nearest past positions (kNN-LM), before anything
             else is applied to it. The past begins with the prompt; with ``mems`` too, which do not
             hold it. None: do not.
-        deprecated: Settings of sampling, which belong into ``sampling``.
 
     Returns:
         An iterator over the new tokens, with the memory in its ``mems``; its ``decode(vocab)``
@@ -383,7 +381,6 @@ def generate(
     if isinstance(mems, Memory) and mems.batch_size != 1:
         raise InputError(f"mems holds {mems.batch_size} streams; select one: mems.select([0])")
     vocab_size = require_model(model).config.vocab_size
-    sampling = with_deprecated(Sampling, sampling, deprecated, "generate", "sampling")
     sampler = Sampler(sampling, vocab_size)
     return Generation(
         GenerationBatch(model, [ids], length, mems, sampler, [seed], mem_len, history, knn)
@@ -400,7 +397,6 @@ def generate_batch(
     seed: SupportsIndex | Sequence[int] | None = None,
     mem_len: int | None = None,
     knn: KnnConfig | None = None,
-    **deprecated: Any,
 ) -> GenerationBatch:
     """Continue several prompts as a batch, each as :func:`generate` does, up to rounding.
 
@@ -415,7 +411,6 @@ def generate_batch(
             one each time.
         mem_len: As for :func:`generate`.
         knn: As for :func:`generate`; each text has its own past.
-        deprecated: As for :func:`generate`.
 
     Returns:
         An iterator over the new tokens of each step, by the index of their text; ``end`` stops a
@@ -433,7 +428,6 @@ def generate_batch(
         2
     """
     vocab_size = require_model(model).config.vocab_size
-    sampling = with_deprecated(Sampling, sampling, deprecated, "generate_batch", "sampling")
     sampler = Sampler(sampling, vocab_size)
     if seed is None or isinstance(seed, Sequence):
         seeds = [None] * len(prompts) if seed is None else seed

@@ -23,7 +23,6 @@ from transformer_xl.data import Vocab
 from transformer_xl.errors import SettingsError
 from transformer_xl.inference.generate.prompts import Prompts, selected
 from transformer_xl.inference.generate.sampler import require_finite
-from transformer_xl.inference.generate.sampling import with_deprecated
 from transformer_xl.inference.generate.text_writer import TextWriter
 from transformer_xl.model import (
     Decoder,
@@ -159,7 +158,6 @@ def beam_search(
     mems: Memory | None = None,
     mem_len: int | None = None,
     history: Sequence[int] | Int[np.ndarray, " n"] | Int[Tensor, " n"] = (),
-    **deprecated: Any,
 ) -> list[list[Hypothesis]]:
     """Find likely continuations of several prompts; deterministic.
 
@@ -180,7 +178,6 @@ def beam_search(
             None: start of a text.
         mem_len: Memory length. None: as configured.
         history: The last tokens in ``mems``, which complete a character that they begin.
-        deprecated: Settings of the search, which belong into ``searching``.
 
     Returns:
         For each prompt its best hypotheses, the best one first. There are fewer than ``n_best``
@@ -199,7 +196,7 @@ def beam_search(
         >>> len(others), best.score >= others[0].score
         (1, True)
     """
-    searching = with_deprecated(Searching, searching, deprecated, "beam_search", "searching")
+    searching = Searching() if searching is None else searching
     config = require_model(model).config
     before = as_tokens(history, config, "the history").tolist()
     require(length is not None, "length=None: beam search needs the maximum number of tokens")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from transformer_xl.config import GenerateConfig, require
 from transformer_xl.data import Vocab
-from transformer_xl.errors import CheckpointError
+from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.inference.generate.history import History
 from transformer_xl.inference.generate.loops import LoopRule
 from transformer_xl.inference.generate.sampling import HOTTEST, Sampling
@@ -50,6 +50,10 @@ class Sampler:
         vocab_size: int | None = None,
         vocab: Vocab | None = None,
     ) -> None:
+        if not isinstance(sampling, Sampling | None):
+            raise InputError(
+                f"sampling={shown(sampling)} must be a Sampling: give sampling=Sampling(...)"
+            )
         sampling = sampling or Sampling()
         config = self._config = sampling.config
         # As they were given: texts or tokens.

@@ -1,28 +1,22 @@
-"""Settings of sampling as a value, and the keyword arguments that it replaces."""
+"""Settings of sampling as a value."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 
 from transformer_xl.config import (
     GenerateConfig,
     checked,
-    listed,
-    near,
     no_type_check,
     require,
-    warn_deprecated,
 )
-from transformer_xl.errors import InputError
-from transformer_xl.model import shown
 
 HOTTEST = 1e30
 """An infinite temperature is replaced by this one, with which all tokens are as likely."""
 _DEFAULT = GenerateConfig()
-_Settings = TypeVar("_Settings")
 
 
 @no_type_check
@@ -101,44 +95,3 @@ class Sampling:
 def names_of(kind: type) -> list[str]:
     """Return the names of the settings of a dataclass."""
     return [x.name for x in fields(kind) if x.init]
-
-
-def with_deprecated(
-    kind: type[_Settings],
-    settings: _Settings | None,
-    deprecated: Mapping[str, Any],
-    call: str,
-    argument: str,
-) -> _Settings:
-    """Return the settings of a call, which may have been given as deprecated keyword arguments.
-
-    Args:
-        kind: The class of the settings.
-        settings: The settings. None: the defaults, or the keyword arguments.
-        deprecated: The keyword arguments.
-        call: The function that was called, for messages.
-        argument: The name of its argument for the settings.
-
-    Raises:
-        TypeError: There is no such keyword argument, or there are settings and keyword arguments.
-        ValueError: The settings are of another class, or one is invalid.
-    """
-    if not isinstance(settings, kind | None):
-        raise InputError(
-            f"{argument}={shown(settings)} must be a {kind.__name__}: give "
-            f"{argument}={kind.__name__}(...)"
-        )
-    if not deprecated:
-        return kind() if settings is None else settings
-    names = names_of(kind)
-    if unknown := deprecated.keys() - names:
-        nearest = near(min(unknown), [*names, argument, "length", "seed"])
-        hint = f": did you mean {nearest!r}?" if nearest else ""
-        raise TypeError(f"{min(unknown)!r} is no setting of {argument}{hint}")
-    old = listed(deprecated)
-    if settings is not None:
-        raise TypeError(f"{call}() got {argument} and {old}: give all of them in {argument}")
-    warn_deprecated(
-        f"{call}(..., {old}) is deprecated: use {call}(..., {argument}={kind.__name__}({old}))"
-    )
-    return kind(**deprecated)

@@ -21,7 +21,7 @@ from transformer_xl.inference.generate.beams import Searching, beam_search
 from transformer_xl.inference.generate.history import History
 from transformer_xl.inference.generate.prompts import PROMPT_SEGMENT
 from transformer_xl.inference.generate.sampler import Sampler
-from transformer_xl.inference.generate.sampling import Sampling, with_deprecated
+from transformer_xl.inference.generate.sampling import Sampling
 from transformer_xl.inference.generate.state import (
     State,
     largest_state,
@@ -90,10 +90,6 @@ def from_pretrained(
             f"{model.config.vocab_size}: they do not belong together"
         )
     return compact(model.to(device or torch.device("cpu")), weights), vocab
-
-
-open_folder = from_pretrained
-"""The name of :func:`from_pretrained` in earlier versions."""
 
 
 class Mark(NamedTuple):
@@ -277,7 +273,6 @@ class Session:
         *,
         seed: int | None = None,
         stop: str | Sequence[str] = (),
-        **deprecated: Any,
     ) -> Iterator[str]:
         """Continue the text; stream it in pieces.
 
@@ -291,7 +286,6 @@ class Session:
                 ``is_looping`` tells whether one has ended the text.
             seed: Random seed. None: continue the random numbers of the session.
             stop: End before this string, or before the first of several.
-            deprecated: Settings of sampling, which belong into ``sampling``.
 
         Raises:
             ValueError: A setting is out of range, or nothing was read yet and no token of the
@@ -299,7 +293,6 @@ class Session:
             RuntimeError: From the iterator: the session went on in another way after this call.
         """
         length = whole("length", length)
-        sampling = with_deprecated(Sampling, sampling, deprecated, "Session.generate", "sampling")
         sampler = Sampler(sampling, self.model.config.vocab_size, self.vocab)
         last_token = self._last_token()
         # Before an earlier call is ended, as the stop strings may be wrong.
