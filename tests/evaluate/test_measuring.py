@@ -30,7 +30,7 @@ def test_some_steps_are_the_first_segments_of_each_part(model, text, batch_size,
     ids, lengths = torch.from_numpy(text), Lengths.of(model.config, segment_len=6)
     passage = Passage.of(ids, model.config)
     with torch.no_grad():
-        pieces = [*read_parts(model, passage, lengths=lengths, batch_size=batch_size)][:max_steps]
+        pieces = [*read_parts(model, passage, lengths, batch_size)][:max_steps]
     n = sum(int((places >= 0).sum()) for _, places in pieces)
     total = sum(float(nll[places >= 0].double().sum()) for nll, places in pieces)
     assert found.tokens == n
@@ -77,7 +77,8 @@ def test_a_length_that_is_not_given_is_that_of_the_model(model, text, name):
 
 def test_settings_of_the_memory_may_be_given_by_name(model, text):
     settings = {"segment_len": 7, "mem_len": 9, "batch_size": 2}
-    assert evaluate(model, text, **settings).nll == evaluate(model, text, WithMemory(**settings)).nll
+    expected = evaluate(model, text, WithMemory(**settings)).nll
+    assert evaluate(model, text, **settings).nll == expected
     with pytest.raises(TypeError, match="did you mean 'segment_len'"):
         evaluate(model, text, segmentlen=3)
     with pytest.raises(TypeError, match="got how and mem_len: give all of them in how"):

@@ -231,10 +231,6 @@ def test_what_cannot_work_is_said_before_anything_is_written(tmp_path, toy_recip
         ({"data": {"valid_fraction": 0.0002}}, "validation text has one token"),
         ({"generate": {"prompt": "Ω"}}, r"generate\.prompt='Ω': not in the vocabulary"),
         ({"generate": {"prompt": ""}}, r"generate\.prompt is empty"),
-        (
-            {"eval": {"dynamic": "rms", "segment_len": 9000}},
-            r"as eval\.dynamic_tokens reads it: \d+ tokens .* are less than a segment of 9000 ",
-        ),
         # The file is not there, so nothing has looked for it.
         ({"data": {"path": "tex\udce9.txt"}}, r"data\.path='tex\\udce9\.txt' must be UTF-8"),
         ({"generate": {"stop": ("\udce9",)}}, r"generate\.stop=\('\\udce9',\) must be UTF-8"),
@@ -266,31 +262,6 @@ def test_a_text_without_a_completion_is_refused_before_anything_is_written(
     with pytest.raises(ValueError, match=f"{split}: the text has no completion: the token "):
         train(toy_recipe(data=data), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
-
-
-def test_steps_that_reach_no_completion_are_refused_before_training(
-    begun, tmp_path, toy_recipe, long_prompt
-):
-    def recipe(data=long_prompt, **settings):
-        return toy_recipe(data=data, eval={"segment_len": 16, **settings})
-
-    short = tmp_path / "short.txt"
-    short.write_text("a dog\tno\n" * 50)
-    for split, other in (("valid", "test"), ("test", "valid")):
-        data = {**long_prompt, f"{other}_path": str(short)}
-        with pytest.raises(
-            ValueError, match=f"{split}: max_steps=25 reads no completion: give a l"
-        ):
-            begun(recipe(data, max_steps=25))
-    # One more segment, or the beginnings of more parts, have completions.
-    begun(recipe(max_steps=26))
-    begun(recipe(max_steps=25, batch_size=2))
-    # Dynamic evaluation reads one part, and learns from the beginning of the training text.
-    with pytest.raises(ValueError, match=r"test: max_steps=25 reads no completion"):
-        begun(recipe(max_steps=25, batch_size=2, dynamic="sgd"))
-    with pytest.raises(ValueError, match=r"eval\.dynamic_tokens reads it: the text has no comp"):
-        begun(recipe(dynamic="rms", dynamic_tokens=400))
-    begun(recipe(dynamic="rms", dynamic_tokens=417))
 
 
 @pytest.mark.usefixtures("unfinished")

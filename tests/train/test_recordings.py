@@ -119,19 +119,6 @@ def test_a_split_without_a_target_is_refused_before_anything_is_written(copied, 
     assert not (tmp_path / "run").exists()
 
 
-def test_steps_that_reach_no_target_are_refused_before_anything_is_written(copied, tmp_path):
-    path = tmp_path / "data" / "test_targets.npy"
-    targets = np.load(path)
-    targets[:15] = np.nan if targets.dtype.kind == "f" else -100
-    np.save(path, targets)
-    config = replace(copied, eval=EvalConfig(max_steps=3), train=replace(copied.train, steps=1))
-    with pytest.raises(ValueError, match=r"test: max_steps=3 reads no target: give a larger"):
-        train(config, tmp_path / "run", quiet=True)
-    assert not (tmp_path / "run").exists()
-    train(replace(config, eval=EvalConfig(max_steps=4)), tmp_path / "run", quiet=True)
-    assert (tmp_path / "run" / "report.html").is_file()
-
-
 def test_each_target_counts_once_however_the_recordings_are_divided(config, run):
     model = load_model(run).double()
     recordings = FeatureCorpus(Path(config.data.path)).split("test")

@@ -104,8 +104,6 @@ def test_a_text_that_begins_with_a_long_prompt_is_read_where_its_completions_are
     assert "What the memory does" in write_report(tmp_path).read_text("utf-8")
 
 
-
-
 def test_looking_changes_nothing(chars):
     model = model_of(chars, dropout=0.3).train()
     before = [x.clone() for x in model.parameters()]

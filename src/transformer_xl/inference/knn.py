@@ -13,7 +13,7 @@ in place of the distance. Nothing is trained. docs/longer-memories.md has measur
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,11 +21,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transformer_xl.config import KnnConfig
-from transformer_xl.model import LanguageModel, Lengths, Predictor, read
+from transformer_xl.model import Predictor
 
 _LEAST_CAPACITY = 64
-_ROWS = 256
-"""Positions that search the past at once."""
 
 
 class Past:
@@ -182,24 +180,3 @@ class KnnSoftmax(Predictor):
         """Return the log-probabilities."""
         rows = zip(self._pasts, self._softmax.log_probs(hidden), hidden, strict=True)
         return torch.stack([past.mixed_log_probs(*row) for past, *row in rows])
-
-
-def knn_nll(
-    model: LanguageModel, text: Int[Tensor, " length"], lengths: Lengths, settings: KnnConfig
-) -> Iterator[Float[Tensor, " T"]]:
-    """Yield -log p of the tokens of a text, in parts, read in one stream.
-
-    The caller sets the evaluation mode and disables gradients.
-    """
-    past = Past(settings, model.config.reset_at)
-    mems = model.keep(model.start_memory(1, lengths.mem_len))
-    for piece in read(model, text[None, :-1], lengths, mems, targets=text[None, 1:]):
-        assert piece.nll is not None
-        T = piece.nll.shape[1]
-        # With ext_len, the first columns were read before.
-        hidden, targets = piece.hidden[0, -T:], text[piece.start + 1 : piece.start + 1 + T]
-        # In parts, as the scores of all past positions are held.
-        rows = piece.nll[0], hidden, targets.to(hidden.device)
-        for chunk in zip(*(x.split(_ROWS) for x in rows), strict=True):
-            yield past.mixed_nll(*chunk)
-            past = past.extended(*chunk[1:])

@@ -20,13 +20,7 @@ from transformer_xl.data import (
     load_vocab,
 )
 from transformer_xl.errors import DataError, SettingsError
-from transformer_xl.inference.evaluate import (
-    Passage,
-    as_text,
-    places_read,
-    require_recordings,
-    segments_to_learn,
-)
+from transformer_xl.inference.evaluate import Passage, require_recordings
 from transformer_xl.inference.generate import for_tokens
 from transformer_xl.model import (
     CONFIG_FILE,
@@ -39,7 +33,6 @@ from transformer_xl.model import (
     require_capacity,
     require_training,
 )
-from transformer_xl.train.finish import held_out
 from transformer_xl.train.optim import Optimizer, new_average
 from transformer_xl.train.runner import shard
 from transformer_xl.train.state import INITIAL_LOSS_SCALE, TrainState, longest_segment
@@ -296,45 +289,23 @@ def _require_targets(corpus: Corpus | FeatureCorpus, config: Config) -> None:
     Raises:
         DataError: A split has no target, or none where it is read.
     """
-    settings, symbol = config.eval, config.model.completion_at
+    symbol = config.model.completion_at
     if len(corpus.split("valid")) < 2:
         raise DataError(
             "the validation text has one token; to predict one, at least 2 are needed: give more "
             "text, or hold out more of it (data.valid_fraction)"
         )
-    segment_len = _lengths(config).segment_len
     with _named("train"):
         if isinstance(corpus, FeatureCorpus):
             require_recordings(corpus.split("train"), config.model)
         elif symbol is not None and not config.train.prompt_loss_weight:
             _require_completion(corpus.tokens("train"), symbol)
-    if settings.dynamic == "rms" and isinstance(corpus, Corpus):
-        with _named("train text, as eval.dynamic_tokens reads it"):
-            text = corpus.tokens("train")[: settings.dynamic_tokens]
-            segments_to_learn(text, config.model, segment_len)
     if symbol is None and isinstance(corpus, Corpus):
         return
-    batch_size = settings.batch_size
-    parts = [(name, batch_size) for name in ("valid", "test") if corpus.n_tokens(name) > 1]
-    if settings.dynamic and isinstance(corpus, Corpus):
-        # It reads the text in one part.
-        parts.append((held_out(corpus), 1))
-    for name, batch_size in parts:
-        with _named(name):
-            ids: Any = corpus.split(name)
-            source = as_text(ids, config.model) if isinstance(corpus, Corpus) else ids
-            passage = Passage.of(source, config.model)
-            if settings.max_steps is not None and passage.counted is not None:
-                sizes = {
-                    "segment_len": segment_len,
-                    "batch_size": min(batch_size, len(passage.targets)),
-                }
-                places = places_read(len(passage.targets), max_steps=settings.max_steps, **sizes)
-                if not passage.counted[places].any():
-                    kind = "target" if passage.text is None else "completion"
-                    raise DataError(
-                        f"max_steps={settings.max_steps} reads no {kind}: give a larger one"
-                    )
+    for name in ("valid", "test"):
+        if corpus.n_tokens(name) > 1:
+            with _named(name):
+                Passage.of(corpus.split(name), config.model)
 
 
 @contextmanager

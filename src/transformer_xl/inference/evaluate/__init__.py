@@ -2,10 +2,8 @@
 
 from transformer_xl.inference.evaluate.dynamic import (
     Dynamic,
-    DynamicEvaluation,
     gradient_squares,
     plan_dynamic,
-    segments_to_learn,
 )
 from transformer_xl.inference.evaluate.flow import (
     Cutter,
@@ -32,20 +30,16 @@ from transformer_xl.inference.evaluate.strategies import (
 )
 from transformer_xl.inference.evaluate.streams import (
     Passage,
-    as_text,
     loss_from_start,
     loss_in_segment,
-    places_read,
     require_recordings,
     score,
     spans,
-    window_nll,
 )
 
 __all__ = [
     "Cutter",
     "Dynamic",
-    "DynamicEvaluation",
     "Flow",
     "LineFlow",
     "LineSums",
@@ -58,7 +52,6 @@ __all__ = [
     "Sums",
     "WithMemory",
     "WithNeighbours",
-    "as_text",
     "bytes_of",
     "cost_of",
     "evaluate",
@@ -66,12 +59,9 @@ __all__ = [
     "gradient_squares",
     "loss_from_start",
     "loss_in_segment",
-    "places_read",
     "plan_dynamic",
     "require_recordings",
     "score",
-    "segments_to_learn",
     "spans",
     "token_bytes_in",
-    "window_nll",
 ]

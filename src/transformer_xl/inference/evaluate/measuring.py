@@ -21,7 +21,7 @@ from transformer_xl.inference.evaluate.strategies import (
     WithMemory,
     WithNeighbours,
 )
-from transformer_xl.inference.evaluate.streams import Passage, as_text, places_read
+from transformer_xl.inference.evaluate.streams import Passage
 from transformer_xl.model import (
     LanguageModel,
     Text,
@@ -135,19 +135,16 @@ def evaluate(
             "WithNeighbours(...)"
         )
     lengths = how.lengths(config)
-    if isinstance(ids, Recordings):
-        source = ids
+    is_text = not isinstance(ids, Recordings)
+    if not is_text and (token_bytes is not None or not isinstance(how, WithMemory)):
         wrong = "token_bytes" if token_bytes is not None else type(how).__name__
-        if token_bytes is not None or not isinstance(how, WithMemory):
-            raise InputError(f"{wrong} is for text: leave it out where recordings are evaluated")
-    else:
-        source = as_text(ids, config)
+        raise InputError(f"{wrong} is for text: leave it out where recordings are evaluated")
     if token_bytes is not None and np.shape(token_bytes) != (config.vocab_size,):
         raise InputError(
             f"token_bytes of shape {np.shape(token_bytes)} must be a number for each of the "
             f"{config.vocab_size} symbols"
         )
-    passage = Passage.of(source, config)
+    passage = Passage.of(ids, config)
     n = len(passage.targets)
     # Unless it starts with zeros, a memory is never longer than the text: no more is allocated.
     longest = lengths.mem_len if config.start_memory == "zeros" else min(lengths.mem_len, n)
@@ -159,13 +156,6 @@ def evaluate(
         {"mem_len": longest, "batch_size": rows},
         "shorten the memory, or lower the batch size",
     )
-    if how.max_steps is not None and passage.counted is not None:
-        read = places_read(
-            n, batch_size=rows, segment_len=lengths.segment_len, max_steps=how.max_steps
-        )
-        if not passage.counted[read].any():
-            what = "target" if passage.text is None else "completion"
-            raise InputError(f"max_steps={how.max_steps} reads no {what}: give a larger one")
     # Accumulated on the device, which is synchronized once at the end.
     nats, n_read, n_counted = torch.zeros((), dtype=torch.float64, device=model.device), 0, 0
     counted: list[Tensor] = []
@@ -180,7 +170,9 @@ def evaluate(
                 counted.append(places[is_counted])
     total = float(nats)
     seconds = time.perf_counter() - began
-
+    if not n_counted:
+        what = "completion" if is_text else "target"
+        raise InputError(f"max_steps={how.max_steps} reads no {what}: give a larger one")
     mean = total / n_counted
     bits, n_bytes = mean / math.log(2), None
     if token_bytes is not None:
@@ -193,7 +185,7 @@ def evaluate(
         bits_per_byte=None if n_bytes is None else bits * n_counted / n_bytes,
         tokens=n_counted,
         **lengths._asdict(),
-        batch_size=min(how.batch_size, n),
+        batch_size=rows,
         seconds=seconds,
         tokens_per_second=n_read / seconds,
         **how.reported(),
