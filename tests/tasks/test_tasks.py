@@ -14,7 +14,6 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.data import Vocab
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.inference.answers import continuations, next_log_probs
-from transformer_xl.inference.generate import Searching, beam_search
 from transformer_xl.model import build_model
 from transformer_xl.model.segment import Lengths
 from transformer_xl.tasks import TASKS, load_task
@@ -214,22 +213,6 @@ def test_a_continuation_is_the_most_likely_token_each_time(model, vocab, batch_s
         for _ in range(6):
             written.append(int(model(torch.tensor([written])).log_probs[0, -1].argmax()))
         assert output == vocab.decode(written[len(text) :]).partition("\n")[0]
-
-
-@pytest.mark.parametrize("batch_size", [1, 4])
-def test_a_continuation_may_be_searched(model, vocab, batch_size):
-    some = texts(vocab)
-    lengths = Lengths.of(CONFIG, segment_len=4)
-    how = {"length": 6, "stop": "\n", "batch_size": batch_size}
-    greedy = continuations(model, vocab, some, lengths, **how)
-    assert continuations(model, vocab, some, lengths, **how, beam_size=1) == greedy
-    search = {"beam_size": 4, "length_penalty": 0.5}
-    found = continuations(model, vocab, some, lengths, **how, **search)
-    searching = Searching(**search, stop="\n")
-    for output, text in zip(found, some, strict=True):
-        ((best,),) = beam_search(model, [text], searching, length=6, vocab=vocab)
-        assert output == best.text
-    assert found != greedy
 
 
 def test_empty_texts_are_refused(model, vocab):

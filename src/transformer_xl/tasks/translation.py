@@ -56,7 +56,7 @@ class Translation(Task):
             write_examples(folder, split, [*map(Example, prompts, completions)])
 
     def measure(self, trained: Trained, folder: Path, split: str) -> Measured:
-        """Translate each sentence, by beam search if the recipe says so, and compare it."""
+        """Translate each sentence, and compare it."""
         examples, settings = read_examples(folder, split), trained.config.generate
         found = continuations(
             trained.model,
@@ -65,8 +65,6 @@ class Translation(Task):
             trained.lengths,
             length=settings.length,
             stop="\n",
-            beam_size=settings.beam_size,
-            length_penalty=settings.length_penalty,
         )
         return _measured(examples, found)
 

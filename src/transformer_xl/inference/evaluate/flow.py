@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from transformer_xl.data import Vocab, split_point
-from transformer_xl.inference.answers import losses_each
+from transformer_xl.inference.answers import losses
 from transformer_xl.inference.evaluate.measuring import token_bytes_in
 from transformer_xl.model import Reader
 
@@ -21,7 +21,7 @@ Scored = tuple[int, float | None]
 LONGEST = 1 << 16
 """Maximum bytes of a line, or characters without a split point; longer ones are split anyway."""
 # Of so many lines, those of similar lengths are read in batches.
-_LINES_AT_ONCE, _BATCH_SIZE = 256, 32
+_LINES_AT_ONCE = 256
 
 
 class Piece(NamedTuple):
@@ -179,8 +179,11 @@ class LineFlow(Flow):
             # A line of one token is predicted from nothing.
             longer = [n for n, line in enumerate(lines) if len(line) > 1]
             texts, lengths = [lines[n] for n in longer], self.reader.lengths
-            for row, nll in losses_each(self.reader.model, texts, lengths, _BATCH_SIZE):
-                scores[longer[row]] += (-nll).tolist()
+            found = (
+                losses(self.reader.model, texts, lengths, batch_size=_BATCH_SIZE) if texts else []
+            )
+            for row, nll in zip(longer, found, strict=True):
+                scores[row] += (-nll).tolist()
             for line, scores_of_line in zip(lines, scores, strict=True):
                 yield list(zip(line, scores_of_line, strict=True))
 
