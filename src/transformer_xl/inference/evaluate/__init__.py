@@ -6,13 +6,12 @@ from transformer_xl.inference.evaluate.dynamic import (
     plan_dynamic,
 )
 from transformer_xl.inference.evaluate.flow import (
-    Cutter,
-    Flow,
-    LineFlow,
-    LineSums,
     Piece,
     Scored,
     Sums,
+    pieces_of,
+    scores,
+    separate_scores,
 )
 from transformer_xl.inference.evaluate.measuring import (
     Result,
@@ -38,11 +37,7 @@ from transformer_xl.inference.evaluate.streams import (
 )
 
 __all__ = [
-    "Cutter",
     "Dynamic",
-    "Flow",
-    "LineFlow",
-    "LineSums",
     "Passage",
     "Piece",
     "Result",
@@ -59,9 +54,12 @@ __all__ = [
     "gradient_squares",
     "loss_from_start",
     "loss_in_segment",
+    "pieces_of",
     "plan_dynamic",
     "require_recordings",
     "score",
+    "scores",
+    "separate_scores",
     "spans",
     "token_bytes_in",
 ]

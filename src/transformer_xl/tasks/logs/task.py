@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from transformer_xl.data import optional_package, train_vocab
-from transformer_xl.inference.evaluate import Cutter, Flow, LineSums
+from transformer_xl.inference.evaluate import Sums, pieces_of, scores
 from transformer_xl.model import Reader
 from transformer_xl.studies.baselines import KneserNey
 from transformer_xl.tasks.logs.made import ANOMALIES, log_lines, template
@@ -55,15 +55,9 @@ class Logs(Task):
 
     def measure(self, trained: Trained, folder: Path, split: str) -> Measured:
         """Score the lines of a log as they arrive."""
-        flow = Flow(Reader(trained.model, trained.lengths))
-        lines = LineSums(trained.vocab)
-        surprisal = [
-            record["nll_sum"]
-            for scored in flow.scores(
-                _blocks(folder / f"{split}.txt"), Cutter(trained.vocab, "line"), lines.push
-            )
-            for record in lines.add(scored)
-        ]
+        reader, vocab = Reader(trained.model, trained.lengths), trained.vocab
+        lines = scores(reader, pieces_of(vocab, _blocks(folder / f"{split}.txt"), "line"))
+        surprisal = [Sums.of(vocab, *line).nll_sum for line in lines]
         return _measured(folder, split, surprisal)
 
     def baselines(self, folder: Path, split: str) -> Iterator[tuple[str, Measured]]:
