@@ -84,12 +84,12 @@ def test_counts_are_not_shown_as_shares(writing):
 
 def test_settings_that_are_off_take_their_defaults(writing):
     found = writing.sampling_of(["dry_multiplier=0.8", "top_p=0.9"])
-    assert found["dry_sequence_breakers"] == ("\n",)
+    assert found["dry_allowed_length"] == 2
     assert (found["dry_multiplier"], found["top_p"]) == (0.8, 0.9)
-    with pytest.raises(ValueError, match="--set length: no setting of sampling"):
+    with pytest.raises(TypeError, match="length"):
         writing.sampling_of(["length=3"])
-    with pytest.raises(ValueError, match="dry_base"):
-        writing.sampling_of(["dry_base=2.0"])
+    with pytest.raises(ValueError, match="dry_allowed_length"):
+        writing.sampling_of(["dry_allowed_length=3"])
 
 
 def test_texts_that_are_carried_are_penalized_as_one(writing, tiny_config):

@@ -9,11 +9,9 @@ from tests.laws.conftest import CONFIG
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.config.knn import KnnConfig
-from transformer_xl.inference.evaluate import WithNeighbours, evaluate
-from transformer_xl.inference.generate import Sampling, generate, generate_batch
-from transformer_xl.inference.knn import Past, knn_nll
+from transformer_xl.inference.evaluate import Passage, WithNeighbours, evaluate
+from transformer_xl.inference.knn import Past
 from transformer_xl.model import build_model
-from transformer_xl.model.segment import Lengths
 
 SETTINGS = KnnConfig(k=3, share=0.4, temperature=0.05, window=6)
 TEXT = torch.randint(CONFIG.vocab_size, (30,), generator=torch.Generator().manual_seed(3))
@@ -53,33 +51,24 @@ def as_read(model, segments, **lengths):
     return torch.cat(hidden), torch.cat(log_probs)
 
 
+@torch.no_grad()
+def losses(model, text, **lengths):
+    how = WithNeighbours(knn=SETTINGS, **lengths)
+    pieces = how.losses(model, Passage.of(text, model.config), how.lengths(model.config))
+    return torch.cat([nll[0] for nll, _ in pieces])
+
+
 def test_a_loss_is_that_of_the_mixture(model):
-    lengths = Lengths.of(model.config, segment_len=4, mem_len=40)
-    with torch.no_grad():
-        pieces = list(knn_nll(model, TEXT, lengths, SETTINGS))
+    found = losses(model, TEXT, segment_len=4, mem_len=40)
     hidden, log_probs = as_read(model, TEXT[:-1].split(4), mem_len=40)
     probs = mixture(hidden, TEXT, log_probs)
     torch.testing.assert_close(probs.sum(1), torch.ones(len(probs), dtype=probs.dtype))
     expected = -probs.gather(1, TEXT[1:, None])[:, 0].log()
     # Distances are computed in float32.
-    torch.testing.assert_close(torch.cat(pieces), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     result = evaluate(model, TEXT, WithNeighbours(segment_len=4, mem_len=40, knn=SETTINGS))
     assert result.nll == pytest.approx(float(expected.mean()), rel=1e-4)
     assert (result.knn_k, result.knn_window) == (3, 6)
-
-
-def test_what_is_written_follows_the_mixture_too(model):
-    prompts = [TEXT[:7].tolist(), TEXT[7:9].tolist(), TEXT[:7].tolist()]
-    options = {"length": 8, "mem_len": 40, "knn": SETTINGS, "sampling": Sampling(temperature=0)}
-    batch = list(generate_batch(model, prompts, **options))
-    for n, prompt in enumerate(prompts):
-        written = [step[n] for step in batch]
-        assert written == list(generate(model, prompt, **options))
-        text = torch.tensor([*prompt, *written])
-        segments = text[: len(prompt)], *text[len(prompt) : -1].split(1)
-        hidden, log_probs = as_read(model, segments, mem_len=40)
-        probs = mixture(hidden, text, log_probs)[len(prompt) - 1 :]
-        assert probs.argmax(1).tolist() == written
 
 
 def test_without_it_nothing_changes_and_a_share_of_nearly_nothing_changes_nearly_nothing(paper):
@@ -90,67 +79,28 @@ def test_without_it_nothing_changes_and_a_share_of_nearly_nothing_changes_nearly
 
 
 def test_the_future_changes_no_loss(paper):
-    lengths = Lengths.of(paper.config, segment_len=8)
     other = torch.cat([TEXT[:15], (TEXT[15:] + 1) % CONFIG.vocab_size])
-    with torch.no_grad():
-        one, two = (torch.cat(list(knn_nll(paper, x, lengths, SETTINGS))) for x in (TEXT, other))
+    one, two = (losses(paper, x, segment_len=8) for x in (TEXT, other))
     assert torch.equal(one[:14], two[:14])
     assert not torch.equal(one[14:], two[14:])
 
 
 @pytest.mark.parametrize("reset_at", [None, 2])
-def test_neither_pieces_nor_copies_change_what_is_found(reset_at):
+def test_pieces_change_nothing(reset_at):
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(200, 5, generator=generator)
     tokens = torch.randint(9, (200,), generator=generator)
     settings = KnnConfig(k=4, window=50)
-    whole = Past(settings, reset_at).nearest(hidden, tokens)
     log_probs = torch.full((200, 9), -math.log(9))
     # A token before them all, which begins no text.
     text = torch.cat([torch.zeros(1, dtype=torch.int64), tokens])
     probs = mixture(hidden, text, log_probs, settings, reset_at)
     past, found = Past(settings, reset_at), []
-    for start, stop in ((0, 1), (1, 1), (1, 64), (64, 65), (65, 130), (130, 131), (131, 200)):
-        some = slice(start, stop)
-        earlier = past.copy()
-        if stop > start:
-            found.append(past.mixed_nll(-log_probs[some, 0], hidden[some], tokens[some]))
-        past = past.extended(hidden[some], tokens[some])
-        assert len(earlier) <= len(past) <= 50 or reset_at is not None
+    for start, stop in ((0, 1), (1, 64), (64, 65), (65, 130), (130, 131), (131, 200)):
+        part = slice(start, stop)
+        found.append(past.mixed_nll(-log_probs[part, 0], hidden[part], tokens[part]))
     expected = -probs.gather(1, tokens[:, None])[:, 0].log()
     torch.testing.assert_close(torch.cat(found), expected, rtol=1e-3, atol=1e-4)
-    assert whole[0].shape == (200, 4)
-
-
-def test_an_interrupted_step_is_repeated(paper, monkeypatch):
-    expected = list(generate(paper, [1, 2, 3], length=20, seed=5, knn=SETTINGS))
-    writing = generate(paper, [1, 2, 3], length=20, seed=5, knn=SETTINGS)
-    found = []
-    while len(found) < 20:
-        if len(found) % 3 == 0:
-            with monkeypatch.context() as patch:
-                patch.setattr(Past, "extended", _interrupted)
-                with pytest.raises(KeyboardInterrupt):
-                    next(writing)
-        found.append(next(writing))
-    assert found == expected
-
-
-def _interrupted(*_):
-    raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"batch_size": 2}, "batch_size=2 has no effect with WithNeighbours"),
-        ({"window": 4}, "window and knn exclude each other"),
-    ],
-    ids=str,
-)
-def test_one_stream_with_memory_is_searched(paper, more, message):
-    with pytest.raises(ValueError, match=message):
-        evaluate(paper, TEXT, knn=SETTINGS, **more)
 
 
 def test_a_lstm_has_a_past_too():
@@ -171,9 +121,7 @@ def test_an_evaluation_of_the_first_segments_is_that_of_their_text(paper):
 def test_under_autocast_the_past_is_searched_in_float32():
     draw = torch.Generator().manual_seed(1)
     hidden, tokens = torch.randn(40, 32, generator=draw), torch.arange(40)
-    past = Past(SETTINGS).extended(hidden, tokens)
-    exact = past.nearest(hidden[:1] + 0.01)
+    rows = torch.full((40,), 4.0), hidden, tokens % 5
+    exact = Past(SETTINGS).mixed_nll(*rows)
     with torch.autocast("cpu", torch.bfloat16):
-        found = past.nearest(hidden[:1] + 0.01)
-    for ours, theirs in zip(found, exact, strict=True):
-        assert torch.equal(ours, theirs)
+        assert torch.equal(Past(SETTINGS).mixed_nll(*rows), exact)

@@ -70,6 +70,18 @@ RULES = {
 """What a value must be, by pydantic's name of the error and with its limits."""
 _SHOWN = 100
 """Maximum characters of a value in an error."""
+_GONE: dict[str, tuple[Any, str]] = {
+    "generate.dry_base": (1.75, "the factor of DRY is 1.75"),
+    "generate.dry_sequence_breakers": (["\n"], "no repetition of DRY goes beyond a line break"),
+    "generate.frequency_penalty": (0, "repetition_penalty or dry_multiplier is for repetitions"),
+    "generate.loop_max_period": (256, "a loop repeats at most 256 tokens"),
+    "generate.loop_min_count": (4, "a loop repeats them at least 4 times"),
+    "generate.penalty_window": (1_024, "penalties consider the last 1,024 tokens"),
+    "generate.presence_penalty": (0, "repetition_penalty or dry_multiplier is for repetitions"),
+    "generate.typical_p": (1, "top_p or min_p limits the tokens"),
+}
+"""Settings of earlier versions: the value without effect on results (``...``: any), which is
+ignored, and what is said of others."""
 
 
 def no_type_check(checks_itself: _Any) -> _Any:
@@ -261,6 +273,12 @@ def read_settings(
     settings = {}
     for key, value in values.items():
         name = f"{section}.{key}" if section else str(key)
+        if name in _GONE:
+            if _GONE[name][0] in (..., value):
+                continue
+            raise SettingsError(
+                f"{source}: {name}={value!r} is gone: {_GONE[name][1]}; leave it out"
+            )
         if key not in fields:
             nearest = near(str(key), fields)
             hint = f"did you mean {nearest}?" if nearest else f"there are {', '.join(fields)}"

@@ -144,7 +144,6 @@ class WithNeighbours(InSegments):
             for part in zip(*(x.split(_ROWS) for x in rows), strict=True):
                 yield in_order(past.mixed_nll(*part), start)
                 start += len(part[0])
-                past = past.extended(*part[1:])
 
     def reported(self) -> dict[str, Any]:
         """See :meth:`Strategy.reported`."""

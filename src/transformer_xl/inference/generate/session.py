@@ -6,7 +6,7 @@ States can be saved to files.
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from transformer_xl.config import names_nearest, pick_device
 from transformer_xl.data import Vocab, load_vocab
 from transformer_xl.errors import DataError, InputError
 from transformer_xl.inference.generate.batch import GenerationBatch, random_numbers
-from transformer_xl.inference.generate.beams import Searching, beam_search
 from transformer_xl.inference.generate.history import History
 from transformer_xl.inference.generate.prompts import PROMPT_SEGMENT
 from transformer_xl.inference.generate.sampler import Sampler
@@ -298,37 +297,6 @@ class Session:
         # Before an earlier call is ended, as the stop strings may be wrong.
         writer = TextWriter(self.vocab, stop, [last_token], self._before())
         return writer.pieces(self._drawn(length, sampler, seed), goes_on=True)
-
-    def search(
-        self,
-        length: int,
-        *,
-        beam_size: int = 4,
-        length_penalty: float = 1.0,
-        stop: str | Sequence[str] = (),
-    ) -> str:
-        """Continue the text with the best hypothesis of beam search; return its text.
-
-        All its tokens become part of the session, including those of a stop string.
-
-        Args:
-            length: Maximum number of tokens.
-            beam_size: As for :func:`~transformer_xl.beam_search`.
-            length_penalty: As for :func:`~transformer_xl.beam_search`.
-            stop: As for :meth:`generate`.
-
-        Raises:
-            ValueError: As by :meth:`generate`.
-        """
-        prompt, mems = [self._last_token()], self._reader_state().mems
-        writer = TextWriter(self.vocab, stop, prompt, self._before())
-        searching = Searching(beam_size=beam_size, length_penalty=length_penalty, stop=stop)
-        begun: Any = {"mems": mems, "mem_len": self._chosen, "history": self._before()}
-        ((best,),) = beam_search(
-            self.model, [prompt], searching, length=length, vocab=self.vocab, **begun
-        )
-        self.write(best.tokens)
-        return "".join(writer.pieces(best.tokens, goes_on=True))
 
     def _drawn(self, length: int | None, sampler: Sampler, seed: int | None) -> Iterator[int]:
         """Begin a generation, which ends an earlier one; return its tokens."""
