@@ -133,10 +133,11 @@ def _generated(name: str, run: Path, folder: Path) -> dict[str, Any]:
     best = run / "model" / "best"
     model, vocab = txl.TransformerXL.from_pretrained(best), txl.load_vocab(best)
     prompt = vocab.encode("import " if "ptb-word" in name else PROMPT)
+    greedy = txl.Sampling(temperature=0.0)
     settings = {
-        "greedy": {"temperature": 0.0},
+        "greedy": {"sampling": greedy},
         "drawn": {"seed": 5},
-        "cut": {"seed": 5, "top_k": 20, "top_p": 0.9, "temperature": 0.8},
+        "cut": {"seed": 5, "sampling": txl.Sampling(top_k=20, top_p=0.9, temperature=0.8)},
     }
     found: dict[str, Any] = {}
     for key, values in settings.items():
@@ -162,7 +163,7 @@ def _generated(name: str, run: Path, folder: Path) -> dict[str, Any]:
         again = model(ids[:, 100:150], mems=out.mems, targets=ids[:, 101:151])
     found["forward"] = [float(out.nll.sum()), float(again.nll.sum())]
     # Greedy tokens of a model in float64 have no near ties.
-    found["float64"] = list(txl.generate(model, prompt, length=60, temperature=0.0))
+    found["float64"] = list(txl.generate(model, prompt, length=60, sampling=greedy))
     return {f"generation/{name}/{key}": x for key, x in found.items()}
 
 

@@ -36,7 +36,7 @@ from serving_clients import Asked, Process, Turns, load
 from turns import circumstances
 
 from transformer_xl.config.device import keep_freed_memory
-from transformer_xl.inference.generate import generate, open_folder
+from transformer_xl.inference.generate import from_pretrained, generate
 from transformer_xl.model import Memory
 
 LETTERS = "the quick brown fox jumps over the lazy dog and then it sleeps for a while in the sun "
@@ -62,7 +62,7 @@ class Alone:
     """The model, writing one text after the other."""
 
     def __init__(self, folder: Path) -> None:
-        self.model, self.vocab = open_folder(folder)
+        self.model, self.vocab = from_pretrained(folder)
 
     def write(
         self, asked: list[Asked], mems: Memory | None = None

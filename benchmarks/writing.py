@@ -40,11 +40,9 @@ from result_file import write_result_file
 from turns import circumstances
 
 from transformer_xl.cli.loading import load
-from transformer_xl.config import GenerateConfig
 from transformer_xl.config.recipes import generation_of
 from transformer_xl.data import Vocab
 from transformer_xl.inference.generate import Sampling, for_tokens, generate, generate_batch
-from transformer_xl.inference.generate.sampling import names_of
 from transformer_xl.model import LanguageModel
 
 WINDOW = 50
@@ -224,14 +222,12 @@ def sampling_of(words: Sequence[str]) -> dict[str, Any]:
     """Return the settings of sampling that are given as NAME=VALUE.
 
     Raises:
-        ValueError: One is invalid, or no setting of sampling.
+        TypeError: One is no setting of sampling.
+        ValueError: One is invalid.
     """
     # Each as a line of TOML.
-    settings = tomllib.loads("\n".join(words))
-    names = {*names_of(Sampling)}
-    if unknown := settings.keys() - names:
-        raise ValueError(f"--set {min(unknown)}: no setting of sampling; these are {sorted(names)}")
-    return GenerateConfig(**settings).sampling
+    return Sampling(**tomllib.loads("
+".join(words))).config.sampling
 
 
 def main() -> None:

@@ -13,10 +13,8 @@ import torch
 
 from transformer_xl.cli import loading
 from transformer_xl.config import ModelConfig
-from transformer_xl.config.knn import KnnConfig
 from transformer_xl.data import load_vocab, train_vocab
 from transformer_xl.inference.evaluate import WithMemory, evaluate
-from transformer_xl.inference.generate import generate
 from transformer_xl.model import TransformerXL
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -160,21 +158,6 @@ def test_generate_writes_the_prompt_and_goes_on(txl, trained):
     assert found["prompt"] + found["text"] + "\n" == out
 
 
-def test_generate_may_search_the_past_of_its_text(txl, trained):
-    words = ["generate", trained, "--length", 30, "--json", "--seed", 3]
-    plain, mixed = txl(*words).json, txl(*words, "--knn.share", 0.9, "--knn.k", 1)
-    assert mixed.json["text"] != plain["text"]
-    assert "knn_k 1, knn_share 0.9, knn_temperature" in " ".join(mixed.err.split())
-    assert mixed.json["settings"]["knn_share"] == 0.9
-    assert not [name for name in plain["settings"] if name.startswith("knn")]
-    model, vocab = TransformerXL.from_pretrained(trained), load_vocab(trained / "model" / "best")
-    ids, knn = vocab.encode(plain["prompt"]), KnnConfig(share=0.9, k=1)
-    drawn = generate(model, ids, length=30, seed=3, knn=knn)
-    assert drawn.decode(vocab) == mixed.json["text"]
-    several = txl(*words, "--knn.share", 0.9, "--knn.k", 1, "--samples", 2).json["texts"]
-    assert several[0]["text"] == mixed.json["text"]
-
-
 def test_generate_goes_on_without_the_prompt_of_the_recipe(txl, trained, tmp_path):
     state = tmp_path / "state.safetensors"
     words = ["generate", trained, "--length", 5, "--state", state]
@@ -190,14 +173,13 @@ def test_generate_goes_on_without_the_prompt_of_the_recipe(txl, trained, tmp_pat
     assert txl(*words, "--prompt=a", "--json").json["prompt"] == "a"
 
 
-@pytest.mark.parametrize("search", [[], ["--beam_size", 2]], ids=str)
-def test_a_character_is_whole_though_a_state_was_saved_within_it(txl, of_bytes, tmp_path, search):
+def test_a_character_is_whole_though_a_state_was_saved_within_it(txl, of_bytes, tmp_path):
     model = TransformerXL.from_pretrained(of_bytes)
     with torch.no_grad():
         # The second and the third byte of the character.
         model.softmax.bias[0x94] = 100.0
     model.save_pretrained(of_bytes)
-    words = ["generate", of_bytes, "--state", tmp_path / "state", "--length", 1, "--json", *search]
+    words = ["generate", of_bytes, "--state", tmp_path / "state", "--length", 1, "--json"]
     begun = "└".encode()[:1].decode("utf-8", "surrogateescape")
     assert txl(*words, "--prompt", begun).json["text"] == ""
     assert txl(*words).json["text"] == "└"
@@ -242,14 +224,7 @@ def test_weights_in_fewer_bits_say_what_they_cost(txl, trained, text, weights):
     assert re.fullmatch(rf"sampling with .*weights {weights}\n", written.err)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        [],
-        ["--dry_multiplier", 2, "--dry_sequence_breakers", "a", "t", "--penalty_window", 20],
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("settings", [[], ["--dry_multiplier", 2]], ids=str)
 def test_generate_in_parts_draws_what_it_draws_in_one(txl, trained, tmp_path, settings):
     def text(state, length, *words):
         words = ["--json", "--state", tmp_path / state, "--length", length, *words, *settings]
@@ -308,10 +283,11 @@ def test_generate_explains_what_it_cannot_do(txl, trained):
         (["--length", 0, "--samples", 2], "without end, and several texts needs"),
         (["--samples", 0], "samples=0 must be at least 1"),
         (["--beam_size", 2, "--samples", 3], "samples=3 with beam_size=2: there are as many hypo"),
-        (["--beam_size", 2, "--knn.k", 3], "--beam_size and --knn exclude each other"),
         (["--samples", 2, "--state", "x"], "--state and --samples exclude each other"),
         (["--prompt", "a", "--prompts", "b", "c"], "--prompt and --prompts exclude each other"),
-        (["--knn.k", 8, "--state", "x"], "--state and --knn exclude each other"),
+        (["--knn.k", 8], "txl generate --knn.k is gone: txl eval has it; leave it out"),
+        (["--dry_base", 2], "txl generate --dry_base is gone: the factor of DRY is 1.75"),
+        (["--beam_size", 2, "--state", "x"], "--state and --beam_size exclude each other"),
     ]:
         ended = txl("generate", trained, *words)
         assert (ended.code, ended.out) == (2, ""), words

@@ -10,7 +10,7 @@ import torch
 from transformer_xl.config import EvalConfig
 from transformer_xl.inference.evaluate import (
     Dynamic,
-    DynamicEvaluation,
+    Passage,
     WithMemory,
     evaluate,
     gradient_squares,
@@ -36,21 +36,11 @@ def settings(request):
     return Dynamic(rule="rms", lr=0.01, decay=0.1, squares=squares, **LENGTHS)
 
 
-def in_pieces(model, text, settings, cuts):
-    reading = DynamicEvaluation(model, settings)
-    found = [reading.read(piece) for piece in np.split(text, cuts)]
-    return torch.cat([*found, reading.finish()]), reading
-
-
-def test_any_cutting_of_the_stream_gives_the_same_bits(model, text, settings):
-    text = text[:32]
-    whole, at_once = in_pieces(model, text, settings, [])
-    assert len(whole) == len(text) - 1
-    for cuts in ([], [1], [7], [8], [3, 3, 4, 20, 31], [*range(1, 32)], [*range(0, 32, 7)]):
-        cut, piecemeal = in_pieces(model, text, settings, cuts)
-        assert torch.equal(cut, whole), cuts
-        both = piecemeal.model.parameters(), at_once.model.parameters()
-        assert all(torch.equal(mine, other) for mine, other in zip(*both, strict=True)), cuts
+def losses(model, text, how):
+    """Return the losses of all tokens but the first."""
+    passage, lengths = Passage.of(text, model.config), how.lengths(model.config)
+    with torch.no_grad():
+        return torch.cat([nll[0] for nll, _ in how.losses(model, passage, lengths)])
 
 
 @pytest.mark.parametrize("kind", ["transformer_xl", "lstm"])
@@ -78,28 +68,27 @@ def test_the_callers_model_stays_as_it_is(model, text, settings):
 
 def test_a_token_is_scored_before_anything_is_learned_from_it(model, text, settings):
     """What comes later, in the segment or behind it, changes no score before it."""
-    text = text[:40]
-    whole, _ = in_pieces(model, text, settings, [])
+    whole = losses(model, text[:40], settings)
     for place in (10, 14, 15, 30):
-        changed = text.copy()
+        changed = text[:40].copy()
         changed[place] = (changed[place] + 1) % 31
-        other, _ = in_pieces(model, changed, settings, [])
+        other = losses(model, changed, settings)
         # A score stands at the place before its token.
         assert torch.equal(other[: place - 1], whole[: place - 1])
         assert not torch.equal(other[place - 1 :], whole[place - 1 :])
 
 
 def test_the_steps_are_those_of_the_paper(model, text, settings, squares):
-    """One segment by hand: two steps down the gradient and towards the trained weights."""
+    """By hand: steps down the gradient and towards the trained weights, after each segment."""
     trained = {name: x.detach().clone() for name, x in model.named_parameters()}
-    _, reading = in_pieces(model, text[:15], settings, [])
-    learner, mems = copy.deepcopy(model), None
+    learner, mems, expected = copy.deepcopy(model), None, []
     weights = dict(learner.named_parameters())
     mean = torch.cat([x.sqrt().flatten() for x in squares.values()]).double().mean().item()
-    for start in (0, 7):
+    for start in (0, 7, 14, 21):
         tokens = torch.from_numpy(text[None, start : start + 8])
         out = learner(tokens[:, :-1], mems, tokens[:, 1:], mem_len=9)
         mems = out.mems
+        expected.append(out.nll.detach()[0])
         gradients = torch.autograd.grad(out.loss, [*weights.values()])
         with torch.no_grad():
             for (name, x), g in zip(weights.items(), gradients, strict=True):
@@ -108,8 +97,8 @@ def test_the_steps_are_those_of_the_paper(model, text, settings, squares):
                     size = squares[name].sqrt() + settings.eps * mean
                     back = (0.1 * squares[name].sqrt() / mean).clamp(max=1)
                 x += -settings.lr * g / size + back * (trained[name] - x)
-    for name, x in reading.model.named_parameters():
-        torch.testing.assert_close(x, weights[name], rtol=1e-4, atol=1e-6)
+    found = losses(model, text[:29], settings)
+    torch.testing.assert_close(found, torch.cat(expected), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("rule", ["sgd", "rms"])
@@ -125,48 +114,27 @@ def test_a_text_that_repeats_itself_becomes_easier(model, rule):
 
 
 def test_decay_leads_back_to_the_trained_weights(model, text, squares):
+    plain = losses(model, text, WithMemory(**LENGTHS))
+
     def distance(decay):
-        settings = Dynamic(rule="rms", lr=0.01, decay=decay, squares=squares, **LENGTHS)
-        _, reading = in_pieces(model, text, settings, [])
-        pairs = zip(reading.model.parameters(), model.parameters(), strict=True)
-        return sum((a - b).square().sum().item() for a, b in pairs)
+        how = Dynamic(rule="rms", lr=0.01, decay=decay, squares=squares, **LENGTHS)
+        return (losses(model, text, how) - plain).abs().mean().item()
 
     assert distance(1.0) < distance(0.2) < distance(0.0)
 
 
-def test_a_new_text_begins_without_memory_and_keeps_what_was_learned(model, text, settings):
-    reading = DynamicEvaluation(model, settings)
-    first = torch.cat([reading.read(text), reading.finish()])
-    learned = copy.deepcopy(reading.model)
-    second = torch.cat([reading.read(text), reading.finish()])
-    expected = DynamicEvaluation(learned, replace(settings, decay=0.0))
-    assert torch.equal(second[:7], expected.read(text)[:7])
-    assert not torch.equal(second, first)
-
-
 def test_the_cache_of_autocast_does_not_bring_back_old_weights(model, text, settings):
-    def read(pieces):
-        reading = DynamicEvaluation(model, settings)
-        return reading, torch.cat([*(reading.read(x) for x in pieces), reading.finish()])
-
     with torch.autocast("cpu", torch.bfloat16):
-        _, together = read([text])
-    reading = DynamicEvaluation(model, settings)
-    apart = []
-    for piece in np.split(text, range(8, 60, 7)):
-        # Each call has a cache of its own.
-        with torch.autocast("cpu", torch.bfloat16):
-            apart.append(reading.read(piece))
-    with torch.autocast("cpu", torch.bfloat16):
-        apart.append(reading.finish())
-    assert torch.equal(torch.cat(apart), together)
+        cached = losses(model, text, settings)
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        assert torch.equal(losses(model, text, settings), cached)
 
 
 def test_an_evaluation_says_how_it_learned(model, text, squares):
     settings = Dynamic(lr=0.01, decay=0.1, eps=0.2, squares=squares, **LENGTHS)
     result = evaluate(model, text, settings)
-    scores, _ = in_pieces(model, text, settings, [])
-    assert result.nll == pytest.approx(scores.double().mean().item(), rel=1e-6)
+    expected = losses(model, text, settings).double().mean().item()
+    assert result.nll == pytest.approx(expected, rel=1e-6)
     assert (result.tokens, result.batch_size, result.mem_len) == (59, 1, 9)
     assert (result.dynamic, result.dynamic_lr, result.dynamic_decay, result.dynamic_eps) == (
         *("rms", 0.01, 0.1, 0.2),
@@ -210,14 +178,13 @@ def completion_loss(model, mems, start, *, counts_all=False):
     return (out.nll.mean() if counts_all else out.nll[0, places].mean()), out.mems
 
 
-@pytest.mark.parametrize("cuts", [[], [13], [*range(22)]], ids=str)
-def test_only_completions_are_learned_from(completing, cuts):
-    settings = Dynamic(rule="sgd", lr=0.1, decay=0.1, **LENGTHS)
-    scores, reading = in_pieces(completing, TABLE, settings, cuts)
-    assert len(scores) == len(TABLE) - 1
+def test_only_completions_are_learned_from(completing):
     trained = copy.deepcopy(dict(completing.named_parameters()))
-    learner, mems = copy.deepcopy(completing), None
+    learner, mems, expected = copy.deepcopy(completing), None, []
     for start in (0, 7, 14):
+        with torch.no_grad():
+            tokens = torch.from_numpy(TABLE[None, start : start + 8])
+            expected += [learner(tokens[:, :-1], mems, tokens[:, 1:], mem_len=9).nll[0]]
         loss, mems = completion_loss(learner, mems, start)
         if not start:
             # A segment of a prompt makes no step, nor one towards the trained weights.
@@ -227,20 +194,8 @@ def test_only_completions_are_learned_from(completing, cuts):
             for name, x in learner.named_parameters():
                 x += -0.1 * x.grad + 0.1 * (trained[name] - x)
         learner.zero_grad()
-    for mine, expected in zip(reading.model.parameters(), learner.parameters(), strict=True):
-        torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-6)
-
-
-def test_a_new_text_does_not_begin_in_a_completion(completing):
-    prompts = np.tile(TABLE[1:11], 3)
-    reading = DynamicEvaluation(completing, Dynamic(rule="sgd", lr=0.1, **LENGTHS))
-    # Two whole segments, which end within a completion.
-    reading.read(TABLE[:15])
-    reading.finish()
-    learned = copy.deepcopy(reading.model)
-    reading.read(prompts)
-    for mine, before in zip(reading.model.parameters(), learned.parameters(), strict=True):
-        assert torch.equal(mine, before)
+    found = losses(completing, TABLE, Dynamic(rule="sgd", lr=0.1, decay=0.1, **LENGTHS))
+    torch.testing.assert_close(found, torch.cat(expected), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("has_completions", [False, True])
@@ -278,24 +233,12 @@ def test_a_rule_without_what_it_needs_or_out_of_range_is_named():
             Dynamic(**{"rule": "sgd", **wrong})
 
 
-def test_lengths_beside_the_settings_are_deprecated(model, text, settings):
-    with pytest.warns(
-        DeprecationWarning, match=r"use DynamicEvaluation\(model, Dynamic\(..., mem"
-    ) as caught:
-        reading = DynamicEvaluation(model, settings, mem_len=3)
-    assert caught[0].filename == __file__
-    expected = DynamicEvaluation(model, replace(settings, mem_len=3))
-    assert torch.equal(reading.read(text), expected.read(text))
-
-
 def test_what_cannot_learn_or_does_not_fit_is_an_error(model, tiny_config, text, squares):
     settings = Dynamic(rule="sgd", lr=0.1)
     with pytest.raises(ValueError, match="a compact model cannot learn"):
-        DynamicEvaluation(compact(model, "bfloat16"), settings)
+        evaluate(compact(model, "bfloat16"), text, settings)
     other = TransformerXL(replace(tiny_config, d_inner=8))
     with pytest.raises(ValueError, match="those of a model with other weights"):
-        DynamicEvaluation(other, Dynamic(lr=0.1, squares=squares))
+        evaluate(other, text, Dynamic(lr=0.1, squares=squares))
     with pytest.raises(ValueError, match="7 tokens of training text are less than a segment of 7"):
         gradient_squares(model, text[:7], **LENGTHS)
-    with pytest.raises(ValueError, match="the model knows 0 to 30"):
-        DynamicEvaluation(model, settings).read([31])

@@ -1,11 +1,10 @@
 """A text that arrives in any way has the scores of the text."""
 
-import json
 import math
 import random
 from collections import Counter
 from dataclasses import replace
-from itertools import product
+from itertools import product, takewhile
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.data.imported import Rules
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.inference.evaluate import flow, score
-from transformer_xl.inference.evaluate.flow import Cutter, Flow, LineFlow, LineSums
+from transformer_xl.inference.evaluate.flow import Sums, pieces_of, scores, separate_scores
 from transformer_xl.interop.convert.cutting import imported_vocab
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.reading import Reader
@@ -53,9 +52,13 @@ def arrivals(data, seed):
 
 
 def pieces(vocab, by, blocks):
-    cutter = Cutter(vocab, by)
-    found = [piece for block in blocks for piece in cutter.push(block)]
-    return [*found, *cutter.flush()]
+    return [piece for piece in pieces_of(vocab, blocks, by) if piece is not None]
+
+
+def scored(reader, vocab, by, blocks, read=scores):
+    """Return the tokens and their log-probabilities."""
+    found = read(reader, pieces_of(vocab, blocks, by))
+    return [pair for piece, x in found for pair in zip(piece.ids, x, strict=True)]
 
 
 def tokens(found):
@@ -74,10 +77,10 @@ def test_the_tokens_are_those_of_the_whole_text(kind):
 def test_lines_are_cut_by_themselves(kind):
     vocab, text = VOCABS[kind]
     lines = text.splitlines(keepends=True)
-    expected = [(line, vocab.encode_lines(line), line.endswith("\n")) for line in lines]
+    expected = [(line, vocab.encode_lines(line), n) for n, line in enumerate(lines, 1)]
     for seed in range(4):
         found = pieces(vocab, "line", arrivals(text.encode(), seed))
-        assert [(piece.text, piece.ids, piece.ends_line) for piece in found] == expected, seed
+        assert [(piece.text, piece.ids, piece.line) for piece in found] == expected, seed
 
 
 @given(st.binary(max_size=60), st.integers(0, 9))
@@ -99,7 +102,7 @@ def test_what_has_no_end_is_cut_where_it_is_cut_in_any_arrival(text, seed):
             assert tokens(found) == vocab.encode(text)
             if by == "line":
                 assert found == whole
-                assert all(len(piece.text.encode()) <= 8 for piece in found)
+                assert all(len(piece.text) <= 8 for piece in found)
 
 
 def test_nothing_waits_that_is_certain():
@@ -110,7 +113,8 @@ def test_nothing_waits_that_is_certain():
         ("token", "one two", "one"),
         ("token", "if x:\n  ", "if"),
     ):
-        assert "".join(piece.text for piece in Cutter(vocab, by).push(text.encode())) == certain
+        known = takewhile(lambda x: x is not None, pieces_of(vocab, [text.encode(), b""], by))
+        assert "".join(piece.text for piece in known) == certain
 
 
 def test_what_has_no_symbol_is_left_out_and_told_with_its_line():
@@ -119,13 +123,9 @@ def test_what_has_no_symbol_is_left_out_and_told_with_its_line():
     for by, seed in product(("token", "line"), range(3)):
         found = pieces(vocab, by, arrivals(data, seed))
         assert vocab.decode(tokens(found)) == "a\nbb\nbab\naa\nb"
-        told = {piece.line: dict(piece.unknown) for piece in found if piece.unknown}
-        if by == "line":
-            assert told == {3: {"Ω": 1}, 4: {"\udcff": 1}}
-            assert [piece.line for piece in found] == [1, 2, 3, 4, 5]
-        else:
-            assert min(told) == 3
-            assert sum((piece.unknown for piece in found), Counter()) == {"Ω": 1, "\udcff": 1}
+        assert sum((piece.unknown for piece in found), Counter()) == {"Ω": 1, "\udcff": 1}
+        first = next(piece for piece in found if piece.unknown)
+        assert first.line + vocab.first_unknown_line(first.text) - 1 == 3
 
 
 @pytest.mark.parametrize(
@@ -149,8 +149,7 @@ def test_separate_lines_have_the_scores_of_each_alone(settings):
     lengths = Lengths.of(config, segment_len=6)
     for seed in range(2):
         reader = Reader(model, lengths)
-        scored = LineFlow(reader).scores(arrivals(text.encode(), seed), Cutter(vocab, "line"))
-        found = [pair for group in scored for pair in group]
+        found = scored(reader, vocab, "line", arrivals(text.encode(), seed), separate_scores)
         alone = [
             pair
             for line in text.splitlines(keepends=True)
@@ -183,20 +182,6 @@ def test_every_vocabulary_reads_on_behind_what_it_lacks(kind):
         assert len(bad.ids) == len("the ☃ saw a d\udcffg\n") - n_left_out
 
 
-def test_what_was_read_before_a_failure_is_scored(of_bytes):
-    def blocks():
-        yield b"two\nlines, and"
-        raise OSError("the disk")
-
-    scored = []
-    flow = Flow(Reader(of_bytes, Lengths.of(of_bytes.config))).scores(
-        blocks(), Cutter(VOCABS["bytes"][0], "line")
-    )
-    with pytest.raises(OSError, match="the disk"):
-        scored.extend(pair for part in flow for pair in part)
-    assert bytes(token for token, _ in scored) == b"two\nlines, and"
-
-
 @pytest.fixture
 def of_bytes(tiny_config):
     return TransformerXL(replace(tiny_config, vocab_size=256, init_std=0.3)).double().eval()
@@ -206,11 +191,10 @@ def test_the_scores_are_those_of_the_whole_text(of_bytes):
     vocab, data = VOCABS["bytes"][0], TEXT.encode()
     expected = list(score(of_bytes, list(data), segment_len=16))
     for seed in range(6):
-        stream = Flow(Reader(of_bytes, Lengths.of(of_bytes.config, segment_len=16)))
-        parts = stream.scores(arrivals(data, seed), Cutter(vocab, "token"))
-        scored = [pair for part in parts for pair in part]
-        assert bytes(token for token, _ in scored) == data
-        assert [x for _, x in scored][1:] == pytest.approx(expected[1:], abs=1e-11), seed
+        reader = Reader(of_bytes, Lengths.of(of_bytes.config, segment_len=16))
+        found = scored(reader, vocab, "token", arrivals(data, seed))
+        assert bytes(token for token, _ in found) == data
+        assert [x for _, x in found][1:] == pytest.approx(expected[1:], abs=1e-11), seed
 
 
 def test_segments_are_filled_where_more_has_come(of_bytes, monkeypatch):
@@ -220,7 +204,7 @@ def test_segments_are_filled_where_more_has_come(of_bytes, monkeypatch):
 
     def sizes_read(reader, blocks):
         sizes.clear()
-        list(Flow(reader).scores(blocks, Cutter(VOCABS["bytes"][0], "token")))
+        scored(reader, VOCABS["bytes"][0], "token", blocks)
         return list(sizes)
 
     blocks = [b"0123456789", b"abcdefghij", b"", b"x", b"", b"yz"]
@@ -244,41 +228,34 @@ def test_the_sums_of_lines_are_those_of_their_tokens(tiny_config, kind):
     torch.manual_seed(0)
     config = replace(tiny_config, vocab_size=len(vocab), init_std=0.3)
     model = TransformerXL(config).double().eval()
-    lines = LineSums(vocab)
-    found = []
-    stream = Flow(Reader(model, Lengths.of(model.config, segment_len=8))).scores(
-        arrivals(text.encode(), 2), Cutter(vocab, "line"), lines.push
-    )
-    for scored in stream:
-        found += lines.add(scored)
+    reader = Reader(model, Lengths.of(model.config, segment_len=8))
+    found = [*scores(reader, pieces_of(vocab, arrivals(text.encode(), 2), "line"))]
     cut = [(line, vocab.encode_lines(line)) for line in text.splitlines(keepends=True)]
     log_probs = list(score(model, [t for _, ids in cut for t in ids], segment_len=8))
-    assert [line["text"] for line in found] == [line.removesuffix("\n") for line, _ in cut]
-    assert [line["line"] for line in found] == [*range(1, len(cut) + 1)]
+    assert [piece.text for piece, _ in found] == [line for line, _ in cut]
+    total = Sums()
     for number, (line, (written, ids)) in enumerate(zip(found, cut, strict=True)):
-        own, log_probs = log_probs[: len(ids)], log_probs[len(ids) :]
-        predicted = [(token, x) for token, x in zip(ids, own, strict=True) if x is not None]
-        nll = -sum(x for _, x in predicted)
-        assert (line["tokens"], line["nll_sum"]) == (len(predicted), pytest.approx(nll))
-        assert line["nll"] == pytest.approx(nll / len(predicted))
-        assert line["bits_per_token"] == pytest.approx(nll / math.log(2) / len(predicted))
+        sums = Sums.of(vocab, *line)
+        total += sums
+        of_line, log_probs = log_probs[: len(ids)], log_probs[len(ids) :]
+        known = [x for x in of_line if x is not None]
+        nll, figures = -sum(known), sums.figures()
+        assert (figures["tokens"], figures["nll_sum"]) == (len(known), pytest.approx(nll))
+        assert figures["nll"] == pytest.approx(nll / len(known))
+        assert figures["bits_per_token"] == pytest.approx(nll / math.log(2) / len(known))
         if vocab.token_bytes is None:
-            assert line["bits_per_byte"] is None
+            assert figures["bits_per_byte"] is None
         else:
             # The first token of all, a letter that every vocabulary here has, is not predicted.
             n_bytes = len(written.encode()) - (vocab.token_bytes[ids[0]] if number == 0 else 0)
-            assert line["bits_per_byte"] == pytest.approx(nll / math.log(2) / n_bytes)
-    assert lines.n_lines == len(found)
-    assert lines.total.nll_sum == pytest.approx(sum(line["nll_sum"] for line in found))
-    assert lines.total.nll == pytest.approx(lines.total.nll_sum / lines.total.n_predicted)
-    assert json.dumps(found).isascii()
+            assert figures["bits_per_byte"] == pytest.approx(nll / math.log(2) / n_bytes)
+    assert total.nll_sum == pytest.approx(sum(Sums.of(vocab, *line).nll_sum for line in found))
 
 
-def test_a_line_without_tokens_comes_in_its_place():
+def test_a_line_without_tokens_comes_in_its_place(of_bytes):
     vocab = imported_vocab(["a"], Rules(join="words"), lower_case=False)
-    lines = LineSums(vocab)
-    for piece in pieces(vocab, "line", [b"\na\n\n\n"]):
-        lines.push(piece)
-    found = [line["line"] for line in lines.add([(0, -1.0)])]
-    assert found == [1, 2, 3, 4]
-    assert lines.total.figures()["bits_per_token"] == pytest.approx(1 / math.log(2))
+    reader = Reader(of_bytes, Lengths.of(of_bytes.config))
+    for read in (scores, separate_scores):
+        found = [*read(reader, pieces_of(vocab, [b"\na\n\n\n"], "line"))]
+        assert [(piece.line, len(x)) for piece, x in found] == [(1, 0), (2, 1), (3, 0), (4, 0)]
+        assert Sums.of(vocab, *found[0]).figures()["bits_per_token"] is None

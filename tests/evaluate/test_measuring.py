@@ -30,7 +30,7 @@ def test_some_steps_are_the_first_segments_of_each_part(model, text, batch_size,
     ids, lengths = torch.from_numpy(text), Lengths.of(model.config, segment_len=6)
     passage = Passage.of(ids, model.config)
     with torch.no_grad():
-        pieces = [*read_parts(model, passage, lengths=lengths, batch_size=batch_size)][:max_steps]
+        pieces = [*read_parts(model, passage, lengths, batch_size)][:max_steps]
     n = sum(int((places >= 0).sum()) for _, places in pieces)
     total = sum(float(nll[places >= 0].double().sum()) for nll, places in pieces)
     assert found.tokens == n
@@ -73,6 +73,16 @@ def test_a_length_that_is_not_given_is_that_of_the_model(model, text, name):
     assert getattr(result, name) == 3
     assert result.nll == evaluate(model, text, WithMemory(segment_len=4, **{name: 3})).nll
     assert result.nll != evaluate(model, text, WithMemory(segment_len=4)).nll
+
+
+def test_settings_of_the_memory_may_be_given_by_name(model, text):
+    settings = {"segment_len": 7, "mem_len": 9, "batch_size": 2}
+    expected = evaluate(model, text, WithMemory(**settings)).nll
+    assert evaluate(model, text, **settings).nll == expected
+    with pytest.raises(TypeError, match="did you mean 'segment_len'"):
+        evaluate(model, text, segmentlen=3)
+    with pytest.raises(TypeError, match="got how and mem_len: give all of them in how"):
+        evaluate(model, text, WithMemory(), mem_len=3)
 
 
 def test_bits_per_byte_are_bits_over_the_bytes_that_were_predicted(model, text):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from transformer_xl.inference.evaluate import SlidingWindow, WithMemory, evaluate, window_nll
+from transformer_xl.inference.evaluate import Passage, SlidingWindow, WithMemory, evaluate
 from transformer_xl.model import build_model
 
 KINDS = {
@@ -35,12 +35,19 @@ def one_by_one(model, text, window, **lengths):
     return found
 
 
+@torch.no_grad()
+def by_window(model, text, window, batch_size, **lengths):
+    how = SlidingWindow(window=window, batch_size=batch_size, **lengths)
+    passage = Passage.of(text, model.config)
+    return torch.cat([nll[0] for nll, _ in how.losses(model, passage, how.lengths(model.config))])
+
+
 def test_each_token_costs_what_a_pass_of_its_own_says(any_model, text):
     text = text[:12]
     for window in (1, 5, 11, 200):
         expected = one_by_one(any_model, text, window)
         for batch_size in (1, 4, 100):
-            found = window_nll(any_model, torch.from_numpy(text), window, batch_size=batch_size)
+            found = by_window(any_model, text, window, batch_size)
             assert found.tolist() == pytest.approx(expected, rel=1e-9), (window, batch_size)
 
 
@@ -48,7 +55,7 @@ def test_lengths_of_attention_hold_within_the_window(model, text):
     model, text = model.double(), text[:20]
     usual = one_by_one(model, text, 6)
     for lengths in ({"attn_len": 2}, {"clamp_len": 1}):
-        found = window_nll(model, torch.from_numpy(text), 6, batch_size=8, **lengths)
+        found = by_window(model, text, 6, 8, **lengths)
         assert found.tolist() == pytest.approx(one_by_one(model, text, 6, **lengths), rel=1e-9)
         assert found.tolist() != pytest.approx(usual, rel=1e-3)
 
@@ -57,14 +64,14 @@ def test_no_token_before_the_window_matters(model, text):
     ids = torch.from_numpy(text)
     changed = ids.clone()
     changed[20] = (changed[20] + 1) % 31
-    before, after = (window_nll(model.double(), x, 4, batch_size=8) for x in (ids, changed))
+    before, after = (by_window(model.double(), x, 4, 8) for x in (ids, changed))
     # Itself, and the four that see it.
     assert (before != after).nonzero()[:, 0].tolist() == [19, 20, 21, 22, 23]
 
 
 def test_an_evaluation_by_windows_is_the_mean_of_them(model, text):
     result = evaluate(model, text, SlidingWindow(window=6, batch_size=7))
-    expected = window_nll(model, torch.from_numpy(text), 6, batch_size=7).double().mean().item()
+    expected = by_window(model, text, 6, 7).double().mean().item()
     assert result.nll == pytest.approx(expected, rel=1e-12)
     assert (result.tokens, result.window, result.segment_len, result.mem_len) == (59, 6, 6, 0)
     assert evaluate(model, text).window is None

@@ -94,8 +94,8 @@ STEPS = {
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("is_after", [False, True])
 def test_an_interrupt_leaves_all_as_it_was(model, monkeypatch, step, is_after):
-    loops = {"loop_max_period": 5, "loop_min_count": 4, "loop_min_length": 20}
-    sampling = Sampling(repetition_penalty=1.3, dry_multiplier=0.8, on_loop="end", **loops)
+    loops = {"on_loop": "end", "loop_min_length": 20}
+    sampling = Sampling(repetition_penalty=1.3, dry_multiplier=0.8, **loops)
     how = {"sampling": sampling, "length": 12, "seed": 4}
     whole = list(generate_batch(model, [[1], [2, 3]], **how))
     batch = generate_batch(model, [[1], [2, 3]], **how)

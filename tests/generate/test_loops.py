@@ -13,10 +13,8 @@ from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.inference.generate import History, Sampling, generate, generate_batch
 from transformer_xl.inference.generate.loops import LoopRule
 
-RULE = LoopRule(max_period=5, min_count=4, min_length=20)
-LOOP = {"loop_max_period": 5, "loop_min_count": 4, "loop_min_length": 20}
-OWN = GenerateConfig()
-DEFAULT = LoopRule(OWN.loop_max_period, OWN.loop_min_count, OWN.loop_min_length)
+RULE, DEFAULT = LoopRule(20), LoopRule(GenerateConfig().loop_min_length)
+LOOP = {"loop_min_length": 20}
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7], [8, 9], [10], [11]]
 
 
@@ -46,7 +44,7 @@ def slow_period(tokens, rule):
     ],
 )
 def test_loops_of_every_period_are_found_and_no_others(rule):
-    rule, numbers, found = LoopRule(*rule), np.random.default_rng(1), set()
+    rule, numbers, found = LoopRule(*rule[::-1]), np.random.default_rng(1), set()
     for period in range(1, rule.max_period + 3):
         pattern = numbers.integers(0, 3, period)
         length = max(rule.min_length, rule.min_count * period)

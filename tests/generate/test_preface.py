@@ -63,7 +63,7 @@ def test_texts_begin_after_the_preface(model, after):
 
 
 def test_penalties_do_not_see_the_preface(model, after):
-    settings = SETTINGS | {"sampling": Sampling(temperature=0.8, presence_penalty=2.0)}
+    settings = SETTINGS | {"sampling": Sampling(temperature=0.8, repetition_penalty=2.0)}
     expected = list(generate(model, PROMPT, mems=after, **settings))
     model.preface = PREFACE
     assert list(generate(model, PROMPT, **settings)) == expected
@@ -149,7 +149,7 @@ def test_stutters_are_told_from_numbers_and_lines(monkeypatch):
 @pytest.mark.parametrize("name", ["english", "python-code"])
 def test_short_lines_that_repeat_are_loops_of_the_shipped_models(name):
     how, vocab = generation_of(name), load_vocab(name)
-    rule = LoopRule(how.loop_max_period, how.loop_min_count, how.loop_min_length)
+    rule = LoopRule(how.loop_min_length)
     assert how.on_loop == "break"
     for line in ("    *,\n", "    operator,\n", "No, no.\n"):
         assert rule.period(np.array(vocab.encode(line * 8)[:-1], np.int32)) > 0, line

@@ -253,9 +253,6 @@ def test_a_character_is_whole_wherever_a_call_ends_within_it(tiny_config, tmp_pa
         session.save(tmp_path / "state")
         again = Session.load(tmp_path / "└", tmp_path / "state")
         assert written(session, 1) == written(fork, 1) == written(again, 1) == "└"
-        session.write(begun)
-        assert session.search(1) == ""
-        assert session.search(1) == "└"
         drawn = generate(session.model, list(begun), length=2)
         next(drawn)
         assert drawn.decode(BYTES) == "└"
@@ -272,27 +269,14 @@ def test_it_stops_before_a_stop_string_and_has_read_it(session):
     assert fork.score(TEXT) == other.score(TEXT)
 
 
-def test_a_search_continues_the_text_and_is_remembered(session):
-    session.write(TEXT)
-    fork = session.fork()
-    text = session.search(12, beam_size=1)
-    assert text == "".join(fork.generate(12, sampling=Sampling(temperature=0)))
-    assert session.score("and") == pytest.approx(fork.score("and"))
-    stopped = fork.search(12, beam_size=4, stop=text[2:4])
-    assert text[2:4] not in stopped
-    # What is generated goes on from what was searched, and the reverse.
-    assert len("".join(fork.generate(3, sampling=Sampling(temperature=0))) + fork.search(3)) > 0
-
-
 @pytest.mark.parametrize(
     "go_on",
     [
         lambda session, mark: session.write("abc"),
         lambda session, mark: session.rewind(mark),
-        lambda session, mark: session.search(2),
         lambda session, mark: session.generate(2),
     ],
-    ids=["write", "rewind", "search", "generate"],
+    ids=["write", "rewind", "generate"],
 )
 def test_a_generation_ends_once_the_session_went_on(session, go_on):
     session.write(TEXT)

@@ -1,6 +1,5 @@
 """Whatever reads with a model reads without dropout, and leaves each module in its mode."""
 
-import copy
 from dataclasses import replace
 from itertools import islice
 
@@ -8,26 +7,16 @@ import pytest
 import torch
 
 from transformer_xl.data.making_vocab import train_vocab
-from transformer_xl.inference.classify import LongDocumentClassifier, accuracy
+from transformer_xl.inference.answers import features_of
 from transformer_xl.inference.evaluate import WithMemory, evaluate, score
-from transformer_xl.inference.evaluate.rollout import attended
 from transformer_xl.inference.generate import Session, generate, generate_batch
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.calling import evaluating
+from transformer_xl.model.segment import Lengths
 from transformer_xl.studies.recl import context_losses
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]
 DROPPED = ("dropout", "attn_dropout", "qkv_dropout", "embed_dropout")
-
-
-def _classified(model):
-    classifier = LongDocumentClassifier(model, 16, segment_len=8)
-    torch.nn.init.eye_(classifier.head.weight)
-    documents = [torch.tensor(IDS[: n + 1]) for n in range(8)]
-    with torch.no_grad():
-        labels = copy.deepcopy(classifier).eval()(documents).argmax(1)
-    assert len(labels.unique()) > 1
-    return accuracy(classifier, documents, labels)
 
 
 def _kept(model):
@@ -42,10 +31,11 @@ def _spoken(model):
 
 READERS = {
     "evaluate": lambda model: evaluate(model, IDS, WithMemory(segment_len=4)).nll,
-    "attended": lambda model: attended(model, IDS * 5, segment_len=40).by_distance.tolist(),
     "score": lambda model: list(score(model, IDS)),
     "recl": lambda model: context_losses(model, IDS, [9, 11], range(2, 9, 2)).tolist(),
-    "classify": _classified,
+    "features_of": lambda model: features_of(
+        model, [IDS, IDS[:3]], Lengths.of(model.config, segment_len=8)
+    ).tolist(),
     "generate": lambda model: list(islice(generate(model, IDS, seed=1), 9)),
     "generate_batch": lambda model: list(generate_batch(model, [IDS, [1]], length=9, seed=1)),
     "session": _spoken,

@@ -164,7 +164,7 @@ WRONG = {
     "out of range": ("POST", COMPLETIONS, {"prompt": "a", "temperature": -1}, 400),
     "beyond a rule of the settings": ("POST", COMPLETIONS, {"prompt": "a", "top_k": 2**70}, 400),
     "not supported": ("POST", COMPLETIONS, {"prompt": "a", "logit_bias": {"1": 1}}, 400),
-    "no effect": ("POST", COMPLETIONS, {"prompt": "a", "dry_base": 2}, 400),
+    "no effect": ("POST", COMPLETIONS, {"prompt": "a", "dry_allowed_length": 3}, 400),
     "no prompt": ("POST", COMPLETIONS, {"max_tokens": 3}, 400),
     "half a character": ("POST", COMPLETIONS, {"prompt": "\ud800"}, 400),
     "no stream": ("POST", COMPLETIONS, {"prompt": "a", "stream_options": {}}, 400),

@@ -13,7 +13,7 @@ from transformer_xl.config.recipes import dump_recipe, load_recipe
 from transformer_xl.inference.generate import (
     Sampling,
     Session,
-    breaker_tokens,
+    for_tokens,
     generate_batch,
 )
 
@@ -135,50 +135,43 @@ def test_the_same_settings_and_seed_write_the_same_text(run, asked, txl, seed, g
 
 PENALTIES = {
     "repetition_penalty": 1.2,
-    "presence_penalty": 0.3,
-    "frequency_penalty": 0.2,
     "dry_multiplier": 0.8,
     "dry_allowed_length": 1,
-    "penalty_window": 20,
 }
 
 
 @pytest.mark.parametrize(
     "given",
     [
-        {"min_p": 0.5}, {"typical_p": 0.5}, {"repetition_penalty": 1.4}, {"frequency_penalty": 1.5},
-        PENALTIES, {**PENALTIES, "temperature": 0.0},
-        {**PENALTIES, "min_p": 0.02, "typical_p": 0.95, "top_k": 9},
+        {"min_p": 0.5}, {"repetition_penalty": 1.4}, PENALTIES, {**PENALTIES, "temperature": 0.0},
+        {**PENALTIES, "min_p": 0.02, "top_k": 9},
     ],
     ids=str,
 )  # fmt: skip
 def test_filters_and_penalties_write_the_same_text(run, asked, txl, given):
-    breakers = {"dry_sequence_breakers": ["e", "\n"]} if "dry_multiplier" in given else {}
-    tokens = {name: breaker_tokens(run.vocab, texts) for name, texts in breakers.items()}
-    expected = run.alone(PROMPT, LENGTH, seed=7, **OWN | given | tokens)
+    expected = run.alone(PROMPT, LENGTH, seed=7, **for_tokens(OWN | given, run.vocab))
     assert expected != run.alone(PROMPT, LENGTH, seed=7, **OWN)
 
     session = Session.open(run.folder, seed=7)
     session.write(PROMPT)
-    assert "".join(session.generate(LENGTH, Sampling(**OWN | given | breakers))) == expected
+    assert "".join(session.generate(LENGTH, Sampling(**OWN | given))) == expected
 
-    answer = asked(seed=7, **given, **breakers).json()
+    answer = asked(seed=7, **given).json()
     assert answer["choices"][0]["text"] == expected
-    assert {"temperature", "top_k", "top_p", *given, *breakers} <= answer["settings"].keys()
-    assert answer["settings"].items() >= (given | breakers).items()
+    assert {"temperature", "top_k", "top_p", *given} <= answer["settings"].keys()
+    assert answer["settings"].items() >= given.items()
 
-    given = {**given, **breakers}
-    words = [[f"--{name}", *(x if isinstance(x, list) else [x])] for name, x in given.items()]
-    found, _ = txl("--seed", 7, *(word for group in words for word in group))
+    words = [word for name, x in given.items() for word in (f"--{name}", x)]
+    found, _ = txl("--seed", 7, *words)
     assert found["text"] == expected
     assert found["settings"].items() >= given.items()
 
 
 def test_a_session_in_parts_is_penalized_as_one_text(run, asked):
     for seed in [7, -3]:
-        expected = run.alone(PROMPT, LENGTH, seed=seed, **OWN | PENALTIES | {"penalty_window": 40})
-        given = {**PENALTIES, "penalty_window": 40, "session": f"parts{seed}"}
-        given["dry_sequence_breakers"] = []
+        sampling = for_tokens(OWN | PENALTIES, run.vocab)
+        expected = run.alone(PROMPT, LENGTH, seed=seed, **sampling)
+        given = {**PENALTIES, "session": f"parts{seed}"}
         parts = [asked(seed=seed, max_tokens=9, **given)]
         parts += [asked(prompt="", max_tokens=n, **given) for n in (1, LENGTH - 10)]
         assert "".join(part.json()["choices"][0]["text"] for part in parts) == expected, seed

@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 
 from transformer_xl.cli import main
-from transformer_xl.config.recipes import load_recipe, recipe_names
+from transformer_xl.config import ModelConfig
+from transformer_xl.data import Vocab
+from transformer_xl.data.making_vocab import train_vocab
+from transformer_xl.inference.answers import continuations, next_log_probs
+from transformer_xl.model import build_model
+from transformer_xl.model.segment import Lengths
 from transformer_xl.tasks import TASKS, load_task
 from transformer_xl.tasks.run import paired_p, prepared
 from transformer_xl.tasks.task import (
@@ -159,6 +164,62 @@ def test_a_paired_test_tells_a_difference_from_chance():
     assert paired_p([third], [other]) > 0.01
     assert paired_p([own], [own]) == 1.0
     assert paired_p([Measured({})], [own]) is None
+
+
+CONFIG = ModelConfig(
+    vocab_size=5, n_layer=2, n_head=2, d_model=16, d_inner=16, mem_len=30, init_std=0.5
+)
+
+
+@pytest.fixture
+def model():
+    import torch
+
+    torch.manual_seed(2)
+    return build_model(CONFIG).double().eval()
+
+
+@pytest.fixture
+def vocab() -> Vocab:
+    return train_vocab("chars", ["abcd\n"])
+
+
+def texts(vocab):
+    draw = np.random.default_rng(1)
+    return [draw.integers(1, 5, size=n).tolist() for n in (7, 1, 12, 5, 12, 3)]
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 10])
+def test_what_comes_next_does_not_depend_on_the_batch(model, vocab, batch_size):
+    import torch
+
+    some = texts(vocab)
+    lengths = Lengths.of(CONFIG, segment_len=4)
+    found = next_log_probs(model, some, lengths, batch_size=batch_size)
+    for row, text in zip(found, some, strict=True):
+        expected = model(torch.tensor([text])).log_probs[0, -1]
+        torch.testing.assert_close(row, expected.float().detach(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_continuation_is_the_most_likely_token_each_time(model, vocab, batch_size):
+    import torch
+
+    some = texts(vocab)
+    lengths = Lengths.of(CONFIG, segment_len=4)
+    found = continuations(model, vocab, some, lengths, length=6, stop="\n", batch_size=batch_size)
+    for output, text in zip(found, some, strict=True):
+        written = list(text)
+        for _ in range(6):
+            written.append(int(model(torch.tensor([written])).log_probs[0, -1].argmax()))
+        assert output == vocab.decode(written[len(text) :]).partition("\n")[0]
+
+
+def test_empty_texts_are_refused(model, vocab):
+    lengths = Lengths.of(CONFIG, segment_len=4)
+    for wrong in ([], [[1], []]):
+        with pytest.raises(ValueError, match="at least one token each"):
+            next_log_probs(model, wrong, lengths)
 
 
 def test_a_document_is_a_story_with_some_of_its_questions(tmp_path):

@@ -40,6 +40,22 @@ _GONE = {
         "a training writes the report at its end; txl train RECIPE --out DIR again writes it where "
         "report.html was deleted"
     ),
+    **dict.fromkeys(
+        (("generate", "--presence_penalty"), ("generate", "--frequency_penalty")),
+        "--repetition_penalty or --dry_multiplier is for repetitions",
+    ),
+    **{
+        ("generate", f"--{name}"): f"{what}; leave it out"
+        for name, what in (
+            *((f"knn.{x}", "txl eval has it") for x in ("k", "share", "temperature", "window")),
+            ("typical_p", "--top_p or --min_p limits the tokens"),
+            ("penalty_window", "penalties consider the last 1,024 tokens"),
+            ("dry_base", "the factor of DRY is 1.75"),
+            ("dry_sequence_breakers", "no repetition of DRY goes beyond a line break"),
+            ("loop_max_period", "a loop repeats at most 256 tokens"),
+            ("loop_min_count", "a loop repeats them at least 4 times"),
+        )
+    },
     ("recipes", "--from_authors"): (
         "txl recipes paper-wt103-base --copy FILE copies a training of the paper, and "
         "docs/migration.md has the settings that take the place of the authors' options"

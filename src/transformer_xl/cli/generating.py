@@ -22,7 +22,6 @@ from transformer_xl.cli.out_files import PIECE_END, OutFiles
 from transformer_xl.cli.printing import exclude, say, show
 from transformer_xl.config import (
     GenerateConfig,
-    KnnConfig,
     MusicConfig,
     generation_of,
     recipe_of,
@@ -80,7 +79,6 @@ class Generate(ReadsModel):
     bach-2.mid."""
     force: bool = False
     """Overwrite existing files of --out."""
-    knn: Given[KnnConfig] = field(default_factory=nothing)
     music: Given[MusicConfig] = field(default_factory=nothing)
 
     @cached_property
@@ -107,7 +105,7 @@ class Generate(ReadsModel):
         if not self.preface:
             model.preface = ()
         if self.settings.beam_size:
-            self._search(model, vocab, state, checksum)
+            self._search(model, vocab)
         elif self.is_several:
             self._draw_several(model, vocab)
         else:
@@ -135,10 +133,10 @@ class Generate(ReadsModel):
             endless is None or self.settings.length > 0,
             f"length=0 generates without end, and {endless} needs a --length above 0",
         )
-        # A state holds the memory of one text, without the past that --knn searches.
-        exclude(state=self.state, prompts=self.prompts, midi=self.midi, knn=self.knn)
+        # A state holds the memory of one text.
+        exclude(state=self.state, prompts=self.prompts, midi=self.midi)
         exclude(state=self.state, samples=self.samples > 1)
-        exclude(beam_size=beam_size, knn=self.knn)
+        exclude(state=self.state, beam_size=beam_size)
         exclude(prompt="prompt" in self.given, prompts=self.prompts, midi=self.midi)
         if self.midi is not None:
             require_readable(self.midi)
@@ -235,55 +233,21 @@ class Generate(ReadsModel):
         ]
         self._show(written, about)
 
-    def _search(
-        self, model: "LanguageModel", vocab: "Vocab", state: "State | None", checksum: str
-    ) -> None:
+    def _search(self, model: "LanguageModel", vocab: "Vocab") -> None:
         """Write what beam search finds."""
-        import torch
+        from transformer_xl.inference.generate import Searching, beam_search
 
-        from transformer_xl.inference.generate import (
-            History,
-            Searching,
-            State,
-            beam_search,
-            text_pieces,
-            write_state,
-        )
-
-        history: Any = ()
-        if self.prompts:
-            begins, prompts = self._several(model, vocab)
-        else:
-            text, prompt, history = self._begun(vocab, state)
-            begins, prompts = [text], [prompt]
-        searching = self.settings.searching or {}
-        about = self._said("searching", searching, model)
-        hypotheses = beam_search(
-            model,
-            prompts,
-            Searching(**searching, n_best=self.samples, stop=self._stops),
-            length=self.settings.length,
-            vocab=vocab,
-            mems=None if state is None else state.mems,
-            mem_len=self.mem_len,
-            history=history,
-        )
+        begins, prompts = self._several(model, vocab)
+        settings = self.settings.searching or {}
+        searching = Searching(**settings, n_best=self.samples, stop=self._stops)
+        about = self._said("searching", settings, model)
+        lengths = {"length": self.settings.length, "mem_len": self.mem_len}
+        hypotheses = beam_search(model, prompts, searching, vocab=vocab, **lengths)
         written = [
             {"prompt": text, "text": each.text, "score": each.score}
             for text, of_text in zip(begins, hypotheses, strict=True)
             for each in of_text
         ]
-        if self.state:
-            best = hypotheses[0][0]
-            # What resumes completes the last character.
-            pieces = text_pieces(best.tokens, vocab, self._stops, prompts[0], history, goes_on=True)
-            written[0]["text"] = "".join(pieces)
-            read = torch.from_numpy(
-                History([*map(int, history)], prompts[0], best.tokens).kept[:-1]
-            )
-            random = None if state is None else state.random
-            write_state(self.state, State(best.mems, best.tokens[-1], random, read=read), checksum)
-            say(f"saved the memory to {self.state}; the same command resumes from it")
         self._show(written, about)
 
     def _show(self, texts: list[dict[str, Any]], about: dict[str, Any]) -> None:
@@ -332,8 +296,6 @@ class Generate(ReadsModel):
         # A text that goes on from a memory begins without one.
         preface = 0 if self.state and self.state.exists() else len(model.preface)
         settings = {**used, "mem_len": mem_len, "weights": self.weights, "preface": preface}
-        if self.knn:
-            settings |= {f"knn_{name}": x for name, x in asdict(KnnConfig(**self.knn)).items()}
         shown = [f"{name} {x}" for name, x in settings.items() if x != defaults.get(name)]
         if preface:
             shown[-1] += " tokens (--no_preface: without)"
@@ -354,5 +316,4 @@ class Generate(ReadsModel):
 
         lengths = {"length": self.settings.length or None, "mem_len": self.mem_len}
         sampling = Sampling(**for_tokens(self.settings.sampling, vocab))
-        knn = KnnConfig(**self.knn) if self.knn else None
-        return {"sampling": sampling, "knn": knn, **lengths}
+        return {"sampling": sampling, **lengths}

@@ -2,8 +2,8 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from heapq import heappush, heappushpop
 from io import UnsupportedOperation
@@ -29,11 +29,10 @@ from transformer_xl.config import recipe_of, require
 
 if TYPE_CHECKING:
     from transformer_xl.data import Vocab
-    from transformer_xl.inference.evaluate import Flow, Piece, Scored
+    from transformer_xl.inference.evaluate import Scored
 
 _BLOCK = 1 << 16
 _IDLE_SECONDS = 0.02
-_WARNINGS = 5
 _RAW_REMEDY = "--raw reads every byte as it is"
 
 
@@ -43,8 +42,8 @@ class Score(ReadsModel):
 
     Prints one JSON object per line as soon as a token is scored. A pipe is scored as a stream, in
     constant memory, with the same numbers as the whole text up to rounding. With --by line, each
-    line is tokenized separately and scored with its mean and sum; a line above 65,536 bytes is
-    scored in parts. Text outside the vocabulary is read as <unk> if there is one, else skipped,
+    line is tokenized separately and scored with its mean and sum; a line above 65,536 characters
+    is scored in parts. Text outside the vocabulary is read as <unk> if there is one, else skipped,
     with a warning, and counted as unknown. CR LF and CR are read as LF, and a byte-order mark is
     left out.
 
@@ -106,7 +105,7 @@ class Score(ReadsModel):
             )
         # Slow imports come after all checks of the arguments.
         from transformer_xl.data import Normalizer, normalized
-        from transformer_xl.inference.evaluate import Flow, LineFlow
+        from transformer_xl.inference.evaluate import pieces_of, scores, separate_scores
         from transformer_xl.inference.generate import State, write_state
         from transformer_xl.model import Lengths, Reader, ReaderState, require_mem_len
 
@@ -124,118 +123,93 @@ class Score(ReadsModel):
                 write_state(self.state, last, checksum, positions=reader.most_positions)
                 say(f"saved the memory to {self.state}; the same command resumes from it")
 
+        failures: list[OSError] = []
         # The signals first: a named pipe that nobody has opened yet is waited for.
-        with saved_at_end(save), _opened(self.file, is_raw=is_raw) as file:
-            blocks = _blocks(file, self.file)
+        with saved_at_end(save):
             normalizer = Normalizer(name_of(self.file), _RAW_REMEDY)
-            if not is_raw:
-                blocks = normalized(blocks, normalizer)
+            blocks = _blocks(self.file, failures, is_raw=is_raw)
+            blocks = blocks if is_raw else normalized(blocks, normalizer)
+            score = separate_scores if self.separate_lines else scores
             try:
-                has_tokens, n_unknown = self._show(
-                    LineFlow(reader) if self.separate_lines else Flow(reader), blocks, vocab
-                )
+                self._show(vocab, score(reader, pieces_of(vocab, blocks, self.by)))
             finally:
                 say_changes(name_of(self.file), normalizer.changes, _RAW_REMEDY)
-            if not has_tokens:
-                empty = "the text has 0 tokens"
-                why = "no part of the text is in the vocabulary" if n_unknown else empty
-                say(f"no token was scored: {why}")
+            if failures:
+                raise failures[0]
 
-    def _show(self, flow: "Flow", blocks: Iterable[bytes], vocab: "Vocab") -> tuple[bool, int]:
-        """Print scores as they come, and the sums even if reading fails.
+    def _show(self, vocab: "Vocab", scored: "Iterator[Scored]") -> None:
+        """Print scores as they come, and the sums even if reading is interrupted."""
+        from transformer_xl.data import describe_unknown, treated
+        from transformer_xl.inference.evaluate import Sums
 
-        Returns:
-            Whether there was a token, and the number of unknown symbols.
-        """
-        from transformer_xl.inference.evaluate import Cutter, LineSums, Sums
-
-        unknown, lines, total = _Unknown(vocab), LineSums(vocab), Sums()
+        total, n_lines, unknown, n_warned = Sums(), 0, Counter[str](), 0
         ids: list[int] = []
         log_probs: list[float | None] = []
-        has_tokens = False
         # A heap, by sum; of lines with equal sums the later one is the smaller.
         most: list[tuple[float, int, dict[str, Any]]] = []
-
-        def see(piece: "Piece") -> None:
-            unknown.see(piece)
-            if self.by == "line":
-                lines.push(piece)
-
-        def tokens(scored: "Iterable[Scored]") -> Iterator[dict[str, Any]]:
-            for token, log_prob in scored:
-                total.add(log_prob, 0)
-                if self.json:
-                    ids.append(token)
-                    log_probs.append(log_prob)
-                else:
-                    yield {"id": token, "text": vocab.decode([token]), "log_prob": log_prob}
-
-        records = lines.add if self.by == "line" else tokens
         try:
-            for scored in flow.scores(blocks, Cutter(vocab, self.by), see):
-                has_tokens |= bool(scored)
-                for record in records(scored):
+            for piece, of_tokens in scored:
+                if piece.unknown:
+                    treatment = treated(vocab, piece.unknown)
+                    if not unknown:
+                        n_warned = treatment.total()
+                        line = piece.line + vocab.first_unknown_line(piece.text) - 1
+                        what = describe_unknown(piece.unknown, line)
+                        say(f"warning: not in the vocabulary: {what}; {_described(treatment)}")
+                    unknown += treatment
+                sums = Sums.of(vocab, piece, of_tokens)
+                total, n_lines = total + sums, n_lines + 1
+                if self.by == "line":
+                    # JSON cannot hold invalid UTF-8.
+                    text = piece.text.removesuffix("\n").encode("utf-8", "surrogateescape")
+                    record = {"line": piece.line, "text": text.decode("utf-8", "replace")}
+                    record |= {**sums.figures(), "unknown": piece.unknown.total()}
                     if self.top:
                         add = heappush if len(most) < self.top else heappushpop
-                        add(most, (record["nll_sum"], -lines.n_lines, record))
+                        add(most, (sums.nll_sum, -n_lines, record))
                     elif not self.json:
+                        show(record, as_json=True)
+                elif self.json:
+                    ids += piece.ids
+                    log_probs += of_tokens
+                else:
+                    for token, log_prob in zip(piece.ids, of_tokens, strict=True):
+                        record = {"id": token, "text": vocab.decode([token]), "log_prob": log_prob}
                         show(record, as_json=True)
                 sys.stdout.flush()
         finally:
-            unknown.print_total()
+            if (n_unknown := unknown.total()) > n_warned:
+                say(f"warning: {n_unknown:,} in all not in the vocabulary; {_described(unknown)}")
             for _, _, record in sorted(most, reverse=True):
                 show(record, as_json=True)
             if self.json and self.by == "line":
-                figures = {"lines": lines.n_lines, **lines.total.figures(), "unknown": unknown.n}
+                figures = {"lines": n_lines, **total.figures(), "unknown": n_unknown}
                 show(figures, as_json=True)
             elif self.json:
-                figures = {"tokens": total.n_predicted, "nll": total.nll, "nll_sum": total.nll_sum}
-                about = {"unknown": unknown.n, "ids": ids, "log_probs": log_probs}
+                figures = {name: total.figures()[name] for name in ("tokens", "nll", "nll_sum")}
+                about = {"unknown": n_unknown, "ids": ids, "log_probs": log_probs}
                 show(figures | about, as_json=True)
-        return has_tokens, unknown.n
+        if not total.n_tokens:
+            empty = "the text has 0 tokens"
+            why = "no part of the text is in the vocabulary" if n_unknown else empty
+            say(f"no token was scored: {why}")
 
 
-class _Unknown:
-    """Counts characters and words outside the vocabulary, and warns of the first few."""
-
-    def __init__(self, vocab: "Vocab") -> None:
-        self._vocab = vocab
-        self._treated: Counter[str] = Counter()
-        self.n = self._places = 0
-
-    def see(self, piece: "Piece") -> None:
-        """Count the unknown symbols of a piece of the text."""
-        if not piece.unknown:
-            return
-        from transformer_xl.data import describe_unknown, treated
-
-        counts = treated(self._vocab, piece.unknown)
-        self._treated += counts
-        self.n += piece.unknown.total()
-        self._places += 1
-        if self._places <= _WARNINGS:
-            what = describe_unknown(piece.unknown, piece.line)
-            say(f"warning: not in the vocabulary: {what}; {_describe_treatment(counts)}")
-        elif self._places == _WARNINGS + 1:
-            say("warning: further warnings are suppressed; the total follows at the end")
-
-    def print_total(self) -> None:
-        """Print the total, if warnings were suppressed."""
-        if self._places > _WARNINGS:
-            how = _describe_treatment(self._treated)
-            say(f"warning: {self.n:,} in all not in the vocabulary; {how}")
-
-
-def _describe_treatment(treated: Counter[str]) -> str:
+def _described(treatment: Counter[str]) -> str:
     """Describe how unknown symbols were treated, with counts if in different ways."""
-    if len(treated) == 1:
-        return next(iter(treated))
-    return ", ".join(f"{n:,} {how}" for how, n in sorted(treated.items(), reverse=True))
+    if len(treatment) == 1:
+        return next(iter(treatment))
+    return ", ".join(f"{n:,} {how}" for how, n in sorted(treatment.items(), reverse=True))
 
 
-@contextmanager
-def _opened(path: Path, *, is_raw: bool) -> Iterator[Any]:
-    """Open a file, decompressing it as the end of its name says, unless it ``is_raw``."""
+def _blocks(path: Path, failures: list[OSError], *, is_raw: bool) -> Iterator[bytes]:
+    """Yield a text in blocks as they arrive; an empty block: no more has arrived yet.
+
+    Args:
+        path: The text, decompressed as the end of its name says, unless it ``is_raw``.
+        failures: Is given the failure of a read, after which the text ends.
+        is_raw: Whether bytes are read as they are.
+    """
     from transformer_xl.data import opened
 
     with ExitStack() as stack:
@@ -244,24 +218,22 @@ def _opened(path: Path, *, is_raw: bool) -> Iterator[Any]:
                 file: Any = sys.stdin.buffer
             else:
                 file = stack.enter_context(path.open("rb") if is_raw else opened(path))
-        yield file
-
-
-def _blocks(file: Any, path: Path) -> Iterator[bytes]:
-    """Yield a text in blocks as they arrive; an empty block: no more has arrived yet."""
-    # When an incomplete segment is scored, too; None: nothing is pending.
-    deadline: float | None = None
-    with named(path, " to its end"):
-        while True:
-            left = None if deadline is None else max(deadline - monotonic(), 0.0)
-            if not _is_ready(file, left):
-                deadline = None
-                yield b""
-            elif block := file.read1(_BLOCK):
-                deadline = deadline or monotonic() + _IDLE_SECONDS
-                yield block
-            else:
-                return
+        # When an incomplete segment is scored, too; None: nothing is pending.
+        deadline: float | None = None
+        try:
+            with named(path, " to its end"):
+                while True:
+                    left = None if deadline is None else max(deadline - monotonic(), 0.0)
+                    if not _is_ready(file, left):
+                        deadline = None
+                        yield b""
+                    elif block := file.read1(_BLOCK):
+                        deadline = deadline or monotonic() + _IDLE_SECONDS
+                        yield block
+                    else:
+                        return
+        except OSError as error:
+            failures.append(error)
 
 
 def _is_ready(file: Any, seconds: float | None) -> bool:

@@ -134,11 +134,9 @@ _DYNAMIC_RULES = {
 }
 """The values of ``dynamic`` with which a setting has an effect."""
 
-_LOOP = ("loop_max_period", "loop_min_count", "loop_min_length")
-
 _SAMPLED = (
-    *("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty"),
-    *("presence_penalty", "frequency_penalty", "dry_multiplier", "on_loop", "seed"),
+    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "dry_multiplier"),
+    *("on_loop", "seed"),
 )
 """Settings that beam search does not have; it ranks texts by the probabilities of the model."""
 
@@ -167,34 +165,19 @@ class GenerateConfig:
     min_p: Share | None = None
     """Sample from the tokens that are at least this share as likely as the likeliest one; None:
     from all."""
-    typical_p: Annotated[float, Range(gt=0, le=1)] | None = None
-    """Locally typical sampling: sample from the tokens of this total probability whose -log p is
-    closest to the entropy; None: from all."""
     repetition_penalty: Positive = 1.0
-    """Divide the positive logits of the tokens in the window by this, multiply the negative ones;
-    1: no penalty."""
-    presence_penalty: Annotated[float, Range(ge=-2, le=2)] = 0.0
-    """Subtract this from the logit of each token in the window."""
-    frequency_penalty: Annotated[float, Range(ge=-2, le=2)] = 0.0
-    """Subtract this from the logit of each token for each time that it is in the window."""
-    penalty_window: Annotated[int, Range(gt=0, le=MAX_HISTORY)] = 1_024
-    """How many of the last tokens, prompt included, all penalties and DRY consider."""
+    """Divide the positive logits of the last 1,024 tokens by this, multiply the negative ones; 1:
+    no penalty."""
     dry_multiplier: NotNegative = 0.0
-    """DRY: subtract dry_multiplier * dry_base ** (n - dry_allowed_length) from the logit of each
-    token that would extend a repetition of the last n tokens; 0: no penalty."""
-    dry_base: Annotated[float, Range(ge=1)] = 1.75
-    """DRY: the factor for each further token of a repetition."""
+    """DRY: subtract dry_multiplier * 1.75 ** (n - dry_allowed_length) from the logit of each token
+    that would extend a repetition, among the last 1,024 tokens, of the last n tokens without a line
+    break; 0: no penalty."""
     dry_allowed_length: Annotated[int, Range(gt=0, le=64)] = 2
     """DRY: the length from which on a repetition is penalized."""
-    dry_sequence_breakers: tuple[str, ...] = ("\n",)
-    """DRY: no repetition goes beyond a token that contains one of these texts."""
     on_loop: Literal["continue", "end", "break"] = "continue"
-    """What to do once the generated text loops, that is repeats one sequence of tokens: go on, end
-    the text, or exclude the token that would continue the loop. The prompt does not count."""
-    loop_max_period: Annotated[int, Range(gt=0, le=1_024)] = 256
-    """A loop repeats at most this many tokens."""
-    loop_min_count: Annotated[int, Range(ge=2, le=MAX_HISTORY)] = 4
-    """A loop repeats them at least this often."""
+    """What to do once the generated text loops, that is repeats up to 256 tokens 4 times or more:
+    go on, end the text, or exclude the token that would continue the loop. The prompt does not
+    count."""
     loop_min_length: Annotated[int, Range(gt=0, le=MAX_HISTORY)] = 200
     """A loop has at least this many tokens, all repetitions together."""
     stop: tuple[str, ...] = ()
@@ -216,21 +199,6 @@ class GenerateConfig:
             "stop: a stop string is empty, so every text would be empty; leave it out",
         )
         require(
-            all(self.dry_sequence_breakers),
-            "dry_sequence_breakers: a text is empty, and would be in every token; leave it out",
-        )
-        require(
-            not self.dry_multiplier or self.dry_allowed_length < self.penalty_window,
-            f"dry_allowed_length={self.dry_allowed_length} must be below penalty_window="
-            f"{self.penalty_window}, or DRY has no effect: change one of them",
-        )
-        period, count = self.loop_max_period, self.loop_min_count
-        require(
-            period * count <= MAX_HISTORY,
-            f"loop_max_period={period} times loop_min_count={count} must be at most {MAX_HISTORY}, "
-            "the tokens that are kept: lower one of them",
-        )
-        require(
             self.beam_size is None or self.length > 0,
             f"length=0 with beam_size={self.beam_size}: beam search compares whole texts and needs "
             "a maximum length; set length",
@@ -244,19 +212,14 @@ class GenerateConfig:
             for name in _SAMPLED:
                 yield Unused(name, f"beam_size={self.beam_size}: nothing is sampled")
         if not self.dry_multiplier:
-            for name in ("dry_base", "dry_allowed_length", "dry_sequence_breakers"):
-                yield Unused(name, "dry_multiplier=0")
-        if not self.has_penalties:
-            yield Unused("penalty_window", "all penalties off")
+            yield Unused("dry_allowed_length", "dry_multiplier=0")
         if self.on_loop == "continue":
-            for name in _LOOP:
-                yield Unused(name, "on_loop='continue'")
+            yield Unused("loop_min_length", "on_loop='continue'")
 
     @property
     def has_penalties(self) -> bool:
         """Whether the tokens so far change the probabilities."""
-        own = self.presence_penalty, self.frequency_penalty, self.dry_multiplier
-        return self.repetition_penalty != 1 or any(own)
+        return self.repetition_penalty != 1 or self.dry_multiplier > 0
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -265,12 +228,10 @@ class GenerateConfig:
         Those that are off are left out, except temperature, top_k and top_p.
         """
         used = {"temperature", "top_k", "top_p"}
-        if self.has_penalties:
-            used.add("penalty_window")
         if self.dry_multiplier:
-            used |= {"dry_base", "dry_allowed_length", "dry_sequence_breakers"}
+            used.add("dry_allowed_length")
         if self.on_loop != "continue":
-            used |= {*_LOOP}
+            used.add("loop_min_length")
         values = {x.name: (getattr(self, x.name), x.default) for x in fields(self)}
         for name in ("prompt", "length", "stop", "seed", "beam_size", "length_penalty"):
             del values[name]

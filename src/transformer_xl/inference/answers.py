@@ -1,20 +1,19 @@
-"""What a model says of texts: how likely they are, which token comes next, or how they go on.
+"""What a model says of texts: how likely they are, what they are about, and how they go on.
 
 Texts of any length are read with the memory carried, several as a batch. Dimension key: N texts,
 D width of the model, V size of the vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from transformer_xl.data import Vocab
-from transformer_xl.errors import InputError, SettingsError
-from transformer_xl.inference.generate import Sampling, Searching, beam_search, generate_batch
+from transformer_xl.errors import InputError
+from transformer_xl.inference.generate import Sampling, generate_batch
 from transformer_xl.model import (
     LanguageModel,
     Lengths,
@@ -26,40 +25,14 @@ from transformer_xl.model import (
 Texts = Sequence[Sequence[int]]
 
 
-def _require_texts(
-    model: LanguageModel, texts: Texts, lengths: Lengths, batch_size: int, least: int = 1
-) -> None:
-    """Require texts of ``least`` tokens, and a model that remembers what it has read of them."""
-    if model.remembers_positions and not lengths.mem_len:
-        raise SettingsError(
-            "mem_len=0: nothing is remembered from segment to segment; give a mem_len, such as the "
-            "context of the training"
-        )
+def _require_texts(texts: Texts, batch_size: int, least: int = 1) -> None:
     require_at_least(1, batch_size=batch_size)
     if not len(texts) or min(map(len, texts)) < least:
         size = "one token" if least == 1 else f"{least} tokens"
         raise InputError(f"{len(texts)} texts, at least one, of at least {size} each are needed")
 
 
-def _states(
-    model: LanguageModel,
-    texts: Texts,
-    places: Int[Tensor, "N n"],
-    lengths: Lengths,
-    batch_size: int,
-) -> Iterator[tuple[list[int], Float[Tensor, "B n D"]]]:
-    """Yield the indices of the texts of each batch, and the states at their places."""
-    lengths = lengths._replace(ext_len=0)
-    for rows, pieces in read_each(model, texts, lengths, batch_size=batch_size):
-        shape = len(rows), places.shape[1], model.config.d_model
-        states = torch.zeros(shape, device=model.device, dtype=model.dtype)
-        for piece in pieces:
-            columns = places[rows] - piece.start
-            text, n = ((columns >= 0) & (columns < piece.hidden.shape[1])).nonzero(as_tuple=True)
-            states[text, n] = piece.hidden[text, columns[text, n]].to(states.dtype)
-        yield rows, states
-
-
+@torch.no_grad()
 def losses(
     model: LanguageModel, texts: Texts, lengths: Lengths, *, batch_size: int = 16
 ) -> list[Float[np.ndarray, " predicted"]]:
@@ -69,30 +42,68 @@ def losses(
     :func:`~transformer_xl.evaluate`; texts are then read one at a time.
 
     Raises:
-        ValueError: There is no text, one has fewer than two tokens, or the model keeps nothing
-            between segments.
+        ValueError: There is no text, or one has fewer than two tokens.
     """
-    _require_texts(model, texts, lengths, batch_size, least=2)
+    _require_texts(texts, batch_size, least=2)
+    nll = [np.empty(0)] * len(texts)
     # Texts of different lengths cannot share the positions that are read again.
-    nll = dict(losses_each(model, texts, lengths, 1 if lengths.ext_len else batch_size))
-    return [nll[n].double().numpy() for n in range(len(texts))]
-
-
-def losses_each(
-    model: LanguageModel, texts: Texts, lengths: Lengths, batch_size: int
-) -> Iterator[tuple[int, Float[Tensor, " predicted"]]]:
-    """Yield the index of each text, and -log p of its tokens but the first, on the CPU."""
+    rows_at_once = 1 if lengths.ext_len else batch_size
     with evaluating(model):
-        batches = read_each(model, texts, lengths, batch_size=batch_size, predicts=True)
-        while True:
-            # Between batches the caller has its own mode.
-            with torch.no_grad():
-                if (batch := next(batches, None)) is None:
-                    return
-                rows, pieces = batch
-                nll = torch.cat([piece.nll for piece in pieces if piece.nll is not None], 1).cpu()
-            for row, losses_of_text in zip(rows, nll, strict=True):
-                yield row, losses_of_text[: len(texts[row]) - 1]
+        for rows, pieces in read_each(
+            model, texts, lengths, batch_size=rows_at_once, predicts=True
+        ):
+            of_rows = torch.cat([piece.nll for piece in pieces if piece.nll is not None], 1)
+            for row, of_text in zip(rows, of_rows.double().cpu().numpy(), strict=True):
+                nll[row] = of_text[: len(texts[row]) - 1]
+    return nll
+
+
+@torch.no_grad()
+def features_of(
+    model: LanguageModel,
+    texts: Texts,
+    lengths: Lengths,
+    *,
+    is_mean: bool = False,
+    batch_size: int = 32,
+) -> Float[Tensor, "N D"]:
+    """Return a vector for each text: the output of the layers after its last token.
+
+    The last token attends to its segment and, through the memory, to earlier ones. A linear
+    classifier on these vectors, as of scikit-learn, classifies whole documents.
+
+    Args:
+        model: The model; its mode is restored afterwards.
+        texts: The texts in tokens, of any lengths.
+        lengths: How they are read; ``ext_len`` is not used.
+        is_mean: Return the mean of the outputs after all tokens instead.
+        batch_size: Texts in a batch, those of similar length together.
+
+    Raises:
+        ValueError: There is no text, one is empty, or the model keeps nothing between segments.
+
+    Example:
+        >>> from transformer_xl import from_pretrained
+        >>> model, vocab = from_pretrained("shakespeare")
+        >>> texts = [vocab.encode(text) for text in ("ROMEO", "JULIET")]
+        >>> features_of(model, texts, Lengths.of(model.config)).shape == (2, model.config.d_model)
+        True
+    """
+    require_remembering(model, lengths)
+    _require_texts(texts, batch_size)
+    features = torch.zeros(len(texts), model.config.d_model, device=model.device, dtype=model.dtype)
+    sizes = torch.tensor([len(text) for text in texts], device=model.device)
+    lengths = lengths._replace(ext_len=0)
+    with evaluating(model):
+        for rows, pieces in read_each(model, texts, lengths, batch_size=batch_size):
+            for piece in pieces:
+                places = torch.arange(piece.hidden.shape[1], device=model.device) + piece.start
+                last = sizes[rows, None] - 1
+                counts = places <= last if is_mean else places == last
+                # What follows the end of a text may be any number.
+                counted = piece.hidden.masked_fill(~counts[..., None], 0)
+                features[rows] += counted.sum(1).to(features.dtype)
+    return features / sizes[:, None] if is_mean else features
 
 
 @torch.no_grad()
@@ -101,10 +112,7 @@ def next_log_probs(
 ) -> Float[Tensor, "N V"]:
     """Return the log-probabilities of the token after each text, as of a label after a document.
 
-    The ``ext_len`` of ``lengths`` is not used.
-
-    Raises:
-        ValueError: There is no text, one is empty, or the model keeps nothing between segments.
+    The arguments and errors are those of :func:`features_of`.
 
     Example:
         >>> from transformer_xl import from_pretrained
@@ -114,13 +122,9 @@ def next_log_probs(
         >>> vocab.decode(log_probs.argmax(1).tolist())
         '::'
     """
-    _require_texts(model, texts, lengths, batch_size)
-    last = torch.tensor([[len(text) - 1] for text in texts])
-    log_probs = torch.zeros(len(texts), model.config.vocab_size)
+    features = features_of(model, texts, lengths, batch_size=batch_size)
     with evaluating(model):
-        for rows, states in _states(model, texts, last, lengths, batch_size):
-            log_probs[rows] = model.head.log_probs(states[:, 0]).float().cpu()
-    return log_probs
+        return model.head.log_probs(features).float().cpu()
 
 
 @torch.no_grad()
@@ -133,12 +137,8 @@ def continuations(
     length: int,
     stop: str,
     batch_size: int = 32,
-    beam_size: int | None = None,
-    length_penalty: float = 1.0,
 ) -> list[str]:
     """Return what a model writes after each text, each time the most likely token, up to ``stop``.
-
-    With ``beam_size``, it is the best hypothesis of beam search instead.
 
     Args:
         model: The model; its mode is restored afterwards.
@@ -148,14 +148,12 @@ def continuations(
         length: Tokens of a continuation at most.
         stop: The text at which one ends, which is not part of it.
         batch_size: Texts in a batch, those of similar length together.
-        beam_size: As for :func:`~transformer_xl.beam_search`. None: greedy.
-        length_penalty: As for :func:`~transformer_xl.beam_search`.
 
     Raises:
         ValueError: There is no text, one is empty, or the model keeps nothing between segments.
     """
-    require_at_least(1, length=length)
-    _require_texts(model, texts, lengths, batch_size)
+    require_remembering(model, lengths)
+    _require_texts(texts, batch_size)
     # What is read again would be missing in the memory from which the writing begins.
     lengths = lengths._replace(ext_len=0)
     mem_len = lengths.mem_len if model.remembers_positions else None
@@ -167,15 +165,8 @@ def continuations(
             mems = model.keep(model.start_memory(len(rows), lengths.mem_len))
             for piece in pieces:
                 mems = piece.mems
-            last = [texts[row][-1:] for row in rows]
-            begun: Any = {"length": length, "mems": mems, "mem_len": mem_len}
-            if beam_size is None:
-                batch = generate_batch(model, last, Sampling(temperature=0), **begun)
-                written = batch.decode(vocab, stop=stop)
-            else:
-                search = Searching(beam_size=beam_size, length_penalty=length_penalty, stop=stop)
-                hypotheses = beam_search(model, last, search, vocab=vocab, **begun)
-                written = [best.text for (best,) in hypotheses]
-            for row, output in zip(rows, written, strict=True):
+            last, greedy = [texts[row][-1:] for row in rows], Sampling(temperature=0)
+            batch = generate_batch(model, last, greedy, length=length, mems=mems, mem_len=mem_len)
+            for row, output in zip(rows, batch.decode(vocab, stop=stop), strict=True):
                 outputs[row] = output
     return outputs

@@ -13,27 +13,16 @@ in place of the distance. Nothing is trained. docs/longer-memories.md has measur
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from transformer_xl.config import KnnConfig
-from transformer_xl.model import LanguageModel, Lengths, Predictor, read
-
-_LEAST_CAPACITY = 64
-_ROWS = 256
-"""Positions that search the past at once."""
 
 
 class Past:
     """The last positions of one stream: hidden states, and the tokens that followed.
-
-    Immutable: buffers have spare capacity, and :meth:`extended` writes behind the last position.
-    Of two continuations of a past, which share these buffers, only the latest is valid; unless it
-    is that of a :meth:`copy`.
 
     Args:
         settings: The settings.
@@ -41,163 +30,50 @@ class Past:
     """
 
     def __init__(self, settings: KnnConfig, reset_at: int | None = None) -> None:
-        self.settings, self._reset_at = settings, reset_at
-        self._start = self._stop = 0
-        # Hidden states, the squares of their lengths, tokens; made when the width is known.
-        self._buffers: tuple[Tensor, ...] = ()
-
-    def __len__(self) -> int:
-        return self._stop - self._start
-
-    def nearest(
-        self, hidden: Float[Tensor, "T D"], following: Int[Tensor, " T"] | None = None
-    ) -> tuple[Float[Tensor, "T k"], Int[Tensor, "T k"]]:
-        """Return the tokens that followed the nearest positions, and their probabilities.
-
-        Args:
-            hidden: Hidden states of the next positions of the stream. Each sees those before it.
-            following: The token after each of them; None: of a single position, whose next token
-                is unknown.
-
-        Returns:
-            Probabilities, which sum to one, or are all zero for a position without a past; and
-            tokens, with repetition.
-        """
-        M, T = len(self), len(hidden)
-        hidden = hidden.float()
-        if following is None:
-            following = hidden.new_zeros(T, dtype=torch.int64)
-        known = [x[self._start : self._stop] for x in self._buffers]
-        if T > 1 or not known:
-            new = [x[:-1] for x in _stored(hidden, following)]
-            known = [torch.cat(both) for both in zip(known, new, strict=True)] if known else new
-        states, squares, tokens = known
-        # The distance up to a constant of each row, which the softmax does not depend on.
-        with torch.autocast(hidden.device.type, enabled=False):
-            score_TS = torch.addmm(squares, hidden, states.T, beta=-1, alpha=2)
-        score_TS /= hidden.shape[1] * self.settings.temperature
-        place = torch.arange(T, device=hidden.device)[:, None]
-        age = M + place - torch.arange(M + T - 1, device=hidden.device)
-        most = torch.full_like(place, self.settings.window)
-        if self._reset_at is not None:
-            # Where the text of each row begins; -M: in the past, which has no reset within.
-            begins = torch.where(following == self._reset_at, place[:, 0] + 1, -M)
-            before = begins.cummax(0).values.roll(1)
-            before[0] = -M
-            most = torch.minimum(most, place - before[:, None])
-        score_TS = score_TS.masked_fill_((age < 1) | (age > most), -torch.inf)
-        score, place = score_TS.topk(min(self.settings.k, M + T - 1), 1)
-        # Without a past all scores are -inf, and their softmax would be NaN.
-        return score.softmax(1).nan_to_num(0.0), tokens[place]
-
-    def extended(self, hidden: Float[Tensor, "T D"], following: Int[Tensor, " T"]) -> "Past":
-        """Return the past after more positions."""
-        T, window, new = len(hidden), self.settings.window, _stored(hidden, following)
-        start, stop, buffers = self._start, self._stop, self._buffers
-        if not buffers or stop + T > len(buffers[0]):
-            first = max(start, stop - window)
-            known = [x[first:stop] for x in buffers]
-            start, stop = 0, stop - first
-            capacity = max(_LEAST_CAPACITY, 2 * (stop + T))
-            buffers = tuple(x.new_empty(capacity, *x.shape[1:]) for x in new)
-            for buffer, x in zip(buffers, known, strict=bool(known)):
-                buffer[:stop] = x
-        for buffer, x in zip(buffers, new, strict=True):
-            buffer[stop : stop + T] = x
-        if self._reset_at is not None:
-            resets = (following == self._reset_at).nonzero()
-            start = stop + int(resets[-1]) + 1 if len(resets) else start
-        return self._with(buffers, max(start, stop + T - window), stop + T)
-
-    def copy(self) -> "Past":
-        """Return an independent copy."""
-        return self._with(tuple(x.clone() for x in self._buffers), self._start, self._stop)
-
-    def _with(self, buffers: tuple[Tensor, ...], start: int, stop: int) -> "Past":
-        other = Past(self.settings, self._reset_at)
-        other._buffers, other._start, other._stop = buffers, start, stop
-        return other
+        self._settings, self._reset_at = settings, reset_at
+        # Hidden states, the squares of their lengths, and the tokens that followed.
+        self._known: list[Tensor] | None = None
 
     def mixed_nll(
         self,
         nll: Float[Tensor, " T"],
         hidden: Float[Tensor, "T D"],
-        targets: Int[Tensor, " T"],
+        following: Int[Tensor, " T"],
     ) -> Float[Tensor, " T"]:
-        """Return -log p of targets under the mixture, given those under the model, in nats."""
-        probs, tokens = self.nearest(hidden, targets)
-        neighbours = (probs * (tokens == targets[:, None])).sum(1)
-        mixed = -self._mixed(-nll, neighbours)
+        """Return -log p of the next tokens under the mixture, in nats, and remember them.
+
+        Args:
+            nll: -log p of them under the model.
+            hidden: Hidden states of the next positions of the stream. Each sees those before it.
+            following: The token after each of them.
+        """
+        settings, T, hidden = self._settings, len(hidden), hidden.float()
+        new = [hidden, hidden.square().sum(1), following]
+        known = self._known or [x[:0] for x in new]
+        M = len(known[0])
+        every = [torch.cat(both) for both in zip(known, new, strict=True)]
+        states, squares, tokens = (x[:-1] for x in every)
+        # The distance up to a constant of each row, which the softmax does not depend on.
+        with torch.autocast(hidden.device.type, enabled=False):
+            score_TS = torch.addmm(squares, hidden, states.T, beta=-1, alpha=2)
+        score_TS /= hidden.shape[1] * settings.temperature
+        place = torch.arange(T, device=hidden.device)[:, None]
+        age = M + place - torch.arange(M + T - 1, device=hidden.device)
+        most, first = torch.full_like(place, settings.window), 0
+        if self._reset_at is not None:
+            is_reset = following == self._reset_at
+            # Where the text of each row begins; -M: in the past, which has no reset within.
+            begins = torch.where(is_reset, place[:, 0] + 1, -M).cummax(0).values
+            first = M + int(begins[-1])
+            before = begins.roll(1)
+            before[0] = -M
+            most = torch.minimum(most, place - before[:, None])
+        score_TS = score_TS.masked_fill_((age < 1) | (age > most), -torch.inf)
+        score, nearest = score_TS.topk(min(settings.k, M + T - 1), 1)
+        # Without a past all scores are -inf, and their softmax would be NaN.
+        probs = score.softmax(1).nan_to_num(0.0)
+        self._known = [x[max(first, M + T - settings.window) :] for x in every]
+        neighbours = (probs * (tokens[nearest] == following[:, None])).sum(1)
+        share = settings.share
+        mixed = -torch.logaddexp(-nll + math.log1p(-share), neighbours.log() + math.log(share))
         return torch.where(probs.sum(1) > 0, mixed, nll)
-
-    def mixed_log_probs(
-        self, log_probs: Float[Tensor, " V"], hidden: Float[Tensor, " D"]
-    ) -> Float[Tensor, " V"]:
-        """Return the log-probabilities of the mixture, given those of the model."""
-        probs, tokens = self.nearest(hidden[None])
-        if not probs.sum() > 0:
-            return log_probs
-        neighbours = torch.zeros_like(log_probs).index_add_(
-            0, tokens[0], probs[0].to(log_probs.dtype)
-        )
-        return self._mixed(log_probs, neighbours)
-
-    def _mixed(self, log_probs: Tensor, neighbours: Tensor) -> Tensor:
-        share = self.settings.share
-        return torch.logaddexp(log_probs + math.log1p(-share), neighbours.log() + math.log(share))
-
-
-def _stored(hidden: Tensor, following: Tensor) -> tuple[Tensor, ...]:
-    """Return hidden states, the squares of their lengths, and tokens."""
-    hidden = hidden.float()
-    return hidden, hidden.square().sum(1), following
-
-
-def remembered(
-    pasts: Sequence[Past | None], hidden: Float[Tensor, "B T D"], following: Int[Tensor, "B known"]
-) -> list[Past | None]:
-    """Return the past of each stream after positions; what follows the last may be unknown."""
-    following = following.to(hidden.device)
-    known = hidden[:, : following.shape[1]]
-    return [
-        None if past is None else past.extended(*row)
-        for past, *row in zip(pasts, known, following, strict=True)
-    ]
-
-
-class KnnSoftmax(Predictor):
-    """The distribution of a model, mixed for each stream with the nearest positions of its past.
-
-    Args:
-        softmax: The distribution of the model.
-        pasts: The past of each stream.
-    """
-
-    def __init__(self, softmax: Any, pasts: Sequence[Past]) -> None:
-        self._softmax, self._pasts = softmax, pasts
-
-    def logits(self, hidden: Float[Tensor, "B D"]) -> Float[Tensor, "B V"]:
-        """Return the log-probabilities."""
-        rows = zip(self._pasts, self._softmax.log_probs(hidden), hidden, strict=True)
-        return torch.stack([past.mixed_log_probs(*row) for past, *row in rows])
-
-
-def knn_nll(
-    model: LanguageModel, text: Int[Tensor, " length"], lengths: Lengths, settings: KnnConfig
-) -> Iterator[Float[Tensor, " T"]]:
-    """Yield -log p of the tokens of a text, in parts, read in one stream.
-
-    The caller sets the evaluation mode and disables gradients.
-    """
-    past = Past(settings, model.config.reset_at)
-    mems = model.keep(model.start_memory(1, lengths.mem_len))
-    for piece in read(model, text[None, :-1], lengths, mems, targets=text[None, 1:]):
-        assert piece.nll is not None
-        T = piece.nll.shape[1]
-        # With ext_len, the first columns were read before.
-        hidden, targets = piece.hidden[0, -T:], text[piece.start + 1 : piece.start + 1 + T]
-        # In parts, as the scores of all past positions are held.
-        rows = piece.nll[0], hidden, targets.to(hidden.device)
-        for chunk in zip(*(x.split(_ROWS) for x in rows), strict=True):
-            yield past.mixed_nll(*chunk)
-            past = past.extended(*chunk[1:])

@@ -19,11 +19,7 @@ from transformer_xl.data import (
     load_vocab,
 )
 from transformer_xl.errors import DataError, InputError, SettingsError
-from transformer_xl.inference.evaluate import (
-    Passage,
-    as_text,
-    require_recordings,
-)
+from transformer_xl.inference.evaluate import Passage, require_recordings
 from transformer_xl.inference.generate import for_tokens
 from transformer_xl.model import (
     CONFIG_FILE,
@@ -273,8 +269,7 @@ def _require_targets(corpus: Corpus | FeatureCorpus, config: Config) -> None:
             )
     for name in ("valid", "test"):
         if corpus.n_tokens(name) > 1:
-            ids: Any = corpus.split(name)
             try:
-                Passage.of(as_text(ids, config.model) if is_text else ids, config.model)
+                Passage.of(corpus.split(name), config.model)
             except ValueError as error:
                 raise DataError(f"{name}: {error}") from error

@@ -13,7 +13,7 @@ import torch
 
 from transformer_xl.config import AuthorsConfig, ModelConfig
 from transformer_xl.config.checks import fields_of
-from transformer_xl.inference.classify import LongDocumentClassifier
+from transformer_xl.inference.answers import features_of
 from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.interop.export import make_step
@@ -209,9 +209,7 @@ def exported(model):
 
 
 def classified(model):
-    classifier = LongDocumentClassifier(model, 3, segment_len=5)
-    torch.nn.init.normal_(classifier.head.weight, generator=torch.Generator().manual_seed(0))
-    return classifier.to(model.dtype)(list(TOKENS))
+    return features_of(model, TOKENS.tolist(), Lengths.of(model.config, segment_len=5))
 
 
 PATHS = {
@@ -226,7 +224,7 @@ PATHS = {
 }
 # What only training, or only a call that reads the end of a segment again, takes.
 BY_DESIGN = {("ext_len", path) for path in ("generation", "decoder", "export", "classifier")} | {
-    # A classifier has a head of its own in the place of the softmax.
+    # Features are what the softmax reads.
     *((name, "classifier") for name in ("cutoffs", "tie_embeddings", "tie_projections")),
     # It says what is counted.
     *(("completion_at", path) for path in PATHS if path != "evaluation"),

@@ -135,9 +135,8 @@ class Answer:
                 self._notes = repeats.notes_of(self._session.state.note)
             if self._session:
                 self._look_up()
-            # Sequence breakers are looked for in the whole vocabulary.
             is_short = isinstance(body.prompt, str) and len(body.prompt) <= _MAX_INLINE
-            if is_short and not body.dry_sequence_breakers:
+            if is_short:
                 self._make_texts(stop, about)
             else:
                 await asyncio.to_thread(self._make_texts, stop, about)

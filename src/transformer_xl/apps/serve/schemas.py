@@ -49,7 +49,6 @@ Text = Annotated[str, AfterValidator(_require_text)]
 Token = Annotated[StrictInt, Field(ge=0, le=2**31 - 1)]
 SessionName = Annotated[str, Field(pattern=NAME)]
 _Stop = Annotated[str, Field(min_length=1, max_length=256)]
-_Breaker = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class StreamOptions(BaseModel):
@@ -70,9 +69,7 @@ def _sampling() -> dict[str, Any]:
         if name in ("prompt", "length", "stop", "seed", "beam_size", "length_penalty"):
             continue
         kind = get_args(kind)[0] if get_origin(kind) in (Union, UnionType) else kind
-        if get_origin(kind) is tuple:
-            kind = Annotated[list[_Breaker], Field(max_length=16)]
-        elif get_origin(kind) is Annotated:
+        if get_origin(kind) is Annotated:
             number, limits = get_args(kind)
             most = 1e6 if number is float and limits.le is None else limits.le
             kind = Annotated[number, Field(strict=True, ge=limits.ge, gt=limits.gt, le=most)]
@@ -108,6 +105,8 @@ class _Request(_Sampling):
     # OpenAI's other fields are accepted if their values have no effect.
     user: str | None = None
     logit_bias: dict[str, StrictFloat] | None = Field(None, max_length=0)
+    presence_penalty: StrictFloat | None = Field(None, ge=0, le=0)
+    frequency_penalty: StrictFloat | None = Field(None, ge=0, le=0)
 
     @model_validator(mode="after")
     def _require_stream(self) -> "_Request":

@@ -122,7 +122,7 @@ class Text:
             return "stop"
         if len(self.written) >= self.max_tokens:
             return "length"
-        is_looping = self.sampler.ends_loops and self.sampler.ends(self.history)
+        is_looping = self.sampler.ends(self.history)
         return "repetition" if is_looping else ""
 
     @property

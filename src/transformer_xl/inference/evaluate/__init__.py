@@ -2,19 +2,16 @@
 
 from transformer_xl.inference.evaluate.dynamic import (
     Dynamic,
-    DynamicEvaluation,
     gradient_squares,
     plan_dynamic,
-    segments_to_learn,
 )
 from transformer_xl.inference.evaluate.flow import (
-    Cutter,
-    Flow,
-    LineFlow,
-    LineSums,
     Piece,
     Scored,
     Sums,
+    pieces_of,
+    scores,
+    separate_scores,
 )
 from transformer_xl.inference.evaluate.measuring import (
     Result,
@@ -24,7 +21,6 @@ from transformer_xl.inference.evaluate.measuring import (
     evaluate_by,
     token_bytes_in,
 )
-from transformer_xl.inference.evaluate.rollout import Attended, attended
 from transformer_xl.inference.evaluate.strategies import (
     SlidingWindow,
     Strategy,
@@ -33,24 +29,15 @@ from transformer_xl.inference.evaluate.strategies import (
 )
 from transformer_xl.inference.evaluate.streams import (
     Passage,
-    as_text,
     loss_from_start,
     loss_in_segment,
-    places_read,
     require_recordings,
     score,
     spans,
-    window_nll,
 )
 
 __all__ = [
-    "Attended",
-    "Cutter",
     "Dynamic",
-    "DynamicEvaluation",
-    "Flow",
-    "LineFlow",
-    "LineSums",
     "Passage",
     "Piece",
     "Result",
@@ -60,8 +47,6 @@ __all__ = [
     "Sums",
     "WithMemory",
     "WithNeighbours",
-    "as_text",
-    "attended",
     "bytes_of",
     "cost_of",
     "evaluate",
@@ -69,12 +54,12 @@ __all__ = [
     "gradient_squares",
     "loss_from_start",
     "loss_in_segment",
-    "places_read",
+    "pieces_of",
     "plan_dynamic",
     "require_recordings",
     "score",
-    "segments_to_learn",
+    "scores",
+    "separate_scores",
     "spans",
     "token_bytes_in",
-    "window_nll",
 ]

@@ -20,29 +20,18 @@ make no step.
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from transformer_xl.config import (
-    EvalConfig,
-    ModelConfig,
-    NotNegative,
-    Positive,
-    Share,
-    listed,
-    no_type_check,
-    require,
-    warn_deprecated,
-)
-from transformer_xl.data import in_completion
+from transformer_xl.config import EvalConfig, NotNegative, Positive, Share, no_type_check, require
 from transformer_xl.errors import InputError
 from transformer_xl.inference.evaluate.strategies import InSegments, in_order
-from transformer_xl.inference.evaluate.streams import Losses, Passage, as_text, completed_targets
-from transformer_xl.model import CompactTransformerXL, LanguageModel, Lengths, Text, as_tokens, read
+from transformer_xl.inference.evaluate.streams import Losses, Passage, as_text
+from transformer_xl.model import CompactTransformerXL, LanguageModel, Lengths, Text, read
 
 DEFAULT_LR = {"rms": 1e-4, "sgd": 0.01}
 """Default learning rates."""
@@ -54,9 +43,11 @@ Squares = dict[str, Tensor]
 @no_type_check
 @dataclass(frozen=True, kw_only=True)
 class Dynamic(InSegments):
-    """Dynamic evaluation in one stream with memory (:class:`DynamicEvaluation`).
+    """Dynamic evaluation in one stream with memory.
 
-    The memory is not recomputed after a step.
+    A copy of the model learns; the original is not modified. There is only one stream, as in the
+    paper: with a batch, each part would be scored by weights that have seen later parts of the
+    text, and there would be fewer steps. The memory is not recomputed after a step.
 
     Raises:
         ValueError: A number is out of range, or ``rms`` lacks ``squares``.
@@ -87,10 +78,24 @@ class Dynamic(InSegments):
 
     def losses(self, model: LanguageModel, passage: Passage, lengths: Lengths) -> Iterator[Losses]:
         """See :meth:`Strategy.losses`."""
-        learning = DynamicEvaluation(model, replace(self, mem_len=lengths.mem_len))
-        nll = learning.read(self.part_of(passage, lengths))
-        yield in_order(nll)
-        yield in_order(learning.finish(), len(nll))
+        model = _learning_copy(model)
+        updates = self._updates(model)
+        mems = model.start_memory(1, lengths.mem_len)
+        text = self.part_of(passage, lengths)
+        for start in range(0, len(text) - 1, lengths.segment_len):
+            stop = start + lengths.segment_len
+            tokens, counted = text[None, start : stop + 1], passage.counted
+            counted = None if counted is None else counted[start:stop]
+            # No step on an incomplete last segment, as nothing follows it.
+            learns = stop < len(text) and (counted is None or bool(counted.any()))
+            with torch.set_grad_enabled(learns):
+                (piece,) = read(model, tokens[:, :-1], lengths, mems, targets=tokens[:, 1:])
+                assert piece.nll is not None
+                if learns:
+                    _mean_loss(piece.nll, counted).backward()
+                    self._step(updates)
+            mems = piece.mems
+            yield in_order(piece.nll.detach()[0], start)
 
     def reported(self) -> dict[str, Any]:
         """See :meth:`Strategy.reported`."""
@@ -100,6 +105,44 @@ class Dynamic(InSegments):
             "dynamic_decay": self.decay,
             "dynamic_eps": self.eps if self.rule == "rms" else None,
         }
+
+    def _updates(self, model: LanguageModel) -> "list[_Update]":
+        """Prepare the updates of all weights, before the first one."""
+        weights, decay = dict(model.named_parameters()), self.decay
+        # Cloned, as the model is updated in place.
+        trained = [x.detach().clone() if decay else None for x in weights.values()]
+        if self.rule == "sgd":
+            return [(x, x0, 1.0, decay) for x, x0 in zip(weights.values(), trained, strict=True)]
+        squares = self.squares or {}
+        shapes, others = ({n: x.shape for n, x in each.items()} for each in (weights, squares))
+        if shapes != others:
+            raise InputError(
+                "the squares of gradients are those of a model with other weights: gather them "
+                "anew with gradient_squares"
+            )
+        sizes = [squares[name].to(x.device).sqrt() for name, x in weights.items()]
+        total = sum(float(size.sum(dtype=torch.float64)) for size in sizes)
+        # Without any gradient nothing is updated, so any divisor will do.
+        mean = total / sum(size.numel() for size in sizes) or 1.0
+        return [
+            (x, x0, size + self.eps * mean, (size * decay / mean).clamp(max=1.0))
+            for x, x0, size in zip(weights.values(), trained, sizes, strict=True)
+        ]
+
+    @torch.no_grad()
+    def _step(self, updates: "list[_Update]") -> None:
+        for weight, trained, divisor, back in updates:
+            if weight.grad is None:
+                continue
+            step = -self.lr * weight.grad / divisor
+            weight += step if trained is None else step + back * (trained - weight)
+            weight.grad = None
+        # Autocast caches converted weights, and does not notice in-place updates.
+        torch.clear_autocast_cache()
+
+
+_Update = tuple[Tensor, Tensor | None, Tensor | float, Tensor | float]
+"""A weight, its trained values (None without decay), the divisor of its gradient, its decay."""
 
 
 def plan_dynamic(
@@ -131,93 +174,6 @@ def plan_dynamic(
     return Dynamic(rule=rule, squares=squares, max_steps=settings.max_steps, **rates, **lengths)
 
 
-class DynamicEvaluation:
-    """Scores one text, given in pieces of any length, with a gradient step after each segment.
-
-    A segment is computed once it is complete, and boundaries do not depend on the pieces, so
-    neither do the results, bit for bit. The model is copied; the original is not modified.
-
-    There is only one stream, as in the paper: with a batch, each part would be scored by weights
-    that have seen later parts of the text, and there would be fewer steps.
-
-    Args:
-        model: The trained model.
-        settings: The update rule, and the lengths with which the text is read. ``max_steps`` is
-            ignored.
-        deprecated: Lengths, which are now attributes of the settings.
-
-    Raises:
-        ValueError: A length has no effect in the model; the model is quantized; ``squares`` are
-            those of another model.
-    """
-
-    def __init__(self, model: LanguageModel, settings: Dynamic, **deprecated: Any) -> None:
-        if deprecated:
-            old = listed(deprecated)
-            call = "DynamicEvaluation(model, "
-            warn_deprecated(f"{call}settings, {old}) is deprecated: use {call}Dynamic(..., {old}))")
-            settings = replace(settings, **deprecated)
-        self._lengths = settings.lengths(model.config)
-        self.settings, self.segment_len = settings, self._lengths.segment_len
-        self.model = _learning_copy(model)
-        self._updates = _updates(self.model, settings)
-        self._mems = self.model.start_memory(1, self._lengths.mem_len)
-        self._waiting = torch.empty(0, dtype=torch.int64)
-        self._is_completing = False
-
-    def read(self, ids: Text) -> Float[Tensor, " scored"]:
-        """Read another piece of the text; return -log p, in nats, of the completed segments.
-
-        Raises:
-            ValueError: A token is outside the vocabulary.
-        """
-        self._waiting = torch.cat([self._waiting, as_tokens(ids, self.model.config)])
-        losses = [torch.empty(0, device=self.model.device)]
-        # The last target of a segment is the first token of the next one.
-        while len(self._waiting) > self.segment_len:
-            losses.append(self._segment(self._waiting[: self.segment_len + 1], learn=True))
-            self._waiting = self._waiting[self.segment_len :]
-        return torch.cat(losses)
-
-    def finish(self) -> Float[Tensor, " scored"]:
-        """Score the incomplete last segment and reset the memory, for another text.
-
-        The adapted weights are kept.
-        """
-        rest, self._waiting = self._waiting, self._waiting[:0]
-        nll = torch.empty(0, device=self.model.device)
-        if len(rest) > 1:
-            nll = self._segment(rest, learn=False)
-        self._mems, self._is_completing = self.model.start_memory(1, self._lengths.mem_len), False
-        return nll
-
-    def _segment(self, tokens: Tensor, *, learn: bool) -> Tensor:
-        inputs, targets, counted = tokens[None, :-1], tokens[None, 1:], None
-        if self.model.config.completion_at is not None:
-            completed = in_completion(tokens[:-1].numpy(), self.model.config, self._is_completing)
-            counted, self._is_completing = torch.from_numpy(completed), bool(completed[-1])
-            learn = learn and bool(counted.any())
-        with torch.set_grad_enabled(learn):
-            (piece,) = read(self.model, inputs, self._lengths, self._mems, targets=targets)
-            assert piece.nll is not None
-            if learn:
-                _mean_loss(piece.nll, counted).backward()
-                self._learn()
-        self._mems = piece.mems
-        return piece.nll.detach()[0]
-
-    @torch.no_grad()
-    def _learn(self) -> None:
-        for weight, trained, divisor, back in self._updates:
-            if weight.grad is None:
-                continue
-            step = -self.settings.lr * weight.grad / divisor
-            weight += step if trained is None else step + back * (trained - weight)
-            weight.grad = None
-        # Autocast caches converted weights, and does not notice in-place updates.
-        torch.clear_autocast_cache()
-
-
 def gradient_squares(model: LanguageModel, ids: Text, **lengths: Any) -> Squares:
     """Return the mean squared gradients of each weight over segments of a training text.
 
@@ -229,42 +185,31 @@ def gradient_squares(model: LanguageModel, ids: Text, **lengths: Any) -> Squares
             completion where the model has a ``completion_at``.
     """
     read_with = Lengths.of(model.config, **lengths, ext_len=0)
-    text, counted = segments_to_learn(ids, model.config, read_with.segment_len)
+    text, segment_len = as_text(ids, model.config), read_with.segment_len
+    n = (len(text) - 1) // segment_len * segment_len
+    if not n:
+        raise InputError(
+            f"{len(text)} tokens of training text are less than a segment of {segment_len} tokens "
+            "and the one after it: give more (dynamic_tokens), or shorten the segments"
+        )
+    text = text[: n + 1]
+    completed = Passage.of(text, model.config).counted
     model = _learning_copy(model)
     sums = {name: torch.zeros_like(weight) for name, weight in model.named_parameters()}
     n_segments = 0
     with torch.enable_grad():
         for piece in read(model, text[None, :-1], read_with, targets=text[None, 1:]):
             assert piece.nll is not None
-            counts = None if counted is None else counted[piece.start :][: read_with.segment_len]
-            if counts is not None and not counts.any():
+            counted = None if completed is None else completed[piece.start :][:segment_len]
+            if counted is not None and not counted.any():
                 continue
             n_segments += 1
-            _mean_loss(piece.nll, counts).backward()
+            _mean_loss(piece.nll, counted).backward()
             for name, weight in model.named_parameters():
                 if weight.grad is not None:
                     sums[name] += weight.grad.detach() ** 2
                     weight.grad = None
     return {name: total / n_segments for name, total in sums.items()}
-
-
-def segments_to_learn(
-    ids: Text, config: ModelConfig, segment_len: int
-) -> tuple[Int[Tensor, " read"], Bool[Tensor, " predicted"] | None]:
-    """Return the whole segments of a training text, and which targets are completions.
-
-    Raises:
-        ValueError: As in :func:`gradient_squares`.
-    """
-    text = as_text(ids, config)
-    n_segments = (len(text) - 1) // segment_len
-    if not n_segments:
-        raise InputError(
-            f"{len(text)} tokens of training text are less than a segment of {segment_len} tokens "
-            "and the one after it: give more (dynamic_tokens), or shorten the segments"
-        )
-    text = text[: n_segments * segment_len + 1]
-    return text, completed_targets(text, config)
 
 
 def _mean_loss(nll: Float[Tensor, "1 T"], counted: Bool[Tensor, " T"] | None) -> Tensor:
@@ -277,30 +222,3 @@ def _learning_copy(model: LanguageModel) -> LanguageModel:
     learning = copy.deepcopy(model).eval().requires_grad_(True)
     learning.zero_grad(set_to_none=True)
     return learning
-
-
-_Update = tuple[Tensor, Tensor | None, Tensor | float, Tensor | float]
-"""A weight, its trained values (None without decay), the divisor of its gradient, its decay."""
-
-
-def _updates(model: LanguageModel, settings: Dynamic) -> list[_Update]:
-    """Prepare the updates of all weights, before the first one."""
-    weights, decay = dict(model.named_parameters()), settings.decay
-    # Cloned, as the model is updated in place.
-    trained = [x.detach().clone() if decay else None for x in weights.values()]
-    if settings.rule == "sgd":
-        return [(x, x0, 1.0, decay) for x, x0 in zip(weights.values(), trained, strict=True)]
-    squares = settings.squares or {}
-    if {name: x.shape for name, x in weights.items()} != {n: x.shape for n, x in squares.items()}:
-        raise InputError(
-            "the squares of gradients are those of a model with other weights: gather them anew "
-            "with gradient_squares"
-        )
-    sizes = [squares[name].to(x.device).sqrt() for name, x in weights.items()]
-    total = sum(float(size.sum(dtype=torch.float64)) for size in sizes)
-    # Without any gradient nothing is updated, so any divisor will do.
-    mean = total / sum(size.numel() for size in sizes) or 1.0
-    return [
-        (x, x0, size + settings.eps * mean, (size * decay / mean).clamp(max=1.0))
-        for x, x0, size in zip(weights.values(), trained, sizes, strict=True)
-    ]

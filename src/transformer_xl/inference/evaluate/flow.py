@@ -3,25 +3,24 @@
 import codecs
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from transformer_xl.data import Vocab, split_point
-from transformer_xl.inference.answers import losses_each
-from transformer_xl.inference.evaluate.measuring import token_bytes_in
+from transformer_xl.inference.answers import losses
+from transformer_xl.inference.evaluate.measuring import bytes_of, token_bytes_in
 from transformer_xl.model import Reader
 
 Unit = Literal["token", "line"]
-Scored = tuple[int, float | None]
-"""A token and its log-probability, in nats; None for the first token of the stream."""
 
 LONGEST = 1 << 16
-"""Maximum bytes of a line, or characters without a split point; longer ones are split anyway."""
-# Of so many lines, those of similar lengths are read in batches.
-_LINES_AT_ONCE, _BATCH_SIZE = 256, 32
+"""Maximum characters of a piece; a line, or a text without a split point, is split there."""
+_LINES_AT_ONCE = 256
+"""Of so many lines, those of similar lengths are read in batches."""
 
 
 class Piece(NamedTuple):
@@ -29,249 +28,141 @@ class Piece(NamedTuple):
 
     text: str
     ids: list[int]
-    ends_line: bool
-    """Whether it ends with a line break."""
+    line: int
+    """Number of the line, from 1, in which it begins."""
     unknown: Counter[str]
     """Characters or words outside the vocabulary: left out, or read as ``<unk>``."""
-    line: int
-    """Number of the line, from 1, in which it begins, or in which the first unknown symbol is."""
 
 
-class Cutter:
-    """Splits a stream of bytes into pieces and tokenizes them, independently of the blocks.
+Scored = tuple[Piece, list[float | None]]
+"""A piece and the log-probabilities of its tokens, in nats; None for the first of a text."""
+
+
+def pieces_of(vocab: Vocab, blocks: Iterable[bytes], by: Unit) -> Iterator[Piece | None]:
+    """Split a stream of bytes into pieces and tokenize them, independently of the blocks.
 
     By ``line``, each line is a piece. By ``token``, the tokens are those of the whole text: it is
     split where tokenization is final, and for imported vocabularies at line breaks.
+
+    Args:
+        vocab: The vocabulary.
+        blocks: The input; an empty block means that no more is available at the moment.
+        by: How the text is split.
+
+    Returns:
+        The pieces, and None where no more input is available.
     """
-
-    def __init__(self, vocab: Vocab, by: Unit) -> None:
-        self._vocab, self._by = vocab, by
-        # The buffered input: bytes for lines, characters for tokens.
-        self._bytes, self._text = b"", ""
-        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-        self._n_lines = 0
-
-    def push(self, block: bytes) -> Iterator[Piece]:
-        """Add a block; yield the completed pieces."""
-        return self._lines(block) if self._by == "line" else self._parts(block)
-
-    def flush(self) -> Iterator[Piece]:
-        """Yield the rest, at the end of the text."""
-        cut = self._lines if self._by == "line" else self._parts
-        return cut(b"", is_over=True)
-
-    def _lines(self, block: bytes, *, is_over: bool = False) -> Iterator[Piece]:
-        # The buffer is sliced once and not for each line.
-        waiting, self._bytes, start = self._bytes + block, b"", 0
-        while start < len(waiting):
-            stop = waiting.find(b"\n", start, start + LONGEST) + 1
-            ends_line = stop > 0
-            if not ends_line:
-                if len(waiting) - start > LONGEST:
-                    stop = _character_end(waiting, start, start + LONGEST)
-                elif is_over:
-                    stop = len(waiting)
-                else:
-                    break
-            yield self._piece(waiting[start:stop].decode("utf-8", "surrogateescape"), ends_line)
-            start = stop
-        self._bytes = waiting[start:]
-
-    def _parts(self, block: bytes, *, is_over: bool = False) -> Iterator[Piece]:
-        self._text += self._decoder.decode(block, final=is_over)
-        while self._text:
-            text, kind = self._text[:LONGEST], self._vocab.kind
-            if is_over and len(self._text) <= LONGEST:
-                cut = len(text)
-            elif kind == "imported":
-                cut = text.rfind("\n") + 1
-            else:
-                cut = split_point(kind, text)
-            if not cut and len(text) < LONGEST:
-                return
-            cut = cut or LONGEST
-            self._text = self._text[cut:]
-            yield self._piece(text[:cut], ends_line=False)
-
-    def _piece(self, text: str, ends_line: bool) -> Piece:
-        number = self._n_lines + 1
-        self._n_lines += text.count("\n")
-        ids, unknown = self._vocab.encode_known(text)
-        if unknown:
-            number += self._vocab.first_unknown_line(text) - 1
-        return Piece(text, ids, ends_line, unknown, number)
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+    waiting, line = "", 1
+    for block in chain(blocks, [None]):
+        waiting += decoder.decode(block or b"", final=block is None)
+        *texts, waiting = _split(vocab, waiting, by)
+        for text in texts if block is not None else [*texts, *[waiting] * bool(waiting)]:
+            ids, unknown = vocab.encode_known(text)
+            yield Piece(text, ids, line, unknown)
+            line += text.count("\n")
+        if block == b"":
+            yield None
 
 
-class Flow:
-    """Passes tokens to a reader: complete segments, or all available tokens if the input pauses."""
-
-    def __init__(self, reader: Reader) -> None:
-        self.reader = reader
-        self._waiting: deque[int] = deque()
-        # If results depend on the segmentation, an incomplete segment has to wait.
-        self._may_read_early = not reader.model.depends_on_segments
-
-    def scores(
-        self,
-        blocks: Iterable[bytes],
-        cutter: Cutter,
-        see: Callable[[Piece], object] = lambda piece: None,
-    ) -> Iterator[list[Scored]]:
-        """Yield tokens with their scores, in the groups in which they are computed.
-
-        Args:
-            blocks: The input; an empty block means that no more is available at the moment.
-            cutter: Splits and tokenizes it.
-            see: Called with each piece before its tokens are yielded.
-
-        Raises:
-            OSError: The input failed; raised after the scores of what was read.
-        """
-        failure = None
-        try:
-            for block in blocks:
-                yield from self._segments(cutter.push(block), see)
-                if not block:
-                    yield from self._read(takes_all=self._may_read_early)
-                    yield []
-        except OSError as error:
-            failure = error
-        yield from self._segments(cutter.flush(), see)
-        yield from self._read(takes_all=True)
-        yield []
-        if failure is not None:
-            raise failure
-
-    def _segments(
-        self, pieces: Iterable[Piece], see: Callable[[Piece], object]
-    ) -> Iterator[list[Scored]]:
-        for piece in pieces:
-            see(piece)
-            self._add(piece.ids)
-            yield from self._read(takes_all=False)
-
-    def _add(self, ids: list[int]) -> None:
-        self._waiting.extend(ids)
-
-    def _read(self, *, takes_all: bool) -> Iterator[list[Scored]]:
-        while self._waiting and (takes_all or len(self._waiting) >= self.reader.remaining):
-            n = min(self.reader.remaining, len(self._waiting))
-            tokens = [self._waiting.popleft() for _ in range(n)]
-            yield list(zip(tokens, self.reader.read(tokens), strict=True))
+def _split(vocab: Vocab, text: str, by: Unit) -> Iterator[str]:
+    """Split the beginning of a text; yield its pieces, and last what has to wait for more."""
+    start = 0
+    while start < len(text):
+        stop = start + LONGEST
+        if by == "line":
+            end = text.find("\n", start, stop) + 1
+        elif vocab.kind == "imported":
+            end = text.rfind("\n", start, stop) + 1
+        else:
+            end = start + split_point(vocab.kind, text[start:stop])
+        if end <= start:
+            if len(text) < stop:
+                break
+            end = stop
+        yield text[start:end]
+        start = end
+    yield text[start:]
 
 
-class LineFlow(Flow):
-    """Scores each piece as a text of its own, several at once, and yields them in their order."""
+def scores(reader: Reader, pieces: Iterable[Piece | None]) -> Iterator[Scored]:
+    """Score the pieces of one text, each as soon as its tokens are read.
 
-    def __init__(self, reader: Reader) -> None:
-        super().__init__(reader)
-        self._may_read_early = True
-        self._lines: deque[list[int]] = deque()
-
-    def _add(self, ids: list[int]) -> None:
-        self._lines.append(ids)
-
-    def _read(self, *, takes_all: bool) -> Iterator[list[Scored]]:
-        while self._lines and (takes_all or len(self._lines) >= _LINES_AT_ONCE):
-            n = min(_LINES_AT_ONCE, len(self._lines))
-            lines = [self._lines.popleft() for _ in range(n)]
-            scores: list[list[float | None]] = [[None] * len(line[:1]) for line in lines]
-            # A line of one token is predicted from nothing.
-            longer = [n for n, line in enumerate(lines) if len(line) > 1]
-            texts, lengths = [lines[n] for n in longer], self.reader.lengths
-            for row, nll in losses_each(self.reader.model, texts, lengths, _BATCH_SIZE):
-                scores[longer[row]] += (-nll).tolist()
-            for line, scores_of_line in zip(lines, scores, strict=True):
-                yield list(zip(line, scores_of_line, strict=True))
+    Tokens are read in complete segments, or all that are available where the input pauses.
+    """
+    unread, log_probs, waiting = deque[int](), deque[float | None](), deque[Piece]()
+    # If results depend on the segmentation, an incomplete segment has to wait.
+    reads_early = not reader.model.depends_on_segments
+    for piece, is_over in chain(((x, False) for x in pieces), [(None, True)]):
+        if piece is not None:
+            waiting.append(piece)
+            unread.extend(piece.ids)
+        takes_all = is_over or (piece is None and reads_early)
+        while unread and (takes_all or len(unread) >= reader.remaining):
+            n = min(reader.remaining, len(unread))
+            log_probs.extend(reader.read([unread.popleft() for _ in range(n)]))
+        while waiting and len(waiting[0].ids) <= len(log_probs):
+            ready = waiting.popleft()
+            yield ready, [log_probs.popleft() for _ in ready.ids]
 
 
-@dataclass
+def separate_scores(reader: Reader, pieces: Iterable[Piece | None]) -> Iterator[Scored]:
+    """Score each piece as a text of its own, several at once, in their order."""
+    waiting: list[Piece] = []
+    for piece in chain(pieces, [None]):
+        if piece is not None:
+            waiting.append(piece)
+        if waiting and (piece is None or len(waiting) == _LINES_AT_ONCE):
+            # A piece of one token is predicted from nothing.
+            longer = [n for n, x in enumerate(waiting) if len(x.ids) > 1]
+            texts = [waiting[n].ids for n in longer]
+            nll = losses(reader.model, texts, reader.lengths, batch_size=32) if texts else []
+            log_probs: list[list[float | None]] = [[None] * len(x.ids[:1]) for x in waiting]
+            for n, of_text in zip(longer, nll, strict=True):
+                log_probs[n] += (-of_text).tolist()
+            yield from zip(waiting, log_probs, strict=True)
+            waiting = []
+
+
+@dataclass(frozen=True)
 class Sums:
-    """Accumulated losses of a text or a line."""
+    """Accumulated losses of a line or a text."""
 
+    n_tokens: int = 0
+    """Tokens with and without a log-probability."""
     n_predicted: int = 0
     nll_sum: float = 0.0
     """Of -log p, in nats."""
     n_bytes: float | None = 0
-    """None once the bytes of a token are unknown."""
+    """Bytes of the predicted tokens; None if those of one are unknown."""
 
-    def add(self, log_prob: float | None, n_bytes: float) -> None:
-        """Add a token with its bytes, 0 if unknown; a token without log-probability is ignored."""
-        if log_prob is not None:
-            self.n_predicted += 1
-            self.nll_sum -= log_prob
-            self.n_bytes = self.n_bytes + n_bytes if self.n_bytes is not None and n_bytes else None
+    @classmethod
+    def of(cls, vocab: Vocab, piece: Piece, log_probs: Sequence[float | None]) -> "Sums":
+        """Return the sums of a piece."""
+        n_bytes = len(piece.text.encode("utf-8", "surrogateescape"))
+        sizes = token_bytes_in(vocab, piece.ids, n_bytes)
+        pairs = zip(piece.ids, log_probs, strict=True)
+        known = [(token, log_prob) for token, log_prob in pairs if log_prob is not None]
+        tokens = np.array([token for token, _ in known], np.int64)
+        nll_sum = sum((-log_prob for _, log_prob in known), 0.0)
+        return cls(len(log_probs), len(known), nll_sum, bytes_of(sizes, tokens))
 
-    @property
-    def nll(self) -> float | None:
-        """Mean of -log p per token, in nats; None without tokens."""
-        return self.nll_sum / self.n_predicted if self.n_predicted else None
+    def __add__(self, other: "Sums") -> "Sums":
+        known = self.n_bytes is not None and other.n_bytes is not None
+        return Sums(
+            self.n_tokens + other.n_tokens,
+            self.n_predicted + other.n_predicted,
+            self.nll_sum + other.nll_sum,
+            self.n_bytes + other.n_bytes if known else None,
+        )
 
     def figures(self) -> dict[str, float | None]:
         """Return the metrics by the names of the glossary; a mean of nothing is None."""
         n, bits = self.n_predicted, self.nll_sum / math.log(2)
         return {
             "tokens": n,
-            "nll": self.nll,
+            "nll": self.nll_sum / n if n else None,
             "nll_sum": self.nll_sum,
             "bits_per_token": bits / n if n else None,
             "bits_per_byte": bits / self.n_bytes if self.n_bytes else None,
         }
-
-
-@dataclass
-class _Line:
-    number: int
-    piece: Piece
-    token_bytes: np.ndarray | None
-    left: int
-    sums: Sums = field(default_factory=Sums)
-
-
-class LineSums:
-    """Aggregates the scores of tokens by line."""
-
-    def __init__(self, vocab: Vocab) -> None:
-        self._vocab = vocab
-        self._open: deque[_Line] = deque()
-        self._number = 1
-        self.n_lines, self.total = 0, Sums()
-
-    def push(self, piece: Piece) -> None:
-        """Add a line, before the scores of its tokens."""
-        n_bytes = len(piece.text.encode("utf-8", "surrogateescape"))
-        token_bytes = token_bytes_in(self._vocab, piece.ids, n_bytes)
-        self._open.append(_Line(self._number, piece, token_bytes, len(piece.ids)))
-        self._number += piece.ends_line
-
-    def add(self, scored: Iterable[Scored]) -> Iterator[dict[str, Any]]:
-        """Add the scores of the next tokens; yield the completed lines."""
-        for token, log_prob in scored:
-            yield from self._completed()
-            line = self._open[0]
-            n_bytes = 0 if line.token_bytes is None else line.token_bytes[token].item()
-            for sums in (line.sums, self.total):
-                sums.add(log_prob, n_bytes)
-            line.left -= 1
-        yield from self._completed()
-
-    def _completed(self) -> Iterator[dict[str, Any]]:
-        while self._open and not self._open[0].left:
-            line = self._open.popleft()
-            self.n_lines += 1
-            text = line.piece.text.removesuffix("\n")
-            yield {
-                "line": line.number,
-                # JSON cannot hold invalid UTF-8.
-                "text": text.encode("utf-8", "surrogateescape").decode("utf-8", "replace"),
-                **line.sums.figures(),
-                "unknown": line.piece.unknown.total(),
-            }
-
-
-def _character_end(data: bytes, start: int, stop: int) -> int:
-    """Return the last boundary of a UTF-8 character up to ``stop``."""
-    for place in range(stop, max(stop - 4, start), -1):
-        if data[place] & 0xC0 != 0x80:
-            return place
-    return stop

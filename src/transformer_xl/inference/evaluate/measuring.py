@@ -11,18 +11,17 @@ import torch
 from jaxtyping import Integer, Real
 from torch import Tensor
 
-from transformer_xl.config import EvalConfig, listed, warn_deprecated
+from transformer_xl.config import EvalConfig
 from transformer_xl.data import Recordings, Vocab
 from transformer_xl.errors import InputError
 from transformer_xl.inference.evaluate.dynamic import Dynamic
-from transformer_xl.inference.evaluate.old_keywords import strategy_from
 from transformer_xl.inference.evaluate.strategies import (
     SlidingWindow,
     Strategy,
     WithMemory,
     WithNeighbours,
 )
-from transformer_xl.inference.evaluate.streams import Passage, as_text, places_read
+from transformer_xl.inference.evaluate.streams import Passage
 from transformer_xl.model import (
     LanguageModel,
     Text,
@@ -93,7 +92,7 @@ def evaluate(
     *,
     token_bytes: Real[np.ndarray, " V"] | None = None,
     per_character: bool = False,
-    **deprecated: Any,
+    **with_memory: Any,
 ) -> Result:
     """Evaluate a model on a text, predicting every token but the first once.
 
@@ -110,13 +109,13 @@ def evaluate(
         token_bytes: The bytes of text of each token, for ``bits_per_byte``; 0: unknown, as of
             ``<unk>``. :func:`token_bytes_in` computes them.
         per_character: Whether the tokens are characters, for ``bpc``.
-        deprecated: Settings of a strategy, which take the place of ``how``.
+        with_memory: Settings of :class:`WithMemory`, in place of ``how``: ``mem_len=1024``.
 
     Returns:
         The metrics, and the settings with which they were measured.
 
     Raises:
-        TypeError: There is no such keyword argument, or there are ``how`` and deprecated ones.
+        TypeError: There is no such setting, or there are both ``how`` and settings.
         ValueError: The text has fewer than two tokens, or one outside the vocabulary; a length
             has no effect in the model.
 
@@ -127,31 +126,25 @@ def evaluate(
         18
     """
     config = require_model(model).config
-    if deprecated:
-        if how is not None:
-            raise TypeError(f"evaluate() got how and {listed(deprecated)}: give all of them in how")
-        how, message = strategy_from(deprecated)
-        warn_deprecated(message)
-    how = WithMemory() if how is None else how
+    if how is not None and with_memory:
+        raise TypeError(f"evaluate() got how and {', '.join(with_memory)}: give all of them in how")
+    how = WithMemory(**with_memory) if how is None else how
     if not isinstance(how, Strategy):
         raise InputError(
             f"how={shown(how)} must be WithMemory(...), SlidingWindow(...), Dynamic(...) or "
             "WithNeighbours(...)"
         )
     lengths = how.lengths(config)
-    if isinstance(ids, Recordings):
-        source = ids
+    is_text = not isinstance(ids, Recordings)
+    if not is_text and (token_bytes is not None or not isinstance(how, WithMemory)):
         wrong = "token_bytes" if token_bytes is not None else type(how).__name__
-        if token_bytes is not None or not isinstance(how, WithMemory):
-            raise InputError(f"{wrong} is for text: leave it out where recordings are evaluated")
-    else:
-        source = as_text(ids, config)
+        raise InputError(f"{wrong} is for text: leave it out where recordings are evaluated")
     if token_bytes is not None and np.shape(token_bytes) != (config.vocab_size,):
         raise InputError(
             f"token_bytes of shape {np.shape(token_bytes)} must be a number for each of the "
             f"{config.vocab_size} symbols"
         )
-    passage = Passage.of(source, config)
+    passage = Passage.of(ids, config)
     n = len(passage.targets)
     # Unless it starts with zeros, a memory is never longer than the text: no more is allocated.
     longest = lengths.mem_len if config.start_memory == "zeros" else min(lengths.mem_len, n)
@@ -163,13 +156,6 @@ def evaluate(
         {"mem_len": longest, "batch_size": rows},
         "shorten the memory, or lower the batch size",
     )
-    if how.max_steps is not None and passage.counted is not None:
-        read = places_read(
-            n, batch_size=rows, segment_len=lengths.segment_len, max_steps=how.max_steps
-        )
-        if not passage.counted[read].any():
-            what = "target" if passage.text is None else "completion"
-            raise InputError(f"max_steps={how.max_steps} reads no {what}: give a larger one")
     # Accumulated on the device, which is synchronized once at the end.
     nats, n_read, n_counted = torch.zeros((), dtype=torch.float64, device=model.device), 0, 0
     counted: list[Tensor] = []
@@ -184,7 +170,9 @@ def evaluate(
                 counted.append(places[is_counted])
     total = float(nats)
     seconds = time.perf_counter() - began
-
+    if not n_counted:
+        what = "completion" if is_text else "target"
+        raise InputError(f"max_steps={how.max_steps} reads no {what}: give a larger one")
     mean = total / n_counted
     bits, n_bytes = mean / math.log(2), None
     if token_bytes is not None:
@@ -197,7 +185,7 @@ def evaluate(
         bits_per_byte=None if n_bytes is None else bits * n_counted / n_bytes,
         tokens=n_counted,
         **lengths._asdict(),
-        batch_size=min(how.batch_size, n),
+        batch_size=rows,
         seconds=seconds,
         tokens_per_second=n_read / seconds,
         **how.reported(),

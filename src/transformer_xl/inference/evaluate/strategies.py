@@ -13,10 +13,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transformer_xl.config import KnnConfig, Length, ModelConfig, Range, check, no_type_check
-from transformer_xl.inference.evaluate.streams import Losses, Passage, read_parts, window_nll
-from transformer_xl.inference.knn import knn_nll
-from transformer_xl.model import SEGMENT_LEN, LanguageModel, Lengths
+from transformer_xl.inference.evaluate.streams import Losses, Passage, read_parts
+from transformer_xl.inference.knn import Past
+from transformer_xl.model import SEGMENT_LEN, LanguageModel, Lengths, read
 
+_ROWS = 256
+"""Positions that search the past at once."""
 AtLeastOne = Annotated[int, Range(ge=1)]
 
 
@@ -106,8 +108,7 @@ class WithMemory(InSegments):
 
     def losses(self, model: LanguageModel, passage: Passage, lengths: Lengths) -> Iterator[Losses]:
         """See :meth:`Strategy.losses`."""
-        sizes: Any = {"batch_size": self.batch_size, "max_steps": self.max_steps}
-        yield from read_parts(model, passage, lengths=lengths, **sizes)
+        return read_parts(model, passage, lengths, self.batch_size, self.max_steps)
 
 
 @no_type_check
@@ -131,8 +132,18 @@ class WithNeighbours(InSegments):
 
     def losses(self, model: LanguageModel, passage: Passage, lengths: Lengths) -> Iterator[Losses]:
         """See :meth:`Strategy.losses`."""
-        text = self.part_of(passage, lengths)
-        yield in_order(torch.cat([*knn_nll(model, text, lengths, self.knn)]))
+        text, past, start = self.part_of(passage, lengths), Past(self.knn, model.config.reset_at), 0
+        mems = model.keep(model.start_memory(1, lengths.mem_len))
+        for piece in read(model, text[None, :-1], lengths, mems, targets=text[None, 1:]):
+            assert piece.nll is not None
+            T = piece.nll.shape[1]
+            # With ext_len, the first columns were read before.
+            hidden, targets = piece.hidden[0, -T:], text[piece.start + 1 : piece.start + 1 + T]
+            # In parts, as the scores of all past positions are held.
+            rows = piece.nll[0], hidden, targets.to(hidden.device)
+            for part in zip(*(x.split(_ROWS) for x in rows), strict=True):
+                yield in_order(past.mixed_nll(*part), start)
+                start += len(part[0])
 
     def reported(self) -> dict[str, Any]:
         """See :meth:`Strategy.reported`."""
@@ -142,7 +153,10 @@ class WithNeighbours(InSegments):
 @no_type_check
 @dataclass(frozen=True, kw_only=True)
 class SlidingWindow(Strategy):
-    """Evaluation by sliding windows, without memory (:func:`window_nll`).
+    """Evaluation by sliding windows, without memory (Al-Rfou et al., 2018).
+
+    Each token is predicted from the ``window`` tokens before it, read anew: the baseline of Table
+    9 of the paper.
 
     Raises:
         ValueError: A value is out of range.
@@ -153,7 +167,7 @@ class SlidingWindow(Strategy):
     """
 
     window: AtLeastOne
-    """Each token is predicted from this many tokens before it, read anew."""
+    """Length of a window in tokens."""
     batch_size: AtLeastOne = 1
     """Number of windows in a batch."""
 
@@ -164,10 +178,21 @@ class SlidingWindow(Strategy):
 
     def losses(self, model: LanguageModel, passage: Passage, lengths: Lengths) -> Iterator[Losses]:
         """See :meth:`Strategy.losses`."""
-        assert passage.text is not None
-        reach: Any = {"attn_len": self.attn_len, "clamp_len": self.clamp_len}
-        sizes: Any = {"batch_size": self.batch_size}
-        yield in_order(window_nll(model, passage.text, self.window, **sizes, **reach))
+        text, window = passage.text, self.window
+        assert text is not None
+        n = len(text) - 1
+        # The first tokens have shorter windows, read one by one.
+        for i in range(1, min(window, n + 1)):
+            (piece,) = read(model, text[None, :i], lengths, targets=text[None, i : i + 1])
+            assert piece.nll is not None
+            yield in_order(piece.nll[:, 0], i - 1)
+        # The softmax is computed for the last position of a window only.
+        windows = text[:-1].unfold(0, window, 1) if window <= n else text[:0]
+        for i in range(0, len(windows), self.batch_size):
+            rows = slice(i, i + self.batch_size)
+            (piece,) = read(model, windows[rows], lengths, targets=text[window:, None][rows])
+            assert piece.nll is not None
+            yield in_order(piece.nll[:, 0], window - 1 + i)
 
     def reported(self) -> dict[str, Any]:
         """See :meth:`Strategy.reported`."""

@@ -1,8 +1,4 @@
-"""Losses of the tokens of a text: with memory, or by sliding windows.
-
-With a sliding window (Al-Rfou et al., 2018), each token is predicted from the ``window`` tokens
-before it, read anew: the baseline of Table 9 of the paper.
-"""
+"""Losses of the tokens of a text, read with memory."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
@@ -44,25 +40,6 @@ def as_text(ids: Any, config: ModelConfig) -> Int[Tensor, " length"]:
     return text
 
 
-def completed_targets(
-    text: Int[Tensor, " length"], config: ModelConfig
-) -> Bool[Tensor, " predicted"] | None:
-    """Mark the tokens but the first that are completions; None without ``completion_at``.
-
-    Raises:
-        ValueError: There is none.
-    """
-    if config.completion_at is None:
-        return None
-    completed = in_completion(text[:-1].numpy(), config)
-    if not completed.any():
-        raise InputError(
-            f"the text has no completion: the token completion_at={config.completion_at} is not in "
-            "it; give prompts and completions as in training"
-        )
-    return torch.from_numpy(completed)
-
-
 _BLOCK = 1 << 16
 """Positions of recordings that are looked at together."""
 
@@ -81,22 +58,30 @@ class Passage(NamedTuple):
     """Where recordings begin. None: nowhere, but at ``reset_at``."""
 
     @classmethod
-    def of(cls, source: Int[Tensor, " length"] | Recordings, config: ModelConfig) -> "Passage":
+    def of(cls, source: Text | Recordings, config: ModelConfig) -> "Passage":
         """Return what is read of a text, all but its last token, or of recordings.
 
         Raises:
-            ValueError: Nothing counts, or the recordings do not fit the model.
+            ValueError: The text has fewer than two tokens, or one outside the vocabulary; nothing
+                counts; or the recordings do not fit the model.
         """
-        if isinstance(source, Tensor):
-            targets, completed = source[1:], completed_targets(source, config)
-            if completed is not None:
-                # No softmax is computed for the others.
-                targets = torch.where(completed, targets.long(), IGNORED)
-            return cls(source, source[:-1], targets, completed, None)
-        require_recordings(source, config)
-        inputs, targets, starts = source.at(slice(None))
-        counted = torch.from_numpy(source.counted())
-        return cls(None, inputs, targets, None if counted.all() else counted, starts)
+        if isinstance(source, Recordings):
+            require_recordings(source, config)
+            inputs, targets, starts = source.at(slice(None))
+            counted = torch.from_numpy(source.counted())
+            return cls(None, inputs, targets, None if counted.all() else counted, starts)
+        text = as_text(source, config)
+        inputs, targets = text[:-1], text[1:]
+        if config.completion_at is None:
+            return cls(text, inputs, targets, None, None)
+        completed = torch.from_numpy(in_completion(inputs.numpy(), config))
+        if not completed.any():
+            raise InputError(
+                f"the text has no completion: the token completion_at={config.completion_at} is "
+                "not in it; give prompts and completions as in training"
+            )
+        # No softmax is computed for the others.
+        return cls(text, inputs, torch.where(completed, targets.long(), IGNORED), completed, None)
 
     def is_counted(self, places: Int[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
         """Mark the indices of targets that count; -1 is none."""
@@ -133,7 +118,6 @@ Losses = tuple[Float[Tensor, "B T"], Int[Tensor, "B T"]]
 def read_parts(
     model: LanguageModel,
     passage: Passage,
-    *,
     lengths: Lengths,
     batch_size: int = 1,
     max_steps: int | None = None,
@@ -145,45 +129,27 @@ def read_parts(
     The caller sets the evaluation mode and disables gradients.
     """
     n = len(passage.targets)
-    starts, firsts, longest = _divided(n, min(batch_size, n))
+    n_parts = min(batch_size, n)
+    # Rounded up, so that no part is longer than the first.
+    edges = [-(-b * n // n_parts) for b in range(n_parts + 1)]
+    # Lengths differ by one token at most. A shorter part begins one token earlier, which is not
+    # counted, so that all end together: absolute positions are counted from the end.
+    longest = edges[1]
+    firsts = [end - longest for end in edges[1:]]
+    mems = _warm_memory(model, passage, firsts, lengths)
     if max_steps is not None:
         longest = min(longest, max_steps * lengths.segment_len)
-    mems = _warm_memory(model, passage, firsts, lengths)
     parts, targets = (
         [x[p : p + longest] for p in firsts] for x in (passage.inputs, passage.targets)
     )
-    begins = None
-    if passage.starts is not None:
-        begins = torch.stack([passage.starts[p : p + longest] for p in firsts])
-    first_read, first_counted = torch.tensor(firsts)[:, None], torch.tensor(starts)[:, None]
-    for piece in read(model, parts, lengths, mems, targets=targets, starts=begins):
+    starts = passage.starts
+    if starts is not None:
+        starts = torch.stack([starts[p : p + longest] for p in firsts])
+    first_read, first_counted = torch.tensor(firsts)[:, None], torch.tensor(edges[:-1])[:, None]
+    for piece in read(model, parts, lengths, mems, targets=targets, starts=starts):
         assert piece.nll is not None
         places = first_read + piece.start + torch.arange(piece.nll.shape[1])
         yield piece.nll, places.masked_fill(places < first_counted, -1)
-
-
-def places_read(
-    n: int, *, batch_size: int, segment_len: int, max_steps: int
-) -> Int[Tensor, " read"]:
-    """Return which of n predicted tokens :func:`read_parts` reads in so many steps, in order."""
-    starts, firsts, longest = _divided(n, batch_size)
-    most = min(longest, max_steps * segment_len)
-    return torch.cat([torch.arange(a, p + most) for a, p in zip(starts, firsts, strict=True)])
-
-
-def _divided(n: int, batch_size: int) -> tuple[list[int], list[int], int]:
-    """Divide n predicted tokens into parts.
-
-    Returns:
-        The first token to predict from, of each part; where the reading of it begins; and how many
-        tokens are read of each.
-    """
-    # Rounded up, so that no part is longer than the first.
-    starts = [-(-b * n // batch_size) for b in range(batch_size + 1)]
-    # Lengths differ by one token at most. A shorter part begins one token earlier, which is not
-    # counted, so that all end together: absolute positions are counted from the end.
-    longest = starts[1]
-    return starts[:-1], [end - longest for end in starts[1:]], longest
 
 
 def _warm_memory(
@@ -198,7 +164,7 @@ def _warm_memory(
     mems = model.keep(model.start_memory(len(others), mem_len))
     # Parts near the beginning may have less than a memory before them, and are padded.
     sizes = torch.tensor(others).clamp(max=mem_len)
-    before, begins = (
+    before, starts = (
         None
         if x is None
         else pad_sequence([x[max(p - mem_len, 0) : p] for p in others], batch_first=True)
@@ -208,7 +174,7 @@ def _warm_memory(
     padded = None if bool((sizes == sizes[0]).all()) else sizes
     # ext_len=0, so that all of it is kept in the memory.
     whole = lengths._replace(ext_len=0)
-    return join([first, read_all(model, before, whole, mems, sizes=padded, starts=begins)])
+    return join([first, read_all(model, before, whole, mems, sizes=padded, starts=starts)])
 
 
 def score(
@@ -234,46 +200,6 @@ def score(
 
 
 @torch.no_grad()
-def window_nll(
-    model: LanguageModel,
-    text: Int[Tensor, " length"],
-    window: int,
-    *,
-    batch_size: int = 1,
-    **reach: Any,
-) -> Float[Tensor, " predicted"]:
-    """Return -log p of every token but the first, each from its own sliding window.
-
-    Windows are batched, and the softmax is computed for the last position of each only. The first
-    tokens, with fewer than ``window`` before them, have shorter windows, read one by one.
-
-    Args:
-        model: The model, in evaluation mode.
-        text: The text, on the CPU.
-        window: Length of the window in tokens.
-        batch_size: Windows in a batch.
-        reach: ``attn_len`` and ``clamp_len``.
-    """
-    n = len(text) - 1
-    lengths = Lengths.of(model.config, segment_len=window, mem_len=0, ext_len=0, **reach)
-    losses = []
-
-    def predict(windows: Tensor, targets: Tensor) -> None:
-        (piece,) = read(model, windows, lengths, targets=targets)
-        assert piece.nll is not None
-        losses.append(piece.nll[:, 0])
-
-    for i in range(1, min(window, n + 1)):
-        predict(text[None, :i], text[None, i : i + 1])
-    if window <= n:
-        # A view of overlapping windows, copied batch by batch.
-        windows, targets = text[:-1].unfold(0, window, 1), text[window:, None]
-        for i in range(0, len(windows), batch_size):
-            predict(windows[i : i + batch_size], targets[i : i + batch_size])
-    return torch.cat(losses)
-
-
-@torch.no_grad()
 def loss_in_segment(
     model: LanguageModel, ids: Text, *, batch_size: int = 1, **lengths: Any
 ) -> Float[np.ndarray, " T"]:
@@ -291,10 +217,10 @@ def loss_in_segment(
     """
     require_at_least(1, batch_size=batch_size)
     read_with = Lengths.of(model.config, **lengths)
-    passage = Passage.of(as_text(ids, model.config), model.config)
+    passage = Passage.of(ids, model.config)
     sums = torch.zeros(2, read_with.segment_len, dtype=torch.float64, device=model.device)
     with evaluating(model):
-        for nll, places in read_parts(model, passage, lengths=read_with, batch_size=batch_size):
+        for nll, places in read_parts(model, passage, read_with, batch_size):
             _add(sums[:, : nll.shape[1]], nll, passage.is_counted(places).to(nll.device))
     # A text shorter than a segment has no tokens at the last positions.
     return _mean(sums[:, : int(sums[1].nonzero().max()) + 1])
@@ -317,12 +243,13 @@ def loss_from_start(
     """
     require_at_least(1, length=length, batch_size=batch_size)
     read_with = Lengths.of(model.config, **lengths)
-    text = as_text(ids, model.config)
+    passage = Passage.of(ids, model.config)
+    text, completed = passage.text, passage.counted
+    assert text is not None
     n_pieces = (len(text) - 1) // length
     if not n_pieces:
         raise InputError(f"length={length} needs a text of {length + 1} tokens, not {len(text)}")
     pieces = text.unfold(0, length + 1, length)[:n_pieces]
-    completed = completed_targets(text, model.config)
     counted = torch.ones(len(text) - 1) if completed is None else completed
     counted = counted.to(model.device).unfold(0, length, length)[:n_pieces]
     sums = torch.zeros(2, length, dtype=torch.float64, device=model.device)

@@ -22,7 +22,6 @@ from transformer_xl.inference.generate.session import (
     Mark,
     Session,
     from_pretrained,
-    open_folder,
 )
 from transformer_xl.inference.generate.state import (
     State,
@@ -56,7 +55,6 @@ __all__ = [
     "joined",
     "largest_state",
     "load_state",
-    "open_folder",
     "prompt_for",
     "random_numbers",
     "require_texts",

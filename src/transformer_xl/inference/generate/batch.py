@@ -11,15 +11,13 @@ import torch
 from jaxtyping import Float, Int, Int32, UInt8
 from torch import Tensor
 
-from transformer_xl.config import KnnConfig
 from transformer_xl.data import Vocab
 from transformer_xl.errors import InputError
 from transformer_xl.inference.generate.history import History
 from transformer_xl.inference.generate.prompts import Prompts
 from transformer_xl.inference.generate.sampler import Sampler
-from transformer_xl.inference.generate.sampling import Sampling, with_deprecated
+from transformer_xl.inference.generate.sampling import Sampling
 from transformer_xl.inference.generate.text_writer import TextWriter
-from transformer_xl.inference.knn import KnnSoftmax, Past, remembered
 from transformer_xl.model import (
     Decoder,
     LanguageModel,
@@ -77,8 +75,6 @@ class _Progress:
     """Indices of the texts in the batch: its rows."""
     unread: Sequence[Sequence[int]]
     """The tokens of each row that are not in the memory yet."""
-    pasts: Sequence[Past | None]
-    """The past of each row, for kNN-LM."""
     histories: Mapping[int, History]
     """The last tokens of each text, also of those that have ended."""
     decoder: Decoder | None
@@ -112,7 +108,6 @@ class GenerationBatch(Iterator[dict[int, int]]):
         seeds: Random seed of each text, as for :func:`random_numbers`.
         mem_len: Memory length. None: as configured.
         before: The last tokens in the memory, for penalties and for decoding.
-        knn: Settings of kNN-LM. None: the distribution of the model alone.
     """
 
     def __init__(
@@ -125,12 +120,11 @@ class GenerationBatch(Iterator[dict[int, int]]):
         seeds: Sequence[Any],
         mem_len: Any,
         before: Any = (),
-        knn: KnnConfig | None = None,
     ) -> None:
         self._length: int | None = whole("length", length)
         decoder = mems if isinstance(mems, Decoder) else None
         start = None if isinstance(mems, Decoder) else mems
-        self._prompts = Prompts(model, prompts, start, mem_len, knn, length=self._length)
+        self._prompts = Prompts(model, prompts, start, mem_len, length=self._length)
         self._model, self._sampler, self._modules = model, sampler, [*model.modules()]
         self.generators = [random_numbers(seed) for seed in seeds]
         known = as_tokens(before, model.config, "the history").tolist()
@@ -138,7 +132,6 @@ class GenerationBatch(Iterator[dict[int, int]]):
         self._now = _Progress(
             range(len(tokens)),
             tokens,
-            self._prompts.new_pasts(len(tokens)),
             {text: History(known, unread) for text, unread in enumerate(tokens)},
             decoder,
             None if decoder is None else decoder.state,
@@ -234,11 +227,9 @@ class GenerationBatch(Iterator[dict[int, int]]):
             hidden, after = self._read(rows)
             # On the CPU, so that a seed gives the same numbers on every device.
             numbers = [torch.rand((), dtype=torch.float64, generator=each) for each in generators]
-            pasts = [past for past in after.pasts if past is not None]
-            head = KnnSoftmax(self._model.head, pasts) if pasts else self._model.head
             histories = {text: copy.copy(now.histories[text]) for text in texts}
             known = [*histories.values()]
-            tokens = self._sampler(head, hidden, torch.stack(numbers), known)
+            tokens = self._sampler(self._model.head, hidden, torch.stack(numbers), known)
             drawn = dict(zip(texts, tokens, strict=True))
             for text, token in drawn.items():
                 histories[text].append(token)
@@ -250,7 +241,6 @@ class GenerationBatch(Iterator[dict[int, int]]):
                 after,
                 texts=texts,
                 unread=[(token,) for token in tokens],
-                pasts=remembered(after.pasts, hidden[:, None], torch.tensor(tokens)[:, None]),
                 histories={**now.histories, **histories},
                 n_drawn=now.n_drawn + 1,
                 ended=now.ended | looping,
@@ -268,12 +258,12 @@ class GenerationBatch(Iterator[dict[int, int]]):
 
         Returns:
             The output of the layers after the last token of each; and the progress with the
-            decoder and the pasts of these rows.
+            decoder of these rows.
         """
         now = self._now
         with evaluating_all(self._modules):
             if now.decoder is None:
-                hidden, mems, pasts = self._prompts.read(rows)
+                hidden, mems = self._prompts.read(rows)
                 decoder = Decoder.of(self._model, self._prompts.lengths, mems)
                 state = decoder.state
             else:
@@ -281,8 +271,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
                 if len(rows) != decoder.batch_size:
                     decoder = decoder.select(rows)
                 hidden, state = decoder.read(torch.tensor([now.unread[row][0] for row in rows]))
-                pasts = [now.pasts[row] for row in rows]
-        return hidden, replace(now, pasts=pasts, decoder=decoder, state=state)
+        return hidden, replace(now, decoder=decoder, state=state)
 
 
 class Generation(Iterator[int]):
@@ -339,8 +328,6 @@ def generate(
     seed: int | UInt8[Tensor, " bytes"] | None = None,
     mem_len: int | None = None,
     history: Sequence[int] | Int[np.ndarray, " n"] | Int[Tensor, " n"] = (),
-    knn: KnnConfig | None = None,
-    **deprecated: Any,
 ) -> Generation:
     """Continue a prompt, token by token.
 
@@ -359,10 +346,6 @@ def generate(
         mem_len: Memory length. None: as configured.
         history: The last tokens in ``mems``, which penalties see, too, and which complete a
             character that they begin.
-        knn: Mix the distribution with that of the nearest past positions (kNN-LM), before anything
-            else is applied to it. The past begins with the prompt; with ``mems`` too, which do not
-            hold it. None: do not.
-        deprecated: Settings of sampling, which belong into ``sampling``.
 
     Returns:
         An iterator over the new tokens, with the memory in its ``mems``; its ``decode(vocab)``
@@ -383,10 +366,9 @@ def generate(
     if isinstance(mems, Memory) and mems.batch_size != 1:
         raise InputError(f"mems holds {mems.batch_size} streams; select one: mems.select([0])")
     vocab_size = require_model(model).config.vocab_size
-    sampling = with_deprecated(Sampling, sampling, deprecated, "generate", "sampling")
     sampler = Sampler(sampling, vocab_size)
     return Generation(
-        GenerationBatch(model, [ids], length, mems, sampler, [seed], mem_len, history, knn)
+        GenerationBatch(model, [ids], length, mems, sampler, [seed], mem_len, history)
     )
 
 
@@ -399,8 +381,6 @@ def generate_batch(
     mems: Memory | None = None,
     seed: SupportsIndex | Sequence[int] | None = None,
     mem_len: int | None = None,
-    knn: KnnConfig | None = None,
-    **deprecated: Any,
 ) -> GenerationBatch:
     """Continue several prompts as a batch, each as :func:`generate` does, up to rounding.
 
@@ -414,8 +394,6 @@ def generate_batch(
         seed: Text n is sampled with ``seed + n``; a list has the seed of each. None: a different
             one each time.
         mem_len: As for :func:`generate`.
-        knn: As for :func:`generate`; each text has its own past.
-        deprecated: As for :func:`generate`.
 
     Returns:
         An iterator over the new tokens of each step, by the index of their text; ``end`` stops a
@@ -433,7 +411,6 @@ def generate_batch(
         2
     """
     vocab_size = require_model(model).config.vocab_size
-    sampling = with_deprecated(Sampling, sampling, deprecated, "generate_batch", "sampling")
     sampler = Sampler(sampling, vocab_size)
     if seed is None or isinstance(seed, Sequence):
         seeds = [None] * len(prompts) if seed is None else seed
@@ -441,4 +418,4 @@ def generate_batch(
         seeds = [seed_of(seed, n) for n in range(len(prompts))]
     if len(seeds) != len(prompts):
         raise InputError(f"{len(seeds)} seeds for {len(prompts)} prompts: give one for each")
-    return GenerationBatch(model, prompts, length, mems, sampler, seeds, mem_len, knn=knn)
+    return GenerationBatch(model, prompts, length, mems, sampler, seeds, mem_len)

@@ -6,29 +6,23 @@ the memory of the one that it extends.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from heapq import merge
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, NamedTuple, SupportsIndex
+from typing import NamedTuple, SupportsIndex
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from transformer_xl.config import no_type_check, require
+from transformer_xl.config import Count, Length, NotNegative, check, no_type_check, require
 from transformer_xl.data import Vocab
-from transformer_xl.errors import SettingsError
 from transformer_xl.inference.generate.prompts import Prompts, selected
 from transformer_xl.inference.generate.sampler import require_finite
-from transformer_xl.inference.generate.sampling import with_deprecated
 from transformer_xl.inference.generate.text_writer import TextWriter
 from transformer_xl.model import (
     Decoder,
     LanguageModel,
-    Lengths,
     Memory,
     Text,
     as_tokens,
@@ -60,33 +54,21 @@ class Searching:
         1.0
     """
 
-    beam_size: int = 4
-    length_penalty: float = 1.0
-    n_best: int = 1
-    stop_tokens: Collection[int] = ()
-    stop: str | Sequence[str] = ()
+    beam_size: Count = 4
+    length_penalty: NotNegative = 1.0
+    n_best: Count = 1
+    stop_tokens: tuple[Length, ...] = ()
+    stop: str | tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        stop_tokens, stop = self.stop_tokens, self.stop
-        if isinstance(stop_tokens, str) or not isinstance(stop_tokens, Iterable):
-            raise SettingsError(f"stop_tokens={shown(stop_tokens)} must be a list of tokens")
-        values: dict[str, Any] = {"stop": tuple(stop) if isinstance(stop, list) else stop}
-        values |= {name: whole(name, getattr(self, name), 1) for name in ("beam_size", "n_best")}
-        values["stop_tokens"] = tuple(whole("stop_tokens", x) for x in stop_tokens)
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        check(self)
         require(
             self.n_best <= self.beam_size,
             f"n_best={self.n_best} must be from 1 to beam_size={self.beam_size}",
         )
-        penalty = self.length_penalty
-        require(
-            isinstance(penalty, int | float) and 0 <= penalty < math.inf,
-            f"length_penalty={shown(penalty)} must be a number, 0 or above",
-        )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Hypothesis:
     """A continuation that beam search has found.
 
@@ -110,15 +92,6 @@ class Hypothesis:
     score: float
     is_ended: bool
     text: str
-    _read: Callable[[Sequence[int]], Memory] = field(repr=False)
-
-    @property
-    def mems(self) -> Memory:
-        """The memory that has read the prompt and all tokens but the last; computed when asked.
-
-        ``generate(model, [h.tokens[-1]], mems=h.mems)`` continues the text.
-        """
-        return self._read(self.tokens[:-1])
 
 
 class _Beam(NamedTuple):
@@ -158,8 +131,6 @@ def beam_search(
     vocab: Vocab | None = None,
     mems: Memory | None = None,
     mem_len: int | None = None,
-    history: Sequence[int] | Int[np.ndarray, " n"] | Int[Tensor, " n"] = (),
-    **deprecated: Any,
 ) -> list[list[Hypothesis]]:
     """Find likely continuations of several prompts; deterministic.
 
@@ -179,8 +150,6 @@ def beam_search(
         mems: The memory to start with: of one stream, for all, or of one stream for each prompt.
             None: start of a text.
         mem_len: Memory length. None: as configured.
-        history: The last tokens in ``mems``, which complete a character that they begin.
-        deprecated: Settings of the search, which belong into ``searching``.
 
     Returns:
         For each prompt its best hypotheses, the best one first. There are fewer than ``n_best``
@@ -199,9 +168,8 @@ def beam_search(
         >>> len(others), best.score >= others[0].score
         (1, True)
     """
-    searching = with_deprecated(Searching, searching, deprecated, "beam_search", "searching")
+    searching = Searching() if searching is None else searching
     config = require_model(model).config
-    before = as_tokens(history, config, "the history").tolist()
     require(length is not None, "length=None: beam search needs the maximum number of tokens")
     most = whole("length", length, 1)
     assert most is not None
@@ -212,7 +180,7 @@ def beam_search(
     )
     begun = Prompts(model, prompts, mems, mem_len, length=most, copies=searching.beam_size)
     writers = [
-        None if vocab is None else TextWriter(vocab, searching.stop, prompt, before)
+        None if vocab is None else TextWriter(vocab, searching.stop, prompt)
         for prompt in begun.tokens
     ]
     live = [_Beam(text, (), 0.0, "", writer) for text, writer in enumerate(writers)]
@@ -229,9 +197,8 @@ class _Search:
 
     def run(self, prompts: Prompts, live: list[_Beam]) -> list[list[Hypothesis]]:
         """Return the hypotheses of each prompt, the best ones first."""
-        texts = range(len(live))
-        hidden, mems, _ = prompts.read(texts)
-        ended: list[list[_Beam]] = [[] for _ in texts]
+        hidden, mems = prompts.read(range(len(live)))
+        ended: list[list[_Beam]] = [[] for _ in live]
         decoder: Decoder | None = None
         while True:
             rows, extensions = [], self._extended(hidden, live)
@@ -242,82 +209,44 @@ class _Search:
                     rows += rows_of_text
                     live += going
             if not live:
-                break
+                return [self._best(beams) for beams in ended]
             if decoder is None:
                 decoder = Decoder.of(self._model, prompts.lengths, selected(mems, rows))
             elif rows != [*range(decoder.batch_size)]:
                 decoder = decoder.take(rows)
             hidden = decoder(torch.tensor([beam.tokens[-1] for beam in live]))
-        # Stable: of equal scores, the hypothesis that ended first.
-        penalty, n_best = self._settings.length_penalty, self._settings.n_best
-        hypotheses = []
-        for text, beams in enumerate(ended):
-            read = partial(_read, self._model, prompts.lengths, mems, text)
-            best = sorted(beams, key=lambda x: -x.score(penalty))[:n_best]
-            hypotheses.append(
-                [
-                    Hypothesis(
-                        beam.tokens,
-                        beam.log_prob,
-                        beam.score(penalty),
-                        beam.is_ended,
-                        beam.text + (beam.writer.flush() if beam.writer is not None else ""),
-                        read,
-                    )
-                    for beam in best
-                ]
-            )
-        return hypotheses
+
+    def _best(self, beams: Sequence[_Beam]) -> list[Hypothesis]:
+        """Return the best hypotheses of a prompt; of equal scores, that which ended first."""
+        penalty = self._settings.length_penalty
+        best = sorted(beams, key=lambda beam: -beam.score(penalty))[: self._settings.n_best]
+        rests = ["" if beam.writer is None else beam.writer.flush() for beam in best]
+        return [
+            Hypothesis(x.tokens, x.log_prob, x.score(penalty), x.is_ended, x.text + rest)
+            for x, rest in zip(best, rests, strict=True)
+        ]
 
     def _extended(
         self, hidden: Float[Tensor, "B D"], live: Sequence[_Beam]
     ) -> dict[int, _Extensions]:
         """Extend the hypotheses by a token, given the output of the layers after each of them."""
-        settings = self._settings
-        # Of one hypothesis no more extensions can go on or end, unless many complete a stop string.
-        k = self._beam_size * (1 + bool(settings.stop)) + len(self._stop_tokens)
-        likeliest = self._likeliest(hidden, k)
-        extensions = {}
-        for text, rows in groupby(range(len(live)), key=lambda row: live[row].prompt):
-            candidates = merge(
-                *(self._candidates(live[row], row, hidden, likeliest[row]) for row in rows)
-            )
-            extensions[text] = self._chosen(live, candidates)
-        return extensions
-
-    def _likeliest(
-        self, hidden: Float[Tensor, "B D"], k: int
-    ) -> list[tuple[Sequence[float], Sequence[int]]]:
-        """Return the log-probabilities of the ``k`` most likely tokens of each row, and these."""
+        # Of one hypothesis no more extensions can go on or end; more complete a stop string.
+        k = self._beam_size * (1 + bool(self._settings.stop)) + len(self._stop_tokens)
         log_probs = self._model.head.log_probs(hidden)
         values, tokens = log_probs.topk(min(k, log_probs.shape[-1]))
         require_finite(values)
-        return [*zip(values.double().tolist(), tokens.tolist(), strict=True)]
-
-    def _candidates(
-        self,
-        beam: _Beam,
-        row: int,
-        hidden: Float[Tensor, "B D"],
-        likeliest: tuple[Sequence[float], Sequence[int]],
-    ) -> Iterator[tuple[float, int, int]]:
-        """Yield -log p, the row and the token of the extensions of a hypothesis, the best first.
-
-        More tokens are looked up where those that are ``likeliest`` are too few.
-        """
-        done = set[int]()
-        while True:
-            log_probs, tokens = likeliest
-            # Of equal ones, in the order of the vocabulary.
-            yield from sorted(
-                (-(beam.log_prob + log_prob), row, token)
-                for log_prob, token in zip(log_probs, tokens, strict=True)
-                if log_prob > -math.inf and token not in done
+        likeliest = [*zip(values.double().tolist(), tokens.tolist(), strict=True)]
+        extensions = {}
+        for text, rows in groupby(range(len(live)), key=lambda row: live[row].prompt):
+            # The best first; of equal ones, in the order of the vocabulary.
+            candidates = sorted(
+                (-(live[row].log_prob + log_prob), row, token)
+                for row in rows
+                for log_prob, token in zip(*likeliest[row], strict=True)
+                if log_prob > -math.inf
             )
-            if len(tokens) == self._model.config.vocab_size:
-                return
-            done.update(tokens)
-            (likeliest,) = self._likeliest(hidden[row : row + 1], 4 * len(tokens))
+            extensions[text] = self._chosen(live, candidates)
+        return extensions
 
     def _chosen(
         self, live: Sequence[_Beam], candidates: Iterable[tuple[float, int, int]]
@@ -343,17 +272,3 @@ class _Search:
         penalty = self._settings.length_penalty
         scores = sorted((beam.score(penalty) for beam in ended), reverse=True)
         return scores[self._beam_size - 1] >= going[0].score(penalty)
-
-
-def _read(
-    model: LanguageModel, lengths: Lengths, mems: Memory, text: int, tokens: Sequence[int]
-) -> Memory:
-    """Return the memory after tokens that follow a prompt, read one by one as in the search."""
-    memory = mems.select([text])
-    if not tokens:
-        return memory
-    with torch.no_grad(), evaluating(model):
-        decoder = Decoder.of(model, lengths, memory)
-        for token in tokens:
-            decoder(torch.tensor([token]))
-    return decoder.memory()

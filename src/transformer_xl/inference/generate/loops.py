@@ -19,12 +19,12 @@ class LoopRule(NamedTuple):
     ``max_period`` tokens; a counter that goes on, for example, is none.
     """
 
-    max_period: int
-    """Length of the longest sequence."""
-    min_count: int
-    """How often it stands there, at least."""
     min_length: int
     """How many tokens all repetitions have together, at least."""
+    min_count: int = 4
+    """How often it stands there, at least."""
+    max_period: int = 256
+    """Length of the longest sequence."""
 
     def period(self, tokens: Int32[np.ndarray, " n"]) -> int:
         """Return the length of the shortest sequence that a text repeats at its end; 0: none."""
@@ -62,4 +62,4 @@ class LoopRule(NamedTuple):
             at, n = size, n + 1
         if not n:
             return self
-        return LoopRule(self.max_period, _COUNT_AFTER_BREAK, max(self.min_length >> n, 1))
+        return LoopRule(max(self.min_length >> n, 1), _COUNT_AFTER_BREAK, self.max_period)

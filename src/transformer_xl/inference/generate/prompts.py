@@ -9,9 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transformer_xl.config import KnnConfig
 from transformer_xl.errors import InputError
-from transformer_xl.inference.knn import Past, remembered
 from transformer_xl.model import (
     LanguageModel,
     Lengths,
@@ -42,7 +40,6 @@ class Prompts:
         prompts: The prompts in tokens.
         mems: The memory to start with. None: start of a text, after the preface of the model.
         mem_len: Memory length. None: as configured.
-        knn: Settings of kNN-LM. None: no past is remembered.
         length: Number of tokens to generate for each. None: any.
         copies: Number of texts that are generated for each prompt.
 
@@ -57,7 +54,6 @@ class Prompts:
         prompts: Sequence[Any],
         mems: Memory | None,
         mem_len: Any,
-        knn: KnnConfig | None = None,
         *,
         length: int | None = None,
         copies: int = 1,
@@ -65,7 +61,7 @@ class Prompts:
         if isinstance(prompts, str) or not len(prompts):
             raise InputError(f"prompts={shown(prompts)}: give a list of prompts, one at least")
         require_mem_len(model, mem_len)
-        self._model, self._knn, self._start = model, knn, mems
+        self._model, self._start = model, mems
         # ext_len=0, as nothing is read again.
         sizes = {"segment_len": PROMPT_SEGMENT, "mem_len": mem_len, "ext_len": 0}
         self.lengths = Lengths.of(model.config, **sizes)
@@ -95,42 +91,30 @@ class Prompts:
             return text_start(self._model, self.lengths)
         return self._model.keep(self._start)
 
-    def new_pasts(self, n: int) -> list[Past | None]:
-        """Return the pasts of texts of which nothing was read; None without kNN-LM."""
-        knn, reset_at = self._knn, self._model.config.reset_at
-        return [None if knn is None else Past(knn, reset_at) for _ in range(n)]
-
-    def read(self, rows: Sequence[int]) -> tuple[Float[Tensor, "B D"], Memory, list[Past | None]]:
+    def read(self, rows: Sequence[int]) -> tuple[Float[Tensor, "B D"], Memory]:
         """Read some prompts, without duplicates, those of the same length as a batch.
 
         The caller sets the mode of the model and disables gradients.
 
         Returns:
-            For each of ``rows``, the output of the layers after its last token; the memory, with
-            a stream for each; and their pasts.
+            For each of ``rows``, the output of the layers after its last token; and the memory,
+            with a stream for each.
         """
         # One memory for all, or one for each.
         streams = rows if self.mems.batch_size > 1 else [0] * len(rows)
         unread = [(self.tokens[row], stream) for row, stream in zip(rows, streams, strict=True)]
         distinct = sorted(dict.fromkeys(unread), key=lambda each: len(each[0]))
-        hidden, mems, pasts = [], [], []
+        hidden, mems = [], []
         for _, group in groupby(distinct, key=lambda each: len(each[0])):
             texts, streams = zip(*group, strict=True)
-            tokens, new = torch.tensor(texts), self.new_pasts(len(texts))
-            piece = None
-            for piece in read(self._model, tokens, self.lengths, selected(self.mems, streams)):
-                following = tokens[:, piece.start + 1 :][:, : piece.hidden.shape[1]]
-                new = remembered(new, piece.hidden, following)
-            assert piece is not None
-            hidden.append(piece.hidden[:, -1])
-            mems.append(piece.mems)
-            pasts += new
+            memory = selected(self.mems, streams)
+            *_, last = read(self._model, torch.tensor(texts), self.lengths, memory)
+            hidden.append(last.hidden[:, -1])
+            mems.append(last.mems)
         place = {each: row for row, each in enumerate(distinct)}
         back = [place[each] for each in unread]
-        # Texts with the same prompt have a past of their own from now on.
-        copies = [None if (past := pasts[row]) is None else past.copy() for row in back]
         memory = mems[0] if len(mems) == 1 else join(mems)
-        return torch.cat(hidden)[back], selected(memory, back), copies
+        return torch.cat(hidden)[back], selected(memory, back)
 
 
 def require_texts(

@@ -10,9 +10,8 @@ import torch
 from jaxtyping import Float, Int, Int32
 from torch import Tensor
 
-from transformer_xl.config import GenerateConfig, require
 from transformer_xl.data import Vocab
-from transformer_xl.errors import CheckpointError
+from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.inference.generate.history import History
 from transformer_xl.inference.generate.loops import LoopRule
 from transformer_xl.inference.generate.sampling import HOTTEST, Sampling
@@ -22,6 +21,10 @@ _COLDEST = 1e-30
 """Temperatures are clamped to this and HOTTEST, beyond which float32 under- or overflows."""
 _MAX_PENALTY = 1e30
 """Penalties are clamped to this (as a divisor, to its inverse), so that logits stay finite."""
+_WINDOW = 1_024
+"""How many of the last tokens, prompt included, the repetition penalty and DRY consider."""
+_DRY_BASE = 1.75
+"""The factor of the penalty of DRY for each further token of a repetition."""
 _MAX_EXCESS = 48
 """Tokens beyond ``dry_allowed_length`` after which the penalty of DRY grows no more."""
 
@@ -29,19 +32,17 @@ _MAX_EXCESS = 48
 class Sampler:
     """Samples a token from each of several distributions.
 
-    The settings are applied in the order of transformers: to the logits the repetition penalty, the
-    presence and frequency penalties, DRY and the exclusion of a token that continues a loop; then
-    temperature, ``top_k``, ``top_p``, ``min_p`` and ``typical_p``, each on what the one before has
-    left. An adaptive softmax has no logits of the whole vocabulary, so the penalties apply to
-    log-probabilities. These are negative, so the repetition penalty always multiplies.
+    The settings are applied in the order of transformers: to the logits the repetition penalty,
+    DRY and the exclusion of a token that continues a loop; then temperature, ``top_k``, ``top_p``
+    and ``min_p``, each on what the one before has left. An adaptive softmax has no logits of the
+    whole vocabulary, so the penalties apply to log-probabilities. These are negative, so the
+    repetition penalty always multiplies.
 
     Args:
         sampling: The settings. None: the defaults.
         vocab_size: Size of the vocabulary; a ``top_k`` of so many or more filters nothing.
-        vocab: The vocabulary, for sequence breakers that are texts.
-
-    Raises:
-        ValueError: A sequence breaker is not in the vocabulary.
+        vocab: The vocabulary, whose line breaks DRY does not go beyond. None: the
+            ``dry_sequence_breakers`` of ``sampling`` are these tokens.
     """
 
     def __init__(
@@ -50,39 +51,37 @@ class Sampler:
         vocab_size: int | None = None,
         vocab: Vocab | None = None,
     ) -> None:
+        if not isinstance(sampling, Sampling | None):
+            raise InputError(
+                f"sampling={shown(sampling)} must be a Sampling: give sampling=Sampling(...)"
+            )
         sampling = sampling or Sampling()
         config = self._config = sampling.config
-        # As they were given: texts or tokens.
-        self._shown_breakers, breakers = _breakers_of(sampling, vocab_size, vocab)
+        has_vocab = vocab is not None and config.dry_multiplier
+        breakers = breaker_tokens(vocab) if has_vocab else sampling.dry_sequence_breakers
         self._breakers = frozenset(breakers)
         self.needs_history = config.has_penalties or config.on_loop != "continue"
-        self.ends_loops = config.on_loop == "end"
         self._changes_logits = config.has_penalties or config.on_loop == "break"
-        self._loop = LoopRule(config.loop_max_period, config.loop_min_count, config.loop_min_length)
+        self._loop = LoopRule(config.loop_min_length)
         self.temperature = config.temperature
         # Normalized to None where nothing is filtered, so that the same tokens are sampled.
         k = config.top_k
         self.top_k = None if k and vocab_size and k >= vocab_size else k
         self.top_p = None if config.top_p == 1 else config.top_p
         self.min_p = config.min_p or None
-        self.typical_p = None if config.typical_p == 1 else config.typical_p
-        self._others = {"min_p": self.min_p, "typical_p": self.typical_p}
-        self._has_filters = {self.top_k, self.top_p, *self._others.values()} != {None}
 
     @property
     def settings(self) -> dict[str, Any]:
         """Temperature, top_k and top_p (None: no filter), and the others that have an effect."""
         settings = self._config.sampling | {"top_k": self.top_k, "top_p": self.top_p}
-        for name in (name for name, x in self._others.items() if x is None):
-            settings.pop(name, None)
-        if "dry_sequence_breakers" in settings:
-            settings["dry_sequence_breakers"] = self._shown_breakers
+        if self.min_p is None:
+            settings.pop("min_p", None)
         return settings
 
     @cached_property
     def kind(self) -> tuple[object, ...]:
         """The settings as a key: samplers with the same one can sample as one."""
-        return tuple(self.settings.items())
+        return (*self.settings.items(), self._breakers)
 
     def __call__(
         self,
@@ -102,35 +101,30 @@ class Sampler:
         Raises:
             RuntimeError: The probabilities are not finite.
         """
-        logits = self._penalized(softmax, hidden, histories) if self._changes_logits else None
+        has_filters = {self.top_k, self.top_p, self.min_p} != {None}
+        if self._changes_logits:
+            values = self._penalized(softmax, hidden, histories)
+        else:
+            values = softmax.log_probs(hidden)
+            if self.temperature == 1 and not has_filters:
+                return drawn(values.exp(), numbers).tolist()
         if self.temperature == 0:
-            values, best = (softmax.log_probs(hidden) if logits is None else logits).topk(1)
+            values, best = values.topk(1)
             require_finite(values)
             return best[:, 0].tolist()
-        if self.temperature == 1 and logits is None and not self._has_filters:
-            return drawn(softmax.log_probs(hidden).exp(), numbers).tolist()
-        weights, tokens = self._weights(softmax, hidden, logits)
+        weights, tokens = self._weights(values)
         places = drawn(weights, numbers)[:, None]
         return (places if tokens is None else tokens.gather(1, places))[:, 0].tolist()
 
     def ends(self, history: History) -> bool:
         """Whether a text ends because what was sampled loops."""
-        return self.ends_loops and self._loop.period(history.sampled()) > 0
+        return self._config.on_loop == "end" and self._loop.period(history.sampled()) > 0
 
     def _weights(
-        self,
-        softmax: Predictor,
-        hidden: Float[Tensor, "B D"],
-        logits: Float[Tensor, "B V"] | None,
+        self, values: Float[Tensor, "B V"]
     ) -> tuple[Float[Tensor, "B n"], Int[Tensor, "B n"] | None]:
-        """Return unnormalized probabilities after all filters, and their tokens; None: all.
-
-        Args:
-            softmax: The distribution.
-            hidden: The hidden states.
-            logits: The logits after penalties. None: those of the model.
-        """
-        values, tokens = softmax.log_probs(hidden) if logits is None else logits, None
+        """Return unnormalized probabilities after all filters, and their tokens; None: all."""
+        tokens = None
         if self.top_k is not None:
             values, tokens = values.topk(min(self.top_k, values.shape[-1]))
         # With a maximum of 0, small temperatures do not overflow.
@@ -146,8 +140,6 @@ class Sampler:
             probs = probs * stays
         if self.min_p is not None:
             probs = probs * (probs >= self.min_p * probs.amax(-1, keepdim=True))
-        if self.typical_p is not None:
-            probs = probs * _is_typical(self.typical_p, probs)
         return probs, tokens
 
     def _penalized(
@@ -164,25 +156,18 @@ class Sampler:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
         config = self._config
         assert len(histories) == len(logits)
-        windows = [history.last(config.penalty_window) for history in histories]
-        repetition = min(max(config.repetition_penalty, 1 / _MAX_PENALTY), _MAX_PENALTY)
-        presence, frequency = config.presence_penalty, config.frequency_penalty
-        if repetition != 1 or presence or frequency:
-            rows, tokens, counts = (
-                torch.from_numpy(x).to(logits.device) for x in _counted(windows)
-            )
-            values = logits[rows, tokens]
-            if repetition != 1:
-                values = torch.where(values < 0, values * repetition, values / repetition)
-            if presence or frequency:
-                values -= counts.to(values) * frequency + presence
-            logits[rows, tokens] = values
+        windows = [history.last(_WINDOW) for history in histories]
+        if config.repetition_penalty != 1:
+            penalty = min(max(config.repetition_penalty, 1 / _MAX_PENALTY), _MAX_PENALTY)
+            places = _places([np.unique(window) for window in windows], logits.device)
+            values = logits[places]
+            logits[places] = torch.where(values < 0, values * penalty, values / penalty)
         if config.dry_multiplier:
             allowed = config.dry_allowed_length
             repeated = [extended(window, self._breakers, allowed) for window in windows]
             excess = np.array([length - allowed for each in repeated for length in each.values()])
             with np.errstate(over="ignore"):
-                penalties = config.dry_multiplier * config.dry_base ** excess.astype(float)
+                penalties = config.dry_multiplier * _DRY_BASE ** excess.astype(float)
             places = _places([[*each] for each in repeated], logits.device)
             logits[places] -= torch.from_numpy(penalties.clip(max=_MAX_PENALTY)).to(logits)
         if config.on_loop == "break" and logits.shape[-1] > 1:
@@ -198,21 +183,6 @@ class Sampler:
             return []
         history.add_break()
         return [int(written[-period])]
-
-
-def _counted(windows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return row, token and count of each distinct token of each window."""
-    n = max(map(len, windows))
-    ordered = np.full((len(windows), n), -1, np.int64)
-    for row, window in zip(ordered, windows, strict=True):
-        row[n - len(window) :] = window
-    ordered.sort(axis=1)
-    is_first = np.ones(ordered.shape, bool)
-    is_first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    (starts,) = np.nonzero(is_first.ravel())
-    tokens, counts = ordered.ravel()[starts], np.diff(starts, append=ordered.size)
-    is_known = tokens >= 0
-    return (starts // n)[is_known], tokens[is_known], counts[is_known]
 
 
 def _places(
@@ -269,70 +239,23 @@ def extended(
     return lengths_by_token
 
 
-def breaker_tokens(vocab: Vocab, texts: Sequence[str]) -> list[int]:
-    """Return the tokens whose own text contains one of several texts, for DRY.
+@lru_cache(maxsize=4)
+def breaker_tokens(vocab: Vocab) -> tuple[int, ...]:
+    """Return the tokens that contain a line break, beyond which no repetition of DRY goes."""
 
-    The end of a line of a vocabulary of words is the text of a line break.
+    def breaks_line(token: int) -> bool:
+        if vocab.token_bytes is not None and token != vocab.unk_id:
+            return b"\n" in vocab.decode_bytes([token])
+        return token == vocab.eos_id or "\n" in vocab.symbols[token]
 
-    Raises:
-        ValueError: A text is empty or no text, or no token contains it; the default may be in none.
-    """
-    values: dict[str, Any] = {"dry_multiplier": 1.0, "dry_sequence_breakers": texts}
-    breakers = frozenset[int]()
-    for text in GenerateConfig(**values).dry_sequence_breakers:
-        tokens = _containing(vocab, text)
-        require(
-            bool(tokens) or text in GenerateConfig().dry_sequence_breakers,
-            f"dry_sequence_breakers: no token of the vocabulary contains {text!r}, which has no "
-            "effect; leave it out, or give a part of it that is in one token (in a shell, "
-            "$'\\n' is a line break)",
-        )
-        breakers |= tokens
-    return sorted(breakers)
+    return tuple(token for token in range(len(vocab)) if breaks_line(token))
 
 
 def for_tokens(sampling: dict[str, Any], vocab: Vocab) -> dict[str, Any]:
-    """Return settings of sampling as :func:`generate` takes them: with breakers as tokens."""
-    if "dry_sequence_breakers" not in sampling:
+    """Return settings of sampling as :func:`generate` takes them: with the breakers of DRY."""
+    if "dry_multiplier" not in sampling:
         return sampling
-    tokens = breaker_tokens(vocab, sampling["dry_sequence_breakers"])
-    return sampling | {"dry_sequence_breakers": tokens}
-
-
-@lru_cache(maxsize=64)
-def _containing(vocab: Vocab, text: str) -> frozenset[int]:
-    wanted = text.encode("utf-8", "surrogatepass")
-    return frozenset(token for token, symbol in enumerate(_all_bytes(vocab)) if wanted in symbol)
-
-
-@lru_cache(maxsize=4)
-def _all_bytes(vocab: Vocab) -> list[bytes]:
-    def bytes_of(token: int) -> bytes:
-        if vocab.token_bytes is not None and token != vocab.unk_id:
-            return vocab.decode_bytes([token])
-        is_end = token == vocab.eos_id
-        return b"\n" if is_end else vocab.symbols[token].encode("utf-8", "replace")
-
-    return [*map(bytes_of, range(len(vocab)))]
-
-
-def _breakers_of(
-    sampling: Sampling, vocab_size: int | None, vocab: Vocab | None
-) -> tuple[Sequence[str] | Sequence[int], Sequence[int]]:
-    """Return the sequence breakers as they are shown, and as tokens."""
-    breakers, texts = sampling.dry_sequence_breakers, sampling.config.dry_sequence_breakers
-    if not sampling.dry_multiplier or (breakers is None and vocab is None):
-        return (), ()
-    if vocab is not None and breakers in (None, texts):
-        return texts, breaker_tokens(vocab, texts)
-    most = 2**31 if vocab_size is None else vocab_size
-    tokens = [x for x in breakers or () if isinstance(x, int) and 0 <= x < most]
-    require(
-        len(tokens) == len(breakers or ()),
-        f"dry_sequence_breakers={shown(breakers)} must be tokens of the vocabulary: "
-        "breaker_tokens(vocab, texts) finds those that contain a text",
-    )
-    return (*sorted(tokens),), tokens
+    return sampling | {"dry_sequence_breakers": breaker_tokens(vocab)}
 
 
 def _with_probability(
@@ -346,16 +269,3 @@ def _with_probability(
         if k >= V or bool((likeliest.sum(-1) >= top_p).all()):
             return likeliest, tokens
         k *= 8
-
-
-def _is_typical(mass: float, weights: Float[Tensor, "B n"]) -> Tensor:
-    """Return which tokens are locally typical (Meister et al., 2023), of unnormalized weights."""
-    probs = weights / weights.sum(-1, keepdim=True)
-    log_probs = probs.log()
-    # Of a probability of 0, the product is no number, and its limit 0.
-    entropy = -(log_probs * probs).nansum(-1, keepdim=True)
-    distances, order = (-log_probs - entropy).abs().sort(-1)
-    # The tokens whose cumulative probability is still below the mass; the next one reaches it.
-    n_before = (probs.gather(1, order).cumsum(-1) < mass).sum(-1, keepdim=True)
-    limit = distances.gather(1, n_before.clamp_(max=probs.shape[-1] - 1))
-    return (-log_probs - entropy).abs() <= limit

@@ -6,7 +6,7 @@ States can be saved to files.
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,11 +17,10 @@ from transformer_xl.config import names_nearest, pick_device
 from transformer_xl.data import Vocab, load_vocab
 from transformer_xl.errors import DataError, InputError
 from transformer_xl.inference.generate.batch import GenerationBatch, random_numbers
-from transformer_xl.inference.generate.beams import Searching, beam_search
 from transformer_xl.inference.generate.history import History
 from transformer_xl.inference.generate.prompts import PROMPT_SEGMENT
 from transformer_xl.inference.generate.sampler import Sampler
-from transformer_xl.inference.generate.sampling import Sampling, with_deprecated
+from transformer_xl.inference.generate.sampling import Sampling
 from transformer_xl.inference.generate.state import (
     State,
     largest_state,
@@ -90,10 +89,6 @@ def from_pretrained(
             f"{model.config.vocab_size}: they do not belong together"
         )
     return compact(model.to(device or torch.device("cpu")), weights), vocab
-
-
-open_folder = from_pretrained
-"""The name of :func:`from_pretrained` in earlier versions."""
 
 
 class Mark(NamedTuple):
@@ -277,7 +272,6 @@ class Session:
         *,
         seed: int | None = None,
         stop: str | Sequence[str] = (),
-        **deprecated: Any,
     ) -> Iterator[str]:
         """Continue the text; stream it in pieces.
 
@@ -291,7 +285,6 @@ class Session:
                 ``is_looping`` tells whether one has ended the text.
             seed: Random seed. None: continue the random numbers of the session.
             stop: End before this string, or before the first of several.
-            deprecated: Settings of sampling, which belong into ``sampling``.
 
         Raises:
             ValueError: A setting is out of range, or nothing was read yet and no token of the
@@ -299,43 +292,11 @@ class Session:
             RuntimeError: From the iterator: the session went on in another way after this call.
         """
         length = whole("length", length)
-        sampling = with_deprecated(Sampling, sampling, deprecated, "Session.generate", "sampling")
         sampler = Sampler(sampling, self.model.config.vocab_size, self.vocab)
         last_token = self._last_token()
         # Before an earlier call is ended, as the stop strings may be wrong.
         writer = TextWriter(self.vocab, stop, [last_token], self._before())
         return writer.pieces(self._drawn(length, sampler, seed), goes_on=True)
-
-    def search(
-        self,
-        length: int,
-        *,
-        beam_size: int = 4,
-        length_penalty: float = 1.0,
-        stop: str | Sequence[str] = (),
-    ) -> str:
-        """Continue the text with the best hypothesis of beam search; return its text.
-
-        All its tokens become part of the session, including those of a stop string.
-
-        Args:
-            length: Maximum number of tokens.
-            beam_size: As for :func:`~transformer_xl.beam_search`.
-            length_penalty: As for :func:`~transformer_xl.beam_search`.
-            stop: As for :meth:`generate`.
-
-        Raises:
-            ValueError: As by :meth:`generate`.
-        """
-        prompt, mems = [self._last_token()], self._reader_state().mems
-        writer = TextWriter(self.vocab, stop, prompt, self._before())
-        searching = Searching(beam_size=beam_size, length_penalty=length_penalty, stop=stop)
-        begun: Any = {"mems": mems, "mem_len": self._chosen, "history": self._before()}
-        ((best,),) = beam_search(
-            self.model, [prompt], searching, length=length, vocab=self.vocab, **begun
-        )
-        self.write(best.tokens)
-        return "".join(writer.pieces(best.tokens, goes_on=True))
 
     def _drawn(self, length: int | None, sampler: Sampler, seed: int | None) -> Iterator[int]:
         """Begin a generation, which ends an earlier one; return its tokens."""
