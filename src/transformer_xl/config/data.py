@@ -94,12 +94,11 @@ class DataConfig:
     cache_dir: str | None = None
     """Where token files are cached; None: TXL_CACHE, else ~/.cache/transformer_xl."""
     corpus: str | None = None
-    """A corpus that txl prepare has built: its folder, or the URL of a copy in an object store, of
-    which training reads only what its streams need. None: prepare the text at data.name or
-    data.path."""
+    """A corpus that txl prepare has built: its folder, or the URL of a copy, which is downloaded.
+    None: prepare the text at data.name or data.path."""
     verify: Literal["once", "always", "never"] = "once"
     """Verify the checksums of token files once until they change, each time they are opened, or
-    never; of files in a store only with always. Sizes are always compared."""
+    never. Sizes are always compared."""
 
     @property
     def is_given(self) -> bool:

@@ -57,7 +57,6 @@ from .text import (
 )
 from .unpacking import (
     RAW_REMEDY,
-    json_lines,
     opened,
     optional_package,
     read_json,
@@ -111,7 +110,6 @@ __all__ = [
     "half_refusal",
     "in_completion",
     "is_vocabulary",
-    "json_lines",
     "list_texts",
     "load_vocab",
     "normalized",

@@ -67,10 +67,6 @@ class FeatureCorpus:
         """Number of bytes of text: 0, as there is none."""
         return 0
 
-    def tokens(self, name: str) -> Recordings:
-        """Return a split, as :meth:`split` does."""
-        return self.split(name)
-
     def split(self, name: str) -> Recordings:
         """Return a split.
 

@@ -35,13 +35,13 @@ from transformer_xl.config import (
     replace_file,
 )
 from transformer_xl.data.catalogue import KNOWN_CORPORA, common_settings
-from transformer_xl.data.corpus import MANIFEST, Corpus, StoredCorpus, manifest_of
-from transformer_xl.data.finding import HUB_PREFIX, fetch_text, find_text
+from transformer_xl.data.corpus import MANIFEST, Corpus, manifest_of
+from transformer_xl.data.finding import HUB_PREFIX, find_text, local_path
 from transformer_xl.data.locking import LOCK, locked
 from transformer_xl.data.making_vocab import authors_bytes, train_vocab
 from transformer_xl.data.normalizing import describe_changes
 from transformer_xl.data.plain_text import CHANGES, is_raw, named_by_origin, plain_texts
-from transformer_xl.data.store import is_url, local_path
+from transformer_xl.data.store import is_url, local_copy
 from transformer_xl.data.text import (
     SPLITS,
     Span,
@@ -140,7 +140,7 @@ def _built(config: DataConfig, cache: Path, say: Say) -> Corpus:
                 shutil.rmtree(building, ignore_errors=True)
             elif is_ours:
                 try:
-                    _build(config, fetch_text(config, files, say), building, settings, say)
+                    _build(config, files, building, settings, say)
                 except ValueError:
                     # A text that does not fit will not fit later.
                     shutil.rmtree(building, ignore_errors=True)
@@ -168,7 +168,7 @@ def _opened(config: DataConfig, cache: Path, say: Say) -> Corpus:
     """Open the corpus that ``data.corpus`` names, if it was made with the same settings."""
     place = local_path(config.corpus or "")
     if is_url(place):
-        corpus = StoredCorpus(place, cache / "downloads", say)
+        corpus = Corpus(local_copy(f"{place.rstrip('/')}/", cache / "downloads", say))
     else:
         corpus = Corpus(Path(place).expanduser())
     default = dataclasses.asdict(DataConfig())
@@ -239,9 +239,7 @@ def _settings(config: DataConfig) -> dict[str, Any]:
 
 def _key(settings: dict[str, Any], files: TextFiles) -> str:
     identity = [
-        [x.url, x.size, x.version]
-        if (x := files.stored.get(path))
-        else [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
+        [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
         for paths in files.parts.values()
         for path in paths
     ]
@@ -395,7 +393,7 @@ def _require_use(config: DataConfig, files: TextFiles) -> None:
         unused["raw"] = "the texts of known corpora are never changed"
     paths = [path for paths in files.parts.values() for path in paths]
     is_from_hub = config.name.startswith(HUB_PREFIX)
-    if not is_from_hub and not {"lines", "parquet"} & {unpacking_of(x, config) for x in paths}:
+    if not is_from_hub and "records" not in (unpacking_of(x, config) for x in paths):
         unused["json_field"] = "no file is in JSON lines (.jsonl, .ndjson) or Parquet"
     for name, why in unused.items():
         value, usual = getattr(config, name), getattr(default, name)

@@ -17,13 +17,12 @@ from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Int64, Integer
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.data.completions import in_completion
 from transformer_xl.data.recordings import Recordings
-from transformer_xl.data.store import Tokens
 
 _LOOKED_BACK = 1024
 """Tokens read at first to find out whether a segment begins within a completion."""
@@ -75,7 +74,7 @@ class Segments:
 
     def __init__(
         self,
-        tokens: Tokens | Recordings,
+        tokens: Integer[np.ndarray, " length"] | Recordings,
         batch_size: int,
         segment_len: int,
         ext_len: int = 0,

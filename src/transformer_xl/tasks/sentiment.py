@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer_xl.data import SPLITS, json_lines, optional_package
+from transformer_xl.data import SPLITS, opened, optional_package
 from transformer_xl.errors import DataError
 from transformer_xl.inference import next_log_probs
 from transformer_xl.tasks.task import (
@@ -109,7 +109,9 @@ def _reviews(path: Path, *, has_folds: bool = False) -> list[Example]:
     if has_folds:
         needs += f", and a fold, 1 to {_N_FOLDS}"
     found = []
-    for number, row in json_lines(path):
+    with opened(path) as file:
+        rows = [json.loads(line) for line in file]
+    for number, row in enumerate(rows, 1):
         if not _is_review(row, has_folds=has_folds):
             shown = json.dumps(row, ensure_ascii=False)[:60]
             raise DataError(f"{path}: line {number:,} is no review with {needs}: {shown}")

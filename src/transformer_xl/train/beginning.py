@@ -207,7 +207,7 @@ def new_state(
     settings = config.train
     reader: Any = FeatureSegments if isinstance(corpus, FeatureCorpus) else Segments
     segments = reader(
-        corpus.tokens("train"),
+        corpus.split("train"),
         settings.batch_size,
         longest_segment(settings),
         config.model.ext_len,
@@ -307,10 +307,10 @@ def _require_targets(corpus: Corpus | FeatureCorpus, config: Config) -> None:
         if isinstance(corpus, FeatureCorpus):
             require_recordings(corpus.split("train"), config.model)
         elif symbol is not None and not config.train.prompt_loss_weight:
-            _require_completion(corpus.tokens("train"), symbol)
+            _require_completion(corpus.split("train"), symbol)
     if settings.dynamic == "rms" and isinstance(corpus, Corpus):
         with _named("train text, as eval.dynamic_tokens reads it"):
-            text = corpus.tokens("train")[: settings.dynamic_tokens]
+            text = corpus.split("train")[: settings.dynamic_tokens]
             segments_to_learn(text, config.model, segment_len)
     if symbol is None and isinstance(corpus, Corpus):
         return
