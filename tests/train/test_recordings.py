@@ -12,8 +12,7 @@ import torch
 from transformer_xl.cli import main
 from transformer_xl.config import Config, DataConfig, EvalConfig, ModelConfig, TrainConfig
 from transformer_xl.config.recipes import dump_recipe
-from transformer_xl.data.features import FeatureCorpus
-from transformer_xl.data.recordings import Recordings, write_recordings
+from transformer_xl.data.recordings import FeatureCorpus, Recordings, write_recordings
 from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.model import load_model
 from transformer_xl.tasks.series.forecast import forecast

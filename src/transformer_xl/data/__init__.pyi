@@ -10,12 +10,6 @@ from .corpus import (
     raw_split,
     write_corpus,
 )
-from .features import (
-    FeatureCorpus,
-    FeatureSegments,
-    open_corpus,
-    open_features,
-)
 from .finding import (
     list_texts,
 )
@@ -40,11 +34,15 @@ from .preparing import (
 )
 from .recordings import (
     UNCOUNTED,
+    FeatureCorpus,
     Recordings,
+    open_corpus,
+    open_features,
     read_recordings,
     write_recordings,
 )
 from .segments import (
+    FeatureSegments,
     Segments,
 )
 from .sentencepiece_models import (
