@@ -78,8 +78,7 @@ class DataConfig:
     a known corpus, else in the training text."""
     tokenizer: str | None = None
     """An existing tokenizer in place of data.vocab, vocab_size and vocab_from: a tokenizer.json of
-    Hugging Face, a .model of SentencePiece, a model or corpus folder with a vocabulary, or the name
-    of a shipped model."""
+    Hugging Face, a model or corpus folder with a vocabulary, or the name of a shipped model."""
     reset_at: str | None = None
     """A token such as <eos> at which a new text begins, for shuffled sentences or separate
     documents: it and what follows attend to nothing before it. For bpe it is in no longer unit.

@@ -45,10 +45,6 @@ from .segments import (
     FeatureSegments,
     Segments,
 )
-from .sentencepiece_models import (
-    fields,
-    varint,
-)
 from .text import (
     SPLITS,
     split_point,
@@ -104,7 +100,6 @@ __all__ = [
     "cutter",
     "describe_changes",
     "describe_unknown",
-    "fields",
     "half_refusal",
     "in_completion",
     "is_vocabulary",
@@ -125,7 +120,6 @@ __all__ = [
     "train_vocab",
     "treated",
     "unknown_warning",
-    "varint",
     "write_corpus",
     "write_recordings",
 ]

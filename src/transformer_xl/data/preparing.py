@@ -55,7 +55,7 @@ from transformer_xl.data.text import (
 from transformer_xl.data.tokenizing import find_unknown, write_split
 from transformer_xl.data.unpacking import RAW_REMEDY, unpacking_of
 from transformer_xl.data.vocab import VOCAB_FILE, Vocab, describe_unknown
-from transformer_xl.data.vocab_files import bring, is_vocabulary, load_vocab, tokenizer_path
+from transformer_xl.data.vocab_files import bring, load_vocab, tokenizer_path
 from transformer_xl.errors import DataError, InputError, SettingsError
 
 LEARNED_BYTES = 64 << 20
@@ -177,7 +177,7 @@ def _opened(config: DataConfig, cache: Path, say: Say) -> Corpus:
     made |= corpus.manifest.get("settings", {})
     made["name"] = corpus.manifest.get("source", {}).get("name", config.name)
     if config.tokenizer:
-        if bring(tokenizer_path(config.tokenizer)).hash != corpus.vocab.hash:
+        if bring(config.tokenizer).hash != corpus.vocab.hash:
             raise SettingsError(
                 f"data.tokenizer={config.tokenizer!r} is not the vocabulary of "
                 f"data.corpus={config.corpus!r}: leave it out, or give another corpus"
@@ -216,17 +216,11 @@ def _settings(config: DataConfig) -> dict[str, Any]:
         left_out -= {name for name in ("reset_at", "completion_at") if given[name] is not None}
     settings = {name: value for name, value in given.items() if name not in left_out}
     if config.tokenizer:
-        folder = tokenizer_path(config.tokenizer)
-        file = folder / "tokenizer.json" if folder.is_dir() else folder
-        if not file.is_file():
-            raise FileNotFoundError(
-                f"data.tokenizer={config.tokenizer!r}: there is no file {file}. A run keeps its "
-                "vocabulary: to continue or evaluate one, give --data.tokenizer RUN/model/last"
-            )
-        settings["tokenizer"] = checksum(file)
-        if is_vocabulary(folder):
+        path = tokenizer_path(config.tokenizer)
+        settings["tokenizer"] = checksum(path / "tokenizer.json" if path.is_dir() else path)
+        if path.is_dir():
             # Rules for joining symbols and for ends of lines.
-            settings["tokenizer_rules"] = checksum(folder / VOCAB_FILE)
+            settings["tokenizer_rules"] = checksum(path / VOCAB_FILE)
         settings["vocab"] = "brought"
     if config.vocab not in ("words", "bpe", "integers") or config.tokenizer:
         settings["vocab_size"] = None
@@ -304,7 +298,7 @@ def _written(
 def _vocabulary(config: DataConfig, spans: dict[str, list[Span]], say: Say) -> Vocab:
     if config.tokenizer:
         say(f"using the tokenizer {config.tokenizer}")
-        return bring(tokenizer_path(config.tokenizer))
+        return bring(config.tokenizer)
     kind = config.vocab
     assert kind != "features"
     say(f"learning a vocabulary of {kind}")
