@@ -2,9 +2,7 @@
 
 import codecs
 import gzip
-import json
 import random
-import shutil
 from pathlib import Path
 
 import pytest
@@ -216,11 +214,6 @@ def test_a_corpus_that_is_found_again_says_what_was_normalized(made):
         assert said == ([] if files is normal else is_said)
         # The raw one is still there.
         assert raw_split(made(files, raw=True)[0], "train") == next(iter(files.values()))
-        # One of the version before, with nothing to normalize, is used.
-        shutil.rmtree(corpus.folder)
-        manifest = raw.manifest | {"text_changes": {}}
-        (raw.folder / "manifest.json").write_text(json.dumps(manifest))
-        assert made(files)[0].folder == raw.folder
 
 
 def test_errors_name_the_file_and_its_bytes_and_not_the_copy(made, tmp_path):
