@@ -1,8 +1,7 @@
-"""A store on this machine: a web server that gives ranges, counts, and fails when told to."""
+"""A store on this machine: a web server that counts, and fails when told to."""
 
 import hashlib
 import os
-import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -13,8 +12,6 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from transformer_xl.data import store as store_module
-
 
 class Web:
     """A folder that a web server shows.
@@ -24,16 +21,12 @@ class Web:
         url: Its address.
         sent: Bytes that were sent, by the name of the file.
         statuses: What is answered instead, one for each request to come.
-        has_ranges: Whether ranges are given.
-        tells_size: Whether the size is told.
-        tells_version: Whether versions are told.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.sent: Counter[str] = Counter()
         self.statuses: list[int] = []
-        self.has_ranges = self.tells_size = self.tells_version = True
         self.on_get = lambda name: None
         web = self
 
@@ -71,28 +64,18 @@ class Web:
             data, is_page = "".join(links).encode(), True
         else:
             data, is_page = path.read_bytes(), False
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("Range", ""))
-        part = data
-        if wanted and self.has_ranges:
-            part = data[int(wanted[1]) : int(wanted[2]) + 1]
-            request.send_response(206)
-            last = int(wanted[1]) + len(part) - 1
-            request.send_header("Content-Range", f"bytes {wanted[1]}-{last}/{len(data)}")
-        else:
-            request.send_response(200)
+        request.send_response(200)
         request.send_header("Content-Type", "text/html" if is_page else "text/plain")
-        if self.tells_size:
-            request.send_header("Content-Length", str(len(part)))
-        if self.tells_version:
-            request.send_header("ETag", hashlib.md5(data).hexdigest())
+        request.send_header("Content-Length", str(len(data)))
+        request.send_header("ETag", hashlib.md5(data).hexdigest())
         if is_get:
             # Before anything goes out, so that who has the headers alone finds it counted.
-            self.sent[name] += len(part)
+            self.sent[name] += len(data)
         request.end_headers()
         if is_get:
             # Who asked may have been killed.
             with suppress(ConnectionError):
-                request.wfile.write(part)
+                request.wfile.write(data)
 
 
 @pytest.fixture(autouse=True)
@@ -102,8 +85,7 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
-    monkeypatch.setattr(store_module, "_WAITS_SECONDS", (0.01, 0.02))
+def web(tmp_path: Path) -> Iterator[Web]:
     folder = tmp_path / "web"
     folder.mkdir()
     web = Web(folder)

@@ -132,7 +132,7 @@ def test_a_full_disk_is_named_and_no_other_address_is_tried(site, fetch, tmp_pat
 def test_processes_that_start_together_download_once(site, fetch, tmp_path, monkeypatch):
     folder, url = site
     (folder / "input.txt").write_bytes(TEXT)
-    retrieve, asked, said, found = download_module._retrieval, threading.Event(), [], []
+    fetch_once, asked, said, found = download_module._fetch, threading.Event(), [], []
 
     def second():
         def progress(line):
@@ -149,9 +149,9 @@ def test_processes_that_start_together_download_once(site, fetch, tmp_path, monk
         if not other.ident:
             other.start()
             assert asked.wait(10)
-        return retrieve(*about)
+        return fetch_once(*about)
 
-    monkeypatch.setattr(download_module, "_retrieval", slow)
+    monkeypatch.setattr(download_module, "_fetch", slow)
     files = fetch(plain(url))
     other.join()
     assert found == [files]
@@ -173,17 +173,6 @@ def test_what_has_another_checksum_is_refused_and_not_kept(site, fetch, tmp_path
     with pytest.raises(OSError, match=r"(?s)path takes.*has the checksum sha256:.*, not sha256:"):
         fetch(plain(url))
     assert left(tmp_path) == []
-
-
-def test_a_file_without_a_known_checksum_keeps_the_first_one(site, fetch, tmp_path):
-    folder, url = site
-    (folder / "input.txt").write_bytes(TEXT)
-    (file,) = fetch(plain(url, ""))
-    assert fetch.said[-1] == f"no checksum of input.txt is known; it has the SHA-256 {SHA256[7:]}"
-    # It changed on the disk: what was noted does not fit, and the original comes again.
-    file.write_bytes(b"damaged")
-    fetch(plain(url, ""))
-    assert file.read_bytes() == TEXT
 
 
 def test_mirrors_are_tried_in_turn(site, fetch):
@@ -276,16 +265,6 @@ def test_a_damaged_archive_is_another_failure_of_its_address(site, fetch, damage
     sources = (Source(f"{url}/all.zip", "input.txt"), Source(f"{url}/input.txt"))
     (file,) = fetch(RemoteFile(name="input.txt", sources=sources, checksum=SHA256))
     assert file.read_bytes() == TEXT
-
-
-def test_an_archive_that_unpacks_without_end_is_stopped(site, fetch, tmp_path, monkeypatch):
-    folder, url = site
-    zipped(folder / "all.zip", {"input.txt": bytes(1 << 22)})
-    monkeypatch.setattr(download_module, "_LARGEST", 1 << 21)
-    source = Source(f"{url}/all.zip", "input.txt")
-    with pytest.raises(OSError, match="more than 2,097,152 bytes"):
-        fetch(RemoteFile(name="input.txt", sources=(source,)))
-    assert not (tmp_path / "downloads" / "input.txt").exists()
 
 
 @pytest.fixture

@@ -6,8 +6,14 @@ import torch
 
 from transformer_xl.config import Config, DataConfig, ModelConfig
 from transformer_xl.data import prepare
-from transformer_xl.data.features import FeatureCorpus, FeatureSegments, open_corpus
-from transformer_xl.data.recordings import Recordings, read_recordings, write_recordings
+from transformer_xl.data.recordings import (
+    FeatureCorpus,
+    Recordings,
+    open_corpus,
+    read_recordings,
+    write_recordings,
+)
+from transformer_xl.data.segments import FeatureSegments
 
 
 def made(n=20, *, real=False, seed=0):

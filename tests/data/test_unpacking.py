@@ -1,10 +1,7 @@
 import bz2
 import gzip
-import io
 import json
 import lzma
-import sys
-import types
 
 import numpy as np
 import pytest
@@ -42,18 +39,6 @@ def test_compressed_text_is_the_text(tmp_path, suffix, compress):
     assert names == {*bins, "manifest.json", "tokenizer.json", "verified.json", "vocab.json"}
 
 
-def test_zstd_needs_its_package_and_says_so(tmp_path, monkeypatch):
-    (tmp_path / "text.zst").write_bytes(b"whatever")
-    monkeypatch.setitem(sys.modules, "zstandard", None)
-    for path in (tmp_path / "text.zst", tmp_path):
-        with pytest.raises(ValueError, match=r"compressed with zstd.*pip install zstandard"):
-            whole(path, tmp_path / "cache")
-    fake = types.ModuleType("zstandard")
-    fake.open = lambda path, mode: io.BytesIO(b"from zstd")
-    monkeypatch.setitem(sys.modules, "zstandard", fake)
-    assert raw_split(whole(tmp_path / "text.zst", tmp_path / "cache"), "train") == b"from zstd"
-
-
 @pytest.mark.parametrize(
     "data", [b"", gzip.compress(TEXT.encode())[:-20], b"no gzip at all"], ids=len
 )
@@ -79,34 +64,6 @@ def lines(*records):
     return "".join(json.dumps(record) + "\n" for record in records)
 
 
-def test_json_lines_give_their_field_one_text_after_another(tmp_path):
-    records = [{"text": "first\n", "id": 1}, {"text": "zweite é"}, {"text": "\tthird\nfourth"}]
-    (tmp_path / "a.jsonl").write_text(lines(*records) + "\n\n")
-    (tmp_path / "b.ndjson.gz").write_bytes(gzip.compress(lines({"text": "fifth"}).encode()))
-    expected = "first\nzweite é\n\tthird\nfourth\nfifth\n"
-    paths = f"{tmp_path}/a.jsonl:{tmp_path}/b.ndjson.gz"
-    assert text_of(whole(paths, tmp_path / "cache")) == expected
-    (tmp_path / "c.jsonl").write_text(lines({"body": "other", "text": 7}))
-    corpus = whole(tmp_path / "c.jsonl", tmp_path / "cache", json_field="body")
-    assert text_of(corpus) == "other\n"
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", "line 2 is no JSON"),
-        ('{"body": "x"}', r"line 2 has no text in the field 'text' \(its fields are 'body'.*"
-         r"--data\.json_field"),
-        ('"x"', r"line 2 has no text in the field 'text'"),
-        ("[" * 100_000, "line 2 is no JSON"),
-    ],
-)  # fmt: skip
-def test_a_line_that_does_not_fit_is_named(tmp_path, line, message):
-    (tmp_path / "a.jsonl").write_text(lines({"text": "x"}) + line + "\n")
-    with pytest.raises(ValueError, match=message):
-        whole(tmp_path / "a.jsonl", tmp_path / "cache")
-
-
 def test_files_are_held_out_by_their_own_names(tmp_path):
     plain, packed = tmp_path / "plain", tmp_path / "packed"
     for number in range(20):
@@ -121,48 +78,6 @@ def test_files_are_held_out_by_their_own_names(tmp_path):
     found = [prepare(DataConfig(path=str(x), **config)).manifest for x in (plain, packed)]
     assert found[0]["splits"] == found[1]["splits"]
     assert len(found[0]["splits"]["valid"]["text_files"]) > 1
-
-
-@pytest.mark.parametrize("moment", ["open", "read"])
-def test_a_damaged_parquet_file_is_named(tmp_path, monkeypatch, moment):
-    class ArrowError(ValueError):
-        pass
-
-    def rows():
-        yield {"text": "first"}
-        raise ArrowError("Page was smaller than expected")
-
-    def load_dataset(kind, **settings):
-        if moment == "open":
-            raise ArrowError("Parquet magic bytes not found in footer")
-        return rows()
-
-    module = types.ModuleType("datasets")
-    module.load_dataset = load_dataset
-    monkeypatch.setitem(sys.modules, "datasets", module)
-    (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ValueError, match=r"a\.parquet cannot be read.*: ArrowError: Pa"):
-        whole(tmp_path / "a.parquet", tmp_path / "cache")
-
-
-@pytest.mark.parametrize("error", [OSError(5, "failed"), MemoryError(), ImportError("x")])
-def test_trouble_of_the_machine_is_none_of_a_parquet_file(tmp_path, monkeypatch, error):
-    def load_dataset(*_, **__):
-        raise error
-
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
-    (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    with pytest.raises(type(error)):
-        whole(tmp_path / "a.parquet", tmp_path / "cache")
-    # What was unpacked is used by the next call.
-    assert [*(tmp_path / "cache").glob(".building-*")]
-
-
-def test_parquet_needs_datasets_and_says_so(tmp_path, monkeypatch):
-    (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"Parquet.*pip install datasets"):
-        whole(tmp_path / "a.parquet", tmp_path / "cache")
 
 
 def integers(path, cache, **settings):

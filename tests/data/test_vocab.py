@@ -304,10 +304,10 @@ def test_a_vocabulary_file_nested_without_end_is_refused(tmp_path):
         load_vocab(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["bytes", "chars", "words", "bpe"])
+@pytest.mark.parametrize("kind", ["chars", "words"])
 def test_what_is_no_row_of_symbols_is_not_decoded(kind, refused):
-    vocab = train_vocab(kind, ["to be or not to be"], 300 if kind == "bpe" else None)
-    for ids in ([-1], [10**9], [1.0], [True], ["1"], 1, "1", None, [[1]]):
+    vocab = train_vocab(kind, ["to be or not to be"])
+    for ids in ([-1], [10**9], [1.0], ["1"], 1, "1", None, [[1]]):
         with refused(r"is no symbol|must be integers in a row"):
             unwrap(type(vocab).decode)(vocab, ids)
         if kind != "words":
@@ -331,17 +331,10 @@ def test_the_repr_shows_kind_size_and_special_tokens():
     assert repr(vocab) == f"Vocab('words', size=4, eos_id=2, unk_id=3, {vocab.hash[:12]})"
 
 
-@pytest.mark.parametrize("kind", ["bytes", "chars", "words", "bpe"])
-def test_what_is_no_text_is_refused_with_what_to_give(kind):
-    vocab = train_vocab(kind, ["a b\n"], 300 if kind == "bpe" else None)
-    for text, remedy in (
-        (b"a b", r"b'a b' is bytes .*decode\("),
-        (Path("a.txt"), r"a\.txt.* is \w+ .*read_text\("),
-        (None, r"None is NoneType and no text \(str\)"),
-        (["a b"], r"\['a b'\] is list .*one text at a time"),
-    ):
-        for encode in (vocab.encode, vocab.encode_lines, vocab.encode_known, vocab.number_of):
-            with pytest.raises(ValueError, match=remedy):
+def test_what_is_no_text_is_refused_with_what_to_give():
+    for text in (b"a b", Path("a.txt"), None, ["a b"]):
+        for encode in (BPE.encode, BPE.encode_lines, BPE.encode_known, BPE.number_of):
+            with pytest.raises(ValueError, match=r" is \w+ and no text \(str\): give one text, as"):
                 encode(text)
 
 

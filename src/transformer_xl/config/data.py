@@ -78,8 +78,7 @@ class DataConfig:
     a known corpus, else in the training text."""
     tokenizer: str | None = None
     """An existing tokenizer in place of data.vocab, vocab_size and vocab_from: a tokenizer.json of
-    Hugging Face, a .model of SentencePiece, a model or corpus folder with a vocabulary, or the name
-    of a shipped model."""
+    Hugging Face, a model or corpus folder with a vocabulary, or the name of a shipped model."""
     reset_at: str | None = None
     """A token such as <eos> at which a new text begins, for shuffled sentences or separate
     documents: it and what follows attend to nothing before it. For bpe it is in no longer unit.
@@ -94,12 +93,11 @@ class DataConfig:
     cache_dir: str | None = None
     """Where token files are cached; None: TXL_CACHE, else ~/.cache/transformer_xl."""
     corpus: str | None = None
-    """A corpus that txl prepare has built: its folder, or the URL of a copy in an object store, of
-    which training reads only what its streams need. None: prepare the text at data.name or
-    data.path."""
+    """A corpus that txl prepare has built: its folder, or the URL of a copy, which is downloaded.
+    None: prepare the text at data.name or data.path."""
     verify: Literal["once", "always", "never"] = "once"
     """Verify the checksums of token files once until they change, each time they are opened, or
-    never; of files in a store only with always. Sizes are always compared."""
+    never. Sizes are always compared."""
 
     @property
     def is_given(self) -> bool:

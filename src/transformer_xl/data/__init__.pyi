@@ -10,12 +10,6 @@ from .corpus import (
     raw_split,
     write_corpus,
 )
-from .features import (
-    FeatureCorpus,
-    FeatureSegments,
-    open_corpus,
-    open_features,
-)
 from .finding import (
     list_texts,
 )
@@ -40,16 +34,16 @@ from .preparing import (
 )
 from .recordings import (
     UNCOUNTED,
+    FeatureCorpus,
     Recordings,
+    open_corpus,
+    open_features,
     read_recordings,
     write_recordings,
 )
 from .segments import (
+    FeatureSegments,
     Segments,
-)
-from .sentencepiece_models import (
-    fields,
-    varint,
 )
 from .text import (
     SPLITS,
@@ -106,7 +100,6 @@ __all__ = [
     "cutter",
     "describe_changes",
     "describe_unknown",
-    "fields",
     "half_refusal",
     "in_completion",
     "is_vocabulary",
@@ -127,7 +120,6 @@ __all__ = [
     "train_vocab",
     "treated",
     "unknown_warning",
-    "varint",
     "write_corpus",
     "write_recordings",
 ]

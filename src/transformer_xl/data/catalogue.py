@@ -1,11 +1,12 @@
 """The corpora that ``data.name`` may name, as ``catalogue.toml`` lists them."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
+
+import msgspec
 
 from transformer_xl.config import DataConfig
 
@@ -42,7 +43,7 @@ class KnownCorpus:
     summary: str
     terms: str
     """Licence or terms of the text, as its publishers state them."""
-    files: Mapping[str, RemoteFile]
+    files: Mapping[str, RemoteFile] = field(default_factory=dict)
     """By part: ``train`` (split as the settings say unless the others are there), ``valid``,
     ``test``. Empty for a corpus that every machine has."""
     counted: str = "train"
@@ -53,16 +54,8 @@ class KnownCorpus:
     """Sizes of vocabularies, by ``data.vocab``."""
 
 
-def _remote(sources: list[Any], also: Sequence[str] = (), **about: Any) -> RemoteFile:
-    return RemoteFile(sources=tuple(Source(**x) for x in sources), also=tuple(also), **about)
-
-
-def _known(files: Mapping[str, Any] = MappingProxyType({}), **about: Any) -> KnownCorpus:
-    return KnownCorpus(files={part: _remote(**x) for part, x in files.items()}, **about)
-
-
 _LISTED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-KNOWN_CORPORA: Mapping[str, KnownCorpus] = {name: _known(**x) for name, x in _LISTED.items()}
+KNOWN_CORPORA = msgspec.convert(_LISTED, dict[str, KnownCorpus])
 """The corpora that ``data.name`` may name."""
 
 

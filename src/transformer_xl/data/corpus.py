@@ -5,15 +5,9 @@ A corpus folder holds ``tokenizer.json`` and ``vocab.json`` (the vocabulary), ``
 with checksums, and their sources). It is built under a temporary name and renamed when complete
 (`preparing`). Text is processed in blocks and never held in memory as a whole. ``verified.json``
 records verified checksums until a file changes.
-
-For a corpus in an object store, the small files and the held-out splits are downloaded to the
-cache and verified. The training split, which may be larger than the disk, is read in blocks as
-streams reach them.
 """
 
-import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -24,17 +18,8 @@ from jaxtyping import Integer
 
 from transformer_xl.config import FORMAT_VERSION, Say, checksum, replace_file, write_atomically
 from transformer_xl.data.locking import LOCK, once
-from transformer_xl.data.store import (
-    StoredObject,
-    StoredTokens,
-    Tokens,
-    describe,
-    fetch,
-    open_store,
-    patiently,
-)
 from transformer_xl.data.text import SPLITS
-from transformer_xl.data.vocab import VOCAB_FILE, Vocab
+from transformer_xl.data.vocab import Vocab
 from transformer_xl.data.vocab_files import load_vocab
 from transformer_xl.errors import DataError, InputError
 
@@ -42,8 +27,6 @@ MANIFEST = "manifest.json"
 VERIFIED = "verified.json"
 """Token files whose checksums were verified, with their sizes and times of change."""
 _LONG_BYTES = 1 << 30
-# A manifest lists every text; with a million texts it has this size.
-_LARGEST_MANIFEST = 256 << 20
 
 
 class Corpus:
@@ -103,15 +86,11 @@ class Corpus:
         if path.name != about["file"]:
             problem = f"the {name} split is in {about['file']!r}, which is no name of a file"
             raise self._damage(self.folder / MANIFEST, problem)
+        if not path.is_file():
+            raise self._damage(path, "it is missing")
         expected = about["tokens"] * self.dtype.itemsize
-        found = self._size(path.name)
-        if found != expected:
-            sizes = "it is missing" if found is None else f"{found:,} bytes instead of {expected:,}"
-            raise self._damage(path, sizes)
-
-    def _size(self, file: str) -> int | None:
-        path = self.folder / file
-        return path.stat().st_size if path.is_file() else None
+        if (size := path.stat().st_size) != expected:
+            raise self._damage(path, f"{size:,} bytes instead of {expected:,}")
 
     def _about(self, name: str) -> dict[str, Any]:
         if name not in SPLITS:
@@ -150,14 +129,6 @@ class Corpus:
                 )
             raise DataError(f"the corpus has no {name} split: {remedy}")
         return np.memmap(self.folder / about["file"], dtype=self.dtype, mode="r")
-
-    def tokens(self, name: str) -> Tokens:
-        """Return the tokens of a split, indexed by position, read in place.
-
-        Raises:
-            DataError: The split is empty.
-        """
-        return self.split(name)
 
     def verify(self) -> None:
         """Verify the checksum of every token file.
@@ -206,76 +177,6 @@ class Corpus:
             return json.loads((self.folder / VERIFIED).read_bytes()) == self._seen()
         except (OSError, ValueError):
             return False
-
-
-class StoredCorpus(Corpus):
-    """A prepared corpus at a URL.
-
-    Attributes:
-        url: The folder in the store.
-
-    Raises:
-        FileNotFoundError: There is no corpus.
-        DataError: The corpus is damaged or from a newer version.
-        OSError: The store does not answer.
-    """
-
-    def __init__(self, url: str, downloads: Path, say: Say) -> None:
-        self.url = url.rstrip("/")
-        self._say = say
-        fs, path = open_store(self._object(MANIFEST).url)
-        manifest = patiently(self.url, lambda: fs.cat_file(path, end=_LARGEST_MANIFEST))
-        key = hashlib.sha256(json.dumps([self.url, manifest.decode("latin-1")]).encode())
-        title = re.sub(r"[^\w.+-]", "_", self.url.rsplit("/", 1)[-1])[-60:]
-        folder = downloads / "corpora" / f"{title}-{key.hexdigest()[:16]}"
-        if not (folder / MANIFEST).is_file():
-            replace_file(folder / MANIFEST, manifest)
-        missing = [x for x in ("tokenizer.json", VOCAB_FILE) if not (folder / x).is_file()]
-        fetch({folder / x: self._object(x) for x in missing}, folder, say)
-        super().__init__(folder)
-
-    def _object(self, file: str) -> StoredObject:
-        return describe(f"{self.url}/{file}")
-
-    def _damage(self, path: Path, what: str) -> DataError:
-        return DataError(
-            f"{self.url}/{path.name} is damaged: {what}. Copy the prepared corpus there again, and "
-            f"delete the folder {self.folder}"
-        )
-
-    def _size(self, file: str) -> int | None:
-        if (self.folder / file).is_file():
-            return super()._size(file)
-        with suppress(FileNotFoundError):
-            return self._object(file).size
-
-    def split(self, name: str) -> Integer[np.ndarray, " length"]:
-        """Return the tokens of a split, downloaded to the cache, verified and memory-mapped."""
-        about = self._about(name)
-        file = self.folder / about["file"]
-        if about["tokens"] and not file.is_file():
-            fetch({file: self._object(file.name)}, self.folder, self._say)
-            if checksum(file) != about["sha256"]:
-                file.unlink()
-                raise self._damage(file, f"it does not have the checksum {about['sha256']}")
-        return super().split(name)
-
-    def tokens(self, name: str) -> Tokens:
-        """Return the tokens of a split, read from the store where they are indexed."""
-        about = self._about(name)
-        if about["tokens"] == 0 or (self.folder / about["file"]).is_file():
-            return self.split(name)
-        return StoredTokens(f"{self.url}/{about['file']}", self.dtype, about["tokens"])
-
-    def verify(self) -> None:
-        """Download all splits, which verifies their checksums."""
-        for name in SPLITS:
-            if self.n_tokens(name):
-                self.split(name)
-        super().verify()
-
-    def verify_once(self, say: Say) -> None:
-        """Do nothing: sizes were compared, and downloads are verified."""
 
 
 def write_corpus(

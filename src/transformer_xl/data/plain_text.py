@@ -1,20 +1,18 @@
 """The files of a corpus as plain text: unpacked, normalized, and separated by line ends."""
 
 import contextlib
-import json
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from transformer_xl.config import DataConfig, Say, replace_file, write_atomically
+from transformer_xl.config import DataConfig, Say, write_atomically
 from transformer_xl.data.catalogue import KNOWN_CORPORA
 from transformer_xl.data.normalizing import describe_changes
 from transformer_xl.data.text import Span, TextFiles, read_text
 from transformer_xl.data.unpacking import (
     COMPRESSED,
     RAW_REMEDY,
-    Unpacking,
     text_blocks,
     unpacking_of,
 )
@@ -43,61 +41,51 @@ def plain_texts(
     if n_packed:
         say(f"unpacking {n_packed:,} files")
     raw, is_joined = is_raw(config), not is_raw(config) and _needs_line_ends(config)
-    found: list[Counter[str]] = []
+    changed: list[Counter[str]] = []
     for part, paths in files.parts.items():
         is_followed = False
         for number, path in reversed([*enumerate(paths)]):
-            source = path, unpacking_of(path, config), config.json_field, part, raw
-            adds_line_end = is_followed and is_joined
             changes, last = Counter[str](), b""
+            source = path, unpacking_of(path, config), config.json_field, part, raw, changes
             if not (source[1] or raw):
-                for block in text_blocks(*source, changes):
+                for block in text_blocks(*source):
                     last = block[-1:]
-                is_followed |= bool(last)
+            adds_line_end = is_followed and is_joined
             if source[1] or changes or (adds_line_end and last not in (b"", b"\n")):
                 target = folder / part / f"{number:06d}.txt"
-                found.append(_copy(*source, adds_line_end, target))
-                is_followed |= target.stat().st_size > 0
+                changes.clear()
+                if _copied(text_blocks(*source), target, adds_line_end=adds_line_end):
+                    changes["line end"] = 1
+                changed.append(changes)
                 origins[target], replaced[part][number] = path, target
-    changes = sum(found, Counter[str]())
+                last = b"x" if target.stat().st_size else b""
+            is_followed |= bool(last)
+    changes = sum(changed, Counter[str]())
     if changes:
         n_files = sum(map(len, replaced.values()))
         say(
-            f"normalized the text of {sum(map(bool, found)):,} of {n_files:,} files: "
+            f"normalized the text of {sum(map(bool, changed)):,} of {n_files:,} files: "
             f"{describe_changes(changes)}; {RAW_REMEDY}"
         )
     parts = {part: tuple(paths) for part, paths in replaced.items()}
     return replace(files, origins=origins, **parts), changes
 
 
-def _copy(
-    path: Path,
-    how: Unpacking,
-    field: str,
-    part: str,
-    is_raw: bool,
-    adds_line_end: bool,
-    target: Path,
-) -> Counter[str]:
-    """Write the text in a file to ``target``, unless it is there; return what was changed."""
-    note = target.with_suffix(".json")
-    if not target.is_file():
-        changes = Counter[str]()
+def _copied(blocks: Iterable[bytes], target: Path, *, adds_line_end: bool) -> bool:
+    """Write a text to ``target``; return whether a line end was added."""
+    last = b"\n"
 
-        def write(temporary: Path) -> None:
-            last = b""
-            with temporary.open("wb") as out:
-                for block in text_blocks(path, how, field, part, is_raw, changes):
-                    out.write(block)
-                    last = block[-1:]
-                if adds_line_end and last not in (b"", b"\n"):
-                    out.write(b"\n")
-                    changes["line end"] += 1
-            # Before the text is there: then all of it is.
-            replace_file(note, json.dumps(changes).encode())
+    def write(temporary: Path) -> None:
+        nonlocal last
+        with temporary.open("wb") as out:
+            for block in blocks:
+                out.write(block)
+                last = block[-1:] or last
+            if adds_line_end and last != b"\n":
+                out.write(b"\n")
 
-        write_atomically(target, write)
-    return Counter(json.loads(note.read_bytes()))
+    write_atomically(target, write)
+    return adds_line_end and last != b"\n"
 
 
 @contextlib.contextmanager

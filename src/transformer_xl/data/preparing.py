@@ -5,21 +5,19 @@ A corpus is built in a temporary folder, which is renamed when it is complete:
 ==============  ====================================================================================
 ``text/``       text of files that had to be decompressed or normalized
 vocabulary      ``tokenizer.json`` and ``vocab.json``
-``train.bin``   the tokens, written in order (`tokenizing`); then ``valid`` and ``test``
+``train.bin``   the tokens (`tokenizing`); then ``valid`` and ``test``
 ``manifest``    written last; temporary files are removed then
 ==============  ====================================================================================
 
-A process that is killed goes on where it was, and the files have the same bytes.
+What a killed process has finished is used by the next one, and the files have the same bytes.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import re
 import shutil
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,13 +33,13 @@ from transformer_xl.config import (
     replace_file,
 )
 from transformer_xl.data.catalogue import KNOWN_CORPORA, common_settings
-from transformer_xl.data.corpus import MANIFEST, Corpus, StoredCorpus, manifest_of
-from transformer_xl.data.finding import HUB_PREFIX, fetch_text, find_text
-from transformer_xl.data.locking import LOCK, locked
+from transformer_xl.data.corpus import MANIFEST, Corpus, manifest_of
+from transformer_xl.data.finding import HUB_PREFIX, find_text, local_path
+from transformer_xl.data.locking import once
 from transformer_xl.data.making_vocab import authors_bytes, train_vocab
 from transformer_xl.data.normalizing import describe_changes
 from transformer_xl.data.plain_text import CHANGES, is_raw, named_by_origin, plain_texts
-from transformer_xl.data.store import is_url, local_path
+from transformer_xl.data.store import is_url, local_copy
 from transformer_xl.data.text import (
     SPLITS,
     Span,
@@ -55,7 +53,7 @@ from transformer_xl.data.text import (
 from transformer_xl.data.tokenizing import find_unknown, write_split
 from transformer_xl.data.unpacking import RAW_REMEDY, unpacking_of
 from transformer_xl.data.vocab import VOCAB_FILE, Vocab, describe_unknown
-from transformer_xl.data.vocab_files import bring, is_vocabulary, load_vocab, tokenizer_path
+from transformer_xl.data.vocab_files import bring, load_vocab, tokenizer_path
 from transformer_xl.errors import DataError, InputError, SettingsError
 
 LEARNED_BYTES = 64 << 20
@@ -64,7 +62,9 @@ PART_BYTES = 16 << 20
 """Bytes of a part of a long text, of which the beginning is learned from."""
 _SHORT_BYTES = 16 << 20
 """Bytes of a text that one thread tokenizes unless ``data.workers`` is set."""
-_ONE_WEEK = 7 * 24 * 60 * 60
+
+_KEYS = ("name", "path", "valid_path", "test_path", "split_by", "valid_fraction", "test_fraction")
+_KEYS += ("vocab", "vocab_size")
 
 
 def cache_folder(config: DataConfig) -> Path:
@@ -117,58 +117,48 @@ def _built(config: DataConfig, cache: Path, say: Say) -> Corpus:
     files = find_text(config, cache / "downloads", say)
     settings = _settings(config)
     title = re.sub(r"[^\w.+-]", "_", config.name or files.root.name or "text")
-    raw_folder = cache / f"{title}-{_key(settings, files)}"
-    folder = raw_folder
-    if not is_raw(config):
-        folder = cache / f"{title}-{_key(settings | {'text': 'normalized'}, files)}"
-        if not folder.is_dir() and _is_normal(raw_folder):
-            folder = raw_folder
-    building = cache / f".building-{folder.name}"
-    while not folder.is_dir():
+    key = _key(settings if is_raw(config) else settings | {"text": "normalized"}, files)
+    folder, building = cache / f"{title}-{key}", cache / f".building-{title}-{key}"
+    is_new = False
+
+    def build() -> None:
+        nonlocal is_new
         try:
-            cache.mkdir(parents=True, exist_ok=True)
-            _remove_abandoned(cache, building)
-            building.mkdir(exist_ok=True)
+            building.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OSError(
                 f"cannot write to the cache {cache_folder(config)}: {error.strerror or error}; "
                 "choose another folder with --data.cache_dir or the variable TXL_CACHE"
             ) from error
-        with locked(building, say) as is_ours:
-            if is_ours and folder.is_dir():
-                # Another process has just finished it.
+        if not (building / MANIFEST).is_file():
+            try:
+                _build(config, files, building, settings, say)
+            except ValueError:
+                # A text that does not fit will not fit later.
                 shutil.rmtree(building, ignore_errors=True)
-            elif is_ours:
-                try:
-                    _build(config, fetch_text(config, files, say), building, settings, say)
-                except ValueError:
-                    # A text that does not fit will not fit later.
-                    shutil.rmtree(building, ignore_errors=True)
-                    raise
-                # The lock file moves with the folder, so that waiting processes notice.
-                building.rename(folder)
-                (folder / LOCK).unlink(missing_ok=True)
-                # What was normalized has been reported.
-                return Corpus(folder)
+                raise
+        shutil.rmtree(building / "text", ignore_errors=True)
+        for name in SPLITS:
+            (building / f"{name}.json").unlink(missing_ok=True)
+        remove_temporary(building)
+        building.rename(folder)
+        is_new = True
+
+    activity = "another process is preparing this corpus"
+    once(cache / ".locks" / folder.name, say, activity, find=folder.is_dir, make=build)
     corpus = Corpus(folder)
-    if described := describe_changes(Counter(corpus.manifest.get(CHANGES))):
+    described = describe_changes(Counter(corpus.manifest.get(CHANGES)))
+    # What was normalized in a new one has been reported.
+    if described and not is_new:
         say(f"normalized the text: {described}; {RAW_REMEDY}")
     return corpus
-
-
-def _is_normal(folder: Path) -> bool:
-    """Whether a folder has a corpus of raw text in which there was nothing to normalize."""
-    try:
-        return json.loads((folder / MANIFEST).read_bytes())[CHANGES] == {}
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
 
 
 def _opened(config: DataConfig, cache: Path, say: Say) -> Corpus:
     """Open the corpus that ``data.corpus`` names, if it was made with the same settings."""
     place = local_path(config.corpus or "")
     if is_url(place):
-        corpus = StoredCorpus(place, cache / "downloads", say)
+        corpus = Corpus(local_copy(f"{place.rstrip('/')}/", cache / "downloads", say))
     else:
         corpus = Corpus(Path(place).expanduser())
     default = dataclasses.asdict(DataConfig())
@@ -177,7 +167,7 @@ def _opened(config: DataConfig, cache: Path, say: Say) -> Corpus:
     made |= corpus.manifest.get("settings", {})
     made["name"] = corpus.manifest.get("source", {}).get("name", config.name)
     if config.tokenizer:
-        if bring(tokenizer_path(config.tokenizer)).hash != corpus.vocab.hash:
+        if bring(config.tokenizer).hash != corpus.vocab.hash:
             raise SettingsError(
                 f"data.tokenizer={config.tokenizer!r} is not the vocabulary of "
                 f"data.corpus={config.corpus!r}: leave it out, or give another corpus"
@@ -205,28 +195,19 @@ def _settings(config: DataConfig) -> dict[str, Any]:
     """Return the settings on which the tokens depend, among them the paths as they are given.
 
     Settings added in later versions are omitted at their defaults, so that older corpora are
-    still found.
+    still found. Whether the text is raw is in the names of folders.
     """
-    left_out = {"cache_dir", "workers", "vocab_from", "json_field", "tokenizer", "reset_at"}
-    # Whether the text is raw is in the names of folders.
-    left_out |= {"completion_at", "corpus", "verify", "raw"}
-    given = dataclasses.asdict(config)
-    if config.vocab == "bpe" and not config.tokenizer:
-        # Units of their own, in no longer one.
-        left_out -= {name for name in ("reset_at", "completion_at") if given[name] is not None}
-    settings = {name: value for name, value in given.items() if name not in left_out}
+    settings = {name: getattr(config, name) for name in _KEYS}
+    is_bpe = config.vocab == "bpe" and not config.tokenizer
+    # Units of their own, in no longer one.
+    apart = {name: getattr(config, name) for name in ("reset_at", "completion_at") if is_bpe}
+    settings |= {name: value for name, value in apart.items() if value is not None}
     if config.tokenizer:
-        folder = tokenizer_path(config.tokenizer)
-        file = folder / "tokenizer.json" if folder.is_dir() else folder
-        if not file.is_file():
-            raise FileNotFoundError(
-                f"data.tokenizer={config.tokenizer!r}: there is no file {file}. A run keeps its "
-                "vocabulary: to continue or evaluate one, give --data.tokenizer RUN/model/last"
-            )
-        settings["tokenizer"] = checksum(file)
-        if is_vocabulary(folder):
+        path = tokenizer_path(config.tokenizer)
+        settings["tokenizer"] = checksum(path / "tokenizer.json" if path.is_dir() else path)
+        if path.is_dir():
             # Rules for joining symbols and for ends of lines.
-            settings["tokenizer_rules"] = checksum(folder / VOCAB_FILE)
+            settings["tokenizer_rules"] = checksum(path / VOCAB_FILE)
         settings["vocab"] = "brought"
     if config.vocab not in ("words", "bpe", "integers") or config.tokenizer:
         settings["vocab_size"] = None
@@ -239,23 +220,12 @@ def _settings(config: DataConfig) -> dict[str, Any]:
 
 def _key(settings: dict[str, Any], files: TextFiles) -> str:
     identity = [
-        [x.url, x.size, x.version]
-        if (x := files.stored.get(path))
-        else [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
+        [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
         for paths in files.parts.values()
         for path in paths
     ]
     definition = json.dumps([FORMAT_VERSION, settings, identity], sort_keys=True)
     return hashlib.sha256(definition.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-
-
-def _remove_abandoned(cache: Path, ours: Path) -> None:
-    """Remove interrupted builds that were not resumed for a week."""
-    for folder in cache.glob(".building-*"):
-        # It may have just been renamed by its process.
-        with contextlib.suppress(FileNotFoundError):
-            if folder != ours and time.time() - folder.stat().st_mtime > _ONE_WEEK:
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def vocabulary_source(config: DataConfig) -> str:
@@ -268,18 +238,6 @@ def _build(
     config: DataConfig, files: TextFiles, folder: Path, settings: dict[str, Any], say: Say
 ) -> None:
     """Write all files of a corpus; the manifest, which records ``settings``, is the last."""
-    if not (folder / MANIFEST).is_file():
-        replace_file(folder / MANIFEST, _written(config, files, folder, settings, say))
-    shutil.rmtree(folder / "text", ignore_errors=True)
-    for name in SPLITS:
-        (folder / f"{name}.json").unlink(missing_ok=True)
-    remove_temporary(folder)
-
-
-def _written(
-    config: DataConfig, files: TextFiles, folder: Path, settings: dict[str, Any], say: Say
-) -> bytes:
-    """Write all files but the manifest, which is returned."""
     _require_use(config, files)
     files, changes = plain_texts(config, files, folder / "text", say)
     with named_by_origin(files.origins):
@@ -300,13 +258,14 @@ def _written(
         }
     source = {"name": config.name, "description": files.description}
     others = {} if is_raw(config) else {CHANGES: changes}
-    return manifest_of(vocab, splits, source, **others, settings=settings)
+    manifest = manifest_of(vocab, splits, source, **others, settings=settings)
+    replace_file(folder / MANIFEST, manifest)
 
 
 def _vocabulary(config: DataConfig, spans: dict[str, list[Span]], say: Say) -> Vocab:
     if config.tokenizer:
         say(f"using the tokenizer {config.tokenizer}")
-        return bring(tokenizer_path(config.tokenizer))
+        return bring(config.tokenizer)
     kind = config.vocab
     assert kind != "features"
     say(f"learning a vocabulary of {kind}")
@@ -383,24 +342,19 @@ def _split(
 
 
 def _require_use(config: DataConfig, files: TextFiles) -> None:
-    """Refuse settings that have no effect with these files."""
-    default = DataConfig()
-    given = [name for name in ("valid", "test") if name in files.parts]
-    unused = {
-        f"{name}_fraction": f"the {name} text is given, so none is split off" for name in given
-    }
-    if len(given) == 2:
-        unused["split_by"] = "valid and test text are given, so none is split off"
+    """Raise an error for settings that have no effect with these files."""
+    why = {f"{x}_fraction": f"the {x} text is given" for x in ("valid", "test") if x in files.parts}
+    if len(why) == 2:
+        why["split_by"] = "valid and test text are given"
     if is_raw(dataclasses.replace(config, raw=False)):
-        unused["raw"] = "the texts of known corpora are never changed"
-    paths = [path for paths in files.parts.values() for path in paths]
-    is_from_hub = config.name.startswith(HUB_PREFIX)
-    if not is_from_hub and not {"lines", "parquet"} & {unpacking_of(x, config) for x in paths}:
-        unused["json_field"] = "no file is in JSON lines (.jsonl, .ndjson) or Parquet"
-    for name, why in unused.items():
-        value, usual = getattr(config, name), getattr(default, name)
+        why["raw"] = "the texts of known corpora are never changed"
+    kinds = {unpacking_of(path, config) for paths in files.parts.values() for path in paths}
+    if not config.name.startswith(HUB_PREFIX) and "records" not in kinds:
+        why["json_field"] = "no file is in JSON lines (.jsonl, .ndjson) or Parquet"
+    for name, reason in why.items():
+        value, usual = getattr(config, name), getattr(DataConfig(), name)
         if value != usual:
             raise SettingsError(
-                f"data.{name}={value!r} has no effect: {why}; leave it at {usual!r}, or give "
+                f"data.{name}={value!r} has no effect: {reason}; leave it at {usual!r}, or give "
                 "another text"
             )

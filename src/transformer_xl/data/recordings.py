@@ -14,28 +14,34 @@ predicted, for example the next value of a series, or the class of a recording a
 The files are memory-mapped, and a file with Python objects (a pickle) is refused.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool, Int64
 from torch import Tensor, from_numpy
 
-from transformer_xl.config import write_atomically
+from transformer_xl.config import DataConfig, Say, checksum, write_atomically
+from transformer_xl.data.corpus import Corpus
+from transformer_xl.data.preparing import prepare
 from transformer_xl.data.text import SPLITS
+from transformer_xl.errors import DataError, InputError, SettingsError
 
 UNCOUNTED = -100
 """A class that is not predicted."""
 _BLOCK = 1 << 16
 """Positions that are validated at once."""
-PARTS = ("inputs", "targets", "starts")
 
 
 @dataclass(frozen=True)
 class Recordings:
-    """Recordings, one after the other."""
+    """Recordings, one after the other.
 
-    # Their types are checked below, with an error that names the rule.
+    Raises:
+        DataError: The shapes or types do not fit each other.
+    """
+
     inputs: np.ndarray
     targets: np.ndarray
     """Classes, or numbers; -100 or NaN where nothing is predicted."""
@@ -43,18 +49,17 @@ class Recordings:
     """Where recordings begin."""
 
     def __post_init__(self) -> None:
-        shapes = {name: getattr(self, name).shape for name in PARTS}
-        N = self.targets.size
-        if shapes != {"inputs": (N, *self.inputs.shape[-1:]), "targets": (N,), "starts": (N,)}:
-            raise ValueError(
-                f"recordings of the shapes {shapes} must be (N, F), (N,) and (N,) for one N"
+        arrays = {part: getattr(self, part) for part in PARTS}
+        N, F = self.targets.size, self.inputs.shape[-1:]
+        if [x.shape for x in arrays.values()] != [(N, *F), (N,), (N,)]:
+            raise DataError(
+                f"recordings of the shapes { {part: x.shape for part, x in arrays.items()} } must "
+                "be (N, F), (N,) and (N,) for one N"
             )
-        kinds = self.inputs.dtype.kind, self.targets.dtype.kind, self.starts.dtype.kind
-        if not (kinds[0] == "f" and kinds[1] in "if" and kinds[2] == "b"):
-            types = {name: str(getattr(self, name).dtype) for name in PARTS}
-            raise ValueError(
-                f"recordings of the types {types} must be real inputs, int64 or real targets, and "
-                "starts of bool"
+        if "".join(x.dtype.kind for x in arrays.values()) not in ("fib", "ffb"):
+            raise DataError(
+                f"recordings of the types { {part: x.dtype.name for part, x in arrays.items()} } "
+                "must be real inputs, int64 or real targets, and starts of bool"
             )
 
     def __len__(self) -> int:
@@ -65,9 +70,9 @@ class Recordings:
         """Whether the targets are numbers; else they are classes."""
         return self.targets.dtype.kind == "f"
 
-    def counted(self, part: slice | None = None) -> Bool[np.ndarray, " counted"]:
+    def counted(self, part: slice = slice(None)) -> Bool[np.ndarray, " counted"]:
         """Mark the positions, or those of a part, where something is predicted."""
-        targets = self.targets if part is None else self.targets[part]
+        targets = self.targets[part]
         return ~np.isnan(targets) if self.are_real else targets != UNCOUNTED
 
     def at(self, places: slice | Int64[np.ndarray, "..."]) -> tuple[Tensor, Tensor, Tensor]:
@@ -84,29 +89,28 @@ class Recordings:
         """Require finite inputs, and targets that are finite or left out.
 
         Raises:
-            ValueError: A value is not finite, or a class is negative; ``what`` names the data.
+            DataError: A value is not finite, or a class is negative; ``what`` names the data.
         """
+        rule = "classes are 0, 1, 2, ..., or -100 where none is predicted"
+        if self.are_real:
+            rule = "targets must be finite, or NaN where none is predicted"
         for first in range(0, len(self), _BLOCK):
-            part = slice(first, first + _BLOCK)
-            # Also what float32 cannot hold.
-            is_wrong = ~np.isfinite(self.inputs[part].astype(np.float32)).all(1)
-            targets = self.targets[part]
-            if self.are_real:
-                wrong_targets = np.isinf(targets.astype(np.float32))
-            else:
-                wrong_targets = (targets < 0) & (targets != UNCOUNTED)
-            for wrong, rule in (
-                (is_wrong, "inputs must be finite"),
-                (wrong_targets, "targets must be finite, or NaN where none is predicted")
-                if self.are_real
-                else (wrong_targets, "classes are 0, 1, 2, ..., or -100 where none is predicted"),
+            # In float32, which does not hold all that is finite in float64.
+            inputs, targets, _ = self.at(slice(first, first + _BLOCK))
+            limit = targets.isinf() if self.are_real else (targets < 0) & (targets != UNCOUNTED)
+            for is_wrong, what_holds in (
+                (~inputs.isfinite().all(1), "inputs must be finite"),
+                (limit, rule),
             ):
-                if wrong.any():
-                    place = first + int(wrong.argmax())
-                    raise ValueError(
+                if is_wrong.any():
+                    place = first + int(is_wrong.int().argmax())
+                    raise DataError(
                         f"{what}, position {place:,}: input {self.inputs[place].tolist()}, target "
-                        f"{self.targets[place]}; {rule}"
+                        f"{self.targets[place]}; {what_holds}"
                     )
+
+
+PARTS = [field.name for field in fields(Recordings)]
 
 
 def write_recordings(folder: Path, split: str, recordings: Recordings) -> None:
@@ -114,20 +118,20 @@ def write_recordings(folder: Path, split: str, recordings: Recordings) -> None:
 
     Raises:
         OSError: They cannot be written.
-        ValueError: A value is not finite, or there is no such split.
+        DataError: A value is not finite.
+        InputError: There is no such split.
     """
     if split not in SPLITS:
-        raise ValueError(f"split {split!r} is none of {', '.join(SPLITS)}")
+        raise InputError(f"split {split!r} is none of {', '.join(SPLITS)}")
     recordings.validate(f"the {split} split")
-    folder.mkdir(parents=True, exist_ok=True)
     for part in PARTS:
-        array = getattr(recordings, part)
+        save = partial(_save, getattr(recordings, part))
+        write_atomically(folder / f"{split}_{part}.npy", save)
 
-        def write(path: Path, array: np.ndarray = array) -> None:
-            with path.open("wb") as file:
-                np.save(file, array, allow_pickle=False)
 
-        write_atomically(folder / f"{split}_{part}.npy", write)
+def _save(array: np.ndarray, path: Path) -> None:
+    with path.open("wb") as file:
+        np.save(file, array, allow_pickle=False)
 
 
 def read_recordings(folder: Path, split: str) -> Recordings:
@@ -135,11 +139,10 @@ def read_recordings(folder: Path, split: str) -> Recordings:
 
     Raises:
         FileNotFoundError: A file is missing.
-        ValueError: A file is no array, or the arrays do not fit each other.
+        DataError: A file is no array, or the arrays do not fit each other.
     """
     arrays = []
-    for part in PARTS:
-        path = folder / f"{split}_{part}.npy"
+    for path in (folder / f"{split}_{part}.npy" for part in PARTS):
         if not path.is_file():
             raise FileNotFoundError(
                 f"{path} is missing: data.vocab=features reads {split}_inputs.npy, "
@@ -148,8 +151,92 @@ def read_recordings(folder: Path, split: str) -> Recordings:
         try:
             arrays.append(np.lib.format.open_memmap(path, mode="r"))
         except (ValueError, EOFError, OSError) as error:
-            raise ValueError(f"{path} is no array of numbers: {error}") from error
+            raise DataError(f"{path} is no array of numbers: {error}") from error
     try:
         return Recordings(*arrays)
-    except ValueError as error:
-        raise ValueError(f"{folder}, {split} split: {error}") from error
+    except DataError as error:
+        raise DataError(f"{folder}, {split} split: {error}") from error
+
+
+class FeatureCorpus:
+    """The recordings of a folder.
+
+    Attributes:
+        folder: The folder.
+        n_features: Width of the inputs.
+        are_real: Whether the targets are numbers; else they are classes.
+        vocab: None, where a text has its vocabulary.
+
+    Raises:
+        FileNotFoundError: A file of the training or validation split is missing.
+        DataError: A file is not as described above, or the splits differ in width or type.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder, self.vocab = Path(folder), None
+        names = [x for x in SPLITS if x != "test" or (self.folder / "test_inputs.npy").exists()]
+        self._splits = {name: read_recordings(self.folder, name) for name in names}
+        train = self._splits["train"]
+        self.n_features, self.are_real = train.inputs.shape[1], train.are_real
+        for name, split in self._splits.items():
+            if (split.inputs.shape[1], split.are_real) != (self.n_features, self.are_real):
+                raise DataError(
+                    f"{self.folder}: the {name} split has inputs of width {split.inputs.shape[1]} "
+                    f"and {split.targets.dtype} targets, the train split width {self.n_features} "
+                    f"and {train.targets.dtype}: they must agree"
+                )
+            split.validate(f"{self.folder}, {name} split")
+
+    @cached_property
+    def n_classes(self) -> int:
+        """The number of classes: one more than the largest one; 0 if the targets are numbers."""
+        if self.are_real:
+            return 0
+        return 1 + max(int(x.targets.max(initial=-1)) for x in self._splits.values())
+
+    @cached_property
+    def checksums(self) -> dict[str, str]:
+        """What identifies the data: the SHA-256 of the files of each split."""
+        return {
+            name: " ".join(checksum(self.folder / f"{name}_{part}.npy") for part in PARTS)
+            for name in self._splits
+        }
+
+    def n_tokens(self, name: str) -> int:
+        """Number of positions of a split; 0 if there is none."""
+        return len(self._splits.get(name, ()))
+
+    def n_bytes(self, name: str) -> int:
+        """Number of bytes of text: 0, as there is none."""
+        return 0
+
+    def split(self, name: str) -> Recordings:
+        """Return a split.
+
+        Raises:
+            DataError: There is none of this name.
+        """
+        if name not in self._splits:
+            raise DataError(f"{self.folder} has no {name} split: write {name}_inputs.npy, ...")
+        return self._splits[name]
+
+
+def open_features(config: DataConfig) -> FeatureCorpus:
+    """Open the recordings that the settings describe (``data.vocab = "features"``).
+
+    Raises:
+        OSError: A file is missing.
+        SettingsError: ``data.path`` is not set.
+        DataError: A file is not as it must be.
+    """
+    if config.path is None:
+        raise SettingsError(
+            "data.vocab=features reads arrays: set data.path to their folder "
+            "(train_inputs.npy, train_targets.npy, train_starts.npy, ...)"
+        )
+    return FeatureCorpus(Path(config.path).expanduser())
+
+
+def open_corpus(config: DataConfig, say: Say) -> Corpus | FeatureCorpus:
+    """Open recordings, or prepare a text, whichever the settings describe; errors as of both."""
+    return open_features(config) if config.vocab == "features" else prepare(config, say)

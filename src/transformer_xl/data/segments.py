@@ -17,13 +17,12 @@ from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Float, Int64, Integer
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.data.completions import in_completion
-from transformer_xl.data.recordings import Recordings
-from transformer_xl.data.store import Tokens
+from transformer_xl.data.recordings import UNCOUNTED, Recordings
 
 _LOOKED_BACK = 1024
 """Tokens read at first to find out whether a segment begins within a completion."""
@@ -75,7 +74,7 @@ class Segments:
 
     def __init__(
         self,
-        tokens: Tokens | Recordings,
+        tokens: Integer[np.ndarray, " length"] | Recordings,
         batch_size: int,
         segment_len: int,
         ext_len: int = 0,
@@ -214,3 +213,32 @@ class Segments:
                 )
         self.segments_read = state["segments_read"]
         self.tokens_read = state.get("position", self.segments_read * self.segment_len)
+
+
+class FeatureSegments(Segments):
+    """Reads recordings in segments, forever, as :class:`Segments` reads a text.
+
+    Attributes:
+        starts: Where recordings begin in the segment read last, or a stream jumps to another part
+            of the data, (B, T).
+        completed: Which targets of it are predicted, (B, predicted).
+    """
+
+    def next_segment(self) -> tuple[Float[Tensor, "B T F"], Tensor]:  # pyright: ignore
+        """Return the next inputs of each stream, and what is predicted at each position.
+
+        The inputs begin with the ``ext_len`` before the segment; these have no targets.
+        """
+        first, stop = self.tokens_read - self.ext_len, self.tokens_read + self.length
+        # With one position before, to find out where a stream jumps.
+        places = self._places(first - 1, stop)
+        recordings = self._tokens
+        assert isinstance(recordings, Recordings)
+        inputs, targets, starts = recordings.at(places[:, 1:])
+        jumps = np.diff(places) != 1
+        self.starts = starts | torch.from_numpy(jumps)
+        targets = targets[:, self.ext_len :].contiguous()
+        self.completed = ~targets.isnan() if recordings.are_real else targets != UNCOUNTED
+        self.segments_read += 1
+        self.tokens_read += self.length
+        return inputs, targets

@@ -16,7 +16,6 @@ from typing import Literal, cast
 import numpy as np
 
 from transformer_xl.config import DataConfig
-from transformer_xl.data.store import StoredObject
 from transformer_xl.data.vocab import VocabKind
 from transformer_xl.data.vocab_files import divided_as
 from transformer_xl.errors import DataError
@@ -60,8 +59,6 @@ class TextFiles:
     test: tuple[Path, ...] | None = None
     origins: Mapping[Path, Path] = field(default_factory=dict)
     """For files that were unpacked: the files they came from."""
-    stored: Mapping[Path, StoredObject] = field(default_factory=dict)
-    """For files of a store, which are fetched when the corpus is built: the objects."""
 
     @property
     def parts(self) -> dict[str, tuple[Path, ...]]:
@@ -71,10 +68,7 @@ class TextFiles:
 
     def name(self, path: Path) -> str:
         """Return the path of a file, or of its source, relative to ``root``."""
-        path = self.origins.get(path, path)
-        if path in self.stored:
-            return self.stored[path].name
-        return Path(os.path.relpath(path, self.root)).as_posix()
+        return Path(os.path.relpath(self.origins.get(path, path), self.root)).as_posix()
 
 
 def read_bytes(span: Span) -> Iterator[bytes]:

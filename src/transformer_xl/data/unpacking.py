@@ -1,7 +1,6 @@
-"""Files that are no plain text, and the text in them.
+"""Files that are no plain text, and the text in them: compressed files, records, and integers.
 
-Compressed files, JSON lines, Parquet tables, and integers in JSON or NumPy files. What is read is
-data: no pickle, nothing that is executed.
+What is read is data: no pickle, nothing that is executed.
 """
 
 import bz2
@@ -20,16 +19,16 @@ from typing import Any, Literal
 import numpy as np
 
 from transformer_xl.config import DataConfig
-from transformer_xl.data.normalizing import Normalizer, describe_changes, normalized
+from transformer_xl.data.normalizing import Normalizer, normalized
 from transformer_xl.errors import DataError
 
-Unpacking = Literal["", "text", "lines", "parquet", "json", "numpy"]
+Unpacking = Literal["", "text", "records", "json", "numpy"]
 
 _BLOCK = 1 << 20
 _READ_BYTES = 1 << 16
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-# Enough to show where the trouble is.
-_SHOWN = 60
+_RECORDS = {".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
+"""Loaders of ``datasets``, by the end of a name."""
 RAW_REMEDY = "--data.raw True reads every byte as it is"
 
 
@@ -50,31 +49,30 @@ def optional_package(name: str, what: str, extra: str = "") -> Any:
         ) from error
 
 
+def _suffix(path: Path) -> str:
+    """Return the end of a name, without that of compression."""
+    name = Path(path.name.lower())
+    return name.with_suffix("").suffix if name.suffix in COMPRESSED else name.suffix
+
+
 def unpacking_of(path: Path, config: DataConfig) -> Unpacking:
     """Say how the text in a file is found: by the end of its name; empty: it is plain text."""
-    name = path.name.lower()
-    is_compressed = name.endswith(COMPRESSED)
-    inner = name.rsplit(".", 1)[0] if is_compressed else name
-    kinds: dict[str, Unpacking] = {".jsonl": "lines", ".ndjson": "lines", ".parquet": "parquet"}
-    if config.vocab == "integers":
-        kinds |= {".json": "json", ".npy": "numpy"}
-    for end, kind in kinds.items():
-        if inner.endswith(end):
-            return kind
-    return "text" if is_compressed else ""
+    if (suffix := _suffix(path)) in _RECORDS:
+        return "records"
+    if config.vocab == "integers" and suffix in (".json", ".npy"):
+        return "json" if suffix == ".json" else "numpy"
+    return "text" if path.suffix.lower() in COMPRESSED else ""
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[io.BufferedIOBase]:
     """Open a file, decompressing it as the end of its name says."""
-    suffix = path.suffix.lower()
+    opener: Any = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(
+        path.suffix.lower(), open
+    )
+    if path.suffix.lower() == ".zst":
+        opener = optional_package("zstandard", f"{path}, compressed with zstd,").open
     try:
-        if suffix == ".zst":
-            zstandard = optional_package("zstandard", f"{path}, compressed with zstd,")
-            with io.BufferedReader(zstandard.open(path, "rb")) as file:
-                yield file
-            return
-        opener: Any = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(suffix, open)
         with opener(path, "rb") as file:
             yield file
     except Exception as error:
@@ -104,37 +102,30 @@ def parts_within(path: Path) -> tuple[str, ...]:
     return tuple(part for part in parts if content.get(part))
 
 
-def blocks_of(path: Path, how: Unpacking, field: str, part: str) -> Iterator[bytes]:
-    """Yield the text in a file in blocks.
-
-    It is in the field or column ``field`` of records. Of a file that holds several parts, ``part``
-    is taken.
-    """
-    if how in ("", "text"):
-        with opened(path) as file:
-            while block := file.read(_READ_BYTES):
-                yield block
-        return
-    readers = {
-        "lines": lambda: _json_lines(path, field),
-        "parquet": lambda: _parquet(path, field),
-        "json": lambda: _json_integers(path, part),
-        "numpy": lambda: _numpy_integers(path),
-    }
-    for piece in readers[how]():
-        yield piece.encode("utf-8", "surrogatepass")
-
-
 def text_blocks(
     path: Path, how: Unpacking, field: str, part: str, is_raw: bool, changes: Counter[str]
 ) -> Iterator[bytes]:
     """Yield the text in a file, normalized unless it ``is_raw``; add the changes to ``changes``.
 
+    Args:
+        path: The file.
+        how: How the text in it is found.
+        field: The field or column of records that holds the text.
+        part: The split that is taken of a file that holds several.
+        is_raw: Whether the bytes stay as they are.
+        changes: Counts of what normalization changed.
+
     Raises:
         OSError: The file cannot be read.
         DataError: It is damaged or no text.
     """
-    blocks = blocks_of(path, how, field, part)
+    if how in ("", "text"):
+        blocks = _bytes_of(path)
+    elif how == "records":
+        splits = load_splits(str(path), _RECORDS[_suffix(path)], data_files=[str(path)])
+        blocks = texts_of(splits["train"], field, str(path))
+    else:
+        blocks = _json_integers(path, part) if how == "json" else _numpy_integers(path)
     if is_raw:
         yield from blocks
         return
@@ -142,88 +133,45 @@ def text_blocks(
     yield from normalized(blocks, normalizer)
     # Counts that were corrected to zero are none.
     changes += +normalizer.changes
-    if changes and normalizer.n_zeros:
-        raise DataError(
-            f"{path} has {normalizer.n_zeros:,} zero bytes, so that it is no text, and "
-            f"normalizing it would change bytes ({describe_changes(changes)}): {RAW_REMEDY}, or "
-            "remove the zero bytes"
-        )
 
 
-def _as_lines(text: str) -> str:
-    """End a text with a line end, unless it has one: texts follow one another in a file."""
-    return text if text.endswith("\n") else f"{text}\n"
+def _bytes_of(path: Path) -> Iterator[bytes]:
+    with opened(path) as file:
+        while block := file.read(_READ_BYTES):
+            yield block
 
 
-def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the numbers and values of the lines of a file, compressed or not, but for empty ones.
-
-    Raises:
-        OSError: It cannot be read.
-        DataError: It is damaged, or a line is no JSON.
-    """
-    for number, line in enumerate(_lines(path), 1):
-        if not line.strip():
-            continue
-        try:
-            yield number, json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}: line {number:,} is no JSON: {error}") from None
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, normalized, without their line ends."""
-    waiting: list[bytes] = []
-    for block in normalized(blocks_of(path, "text", "", ""), Normalizer(str(path))):
-        first, *others = block.split(b"\n")
-        waiting.append(first)
-        for line in others:
-            yield b"".join(waiting)
-            waiting = [line]
-    yield b"".join(waiting)
-
-
-def _json_lines(path: Path, field: str) -> Iterator[str]:
-    for number, record in json_lines(path):
-        text = record.get(field) if isinstance(record, dict) else None
-        if not isinstance(text, str):
-            known = ", ".join(map(repr, record)) if isinstance(record, dict) else "none"
-            raise DataError(
-                f"{path}: line {number:,} has no text in the field {field!r} (its fields are "
-                f"{known[:_SHOWN]}); name the field with --data.json_field"
-            )
-        yield _as_lines(text)
-
-
-def _parquet(path: Path, field: str) -> Iterator[str]:
-    datasets = optional_package("datasets", f"{path}, a Parquet table,")
-    yield from texts_of(_rows(datasets, path), field, str(path))
-
-
-def _rows(datasets: Any, path: Path) -> Iterator[Any]:
+@contextmanager
+def _read_by_datasets(where: str) -> Iterator[None]:
+    """Name what was read in errors of ``datasets``, which has classes of its own."""
     try:
-        yield from datasets.load_dataset(
-            "parquet", data_files=[str(path)], split="train", streaming=True
-        )
-    except Exception as error:  # The packages have classes of their own for each kind of trouble.
-        if isinstance(error, (ImportError, MemoryError)) or getattr(error, "errno", None):
-            # Of the machine, and not of the file.
+        yield
+    except Exception as error:
+        is_of_machine = isinstance(error, (ImportError, MemoryError)) or getattr(error, "errno", 0)
+        if is_of_machine or isinstance(error, DataError):
             raise
         raise DataError(
-            f"{path} cannot be read by datasets: {type(error).__name__}: {error}"
+            f"{where} cannot be read by datasets: {type(error).__name__}: {error}"
         ) from error
 
 
-def texts_of(rows: Iterable[Any], field: str, where: str) -> Iterator[str]:
-    """Return the texts of the rows of a data set, each with a line end."""
-    for row in rows:
-        text = row.get(field)
-        if not isinstance(text, str):
-            raise DataError(
-                f"{where} has no text in the column {field!r} (its columns are "
-                f"{', '.join(row)}); name the column with --data.json_field"
-            )
-        yield _as_lines(text)
+def load_splits(where: str, *source: str, **how: Any) -> dict[str, Iterable[Any]]:
+    """Return the splits of records that ``datasets.load_dataset`` opens, read as they are taken."""
+    datasets = optional_package("datasets", f"{where}, read with datasets,")
+    with _read_by_datasets(where):
+        return datasets.load_dataset(*source, streaming=True, **how)
+
+
+def texts_of(rows: Iterable[Any], field: str, where: str) -> Iterator[bytes]:
+    """Yield the texts of records, each with a line end."""
+    with _read_by_datasets(where):
+        for row in rows:
+            if not isinstance(text := row.get(field), str):
+                raise DataError(
+                    f"{where} has no text in the field {field!r} (its fields are "
+                    f"{', '.join(row)}); name the field with --data.json_field"
+                )
+            yield text.encode() if text.endswith("\n") else f"{text}\n".encode()
 
 
 def read_json(path: Path) -> Any:
@@ -240,7 +188,7 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path} is no JSON: {error}") from None
 
 
-def _json_integers(path: Path, part: str) -> Iterator[str]:
+def _json_integers(path: Path, part: str) -> Iterator[bytes]:
     content = read_json(path)
     if isinstance(content, dict):
         content = content.get(part, [])
@@ -249,9 +197,8 @@ def _json_integers(path: Path, part: str) -> Iterator[str]:
             f"{path} holds no sequences of integers: expected a list of lists, or an object with "
             "such a list under train, valid and test"
         )
-    sequences = content if any(isinstance(x, list) for x in content) else [content]
-    for sequence in sequences:
-        yield " ".join([str(x) for x in _flat(sequence, path)]) + "\n"
+    for sequence in content if any(isinstance(x, list) for x in content) else [content]:
+        yield " ".join([str(x) for x in _flat(sequence, path)]).encode() + b"\n"
 
 
 def _flat(sequence: Any, path: Path) -> Iterator[int]:
@@ -260,13 +207,13 @@ def _flat(sequence: Any, path: Path) -> Iterator[int]:
         for value in item if isinstance(item, list) else [item]:
             if type(value) is not int:
                 raise DataError(
-                    f"{path}: {json.dumps(value)[:_SHOWN]} is no integer; a sequence holds "
+                    f"{path}: {json.dumps(value)[:60]} is no integer; a sequence holds "
                     "integers, or lists of integers that happen at once"
                 )
             yield value
 
 
-def _numpy_integers(path: Path) -> Iterator[str]:
+def _numpy_integers(path: Path) -> Iterator[bytes]:
     try:
         array = np.lib.format.open_memmap(path, mode="r")
     except (ValueError, EOFError) as error:
@@ -279,4 +226,4 @@ def _numpy_integers(path: Path) -> Iterator[str]:
     for row in np.atleast_2d(array):
         for start in range(0, len(row), _BLOCK):
             block = " ".join(map(str, row[start : start + _BLOCK].tolist()))
-            yield block + ("\n" if start + _BLOCK >= len(row) else " ")
+            yield block.encode() + (b"\n" if start + _BLOCK >= len(row) else b" ")

@@ -20,11 +20,10 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
-from itertools import chain, islice, repeat
+from itertools import repeat
 from operator import index
-from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
@@ -297,26 +296,13 @@ class Vocab:
 
     def _valid(self, ids: Any) -> list[int]:
         """Return token IDs as a list, if all are in the vocabulary."""
-        # Faster for arrays and tensors than iterating.
-        given = ids.tolist() if hasattr(ids, "tolist") else ids
-        if isinstance(given, Iterator):
-            # Before all of a batch is generated.
-            first = [*islice(given, 1)]
-            if first and isinstance(first[0], dict):
-                raise ValueError("these are several texts: batch.decode(vocab) returns them")
-            given = chain(first, given)
         try:
-            if isinstance(given, str | bytes | dict):
-                raise TypeError
-            numbers = list(given)
-            if kinds := set(map(type, numbers)) - {int}:
-                if kinds & {bool, np.bool_}:
-                    raise TypeError
-                numbers = list(map(index, numbers))
+            # Faster for arrays and tensors than iterating.
+            numbers = list(map(index, ids.tolist() if hasattr(ids, "tolist") else ids))
         except TypeError:
-            raise ValueError(
+            raise InputError(
                 f"{ids!r:.60} must be integers in a row, the numbers of symbols; "
-                "decode([number]) writes a single one"
+                "decode([number]) writes a single one, batch.decode(vocab) several texts"
             ) from None
         if numbers and not 0 <= min(numbers) <= max(numbers) < len(self):
             raise _no_symbol(next(x for x in numbers if not 0 <= x < len(self)), len(self))
@@ -428,15 +414,13 @@ def half_refusal(place: int, text: str) -> ValueError:
 
 
 def _as_text(text: Any) -> str:
-    """Return a text; refuse what is something else."""
+    """Return a text; raise an error for what is something else."""
     if isinstance(text, str):
         return text
-    remedy = "give one text at a time"
-    if isinstance(text, bytes | bytearray | memoryview):
-        remedy = 'decode it first, as with text.decode("utf-8", "surrogateescape")'
-    elif isinstance(text, PathLike):
-        remedy = 'give what is in the file, as with path.read_text("utf-8")'
-    raise ValueError(f"{text!r:.60} is {type(text).__name__} and no text (str): {remedy}")
+    raise InputError(
+        f"{text!r:.60} is {type(text).__name__} and no text (str): give one text, as with "
+        'data.decode("utf-8", "surrogateescape") or path.read_text("utf-8")'
+    )
 
 
 def read_tokenizer(definition: str) -> Tokenizer:
@@ -445,18 +429,12 @@ def read_tokenizer(definition: str) -> Tokenizer:
     Raises:
         ValueError: It is no tokenizer.
     """
-    if re.search(r'"(?:padding|truncation)"\s*:\s*[^\sn]', definition):
-        # Before it is read: a padding of 10^12 tokens would end the process.
-        values = json.loads(definition)
-        if isinstance(values, dict):
-            definition = json.dumps(values | {"padding": None, "truncation": None})
     try:
         tokenizer = Tokenizer.from_str(definition)
     except BaseException as error:
         if not is_of_tokenizer(error):
             raise
         raise ValueError(f"it is no tokenizer: {error}") from error
-    # Also if their names are written with escapes.
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer

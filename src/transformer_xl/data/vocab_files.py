@@ -1,7 +1,4 @@
-"""Loading vocabularies: our own, and external tokenizers.
-
-An external ``tokenizer.json`` is used unchanged; a SentencePiece model is converted to one.
-"""
+"""Loading vocabularies: our own, and external tokenizers, which are used unchanged."""
 
 import copy
 import json
@@ -11,9 +8,14 @@ from typing import Any, cast, get_args
 import numpy as np
 from tokenizers import Tokenizer, decoders
 
-from transformer_xl.config import FORMAT_VERSION, locate, locate_here, names_nearest
+from transformer_xl.config import (
+    FORMAT_VERSION,
+    locate,
+    locate_here,
+    names_nearest,
+    read_small_file,
+)
 from transformer_xl.data.imported import ImportedVocab, Rules
-from transformer_xl.data.sentencepiece_models import from_sentencepiece
 from transformer_xl.data.vocab import (
     VOCAB_FILE,
     StreamDecoder,
@@ -23,10 +25,9 @@ from transformer_xl.data.vocab import (
 )
 from transformer_xl.errors import DataError
 
-LARGEST = 128 << 20
+_LARGEST = 128 << 20
 """Largest file of a tokenizer in bytes."""
 _MOST_RULES = 256
-_MOST_ADDED = 100_000
 _LONGEST = 10_000
 _MOST_GROWTH = 100
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")
@@ -61,10 +62,10 @@ def load_vocab(name: Path | str) -> Vocab:
     path = folder / VOCAB_FILE
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
-        version, kind, expected = about["format_version"], about["kind"], about["hash"]
+        version, kind, expected = int(about["format_version"]), about["kind"], about["hash"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{path} is damaged ({error!r}); restore it from a copy") from error
-    if not isinstance(version, int) or version > FORMAT_VERSION:
+    if version > FORMAT_VERSION:
         raise DataError(
             f"{path} has format {version!r}, this version reads up to {FORMAT_VERSION}: "
             "update transformer_xl"
@@ -72,22 +73,16 @@ def load_vocab(name: Path | str) -> Vocab:
     if kind not in get_args(VocabKind):
         raise DataError(f"{path} names the kind {kind!r}, not one of {get_args(VocabKind)}")
     path = folder / "tokenizer.json"
-    definition, rules = path.read_bytes(), about.get("rules")
-    if definition_hash(kind, definition, rules if kind == "imported" else None) != expected:
+    definition, rules = path.read_bytes(), about.get("rules") if kind == "imported" else None
+    if definition_hash(kind, definition, rules) != expected:
         raise DataError(
             f"{path} is damaged or was edited: it does not match the hash in vocab.json; "
             "restore it from a copy"
         )
     try:
         text = definition_of(definition)
-        if kind == "imported":
-            # Few vocabularies have rules, and the import takes time.
-            import msgspec
-
-            known = msgspec.convert(rules, Rules)
-            if others := rules.keys() - known.to_json().keys():
-                raise DataError(f"it has unknown rules: {', '.join(others)}")
-            return ImportedVocab(text, known)
+        if rules is not None:
+            return ImportedVocab(text, Rules(**rules | {"apart": tuple(rules["apart"])}))
         return BroughtVocab(text) if kind == "brought" else Vocab(kind, text)
     except Exception as error:  # tokenizers has no class of its own.
         raise DataError(f"{path} is damaged ({error}); restore it from a copy") from error
@@ -107,16 +102,20 @@ def is_vocabulary(path: Path) -> bool:
 
 def tokenizer_path(tokenizer: str) -> Path:
     """Return the file or folder of ``data.tokenizer``, which may be the name of a shipped model."""
-    found = locate_here(tokenizer)
-    return Path(tokenizer) if found is None else found.path
+    located = locate_here(tokenizer)
+    path = Path(tokenizer) if located is None else located.path
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"data.tokenizer={tokenizer!r}: there is no file {file}. A run keeps its "
+            "vocabulary: to continue or evaluate one, give --data.tokenizer RUN/model/last"
+        )
+    return path if is_vocabulary(path) else file
 
 
 def divided_as(tokenizer: str) -> VocabKind:
     """Return the kind by whose rules a text is divided for the tokenizer of ``data.tokenizer``."""
-    path = tokenizer_path(tokenizer)
-    if not is_vocabulary(path):
-        return "brought"
-    vocab = load_vocab(path)
+    vocab = bring(tokenizer)
     if not isinstance(vocab, ImportedVocab):
         return vocab.kind
     # Words of imported vocabularies end with their line; a text of characters may be one line.
@@ -124,68 +123,58 @@ def divided_as(tokenizer: str) -> VocabKind:
     return kinds.get(vocab.rules.join, "words")
 
 
-def bring(path: Path) -> Vocab:
-    """Load the tokenizer of ``data.tokenizer``."""
-    if is_vocabulary(path):
-        return load_vocab(path)
+def bring(tokenizer: str) -> Vocab:
+    """Load the tokenizer of ``data.tokenizer``.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        DataError: It is no tokenizer, or damaged.
+    """
+    path = tokenizer_path(tokenizer)
     if path.is_dir():
-        path = path / "tokenizer.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"data.tokenizer={str(path)!r}: there is no such file")
-    if path.stat().st_size > LARGEST:
-        raise DataError(f"data.tokenizer={str(path)!r} is no tokenizer: it is too large")
+        return load_vocab(path)
     try:
-        return BroughtVocab(definition_of(path.read_bytes()))
+        return BroughtVocab(definition_of(read_small_file(path, _LARGEST)))
     except Exception as error:  # tokenizers has no class of its own.
         raise DataError(
-            f"data.tokenizer={str(path)!r} is no tokenizer.json and no SentencePiece model that "
-            f"can be used: {error}"
+            f"data.tokenizer={str(path)!r} is no tokenizer.json that can be used: {error}. "
+            "transformers writes one of other tokenizers, also of a .model of SentencePiece: "
+            'AutoTokenizer.from_pretrained("FOLDER").save_pretrained("NEW")'
         ) from error
 
 
 def definition_of(data: bytes) -> str:
-    """Return the text of a ``tokenizer.json``, or of a SentencePiece model written as one.
+    """Return the text of a ``tokenizer.json``.
 
     Raises:
-        ValueError: It is too large, or has too many rules, which could take all memory.
+        ValueError: It is no JSON, or has too many rules, or rules that make a text much longer,
+            which could take all memory.
     """
-    if len(data) > LARGEST:
-        raise ValueError(f"it has {len(data):,} bytes, above the limit of {LARGEST:,}")
-    if data.lstrip()[:1] != b"{":
-        return from_sentencepiece(data)
-    definition = data.decode()
+    n_rules, longest, growth = 0, 0, 1.0
+
+    def count(node: dict[str, Any]) -> dict[str, Any]:
+        nonlocal n_rules, longest, growth
+        n_rules += "type" in node
+        content, pattern = node.get("content"), node.get("pattern")
+        if isinstance(content, str):
+            longest = max(longest, len(content))
+            # Of texts alone: how often a regular expression matches cannot be computed.
+            if isinstance(pattern, dict) and isinstance(text := pattern.get("String"), str):
+                growth *= max(1, len(content) / max(1, len(text)))
+        return node
+
     try:
-        _check_rules(json.loads(definition))
+        json.loads(data, object_hook=count)
     except RecursionError:
         raise ValueError("its rules are nested too deeply") from None
-    return definition
-
-
-def _check_rules(values: dict[str, Any]) -> None:
-    """Check the number of rules, and how much longer they make a text."""
-    waiting = [values.get(x) for x in ("normalizer", "pre_tokenizer", "post_processor", "decoder")]
-    n_rules, growth = 0, 1.0
-    while waiting:
-        if not isinstance(node := waiting.pop(), dict):
-            continue
-        n_rules += "type" in node
-        for value in node.values():
-            waiting += value if isinstance(value, list) else [value]
-        content, pattern = node.get("content"), node.get("pattern")
-        searched = pattern.get("String") if isinstance(pattern, dict) else None
-        if node.get("type") == "Replace" and isinstance(content, str) and searched:
-            # Of texts alone: how often a regular expression matches cannot be told.
-            growth *= max(1, len(content) / len(searched))
-    added = [x.get("content") for x in values.get("added_tokens") or () if isinstance(x, dict)]
-    longest = max((len(x) for x in added if isinstance(x, str)), default=0)
     for what, value, most in (
         ("rules", n_rules, _MOST_RULES),
-        ("added tokens", len(added), _MOST_ADDED),
-        ("characters in an added token", longest, _LONGEST),
+        ("characters in a text of its rules", longest, _LONGEST),
         ("times the text after its Replace rules", growth, _MOST_GROWTH),
     ):
         if value > most:
             raise ValueError(f"it has {value:,.15g} {what}, above the limit of {most:,}")
+    return data.decode()
 
 
 class BroughtVocab(Vocab):

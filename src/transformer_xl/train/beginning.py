@@ -195,7 +195,7 @@ def new_state(
     settings = config.train
     reader: Any = FeatureSegments if isinstance(corpus, FeatureCorpus) else Segments
     segments = reader(
-        corpus.tokens("train"),
+        corpus.split("train"),
         settings.batch_size,
         longest_segment(settings),
         config.model.ext_len,
@@ -258,7 +258,7 @@ def _require_targets(corpus: Corpus | FeatureCorpus, config: Config) -> None:
         return
     if is_text and not config.train.prompt_loss_weight:
         # Read up to the first one, as the text may be long. The last token has no target.
-        text: Any = corpus.tokens("train")
+        text: Any = corpus.split("train")
         last = len(text) - 1
         parts = (text[first : min(first + _BLOCK, last)] for first in range(0, last, _BLOCK))
         if not any((part == symbol).any() for part in parts):

@@ -18,10 +18,10 @@ from pathlib import Path, PurePosixPath
 import torch
 from torch import Tensor
 
-from transformer_xl.data import fields, varint
 from transformer_xl.errors import CheckpointError
 from transformer_xl.interop.convert.closed_unpickler import printable
 from transformer_xl.interop.convert.mapped_files import checked_size, map_file, on_file, reading
+from transformer_xl.interop.convert.protobuf import fields, varint
 
 _FOOTER_SIZE = 48
 _MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_xl.data.sentencepiece_models import fields, varint
+from transformer_xl.interop.convert.protobuf import fields, varint
 
 NUMBERS = st.integers(1, 2**29 - 1)
 INTEGERS = st.integers(0, 2**64 - 1)
