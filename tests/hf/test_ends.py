@@ -6,20 +6,6 @@ import torch
 GREEDY = {"max_new_tokens": 24, "do_sample": False}
 
 
-
-
-
-
-
-
-
-
-
-
-
-
-
-
 def test_rows_padded_on_the_right_go_on_behind_their_text(language_model, tokenizer, texts):
     expected = language_model.generate(
         **tokenizer(texts, padding=True, return_tensors="pt"), **GREEDY
@@ -59,8 +45,6 @@ def test_padding_needs_a_mask(language_model, tokenizer, texts, any_folder, tran
         assert tokenizer.decode(row, skip_special_tokens=True) == tokenizer.decode(
             alone, skip_special_tokens=True
         )
-
-
 
 
 def test_padding_beyond_the_vocabulary_is_saved_without_a_warning(

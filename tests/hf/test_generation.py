@@ -61,8 +61,6 @@ def test_a_padded_row_is_written_as_if_it_were_alone(language_model, tokenizer, 
     assert torch.equal(written, _written(language_model, batch, **WAYS[way]))
 
 
-
-
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0])
 @pytest.mark.parametrize("beam_size", [2, 5])
 def test_beams_are_our_own_beam_search(

@@ -182,8 +182,6 @@ def test_metrics_get_predictions_that_are_shifted_as_usual(
         assert np.isfinite(found["eval_loss"])
 
 
-
-
 def test_nothing_is_learned_at_padding(language_model, ids):
     mask = torch.ones_like(ids)
     mask[1, :30] = mask[0, 90:] = 0
@@ -194,8 +192,6 @@ def test_nothing_is_learned_at_padding(language_model, ids):
     (logits[mask == 0] * torch.randn(40, logits.shape[-1])).sum().backward()
     assert vectors.grad is not None
     assert not vectors.grad.any()
-
-
 
 
 def test_a_call_is_honored_or_refused(transformers, folder, ids, refused):

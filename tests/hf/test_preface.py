@@ -40,10 +40,6 @@ def test_it_writes_what_generate_writes(pair):
     assert torch.equal(cold, model(torch.tensor([[2, 6, 1]])).log_probs)
 
 
-
-
-
-
 def test_it_is_saved_and_can_be_switched_off(transformers, pair):
     model, wrapper, place = pair
     wrapper.save_pretrained(place / "again")

@@ -9,8 +9,6 @@ def ids(vocab, text):
     return torch.tensor([vocab.encode(text[:100]), vocab.encode(text[900:1000])])
 
 
-
-
 def test_logits_are_our_log_probabilities(language_model, model, ids):
     torch.testing.assert_close(language_model(ids).logits, model(ids).log_probs)
 
@@ -51,8 +49,6 @@ def test_a_long_input_is_read_in_pieces_with_memory(transformers, folder, model,
             torch.testing.assert_close(few, padded[:, -kept:])
 
 
-
-
 def test_vectors_are_read_in_place_of_tokens(language_model, ids):
     vectors = language_model.get_input_embeddings()(ids)
     mask = torch.ones_like(ids)
@@ -81,9 +77,3 @@ def test_the_loss_is_ours_shifted_by_one(language_model, model, ids):
     counted = language_model(ids, attention_mask=mask, labels=labels, num_items_in_batch=11)
     torch.testing.assert_close(counted.loss, nll.sum() / 11)
     assert found.logits.shape == (2, 100, model.config.vocab_size)
-
-
-
-
-
-

@@ -1,7 +1,5 @@
 """Folders that transformers writes are read by our own loader, and verified by both."""
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -33,8 +31,6 @@ def test_a_model_in_several_files_comes_back_bit_for_bit(model, tmp_path):
         for name, x in again.named_parameters():
             assert torch.equal(x, expected[name])
     assert main(["doctor", str(tmp_path)]) == 0
-
-
 
 
 @pytest.mark.parametrize("shards", [False, True])

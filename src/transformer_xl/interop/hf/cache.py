@@ -93,7 +93,9 @@ class TransformerXLCache(Cache):
         if self.tail is not None:
             self.tail = self.tail[indices.to(self.tail.device)]
 
-    reorder_cache = batch_select_indices
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Reorder the texts for beam search."""
+        self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each text."""
@@ -105,7 +107,7 @@ class TransformerXLCache(Cache):
         cache.batch_repeat_interleave(repeats)
         return cache
 
-    def crop(self, *args: Any) -> None:
+    def crop(self, tokens_to_remove: int = 0) -> None:
         """Raise an error: the positions before the newest have left the memory.
 
         Raises:
@@ -116,7 +118,9 @@ class TransformerXLCache(Cache):
             "do not change, or give past_key_values=None to begin"
         )
 
-    reset = crop
+    def reset(self) -> None:
+        """Raise the error of :meth:`crop`."""
+        self.crop()
 
 
 def require_cache(cache: Any) -> TransformerXLCache | None:

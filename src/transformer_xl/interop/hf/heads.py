@@ -14,7 +14,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutputWithPast,
     TokenClassifierOutput,
 )
-from transformers.utils import can_return_tuple
+from transformers.utils.generic import can_return_tuple
 
 from transformer_xl.errors import InputError
 from transformer_xl.interop.hf.base import TransformerXLPreTrainedModel

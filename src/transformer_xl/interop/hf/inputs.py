@@ -82,12 +82,6 @@ class Inputs(NamedTuple):
             require_known(tokens, is_real, vocab_size)
         return cls(Segment(tokens, vectors), is_real)
 
-    @property
-    def is_token(self) -> bool:
-        """Whether it is one token of each text, without padding."""
-        tokens = self.segment.tokens
-        return tokens is not None and tokens.shape[1] == 1 and self.is_real is None
-
     def columns(self, order: Int[Tensor, "B n"]) -> "Inputs":
         """Return the given columns of each row."""
         tokens, vectors, *_ = self.segment

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.utils import can_return_tuple, logging
+from transformers.utils import logging
+from transformers.utils.generic import can_return_tuple
 
 from transformer_xl.errors import InputError
 from transformer_xl.interop.hf.base import TransformerXLPreTrainedModel
@@ -90,9 +91,11 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         if isinstance(logits_to_keep, int) and labels is None:
             last = logits_to_keep or None
         layers = attentions = None
-        if cache.is_stepped and inputs.is_token and not self.training and not any(wanted):
+        tokens = inputs.segment.tokens
+        is_step = cache.is_stepped and inputs.is_real is None and not any(wanted)
+        if tokens is not None and tokens.shape[1] == 1 and is_step and not self.training:
             mems = cache.decoder(self.transformer, self._lengths())
-            hidden = mems(inputs.segment.tokens[:, 0])[:, None]
+            hidden = mems(tokens[:, 0])[:, None]
         else:
             hidden, mems, layers, attentions = self._read(inputs, cache, wanted, last)
         loss = None
