@@ -150,22 +150,6 @@ def test_a_continuation_is_the_rest_of_the_whole(
                 lm.loglikelihood(_asked(("the", "cat"), (context, empty)))
 
 
-def test_a_context_is_read_once_for_all_its_continuations(
-    harness: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lm = harness(str(folder), batch_size=4)
-    tokens = []
-    read = lm.model.forward
-
-    def counting(*arguments: Any, **lengths: Any) -> Any:
-        tokens.append(int(lengths["lengths"].sum()))
-        return read(*arguments, **lengths)
-
-    monkeypatch.setattr(lm.model, "forward", counting)
-    lm.loglikelihood(_asked(*(("the cat saw a dog", choice) for choice in (" a", " b"[:1], "."))))
-    assert sum(tokens) == len("the cat saw a do") + len(" ") + 1 + 2
-
-
 def test_texts_are_written_until_a_string_comes(
     harness: Any, folder: Path, model: TransformerXL, vocab: Vocab
 ) -> None:
@@ -266,8 +250,6 @@ def test_wrong_settings_are_refused(harness: Any, folder: Path, tmp_path: Path) 
         harness(str(folder), batch_size="auto")
     with pytest.raises(ValueError, match="segment_len=0"):
         harness(str(folder), segment_len=0)
-    with pytest.raises(ValueError, match="documents begin after one symbol"):
-        harness(str(folder), prefix="the")
     with pytest.raises(FileNotFoundError):
         harness(str(tmp_path))
 

@@ -63,7 +63,9 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(VALUES, st.sampled_from(PROTOCOLS))
 def test_plain_values_are_read_as_by_python(read, value, protocol):
     assert read(pickle.dumps(value, protocol)) == value

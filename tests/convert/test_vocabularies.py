@@ -180,11 +180,6 @@ def test_letters_of_text8_are_read_from_raw_text():
     assert vocab.decode([0, 1, 2, 0, 1]) == " ab a"
 
 
-def test_an_empty_delimiter_means_characters():
-    vocab = vocab_from_object(old_vocab(["a", " ", "b"], delimiter=""), path=Path("x"))
-    assert vocab.encode("  a b \n\n b ") == [0, 1, 2, 2]
-
-
 def test_the_vocabulary_inside_another_object_is_found():
     vocab = vocab_from_object({"epoch": 3, "vocab": old_vocab(WORDS, unk_idx=2)}, path=Path("x"))
     assert vocab.encode("the dog\n") == [1, 2, 0]
@@ -260,22 +255,6 @@ def test_damaged_settings_are_refused(tmp_path):
         (tmp_path / name).unlink()
 
 
-def test_a_delimiter_of_lists_that_are_shared_over_and_over_is_refused_at_once():
-    # Written out, it has 2**100 characters.
-    tower = []
-    for _ in range(100):
-        tower = [tower, tower]
-    with pytest.raises(DataError, match="delimiter"):
-        vocab_from_object(old_vocab(["a"], delimiter=tower), path=Path("x"))
-
-
-def test_a_symbol_for_unknown_words_can_be_named():
-    vocab = old_vocab(["<eos>", "cat", "<unk>"])
-    assert vocab_from_object(vocab, Path("x"), unknown="<unk>").encode("cat dog\n") == [1, 2, 0]
-    with pytest.raises(DataError, match=r"unknown='\?' is not in the vocabulary"):
-        vocab_from_object(vocab, Path("x"), unknown="?")
-
-
 def test_an_unknown_data_set_is_refused():
     with pytest.raises(DataError, match="'c4' is unknown"):
         vocab_from_object({"vocab": old_vocab(["a"]), "dataset": "c4"}, Path("x"))
@@ -314,11 +293,3 @@ def test_settings_that_are_none_are_refused(name, tmp_path):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(CheckpointError, match=name):
             read_vocab(tmp_path)
-
-
-def test_an_added_token_of_absurd_number_is_named_with_its_file(tmp_path):
-    (tmp_path / "vocab.txt").write_text("<eos>\n<unk>\n")
-    about = {"added_tokens_decoder": {"1" * 5000: {"content": "x"}}}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(about))
-    with pytest.raises(ValueError, match=r"vocab\.txt: added_tokens_decoder .* at 1{20}$"):
-        read_vocab(tmp_path)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from transformer_xl.interop.export import KeptStep, StateStep, make_step
+from transformer_xl.interop.export import Step
 from transformer_xl.model import build_model
 
 OPTIONS = {
@@ -12,46 +12,36 @@ OPTIONS = {
     "windowed": {"attn_len": 4},
     "zeros": {"start_memory": "zeros"},
     "learned distances": {"attn_type": 1, "n_positions": 6},
-    "sinusoids": {"attn_type": 2},
-    "learned positions": {"attn_type": 3, "n_positions": 9},
-    "stored positions": {"attn_type": 2, "quirks": ("stored_positions",)},
-    "raw queries": {"attn_type": 2, "norm_first": True, "quirks": ("raw_queries",)},
-    "zeros, pre-norm, absolute": {"attn_type": 2, "norm_first": True, "start_memory": "zeros"},
     "pre-norm": {"norm_first": True, "final_norm": True, "tie_biases": False},
     "rms": {"norm": "rms", "qk_norm": True, "activation": "swiglu"},
     "rms, zeros": {"norm": "rms", "norm_first": True, "start_memory": "zeros"},
-    "input recurrence": {"input_recurrence": True, "embedding_residual": True},
     "enhanced": {"enhanced_recurrence": True, "norm_first": True},
     "adaptive": {"cutoffs": (8, 20), "div_val": 2, "d_embed": 8},
     "clusters": {"cutoffs": (8, 20), "tie_embeddings": False},
     "narrow": {"d_embed": 8, "tie_projections": True},
     "overlapping": {"ext_len": 2},
-    "documents": {"reset_at": 7},
-    "documents, absolute": {"reset_at": 7, "attn_type": 2},
 }
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_steps_say_what_the_model_says(made, steps_alike, name):
     model = made(**OPTIONS[name])
-    has_states = model.config.attn_type in (2, 3) or model.config.input_recurrence
     for n_tokens, streams in ((1, 3), (3, 1), (8, 3), (8, 1)):
-        step = make_step(model, n_tokens=n_tokens)
-        assert isinstance(step, StateStep if has_states else KeptStep)
+        step = Step(model, n_tokens=n_tokens)
         assert steps_alike(model, step, step, streams=streams) < 1e-5, f"{n_tokens} {streams}"
 
 
 def test_the_memory_may_have_another_length(made, steps_alike):
     model = made()
     for mem_len in (1, 12):
-        step = make_step(model, mem_len=mem_len)
+        step = Step(model, mem_len=mem_len)
         assert steps_alike(model, step, step) < 1e-5
         assert step.start(2)[0].shape == (2, 2, 2, mem_len, 8)
 
 
 @torch.no_grad()
 def test_what_is_not_seen_may_be_anything(made):
-    step = make_step(made())
+    step = Step(made())
     tokens = torch.tensor([[3], [4]])
     keys, values, _ = step.start(2)
     seen = torch.tensor([2, 0])
@@ -66,14 +56,14 @@ def test_what_is_not_seen_may_be_anything(made):
 def test_the_model_stays_as_it_was(made):
     model = made(cutoffs=(8, 20), div_val=2)
     names = [name for name, _ in model.named_modules()]
-    make_step(model)
+    Step(model)
     assert [name for name, _ in model.named_modules()] == names
 
 
 @pytest.mark.parametrize(
     ("options", "settings", "message"),
     [
-        ({"mem_len": 0}, {}, "mem_len=0: a step without a memory knows one token; at least 1"),
+        ({"mem_len": 0}, {}, "mem_len=0: a step has a memory of at least 1"),
         ({}, {"mem_len": -1}, "mem_len=-1"),
         ({}, {"n_tokens": 0}, "n_tokens=0 must be at least 1"),
         (
@@ -86,12 +76,17 @@ def test_the_model_stays_as_it_was(made):
 )
 def test_what_cannot_be_exported_is_named(made, options, settings, message):
     with pytest.raises(ValueError, match=message):
-        make_step(made(**options), **settings)
+        Step(made(**options), **settings)
 
 
 def test_a_model_of_another_kind_or_precision_is_named(made, of_kind):
     config = made().config
     with pytest.raises(ValueError, match=r"weights in torch\.bfloat16 are for reading"):
-        make_step(made().bfloat16())
-    with pytest.raises(ValueError, match="a model of kind='lstm' cannot be exported"):
-        make_step(build_model(of_kind(config, "lstm", mem_len=0)))
+        Step(made().bfloat16())
+    for model in (
+        build_model(of_kind(config, "lstm", mem_len=0)),
+        made(attn_type=2),
+        made(reset_at=7),
+    ):
+        with pytest.raises(ValueError, match="cannot be exported: export a Transformer-XL with"):
+            Step(model)

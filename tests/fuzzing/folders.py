@@ -1,8 +1,4 @@
-"""Folders of all kinds that are opened, for ``fuzzing.py``.
-
-Those that ``convert`` and ``read_vocab`` take; models that are loaded and write; sessions of a
-server; recipes; archives of ``txl compress``.
-"""
+"""Folders for ``fuzzing.py``: of ``convert``, of ``read_vocab``, and models that write."""
 
 import hashlib
 import json
@@ -10,39 +6,25 @@ import pickle
 import random
 import shutil
 import struct
-import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
-from mutations import ANYWHERE, Mutation, mutations, tensorflow
+from mutations import ANYWHERE, Mutation, mutations, write_tensorflow
 
 import transformer_xl as txl
-from transformer_xl.apps.compress import ArchiveError, compress, decompress
-from transformer_xl.apps.serve.serve_settings import ServeSettings
-from transformer_xl.apps.serve.session_store import path_of
-from transformer_xl.apps.serve.sessions import Sessions
-from transformer_xl.config.recipes import load_recipe, recipe_text
 from transformer_xl.errors import TxlError
-from transformer_xl.inference.generate import from_pretrained, generate, save_state
+from transformer_xl.inference.generate import from_pretrained, generate
 from transformer_xl.interop.convert import convert
 from transformer_xl.interop.convert.layouts import entries
 from transformer_xl.interop.convert.vocabularies import read_vocab
 
 WORDS = [*(f"w{i}" for i in range(18)), "<eos>", "<unk>"]
 SETTINGS = {"n_token": 20, "n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 12}
-SETTINGS |= {
-    "d_embed": 8,
-    "mem_len": 4,
-    "tgt_len": 4,
-    "ext_len": 0,
-    "clamp_len": -1,
-    "attn_type": 0,
-}
-SETTINGS |= {"same_length": False, "pre_lnorm": False, "cutoffs": [], "div_val": 1}
+SETTINGS |= {"d_embed": 8, "mem_len": 4, "tgt_len": 4, "ext_len": 0, "clamp_len": -1}
+SETTINGS |= {"attn_type": 0, "same_length": False, "pre_lnorm": False, "cutoffs": [], "div_val": 1}
 PERMITTED = (RuntimeError, ValueError, FileNotFoundError)
 ABSURD = (None, True, -1, 0, 1, 3, 2**31, 2**63, 10**30, 1e308, float("nan"), "", "x", "\ud800")
 ABSURD += ([], {}, [None], [0, 0], [[]], {"a": {}}, ["<eos>"], [5, 12], "1" * 30)
@@ -51,7 +33,7 @@ ABSURD += ([], {}, [None], [0, 0], [[]], {"a": {}}, ["<eos>"], [5, 12], "1" * 30
 def is_permitted(error: Exception) -> bool:
     """Tell whether a person who gives a damaged file may see such an error."""
     # RecursionError and others are kinds of RuntimeError.
-    kinds = TxlError | FileNotFoundError | ArchiveError
+    kinds = TxlError | FileNotFoundError
     return type(error) in PERMITTED or isinstance(error, kinds)
 
 
@@ -63,76 +45,17 @@ def convert_folder(place: Path) -> None:
     shutil.rmtree(made)
 
 
-OWN: list[tuple[Path, txl.TransformerXL]] = []
-"""The weights file and the model to which the sessions belong."""
-OF_BYTES: list[tuple[txl.TransformerXL, txl.data.Vocab]] = []
-"""The model with which the archives are made."""
-
-
 def write_text(place: Path) -> None:
     """Load the model of a folder, and write three tokens."""
     model, vocab = from_pretrained(place)
     list(generate(model, vocab.encode("w1"), length=3, seed=1))
 
 
-def continue_session(place: Path) -> None:
-    """Read a session as a server does whose folder has it."""
-    kept = place.with_name("kept")
-    shutil.rmtree(kept, ignore_errors=True)
-    path = path_of(kept, "tale")
-    path.parent.mkdir(parents=True)
-    shutil.copy(place / "tale.safetensors", path)
-    sessions = Sessions(ServeSettings(sessions=kept), *OWN[0])
-    for session in sessions.all():
-        sessions.peek(session.name)
-    shutil.rmtree(kept)
-
-
-def read_recipe(place: Path) -> None:
-    """Read a recipe."""
-    load_recipe(place / "recipe.toml")
-
-
-def decompress_archive(place: Path) -> None:
-    """Decompress an archive."""
-    decompress((place / "text.txlz").read_bytes(), *OF_BYTES[0])
-
-
 FOLDER_READERS: dict[str, Callable[[Path], Any]] = {
     "convert": convert_folder,
     "vocabulary": read_vocab,
     "model": write_text,
-    "session": continue_session,
-    "recipe": read_recipe,
-    "archive": decompress_archive,
 }
-
-
-def toml_value(draw: random.Random, content: bytes) -> bytes:
-    """Write something over the value of a setting, or over its name."""
-    lines = content.decode("utf-8", "replace").splitlines()
-    places = [i for i, line in enumerate(lines) if "=" in line and not line.startswith("#")]
-    for i in draw.choices(places, k=draw.randint(1, 3)):
-        name, _, value = lines[i].partition(" = ")
-        absurd = (
-            "-1",
-            "0",
-            "1",
-            str(2**31),
-            str(2**63),
-            "9" * 4000,
-            "1e308",
-            "nan",
-            "-inf",
-            "true",
-        )
-        absurd += ('""', '"x"', "[]", "[[[]]]", "{}", "1979-05-27", '"\\u0000"', "[" * 2000)
-        if draw.random() < 0.2:
-            name = draw.choice(("", "x", "a.b", '"\\n"', "[data]\n" + name, name + "s"))
-        else:
-            value = draw.choice(absurd)
-        lines[i] = f"{name} = {value}"
-    return "\n".join(lines).encode()
 
 
 def setting(draw: random.Random, content: bytes) -> bytes:
@@ -168,9 +91,7 @@ def folder_mutations(path: Path, content: bytes) -> list[Mutation]:
         return [*ANYWHERE, *[setting] * 12]
     if path.suffix == ".safetensors":
         return [*ANYWHERE, *[header] * 6]
-    if path.suffix == ".toml":
-        return [*ANYWHERE, *[toml_value] * 12]
-    if path.suffix in (".txt", ".txlz"):
+    if path.suffix == ".txt":
         return ANYWHERE
     return mutations("tensorflow" if path.suffix == ".index" else "torch", content)
 
@@ -192,25 +113,19 @@ def seal(folder: Path, draw: random.Random) -> None:
         return  # It is damaged too much for that.
 
 
-def pickle_module(state: dict[str, torch.Tensor], path: Path) -> None:
-    """Write a module of the authors' class, which is gone afterwards."""
-    kind = type("MemTransformerLM", (torch.nn.Module,), {"__module__": "mem_transformer"})
-    sys.modules["mem_transformer"] = ModuleType("mem_transformer")
-    sys.modules["mem_transformer"].__dict__["MemTransformerLM"] = kind
-    module = kind()
-    for name, x in state.items():
-        *path_to, last = name.split(".")
-        place = module
-        for part in path_to:
-            if part not in place._modules:
-                place.add_module(part, torch.nn.Module())
-            place = place._modules[part]
-        place.register_parameter(last, torch.nn.Parameter(x))
-    for part in module.modules():
-        part.__dict__["pre_lnorm"] = False
-    module.__dict__.update(SETTINGS)
-    torch.save(module, path)
-    del sys.modules["mem_transformer"]
+def model_of_tensorflow() -> dict[str, torch.Tensor]:
+    """Return the variables of a model of two layers."""
+    names = {"adaptive_embed/lookup_table": torch.randn(20, 8)}
+    names |= {"adaptive_softmax/bias": torch.randn(20)}
+    names |= {f"r_{x}_bias": torch.randn(2, 4) for x in "wr"}
+    shapes = {"rel_attn/qkv/kernel": (8, 24), "rel_attn/r/kernel": (8, 8)}
+    shapes |= {"rel_attn/o/kernel": (8, 8), "ff/layer_1/kernel": (8, 12), "ff/layer_1/bias": (12,)}
+    shapes |= {"ff/layer_2/kernel": (12, 8), "ff/layer_2/bias": (8,)}
+    for part in ("rel_attn", "ff"):
+        shapes |= {f"{part}/LayerNorm/{x}": (8,) for x in ("gamma", "beta")}
+    for n in range(2):
+        names |= {f"layer_{n}/{part}": torch.randn(shape) for part, shape in shapes.items()}
+    return {f"transformer/{name}": x for name, x in names.items()}
 
 
 def folder_seeds(root: Path) -> list[tuple[str, Path]]:
@@ -249,28 +164,11 @@ def folder_seeds(root: Path) -> list[tuple[str, Path]]:
         json.dumps({"eos_token": "<eos>", "added_tokens_decoder": {"18": {"content": "<eos>"}}})
     )
     convert(root / "safe", root / "again")
-    (root / "tf").mkdir()
-    names = {"transformer/adaptive_embed/lookup_table": torch.randn(20, 8)}
-    names |= {"transformer/adaptive_softmax/bias": torch.randn(20)}
-    names |= {f"transformer/r_{x}_bias": torch.randn(2, 4) for x in "wr"}
-    for n in range(2):
-        layer = f"transformer/layer_{n}"
-        shapes = {"rel_attn/qkv/kernel": (8, 24), "rel_attn/r/kernel": (8, 8)}
-        shapes |= {"rel_attn/o/kernel": (8, 8), "ff/layer_1/kernel": (8, 12)}
-        shapes |= {"ff/layer_1/bias": (12,), "ff/layer_2/kernel": (12, 8), "ff/layer_2/bias": (8,)}
-        for part in ("rel_attn", "ff"):
-            shapes |= {f"{part}/LayerNorm/{x}": (8,) for x in ("gamma", "beta")}
-        names |= {f"{layer}/{x}": torch.randn(shape) for x, shape in shapes.items()}
-    index, data = tensorflow(names)
-    (root / "tf" / "m.index").write_bytes(index)
-    (root / "tf" / "m.data-00000-of-00001").write_bytes(data)
+    write_tensorflow(root / "tf", model_of_tensorflow())
     (root / "tf" / "config.json").write_text(json.dumps(SETTINGS))
-    (root / "module").mkdir()
-    state = torch.load(root / "authors" / "state_dict.pt", weights_only=True)
-    pickle_module(state, root / "module" / "model.pt")
     found = [
         ("convert", path)
-        for name in ("ours", "again", "authors", "module", "hf", "safe", "tf")
+        for name in ("ours", "again", "authors", "hf", "safe", "tf")
         for path in sorted((root / name).iterdir())
     ]
     numbered = OrderedDict((word, i) for i, word in enumerate(WORDS))
@@ -287,18 +185,4 @@ def folder_seeds(root: Path) -> list[tuple[str, Path]]:
             torch.save(state, folder / name)
         found += [("vocabulary", path) for path in sorted(folder.iterdir())]
     found += [("model", path) for path in sorted(ours.iterdir())]
-    model.eval()
-    OWN.append((ours / "model.safetensors", model))
-    for name in ("session", "recipe", "archive"):
-        (root / name).mkdir()
-    writing = generate(model, [1, 2, 3], length=6, seed=1)
-    list(writing)
-    save_state(root / "session" / "tale.safetensors", writing, OWN[0][0])
-    (root / "recipe" / "recipe.toml").write_text(recipe_text("demo"), encoding="utf-8")
-    text = " ".join(WORDS[i % 18] for i in range(60)).encode()
-    config = txl.ModelConfig(vocab_size=256, n_layer=1, d_model=8, n_head=2, d_inner=12, mem_len=4)
-    OF_BYTES.append((txl.TransformerXL(config).eval(), txl.data.train_vocab("bytes", ["a"])))
-    (root / "archive" / "text.txlz").write_bytes(compress(text, *OF_BYTES[0]).content)
-    found += [("session", root / "session" / "tale.safetensors")]
-    found += [("recipe", root / "recipe" / "recipe.toml")]
-    return [*found, ("archive", root / "archive" / "text.txlz")]
+    return found

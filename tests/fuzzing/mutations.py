@@ -2,12 +2,13 @@
 
 import pickle
 import random
+import re
 import struct
 import sys
 import warnings
 import zipfile
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +23,10 @@ MARKER = "executed"
 Mutation = Callable[[random.Random, bytes], bytes]
 
 
-# Changes of any file.
+def at(draw: random.Random, content: bytes, n: int, new: bytes) -> bytes:
+    """Write bytes in the place of ``n`` others, at random."""
+    i = draw.randrange(len(content))
+    return content[:i] + new + content[i + n :]
 
 
 def flip(draw: random.Random, content: bytes) -> bytes:
@@ -33,14 +37,6 @@ def flip(draw: random.Random, content: bytes) -> bytes:
     return bytes(changed)
 
 
-def swap(draw: random.Random, content: bytes) -> bytes:
-    """Exchange two bytes."""
-    changed = bytearray(content)
-    i, j = draw.randrange(len(changed)), draw.randrange(len(changed))
-    changed[i], changed[j] = changed[j], changed[i]
-    return bytes(changed)
-
-
 def truncate(draw: random.Random, content: bytes) -> bytes:
     """Leave out the end."""
     return content[: draw.randrange(len(content))]
@@ -48,12 +44,11 @@ def truncate(draw: random.Random, content: bytes) -> bytes:
 
 def insert(draw: random.Random, content: bytes) -> bytes:
     """Put random bytes in between."""
-    i = draw.randrange(len(content))
-    return content[:i] + draw.randbytes(draw.randint(1, 16)) + content[i:]
+    return at(draw, content, 0, draw.randbytes(draw.randint(1, 16)))
 
 
 def repeat(draw: random.Random, content: bytes) -> bytes:
-    """Write a part twice or many times, or leave it out."""
+    """Write a part many times, or leave it out."""
     i = draw.randrange(len(content))
     part = content[i : i + draw.randint(1, 64)]
     return content[:i] + part * draw.choice((0, 2, 1000)) + content[i + len(part) :]
@@ -63,11 +58,10 @@ def absurd(draw: random.Random, content: bytes) -> bytes:
     """Write a number of absurd size over something."""
     number = draw.choice((2**62, 2**63 - 1, -1, 2**31, 2**40, -(2**63), 0))
     width = draw.choice((4, 8))
-    i = draw.randrange(len(content))
-    return content[:i] + struct.pack("<q", number)[:width] + content[i + width :]
+    return at(draw, content, width, struct.pack("<q", number)[:width])
 
 
-ANYWHERE: list[Mutation] = [flip, swap, truncate, insert, repeat, absurd]
+ANYWHERE: list[Mutation] = [flip, truncate, insert, repeat, absurd]
 
 # Changes of a pickle.
 
@@ -99,18 +93,7 @@ def attack(draw: random.Random, content: bytes) -> bytes:
     return content[:i] + ATTACK[: draw.choice((-1, len(ATTACK)))] + content[i:]
 
 
-def number(draw: random.Random, content: bytes) -> bytes:
-    """Replace a small number by one of absurd size."""
-    places = [i for i, byte in enumerate(content[:-2]) if byte in b"KMJ"]
-    if not places:
-        return content
-    i = draw.choice(places)
-    value = draw.choice((2**62, 2**63 - 1, -1, 2**31, 10**6, 0))
-    after = i + 1 + {75: 1, 77: 2, 74: 4}[content[i]]
-    return content[:i] + b"\x8a\x08" + struct.pack("<q", value) + content[after:]
-
-
-IN_PICKLES: list[Mutation] = [instruction, name, attack, number]
+IN_PICKLES: list[Mutation] = [instruction, name, attack]
 
 # Changes of an archive; the checksums are right.
 
@@ -146,34 +129,21 @@ def in_archive(mutation: Mutation) -> Mutation:
 
 def directory(draw: random.Random, content: bytes) -> bytes:
     """Write something over a field of the directory, or of a header before an entry."""
-    i, width = draw.choice([*_headers(content)])
+    place = draw.choice([m.start() for m in re.finditer(rb"PK[\1\3\5][\2\4\6]", content)])
+    i, width = place + draw.randrange(4, 46, 2), draw.choice((2, 4))
     value = draw.choice((0, 1, 8, 0xFFFF, 0xFFFFFFFF, draw.randrange(len(content))))
     return content[:i] + struct.pack("<Q", value)[:width] + content[i + width :]
 
 
-def _headers(content: bytes) -> Iterator[tuple[int, int]]:
-    fields = {b"PK\1\2": ((8, 2), (10, 2), (20, 4), (24, 4), (28, 2), (30, 2), (42, 4))}
-    fields |= {b"PK\3\4": ((8, 2), (18, 4), (22, 4), (26, 2), (28, 2))}
-    fields |= {b"PK\5\6": ((8, 2), (10, 2), (12, 4), (16, 4), (20, 2))}
-    for i in range(len(content) - 3):
-        for offset, width in fields.get(content[i : i + 4], ()):
-            yield i + offset, width
-
-
 def repack(draw: random.Random, content: bytes) -> bytes:
-    """Compress it, write an entry twice, under another name, shorter, or not at all."""
+    """Compress it, or write an entry twice, under another name, shorter, or not at all."""
     entries = list(entries_of(content).items())
     i = draw.randrange(len(entries))
     entry, inside = entries[i]
-    how = draw.randrange(5)
-    if how == 0:
+    others = [[(entry, inside)] * 2, [(draw.choice(entries)[0], inside)], [(entry, inside[:9])], []]
+    if draw.randrange(5) == 0:
         return archive_of(entries, zipfile.ZIP_DEFLATED)
-    entries[i : i + 1] = [
-        [(entry, inside), (entry, inside)],
-        [(entries[draw.randrange(len(entries))][0], inside)],
-        [(entry, inside[: len(inside) // 2])],
-        [],
-    ][how - 1]
+    entries[i : i + 1] = draw.choice(others)
     return archive_of(entries)
 
 
@@ -229,41 +199,52 @@ def tensorflow(tensors: dict[str, torch.Tensor]) -> tuple[bytes, bytes]:
     return index_of(block + END_OF_BLOCK), data
 
 
-def seeds(folder: Path) -> list[tuple[str, Path]]:
+def object_of(name: str, **attributes: object) -> object:
+    """Return an object of a class of the authors, of which pickles have the name alone."""
+    module = sys.modules.setdefault("mem_transformer", ModuleType("mem_transformer"))
+    kind = type(name, (), {"__module__": "mem_transformer"})
+    setattr(module, name, kind)
+    made = kind()
+    vars(made).update(attributes)
+    return made
+
+
+def seeds(root: Path) -> list[tuple[str, Path]]:
     """Make small files of all kinds; return the reader of each and where it lies."""
     draw = torch.Generator().manual_seed(0)
     weights = OrderedDict((f"layers.{i}.w", torch.randn(4, 3, generator=draw)) for i in range(3))
     weights |= {"half": torch.ones(5).half(), "view": weights["layers.0.w"].t()[1:]}
     words = [f"word{i}" for i in range(40)]
-    made = {}
-    module = ModuleType("mem_transformer")
-    for kind in ("MemTransformerLM", "Vocab"):
-        made[kind] = type(kind, (), {"__module__": "mem_transformer"})()
-        setattr(module, kind, type(made[kind]))
-    made["MemTransformerLM"].__dict__.update(
-        {"n_layer": 3, "_parameters": weights, "_modules": OrderedDict(), "_buffers": {}}
-    )
-    made["Vocab"].__dict__.update(
-        counter=Counter(words),
-        idx2sym=words,
-        sym2idx=OrderedDict((w, i) for i, w in enumerate(words)),
-    )
-    sys.modules["mem_transformer"] = module
+    parts = {"_parameters": weights, "_modules": OrderedDict(), "_buffers": {}}
+    model = object_of("MemTransformerLM", n_layer=3, **parts)
+    numbers = OrderedDict((word, i) for i, word in enumerate(words))
+    vocab = object_of("Vocab", counter=Counter(words), idx2sym=words, sym2idx=numbers)
     found = []
-    for is_zip in (True, False):
-        for key, value in {"state": weights, "model": made["MemTransformerLM"]}.items():
-            path = folder / f"{key}_{'zip' if is_zip else 'legacy'}.pt"
-            torch.save(value, path, _use_new_zipfile_serialization=is_zip)
-            found.append(("torch", path))
+    for key, value, is_zip in (
+        ("state", weights, True),
+        ("model", model, True),
+        ("old", model, False),
+    ):
+        path = root / key / "model.pt"
+        path.parent.mkdir()
+        torch.save(value, path, _use_new_zipfile_serialization=bool(is_zip))
+        found.append(("torch", path))
     for protocol in (0, 2, 4):
-        path = folder / f"vocab_{protocol}.pkl"
-        path.write_bytes(pickle.dumps([made["Vocab"], np.arange(9.0).reshape(3, 3)], protocol))
+        path = root / f"protocol{protocol}" / "vocab.pkl"
+        path.parent.mkdir()
+        path.write_bytes(pickle.dumps([vocab, np.arange(9.0).reshape(3, 3)], protocol))
         found.append(("pickle", path))
     del sys.modules["mem_transformer"]
-    index, data = tensorflow(weights)
-    (folder / "m.index").write_bytes(index)
+    return [*found, ("tensorflow", write_tensorflow(root / "variables", weights))]
+
+
+def write_tensorflow(folder: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    """Write a checkpoint of TensorFlow; return its index."""
+    folder.mkdir()
+    index, data = tensorflow(tensors)
     (folder / "m.data-00000-of-00001").write_bytes(data)
-    return [*found, ("tensorflow", folder / "m.index")]
+    (folder / "m.index").write_bytes(index)
+    return folder / "m.index"
 
 
 def mutations(reader: str, content: bytes) -> list[Mutation]:

@@ -69,7 +69,7 @@ def test_settings_may_be_changed_while_loading(transformers, folder, tmp_path):
         transformers.AutoConfig.for_model("transformer-xl", n_head=3, hidden_size=16)
     # One that is changed later changes no result, and is not written either.
     model.config.mem_len = 2
-    with pytest.raises(ValueError, match=r"config\.mem_len was changed to 2, .* with 9: change"):
+    with pytest.raises(ValueError, match=r"settings of model\.config were changed .*: change"):
         model.save_pretrained(tmp_path / "changed")
     assert not (tmp_path / "changed").exists()
     half = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="bfloat16")

@@ -7,7 +7,6 @@ import torch
 
 import transformer_xl as txl
 from transformer_xl.inference.generate import Sampling, Searching
-from transformer_xl.model.decoder import EagerDecoder, RingDecoder
 
 N = 12
 WAYS = {
@@ -60,23 +59,6 @@ def test_a_padded_row_is_written_as_if_it_were_alone(language_model, tokenizer, 
     # What stands in the padding does not matter, be it no symbol at all.
     batch["input_ids"].masked_fill_(batch["attention_mask"] == 0, 10_000)
     assert torch.equal(written, _written(language_model, batch, **WAYS[way]))
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_single_tokens_are_read_by_the_decoder(language_model, tokenizer, texts, way, monkeypatch):
-    read = []
-
-    for kind in (EagerDecoder, RingDecoder):
-
-        def spy(self, tokens, read_of=kind.read):
-            read.append(len(tokens))
-            return read_of(self, tokens)
-
-        monkeypatch.setattr(kind, "read", spy)
-    batch = tokenizer(texts, padding=True, return_tensors="pt")
-    _written(language_model, batch, **WAYS[way])
-    rows = len(texts) * int(WAYS[way].get("num_beams", 1))  # pyright: ignore[reportArgumentType]
-    assert read == [rows] * (N - 1)
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0])

@@ -66,7 +66,7 @@ def test_states_of_a_long_or_padded_input_are_in_its_columns(transformers, folde
         for layer, x in enumerate(found.hidden_states):
             torch.testing.assert_close(x[0, 4:], alone[0].hidden_states[layer][0])
             torch.testing.assert_close(x[1, :9], alone[1].hidden_states[layer][0])
-    with pytest.raises(ValueError, match=r"rows are padded, .* each text alone"):
+    with pytest.raises(ValueError, match=r"padded rows, .* each text alone"):
         model(ids, mask, **WANTED)
 
 
@@ -132,8 +132,6 @@ def test_tokens_are_classified_by_themselves_and_their_past(
     tagger.save_pretrained(tmp_path)
     again = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path)
     torch.testing.assert_close(again(ids).logits, out.logits)
-    with pytest.raises(ValueError, match="AutoModel returns one"):
-        tagger(ids, use_cache=True)
 
 
 def test_the_loss_of_tokens_counts_those_with_a_label(tagger, ids):
@@ -155,7 +153,7 @@ def test_what_layers_cannot_return_is_refused_with_another_way(
     transformers, folder, any_folder, ids
 ):
     pieces = transformers.AutoModelForCausalLM.from_pretrained(folder, segment_len=5)
-    with pytest.raises(ValueError, match=r"12 tokens are read in segments of 5.*segment_len=12"):
+    with pytest.raises(ValueError, match=r"12 tokens in segments of 5.*segment_len=12"):
         pieces(ids, output_attentions=True)
     classifier = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
     with pytest.raises(ValueError, match="AutoModel returns them"):

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import cross_entropy, log_softmax
+from torch.nn.functional import log_softmax
 
 pytest.importorskip("accelerate", reason="Trainer needs accelerate")
 
@@ -182,19 +182,6 @@ def test_metrics_get_predictions_that_are_shifted_as_usual(
         assert np.isfinite(found["eval_loss"])
 
 
-def test_shifted_labels_are_not_shifted_again(language_model, rows):
-    ids = torch.tensor([rows[1]["input_ids"]])
-    shifted = ids.roll(-1, 1)
-    out = language_model(ids, shift_labels=shifted)
-    torch.testing.assert_close(out.loss, cross_entropy(out.logits[0], shifted[0]))
-    # They take the place of labels, and are divided by what is counted elsewhere.
-    other = language_model(ids, labels=0 * ids, shift_labels=shifted, num_items_in_batch=60)
-    torch.testing.assert_close(other.loss, out.loss / 2)
-    shifted[0, ::2] = -100
-    out = language_model(ids, shift_labels=shifted)
-    torch.testing.assert_close(out.loss, cross_entropy(out.logits[0], shifted[0]))
-
-
 def test_nothing_is_learned_at_padding(language_model, ids):
     mask = torch.ones_like(ids)
     mask[1, :30] = mask[0, 90:] = 0
@@ -207,43 +194,16 @@ def test_nothing_is_learned_at_padding(language_model, ids):
     assert not vectors.grad.any()
 
 
-def test_rows_padded_on_the_left_are_pointed_out(
-    language_model, ids, caplog, transformers, monkeypatch
-):
-    logger = transformers.utils.logging.get_logger("transformer_xl.interop.hf.modeling")
-    said: list[str] = []
-    monkeypatch.setattr(type(logger), "warning_once", lambda self, text: said.append(text))
-    mask = torch.ones_like(ids)
-    mask[1, :30] = 0
-    labels = ids.masked_fill(mask == 0, -100)
-    batch = {"attention_mask": mask, "labels": labels}
-    n_asked = 99 + 70
-    alone = language_model(ids, **batch).loss
-    counted = language_model(ids, **batch, num_items_in_batch=torch.tensor(n_asked)).loss
-    torch.testing.assert_close(counted, alone)
-    assert not said
-    language_model(ids, **batch, num_items_in_batch=torch.tensor(2 * n_asked))
-    # The labels are kept back for smoothing.
-    language_model(ids, attention_mask=mask, num_items_in_batch=n_asked)
-    assert len(said) == 2
-    assert "padding_side = 'right'" in said[0]
-    language_model(ids, attention_mask=mask.flip(1), num_items_in_batch=n_asked)
-    assert len(said) == 2
-
-
 def test_a_call_is_honored_or_refused(transformers, folder, ids, refused):
     for kind in ("CausalLM", "SequenceClassification"):
         model = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(folder)
-        for name in ("token_type_ids", "label", "lengths"):
+        for name in ("token_type_ids", "position_ids", "head_mask"):
             with pytest.raises(TypeError, match=f"{name} is not an argument.*leave it out"):
                 model(ids, **{name: ids})
             assert model(ids, **{name: None}).logits is not None
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    for name in ("labels", "shift_labels"):
-        with refused(rf"{name} of shape \(2, 99\) must be \(2, 100\)"):
-            model(ids, **{name: ids[:, 1:]})
-    with pytest.raises(ValueError, match="not used by the model"):
-        model.generate(ids, max_new_tokens=1, shift_labels=ids)
+    with refused(r"labels of shape \(2, 99\) must be \(2, 100\)"):
+        model(ids, labels=ids[:, 1:])
 
 
 @pytest.mark.parametrize("kind", ["a class", "several", "a number"])

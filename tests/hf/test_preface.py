@@ -30,8 +30,6 @@ def test_it_writes_what_generate_writes(pair):
     for prompt, text in zip(prompts, expected, strict=True):
         how = {"max_new_tokens": N, "do_sample": False}
         assert wrapper.generate(torch.tensor([prompt]), **how)[0].tolist() == text
-        chunked = wrapper.generate(torch.tensor([prompt]), **how, prefill_chunk_size=2)
-        assert chunked[0].tolist() == text
     # Rows that are padded on the left begin after it, too.
     batch, mask = torch.tensor([[2, 6, 1], [0, 0, 5]]), torch.tensor([[1, 1, 1], [0, 0, 1]])
     found = wrapper.generate(batch, attention_mask=mask, max_new_tokens=N, do_sample=False)
@@ -40,26 +38,6 @@ def test_it_writes_what_generate_writes(pair):
     # The model itself reads nothing before its inputs.
     cold = wrapper(torch.tensor([[2, 6, 1]])).logits
     assert torch.equal(cold, model(torch.tensor([[2, 6, 1]])).log_probs)
-
-
-def test_beams_and_several_texts_begin_after_it(pair):
-    model, wrapper, _ = pair
-    prompt = torch.tensor([[2, 6, 1]])
-    after = wrapper(torch.tensor([[*model.preface]])).past_key_values
-    for how in ({"num_beams": 3}, {"num_beams": 3, "num_return_sequences": 2}):
-        settings = {"max_new_tokens": N, "do_sample": False, **how}
-        expected = wrapper.generate(prompt, past_key_values=after, **settings)
-        assert torch.equal(wrapper.generate(prompt, **settings), expected)
-
-
-def test_assisted_generation_takes_back_tokens_after_it(pair):
-    model, wrapper, _ = pair
-    expected = ours(model, [2, 6, 1])
-    for how in ({"assistant_model": wrapper}, {"prompt_lookup_num_tokens": 3}):
-        found = wrapper.generate(
-            torch.tensor([[2, 6, 1]]), max_new_tokens=N, do_sample=False, **how
-        )
-        assert found[0].tolist() == expected, how
 
 
 def test_it_is_saved_and_can_be_switched_off(transformers, pair):

@@ -1,7 +1,5 @@
 """Folders that transformers writes are read by our own loader, and verified by both."""
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -33,16 +31,6 @@ def test_a_model_in_several_files_comes_back_bit_for_bit(model, tmp_path):
         for name, x in again.named_parameters():
             assert torch.equal(x, expected[name])
     assert main(["doctor", str(tmp_path)]) == 0
-
-
-@pytest.mark.slow
-@pytest.mark.compile
-def test_a_model_in_several_files_exports_and_scores(model, tmp_path):
-    pytest.importorskip("onnx")
-    model.save_pretrained(tmp_path / "model", max_shard_size="4KB")
-    assert main(["export", str(tmp_path / "model"), str(tmp_path / "step")]) == 0
-    manifest = json.loads((tmp_path / "step" / "step.json").read_text())
-    assert len(manifest["weights"]) == 64
 
 
 @pytest.mark.parametrize("shards", [False, True])

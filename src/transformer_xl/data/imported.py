@@ -172,29 +172,14 @@ class ImportedVocab(Vocab):
         return StreamDecoder(self.symbols, None, self.rules.line_end, around=around)
 
 
-_ENTITIES = {
-    "&bar;": "|",
-    "&#124;": "|",
-    "&lt;": "<",
-    "&gt;": ">",
-    "&bra;": "[",
-    "&ket;": "]",
-    "&quot;": '"',
-    "&apos;": "'",
-    "&#91;": "[",
-    "&#93;": "]",
-    "&amp;": "&",
-}
-# A space before these is removed, for ' on both sides.
-_CLEANED = (
-    *((" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'")),
-    *((" n't", "n't"), (" 'm", "'m"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re")),
-)
-_BEGINS_CLEANED = (" '", " n")
+_NAMES = "&bar; &#124; &lt; &gt; &bra; &ket; &quot; &apos; &#91; &#93; &amp;"
+_ENTITIES = tuple(zip(_NAMES.split(), "||<>[]\"'[]&", strict=True))
+# Spaces before punctuation and contractions are removed; an apostrophe loses both.
+_CLEANED = re.compile(r" (?=[.?!,]|n't|'(?:m|s|ve|re))| (') ")
+# What may join numbers, as the next word decides.
+_UNDECIDED = re.compile(r"(?: '| n)?(?: @[,.]@)+")
 _MARKS = re.compile(r"[,.?!:;\\%})\]]+")
 _QUOTES = re.compile(r"""['"„“`]+""")
-_IN_NUMBERS = ((" @,@ ", ","), (" @.@ ", "."))
-_BEGINS_IN_NUMBER = re.compile("(?: @[,.]@)+")
 # Characters written without spaces between words.
 _SPACELESS = re.compile(
     "[\u1100-\u11ff\u2e80-\ua4cf\ua840-\ua87f\uac00-\ud7af\uf900-\ufaff\ufe30-\ufe4f\uff65-\uffdc"
@@ -203,9 +188,7 @@ _SPACELESS = re.compile(
 
 
 def _join_numbers(text: str) -> str:
-    for mark, character in _IN_NUMBERS:
-        text = text.replace(mark, character)
-    return text
+    return text.replace(" @,@ ", ",").replace(" @.@ ", ".")
 
 
 class _MosesDecoder(StreamDecoder):
@@ -218,20 +201,17 @@ class _MosesDecoder(StreamDecoder):
     def __init__(self, symbols: list[str], rules: Rules) -> None:
         around = rules.line_ends == "around"
         super().__init__(symbols, None, rules.line_end, around=around)
-        self._rules = rules
-        self._line = self._held = ""
+        self._rules, self._held, self._has_text = rules, "", False
         self._begin()
 
     def _begin(self) -> None:
         """Drop the state: the next word begins a part of the line."""
-        self._word = ""
-        self._space = " "
+        self._word, self._space, self._is_glued = "", " ", False
         self._quotes: Counter[str] = Counter()
-        self._glued = False
 
     def flush(self) -> str:
         """End a line; return the pending text."""
-        held, self._line, self._held = self._held, "", ""
+        held, self._held, self._has_text = self._held, "", False
         self._begin()
         return _join_numbers(held)
 
@@ -243,69 +223,56 @@ class _MosesDecoder(StreamDecoder):
 
     def _join(self, word: str) -> str:
         if word in self._rules.apart:
-            held, self._held = _join_numbers(self._held), ""
             self._begin()
-            return self._write(held, f" {word}")
-        if "&" in word:
-            for entity, character in _ENTITIES.items():
-                word = word.replace(entity, character)
+            return self._write(_join_numbers(self._held) + f" {word}")
+        for entity, character in _ENTITIES:
+            word = word.replace(entity, character)
         return "".join([self._push_word(part) for part in word.split()])
 
     def _push_word(self, word: str) -> str:
-        begins, held, self._held = not self._word, self._held, ""
-        if self._glued or word == "@-@":
+        is_first = not self._word
+        if self._is_glued or word == "@-@":
             # The hyphen and the word after it are joined to the word before.
-            text = word if self._glued else "-"
-            self._glued = not self._glued
+            text = word if self._is_glued else "-"
+            self._is_glued, self._space = not self._is_glued, " "
             self._word += text
-            self._space = " "
         else:
-            text = self._shift(word)
-            self._word = word
-        if begins:
-            return self._write(held, " " + text.lstrip())
-        if _BEGINS_IN_NUMBER.fullmatch(held):
-            held, text = "", held + text
-        if _BEGINS_IN_NUMBER.fullmatch(text):
+            text, self._word = self._spaced(word), word
+        text = self._held + (f" {text.lstrip()}" if is_first else text)
+        if not is_first and _UNDECIDED.fullmatch(text):
             self._held = text
-            return held
-        return self._write(held, _join_numbers(text))
+            return ""
+        return self._write(text if is_first else _join_numbers(text))
 
-    def _write(self, held: str, text: str) -> str:
-        """Append text to the pending text; return the part that is final."""
-        if not self._line:
+    def _write(self, text: str) -> str:
+        """Return the part of a text that is final."""
+        self._held = ""
+        if not self._has_text:
             text = text.removeprefix(" ")
         elif self._rules.clean_up:
-            text = held + text
-            for mark, cleaned in _CLEANED:
-                text = text.replace(mark, cleaned)
-            if text in _BEGINS_CLEANED:
-                self._held, text = text, ""
-        else:
-            text = held + text
-        self._line = self._line or text
+            text = _CLEANED.sub(r"\1", text)
+            if text in (" '", " n"):
+                text, self._held = "", text
+        self._has_text = self._has_text or bool(text)
         return text
 
-    def _shift(self, word: str) -> str:
+    def _spaced(self, word: str) -> str:
         """Return a word with its leading space, if any, and decide on the next space."""
         space, self._space = self._space, " "
         if _SPACELESS.match(word):
-            follows = self._word and _SPACELESS.match(self._word[-1])
-            return word if follows else space + word
+            return word if self._word and _SPACELESS.match(self._word[-1]) else space + word
         if all(c in "([{¿¡" or unicodedata.category(c) == "Sc" for c in word):
             self._space = ""
             return space + word
         is_short_form = self._word and word[0] == "'" and word[1:2].isalpha()
-        if _MARKS.fullmatch(word) or is_short_form:
+        if is_short_form or _MARKS.fullmatch(word):
             return word
-        if not _QUOTES.fullmatch(word):
-            return space + word
-        quote = '"' if set(word) <= set("„“") else word
-        if self._quotes[quote] % 2 == 0:
-            if word == "'" and self._word.endswith("s"):
+        if _QUOTES.fullmatch(word):
+            quote = '"' if set(word) <= set("„“") else word
+            is_open = self._quotes[quote] % 2 == 1
+            if not is_open and word == "'" and self._word.endswith("s"):
                 return word
-            self._space = ""
             self._quotes[quote] += 1
-            return space + word
-        self._quotes[quote] += 1
-        return word
+            self._space = " " if is_open else ""
+            return word if is_open else space + word
+        return space + word

@@ -6,8 +6,8 @@ carries the memory from the first token to the last. Importing the module regist
 ``pip install 'transformer-xl[eval]'``.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby, takewhile
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -32,20 +32,17 @@ from transformer_xl.inference.generate import Sampling, generate_batch
 from transformer_xl.model import (
     SEGMENT_LEN,
     Lengths,
-    Memory,
-    Piece,
     load_model,
     read,
     require_token_inputs,
 )
 
-# The settings of sampling of tasks that our sampler supports.
-_SAMPLING_SETTINGS = ("temperature", "top_k", "top_p")
-
 
 @register_model("transformer-xl")
 class TransformerXLHarness(TemplateLM):
     """A model folder with the interface of the harness.
+
+    A document begins after the symbol that ends a line, or a line break, which is not scored.
 
     Args:
         pretrained: A model folder, a run folder, or the name of a shipped model.
@@ -56,8 +53,6 @@ class TransformerXLHarness(TemplateLM):
         segment_len: Segment length.
         mem_len: Memory length. None: as configured.
         max_gen_toks: Number of generated tokens if a task does not set it.
-        prefix: The text of one symbol before every document, which is not scored. None: the symbol
-            that ends a line, or a line break.
         seed: Seed of the first text of a batch; the next texts have the following numbers.
 
     Raises:
@@ -74,7 +69,6 @@ class TransformerXLHarness(TemplateLM):
         segment_len: int = SEGMENT_LEN,
         mem_len: int | None = None,
         max_gen_toks: int = 256,
-        prefix: str | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -86,27 +80,15 @@ class TransformerXLHarness(TemplateLM):
         require_token_inputs(self.model.config)
         self.model.to(pick_device() if device is None or is_missing else device)
         self.vocab = load_vocab(pretrained)
+        if self.vocab.start_id is None:
+            raise InputError("the vocabulary has no symbol of a line end, after which texts begin")
         # Everything read enters the memory, so no extended context is read again.
         self.lengths = Lengths.of(
             self.model.config, segment_len=segment_len, mem_len=mem_len, ext_len=0
         )
         self.batch_size, self.mem_len = int(batch_size), mem_len
         self._max_gen_toks, self._seed = max_gen_toks, seed
-        self._prefix = self._find_prefix(prefix)
-        self._device = self.model.device
-
-    def _find_prefix(self, text: str | None) -> int:
-        if text is None:
-            start = self.vocab.start_id
-            ids = [] if start is None else [start]
-        else:
-            ids = self.vocab.encode(text)
-        if len(ids) != 1:
-            raise InputError(
-                f"prefix={text!r}: documents begin after one symbol, and the vocabulary tokenizes "
-                f"{text or chr(10)!r} to {len(ids)}; give another text as prefix=..."
-            )
-        return ids[0]
+        self._prefix, self._device = self.vocab.start_id, self.model.device
 
     @property
     def eot_token_id(self) -> int:
@@ -133,8 +115,13 @@ class TransformerXLHarness(TemplateLM):
             InputError: A continuation has no token: it is empty, or a blank between words.
         """
         texts: list[Any] = [request.args for request in requests]
-        pairs = [(x, *self._encode_pair(*x)) for x in texts]
-        return self._loglikelihood_tokens(pairs, disable_tqdm=disable_tqdm)
+        scores = self._loglikelihood_tokens([(x, *self._encode_pair(*x)) for x in texts])
+        self._remember("loglikelihood", requests, scores)
+        return scores
+
+    def _remember(self, kind: str, requests: list[Instance], results: list[Any]) -> None:
+        for request, result in zip(requests, results, strict=True):
+            self.cache_hook.add_partial(kind, request.args, result)
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """Return the tokens of a context, and those that are scored: the rest of the whole.
@@ -144,8 +131,7 @@ class TransformerXLHarness(TemplateLM):
         the context.
         """
         first, whole = self.tok_encode(context), self.tok_encode(context + continuation)
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(first, whole, strict=False))
-        n = len(list(same))
+        n = next((n for n, x in enumerate(first) if [x] != whole[n : n + 1]), len(first))
         if not whole[n:]:
             # As where blanks between words are no tokens.
             whole, n = first + self.tok_encode(continuation), len(first)
@@ -154,49 +140,53 @@ class TransformerXLHarness(TemplateLM):
                 f"the continuation {continuation!r} has no token in the {self.vocab.kind} "
                 "vocabulary, and so no probability: leave it out of the task"
             )
-        return whole[:n], whole[n:]
+        return whole[:n] or [self._prefix], whole[n:]
 
-    @torch.no_grad()
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
         """Return the log-probability of each document, read once from its first token on."""
-        totals = []
-        for batch in chunks([request.args[0] for request in requests], self.batch_size):
-            ids = [self.tok_encode(text) for text in batch]
-            first = [self._prefix] * len(batch)
-            scores = self._score(self._initial_memory(len(batch)), first, ids)
-            for text, (total, _) in zip(batch, scores, strict=True):
-                self.cache_hook.add_partial("loglikelihood_rolling", (text,), total)
-                totals.append(total)
+        texts: list[str] = [request.args[0] for request in requests]
+        pairs = [((text,), [self._prefix], self.tok_encode(text)) for text in texts]
+        totals = [total for total, _ in self._loglikelihood_tokens(pairs)]
+        self._remember("loglikelihood_rolling", requests, totals)
         return totals
 
     @torch.no_grad()
     def _loglikelihood_tokens(
         self,
-        requests: list[tuple[tuple[str, str], list[int], list[int]]],
-        disable_tqdm: bool = False,
+        requests: Sequence[tuple[tuple[str, ...], list[int], list[int]]],
         **kwargs: Any,
     ) -> list[tuple[float, bool]]:
-        """Score continuations; a context that several of them share is read once."""
-        contexts: dict[tuple[int, ...], list[int]] = {}
-        for number, (_, context, _) in enumerate(requests):
-            contexts.setdefault(tuple(context) or (self._prefix,), []).append(number)
-        scores_of: dict[int, tuple[float, bool]] = {}
-        for batch in chunks(sorted(contexts, key=len), self.batch_size):
-            mems = self._initial_memory(len(batch))
-            for piece in self._read(mems, [context[:-1] for context in batch]):
-                mems = piece.mems
-            pairs = [(row, n) for row, context in enumerate(batch) for n in contexts[context]]
-            for part in chunks(pairs, self.batch_size):
-                rows, numbers = zip(*part, strict=True)
-                targets = [requests[n][2] for n in numbers]
-                last = [batch[row][-1] for row in rows]
-                scores = self._score(mems.select(list(rows)), last, targets)
-                scores_of.update(zip(numbers, scores, strict=True))
-        for number, (texts, _, _) in enumerate(requests):
-            self.cache_hook.add_partial("loglikelihood", texts, scores_of[number])
-        return [scores_of[number] for number in range(len(requests))]
+        """Score continuations; those of one length of text are read side by side."""
+        order = sorted(range(len(requests)), key=lambda n: len(requests[n][1] + requests[n][2]))
+        scores: dict[int, Any] = {}
+        for numbers in chunks(order, self.batch_size):
+            found = self._score([requests[n][1:] for n in numbers])
+            scores |= zip(numbers, found, strict=True)
+        return [scores[n] for n in range(len(requests))]
+
+    def _score(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
+        """Return the log-probability of each continuation and whether greedy generation gives it.
+
+        Log-probabilities are summed segment by segment, so those of a text are never all in memory.
+        """
+        total = torch.zeros(len(pairs), dtype=torch.float64)
+        is_greedy = torch.ones(len(pairs), dtype=torch.bool)
+        inputs = [[*context, *rest][:-1] for context, rest in pairs]
+        targets = _padded([[-1] * (len(context) - 1) + rest for context, rest in pairs], -1)
+        sizes = torch.tensor([*map(len, inputs)])
+        mems = self.model.keep(self.model.start_memory(len(pairs), self.lengths.mem_len))
+        for start, hidden, *_ in read(self.model, _padded(inputs), self.lengths, mems, sizes=sizes):
+            expected = targets[:, start : start + hidden.shape[1]]
+            row, place = (expected >= 0).nonzero(as_tuple=True)
+            if not len(row):
+                continue
+            states, expected = hidden[row, place], expected[row, place].to(hidden.device)
+            total.index_add_(0, row, -self.model.head.nll(states, expected).double().cpu())
+            missed = (self.model.head.top_k(states, 1)[1][:, 0] != expected).cpu()
+            is_greedy[row[missed]] = False
+        return list(zip(total.tolist(), is_greedy.tolist(), strict=True))
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Continue contexts up to one of the stop strings of the task."""
@@ -214,57 +204,18 @@ class TransformerXLHarness(TemplateLM):
                     mem_len=self.mem_len,
                 )
                 texts.extend(written.decode(self.vocab, until))
-        for request, text in zip(requests, texts, strict=True):
-            self.cache_hook.add_partial("generate_until", request.args, text)
+        self._remember("generate_until", requests, texts)
         return texts
 
     def _settings(self, request: Instance) -> tuple[list[str], int, Sampling]:
         """Return the stop strings of a request, its length, and how tokens are drawn."""
         arguments: Any = request.args
         settings: dict[str, Any] = dict(normalize_gen_kwargs(arguments[1], self._max_gen_toks))
+        names = ("temperature", "top_k", "top_p") if settings.get("do_sample") else ()
         drawing: dict[str, Any] = {"temperature": 0.0}
-        if settings.get("do_sample"):
-            chosen = {name: settings.get(name) for name in _SAMPLING_SETTINGS}
-            drawing |= {name: x for name, x in chosen.items() if x is not None}
+        drawing |= {x: settings[x] for x in names if settings.get(x) is not None}
         until = [text for text in settings["until"] if text]
         return until, settings["max_gen_toks"], Sampling(**drawing)
-
-    def _initial_memory(self, batch_size: int) -> Memory:
-        return self.model.keep(self.model.start_memory(batch_size, self.lengths.mem_len))
-
-    def _read(self, mems: Memory, texts: Sequence[Sequence[int]]) -> Iterator[Piece]:
-        """Read texts of any lengths, batched."""
-        sizes = torch.tensor([len(text) for text in texts])
-        return read(self.model, _padded(texts), self.lengths, mems, sizes=sizes)
-
-    def _score(
-        self, mems: Memory, first: Sequence[int], targets: Sequence[Sequence[int]]
-    ) -> list[tuple[float, bool]]:
-        """Return, for each row, the log-probability of its targets and whether greedy gives them.
-
-        Log-probabilities are summed segment by segment, so those of a text are never all in memory.
-
-        Args:
-            mems: The memory of each row.
-            first: The token before the targets of each row, not read yet.
-            targets: The targets of each row.
-        """
-        total = torch.zeros(len(targets), dtype=torch.float64)
-        is_greedy = torch.ones(len(targets), dtype=torch.bool)
-        head, expected_ids = self.model.head, _padded(targets, -1)
-        texts = [[x, *row[:-1]] if row else [] for x, row in zip(first, targets, strict=True)]
-        for start, hidden, _, _ in self._read(mems, texts):
-            expected = expected_ids[:, start : start + hidden.shape[1]]
-            is_real = expected >= 0
-            if not is_real.any():
-                continue
-            states, row = hidden[is_real.to(hidden.device)], is_real.nonzero()[:, 0]
-            expected = expected[is_real].to(hidden.device)
-            nll = head.nll(states, expected).double().cpu()
-            total.index_add_(0, row, -nll)
-            missed = (head.log_probs(states).argmax(-1) != expected).cpu()
-            is_greedy[row[missed]] = False
-        return list(zip(total.tolist(), is_greedy.tolist(), strict=True))
 
 
 def _padded(texts: Sequence[Sequence[int]], padding: int = 0) -> Int[Tensor, "B T"]:

@@ -16,7 +16,7 @@ from transformer_xl.config.checks import fields_of
 from transformer_xl.inference.answers import features_of
 from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.inference.generate import Sampling, generate
-from transformer_xl.interop.export import make_step
+from transformer_xl.interop.export import Step
 from transformer_xl.model import build_model
 from transformer_xl.model.decoder import Decoder
 from transformer_xl.model.quantizing import compact
@@ -200,7 +200,7 @@ def stepped(model):
 
 
 def exported(model):
-    one = make_step(model)
+    one = Step(model)
     memory, found = one.start(2), []
     for n in range(TOKENS.shape[1]):
         log_probs, *memory = one(TOKENS[:, n, None], *memory)

@@ -31,7 +31,6 @@ from transformer_xl.interop.convert.old_settings import (
     DEFAULTS,
     SETTABLE,
     model_config,
-    without_ends,
 )
 from transformer_xl.interop.convert.vocabularies import find_vocab, read_vocab, vocab_from_object
 from transformer_xl.model import (
@@ -55,7 +54,6 @@ def convert(
     source: Path | str,
     folder: Path | str,
     *,
-    to: str = "txl",
     settings: Mapping[str, Any] | None = None,
     vocab: Path | str | None = None,
     say: _Say = lambda text: None,
@@ -69,7 +67,6 @@ def convert(
     Args:
         source: The file, the prefix of a TensorFlow checkpoint, or the folder.
         folder: The folder to write; it must not exist yet, or be empty.
-        to: ``txl``, a model folder; no other format is written.
         settings: Settings that the source lacks, by the authors' names: ``n_head``, ``mem_len``,
             ``tgt_len``, ``ext_len``, ``clamp_len``, ``same_length``, ``pre_lnorm``, ``cutoffs``,
             ``layer_norm_epsilon``.
@@ -83,8 +80,7 @@ def convert(
         FileNotFoundError: There is no source.
         FileExistsError: The folder is not empty.
         CheckpointError: The source is damaged or hostile.
-        InputError: The source is not a Transformer-XL or lacks settings, or another format is to be
-            written.
+        InputError: The source is not a Transformer-XL or lacks settings.
 
     Example:
         >>> from transformer_xl import ModelConfig, TransformerXL
@@ -96,11 +92,6 @@ def convert(
     """
     # Absolute, because temporary files beside the folder need its name, also for ".".
     folder = Path(folder).absolute()
-    if to != "txl":
-        raise InputError(
-            f"to={to!r} is gone: old formats are not written any more; transformers 5 reads a "
-            "model folder after import transformer_xl.hf"
-        )
     require_new(folder)
     if vocab is not None and not Path(vocab).exists():
         raise FileNotFoundError(f"{vocab} does not exist: give the file with the vocabulary")
@@ -155,7 +146,6 @@ def _open_theirs(source: Path, settings: dict[str, Any], vocab: Path | None, say
     checkpoint = open_checkpoint(source)
     checkpoint.settings |= settings
     config = model_config(checkpoint.origin, checkpoint.tensors, checkpoint.settings)
-    _require_used(settings, config)
     weights = _weights(checkpoint, config)
     n_bytes = sum(x.nbytes for x in weights.values())
     n_parameters = sum(x.numel() for x in weights.values())
@@ -181,23 +171,6 @@ def _open_theirs(source: Path, settings: dict[str, Any], vocab: Path | None, say
     if vocabulary is not None:
         vocabulary = _fitting(vocabulary, path or source, size, None if vocab else say)
     return _Model(config, weights, vocabulary, about)
-
-
-def _require_used(settings: dict[str, Any], config: ModelConfig) -> None:
-    """Require that settings which were given are not ignored."""
-    if (tgt_len := settings.get("tgt_len")) is not None and tgt_len < 1:
-        raise InputError(f"tgt_len={tgt_len} must be at least 1: it is a number of tokens")
-    if (clamp_len := settings.get("clamp_len") or 0) > 0 and config.attn_type == 3:
-        raise InputError(
-            f"clamp_len={clamp_len} has no effect with attn_type=3, whose distances end with its "
-            "table: leave it out"
-        )
-    cutoffs = settings.get("cutoffs") or ()
-    if cutoffs and without_ends(cutoffs, config.vocab_size) != config.cutoffs:
-        raise InputError(
-            f"cutoffs={list(cutoffs)}, but the tensors of the checkpoint say "
-            f"{list(config.cutoffs)}: leave them out"
-        )
 
 
 def _fitting(vocab: Vocab, path: Path, size: int, say: _Say | None = None) -> Vocab | None:
@@ -227,9 +200,9 @@ def _weights(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Tensor]:
         biases_in_layers=any(name.endswith("dec_attn.r_w_bias") for name in checkpoint.tensors),
     )
     # A small file can refer to one tensor a million times.
-    beginning = checkpoint.path.name.removesuffix("index") + "data-"
+    beginning = checkpoint.path.name.removesuffix("index")
     files = [x for x in checkpoint.path.parent.iterdir() if x.name.startswith(beginning)]
-    n_bytes = sum(file.stat().st_size for file in (*files, checkpoint.path))
+    n_bytes = sum(file.stat().st_size for file in files)
     needed = sum(shape.numel() for shape in shapes.values())
     if needed > n_bytes:
         raise CheckpointError(

@@ -6,54 +6,46 @@ memory and its time::
     python -I -S closed_unpickler.py FILE BYTES_OF_MEMORY SECONDS
 
 It writes one object in JSON: ``{"error": text}``, or ``{"value": ..., "storages": ...}``, where the
-value is a text, in JSON again. Names in
-the pickle are looked up in the closed tables of this file, whose classes and functions hold what
-the file says; nothing is imported or called. Numbers of tensors are not read: their storages are
-byte ranges of the file. Values become JSON as follows; arrays of NumPy, which hold corpora, are
-objects without a state::
+value is a text, in JSON again. Names in the pickle are looked up in the closed tables of this file,
+whose classes and functions hold what the file says; nothing is imported or called. Numbers of
+tensors are not read: their storages are byte ranges of the file. Values become JSON as follows;
+arrays of NumPy, which hold corpora, are objects without a state::
 
     dict       {"dict": [[key, ...], [value, ...]]}      bytes    {"bytes": text in Latin-1}
     tuple      {"tuple": [...]}                          object   {"object": [class, state]}
     set        {"set": [...]}
     tensor     {"tensor": [storage, first number, type, offset, size, stride]}
 
-Since version 1.6 files of ``torch.save`` are zip archives, with a pickle and an entry for each
-storage::
-
-    <name>/data.pkl    <name>/byteorder    <name>/data/0    <name>/data/1  ...
-
-Before, they were consecutive pickles (a magic number, a version, the machine, the object, the keys
-of its storages), followed by a count and the numbers of each storage.
+Since version 1.6 files of ``torch.save`` are zip archives: ``<name>/data.pkl``, ``byteorder``,
+``data/0``, ``data/1``, ... Before, they were consecutive pickles (a magic number, a version, the
+machine, the object, the keys of its storages), followed by a count and the numbers of each storage.
 """
 
 import json
 import pickle
+import re
 import struct
 import sys
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 _PROTOCOL = 1001
 _HEADER_SIZE = 30
 _MAX_DEPTH = 200
-_MAX_NAME = 1000
+_MAX_BITS = 4_096
 
 # The types of numbers and their sizes in bytes, by their names and those of storages in torch.
 _SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "bool": 1, "uint8": 1}
 _SIZES |= {"int8": 1, "int16": 2, "int32": 4, "int64": 8}
-_DTYPES = {name: name for name in _SIZES}
-_DTYPES |= {"half": "float16", "float": "float32", "double": "float64"}
-_DTYPES |= {"short": "int16", "int": "int32", "long": "int64"}
-_DTYPES |= {
-    f"{name.title()}Storage": _DTYPES[name]
-    for name in ("float", "double", "half", "long", "int", "short", "bool")
-}
-_DTYPES |= {"BFloat16Storage": "bfloat16", "CharStorage": "int8"}
-_DTYPES |= {"ByteStorage": "uint8", "UntypedStorage": "uint8"}
+_OTHER_NAMES = {"half": "float16", "float": "float32", "double": "float64", "short": "int16"}
+_OTHER_NAMES |= {"int": "int32", "long": "int64", "bool": "bool", "char": "int8", "byte": "uint8"}
+_DTYPES = {name: name for name in _SIZES} | _OTHER_NAMES
+_DTYPES |= {f"{name.title()}Storage": dtype for name, dtype in _OTHER_NAMES.items()}
+_DTYPES |= {"BFloat16Storage": "bfloat16", "UntypedStorage": "uint8"}
 
 
 class RefusedError(Exception):
@@ -114,36 +106,33 @@ class Mapping(dict):
         pass
 
 
-class _Fixed:
-    """What a pickle may name, but not change."""
-
-    def __setstate__(self, state: Any) -> None:
-        raise RefusedError("refused: the file changes something that is not its own object")
-
-
-class Dtype(_Fixed):
-    """A type of numbers, or the storage class of that type."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
-class Function(_Fixed):
+class Function:
     """The replacement of a function that a file can call."""
 
     def __init__(self, make: Callable[..., Any]) -> None:
         self._make = make
+
+    def __setstate__(self, state: Any) -> None:
+        raise RefusedError("refused: the file changes something that is not its own object")
 
     def __call__(self, *args: Any) -> Any:
         """Return what the replacement makes."""
         return self._make(*args)
 
 
-class Storage(_Fixed):
+class Dtype(NamedTuple):
+    """A type of numbers, or the storage class of that type."""
+
+    name: str
+
+
+class Storage(NamedTuple):
     """Numbers of tensors; ``first`` is where a part of them begins."""
 
-    def __init__(self, key: str, dtype: str, numel: int, first: int = 0) -> None:
-        self.key, self.dtype, self.numel, self.first = key, dtype, numel, first
+    key: str
+    dtype: str
+    numel: int
+    first: int = 0
 
 
 class Tensor:
@@ -173,18 +162,14 @@ def _encode(text: str, encoding: str) -> bytes:
     return text.encode(encoding)
 
 
-_MOST_BITS = 4_096
 _NUMBERS = {"b1": "?", "i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I"}
 _NUMBERS |= {"u8": "Q", "f2": "e", "f4": "f", "f8": "d"}
 
 
 def _number(dtype: Any, data: Any) -> Any:
     """Return a number of NumPy as one of Python."""
-    code, order = dtype.args[0], dtype.state[1]
-    if code not in _NUMBERS:
-        raise RefusedError("a number of NumPy is of an unknown type")
     content = data.encode("latin-1") if isinstance(data, str) else data
-    return struct.unpack(order.replace("|", "<") + _NUMBERS[code], content)[0]
+    return struct.unpack(dtype.state[1].replace("|", "<") + _NUMBERS[dtype.args[0]], content)[0]
 
 
 def _parameter(data: Any, *_: Any) -> Tensor:
@@ -220,40 +205,29 @@ _CLASSES |= {
     "torch._utils._rebuild_tensor": Tensor,
     "torch._utils._rebuild_tensor_v2": Tensor,
     "torch._utils._rebuild_tensor_v3": Tensor,
-    "torch._utils._rebuild_parameter": Function(_parameter),
-    "torch._utils._rebuild_parameter_with_state": Function(_parameter),
     "torch._tensor._rebuild_from_type_v2": Function(lambda make, cls, args, state: Tensor(*args)),
-    "torch.nn.parameter.Parameter": Function(_parameter),
-    "torch.nn.parameter.Buffer": Function(_parameter),
     "torch.storage._load_from_bytes": Function(_nested_file),
 }
-# Modules of the authors, of NVIDIA and of Hugging Face, which forks have in other packages.
-_OLD_MODULES = {
-    *("mem_transformer", "proj_adaptive_softmax", "adaptive_softmax", "log_uniform_sampler"),
-    *("data_utils", "vocabulary", "data_parallel", "exp_utils", "lamb"),
-    *("modeling_transfo_xl", "modeling_transfo_xl_utilities", "tokenization_transfo_xl"),
-    "configuration_transfo_xl",
-}
-_OLD_CLASSES = {
-    *("MemTransformerLM", "AdaptiveEmbedding", "PositionalEmbedding", "PositionwiseFF"),
-    *("MultiHeadAttn", "RelMultiHeadAttn", "RelPartialLearnableMultiHeadAttn"),
-    *("RelLearnableMultiHeadAttn", "DecoderLayer", "RelLearnableDecoderLayer"),
-    *("RelPartialLearnableDecoderLayer", "ProjectedAdaptiveLogSoftmax", "LogUniformSampler"),
-    *("Corpus", "LMOrderedIterator", "LMShuffledIterator", "LMMultiFileIterator", "Vocab"),
-}
-_PACKAGES = tuple(
-    f"{package}."
-    for package in (
-        *("torch.nn.modules", "torch.nn.backends", "torch.nn.parallel", "torch.optim", "apex"),
-        *("torch.nn.functional", "torch.cuda.amp", "transformers", "pytorch_transformers"),
-        *("pytorch_pretrained_bert", "tokenizers", "sacremoses", "regex", "_regex", "collections"),
-    )
+_CLASSES |= dict.fromkeys(
+    ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"),
+    Function(_parameter),
 )
-_OTHERS = {
-    *("argparse.Namespace", "types.SimpleNamespace", "re._compile", "torch.Tensor"),
-    *("pathlib.PosixPath", "pathlib.WindowsPath", "pathlib.Path", "pathlib._local.PosixPath"),
-    *("builtins.object", "builtins.complex", "numpy.dtype", "torch.device"),
-}
+_CLASSES |= dict.fromkeys(
+    ("torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer"), Function(_parameter)
+)
+# Modules of the authors, of NVIDIA and of Hugging Face, which forks have in other packages; classes
+# of scripts; what else their objects hold.
+_KNOWN = re.compile(
+    r"(.*\.)?(mem_transformer|(proj_)?adaptive_softmax|log_uniform_sampler|data_utils|vocabulary"
+    r"|data_parallel|exp_utils|lamb|(modeling|tokenization|configuration)_transfo_xl"
+    r"|modeling_transfo_xl_utilities)\.[^.]+"
+    r"|__main__\.(MemTransformerLM|AdaptiveEmbedding|Position\w+|\w*MultiHeadAttn|\w*DecoderLayer"
+    r"|ProjectedAdaptiveLogSoftmax|LogUniformSampler|Corpus|LM\w+Iterator|Vocab)"
+    r"|(torch\.(nn\.(modules|backends|parallel|functional)|optim|cuda\.amp)|apex|transformers"
+    r"|pytorch_transformers|pytorch_pretrained_bert|tokenizers|sacremoses|_?regex|collections)\..*"
+    r"|argparse\.Namespace|types\.SimpleNamespace|re\._compile|torch\.(Tensor|device)|numpy\.dtype"
+    r"|pathlib\.(_local\.)?(Posix|Windows)?Path|builtins\.(object|complex)"
+)
 # Python 2 and NumPy 1 have other names for some modules.
 _RENAMED = {
     "__builtin__": "builtins",
@@ -279,13 +253,7 @@ class ClosedUnpickler(pickle.Unpickler):
         if module in ("torch", "torch.cuda", "torch.storage") and name in _DTYPES:
             return Dtype(_DTYPES[name])
         if kind not in self._classes:
-            is_known = len(kind) <= _MAX_NAME and (
-                kind in _OTHERS
-                or module.rpartition(".")[2] in _OLD_MODULES
-                or (module == "__main__" and name in _OLD_CLASSES)
-                or f"{module}.".startswith(_PACKAGES)
-            )
-            if not is_known:
+            if len(kind) > 1000 or not _KNOWN.fullmatch(kind):
                 raise RefusedError(
                     f"refused: the file names {printable(kind)}, which no Transformer-XL "
                     "checkpoint needs; nothing was executed"
@@ -307,7 +275,7 @@ class ClosedUnpickler(pickle.Unpickler):
             case _:
                 raise RefusedError("its pickle refers to something that is not a storage")
         storage = self.storages.setdefault(key, Storage(key, dtype, numel))
-        if (storage.dtype, storage.numel) != (dtype, numel) or not 0 <= numel < 2**60:
+        if storage != (key, dtype, numel, 0) or not 0 <= numel < 2**60:
             raise RefusedError("its pickle gives a storage two sizes or types")
         match view:
             case [] | [None]:
@@ -326,33 +294,37 @@ class _Encoder:
     def encode(self, x: Any, depth: int = 0) -> Any:
         """Return a value as JSON has it."""
         self._n_left -= 16 + (len(x) if isinstance(x, str | bytes | bytearray) else 0)
-        if depth > _MAX_DEPTH:
-            raise RefusedError("refused: values are nested without end")
-        if self._n_left < 0:
-            raise RefusedError("refused: its values are larger than a file of its size can need")
-        if isinstance(x, int) and x.bit_length() > _MOST_BITS:
-            raise RefusedError(f"a number of more than {_MOST_BITS:,} bits")
-        if x is None or isinstance(x, bool | int | float | str):
-            return x
-        if isinstance(x, list):
-            return self._each(x, depth)
-        if isinstance(x, dict):
-            return {"dict": [self._each(x.keys(), depth), self._each(x.values(), depth)]}
-        if isinstance(x, tuple):
-            return {"tuple": self._each(x, depth)}
-        if isinstance(x, set | frozenset):
-            return {"set": self._each(x, depth)}
-        if isinstance(x, bytes | bytearray):
-            return {"bytes": x.decode("latin-1")}
-        if isinstance(x, Tensor):
-            return {"tensor": self._each(x.parts, depth)}
-        if isinstance(x, Stored):
-            return {"object": [x.kind, self.encode(x.state, depth + 1)]}
+        is_large = self._n_left < 0 or (isinstance(x, int) and x.bit_length() > _MAX_BITS)
+        if depth > _MAX_DEPTH or is_large:
+            raise RefusedError(
+                "refused: its values are larger than a file of its size can need, or nested "
+                "without end"
+            )
+        match x:
+            case None | bool() | int() | float() | str():
+                return x
+            case list():
+                return self._each(x, depth)
+            case dict():
+                return {"dict": [self._each(x.keys(), depth), self._each(x.values(), depth)]}
+            case tuple():
+                return {"tuple": self._each(x, depth)}
+            case set() | frozenset():
+                return {"set": self._each(x, depth)}
+            case bytes() | bytearray():
+                return {"bytes": x.decode("latin-1")}
+            case Tensor():
+                return {"tensor": self._each(x.parts, depth)}
+            case Stored():
+                return {"object": [x.kind, self.encode(x.state, depth + 1)]}
         # A class or function that is only named.
         return {"object": [getattr(x, "kind", type(x).__name__), None]}
 
     def _each(self, values: Any, depth: int) -> list[Any]:
         return [self.encode(x, depth + 1) for x in values]
+
+
+_Storages = dict[str, tuple[str, int, int]]
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -377,19 +349,20 @@ def read(path: Path) -> dict[str, Any]:
     return {"value": json.dumps(_Encoder(n_bytes).encode(value)), "storages": storages}
 
 
-_Storages = dict[str, tuple[str, int, int]]
-
-
 def _read_zip(file: BinaryIO, n_bytes: int) -> tuple[Any, _Storages]:
-    entries = _zip_entries(file, n_bytes)
-    pickles = [name for name in entries if name.endswith("/data.pkl") and name.count("/") == 1]
-    if len(pickles) != 1:
-        raise RefusedError("it is a zip archive that torch.save did not write")
-    prefix = pickles[0].removesuffix("data.pkl")
-    if any(name.startswith((f"{prefix}constants.pkl", f"{prefix}code/")) for name in entries):
+    try:
+        entries = _zip_entries(file, n_bytes)
+    except zipfile.BadZipFile as error:
         raise RefusedError(
-            "it is a TorchScript archive, which is a program: give a file that torch.save wrote of "
-            "the model or of its state dict"
+            f"it is not a whole archive ({error}): it was not copied completely, or is damaged"
+        ) from error
+    pickles = [name for name in entries if name.endswith("/data.pkl") and name.count("/") == 1]
+    prefix = pickles[0].removesuffix("data.pkl") if pickles else ""
+    of_programs = (f"{prefix}constants.pkl", f"{prefix}code/")
+    if len(pickles) != 1 or any(name.startswith(of_programs) for name in entries):
+        raise RefusedError(
+            "it is a zip archive of another kind, such as one of TorchScript, which is a program: "
+            "give a file that torch.save wrote of the model or of its state dict"
         )
     if order := entries.get(f"{prefix}byteorder"):
         file.seek(order[0])
@@ -403,11 +376,8 @@ def _read_zip(file: BinaryIO, n_bytes: int) -> tuple[Any, _Storages]:
     storages = {}
     for key, storage in unpickler.storages.items():
         start, length = entries.get(f"{prefix}data/{key}", (0, -1))
-        needed = storage.numel * _SIZES[storage.dtype]
-        if length != needed:
-            raise RefusedError(
-                f"storage {printable(key)} does not have the {needed:,} bytes that its tensors need"
-            )
+        if length != storage.numel * _SIZES[storage.dtype]:
+            raise RefusedError(f"storage {printable(key)} has another size than its tensors")
         storages[key] = storage.dtype, start, length
     return value, storages
 
@@ -416,42 +386,34 @@ def _zip_entries(file: BinaryIO, n_bytes: int) -> dict[str, tuple[int, int]]:
     """Return the position and length of each entry of an archive; they must not overlap."""
     entries: dict[str, tuple[int, int]] = {}
     free = 0
-    try:
-        archive = zipfile.ZipFile(file)
-        for info in sorted(archive.infolist(), key=lambda info: info.header_offset):
-            name, offset = printable(info.filename), info.header_offset
-            if info.flag_bits & 1 or info.compress_type or info.file_size != info.compress_size:
-                raise RefusedError(f"its entry {name} is compressed or encrypted: unpack it first")
-            if info.filename in entries:
-                raise RefusedError(f"its entry {name} occurs twice")
-            file.seek(offset + _HEADER_SIZE - 4)
-            start = offset + _HEADER_SIZE + sum(struct.unpack("<HH", file.read(4)))
-            if offset < free or start + info.file_size > n_bytes:
-                raise RefusedError(f"its entry {name} overlaps another or is out of bounds")
-            # Opening compares the header of the entry with the directory, reading its checksum;
-            # zero means none (torch.serialization.set_crc32_options).
-            with archive.open(info) as content:
-                while info.CRC and content.read(1 << 20):
-                    pass
-            entries[info.filename] = start, info.file_size
-            free = start + info.file_size
-    except zipfile.BadZipFile as error:
-        raise RefusedError(
-            f"it is not a whole archive ({error}): it was not copied completely, or is damaged"
-        ) from error
+    archive = zipfile.ZipFile(file)
+    for info in sorted(archive.infolist(), key=lambda info: info.header_offset):
+        name, offset = printable(info.filename), info.header_offset
+        if info.flag_bits & 1 or info.compress_type or info.file_size != info.compress_size:
+            raise RefusedError(f"its entry {name} is compressed or encrypted: unpack it first")
+        if info.filename in entries:
+            raise RefusedError(f"its entry {name} occurs twice")
+        file.seek(offset + _HEADER_SIZE - 4)
+        start = offset + _HEADER_SIZE + sum(struct.unpack("<HH", file.read(4)))
+        if offset < free or start + info.file_size > n_bytes:
+            raise RefusedError(f"its entry {name} overlaps another or is out of bounds")
+        # Opening compares the header of the entry with the directory, reading its checksum;
+        # zero means none (torch.serialization.set_crc32_options).
+        with archive.open(info) as content:
+            while info.CRC and content.read(1 << 20):
+                pass
+        free = start + info.file_size
+        entries[info.filename] = start, info.file_size
     return entries
 
 
 def _read_legacy(file: BinaryIO, n_bytes: int) -> tuple[Any, _Storages]:
     if ClosedUnpickler(file).load() != _MAGIC or ClosedUnpickler(file).load() != _PROTOCOL:
         raise RefusedError("it is of an unknown version, or damaged")
-    machine = ClosedUnpickler(file).load()
-    _require_little(isinstance(machine, dict) and machine.get("little_endian") is True)
+    _require_little(ClosedUnpickler(file).load()["little_endian"] is True)
     unpickler = ClosedUnpickler(file)
-    value = unpickler.load()
-    keys = ClosedUnpickler(file).load()
-    is_list = isinstance(keys, list) and all(type(key) is str for key in keys)
-    if not is_list or sorted(keys) != sorted(unpickler.storages):
+    value, keys = unpickler.load(), ClosedUnpickler(file).load()
+    if sorted(keys) != sorted(unpickler.storages):
         raise RefusedError("the list of its storages is not that of its tensors")
     storages = {}
     for key in keys:

@@ -26,15 +26,10 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except (FileNotFoundError, PermissionError):
         raise
-    except CheckpointError as error:
-        text = str(error)
-        if str(path) not in text:
-            text = f"{path}: {text}"
-        raise CheckpointError(text) from error.__cause__
     except Exception as error:
-        raise CheckpointError(
-            f"{path} is damaged or of another kind ({type(error).__name__}): get a fresh copy of it"
-        ) from error
+        text = f"damaged or of another kind ({type(error).__name__}): get a fresh copy of it"
+        text = str(error) if isinstance(error, CheckpointError) else text
+        raise CheckpointError(text if str(path) in text else f"{path}: {text}") from error
 
 
 def map_file(path: Path) -> mmap.mmap:
@@ -84,10 +79,9 @@ def on_file(data: mmap.mmap, start: int, n_bytes: int, dtype: torch.dtype) -> Te
 
 def checked_size(size: object, available: int) -> tuple[int, ...]:
     """Check that a shape is valid, and has no more than the available numbers."""
-    if not isinstance(size, tuple | list) or len(size) > _MAX_DIMS:
+    is_shape = isinstance(size, tuple | list) and len(size) <= _MAX_DIMS
+    if not is_shape or any(type(n) is not int or n < 0 for n in size):
         raise CheckpointError(f"a tensor has no shape of up to {_MAX_DIMS} dimensions")
-    if any(type(n) is not int or n < 0 for n in size):
-        raise CheckpointError("a tensor has a dimension that is not a count")
     # A zero must not hide absurd other dimensions.
     if math.prod(max(n, 1) for n in size) >= 2**62 or math.prod(size) > available:
         raise CheckpointError(f"a tensor holds more than the {available:,} numbers stored")

@@ -105,18 +105,14 @@ def _weights_file(source: Path) -> Path:
             return source / name
     if (source / "checkpoint").is_file() or list(source.glob("*.index")):
         return find_prefix(source)
-    if list(source.glob("*.index.json")):
-        raise InputError(
-            f"{source} has a model in several shards (*.index.json), which are not read: load it "
-            "with transformers 4.37 and save it with max_shard_size='100GB'"
-        )
     candidates = sorted(x for x in source.iterdir() if x.suffix in (".pt", ".bin", ".pth"))
     if len(candidates) == 1:
         return candidates[0]
     names = ", ".join(x.name for x in candidates[:5]) or "none of them"
     raise InputError(
         f"{source} should hold one checkpoint (model.pt, pytorch_model.bin, model.safetensors, "
-        f"checkpoint_best.pt or a TensorFlow .index) and holds {names}: name the file"
+        f"checkpoint_best.pt or a TensorFlow .index; not several shards, *.index.json) and holds "
+        f"{names}: name the file"
     )
 
 
@@ -228,7 +224,8 @@ def from_tensorflow(variables: Mapping[str, Tensor]) -> tuple[dict[str, Tensor],
             continue
         for pattern, replacement in _TENSORFLOW_NAMES:
             if match := re.fullmatch(rf"(?:.*/)?transformer/{pattern}", name):
-                ours = match.expand(replacement)
+                ours = match.expand(replacement).replace("..", ".0.")
+                ours = ours.replace("gamma", "weight").replace("beta", "bias")
                 break
         else:
             raise InputError(f"the checkpoint holds {name}, which no Transformer-XL has")
@@ -250,26 +247,23 @@ def from_tensorflow(variables: Mapping[str, Tensor]) -> tuple[dict[str, Tensor],
     return tensors | {f"crit.out_layers.{i}.bias": x for i, x in biases.items()}, cutoffs
 
 
+# Where there is one table, it is the first: two dots become ".0.".
 _TENSORFLOW_NAMES = (
-    (r"adaptive_embed/cutoff_(\d+)/lookup_table", r"word_emb.emb_layers.\1.weight"),
+    (r"adaptive_embed/(?:cutoff_(\d+)/)?lookup_table", r"word_emb.emb_layers.\1.weight"),
     (r"adaptive_embed/cutoff_(\d+)/proj_W", r"word_emb.emb_projs.\1"),
-    (r"adaptive_embed/lookup_table", r"word_emb.emb_layers.0.weight"),
     (r"adaptive_embed/proj_W", r"word_emb.emb_projs.0"),
-    (r"adaptive_softmax/cutoff_(\d+)/b", r"crit.out_layers.\1.bias"),
+    (r"adaptive_softmax/(?:cutoff_(\d+)/b|bias)", r"crit.out_layers.\1.bias"),
     (r"adaptive_softmax/cutoff_(\d+)/proj", r"crit.out_projs.\1"),
     (r"adaptive_softmax/cutoff_0/cluster_W", r"crit.cluster_weight"),
     (r"adaptive_softmax/cutoff_0/cluster_b", r"crit.cluster_bias"),
-    (r"adaptive_softmax/bias", r"crit.out_layers.0.bias"),
     (r"(r_w_bias|r_r_bias)", r"\1"),
     (r"layer_(\d+)/rel_attn/(qkv|r|o)/kernel", r"layers.\1.dec_attn.\2_net.weight"),
-    (r"layer_(\d+)/rel_attn/LayerNorm/gamma", r"layers.\1.dec_attn.layer_norm.weight"),
-    (r"layer_(\d+)/rel_attn/LayerNorm/beta", r"layers.\1.dec_attn.layer_norm.bias"),
+    (r"layer_(\d+)/rel_attn/LayerNorm/(gamma|beta)", r"layers.\1.dec_attn.layer_norm.\2"),
     (r"layer_(\d+)/ff/layer_1/kernel", r"layers.\1.pos_ff.CoreNet.0.weight"),
-    (r"layer_(\d+)/ff/layer_1/bias", r"layers.\1.pos_ff.CoreNet.0.bias"),
     (r"layer_(\d+)/ff/layer_2/kernel", r"layers.\1.pos_ff.CoreNet.3.weight"),
-    (r"layer_(\d+)/ff/layer_2/bias", r"layers.\1.pos_ff.CoreNet.3.bias"),
-    (r"layer_(\d+)/ff/LayerNorm/gamma", r"layers.\1.pos_ff.layer_norm.weight"),
-    (r"layer_(\d+)/ff/LayerNorm/beta", r"layers.\1.pos_ff.layer_norm.bias"),
+    (r"layer_(\d+)/ff/layer_1/(bias)", r"layers.\1.pos_ff.CoreNet.0.\2"),
+    (r"layer_(\d+)/ff/layer_2/(bias)", r"layers.\1.pos_ff.CoreNet.3.\2"),
+    (r"layer_(\d+)/ff/LayerNorm/(gamma|beta)", r"layers.\1.pos_ff.layer_norm.\2"),
 )
 
 

@@ -197,12 +197,8 @@ def _tensor(tensors: Mapping[str, Tensor], name: str, ndim: int) -> Tensor:
 
 
 def _n_layer(tensors: Mapping[str, Tensor]) -> int:
-    n = 0
-    while f"layers.{n}.dec_attn.layer_norm.weight" in tensors:
-        n += 1
-    if n > _MOST_LAYERS:
-        raise SettingsError(f"more than {_MOST_LAYERS:,} layers: it cannot be right")
-    return n
+    names = {f"layers.{n}.dec_attn.layer_norm.weight" for n in range(_MOST_LAYERS)}
+    return len(names & tensors.keys())
 
 
 def _tables(tensors: Mapping[str, Tensor]) -> list[Tensor]:
@@ -229,19 +225,13 @@ def _heads(tensors: Mapping[str, Tensor], attn_type: int, n_head: int | None) ->
 
 def _cutoffs(numbers: Sequence[int], n_tails: int, vocab_size: int) -> tuple[int, ...]:
     """Return the cutoffs of a single table, of which the tensors only determine the number."""
-    if not n_tails:
-        return ()
-    cutoffs = without_ends(numbers, vocab_size)
+    # Some lists include the ends.
+    cutoffs = tuple(x for x in numbers if n_tails and x not in (0, vocab_size))
     if len(cutoffs) != n_tails:
         raise SettingsError(
             f"cutoffs={list(numbers)} do not define the {n_tails + 1} clusters of the checkpoint"
         )
     return cutoffs
-
-
-def without_ends(cutoffs: Sequence[Any], vocab_size: int) -> tuple[Any, ...]:
-    """Return cutoffs without 0 and the vocabulary size, which some lists include."""
-    return tuple(x for x in cutoffs if x not in (0, vocab_size))
 
 
 def _div_val(

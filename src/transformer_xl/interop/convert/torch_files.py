@@ -115,18 +115,17 @@ def _tensor(
     kind: torch.dtype = getattr(torch, dtype)
     available = len(numbers) // kind.itemsize
     size = checked_size(size, available)
-    if not isinstance(stride, list) or len(stride) != len(size):
-        raise CheckpointError("a tensor has a stride that does not belong to its shape")
-    if any(type(n) is not int or not 0 <= n < 2**62 for n in (offset, *stride)):
-        raise CheckpointError("a tensor has an offset or a stride that is not a count")
-    start = first + offset  # pyright: ignore[reportOperatorIssue]
-    steps = [(n - 1) * step for n, step in zip(size, stride, strict=True)]
-    if (start if 0 in size else start + sum(steps) + 1) > available:
+    places: list[Any] = [offset, *stride] if isinstance(stride, list) else []
+    if len(places) != 1 + len(size) or not all(type(n) is int and 0 <= n < 2**62 for n in places):
+        raise CheckpointError("a tensor has a damaged offset or stride")
+    first += places[0]
+    steps = [(n - 1) * step for n, step in zip(size, places[1:], strict=True)]
+    if (first if 0 in size else first + sum(steps) + 1) > available:
         raise CheckpointError(f"a tensor reaches beyond the {available:,} numbers stored")
-    if any(n > 1 and not step for n, step in zip(size, stride, strict=True)):
+    if any(n > 1 and not step for n, step in zip(size, places[1:], strict=True)):
         raise CheckpointError("a tensor repeats numbers instead of storing them")
     flat = numbers[: available * kind.itemsize].view(kind)
-    return flat.as_strided(size, stride, flat.storage_offset() + start)
+    return flat.as_strided(size, places[1:], flat.storage_offset() + first)
 
 
 def module_tensors(module: Instance) -> dict[str, Tensor]:
@@ -144,17 +143,13 @@ def module_tensors(module: Instance) -> dict[str, Tensor]:
             raise CheckpointError(
                 f"{printable(current.kind)} is not a module: it has no attributes"
             )
-        hidden = state.get("_non_persistent_buffers_set")
+        hidden = state.get("_non_persistent_buffers_set") or ()
+        buffers = _named(state, "_buffers", Tensor)
+        named = {name: x for name, x in buffers.items() if name not in hidden}
         # Parameter lists of torch 1.12 and later keep other values as attributes "0", "1", ...
-        named = _named(state, "_parameters", Tensor)
-        named |= {
-            name: x
-            for name, x in state.items()
-            if isinstance(x, Tensor) and isinstance(name, str) and name.isdigit()
-        }
-        for name, buffer in _named(state, "_buffers", Tensor).items():
-            if not isinstance(hidden, frozenset) or name not in hidden:
-                named[name] = buffer
+        names = [name for name in state if isinstance(name, str) and name.isdigit()]
+        named |= {name: state[name] for name in names if isinstance(state[name], Tensor)}
+        named = _named(state, "_parameters", Tensor) | named
         tensors |= {prefix + name: x for name, x in named.items()}
         # Reversed, because the last one is popped first.
         children = _named(state, "_modules", Instance).items()

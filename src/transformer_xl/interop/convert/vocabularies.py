@@ -23,9 +23,8 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from transformer_xl.data import EOS, SPACE, UNK, ImportedVocab, Rules, Vocab, byte_characters
+from transformer_xl.data import EOS, UNK, ImportedVocab, Rules, Vocab, byte_characters
 from transformer_xl.errors import DataError
-from transformer_xl.interop.convert.closed_unpickler import printable
 from transformer_xl.interop.convert.cutting import Added, imported_vocab
 from transformer_xl.interop.convert.mapped_files import read_json
 from transformer_xl.interop.convert.torch_files import Instance, attributes, read_pickled
@@ -52,8 +51,7 @@ class _State(msgspec.Struct):
     idx2sym: list[str] | None = None
     sym2idx: dict[str, int] | None = None
     unk_idx: int | None = None
-    delimiter: Literal[""] | None = None
-    """None splits text at spaces, the empty text into characters."""
+    delimiter: None = None
     lower_case: bool | None = None
 
 
@@ -78,7 +76,7 @@ class _Settings(msgspec.Struct):
     added_tokens_decoder: dict[str, _Token] = {}
     never_split: list[str] | None = None
     language: Literal["en"] = "en"
-    delimiter: Literal[""] | None = None
+    delimiter: None = None
     lower_case: bool | None = None
     clean_up_tokenization_spaces: bool | None = True
 
@@ -103,14 +101,13 @@ def find_vocab(folder: Path) -> Path | None:
     return next((folder / name for name in _NAMES if (folder / name).is_file()), None)
 
 
-def read_vocab(path: Path | str, *, size: int | None = None, unknown: str | None = None) -> Vocab:
+def read_vocab(path: Path | str, *, size: int | None = None) -> Vocab:
     """Read the vocabulary of an old implementation.
 
     Args:
         path: The file, whose format is detected from its content, or a folder with one.
         size: The vocabulary size of the model. Tokens beyond it, which were added to Hugging Face's
             tokenizer, are ignored.
-        unknown: The symbol for words that are not in the vocabulary, where a pickle names none.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -126,7 +123,7 @@ def read_vocab(path: Path | str, *, size: int | None = None, unknown: str | None
     with path.open("rb") as file:
         head = file.read(len(_TORCH))
     if head.startswith((_ZIP, _TORCH)):
-        return vocab_from_object(read_pickled(path), path, size=size, unknown=unknown)
+        return vocab_from_object(read_pickled(path), path, size=size)
     if not (head.startswith(_PICKLE) or path.suffix == ".pkl"):
         return _from_text(path, size)
     dataset = None
@@ -134,12 +131,7 @@ def read_vocab(path: Path | str, *, size: int | None = None, unknown: str | None
         dataset = _settings_beside(path, "corpus-info.json").get("dataset")
     is_python2 = head[1:2] <= b"\x02" or head[:1] != _PICKLE
     return vocab_from_object(
-        read_pickled(path),
-        path,
-        size=size,
-        unknown=unknown,
-        dataset=dataset,
-        is_python2=is_python2,
+        read_pickled(path), path, size=size, dataset=dataset, is_python2=is_python2
     )
 
 
@@ -148,7 +140,6 @@ def vocab_from_object(
     path: Path,
     *,
     size: int | None = None,
-    unknown: str | None = None,
     dataset: object = None,
     is_python2: bool = False,
 ) -> Vocab:
@@ -158,7 +149,6 @@ def vocab_from_object(
         content: A vocabulary, or what holds one under the name ``vocab``.
         path: The file.
         size: As in :func:`read_vocab`.
-        unknown: As in :func:`read_vocab`.
         dataset: The authors' name of the data set. None: as the object says, else inferred from
             the symbols.
         is_python2: Whether Python 2 wrote it.
@@ -174,9 +164,7 @@ def vocab_from_object(
     symbols = _symbols(stored, kind, path, is_python2)
     if stored.unk_idx is not None and not 0 <= stored.unk_idx < len(symbols):
         raise DataError(f"{path}: unk_idx is not the number of one of {len(symbols):,} symbols")
-    unk = unknown if stored.unk_idx is None else symbols[stored.unk_idx]
-    if unk is not None and unk not in symbols:
-        raise DataError(f"unknown={unk!r} is not in the vocabulary of {path}")
+    unk = None if stored.unk_idx is None else symbols[stored.unk_idx]
     if not kind or "tokenization_transfo_xl" in kind:
         return _huggingface(symbols, unk, stored, path, size)
     return _authors(symbols, unk, stored, path, dataset)
@@ -264,11 +252,7 @@ def _authors(
         raise DataError(f"dataset={dataset[:20]!r} is unknown; choose one of {_DATASETS}")
     eos = next((x for x in (EOS, _LM1B_EOS) if x in symbols), None)
     dropped = ""
-    if stored.delimiter is not None:
-        # Lines are stripped, and without a symbol for line ends joined to one line.
-        dropped = rf"\A[{SPACE}]+|(?<![{SPACE}])(?=[{SPACE}]*(?:[\r\n]|\z))[{SPACE}]++"
-        rules = Rules(join="chars", eos=eos, unk=unk)
-    elif dataset == "enwik8" and _BYTES.issuperset(symbols):
+    if dataset == "enwik8" and _BYTES.issuperset(symbols):
         dropped = "" if "10" in symbols else r"\n"
         characters = byte_characters()
         symbols = [characters[int(symbol)] for symbol in symbols]
@@ -308,7 +292,6 @@ def _huggingface(
     eos, unknown, *additional = settings.words
     # The settings file takes precedence over the pickle; older releases have only the pickle.
     source = settings if about else stored
-    join = "moses" if source.delimiter is None else "chars"
     added = _added(symbols, settings, path, size)
     known = {*symbols, *(x.content for x in added)}
     apart = [
@@ -317,24 +300,19 @@ def _huggingface(
         if (number >= len(symbols) if content in additional else content not in (eos, unknown))
     ]
     protected = settings.words if settings.never_split is None else settings.never_split
-    for word in protected:
-        if not (word in known or re.fullmatch(r"<\w+>", word)):
-            raise DataError(
-                f"{path}: never_split has {printable(word)}; only words like '<name>' can be kept "
-                "whole"
-            )
+    if not {*protected} <= {*settings.words, *known}:
+        raise DataError(f"{path}: never_split has words that are no symbols, which is not read")
     rules = Rules(
-        join=join,
+        join="moses",
         eos=next((x for x in (eos, EOS) if x in known), None),
         unk=unk or next((name for name in (UNK, "<UNK>") if name in symbols), None),
-        apart=tuple(apart) if join == "moses" else (),
-        clean_up=bool(settings.clean_up_tokenization_spaces) and join == "moses",
+        apart=tuple(apart),
+        clean_up=bool(settings.clean_up_tokenization_spaces),
     )
     return imported_vocab(
         symbols,
         rules,
         lower_case=bool(source.lower_case),
-        dropped=rf"\A[{SPACE}]+|(?<![{SPACE}])[{SPACE}]++\z" if join == "chars" else "",
         added=added,
         protected=protected,
     )

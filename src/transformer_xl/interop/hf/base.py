@@ -17,9 +17,9 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from transformer_xl.errors import CheckpointError, InputError, SettingsError
-from transformer_xl.interop.hf.cache import TransformerXLCache, own_cache
+from transformer_xl.interop.hf.cache import TransformerXLCache, require_cache
 from transformer_xl.interop.hf.configuration import TransformerXLConfig, path_of
-from transformer_xl.interop.hf.inputs import PACKING, Inputs, Reading, Wanted, read
+from transformer_xl.interop.hf.inputs import Inputs, Reading, Wanted, read
 from transformer_xl.model import (
     Decoder,
     Lengths,
@@ -92,21 +92,6 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         """Return the word embeddings, whose output can be given as ``inputs_embeds``."""
         return self.transformer.embedding
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Refuse: the softmax shares them."""
-        raise NotImplementedError(
-            "the embeddings cannot be replaced, as the softmax may share their weights: copy other "
-            "numbers into the weights of get_input_embeddings(), or hand vectors in as "
-            "inputs_embeds"
-        )
-
-    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        """Refuse: logits are log-probabilities of the softmax, which may share its weights."""
-        raise NotImplementedError(
-            "the softmax cannot be replaced, as it may share the weights of the embedding: copy "
-            "other numbers into the weights of get_output_embeddings()"
-        )
-
     def resize_token_embeddings(
         self,
         new_num_tokens: Any = None,
@@ -131,11 +116,6 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
                 the softmax has an adapter.
         """
         if pad_to_multiple_of is not None:
-            if not isinstance(pad_to_multiple_of, int):
-                # transformers has an error of its own.
-                super()._get_resized_embeddings(
-                    self.get_input_embeddings(), new_num_tokens, pad_to_multiple_of
-                )
             wanted = self.config.vocab_size if new_num_tokens is None else new_num_tokens
             new_num_tokens = -(-wanted // pad_to_multiple_of) * pad_to_multiple_of
         if new_num_tokens not in (None, self.config.vocab_size):
@@ -174,8 +154,10 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
             name = path_of(name)
             folder = Path(name, kwargs.get("subfolder") or "")
             if (path := weights_path(folder, kwargs.get("variant"))).is_file():
-                n_tensors = verify_weights(path)
-                _require_loading(cls._settings_of(name, kwargs), n_tensors, path)
+                config, n_tensors = kwargs.get("config"), verify_weights(path)
+                if not isinstance(config, TransformerXLConfig):
+                    config = TransformerXLConfig.from_pretrained(folder)
+                _require_loading(config, n_tensors, path)
         wants_info = kwargs.pop("output_loading_info", False)
         loaded: Any = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
         model, info = loaded
@@ -190,36 +172,6 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
             )
         model._freeze()
         return (model, info) if wants_info else model
-
-    @staticmethod
-    def _settings_of(name: str | os.PathLike, given: Mapping[str, Any]) -> TransformerXLConfig:
-        """Return the settings that transformers will build the model of, changed as it is asked."""
-        config = given.get("config")
-        if isinstance(config, TransformerXLConfig):
-            return config
-        others = {key: value for key, value in given.items() if key != "config"}
-        return TransformerXLConfig.from_pretrained(
-            name if config is None else config, return_unused_kwargs=True, **others
-        )[0]
-
-    def _require_unchanged(self) -> None:
-        """Require that the settings to be written are those with which the model computes.
-
-        The preface, which it does not compute with, must be one.
-        """
-        model, config = asdict(self.transformer.config), asdict(self.config.to_model_config())
-        for name, value in config.items():
-            if value != model[name]:
-                raise SettingsError(
-                    f"config.{name} was changed to {value!r}, and the model was built with "
-                    f"{model[name]!r}: change it back, or load with from_pretrained(folder, "
-                    f"{name}={value!r})"
-                )
-        if not is_preface(self.config.preface or (), self.vocab_size):
-            raise SettingsError(
-                f"config.preface={self.config.preface!r} could not be loaded again: give a list of "
-                f"tokens below {self.vocab_size}, or None"
-            )
 
     def save_pretrained(
         self,
@@ -241,7 +193,16 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
             state = None if state_dict is None else dict(state_dict)
             super().save_pretrained(save_directory, is_main_process, state, **kwargs)
             return
-        self._require_unchanged()
+        if asdict(self.transformer.config) != asdict(self.config.to_model_config()):
+            raise SettingsError(
+                "settings of model.config were changed after the model was built: change them "
+                "back, or load the folder with from_pretrained(folder, NAME=VALUE)"
+            )
+        if not is_preface(self.config.preface or (), self.vocab_size):
+            raise SettingsError(
+                f"config.preface={self.config.preface!r} could not be loaded again: give a list of "
+                f"tokens below {self.vocab_size}, or None"
+            )
         own_names = (name for name, _ in self.transformer.named_parameters())
         require_own_weights(own_names, self.config.to_model_config())
         state = self.state_dict() if state_dict is None else state_dict
@@ -260,58 +221,24 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
             weights.unlink()
         add_checksums(weights_path(folder, variant))
 
+    def _lengths(self) -> Lengths:
+        # Everything read enters the memory, so no extended context is read again.
+        return Lengths.of(self.transformer.config, segment_len=self.config.segment_len, ext_len=0)
+
     def _inputs(
         self,
         input_ids: Tensor | None,
         attention_mask: Tensor | None,
-        inputs_embeds: Tensor | None,
         past_key_values: Any,
+        inputs_embeds: Tensor | None,
         others: dict[str, Any],
-    ) -> tuple[Inputs, TransformerXLCache]:
-        """Return the validated inputs of a call and the cache before them.
+    ) -> tuple[Inputs, TransformerXLCache, Wanted]:
+        """Return the validated inputs of a call, the cache before them, and what else is wanted.
 
         Raises:
-            NotImplementedError: ``head_mask`` is given.
             TypeError: The cache is of another kind, or an argument is unknown.
-            InputError: Shapes do not match, or a packed row has no ``position_ids``.
-        """
-        if others.pop("head_mask", None) is not None:
-            raise NotImplementedError(
-                "head_mask: heads cannot be masked in a call; leave it out, or silence head h of "
-                "layer n for good by zeros in the columns h * d_head to (h + 1) * d_head of "
-                "model.transformer.layers[n].attention.o_proj.weight"
-            )
-        position_ids = others.pop("position_ids", None)
-        packing = [name for name in PACKING if others.pop(name, None) is not None]
-        if packing and position_ids is None:
-            raise InputError(
-                f"{', '.join(packing)}: documents of a packed row are found by position_ids: give "
-                "them, as DataCollatorWithFlattening(return_position_ids=True) does, or leave "
-                "these out"
-            )
-        # transformers passes None for unused arguments.
-        if unknown := sorted(name for name, value in others.items() if value is not None):
-            raise TypeError(
-                f"{unknown[0]} is not an argument of {type(self).__name__} and would be ignored: "
-                "leave it out"
-            )
-        if inputs_embeds is not None:
-            embedding = unwrapped(self.transformer.embedding, "widened")
-            if inputs_embeds.shape[-1] == getattr(embedding, "embedding_dim", None):
-                inputs_embeds = embedding.widened(inputs_embeds)
-        inputs = Inputs.of(
-            input_ids, inputs_embeds, attention_mask, position_ids, self.config.vocab_size
-        )
-        cache = own_cache(past_key_values)
-        if cache is None:
-            cache = TransformerXLCache.start(self.transformer, inputs.segment.shape[0])
-        return inputs, cache
-
-    def _wanted(self, others: dict[str, Any]) -> Wanted:
-        """Take from the arguments of a call what else it is to return; None: as configured.
-
-        Raises:
-            InputError: Attention weights while activations are recomputed.
+            InputError: Shapes do not match, or attention weights are wanted while activations are
+                recomputed.
         """
         flags = []
         for name in ("output_hidden_states", "output_attentions"):
@@ -323,27 +250,34 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
                 "output_attentions=True: attention weights are not recomputed in the backward "
                 "pass; call the model under torch.no_grad(), or activation_checkpointing_disable()"
             )
-        return wanted
-
-    def _lengths(self, cache: TransformerXLCache) -> Lengths:
-        return cache.lengths(self.transformer, self.config.segment_len)
+        # transformers passes None for unused arguments.
+        if unknown := sorted(name for name, value in others.items() if value is not None):
+            raise TypeError(
+                f"{unknown[0]} is not an argument of {type(self).__name__} and would be ignored: "
+                "leave it out"
+            )
+        if inputs_embeds is not None:
+            embedding = unwrapped(self.transformer.embedding, "widened")
+            if inputs_embeds.shape[-1] == getattr(embedding, "embedding_dim", None):
+                inputs_embeds = embedding.widened(inputs_embeds)
+        inputs = Inputs.of(input_ids, inputs_embeds, attention_mask, self.config.vocab_size)
+        cache = require_cache(past_key_values)
+        if cache is None:
+            cache = TransformerXLCache(self.transformer.start_memory(inputs.segment.shape[0]))
+        return inputs, cache, wanted
 
     def _memory(self, cache: TransformerXLCache) -> Memory:
         """Return the memory of a cache; with keys and values if the weights are fixed."""
-        model, mems = self.transformer, cache.mems
-        most = self._lengths(cache).mem_len
-        if model.remembers_positions and len(mems) > most:
-            mems = mems.last(most)
-        is_fixed = not torch.is_grad_enabled() and not model.training
-        # Buffers with spare capacity are no values of a traced program.
-        return model.keep(mems) if is_fixed and not torch.compiler.is_compiling() else mems
+        is_fixed = not torch.is_grad_enabled() and not self.training
+        # Buffers with spare capacity are no values of a compiled program.
+        is_fixed = is_fixed and not torch.compiler.is_compiling()
+        return self.transformer.keep(cache.mems) if is_fixed else cache.mems
 
     def _read(
         self, inputs: Inputs, cache: TransformerXLCache, wanted: Wanted, last: int | None = None
     ) -> Reading:
         """Read inputs of any length after a cache."""
-        lengths, mems = self._lengths(cache), self._memory(cache)
-        return read(self.transformer, inputs, mems, lengths, last, wanted)
+        return read(self.transformer, inputs, self._memory(cache), self._lengths(), last, wanted)
 
     def _cache_after(
         self,
@@ -355,15 +289,7 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         use_cache = self.config.use_cache if use_cache is None else use_cache
         if not (use_cache and self.config.has_memory):
             return None
-        segment = inputs.segment
-        if (reset_at := self.transformer.config.reset_at) is not None:
-            segment = segment.with_starts(segment.starts, reset_at)
-        return cache.after(mems, segment, is_padded=inputs.is_real is not None)
-
-    def _returned(self, out: Any, return_dict: bool | None) -> Any:
-        """Return an output, or the tuple that is asked for; None: as configured."""
-        return_dict = self.config.return_dict if return_dict is None else return_dict
-        return out if return_dict else out.to_tuple()
+        return cache.after(mems, inputs.segment.tokens, inputs.segment.shape[1])
 
     @property
     def gradient_checkpointing(self) -> bool:

@@ -3,9 +3,6 @@
 In transformers, rows of different lengths are padded on either side, with a mask of real tokens;
 our model takes rows that begin at the first position, and their lengths. An input of any length is
 read segment by segment; the memory is passed as ``past_key_values``.
-
-In code that is traced, by ``torch.compile`` or ``torch.export``, nothing depends on the values of a
-mask: a row is read as a padded one whenever there is a mask.
 """
 
 from contextlib import nullcontext
@@ -25,32 +22,23 @@ from transformer_xl.model import read as read_segments
 IGNORED = -100
 
 
-def _is_known(condition: Any) -> bool:
-    """Whether a condition on values of tensors holds; in traced code it is not known."""
-    return not torch.compiler.is_compiling() and bool(condition())
-
-
 def require_known(
     tokens: Int[Tensor, "B T"], is_real: Bool[Tensor, "B T"] | None, vocab_size: int
 ) -> None:
-    """Require that tokens are in the vocabulary, but those of padding; in traced code they are.
+    """Require that tokens are in the vocabulary, but those of padding.
 
     Raises:
         InputError: A token that is no padding is not one of ``vocab_size``.
     """
     beyond = (tokens < 0) | (tokens >= vocab_size)
     beyond = beyond if is_real is None else beyond & is_real
-    if _is_known(beyond.any):
+    if bool(beyond.any()):
         raise InputError(
             f"input_ids hold {int(tokens[beyond][0])}, and the model has {vocab_size} tokens, 0 to "
             f"{vocab_size - 1}: if this is padding, give the attention_mask, 0 there, which "
             "tokenizer(texts, padding=True) returns; if tokens were added, call "
             "model.resize_token_embeddings(len(tokenizer))"
         )
-
-
-PACKING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
-"""Arguments of flash attention and of state space models for rows of several documents."""
 
 
 class Inputs(NamedTuple):
@@ -62,12 +50,7 @@ class Inputs(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        tokens: Tensor | None,
-        vectors: Tensor | None,
-        mask: Tensor | None,
-        position_ids: Tensor | None,
-        vocab_size: int,
+        cls, tokens: Tensor | None, vectors: Tensor | None, mask: Tensor | None, vocab_size: int
     ) -> "Inputs":
         """Validate the inputs of a call; of a mask that also covers the past, take the last part.
 
@@ -79,17 +62,14 @@ class Inputs(NamedTuple):
         if inputs is None or (tokens is not None and vectors is not None):
             raise InputError("give either input_ids or inputs_embeds")
         name, ndim = ("input_ids", 2) if vectors is None else ("inputs_embeds", 3)
-        if inputs.ndim != ndim:
+        if inputs.ndim != ndim or not inputs.shape[1]:
             raise InputError(
                 f"{name} of shape {tuple(inputs.shape)} must be (texts, length"
-                f"{', width' * (ndim == 3)}): a row for each text"
+                f"{', width' * (ndim == 3)}): a row for each text, of at least one token that the "
+                "memory has not read"
             )
         B, T = inputs.shape[:2]
-        if not T:
-            raise InputError(
-                "the input is empty: give at least one token that the memory has not read"
-            )
-        is_real = starts = None
+        is_real = None
         if mask is not None:
             if mask.ndim != 2 or mask.shape[0] != B or mask.shape[1] < T:
                 raise InputError(
@@ -97,69 +77,35 @@ class Inputs(NamedTuple):
                     "what the memory has read: one row for each text, 1 for real tokens"
                 )
             real = mask[:, -T:].to(inputs.device).bool()
-            is_real = None if _is_known(real.all) else real
+            is_real = None if bool(real.all()) else real
         if tokens is not None:
             require_known(tokens, is_real, vocab_size)
-        if position_ids is not None:
-            # Positions are relative: of these indices only a 0, the start of a document, matters.
-            starts = (position_ids[..., -T:] == 0).to(inputs.device).expand(B, T)
-            starts = starts if is_real is None else starts & is_real
-            starts = None if _is_known((~starts).all) else starts
-        return cls(Segment(tokens, vectors, starts=starts), is_real)
-
-    @property
-    def is_token(self) -> bool:
-        """Whether it is one token of each text, without mask or document starts."""
-        tokens, _, _, starts = self.segment
-        is_one = tokens is not None and tokens.shape[1] == 1
-        return is_one and starts is None and self.is_real is None
-
-    def has_padding_before(self) -> bool:
-        """Whether a row is padded on the left, so that its first token is not predicted."""
-        real = self.is_real
-        return real is not None and _is_known((real[:, 1:] & ~real[:, :-1]).any)
+        return cls(Segment(tokens, vectors), is_real)
 
     def columns(self, order: Int[Tensor, "B n"]) -> "Inputs":
         """Return the given columns of each row."""
-        tokens, vectors, _, starts = self.segment
-        segment = Segment(
-            _gathered(tokens, order), _gathered(vectors, order), starts=_gathered(starts, order)
+        tokens, vectors, *_ = self.segment
+        return Inputs(
+            Segment(_gathered(tokens, order), _gathered(vectors, order)),
+            _gathered(self.is_real, order),
         )
-        return Inputs(segment, _gathered(self.is_real, order))
 
-    def between(self, start: int, stop: int) -> "Inputs":
-        """Return the columns from ``start`` to before ``stop``."""
-        columns = torch.arange(start, stop, device=self.segment.device)
-        return self.columns(columns.expand(self.segment.shape[0], -1))
-
-    def targets(
-        self, labels: Tensor | None, shift_labels: Tensor | None
-    ) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]] | None:
+    def targets(self, labels: Tensor) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
         """Return the target of each position, and which are predicted from a context.
 
         Raises:
             InputError: The labels do not have the shape of the input.
         """
-        targets = labels if shift_labels is None else shift_labels
-        if targets is None:
-            return None
-        if targets.shape != self.segment.shape:
-            name = "labels" if shift_labels is None else "shift_labels"
+        if labels.shape != self.segment.shape:
             raise InputError(
-                f"{name} of shape {tuple(targets.shape)} must be {tuple(self.segment.shape)}, the "
+                f"labels of shape {tuple(labels.shape)} must be {tuple(self.segment.shape)}, the "
                 f"shape of the input, with {IGNORED} where nothing is to be predicted"
             )
-        targets = targets.to(self.segment.device)
-        is_real, starts = self.is_real, self.segment.starts
-        if is_real is None:
-            is_real = torch.ones_like(targets, dtype=torch.bool)
-        has_context = is_real
-        if shift_labels is None:
-            targets = pad(targets[:, 1:], (0, 1), value=IGNORED)
-            # The last token of a document does not predict the first of the next one.
-            follows = is_real if starts is None else is_real & ~starts
-            has_context = has_context & pad(follows[:, 1:], (0, 1))
-        return targets, has_context & (targets != IGNORED)
+        targets = pad(labels[:, 1:].to(self.segment.device), (0, 1), value=IGNORED)
+        has_context = targets != IGNORED
+        if self.is_real is not None:
+            has_context &= self.is_real & pad(self.is_real[:, 1:], (0, 1))
+        return targets, has_context
 
 
 class Reading(NamedTuple):
@@ -207,16 +153,11 @@ def read(
     T = inputs.segment.shape[1]
     n = T if last is None or any(wanted) else min(last, T)
     lengths = lengths._replace(segment_len=_segment_len(model, lengths.segment_len, T))
-    if wanted.attentions and lengths.segment_len < T:
+    if wanted.attentions and (lengths.segment_len < T or inputs.is_real is not None):
         raise InputError(
-            f"output_attentions: {T} tokens are read in segments of {lengths.segment_len}, whose "
-            "attention is no single matrix; hand them in in several calls with past_key_values, or "
-            f"load the model with segment_len={T}"
-        )
-    if wanted.attentions and inputs.is_real is not None:
-        raise InputError(
-            "output_attentions: rows are padded, and are read without their padding; hand in each "
-            "text alone, without an attention_mask"
+            f"output_attentions: the attention of padded rows, or of {T} tokens in segments of "
+            f"{lengths.segment_len}, is no single matrix; hand in each text alone, without an "
+            f"attention_mask, in calls with past_key_values, or load the model with segment_len={T}"
         )
     place = sizes = None
     first = T - n
@@ -224,15 +165,14 @@ def read(
         # Real tokens first, in their order.
         order = (~inputs.is_real).long().argsort(dim=1, stable=True)
         place, sizes = order.argsort(1)[:, T - n :], inputs.is_real.sum(1)
-        is_exact = lengths.segment_len < T and not torch.compiler.is_compiling()
-        first = int(place.min()) if is_exact else 0
+        first = int(place.min())
         inputs = inputs.columns(order)
-    tokens, vectors, _, starts = inputs.segment
+    tokens, vectors, *_ = inputs.segment
     pieces_read, layers, attentions = [], [], []
     looking = observed(model, attentions=wanted.attentions) if any(wanted) else nullcontext()
     with looking as observation:
         for piece in read_segments(
-            model, tokens, lengths, mems, sizes=sizes, starts=starts, inputs_embeds=vectors
+            model, tokens, lengths, mems, sizes=sizes, inputs_embeds=vectors
         ):
             mems = piece.mems
             if piece.start + piece.hidden.shape[1] > first:
@@ -249,13 +189,12 @@ def read(
             return hidden if n == hidden.shape[1] else hidden[:, hidden.shape[1] - n :]
         return _gathered(hidden, place - (T - hidden.shape[1]))
 
-    reading = Reading(columns(pieces_read), mems)
-    if wanted.hidden_states:
-        of_each = (columns([*x]) for x in zip(*layers, strict=True))
-        reading = reading._replace(layers=(*of_each,))
-    if wanted.attentions:
-        reading = reading._replace(attentions=tuple(attentions))
-    return reading
+    return Reading(
+        columns(pieces_read),
+        mems,
+        tuple(columns([*x]) for x in zip(*layers, strict=True)) if wanted.hidden_states else None,
+        tuple(attentions) if wanted.attentions else None,
+    )
 
 
 def read_to_the_end(
@@ -272,22 +211,20 @@ def read_to_the_end(
     T = inputs.segment.shape[1]
     if inputs.is_real is not None:
         sizes = inputs.is_real.sum(1)
+        if not bool(sizes.all()):
+            row = int(sizes.argmin())
+            raise InputError(f"row {row} has no token: a text must have at least one")
         # Padding first, truncated to the longest row.
-        order = inputs.is_real.long().argsort(dim=1, stable=True)
-        if not torch.compiler.is_compiling():
-            if not bool(sizes.all()):
-                row = int(sizes.argmin())
-                raise InputError(f"row {row} has no token: a text must have at least one")
-            T = int(sizes.max())
+        order, T = inputs.is_real.long().argsort(dim=1, stable=True), int(sizes.max())
         inputs = inputs.columns(order[:, -T:])
     segment_len = _segment_len(model, lengths.segment_len, T)
-    inner = range(T % segment_len or segment_len, T, segment_len) if segment_len < T else ()
-    *earlier, (start, stop) = pairwise((0, *inner, T))
-    with torch.no_grad():
-        for begin, end in earlier:
-            mems = read(model, inputs.between(begin, end), mems, lengths, last=1).mems
-    hidden, mems, *_ = read(model, inputs.between(start, stop), mems, lengths, last=1)
-    return hidden[:, 0], mems
+    columns = torch.arange(T, device=inputs.segment.device).expand(inputs.segment.shape[0], -1)
+    starts = [0, *range(T % segment_len or segment_len, T, segment_len)]
+    for start, stop in pairwise([*starts, T]):
+        with nullcontext() if stop == T else torch.no_grad():
+            piece = inputs.columns(columns[:, start:stop])
+            hidden, mems, *_ = read(model, piece, mems, lengths, last=1)
+    return hidden[:, 0], mems  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
 def _segment_len(model: LanguageModel, segment_len: int, T: int) -> int:
@@ -300,5 +237,4 @@ def _gathered(x: Any, place: Int[Tensor, "B n"]) -> Any:
     """Return the given columns of each row; None of None."""
     if x is None:
         return None
-    # Not take_along_dim, which makes constants of the sizes in a traced program.
-    return x.gather(1, place if x.ndim == 2 else place[..., None].expand(-1, -1, x.shape[2]))
+    return x.take_along_dim(place if x.ndim == 2 else place[..., None], 1)

@@ -4,8 +4,7 @@
 # pyright: reportIncompatibleMethodOverride=false
 
 import os
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ from typing import Any
 from tokenizers import AddedToken
 from transformers import BatchEncoding, PreTrainedTokenizerFast
 
-from transformer_xl.data import HALF, Vocab, half_refusal, load_vocab
+from transformer_xl.data import HALF, Vocab, half_refusal, load_vocab, read_tokenizer
 from transformer_xl.errors import InputError
-from transformer_xl.interop.hf.backend import backend_of, encodes_lines
 from transformer_xl.interop.hf.configuration import path_of
 
 _PAD = "<pad>"
@@ -27,8 +25,7 @@ _PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>")
 class TransformerXLTokenizer(PreTrainedTokenizerFast):
     """Encodes and decodes text with the vocabulary of the folder.
 
-    Of any kind: bytes, characters, words, byte-pair units, tokenizers and vocabularies of other
-    programs. Each has a backend of ``tokenizers``, so that offsets, word IDs, padding and
+    The backend is the ``tokenizers`` file of the vocabulary, so that offsets, word IDs, padding and
     truncation are those of transformers. ``eos_token`` is the symbol that ends a line, if there is
     one. Most vocabularies have no symbol for padding, and a word of the text must not be one: it
     would be left out of losses and texts. ``pad_token`` is then ``<pad>`` with the first number
@@ -39,12 +36,13 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
         vocab_file: The ``vocab.json`` of a folder.
         definition_file: The ``tokenizer.json`` in the same folder.
         vocab: A vocabulary, instead of these.
-        added_symbols: Symbols that were added to it, as ``add_tokens`` does.
-        plain_symbols: Those of them that are no special tokens: ``skip_special_tokens`` keeps them.
+        added_symbols: Symbols that were added to it, as ``add_tokens`` does; of these
+            ``skip_special_tokens`` leaves out the special tokens.
         kwargs: Settings of transformers.
 
     Raises:
-        ValueError: There is no vocabulary, or a named token is not one of its symbols.
+        InputError: There is no vocabulary, it encodes each line as a text of its own, or a named
+            token is not one of its symbols.
     """
 
     vocab_files_names = {  # noqa: RUF012
@@ -61,7 +59,6 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
         *,
         vocab: Vocab | None = None,
         added_symbols: Sequence[str] = (),
-        plain_symbols: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
         if vocab is None:
@@ -71,20 +68,26 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
                     "does; `txl convert OLD NEW --vocab FILE` writes a converted model with its own"
                 )
             vocab = load_vocab(Path(vocab_file).parent)
-        self._added, self._plain = list(added_symbols), list(plain_symbols)
+        if getattr(vocab, "encodes_lines", False):
+            raise InputError(
+                "the vocabulary encodes each line as a text of its own, as by SentencePiece, which "
+                "transformers cannot: use transformer_xl.load_vocab(folder)"
+            )
+        self._added = list(added_symbols)
         missing = [x for x in self._added if x not in vocab.symbols]
-        self._take(vocab.extended(missing) if missing else vocab)
+        self._use(vocab.extended(missing) if missing else vocab)
         vocab = self._vocab
-        self._tokenizer = backend_of(vocab)
+        self._tokenizer = read_tokenizer(vocab.definition)
+        if vocab.kind == "brought":
+            # Nothing is added to a text, as by the vocabulary.
+            self._tokenizer.post_processor = None
         roles = {"eos_token": vocab.eos_id, "unk_token": vocab.unk_id}
         defaults = {name: None if n is None else vocab.symbols[n] for name, n in roles.items()}
         if vocab.eos_id is None:
             # What a text without a beginning is written or scored after.
             defaults["bos_token"] = next((x for x in _LINE_ENDS if x in self._ids), None)
         defaults["pad_token"] = next((symbol for symbol in _PADS if symbol in self._ids), _PAD)
-        for name, token in defaults.items():
-            if kwargs.get(name) is None:
-                kwargs[name] = token
+        kwargs |= {name: x for name, x in defaults.items() if kwargs.get(name) is None}
         for name, token in kwargs.items():
             if not (name.endswith("_token") and isinstance(token, str)) or token in self._ids:
                 continue
@@ -96,10 +99,9 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
             kwargs[name] = self._convert_id_to_token(number)
         if self._added:
             kwargs["added_symbols"] = list(self._added)
-        if self._plain:
-            kwargs["plain_symbols"] = list(self._plain)
-        # The vocabulary has them; which are no special tokens, plain_symbols says.
-        kwargs.pop("added_tokens_decoder", None)
+        # The vocabulary has them. Older folders say which are no special tokens.
+        for name in ("added_tokens_decoder", "plain_symbols"):
+            kwargs.pop(name, None)
         super().__init__(**kwargs)
 
     @classmethod
@@ -126,11 +128,6 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
         """Number of symbols."""
         return len(self._vocab)
 
-    @property
-    def is_fast(self) -> bool:
-        """Whether there are offsets."""
-        return not encodes_lines(self._vocab)
-
     def __len__(self) -> int:
         return len(self._vocab)
 
@@ -143,25 +140,18 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
 
         The model needs a row for each: ``model.resize_token_embeddings(len(tokenizer))``.
         """
-        specials = {
-            str(x): special_tokens or getattr(x, "special", False) for x in new_tokens or ()
-        }
-        new = [name for name in specials if name not in self._ids and name != _PAD]
+        names = dict.fromkeys(map(str, new_tokens or ()))
+        new = [name for name in names if name not in self._ids and name != _PAD]
         if new:
             # Before anything is changed, as a name may be refused.
             vocab = self._vocab.extended(new)
             self._added += new
-            self._plain += [name for name in new if not specials[name]]
-            self._take(vocab)
-            for name in new:
-                super()._add_tokens([AddedToken(name, special=specials[name], normalized=False)])
+            self._use(vocab)
+            super()._add_tokens([AddedToken(x, special=True, normalized=False) for x in new])
             self.init_kwargs["added_symbols"] = list(self._added)
-        # One that is added again as a special token is one.
-        self._plain = [name for name in self._plain if not specials.get(name)]
-        self.init_kwargs["plain_symbols"] = list(self._plain)
         return len(new)
 
-    def _take(self, vocab: Vocab) -> None:
+    def _use(self, vocab: Vocab) -> None:
         self._vocab = vocab
         self._ids = {symbol: number for number, symbol in enumerate(vocab.symbols)}
         self._beyond = None if _PAD in self._ids else len(vocab)
@@ -169,87 +159,16 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
         added = (self._ids[name] for name in self._added)
         self._unwritten = {self._beyond, *(n for n in added if not vocab.decode([n]))}
 
-    def tokenize(
-        self, text: str, pair: str | None = None, add_special_tokens: bool = False, **kwargs: Any
-    ) -> list[str]:
-        """Split a text into symbols.
-
-        Raises:
-            ValueError: A part of it has no symbol in the vocabulary.
-        """
-        encoding = self(text, pair, add_special_tokens=add_special_tokens, **kwargs)
-        return self.convert_ids_to_tokens(encoding["input_ids"])
-
-    def _encode_plus(
-        self,
-        text: Any,
-        text_pair: Any = None,
-        *,
-        is_split_into_words: bool = False,
-        return_offsets_mapping: bool = False,
-        return_tensors: Any = None,
-        **kwargs: Any,
-    ) -> BatchEncoding:
-        """Encode texts, as transformers documents it.
-
-        Raises:
-            ValueError: A part of a text has no symbol in the vocabulary, or offsets are asked for
-                that it does not have.
-        """
-        if encodes_lines(self._vocab):
-            if return_offsets_mapping:
-                raise InputError(
-                    "return_offsets_mapping=True: this tokenizer encodes each line as a text of "
-                    "its own, and its tokens have no offsets in the text: leave it out"
-                )
-            text, text_pair = (
-                None if x is None else self._cut(x, is_split_into_words=is_split_into_words)
-                for x in (text, text_pair)
-            )
-            encoding = super()._encode_plus(text, text_pair, is_split_into_words=True, **kwargs)
-            # Its offsets and words would be those of the tokens.
-            return BatchEncoding(dict(encoding), tensor_type=return_tensors)
+    def _encode_plus(self, text: Any, text_pair: Any = None, **kwargs: Any) -> BatchEncoding:
         try:
-            return super()._encode_plus(
-                text,
-                text_pair,
-                is_split_into_words=is_split_into_words,
-                return_offsets_mapping=return_offsets_mapping,
-                return_tensors=return_tensors,
-                **kwargs,
-            )
+            return super()._encode_plus(text, text_pair, **kwargs)
         except Exception:
             # The backend does not say what it lacks.
             for part in _strings((text, text_pair)):
-                self._encoded(part)
+                if half := HALF.search(part):
+                    raise half_refusal(half.start(), part) from None
+                self._vocab.encode(part)
             raise
-
-    def _cut(self, text: Any, *, is_split_into_words: bool) -> Any:
-        """Return the symbols of a text, in the place of each text of a batch."""
-        if isinstance(text, str):
-            return [self._vocab.symbols[number] for number in self._encoded(text)]
-        if is_split_into_words and all(isinstance(word, str) for word in text):
-            return [x for word in text for x in self._cut(word, is_split_into_words=False)]
-        return [self._cut(x, is_split_into_words=is_split_into_words) for x in text]
-
-    def _encoded(self, text: str) -> list[int]:
-        """Return the token IDs of a text by the vocabulary itself.
-
-        Raises:
-            ValueError: A part of it has no symbol in the vocabulary, or is no text.
-        """
-        if half := HALF.search(text):
-            raise half_refusal(half.start(), text)
-        # The longest first, where one begins with another.
-        added = sorted(self._added, key=len, reverse=True)
-        parts = re.split(f"({'|'.join(map(re.escape, added))})", text) if added else [text]
-        ids = list[int]()
-        for n, part in enumerate(parts):
-            if n % 2:
-                ids.append(self._ids[part])
-            elif part:
-                ids += self._vocab.encode(part)
-        return ids
 
     def _number(self, token: str) -> int | None:
         """Return the ID of a token, given as listed or as a text that is encoded as it."""
@@ -276,7 +195,7 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
         """Return the symbol of an ID, or of each ID of a list.
 
         Raises:
-            ValueError: An ID is not in the vocabulary.
+            InputError: An ID is not in the vocabulary.
         """
         if isinstance(ids, int):
             return self._convert_id_to_token(ids)
@@ -286,19 +205,18 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
         """Join symbols to text; strings that are none stay what they are."""
-        known = [x for x in tokens if x in self._ids or (x == _PAD and self._beyond is not None)]
-        if len(known) < len(tokens):
+        numbers = [self._beyond if x == _PAD else self._ids.get(x) for x in tokens]
+        if None in numbers:
             return super().convert_tokens_to_string(tokens)
-        return self._decode([self._ids.get(x, len(self._vocab)) for x in known])
+        return self._decode([n for n in numbers if n is not None])
 
     def _without_special(self, ids: list[int]) -> list[int]:
         """Remove padding and special tokens that were added. Line ends are text."""
         # Padding is only at the start and at the end.
         real = [place for place, number in enumerate(ids) if number != self.pad_token_id]
         ids = ids[real[0] : real[-1] + 1] if real else []
-        plain = {*self._plain} - {*self.all_special_tokens}
-        special = {self._beyond, *(self._ids[name] for name in {*self._added} - plain)}
-        return [number for number in ids if number not in special]
+        special = {self._ids[x] for x in {*self._added} & {*self.all_special_tokens}}
+        return [number for number in ids if number not in special | {self._beyond}]
 
     def _decode(
         self, token_ids: int | list[int] | None, skip_special_tokens: bool = False, **kwargs: Any
@@ -318,35 +236,17 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
             for is_symbol, x in parts
         )
 
-    def save_vocabulary(
-        self, save_directory: str, filename_prefix: str | None = None
+    def _save_pretrained(
+        self, save_directory: str | os.PathLike, file_names: tuple[str, ...], **kwargs: Any
     ) -> tuple[str, ...]:
         """Write ``vocab.json`` and ``tokenizer.json``, which our own loader also reads."""
-        folder = Path(save_directory)
-        self._vocab.save(folder)
-        return tuple(str(folder / name) for name in self.vocab_files_names.values())
-
-    def _save_pretrained(
-        self,
-        save_directory: str | os.PathLike,
-        file_names: tuple[str, ...],
-        legacy_format: bool | None = None,
-        filename_prefix: str | None = None,
-    ) -> tuple[str, ...]:
-        return file_names + self.save_vocabulary(str(save_directory), filename_prefix)
-
-    def train_new_from_iterator(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: vocabularies are learned by `txl train`."""
-        raise NotImplementedError(
-            "train_new_from_iterator: a vocabulary of this package is learned by "
-            "transformer_xl.data.making_vocab.train_vocab, or by `txl train --data.vocab KIND`"
-        )
+        self._vocab.save(Path(save_directory))
+        files = (str(Path(save_directory, name)) for name in self.vocab_files_names.values())
+        return *file_names, *files
 
 
-def _strings(texts: Any) -> Iterator[str]:
+def _strings(texts: Any) -> list[str]:
     """Return all texts of nested lists."""
     if isinstance(texts, str):
-        yield texts
-    elif isinstance(texts, Iterable):
-        for part in texts:
-            yield from _strings(part)
+        return [texts]
+    return [x for part in texts or () for x in _strings(part)]
