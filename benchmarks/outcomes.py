@@ -114,7 +114,6 @@ def _evaluated(name: str, run: Path, short: Path) -> dict[str, Any]:
             "memory": "--eval.mem_len 100 --eval.attn_len 50 --eval.clamp_len 40",
             "extended": f"--eval.ext_len 5 --file {short}",
             "window": f"--eval.window 16 --file {short} --eval.batch_size 16",
-            "positions": f"--by_position --file {short}",
             "int8": f"--weights int8 --file {short}",
         }
     found = {}

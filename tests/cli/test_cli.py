@@ -93,6 +93,8 @@ def test_a_wrong_command_line_is_a_misuse_that_is_explained(txl):
         (["bench", "demo", "--steps", "1"], "txl bench is gone: txl doctor says how fast"),
         (["convert", "a", "b", "--to=authors"], "txl convert --to is gone: old formats are"),
         (["estimate", "demo", "--gpus", "2"], "txl estimate is gone: docs/scale.md has"),
+        (["eval", "a", "--preset=wt103-large"], "txl eval --preset is gone: txl convert writes"),
+        (["report", "runs/demo"], "txl report is gone: a report is written when a training"),
         (["trian"], "there is no command or option trian: did you mean train?"),
         (["--verion"], "did you mean --version?"),
         (["xyzzy"], "the commands are recipes, prepare, train"),

@@ -6,7 +6,6 @@ import torch
 
 from transformer_xl import TransformerXL
 from transformer_xl.config import ModelConfig
-from transformer_xl.config.presets import NO_LIMIT
 from transformer_xl.interop.convert.layouts import entries
 
 
@@ -44,25 +43,6 @@ def test_an_old_checkpoint_becomes_a_model_that_every_command_takes(txl, shared,
         "generate", tmp_path / "model", "--prompt", "First Citizen", "--length", 5, "--json"
     )
     assert ended.json["text"]
-
-
-def test_a_preset_sets_the_lengths_and_a_flag_overrides_it(txl, shared, tmp_path):
-    source = shared / "goldens/tf_wt103_like"
-    assert txl("convert", source, tmp_path / "model").code == 0
-    shutil.copy(shared / "goldens/hf_tokenizer/vocab.pkl", tmp_path)
-    from transformer_xl.cli import parse
-
-    command = parse(["eval", str(tmp_path / "model"), "--preset", "lm1b-large"])
-    # TensorFlow shows a token as many others and itself.
-    assert (command.settings.mem_len, command.settings.attn_len) == (128, 129)
-    assert command.settings.clamp_len == NO_LIMIT
-    command = parse(
-        ["eval", str(tmp_path / "model"), "--preset=wt103-large", "--eval.mem_len", "9"]
-    )
-    assert (command.settings.mem_len, command.settings.clamp_len) == (9, 1000)
-    ended = txl("eval", tmp_path / "model", "--preset", "wt104")
-    assert ended.code == 2
-    assert "'wt104' is no preset; there are enwik8-base" in ended.err
 
 
 @pytest.mark.parametrize(

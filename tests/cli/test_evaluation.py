@@ -1,6 +1,5 @@
-"""eval by other ways than a plain reading, and report, as a user types them."""
+"""eval by other ways than a plain reading, as a user types them."""
 
-import json
 import shutil
 from dataclasses import replace
 
@@ -144,18 +143,6 @@ def test_eval_shows_how_far_it_is_with_any_weights(txl, trained, short, monkeypa
     assert "left" in ended.err
 
 
-def test_eval_by_position_adds_the_losses_by_place(txl, trained, short):
-    words = ["--file", short, "--eval.segment_len", 8, "--by_position"]
-    found = txl("eval", trained, *words, "--json").json
-    assert [row["mem_len"] for row in found["in_segment"]] == [0, 8]
-    assert found["in_segment"][0]["spans"][-1]["last"] == 8
-    shown = txl("eval", trained, *words).out
-    assert "in the segment, memory 0" in shown
-    assert "from the start, memory 8" in shown
-    first = found["from_start"]["spans"][0]["nll"]
-    assert f"{first:.4f}" in shown
-
-
 def test_eval_explains_what_cannot_be(txl, trained, text):
     for words, message in [
         (["--eval.window", 3, "--eval.dynamic", "sgd"], "are two ways to evaluate"),
@@ -169,7 +156,6 @@ def test_eval_explains_what_cannot_be(txl, trained, text):
         (["--knn.k", 4, "--eval.window", 3], "--knn and --eval.window exclude"),
         (["--knn.k", 4, "--eval.dynamic", "sgd"], "--knn and --eval.dynamic exclude"),
         (["--knn.k", 4, "--batch_size", 2], "--knn and --eval.batch_size exclude"),
-        (["--knn.k", 4, "--by_position"], "--knn and --by_position exclude"),
     ]:
         ended = txl("eval", trained, "--file", text, *words)
         assert (ended.code, ended.out) == (2, ""), words
@@ -186,30 +172,3 @@ def test_prepared_is_refused_where_a_vocabulary_reads_every_text_alike(
         ended = txl("eval", tmp_path / "model", "--file", text, "--prepared")
         assert (ended.code, ended.out) == (2, ""), kind
         assert f"--prepared has no effect with a vocabulary of kind {kind}" in ended.err, kind
-
-
-def test_report_draws_again_what_is_there(txl, run):
-    memory = (run / "memory.json").read_bytes()
-    (run / "report.html").unlink()
-    ended = txl("report", run)
-    assert (ended.code, ended.out.strip()) == (0, str(run / "report.html"))
-    assert "What the memory does" in (run / "report.html").read_text("utf-8")
-    assert (run / "memory.json").read_bytes() == memory
-
-
-def test_report_measures_what_an_old_run_has_not(txl, run):
-    found = json.loads((run / "memory.json").read_text())
-    (run / "memory.json").unlink()
-    assert txl("report", run).code == 0
-    assert json.loads((run / "memory.json").read_text()) == found
-    assert txl("report", run, "--measure", "--eval.mem_len", 3).code == 0
-    assert json.loads((run / "memory.json").read_text())["mem_len"] == 3
-
-
-def test_report_refuses_settings_of_a_measurement_that_it_does_not_make(txl, run):
-    for words in [["--data.path", "x"], ["--eval.mem_len", 3]]:
-        ended = txl("report", run, *words)
-        assert (ended.code, ended.out) == (2, ""), words
-        assert (
-            f"{words[0]} {words[1]} has no effect here: the memory has been measured" in ended.err
-        ), words

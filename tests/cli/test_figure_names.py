@@ -62,12 +62,11 @@ def outputs(
         assert ended.code == 0, ended.err
         return json.loads(ended.out.splitlines()[-1])
 
-    yield "txl eval", found("eval", trained, "--by_position", "--eval.mem_lens", 0, 3)
+    yield "txl eval", found("eval", trained, "--eval.mem_lens", 0, 3)
     learning = ("--eval.dynamic", "rms", "--eval.dynamic_tokens", 100)
     yield "txl eval", found("eval", trained, "--file", text, *learning)
     yield "txl train", found("train", trained / "recipe.toml", "--out", trained, "--quiet")
     yield "txl train", json.loads((trained / "results.json").read_text())
-    yield "memory.json", json.loads((trained / "memory.json").read_text())
     yield "metrics.jsonl", {"all": read_metrics(trained / "metrics.jsonl")}
     yield "txl score", found("score", trained, text)
     yield "txl score", found("score", trained, text, "--by", "line")
@@ -84,9 +83,7 @@ def test_every_figure_that_is_printed_or_stored_is_in_the_table(
         names = set(figures(found)) - SETTINGS
         assert names
         assert names <= set(where), place
-        lost = {name for name in names if place not in where[name]}
-        # What a command prints beside its own figures is that of a file.
-        assert not {name for name in lost if "memory.json" not in where[name]}, (place, lost)
+        assert not {name for name in names if place not in where[name]}, place
 
 
 def test_bits_are_those_of_the_nats_and_per_character_only_of_characters(
@@ -114,6 +111,7 @@ def test_a_run_of_before_is_read_with_what_its_names_meant(
     from shutil import copytree
 
     from transformer_xl.train.figures import number
+    from transformer_xl.train.report import write_report
 
     folder = copytree(trained, tmp_path / "toy")
     records = read_metrics(folder / "metrics.jsonl")
@@ -132,7 +130,7 @@ def test_a_run_of_before_is_read_with_what_its_names_meant(
     assert [number(x, asked) for x in old] == [number(x, asked) for x in records]
     page = (folder / "report.html").read_text("utf-8")
     (folder / "report.html").unlink()
-    assert txl("report", folder).code == 0
+    write_report(folder)
     assert (folder / "report.html").read_text("utf-8") == page
     # The command that trained it prints the names of today.
     found = txl("train", folder / "recipe.toml", "--out", folder, "--json", "--quiet").json

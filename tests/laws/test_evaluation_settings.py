@@ -191,22 +191,9 @@ def test_each_setting_changes_what_eval_says(run, txl):
     assert {*changing(found)} == CHANGED.keys()
 
 
-def test_each_setting_changes_the_losses_by_position_or_is_refused(run, txl):
-    usual = result(txl("eval", run, "--by_position", "--json"))
-    spans = ("in_segment", "from_start")
-    for name in (*LENGTHS, "split"):
-        found = result(txl("eval", run, "--by_position", "--json", eval=CHANGED[name]))
-        assert [found[key] for key in spans] != [usual[key] for key in spans], name
-    for name in ("window", "dynamic"):
-        code, _, err = txl("eval", run, "--by_position", "--json", eval=CHANGED[name])
-        assert code == 2
-        assert f"--by_position and --eval.{name} exclude each other" in err
-
-
 IGNORED = [
     ({"window": 4, "mem_lens": (0, 3)}, "mem_lens=(0, 3) with window=4"),
     ({"window": 4, "max_steps": 3}, "max_steps=3 with window=4"),
-    ({"max_steps": 3}, "--by_position and --eval.max_steps exclude each other"),
     ({"window": 4, "mem_len": 3}, "mem_len=3 with window=4"),
     ({"window": 4, "ext_len": 3}, "ext_len=3 with window=4"),
     ({"window": 4, "segment_len": 3}, "--eval.window and --eval.segment_len exclude each other"),
@@ -224,8 +211,7 @@ IGNORED = [
 
 def test_what_would_be_ignored_beside_another_setting_is_refused(run, txl):
     for settings, message in IGNORED:
-        words = ["--by_position"] if "by_position" in message else []
-        code, out, err = txl("eval", run, *words, "--json", eval=settings)
+        code, out, err = txl("eval", run, "--json", eval=settings)
         assert (code, out) == (2, ""), settings
         assert message in " ".join(re.sub("[│╭╮╰╯─]", " ", err).split())
 
@@ -266,28 +252,6 @@ def test_recl_measures_with_the_lengths_of_the_recipe(run, config, txl, tmp_path
     for name in ("segment_len", "mem_len", "attn_len", "clamp_len", "window"):
         assert not np.allclose(found(**CHANGED[name])[0], usual, rtol=1e-9), name
     assert "ext_len=3 is ignored; no token is read twice" in found(ext_len=3)[1]
-
-
-@pytest.mark.slow
-def test_report_refuses_what_changes_nothing_of_it(run, config, txl, tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "write_report", lambda folder: folder)
-    folder = copy_with(run, config, tmp_path)
-
-    def seen(**settings):
-        code, _, err = txl("report", folder, "--measure", eval=settings)
-        assert code == 0, err
-        return json.loads((folder / "memory.json").read_text())
-
-    usual = seen()
-    for name in LENGTHS:
-        assert seen(**CHANGED[name]) != usual, name
-    for name in set(CHANGED) - {*LENGTHS}:
-        code, _, err = txl("report", folder, "--measure", eval=CHANGED[name])
-        assert (code, "has no effect here" in err) == (2, True), name
-    code, _, err = txl("report", folder, "--eval.mem_len", 3)
-    assert code == 2
-    assert "--eval.mem_len 3 has no effect here" in err
-    assert "add --measure" in err
 
 
 def test_ablate_refuses_what_it_does_not_take(run, txl, tmp_path):

@@ -34,9 +34,18 @@ _GONE = {
         "transformers 5 reads one after import transformer_xl.hf"
     ),
     ("estimate", ""): "docs/scale.md has the formulas, and the figures of the paper's recipes",
+    ("eval", "--by_position"): "--eval.mem_lens shows what the memory is worth; leave it out",
+    ("eval", "--preset"): (
+        "txl convert writes the lengths with which a model was published into its folder, and the "
+        "recipes paper-* have them, for --mem_len, --attn_len and so on; a text that is split "
+        "into words, as wiki.test.tokens is, needs --prepared"
+    ),
     ("recipes", "--from_authors"): (
         "txl recipes paper-wt103-base --copy FILE copies a training of the paper, and "
         "docs/migration.md has the settings that take the place of the authors' options"
+    ),
+    ("report", ""): (
+        "a report is written when a training ends; the same command txl train writes it again"
     ),
     ("serve", "--save"): "each answer is saved before it ends; leave it out",
     ("serve", "--chat_template"): (
@@ -148,7 +157,7 @@ def commands() -> dict[str, Any]:
     """Return the command classes by name."""
     from transformer_xl.cli.comparing import Compare
     from transformer_xl.cli.compressing import Compress, Decompress
-    from transformer_xl.cli.evaluating import Eval, Report
+    from transformer_xl.cli.evaluating import Eval
     from transformer_xl.cli.generating import Generate
     from transformer_xl.cli.listing import Models
     from transformer_xl.cli.models import Convert, Doctor, Export, Serve
@@ -158,7 +167,7 @@ def commands() -> dict[str, Any]:
     from transformer_xl.cli.tasking import Task
 
     kinds = (
-        *(Recipes, Prepare, Train, Models, Eval, Report, Score, Generate, Convert, Export),
+        *(Recipes, Prepare, Train, Models, Eval, Score, Generate, Convert, Export),
         *(Compress, Decompress, Serve, Recl, Ablate, Compare, Task, Doctor),
     )
     return {kind.__name__.lower(): kind for kind in kinds}

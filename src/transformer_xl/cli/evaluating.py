@@ -1,4 +1,4 @@
-"""The commands eval and report."""
+"""The command eval."""
 
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from transformer_xl.cli.given import (
-    READ_BY_SEGMENTS,
-    Folder,
     Given,
     GivenWithLengths,
-    LoadsModels,
     PrintsResult,
     ReadsModel,
     nothing,
@@ -30,16 +27,7 @@ from transformer_xl.cli.loading import (
     warn_of_another_text,
 )
 from transformer_xl.cli.printing import exclude, say, say_if_slow, show
-from transformer_xl.config import (
-    Config,
-    DataConfig,
-    EvalConfig,
-    KnnConfig,
-    locate,
-    recipe_of,
-    require,
-)
-from transformer_xl.errors import InputError
+from transformer_xl.config import Config, DataConfig, EvalConfig, KnnConfig, recipe_of, require
 
 if TYPE_CHECKING:
     from transformer_xl.data import Corpus, Vocab
@@ -61,7 +49,7 @@ class Eval(ReadsModel, PrintsResult):
       txl eval runs/demo --mem_len 1024 --json
       txl eval runs/demo --eval.mem_lens 0 64 256 1024
       txl eval runs/demo notes.txt
-      txl eval models/wt103 --preset wt103-large --file wiki.test.tokens
+      txl eval models/wt103 --file wiki.test.tokens --prepared
       txl eval runs/demo --weights int8
       txl eval runs/demo --eval.dynamic rms --eval.dynamic_lr 1e-4 --eval.dynamic_decay 0.001
       txl eval runs/demo --file notes.txt --eval.window 128 --batch_size 16
@@ -70,14 +58,10 @@ class Eval(ReadsModel, PrintsResult):
 
     place: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")] = None
     """The text to evaluate, as with --file."""
-    preset: str | None = None
-    """Use the lengths with which a model was published, such as wt103-large; implies --prepared."""
     prepared: bool = False
     """The text of --file is split into words by spaces already, as wiki.test.tokens is."""
     file: Path | None = None
     """Evaluate this text instead of the corpus of the run; - reads the standard input."""
-    by_position: bool = False
-    """Also report the loss by position in the segment and by distance from the start of a text."""
     eval: GivenWithLengths[EvalConfig] = field(default_factory=nothing)
     data: Given[DataConfig] = field(default_factory=nothing)
     knn: Given[KnnConfig] = field(default_factory=nothing)
@@ -92,31 +76,29 @@ class Eval(ReadsModel, PrintsResult):
 
     @cached_property
     def settings(self) -> EvalConfig:
-        """Settings of the evaluation: the given ones, else those of the recipe.
+        """Settings of the evaluation: those of the command line, else those of the recipe.
 
         The ``mem_lens`` of the recipe are for the end of its training. For windows and dynamic
         evaluation, settings of the recipe that would have no effect are dropped.
         """
-        settings = evaluation_of(self.dir, self.recipe, self.preset)
+        settings = evaluation_of(self.dir, self.recipe)
         window, dynamic = (self.eval.get(x, getattr(settings, x)) for x in ("window", "dynamic"))
-        drop = {"mem_lens"}
-        if window is not None:
-            drop |= {"segment_len", "mem_len", "ext_len", "max_steps"}
-        if dynamic is not None:
-            drop |= {"batch_size", "ext_len"}
-        elif self.knn:
-            drop |= {"batch_size"}
-        if dynamic is None:
-            drop |= {"dynamic_lr", "dynamic_decay"}
-        if dynamic != "rms":
-            drop |= {"dynamic_eps", "dynamic_tokens"}
-        held = {each.name for each in fields(EvalConfig)} - drop
-        # In one call: settings of the recipe and given ones are validated together.
-        return EvalConfig(**{name: getattr(settings, name) for name in held} | self.eval)
+        without_effect = {
+            ("mem_lens",): True,
+            ("segment_len", "mem_len", "ext_len", "max_steps"): window is not None,
+            ("batch_size",): dynamic is not None or bool(self.knn),
+            ("ext_len",): dynamic is not None,
+            ("dynamic_lr", "dynamic_decay"): dynamic is None,
+            ("dynamic_eps", "dynamic_tokens"): dynamic != "rms",
+        }
+        dropped = {x for names, is_dropped in without_effect.items() if is_dropped for x in names}
+        names = {each.name for each in fields(EvalConfig)} - dropped
+        # In one call: settings of the recipe and of the command line are validated together.
+        return EvalConfig(**{name: getattr(settings, name) for name in names} | self.eval)
 
     @cached_property
     def text(self) -> DataConfig:
-        """The corpus of the run, with the given settings."""
+        """The corpus of the run, with the settings of the command line."""
         return replace(self.recipe.data if self.recipe else DataConfig(), **self.data)
 
     def run(self) -> None:
@@ -124,7 +106,7 @@ class Eval(ReadsModel, PrintsResult):
         self._check()
         from transformer_xl.config import autocast
         from transformer_xl.model import SEGMENT_LEN, Lengths
-        from transformer_xl.train import READINGS, excerpt, loss_by_position, memory_line, reading
+        from transformer_xl.train import memory_line
 
         settings, recipe = self.settings, self.recipe
         model, vocab, ids, n_bytes = self._opened()
@@ -134,23 +116,13 @@ class Eval(ReadsModel, PrintsResult):
         lengths = Lengths.of(model.config, **settings.lengths_after(segment_len))
         configured = None if settings.window else lengths.mem_len
         mem_lens = [None] if configured is None else sorted({*settings.mem_lens, configured})
-        places = {}
         say_if_slow(precision)
         with autocast(precision, model.device):
             rows = {x: self._measured(model, vocab, ids, n_bytes, segment_len, x) for x in mem_lens}
-            if self.by_position:
-                start = excerpt(ids, model.config)
-                with reading(model, READINGS * (len(start) - 1), "by position"):
-                    places = loss_by_position(model, start, settings, segment_len)
-        curve = list(rows.values()) if settings.mem_lens else []
-        result = rows[configured]
-        if self.json:
-            show(result | ({"memory_curve": curve} if curve else {}) | places, as_json=True)
-            return
-        show(result, as_json=False)
-        for row in curve:
+        curve = {"memory_curve": [*rows.values()]} if settings.mem_lens else {}
+        show(rows[configured] | (curve if self.json else {}), as_json=self.json)
+        for row in () if self.json else curve.get("memory_curve", ()):
             print(memory_line(row))
-        _show_places(places)
 
     def _measured(
         self,
@@ -190,8 +162,8 @@ class Eval(ReadsModel, PrintsResult):
         return describe(str(self.file or settings.split), result)
 
     def _check(self) -> None:
-        """Check that the options fit each other, before any work is done."""
-        settings, file = self.settings, self.file
+        """Check that no option is without effect, before any work is done."""
+        settings, file, knn = self.settings, self.file, self.knn
         window, dynamic = settings.window, settings.dynamic
         require(
             self.place in (None, file),
@@ -199,61 +171,37 @@ class Eval(ReadsModel, PrintsResult):
         )
         exclude(file=file, eval__split="split" in self.eval)
         exclude(eval__window=window, eval__segment_len=settings.segment_len)
-        exclude(eval__dynamic=dynamic, eval__batch_size=settings.batch_size != 1)
-        # Quantized weights cannot be trained.
         exclude(eval__dynamic=dynamic, weights=self.weights != "float32")
-        # Segments are measured with a memory and fixed weights, at the beginning of the text.
-        exclude(by_position=self.by_position, eval__window=window)
-        exclude(by_position=self.by_position, eval__dynamic=dynamic)
-        exclude(by_position=self.by_position, eval__max_steps="max_steps" in self.eval)
-        # The past of one stream is searched, which is read once, with fixed weights.
-        exclude(knn=self.knn, eval__window=window)
-        exclude(knn=self.knn, eval__dynamic=dynamic, by_position=self.by_position)
-        exclude(knn=self.knn, eval__batch_size=settings.batch_size != 1)
+        # A dynamic evaluation, and the search of the past, read one stream.
+        exclude(knn=knn, eval__window=window, eval__dynamic=dynamic)
+        exclude(knn=knn, eval__dynamic=dynamic, eval__batch_size=settings.batch_size != 1)
         if file:
             require_readable(file)
             if dynamic != "rms":
                 why = "--file is the text; --eval.dynamic rms alone reads the training text, too"
                 refuse_others(self.data, "data.", ("raw",), why)
         require(bool(file) or not self.prepared, "--prepared describes the text of --file")
-        require(
-            dynamic != "rms" or self.text.is_given,
-            "--eval.dynamic rms estimates the size of gradients on the training text, and "
-            f"{self.dir} is a model folder without a recipe: give the text with "
-            "--data.path, or use --eval.dynamic sgd",
-        )
         if self.text.vocab == "features":
-            of_text = {"file": file, "by_position": self.by_position, "preset": self.preset}
-            of_text |= {"knn": self.knn, "eval.window": window, "eval.dynamic": dynamic}
-            of_text |= {"weights": self.weights != "float32"}
-            for name, value in of_text.items():
+            of_text = {"file": file, "knn": knn, "eval.window": window, "eval.dynamic": dynamic}
+            for name, value in (of_text | {"weights": self.weights != "float32"}).items():
                 require(not value, f"--{name} is for text: {self.dir} was trained on recordings")
 
     def _opened(self) -> tuple["LanguageModel", "Vocab | None", Any, int]:
-        """Return the model, its vocabulary, and the text or recordings to evaluate it on."""
-        if self.text.vocab != "features":
-            model, vocab = load(self.dir, self.weights)
-            return model, vocab, *self._tokens(vocab)
-        from transformer_xl.config import pick_device, prepare_process
-        from transformer_xl.data import open_features
-        from transformer_xl.model import load_model
+        """Return the model, its vocabulary, and the text or recordings with the bytes of a text."""
+        if self.text.vocab == "features":
+            from transformer_xl.config import pick_device, prepare_process
+            from transformer_xl.data import open_features
+            from transformer_xl.model import load_model
 
-        prepare_process()
-        model = load_model(self.dir).to(pick_device())
-        return model, None, open_features(self.text).split(self.settings.split), 0
-
-    def _tokens(self, vocab: "Vocab") -> tuple[Any, int]:
-        """Return the tokens of the text and its number of bytes."""
+            prepare_process()
+            model = load_model(self.dir).to(pick_device())
+            return model, None, open_features(self.text).split(self.settings.split), 0
+        model, vocab = load(self.dir, self.weights)
         if self.file is None:
-            require(
-                self.text.is_given,
-                f"{self.dir} is a model folder without a recipe, so its corpus is unknown: "
-                "give a text with --file, or the run folder instead",
-            )
             corpus, split = self._corpus(vocab), self.settings.split
             if not self.data:
                 warn_of_another_text(corpus, self.dir)
-            return corpus.split(split), corpus.n_bytes(split)
+            return model, vocab, corpus.split(split), corpus.n_bytes(split)
         from transformer_xl.data import RAW_REMEDY, ImportedVocab
 
         kind = vocab.rules.join if isinstance(vocab, ImportedVocab) else vocab.kind
@@ -263,82 +211,12 @@ class Eval(ReadsModel, PrintsResult):
             "a text into words; leave it out",
         )
         if self.recipe is not None and is_within(self.file, self.recipe.data.path):
-            say(
-                f"warning: {self.dir} was trained on {self.file}: its loss on a text that it "
-                "knows is lower than on others"
-            )
+            say(f"warning: {self.dir} was trained on {self.file}: its loss is lower there")
         text = read_text(self.file, vocab, is_raw=self.text.raw, remedy=RAW_REMEDY)
-        encode = partial(vocab.encode_lines, prepared=self.prepared or bool(self.preset))
+        encode = partial(vocab.encode_lines, prepared=self.prepared)
         ids = encoded(name_of(self.file), text, vocab, encode)
-        return ids, len(text.encode("utf-8", "surrogateescape"))
+        return model, vocab, ids, len(text.encode("utf-8", "surrogateescape"))
 
     def _corpus(self, vocab: "Vocab") -> "Corpus":
         remedy = "the text the model was trained on with --data.path, or any text with --file"
         return corpus_of(self.text, vocab, self.dir, remedy)
-
-
-def _show_places(places: dict[str, Any]) -> None:
-    """Print the mean losses over ranges of positions."""
-    if not places:
-        return
-    start = places["from_start"]
-    curves = [(f"in the segment, memory {x['mem_len']}", x["spans"]) for x in places["in_segment"]]
-    for name, spans in (*curves, (f"from the start, memory {start['mem_len']}", start["spans"])):
-        print(f"\n{name}")
-        for span in spans:
-            where = f"{span['first']} to {span['last']}"
-            print(f"{where:20} {span['nll']:.4f}")
-
-
-@dataclass(kw_only=True)
-class Report(LoadsModels):
-    """Write the report of a run again, with measurements of its memory if they are missing.
-
-    Examples:
-      txl report runs/demo
-      txl report runs/old --measure
-    """
-
-    dir: Folder
-    """A run folder."""
-    measure: bool = False
-    """Repeat the measurements of the memory, with the lengths of --eval."""
-    eval: Given[EvalConfig] = field(default_factory=nothing)
-    data: Given[DataConfig] = field(default_factory=nothing)
-
-    def run(self) -> None:
-        """Measure what is missing, and write the report."""
-        from transformer_xl.train import MEMORY_FILE, write_report
-
-        recipe = recipe_of(self.dir) if locate(self.dir).is_path else None
-        if recipe is None:
-            raise InputError(
-                f"{self.dir} is not a run folder: it has no recipe.toml, so there is no report to "
-                "write (txl models shows the card of a model)"
-            )
-        measures = self.measure or not (Path(self.dir) / MEMORY_FILE).exists()
-        if measures:
-            why = "the memory is measured segment by segment on the held-out text"
-            refuse_others(self.eval, "eval.", READ_BY_SEGMENTS, why)
-            try:
-                self._measure_memory(recipe)
-            except (OSError, ValueError, RuntimeError) as error:
-                if self.measure:
-                    raise
-                say(f"the memory was not measured: {error}")
-        else:
-            for section in ("eval", "data"):
-                why = "the memory has been measured already; add --measure"
-                refuse_others(getattr(self, section), f"{section}.", (), why)
-        print(write_report(Path(self.dir)))
-
-    def _measure_memory(self, recipe: Config) -> None:
-        from transformer_xl.train import MEMORY_FILE, RunFolder, memory_figures
-
-        say("measuring the memory")
-        evaluation, data = replace(recipe.eval, **self.eval), replace(recipe.data, **self.data)
-        config = replace(recipe, eval=evaluation, data=data)
-        model, vocab = load(self.dir)
-        remedy = "the text the model was trained on with --data.path"
-        corpus = corpus_of(data, vocab, self.dir, remedy)
-        RunFolder(self.dir).write_json(MEMORY_FILE, memory_figures(config, corpus, model))

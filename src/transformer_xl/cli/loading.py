@@ -26,7 +26,7 @@ from transformer_xl.config import (
     recipe_of,
     require_new_file,
 )
-from transformer_xl.errors import DataError
+from transformer_xl.errors import DataError, InputError
 
 if TYPE_CHECKING:
     from transformer_xl.data import Corpus, Vocab
@@ -74,7 +74,7 @@ def fine_tuning_of(folder: Path | str) -> Config:
     place, recipe = find_model_folder(folder), recipe_of(folder)
     model = load_config(place / CONFIG_FILE)
     data = DataConfig(vocab="features") if model.n_features else DataConfig()
-    base = recipe or Config(model=model, data=data, eval=evaluation_of(folder, None, None))
+    base = recipe or Config(model=model, data=data, eval=evaluation_of(folder, None))
     data = replace(base.data, name="", path=None, valid_path=None, test_path=None, corpus=None)
     if is_vocabulary(place):
         data = replace(data, tokenizer=str(place))
@@ -83,19 +83,13 @@ def fine_tuning_of(folder: Path | str) -> Config:
     return replace(base, model=model, data=data, train=replace(base.train, init_from=str(place)))
 
 
-def evaluation_of(folder: Path | str, recipe: Config | None, preset: str | None) -> EvalConfig:
-    """Return evaluation settings: of the preset, else the recipe, else the settings file."""
-    if recipe and not preset:
-        return recipe.eval
-    from transformer_xl.config import preset_eval
-    from transformer_xl.model import CONFIG_FILE, find_model_folder, load_eval_config, read_config
+def evaluation_of(folder: Path | str, recipe: Config | None) -> EvalConfig:
+    """Return the evaluation settings of the recipe of a model, else those of its settings file."""
+    from transformer_xl.model import CONFIG_FILE, find_model_folder, load_eval_config
 
-    config = find_model_folder(folder) / CONFIG_FILE
-    if not preset:
-        return load_eval_config(config) or EvalConfig()
-    origin = read_config(config).get("origin")
-    written_by = origin.get("format") if isinstance(origin, dict) else None
-    return preset_eval(preset, keys_beyond_memory=int(written_by in ("tensorflow", "nvidia")))
+    if recipe is not None:
+        return recipe.eval
+    return load_eval_config(find_model_folder(folder) / CONFIG_FILE) or EvalConfig()
 
 
 def load(folder: Path | str, weights: Weights = "float32") -> tuple["LanguageModel", "Vocab"]:
@@ -149,10 +143,14 @@ def corpus_of(data: DataConfig, vocab: "Vocab", folder: Path | str, remedy: str)
     """Prepare the corpus of a run; require that its vocabulary is that of the model.
 
     Raises:
-        DataError: It is another one.
+        InputError: The settings name no corpus.
+        DataError: The vocabulary is another one.
     """
     from transformer_xl.data import prepare
 
+    if not data.is_given:
+        why = "is a model folder without a recipe, so its corpus is unknown"
+        raise InputError(f"{folder} {why}: give {remedy}, or the run folder instead")
     corpus = prepare(data, say)
     if corpus.vocab.hash != vocab.hash:
         raise DataError(

@@ -198,7 +198,7 @@ class Recl(LoadsModels, PrintsResult):
         from transformer_xl.model import SEGMENT_LEN, Lengths
 
         recipe = recipe_of(folder)
-        evaluation = evaluation_of(folder, recipe, None)
+        evaluation = evaluation_of(folder, recipe)
         trained = recipe.train.segment_len if recipe else SEGMENT_LEN
         lengths = Lengths.of(model.config, **evaluation.lengths_after(trained))
         if evaluation.window:

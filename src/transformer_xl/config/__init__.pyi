@@ -117,10 +117,6 @@ from .music import (
 from .openmp import (
     reason_against_sleeping,
 )
-from .presets import (
-    preset_eval,
-    recognize,
-)
 from .recipes import (
     changed,
     differences,
@@ -230,7 +226,6 @@ __all__ = [
     "pick_device",
     "pick_precision",
     "prepare_process",
-    "preset_eval",
     "read_settings",
     "read_small_file",
     "reason_against_sleeping",
@@ -238,7 +233,6 @@ __all__ = [
     "recipe_names",
     "recipe_of",
     "recipe_text",
-    "recognize",
     "remove_temporary",
     "replace_file",
     "require",
