@@ -111,13 +111,13 @@ def parse(argv: list[str]) -> Any:
     # Imported late, so that Ctrl-C is handled from the start.
     import tyro
 
-    from transformer_xl.cli.lists import registry
+    from transformer_xl.cli.given import lists_of_numbers
 
     _require_current(argv)
     kinds = commands()
     options: Any = {"use_underscores": True, "config": (tyro.conf.FlagCreatePairsOff,)}
     # Lists of numbers may be divided by commas.
-    options["registry"] = registry()
+    options["registry"] = lists_of_numbers()
     # Parsed by itself, so that a message about an option does not list those of other commands.
     if argv and (kind := kinds.get(argv[0])) is not None:
         name, *rest = argv
@@ -159,8 +159,7 @@ def commands() -> dict[str, Any]:
     from transformer_xl.cli.compressing import Compress, Decompress
     from transformer_xl.cli.evaluating import Eval
     from transformer_xl.cli.generating import Generate
-    from transformer_xl.cli.listing import Models
-    from transformer_xl.cli.models import Convert, Doctor, Export, Serve
+    from transformer_xl.cli.models import Convert, Doctor, Export, Models, Serve
     from transformer_xl.cli.runs import Prepare, Recipes, Train
     from transformer_xl.cli.science import Ablate, Recl
     from transformer_xl.cli.scoring import Score

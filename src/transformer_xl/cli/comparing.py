@@ -11,7 +11,7 @@ import tyro
 from transformer_xl.cli.fitting import text_settings
 from transformer_xl.cli.given import Given, LoadsModels, PrintsResult, nothing
 from transformer_xl.cli.printing import say, show
-from transformer_xl.cli.tables import can_plot, narrow, write_results
+from transformer_xl.cli.tables import can_plot, write_results
 from transformer_xl.config import DataConfig, load_recipe, recipe_names
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Compare(LoadsModels, PrintsResult):
             result["baselines"] = self._baselines(comparison.corpus, result["unit"], lacking)
         table = standings.markdown(result, result["baselines"])
         write_results(self.out / "comparison", result, table)
-        (say if self.json else print)(narrow(table))
+        (say if self.json else print)(table)
         if not result["models"]:
             raise RuntimeError("no contestant could be trained: see above why")
         if has_plot:

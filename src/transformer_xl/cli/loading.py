@@ -7,7 +7,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,13 +16,7 @@ from transformer_xl.config import (
     Config,
     DataConfig,
     EvalConfig,
-    GenerateConfig,
-    load_recipe,
     locate,
-    locate_here,
-    may_be_on_hub,
-    recipe_names,
-    recipe_of,
     require_new_file,
 )
 from transformer_xl.errors import DataError, InputError
@@ -44,43 +37,6 @@ def require_model(name: Path | str) -> None:
     """
     if remark := locate(name).remark:
         say(remark)
-
-
-def is_model(name: str) -> bool:
-    """Whether a name in place of a recipe is that of a model.
-
-    Recipes come first, as a run folder is often named after its recipe.
-    """
-    if name in recipe_names() or name.endswith(".toml"):
-        return False
-    place = locate_here(name)
-    return may_be_on_hub(name) if place is None else place.path.is_dir()
-
-
-def recipe_or_model(name: str) -> Config:
-    """Return a recipe by its name or file, or the recipe that fine-tunes a model."""
-    return fine_tuning_of(name) if is_model(name) else load_recipe(name)
-
-
-def fine_tuning_of(folder: Path | str) -> Config:
-    """Return a recipe that fine-tunes a model: its architecture, vocabulary and weights.
-
-    Settings of training, evaluation and generation come from the recipe of its run, if any.
-    """
-    from transformer_xl.data import is_vocabulary, load_vocab
-    from transformer_xl.inference.generate import prompt_for
-    from transformer_xl.model import CONFIG_FILE, find_model_folder, load_config
-
-    place, recipe = find_model_folder(folder), recipe_of(folder)
-    model = load_config(place / CONFIG_FILE)
-    data = DataConfig(vocab="features") if model.n_features else DataConfig()
-    base = recipe or Config(model=model, data=data, eval=evaluation_of(folder, None))
-    data = replace(base.data, name="", path=None, valid_path=None, test_path=None, corpus=None)
-    if is_vocabulary(place):
-        data = replace(data, tokenizer=str(place))
-        if recipe is None:
-            base = replace(base, generate=GenerateConfig(prompt=prompt_for(load_vocab(place))))
-    return replace(base, model=model, data=data, train=replace(base.train, init_from=str(place)))
 
 
 def evaluation_of(folder: Path | str, recipe: Config | None) -> EvalConfig:

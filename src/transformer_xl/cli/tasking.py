@@ -8,7 +8,6 @@ import tyro
 
 from transformer_xl.cli.given import LoadsModels, PrintsResult
 from transformer_xl.cli.printing import say, show
-from transformer_xl.cli.tables import narrow
 
 
 @dataclass(kw_only=True)
@@ -61,6 +60,6 @@ class Task(LoadsModels, PrintsResult):
         results = run_task(
             task, self.source, self.out, models=self.models, seeds=self.seeds, say=say
         )
-        (say if self.json else print)(narrow(table(task, results)))
+        (say if self.json else print)(table(task, results))
         if self.json:
             show(results, as_json=True)
