@@ -7,8 +7,8 @@ from pathlib import Path
 import mido
 import pytest
 
-from transformer_xl.cli.out_files import OutFiles
-from transformer_xl.config import ModelConfig
+from transformer_xl.cli.out_files import files_of, write_texts
+from transformer_xl.config import ModelConfig, MusicConfig
 from transformer_xl.data import train_vocab
 from transformer_xl.model import TransformerXL
 from transformer_xl.tasks.music import pieces_of, read_midi, write_music
@@ -108,16 +108,15 @@ def test_what_has_no_effect_or_cannot_be_written_is_refused(generated, tmp_path,
     Path("mine.mid").write_text("mine")
     for words, reason in [
         (["--out", "a.mid", "--length", 0], "--out needs a --length above 0"),
-        (["--out", "b.mid", "sub/../b.mid"], "--out b.mid is given twice"),
+        (["--out", "b.mid", "sub/../b.mid"], "b.mid: a file is named twice"),
         (["--out", "-"], "--out - is no file"),
         (["--out", "folder"], "folder is a folder"),
         (["--out", "mine.mid"], "mine.mid exists; --force overwrites it"),
         (["--out", "mine.mid/b.mid"], "mine.mid is a file, not a folder"),
-        (["--out", "b", "--state", "sub/../b"], "--out b is given twice, or the file of --state"),
-        (["--out", "a.mid", "--state", "s"], "--state s may resume within a step"),
-        (["--force"], "--force overwrites the files of --out"),
+        (["--out", "b", "--state", "sub/../b"], "--state sub/../b is a file of --out, too"),
+        (["--out", "a.mid", "--state", "s"], "--state and --out exclude each other"),
         (["--music.tempo", 90], "--music.tempo 90.0 has no effect here"),
-        (["--music.voices", 3], "--music.voices 3 has no effect here: it is for --midi"),
+        (["--music.voices", 3], "--music.voices 3 has no effect here: it is for --out FILE"),
         (["--out", "a.txt", "--music.program", 1], "--music.program 1 has no effect here"),
         (["--out", "a.png", "--music.program", 1], "--music.program 1 has no effect here"),
         (["--out", "a.mid", "--music.program", 129], "music.program=129 must be at most 128"),
@@ -131,12 +130,12 @@ def test_what_has_no_effect_or_cannot_be_written_is_refused(generated, tmp_path,
 
 
 def test_an_empty_piece_keeps_no_other_from_being_written(tmp_path, capsys):
-    files = OutFiles((tmp_path / "a.mid",), 3, {}, False)
-    texts = [("", "60 55 52"), ("", "60 55 52 48"), ("", "60 55")]
+    files = files_of([tmp_path / "a.mid"], 3, force=False)
+    texts = [{"prompt": "", "text": x} for x in ("60 55 52", "60 55 52 48", "60 55")]
     with pytest.raises(
         ValueError, match=r"a-1\.mid not written.*; .*a-3\.mid not written"
     ) as found:
-        files.write(texts, {"length": 3})
+        write_texts(files, texts, MusicConfig(), length=3, force=False)
     first, last = str(found.value).split("; /")
     assert "generate more tokens, at least 4" in first
     assert "it ended before; generate it with another seed" in last
