@@ -7,9 +7,8 @@ import shutil
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Union, cast
+from typing import Annotated, Any, Union
 
 from transformer_xl.cli.printing import say
 from transformer_xl.config import is_disk_full, near
@@ -128,16 +127,11 @@ def parse(argv: list[str]) -> Any:
         hint = f"did you mean {nearest}?" if nearest else f"the commands are {', '.join(kinds)}"
         raise SettingsError(f"there is no command or option {argv[0]}: {hint}")
     choices = tuple(
-        Annotated[kind, tyro.conf.subcommand(name, description=_Description(kind))]
+        Annotated[kind, tyro.conf.subcommand(name, description=kind.__doc__.partition("\n")[0])]
         for name, kind in kinds.items()
     )
-    # The parser wraps a union in such a class itself; here with a help text, without which it
-    # would search the source code of typing at each start.
-    argument = tyro.conf.arg(name="", help=cast(Any, lambda: None))
-    choice = Annotated[Union[choices], argument]  # noqa: UP007  (of a tuple)
-    line: Any = make_dataclass("CommandLine", [("__tyro_dummy_inner__", choice)])
-    line = tyro.cli(line, prog="txl", description=_DESCRIPTION, args=argv, **options)
-    return line.__tyro_dummy_inner__
+    choice: Any = Union[choices]  # noqa: UP007  (of a tuple)
+    return tyro.cli(choice, prog="txl", description=_DESCRIPTION, args=argv, **options)
 
 
 def _require_current(argv: list[str]) -> None:
@@ -170,21 +164,6 @@ def commands() -> dict[str, Any]:
         *(Compress, Decompress, Serve, Recl, Ablate, Compare, Task, Doctor),
     )
     return {kind.__name__.lower(): kind for kind in kinds}
-
-
-class _Description(str):
-    """A command's description: one line in the list of commands, all of it in its own help."""
-
-    __slots__ = ("_kind",)
-
-    def __new__(cls, kind: Any) -> "_Description":
-        description = super().__new__(cls, (kind.__doc__ or "").partition("\n")[0])
-        description._kind = kind
-        return description
-
-    def __call__(self) -> str:
-        # The parser calls it only when it prints the help of the command.
-        return inspect.getdoc(self._kind) or ""
 
 
 def _checked(argv: list[str]) -> Any:

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,8 @@ from transformer_xl.config import (
     require_new_file,
 )
 from transformer_xl.errors import DataError, InputError
+
+_EMPTY = "is empty (0 tokens): at least 2 tokens are needed to predict one"
 
 if TYPE_CHECKING:
     from transformer_xl.data import Corpus, Vocab
@@ -83,16 +84,14 @@ def load_with_state(
 @contextmanager
 def saved_at_end(save: Callable[[], None]) -> Iterator[None]:
     """Call ``save`` at the end of a ``with`` block, also when Ctrl-C or SIGTERM ends it."""
-    is_main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if is_main else None
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        try:
-            yield
-        finally:
-            save()
+        yield
     finally:
-        if is_main:
-            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+        try:
+            save()
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
 def corpus_of(data: DataConfig, vocab: "Vocab", folder: Path | str, remedy: str) -> "Corpus":
@@ -111,7 +110,6 @@ def corpus_of(data: DataConfig, vocab: "Vocab", folder: Path | str, remedy: str)
     if corpus.vocab.hash != vocab.hash:
         raise DataError(
             f"the vocabulary of the corpus is not the one of the model in {folder}: give {remedy}"
-            f"{_raw_remedy(corpus)}"
         )
     return corpus
 
@@ -126,17 +124,8 @@ def warn_of_another_text(corpus: "Corpus", folder: Path | str) -> None:
         except (OSError, ValueError, KeyError):
             continue
         if not trained.items() <= corpus.checksums.items():
-            say(
-                f"warning: {folder} was trained on another text, as the checksums of its tokens "
-                f"tell{_raw_remedy(corpus)}"
-            )
+            say(f"warning: {folder} was trained on another text, by the checksums of its tokens")
         return
-
-
-def _raw_remedy(corpus: "Corpus") -> str:
-    """Return what reads the text as earlier versions did, if that is another one."""
-    is_normalized = bool(corpus.manifest.get("text_changes"))
-    return "; --data.raw True reads it as earlier versions did" if is_normalized else ""
 
 
 def name_of(path: Path) -> str:
@@ -159,14 +148,8 @@ def require_readable(path: Path, *, is_text: bool = True) -> None:
     if str(path) == "-" or (path.exists() and not (path.is_file() or path.is_dir())):
         return
     with named(path), path.open("rb") as file:
-        is_empty = is_text and not file.read(1)
-    if is_empty:
-        raise _empty(path)
-
-
-def _empty(path: Path) -> DataError:
-    why = "is empty (0 tokens): at least 2 tokens are needed to predict one"
-    return DataError(f"{name_of(path)} {why}")
+        if is_text and not file.read(1):
+            raise DataError(f"{path} {_EMPTY}")
 
 
 def is_within(file: Path, paths: str | None) -> bool:
@@ -205,7 +188,7 @@ def read_text(path: Path, vocab: "Vocab", *, is_raw: bool = False, remedy: str =
         content = b"".join(normalized([content], normalizer))
         say_changes(name, normalizer.changes, remedy)
     if not content:
-        raise _empty(path)
+        raise DataError(f"{name} {_EMPTY}")
     return _decodable(content.decode("utf-8", "surrogateescape"), vocab, name)
 
 
@@ -250,15 +233,11 @@ def start_of(vocab: "Vocab") -> list[int]:
 
 def _decodable(text: str, vocab: "Vocab", name: str) -> str:
     """Return the text; refuse bytes that are not UTF-8 unless the vocabulary is of bytes."""
-    if vocab.kind != "bytes":
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            byte = ord(text[error.start]) - 0xDC00
-            kind = "its own tokens" if vocab.kind == "imported" else vocab.kind
-            raise DataError(
-                f"{name} is not UTF-8 text: character {error.start:,} is the byte 0x{byte:02x}, "
-                f"and the vocabulary has only {kind}: convert the text to UTF-8, or use a model of "
-                "bytes"
-            ) from None
+    byte = next((x for x in text if "\udc80" <= x <= "\udcff"), None)
+    if byte is not None and vocab.kind != "bytes":
+        raise DataError(
+            f"{name} is not UTF-8 text: character {text.index(byte):,} is the byte "
+            f"0x{ord(byte) - 0xDC00:02x}, and the vocabulary has only {vocab.kind}: convert the "
+            "text to UTF-8, or use a model of bytes"
+        )
     return text
