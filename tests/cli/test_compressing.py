@@ -180,7 +180,6 @@ def test_another_model_is_named_beside_the_archive(txl, small, byte_model, tmp_p
     ended = txl("decompress", small, tmp_path / "out", "--model", tmp_path / "other")
     assert ended.code == 2
     assert f"{small}: it was compressed with another model" in ended.err
-    assert f"--model {tmp_path / 'other'}" in ended.err
 
 
 def test_a_file_that_the_vocabulary_does_not_restore_is_named(txl, trained, tmp_path):
@@ -199,33 +198,13 @@ def test_an_archive_of_what_does_not_shrink_needs_no_model(txl, byte_model, tmp_
     noise = tmp_path / "noise"
     noise.write_bytes(random.Random(0).randbytes(256))
     given = ("--model", byte_model)
-    ended = txl("compress", noise, *given, "--learn")
-    assert ended.code == 0
-    assert (
-        f"{noise}: stored unchanged, as it is incompressible with the model; it can be restored on "
-        "any machine" in ended.err
-    )
+    ended = txl("compress", noise, *given, "--learn", "--json")
+    assert ended.json["method"] == "stored"
+    assert "decompressed only on this kind of processor with this version of PyTorch" in ended.err
     ended = txl("decompress", tmp_path / "noise.txl", tmp_path / "out", *given)
     assert ended.code == 0
     assert f"noise.txl needs no model: --model {byte_model} is ignored" in ended.err
-    assert "without a model" not in ended.err
     assert (tmp_path / "out").read_bytes() == noise.read_bytes()
-
-
-def test_where_a_learned_archive_restores_is_said_before_it_is_made(
-    txl, notes, byte_model, tmp_path, monkeypatch
-):
-    from transformer_xl.apps import compress
-
-    def fail(*args):
-        raise ValueError("here it computes")
-
-    given = (notes, tmp_path / "x", "--model", byte_model, "--streams", 8, "--force")
-    assert "restored only" not in txl("compress", *given).err
-    assert txl("compress", *given, "--learn").code == 0
-    monkeypatch.setattr(compress, "compress", fail)
-    before, _, _ = txl("compress", *given, "--learn").err.partition("here it computes")
-    assert "decompressed only on this kind of processor with this version of PyTorch" in before
 
 
 @pytest.mark.parametrize("words", [[], ["--learn"]], ids=str)
@@ -233,7 +212,6 @@ def test_a_verified_archive_was_restored(txl, notes, byte_model, tmp_path, words
     given = ("--model", byte_model, "--streams", 8, "--json", "--verify")
     ended = txl("compress", notes, tmp_path / "x", *given, *words)
     assert (ended.code, ended.json["verified"]) == (0, True)
-    assert "verified: the 480 bytes are restored" in ended.err
 
 
 def test_what_does_not_come_back_is_not_written(txl, notes, byte_model, tmp_path, monkeypatch):
@@ -262,7 +240,7 @@ def test_without_a_model_a_shipped_one_is_chosen_and_found_again(txl, notes, shi
     ended = txl("compress", notes, "--verify", "--json")
     assert ended.code == 0
     assert ended.json["model"] == "notes-2"
-    assert f"{notes}: using the shipped model notes (version 2): by a sample, notes" in ended.err
+    assert "using the shipped model notes (version 2)\n" in ended.err
     assert ended.json["method"] == "model"
     ended = txl("decompress", tmp_path / "notes.txt.txl", tmp_path / "again")
     assert (ended.code, (tmp_path / "again").read_bytes()) == (0, data)
@@ -283,21 +261,13 @@ def test_an_archive_of_an_unknown_model_is_named(txl, small, shipped, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_that_is_given_is_kept_and_xz_is_named_where_it_is_smaller(txl, shipped, tmp_path):
-    data = tmp_path / "data"
-    data.write_bytes(_NOTES)
-    ended = txl("compress", data, "--model", "notes", "--json")
-    assert (ended.code, ended.json["method"]) == (0, "model")
-    assert f"{data}: xz would be smaller, " in ended.err
-    n_bytes = ended.json["compressed_bytes"]
-    assert f"bytes in place of {n_bytes:,}; without --model and --learn the" in ended.err
-    ended = txl("compress", data, tmp_path / "x", "--json")
-    assert (ended.json["method"], ended.json["compressed_bytes"] < n_bytes) == ("xz", True)
-    # It needs neither a model nor the library of the models.
+def test_what_xz_packs_smaller_needs_neither_a_model_nor_the_library(txl, shipped, notes, tmp_path):
+    ended = txl("compress", notes, tmp_path / "x", "--json")
+    assert ended.json["method"] == "xz"
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "constriction", None)
         assert txl("decompress", tmp_path / "x", tmp_path / "again").code == 0
-    assert (tmp_path / "again").read_bytes() == data.read_bytes()
+    assert (tmp_path / "again").read_bytes() == notes.read_bytes()
 
 
 @pytest.mark.parametrize("data", [b"\xef\xbb\xbfa cat\r\n" * 90, b"a\rb\r", b"\xff", b""], ids=str)

@@ -28,6 +28,7 @@ _GONE = {
         "txl doctor says how fast a model is on this machine, and "
         "benchmarks/evaluation_speed.py measures the paper's Table 9"
     ),
+    ("compress", "--seed"): "an untrained model always begins with the same weights; leave it out",
     ("convert", "--to"): (
         "old formats are not written any more; a model folder is written without it, and "
         "transformers 5 reads one after import transformer_xl.hf"
