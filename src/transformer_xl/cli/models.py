@@ -20,7 +20,8 @@ from transformer_xl.config import (
     newest_models,
     require,
     require_new,
-    require_shipped,
+    shipped_model,
+    shipped_path,
 )
 from transformer_xl.errors import SettingsError
 
@@ -45,11 +46,11 @@ class Models(PrintsResult):
     def run(self) -> int:
         """Print the list or the card; return 1 if a model cannot be read."""
         if self.name:
-            model = require_shipped(self.name)
-            if self.json:
+            card = shipped_path(self.name) / "README.md"
+            if self.json and (model := shipped_model(self.name)):
                 show(model.about(), as_json=True)
             else:
-                print(model.text, end="")
+                print(card.read_text(encoding="utf-8"), end="")
             return 0
         models, about = newest_models(), {}
         for model in models:
