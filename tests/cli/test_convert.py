@@ -1,4 +1,3 @@
-import json
 import shutil
 
 import pytest
@@ -50,10 +49,8 @@ def test_an_old_checkpoint_becomes_a_model_that_every_command_takes(txl, shared,
     [
         (["missing.pt", "out"], 1, "missing.pt does not exist: give a checkpoint or its folder"),
         (["security/malicious_model.pt", "out"], 1, "the file names posix.system"),
-        (["security/truncated_model.pt", "out"], 1, "truncated_model.pt"),
         (["pt_01_base/model.pt", "pt_01_base"], 1, "is not empty: choose another folder"),
         (["pt_01_base/model.pt", "out", "--mem_len", "-3"], 2, "mem_len=-3 must be at least 0"),
-        (["pt_01_base/model.pt"], 2, "required"),
     ],
     ids=str,
 )
@@ -65,14 +62,3 @@ def test_what_cannot_be_converted_is_said(txl, shared, tmp_path, monkeypatch, wo
     assert (ended.code, ended.out) == (code, "")
     assert message in ended.err
     assert sorted(x.name for x in tmp_path.iterdir()) == ["pt_01_base", "security"]
-
-
-def test_what_a_bare_state_dict_does_not_say_is_a_flag(txl, shared, tmp_path):
-    state = torch.load(shared / "goldens/pt_06_same_length/state_dict.pt", weights_only=True)
-    torch.save(state, tmp_path / "weights.pt")
-    ended = txl("convert", tmp_path / "weights.pt", tmp_path / "out")
-    assert (ended.code, "give --mem_len NUMBER" in ended.err) == (2, True)
-    given = ("--mem_len", 9, "--pre_lnorm", False, "--same_length", True)
-    assert txl("convert", tmp_path / "weights.pt", tmp_path / "out", *given).code == 0
-    config = json.loads((tmp_path / "out/config.json").read_text())
-    assert (config["mem_len"], config["attn_len"], config["norm_first"]) == (9, 9, False)

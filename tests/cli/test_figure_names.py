@@ -1,17 +1,13 @@
 """One name, one meaning: the figures that commands print and files hold are those of the table."""
 
 import json
-import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from transformer_xl.data import train_vocab
-from transformer_xl.model import TransformerXL
 from transformer_xl.train.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -84,25 +80,6 @@ def test_every_figure_that_is_printed_or_stored_is_in_the_table(
         assert names
         assert names <= set(where), place
         assert not {name for name in names if place not in where[name]}, place
-
-
-def test_bits_are_those_of_the_nats_and_per_character_only_of_characters(
-    txl: Callable, tiny_config: Any, text: Path, tmp_path: Path
-) -> None:
-    for kind in ("chars", "bytes", "bpe", "words"):
-        size = {"vocab_size": 270} if kind == "bpe" else {}
-        vocab = train_vocab(kind, [TEXT], **size)
-        folder = tmp_path / kind
-        TransformerXL(replace(tiny_config, vocab_size=len(vocab))).save_pretrained(folder, vocab)
-        found = txl("eval", folder, "--file", text, "--json").json
-        assert found["bits_per_token"] == pytest.approx(found["nll"] / math.log(2))
-        assert found["ppl"] == pytest.approx(math.exp(found["nll"]))
-        assert ("bpc" in found) == (kind == "chars")
-        assert ("bits_per_byte" in found) == (kind != "words")
-        if kind == "chars":
-            assert found["bpc"] == found["bits_per_token"]
-        if kind == "bpe":
-            assert found["bits_per_byte"] < found["bits_per_token"]
 
 
 def test_a_run_of_before_is_read_with_what_its_names_meant(

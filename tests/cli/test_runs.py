@@ -25,11 +25,6 @@ def test_recipes_lists_each_with_its_summary(txl):
     assert all(f"# {summary}\n" in recipe_text(name) for name, summary in listed.items())
 
 
-def test_the_summary_of_a_recipe_is_whole():
-    for name in recipe_names():
-        assert recipe_text(name).splitlines()[1].endswith("."), name
-
-
 def test_recipes_shows_one(txl):
     assert txl("recipes", "demo") == (0, recipe_text("demo"), "")
     assert txl("recipes", "demo", "--json").json["data"]["name"] == "python-stdlib"
@@ -130,13 +125,6 @@ def test_what_cannot_be_trained_is_explained_and_leaves_nothing(
         assert not Path("run").exists(), words
 
 
-def test_a_loss_that_is_no_number_is_a_failure_that_says_what_to_do(txl, toy_toml, tmp_path):
-    words = ["--train.lr", "1e30", "--train.clip_norm", "0"]
-    code, out, err = txl("train", toy_toml, "--out", tmp_path / "run", *words)
-    assert (code, out) == (1, "")
-    assert "lower train.lr or train.clip_norm" in err
-
-
 def test_doctor_says_what_would_be_used_and_why(txl, monkeypatch):
     def version(name):
         if name == "torch":
@@ -153,8 +141,7 @@ def test_doctor_says_what_would_be_used_and_why(txl, monkeypatch):
     assert found["loss on cpu"].startswith("operations of torch: the fused kernels are for a GPU")
     assert re.match(r"[\d,]+ tokens/s evaluated, .* of a large", found["speed"])
     assert found["packages"]["torch"] == "2.0"
-    assert "pip install 'transformer-xl[plot]'" in found["packages"]["matplotlib"]
-    assert "pip install numpy" in found["packages"]["numpy"]
+    assert found["packages"]["matplotlib"] == "not installed"
 
 
 def test_sections_of_a_recipe_are_those_of_train():

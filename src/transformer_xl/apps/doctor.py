@@ -40,19 +40,10 @@ from transformer_xl.model import (
 from transformer_xl.ops import ceiling, choose_backend, native, triton
 from transformer_xl.train import CHECKPOINTS, checkpoints_in, first_damaged
 
-_NEEDED = ("transformer-xl", "torch", "numpy", "safetensors", "tokenizers", "tyro", "rich")
-_OPTIONAL = {
-    "matplotlib": "plot",
-    "transformers": "hf",
-    "lm-eval": "eval",
-    "fastapi": "serve",
-    "constriction": "compress",
-    "onnxruntime": "onnx",
-    "datasets": "data",
-    "mido": "music",
-    "scikit-learn": "tasks",
-}
-"""Packages, and the extra that installs them."""
+_PACKAGES = (
+    "transformer-xl torch numpy safetensors tokenizers tyro rich matplotlib transformers lm-eval "
+    "fastapi constriction onnxruntime datasets mido scikit-learn"
+)
 _VERIFIED, _DAMAGED, _UNREADABLE = "verified", "damaged", "not readable"
 _UNEXAMINED = "not examined"
 BAD = (_DAMAGED, _UNREADABLE, _UNEXAMINED)
@@ -80,7 +71,7 @@ def diagnose() -> dict[str, Any]:
         "shared processors": reason_against_sleeping()
         or "threads spin only briefly while others compute",
         "cache": str(cache_folder(DataConfig())),
-        "packages": {name: _version(name) for name in (*_NEEDED, *_OPTIONAL)},
+        "packages": {name: _version(name) for name in _PACKAGES.split()},
     }
 
 
@@ -108,8 +99,7 @@ def _version(name: str) -> str:
     try:
         return version(name)
     except PackageNotFoundError:
-        extra = f"'transformer-xl[{_OPTIONAL[name]}]'" if name in _OPTIONAL else name
-        return f"not installed: pip install {extra}"
+        return "not installed"
 
 
 def verify(name: Path | str) -> dict[str, str]:

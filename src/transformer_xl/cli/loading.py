@@ -42,10 +42,10 @@ def require_model(name: Path | str) -> None:
 
 def evaluation_of(folder: Path | str, recipe: Config | None) -> EvalConfig:
     """Return the evaluation settings of the recipe of a model, else those of its settings file."""
-    from transformer_xl.model import CONFIG_FILE, find_model_folder, load_eval_config
-
     if recipe is not None:
         return recipe.eval
+    from transformer_xl.model import CONFIG_FILE, find_model_folder, load_eval_config
+
     return load_eval_config(find_model_folder(folder) / CONFIG_FILE) or EvalConfig()
 
 
