@@ -19,14 +19,13 @@ from transformer_xl.cli.loading import (
     corpus_of,
     encoded,
     evaluation_of,
-    is_within,
     load,
     name_of,
     read_text,
     require_readable,
     warn_of_another_text,
 )
-from transformer_xl.cli.printing import exclude, say, say_if_slow, show
+from transformer_xl.cli.printing import exclude, say_if_slow, show
 from transformer_xl.config import Config, DataConfig, EvalConfig, KnnConfig, recipe_of, require
 
 if TYPE_CHECKING:
@@ -105,61 +104,42 @@ class Eval(ReadsModel, PrintsResult):
         """Evaluate and print."""
         self._check()
         from transformer_xl.config import autocast
+        from transformer_xl.inference.evaluate import WithNeighbours, evaluate_by, plan_dynamic
         from transformer_xl.model import SEGMENT_LEN, Lengths
-        from transformer_xl.train import memory_line
+        from transformer_xl.train import describe, memory_line, reading
 
-        settings, recipe = self.settings, self.recipe
+        recipe = self.recipe
         model, vocab, ids, n_bytes = self._opened()
         segment_len = recipe.train.segment_len if recipe else SEGMENT_LEN
+        lengths = self.settings.lengths_after(segment_len)
+        configured = Lengths.of(model.config, **lengths).mem_len
+        mem_lens = sorted({*self.settings.mem_lens, configured})
         # Quantized weights determine the precision of the computation.
         precision = recipe.train.precision if recipe and self.weights == "float32" else "float32"
-        lengths = Lengths.of(model.config, **settings.lengths_after(segment_len))
-        configured = None if settings.window else lengths.mem_len
-        mem_lens = [None] if configured is None else sorted({*settings.mem_lens, configured})
         say_if_slow(precision)
-        with autocast(precision, model.device):
-            rows = {x: self._measured(model, vocab, ids, n_bytes, segment_len, x) for x in mem_lens}
-        curve = {"memory_curve": [*rows.values()]} if settings.mem_lens else {}
-        show(rows[configured] | (curve if self.json else {}), as_json=self.json)
-        for row in () if self.json else curve.get("memory_curve", ()):
-            print(memory_line(row))
-
-    def _measured(
-        self,
-        model: "LanguageModel",
-        vocab: "Vocab | None",
-        ids: Any,
-        n_bytes: int,
-        segment_len: int,
-        mem_len: int | None,
-    ) -> dict[str, Any]:
-        """Evaluate with one memory length; None: by windows."""
-        from transformer_xl.inference.evaluate import (
-            WithNeighbours,
-            cost_of,
-            evaluate_by,
-            plan_dynamic,
-        )
-        from transformer_xl.train import describe, reading
-
-        settings, n = self.settings, len(ids) - 1
-        if mem_len is not None:
-            settings = replace(settings, mem_len=mem_len)
-        if cost := cost_of(settings, n):
-            say(f"--eval.{cost}")
-        how = None
-        if self.knn:
-            lengths = settings.lengths_after(segment_len)
-            knn = KnnConfig(**self.knn)
-            how = WithNeighbours(knn=knn, max_steps=settings.max_steps, **lengths)
-        elif vocab is not None:
-            training = lambda: self._corpus(vocab).split("train")  # noqa: E731
-            how = plan_dynamic(settings, model, training, segment_len=segment_len)
-        name = "a window" if mem_len is None else f"memory {mem_len:,}"
-        sizes = {"n_bytes": n_bytes, "segment_len": segment_len}
-        with reading(model, n, f"evaluating, {name}"):
-            result = evaluate_by(settings, model, ids, vocab=vocab, how=how, **sizes)
-        return describe(str(self.file or settings.split), result)
+        rows = {}
+        for mem_len in mem_lens:
+            settings, name, how = self.settings, "a window", None
+            if settings.window is None:
+                settings, name = replace(settings, mem_len=mem_len), f"memory {mem_len:,}"
+            sizes: dict[str, Any] = {"n_bytes": n_bytes, "segment_len": segment_len}
+            with autocast(precision, model.device):
+                if self.knn:
+                    lengths = settings.lengths_after(segment_len)
+                    knn, max_steps = KnnConfig(**self.knn), settings.max_steps
+                    how = WithNeighbours(knn=knn, max_steps=max_steps, **lengths)
+                elif vocab is not None:
+                    training = partial(lambda of: self._corpus(of).split("train"), vocab)
+                    how = plan_dynamic(settings, model, training, segment_len=segment_len)
+                with reading(model, len(ids) - 1, f"evaluating, {name}"):
+                    result = evaluate_by(settings, model, ids, vocab=vocab, how=how, **sizes)
+            rows[mem_len] = describe(str(self.file or settings.split), result)
+        curve = [*rows.values()] if self.settings.mem_lens else []
+        more = {"memory_curve": curve} if curve and self.json else {}
+        show(rows[configured] | more, as_json=self.json)
+        if not self.json:
+            for row in curve:
+                print(memory_line(row))
 
     def _check(self) -> None:
         """Check that no option is without effect, before any work is done."""
@@ -210,8 +190,6 @@ class Eval(ReadsModel, PrintsResult):
             f"--prepared has no effect with a vocabulary of kind {kind}, which does not split "
             "a text into words; leave it out",
         )
-        if self.recipe is not None and is_within(self.file, self.recipe.data.path):
-            say(f"warning: {self.dir} was trained on {self.file}: its loss is lower there")
         text = read_text(self.file, vocab, is_raw=self.text.raw, remedy=RAW_REMEDY)
         encode = partial(vocab.encode_lines, prepared=self.prepared)
         ids = encoded(name_of(self.file), text, vocab, encode)

@@ -195,8 +195,10 @@ class Generate(ReadsModel, PrintsResult):
             if state.random is not None and "seed" not in self.given:
                 seed = state.random
         prompt = [*last_token, *self._encoded(text, vocab)] or start_of(vocab)
-        about = self._drawn_with(vocab, model, seed if isinstance(seed, int) else None)
-        drawing = self._drawing(vocab)
+        drawing, used = self._drawing(vocab)
+        about = self._said(
+            "sampling", used | {"seed": seed if isinstance(seed, int) else None}, model
+        )
         drawn = generate(model, prompt, mems=mems, seed=seed, history=history, **drawing)
 
         def save() -> None:
@@ -224,8 +226,9 @@ class Generate(ReadsModel, PrintsResult):
 
         texts, prompts = self._batch(model, vocab, self.samples)
         seed = self.settings.seed
-        about = self._drawn_with(vocab, model, seed)
-        batch = generate_batch(model, prompts, seed=seed, **self._drawing(vocab))
+        drawing, used = self._drawing(vocab)
+        about = self._said("sampling", used | {"seed": seed}, model)
+        batch = generate_batch(model, prompts, seed=seed, **drawing)
         written = [
             {"prompt": prompt, "text": text, "seed": seed_of(seed, n)}
             for n, (prompt, text) in enumerate(
@@ -274,20 +277,10 @@ class Generate(ReadsModel, PrintsResult):
         if texts:
             which = f"texts {', '.join(str(text + 1) for text in sorted(texts))}"
             say(
-                f"{which if self._is_several else 'the text'} ended early: the "
-                f"last {self.settings.loop_min_length} tokens or more repeat one sequence; "
-                "--on_loop continue goes on, --on_loop break excludes the token that would repeat "
-                "it"
+                f"{which if self._is_several else 'the text'} ended early: the last "
+                f"{self.settings.loop_min_length} tokens or more repeat one sequence; --on_loop "
+                "continue goes on, --on_loop break avoids it"
             )
-
-    def _drawn_with(
-        self, vocab: "Vocab", model: "LanguageModel", seed: int | None
-    ) -> dict[str, Any]:
-        """Return and print the sampling settings; seed None: a saved random state is used."""
-        from transformer_xl.inference.generate import Sampler, Sampling
-
-        drawing = Sampler(Sampling(**self.settings.sampling), len(vocab), vocab).settings
-        return self._said("sampling", {**drawing, "seed": seed}, model)
 
     def _said(self, what: str, used: dict[str, Any], model: "LanguageModel") -> dict[str, Any]:
         """Return the settings and how tokens are decoded; print the settings that differ."""
@@ -305,16 +298,15 @@ class Generate(ReadsModel, PrintsResult):
         if preface:
             shown[-1] += " tokens (--no_preface: without)"
         say(f"{what} with {', '.join(shown) or 'the defaults'}")
-        step, decoding = choose_step(model)
-        if step is None:
-            say(f"decoding is slower than it could be: {decoding}")
         settings["length"] = self.settings.length or None
-        return {"settings": settings, "decoding": decoding}
+        return {"settings": settings, "decoding": choose_step(model)[1]}
 
-    def _drawing(self, vocab: "Vocab") -> dict[str, Any]:
-        from transformer_xl.inference.generate import Sampling, for_tokens
+    def _drawing(self, vocab: "Vocab") -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the arguments of generation, and its settings as they are printed."""
+        from transformer_xl.inference.generate import Sampler, Sampling, for_tokens
 
-        lengths = {"length": self.settings.length or None, "mem_len": self.mem_len}
-        sampling = Sampling(**for_tokens(self.settings.sampling, vocab))
-        knn = KnnConfig(**self.knn) if self.knn else None
-        return {"sampling": sampling, "knn": knn, **lengths}
+        settings = self.settings
+        used = Sampler(Sampling(**settings.sampling), len(vocab), vocab).settings
+        drawing: dict[str, Any] = {"sampling": Sampling(**for_tokens(settings.sampling, vocab))}
+        drawing |= {"length": settings.length or None, "mem_len": self.mem_len}
+        return drawing | {"knn": KnnConfig(**self.knn) if self.knn else None}, used
