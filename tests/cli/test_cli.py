@@ -170,32 +170,6 @@ def test_how_it_ended_is_the_exit_code(monkeypatch, capsys):
         assert "Traceback" not in err, error
 
 
-def test_an_interrupt_says_that_what_was_saved_is_intact_where_something_was(
-    monkeypatch, tmp_path, capsys
-):
-    def stop(self):
-        raise KeyboardInterrupt
-
-    commands = {
-        "eval": ["eval", str(tmp_path), "--file", str(tmp_path / "text.txt")],
-        "train": ["train", "demo", "--out", str(tmp_path / "run")],
-        "prepare": ["prepare", "demo"],
-    }
-    for kind in cli.commands().values():
-        if kind.__name__.lower() in commands:
-            monkeypatch.setattr(kind, "run", stop)
-
-    def said(name):
-        assert main(commands[name]) == 130
-        return capsys.readouterr().err.strip()
-
-    (tmp_path / "config.json").write_text("{}")
-    assert said("eval") == said("train") == "interrupted"
-    assert said("prepare") == "interrupted; what was saved before is intact"
-    (tmp_path / "run" / "checkpoints" / "step_00000003").mkdir(parents=True)
-    assert said("train") == "interrupted; what was saved before is intact"
-
-
 def test_a_bug_is_not_hidden_nor_a_traceback_that_is_wanted(monkeypatch):
     failing(monkeypatch, TypeError("ours"))
     with pytest.raises(TypeError, match="ours"):

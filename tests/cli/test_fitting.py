@@ -156,9 +156,6 @@ def test_a_prompt_and_a_batch_of_the_recipe_suit_the_text(toy_recipe):
     assert "has 480 tokens" in notes[1]
     given = {"generate": {"prompt": "Ω"}, "train": {"batch_size": 64, "segment_len": 32}}
     assert fitting.fitted_to_text(config, given, said.append) == config
-    one = fitting.fitted_to_text(config, {"train": {"batch_size": 64}}, said.append)
-    assert (one.train.batch_size, one.train.segment_len) == (64, 7)
-    assert one.train.stages[-1][1] == 7
 
 
 def test_a_run_is_trained_on_with_its_own_text_in_another_folder(trained):

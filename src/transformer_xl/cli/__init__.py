@@ -73,7 +73,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         _write_anything()
         if shutil.get_terminal_size().columns < _LEAST_COLUMNS:
             os.environ["COLUMNS"] = str(_LEAST_COLUMNS)
-    command = None
     try:
         if [*argv] == ["--version"]:
             from transformer_xl import __version__
@@ -86,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # At exit, a broken pipe or a full disk could no longer be reported.
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
-        if (code := _explain(error, command)) is None:
+        if (code := _explain(error)) is None:
             raise
     return code
 
@@ -184,11 +183,10 @@ def _checked(argv: list[str]) -> Any:
     return command
 
 
-def _explain(error: BaseException, command: Any) -> int | None:
+def _explain(error: BaseException) -> int | None:
     """Print why a command failed; return the exit code, None for an error in the program."""
     if isinstance(error, KeyboardInterrupt):
-        has_saved = getattr(command, "has_saved", lambda: False)
-        say(f"\ninterrupted{'; what was saved before is intact' * has_saved()}")
+        say("\ninterrupted")
         return 130
     # A training stopped by a signal; its class cannot be imported without torch.
     if (number := getattr(error, "signal_number", None)) is not None:

@@ -72,14 +72,6 @@ class Compare(LoadsModels, PrintsResult):
     """Folder of the runs and of comparison.json, comparison.md and comparison.svg."""
     data: Given[DataConfig] = field(default_factory=nothing)
 
-    def has_saved(self) -> bool:
-        """Return whether a run has a checkpoint to resume from, or has ended."""
-        from transformer_xl.studies.compare import RUNS_FILE
-        from transformer_xl.train import CHECKPOINTS
-
-        is_begun = any(self.out.glob(f"*/*/{CHECKPOINTS}/step_*"))
-        return is_begun or (self.out / RUNS_FILE).exists()
-
     def run(self) -> None:
         """Search, train, measure, print."""
         from transformer_xl.config import prepare_process

@@ -23,7 +23,6 @@ from transformer_xl.cli.loading import (
     name_of,
     read_text,
     require_readable,
-    warn_of_another_text,
 )
 from transformer_xl.cli.printing import exclude, say_if_slow, show
 from transformer_xl.config import Config, DataConfig, EvalConfig, KnnConfig, recipe_of, require
@@ -179,8 +178,6 @@ class Eval(ReadsModel, PrintsResult):
         model, vocab = load(self.dir, self.weights)
         if self.file is None:
             corpus, split = self._corpus(vocab), self.settings.split
-            if not self.data:
-                warn_of_another_text(corpus, self.dir)
             return model, vocab, corpus.split(split), corpus.n_bytes(split)
         from transformer_xl.data import RAW_REMEDY, ImportedVocab
 

@@ -25,9 +25,6 @@ from transformer_xl.errors import SettingsError
 
 _Section = TypeVar("_Section")
 
-READ_BY_SEGMENTS = ("segment_len", "mem_len", "attn_len", "clamp_len", "ext_len", "batch_size")
-"""Settings of an evaluation that apply wherever a text is read segment by segment."""
-
 # Booleans take a value, too.
 Value = tyro.conf.FlagConversionOff
 Recipe = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
@@ -63,7 +60,7 @@ class Given(dict[str, Any], Generic[_Section]):
 class GivenWithLengths(Given[_Section] if TYPE_CHECKING else Given):
     """The same, with lengths that can be given without the name of the section."""
 
-    _short = READ_BY_SEGMENTS
+    _short = ("segment_len", "mem_len", "attn_len", "clamp_len", "ext_len", "batch_size")
 
 
 def nothing() -> Any:

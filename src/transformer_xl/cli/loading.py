@@ -114,20 +114,6 @@ def corpus_of(data: DataConfig, vocab: "Vocab", folder: Path | str, remedy: str)
     return corpus
 
 
-def warn_of_another_text(corpus: "Corpus", folder: Path | str) -> None:
-    """Warn if a run was trained on other tokens than those of the corpus, as far as is known."""
-    from transformer_xl.train import CHECKPOINTS, checkpoints_in, read_about
-
-    for checkpoint in checkpoints_in(locate(folder).path / CHECKPOINTS):
-        try:
-            trained = read_about(checkpoint)["corpus"]
-        except (OSError, ValueError, KeyError):
-            continue
-        if not trained.items() <= corpus.checksums.items():
-            say(f"warning: {folder} was trained on another text, by the checksums of its tokens")
-        return
-
-
 def name_of(path: Path) -> str:
     """Name a file in messages; - is the standard input."""
     return "the standard input" if str(path) == "-" else str(path)

@@ -99,10 +99,6 @@ class Prepare(PrintsResult):
     """A recipe by its name or file, a corpus, or a file or folder of text."""
     data: Given[DataConfig] = field(default_factory=nothing)
 
-    def has_saved(self) -> bool:
-        """Return True: downloads and counts are kept for the next run."""
-        return True
-
     def run(self) -> None:
         """Build the corpus of the recipe, or a known one with its usual settings."""
         from transformer_xl.data import KNOWN_CORPORA, common_settings, prepare
@@ -184,16 +180,10 @@ class Train(FittedRecipe):
             return fine_tuning_of(self.recipe, keeps_text=not texts)
         return load_recipe(self.recipe)
 
-    def has_saved(self) -> bool:
-        """Return whether there is a checkpoint to resume from."""
-        from transformer_xl.train import CHECKPOINTS
-
-        return any((self.folder / CHECKPOINTS).glob("step_*"))
-
     def run(self) -> None:
         """Train, evaluate, report."""
         from transformer_xl.config import Stalled, is_first_process, prepare_process
-        from transformer_xl.train import RunFolder, train
+        from transformer_xl.train import CHECKPOINTS, RunFolder, train
 
         prepare_process()
         models = [self.recipe] if is_model(self.recipe) else []
@@ -205,7 +195,7 @@ class Train(FittedRecipe):
         RunFolder(folder).require_writable()
         try:
             recipe = self._recipe()
-            if not self.has_saved():
+            if not any((folder / CHECKPOINTS).glob("step_*")):
                 self.say(self._beginning(recipe))
             config = self.changed(recipe)
             say_if_slow(config.train.precision)

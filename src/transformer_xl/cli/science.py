@@ -255,12 +255,6 @@ class Ablate(FittedRecipe):
             self.train.update(steps, minutes=self.minutes)
         return self.changed(replace(recipe, eval=evaluation))
 
-    def has_saved(self) -> bool:
-        """Return whether a run has a checkpoint to resume from."""
-        from transformer_xl.train import CHECKPOINTS
-
-        return any(self.out.glob(f"*/seed_*/{CHECKPOINTS}/step_*"))
-
     def run(self) -> None:
         """Train, measure, print."""
         why = "an ablation searches for the best lengths; see --attn_lens, --split, --tokens"

@@ -38,10 +38,6 @@ class Task(LoadsModels, PrintsResult):
     out: Path | None = None
     """Folder of the texts, the runs, results.json and results.md; default: runs/tasks/NAME."""
 
-    def has_saved(self) -> bool:
-        """Return whether texts have been prepared."""
-        return self.out is not None and (self.out / "data").exists()
-
     def run(self) -> None:
         """List the tasks, or run one."""
         from transformer_xl.tasks import TASKS, load_task
