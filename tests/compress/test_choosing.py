@@ -81,17 +81,6 @@ def test_without_a_model_that_fits_xz_is_used_and_that_is_said(
         compress_best(NOTES)
 
 
-def test_a_model_of_integers_is_not_asked(shipped, tmp_path, monkeypatch, tiny_config):
-    vocab = train_vocab("integers", ["1 2 3\n"])
-    folder = tmp_path / "root" / "tunes-1"
-    build_model(replace(tiny_config, vocab_size=len(vocab))).save_pretrained(folder, vocab)
-    (folder / "model.toml").write_text("")
-    monkeypatch.setattr(files, "SHIPPED", tmp_path / "root")
-    said: list[str] = []
-    compress_best(b"1 2 3\n", say=said.append)
-    assert said == ["stored: no model is better"]
-
-
 @pytest.mark.parametrize("damage", ["config.json", "model.safetensors"])
 def test_a_damaged_model_is_left_out_and_said(shipped, tmp_path, monkeypatch, damage):
     root = tmp_path / "root"
@@ -132,25 +121,16 @@ def test_a_checksum_that_no_model_has_is_named(shipped):
         find(compress(b"", model, vocab).content)
 
 
-@pytest.mark.parametrize("n", [0, PARTS * PART_BYTES, 100_003])
-def test_a_sample_is_short_and_of_whole_characters(n):
-    text = ("aß東🙂" * n).encode()[: n + 3]
-    text = text.decode("utf-8", "ignore").encode()
+def test_a_sample_is_short_of_whole_characters_and_of_every_region():
+    short = ("aß東🙂" * 900).encode()
+    assert sample_of(short) == short
+    # Twelve regions, each of characters of its own.
+    text = "".join((chr(0x3041 + n) + "a") * 50_000 for n in range(PARTS)).encode()
     sample = sample_of(text)
-    sample.decode()
-    assert len(sample) <= PARTS * (PART_BYTES + 3)
-    assert text.startswith(sample[: PART_BYTES - 9])
-    assert text.endswith(sample[-PART_BYTES + 9 :])
-    if len(text) <= PARTS * PART_BYTES:
-        assert sample == text
-    noise = bytes(range(128, 192)) * n
-    assert len(sample_of(noise)) <= max(len(noise), PARTS * (PART_BYTES + 3))
-
-
-def test_a_sample_has_parts_of_every_region():
-    # Twelve regions, each of bytes of its own.
-    data = b"".join(bytes([65 + n]) * 100_000 for n in range(PARTS))
-    assert {*sample_of(data)} == {*range(65, 65 + PARTS)}
+    assert {*sample.decode()} == {*text.decode()}
+    assert len(sample) <= PARTS * PART_BYTES
+    noise = bytes(range(128, 192)) * 1000
+    assert len(sample_of(noise)) == PARTS * PART_BYTES
 
 
 def test_the_smallest_of_models_and_xz_is_stored(shipped):

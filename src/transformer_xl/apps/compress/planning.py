@@ -176,12 +176,12 @@ def plan(
     mem_len = Lengths.of(model.config, mem_len=settings.mem_len).mem_len
     model_hash = fingerprint(model, vocab_hash)
     while True:
-        fitting = max(1, _MAX_LOGITS // (streams * V))
         coding = Coding(
             model=model_hash,
             n_tokens=n_tokens,
             streams=streams,
-            segment_len=settings.segment_len or min(segment_len, fitting),
+            segment_len=settings.segment_len
+            or min(segment_len, max(1, _MAX_LOGITS // (streams * V))),
             # Never longer than a stream.
             mem_len=min(mem_len, -(-n_tokens // streams)),
             learning=learning,
