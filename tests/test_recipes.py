@@ -13,7 +13,6 @@ from transformer_xl.config import (
     ModelConfig,
     TrainConfig,
 )
-from transformer_xl.config.presets import preset_eval
 from transformer_xl.config.recipes import (
     differences,
     dump_recipe,
@@ -137,19 +136,29 @@ def test_the_models_of_one_billion_word_have_the_size_that_is_known_roughly(name
     assert n_parameters(f"paper-lm1b-{name}", 793_471) / 1e6 == pytest.approx(millions, abs=0.1)
 
 
+# Segment, memory, largest distance: the authors' evaluation scripts.
+EVALUATED = {
+    "enwik8-base": (80, 2100, 820),
+    "enwik8-large": (128, 3800, 1000),
+    "text8-base": (80, 2100, 820),
+    "text8-large": (128, 3800, 1000),
+    "wt103-base": (64, 640, 400),
+    "wt103-large": (128, 1600, 1000),
+    "lm1b-base": (32, 128, None),
+    "lm1b-large": (32, 128, None),
+}
+
+
 def test_a_recipe_of_an_official_run_is_evaluated_as_that_run_was():
     for name in PAPER:
         if name == "paper-ptb-word":
             continue
-        words = name.removeprefix("paper-").split("-")
-        is_nvidia = words[:3] == ["wt103", "base", "nvidia"]
+        _, corpus, size, *others = name.split("-")
+        lengths = load_recipe(name).eval
+        found = (lengths.segment_len, lengths.mem_len, lengths.clamp_len)
+        assert found == EVALUATED[f"{corpus}-{size}"], name
         # Beyond its memory a token sees itself with all but the authors' PyTorch code.
-        beyond = int(len(words) > 2)
-        expected = preset_eval("-".join(words[: 2 + is_nvidia]), keys_beyond_memory=beyond)
-        # A length without limit is one that is not set.
-        lengths = {k: None if v == 1 << 30 else v for k, v in expected.lengths.items()}
-        found = load_recipe(name).eval
-        assert (found.segment_len, found.lengths) == (expected.segment_len, lengths), name
+        assert lengths.attn_len == found[1] + bool(others), name
 
 
 def test_every_official_run_has_its_recipe():

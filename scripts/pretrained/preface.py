@@ -13,10 +13,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from shipping import write_sums
+
 from transformer_xl import load_vocab
 from transformer_xl.config.checks import require
 from transformer_xl.config.files import replace_file
-from transformer_xl.config.shipped import SUMS_FILE, require_shipped, write_sums
+from transformer_xl.config.shipped import SUMS_FILE, shipped_path
 
 PREFACES = Path(__file__).parent / "prefaces"
 
@@ -43,7 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("models", nargs="+", help="names of shipped models")
     for name in parser.parse_args().models:
-        shipped = require_shipped(name).folder
+        shipped = shipped_path(name)
         with tempfile.TemporaryDirectory() as temporary:
             # The package refuses to write into the models that come with it.
             folder = Path(shutil.copytree(shipped, Path(temporary) / shipped.name))

@@ -29,7 +29,6 @@ from transformer_xl.config.shipped import (
     ShippedModel,
     check_sums,
     shipped_models,
-    write_sums,
 )
 from transformer_xl.data import load_vocab
 from transformer_xl.inference.generate import from_pretrained
@@ -108,6 +107,13 @@ def put(folder: Path, target: Path) -> None:
         shutil.copytree(folder, copied)
         files.require_new(target)
         copied.replace(target)
+
+
+def write_sums(folder: Path) -> None:
+    """Write the checksums of all files in a folder to ``SHA256SUMS``, atomically."""
+    names = sorted({file.name for file in folder.iterdir()} - {SUMS_FILE})
+    lines = (f"{files.checksum(folder / name)}  {name}\n" for name in names)
+    files.replace_file(folder / SUMS_FILE, "".join(lines).encode())
 
 
 def require_own_package() -> None:

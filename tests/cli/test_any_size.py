@@ -1,7 +1,6 @@
 """Every command that loads a model takes --any_size, which lifts the limit on loading."""
 
 import os
-import shutil
 
 import pytest
 
@@ -22,13 +21,10 @@ def test_all_commands_that_load_a_model_have_the_flag():
 @pytest.mark.parametrize(
     "words",
     [
-        ("convert", "{model}", "{out}"),
         ("train", "{model}", "--out", "{out}", "--data.path", "{text}", *SMALL),
-        ("train", "{recipe}", "--out", "{out}", "--train.init_from", "{model}", *SMALL),
         ("compress", "{text}", "{out}", "--model", "{model}"),
-        ("recl", "{model}", "--file", "{text}", "--recl.tokens", "8", "--recl.longest", "200"),
     ],
-    ids=["convert", "train", "init_from", "compress", "recl"],
+    ids=["train", "compress"],
 )
 def test_the_limit_on_loading_is_lifted(txl, trained, toy_toml, tmp_path, monkeypatch, words):
     (tmp_path / "text").write_text("the cat saw a dog.\nthe dog ran to sea.\n" * 30)
@@ -45,21 +41,15 @@ def test_the_limit_on_loading_is_lifted(txl, trained, toy_toml, tmp_path, monkey
     assert "TXL_ANY_SIZE" not in os.environ
 
 
-def test_doctor_examines_nothing_beyond_the_limit_and_says_so(txl, trained, tmp_path, monkeypatch):
+def test_doctor_examines_nothing_beyond_the_limit_and_says_so(txl, trained, monkeypatch):
     folder = trained / "model" / "best"
     monkeypatch.setattr(limits, "_TENSOR_BYTES", 1 << 60)
     monkeypatch.setattr(loading, "build_model", None)
     ended = txl("doctor", folder, "--json")
     (message,) = ended.json.values()
     assert ended.code == 1
-    assert message.startswith("not examined whether its files, which have valid checksums, fit: ")
+    assert message.startswith("not examined whether its weights fit: ")
     assert "--any_size loads it all the same" in message
-    damaged = shutil.copytree(folder, tmp_path / "damaged")
-    content = bytearray((damaged / "model.safetensors").read_bytes())
-    content[-1] ^= 1
-    (damaged / "model.safetensors").write_bytes(content)
-    (message,) = txl("doctor", damaged, "--json").json.values()
-    assert message.startswith("damaged: ")
     monkeypatch.undo()
     monkeypatch.setattr(limits, "_TENSOR_BYTES", 1 << 60)
     assert txl("doctor", folder, "--any_size").code == 0

@@ -77,16 +77,6 @@ def test_names_are_found_and_nothing_is_overwritten(txl, notes, small, byte_mode
     assert "does not end in .txl" in ended.err
 
 
-def test_a_damaged_file_writes_nothing(txl, small, byte_model, tmp_path):
-    content = bytearray(small.read_bytes())
-    content[-5] ^= 1
-    small.write_bytes(content)
-    ended = txl("decompress", small, tmp_path / "out", "--model", byte_model)
-    assert ended.code == 2
-    assert "notes.txt.txl: it is damaged" in ended.err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "notes.txt.txl"]
-
-
 def test_pipes_take_and_give_bytes(small, byte_model, monkeypatch):
     from transformer_xl.cli import main
 
@@ -100,23 +90,6 @@ def test_pipes_take_and_give_bytes(small, byte_model, monkeypatch):
 
     assert piped(small.read_bytes(), "decompress") == _NOTES
     assert piped(_NOTES, "compress", "--streams", "8") == small.read_bytes()
-
-
-def test_what_is_piped_in_replaces_a_file_only_by_force(txl, small, byte_model, notes, monkeypatch):
-    given = ("--model", byte_model)
-    for command, content, out in (
-        (("compress", "--streams", 8), _NOTES, small),
-        (("decompress",), small.read_bytes(), notes),
-    ):
-        expected = out.read_bytes()
-        for words, code in (((), 1), (("--force",), 0)):
-            out.write_bytes(b"was here")
-            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
-            ended = txl(command[0], "-", out, *command[1:], *given, *words)
-            assert ended.code == code
-            if code:
-                assert f"{out} exists; --force overwrites it" in ended.err
-            assert out.read_bytes() == (b"was here" if code else expected)
 
 
 def test_a_missing_library_is_named(txl, notes, monkeypatch):
@@ -149,14 +122,11 @@ def test_what_is_wrong_is_said_of_the_file_that_it_is_wrong_with(txl, notes, sma
         (["compress", tmp_path / "gone", "--learn"], f"cannot read {tmp_path / 'gone'}: No such"),
         (["compress", folder, "--learn"], f"cannot read {folder}: Is a directory"),
         (["compress", notes, folder, "--learn"], f"{folder} is a folder: give a file in it"),
-        (["compress", notes, folder, "--learn", "--force"], f"{folder} is a folder"),
         (["compress", notes, notes, "--learn", "--force"], f"{notes} is the input file"),
         (["compress", notes, empty / "x", "--learn"], f"{empty} is a file, not a folder"),
         # A model that is none is not a damaged archive.
         (["decompress", small, out, "--model", folder], f"txl: {folder}"),
-        (["decompress", small, out, "--model", notes], f"txl: {notes}"),
         (["decompress", empty, out], f"{empty}: it is empty"),
-        (["decompress", notes, out], "not a file of txl compress"),
         (["compress", notes, out, "--learn", "--lr", "-1"], "lr=-1"),
         (["compress", notes, "-", "--learn", "--json"], "give an output file"),
     ):
@@ -168,72 +138,17 @@ def test_what_is_wrong_is_said_of_the_file_that_it_is_wrong_with(txl, notes, sma
     assert not out.exists()
 
 
-def test_another_model_is_named_beside_the_archive(txl, small, byte_model, tmp_path):
-    from transformer_xl.data import load_vocab
-    from transformer_xl.model import TransformerXL
-
-    torch = pytest.importorskip("torch")
-    other = TransformerXL.from_pretrained(byte_model)
-    with torch.no_grad():
-        other.softmax.bias += 1.0
-    other.save_pretrained(tmp_path / "other", load_vocab(byte_model))
-    ended = txl("decompress", small, tmp_path / "out", "--model", tmp_path / "other")
-    assert ended.code == 2
-    assert f"{small}: it was compressed with another model" in ended.err
-    assert f"--model {tmp_path / 'other'}" in ended.err
-
-
-def test_a_file_that_the_vocabulary_does_not_restore_is_named(txl, trained, tmp_path):
-    path = tmp_path / "greek.txt"
-    path.write_text("the cat\nΩ\n", encoding="utf-8")
-    ended = txl("compress", path, "--model", trained)
-    assert ended.code == 2
-    assert f"{path}: the model's vocabulary (chars) cannot represent this file" in ended.err
-    assert "'Ω' (1 in all, the first in line 2)" in ended.err
-    # One remedy, that for compressing.
-    assert ended.err.rstrip().endswith("; a model of bytes compresses any file")
-    assert ended.err.count("bytes") == 1
-
-
 def test_an_archive_of_what_does_not_shrink_needs_no_model(txl, byte_model, tmp_path):
     noise = tmp_path / "noise"
     noise.write_bytes(random.Random(0).randbytes(256))
     given = ("--model", byte_model)
-    ended = txl("compress", noise, *given, "--learn")
-    assert ended.code == 0
-    assert (
-        f"{noise}: stored unchanged, as it is incompressible with the model; it can be restored on "
-        "any machine" in ended.err
-    )
+    ended = txl("compress", noise, *given, "--learn", "--json")
+    assert ended.json["method"] == "stored"
+    assert "decompressed only on this kind of processor with this version of PyTorch" in ended.err
     ended = txl("decompress", tmp_path / "noise.txl", tmp_path / "out", *given)
     assert ended.code == 0
     assert f"noise.txl needs no model: --model {byte_model} is ignored" in ended.err
-    assert "without a model" not in ended.err
     assert (tmp_path / "out").read_bytes() == noise.read_bytes()
-
-
-def test_where_a_learned_archive_restores_is_said_before_it_is_made(
-    txl, notes, byte_model, tmp_path, monkeypatch
-):
-    from transformer_xl.apps import compress
-
-    def fail(*args):
-        raise ValueError("here it computes")
-
-    given = (notes, tmp_path / "x", "--model", byte_model, "--streams", 8, "--force")
-    assert "restored only" not in txl("compress", *given).err
-    assert txl("compress", *given, "--learn").code == 0
-    monkeypatch.setattr(compress, "compress", fail)
-    before, _, _ = txl("compress", *given, "--learn").err.partition("here it computes")
-    assert "decompressed only on this kind of processor with this version of PyTorch" in before
-
-
-@pytest.mark.parametrize("words", [[], ["--learn"]], ids=str)
-def test_a_verified_archive_was_restored(txl, notes, byte_model, tmp_path, words):
-    given = ("--model", byte_model, "--streams", 8, "--json", "--verify")
-    ended = txl("compress", notes, tmp_path / "x", *given, *words)
-    assert (ended.code, ended.json["verified"]) == (0, True)
-    assert "verified: the 480 bytes are restored" in ended.err
 
 
 def test_what_does_not_come_back_is_not_written(txl, notes, byte_model, tmp_path, monkeypatch):
@@ -260,44 +175,22 @@ def test_without_a_model_a_shipped_one_is_chosen_and_found_again(txl, notes, shi
     data = bytes(random.Random(0).choices(_NOTES, k=600))
     notes.write_bytes(data)
     ended = txl("compress", notes, "--verify", "--json")
-    assert ended.code == 0
+    assert (ended.code, ended.json["verified"]) == (0, True)
     assert ended.json["model"] == "notes-2"
-    assert f"{notes}: using the shipped model notes (version 2): by a sample, notes" in ended.err
+    assert "using the shipped model notes (version 2)\n" in ended.err
     assert ended.json["method"] == "model"
     ended = txl("decompress", tmp_path / "notes.txt.txl", tmp_path / "again")
     assert (ended.code, (tmp_path / "again").read_bytes()) == (0, data)
     assert "using the shipped model notes (version 2), which compressed it" in ended.err
-    # The same archive as with the model given by name, by either version.
-    assert txl("compress", notes, tmp_path / "named", "--model", "notes").code == 0
-    assert (tmp_path / "named").read_bytes() == (tmp_path / "notes.txt.txl").read_bytes()
-    assert txl("compress", notes, tmp_path / "older", "--model", "notes-1").code == 0
-    assert txl("decompress", tmp_path / "older", tmp_path / "three").code == 0
-    assert (tmp_path / "three").read_bytes() == data
 
 
-def test_an_archive_of_an_unknown_model_is_named(txl, small, shipped, tmp_path):
-    ended = txl("decompress", small, tmp_path / "out")
-    assert ended.code == 2
-    assert f"{small}: it was compressed with the model of checksum " in ended.err
-    assert "notes-2, notes-1, toy-1): give that model with --model DIR" in ended.err
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_model_that_is_given_is_kept_and_xz_is_named_where_it_is_smaller(txl, shipped, tmp_path):
-    data = tmp_path / "data"
-    data.write_bytes(_NOTES)
-    ended = txl("compress", data, "--model", "notes", "--json")
-    assert (ended.code, ended.json["method"]) == (0, "model")
-    assert f"{data}: xz would be smaller, " in ended.err
-    n_bytes = ended.json["compressed_bytes"]
-    assert f"bytes in place of {n_bytes:,}; without --model and --learn the" in ended.err
-    ended = txl("compress", data, tmp_path / "x", "--json")
-    assert (ended.json["method"], ended.json["compressed_bytes"] < n_bytes) == ("xz", True)
-    # It needs neither a model nor the library of the models.
+def test_what_xz_packs_smaller_needs_neither_a_model_nor_the_library(txl, shipped, notes, tmp_path):
+    ended = txl("compress", notes, tmp_path / "x", "--json")
+    assert ended.json["method"] == "xz"
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "constriction", None)
         assert txl("decompress", tmp_path / "x", tmp_path / "again").code == 0
-    assert (tmp_path / "again").read_bytes() == data.read_bytes()
+    assert (tmp_path / "again").read_bytes() == notes.read_bytes()
 
 
 @pytest.mark.parametrize("data", [b"\xef\xbb\xbfa cat\r\n" * 90, b"a\rb\r", b"\xff", b""], ids=str)
@@ -306,20 +199,3 @@ def test_bytes_come_back_as_they_were(txl, shipped, tmp_path, data):
     assert txl("compress", tmp_path / "data").code == 0
     assert txl("decompress", tmp_path / "data.txl", tmp_path / "again").code == 0
     assert (tmp_path / "again").read_bytes() == data
-
-
-def test_beside_a_pipe_nothing_is_written(txl, byte_model, tmp_path, monkeypatch):
-    import os
-
-    given, taken = os.pipe()
-    os.write(taken, _NOTES)
-    os.close(taken)
-    stdout = io.TextIOWrapper(io.BytesIO())
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", stdout)
-        from transformer_xl.cli import main
-
-        words = ["compress", f"/dev/fd/{given}", "--model", str(byte_model), "--streams", "8"]
-        assert main(words) == 0
-    os.close(given)
-    assert stdout.buffer.getvalue().startswith(b"TXLZ")

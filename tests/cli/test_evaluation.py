@@ -1,4 +1,4 @@
-"""eval by other ways than a plain reading, and report, as a user types them."""
+"""eval by other ways than a plain reading, as a user types them."""
 
 import shutil
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from transformer_xl.config.knn import KnnConfig
-from transformer_xl.config.recipes import dump_recipe, load_recipe
+from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data import load_vocab, prepare, train_vocab
 from transformer_xl.inference.evaluate import (
     Dynamic,
@@ -17,7 +17,6 @@ from transformer_xl.inference.evaluate import (
     gradient_squares,
 )
 from transformer_xl.model import TransformerXL
-from transformer_xl.train import metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -116,31 +115,6 @@ def test_eval_measures_each_memory_that_is_asked_for(txl, trained, text):
     assert [line.split(":")[0].split() for line in shown] == [
         ["memory", str(row["mem_len"])] for row in curve
     ]
-
-
-def test_eval_has_one_memory_where_the_recipe_has_several_for_its_table(txl, run):
-    recipe = load_recipe(run / "recipe.toml")
-    recipe = replace(recipe, eval=replace(recipe.eval, mem_lens=(0, 3)))
-    (run / "recipe.toml").write_text(dump_recipe(recipe))
-    assert "memory_curve" not in txl("eval", run, "--json").json
-
-
-@pytest.mark.parametrize(
-    ("weights", "way"),
-    [
-        ("float32", ["--eval.dynamic", "sgd"]),
-        ("bfloat16", ["--eval.window", 4]),
-        ("int8", []),
-    ],
-    ids=str,
-)
-def test_eval_shows_how_far_it_is_with_any_weights(txl, trained, short, monkeypatch, weights, way):
-    monkeypatch.setattr(metrics, "_LINE_SECONDS", 0)
-    ended = txl("eval", trained, "--file", short, "--weights", weights, *way, "--json")
-    assert ended.json["tokens"] == len(SHORT) - 1
-    name = "a window" if "--eval.window" in way else "memory 8"
-    assert f"evaluating, {name}  {len(SHORT) - 1}/{len(SHORT) - 1}" in ended.err
-    assert "left" in ended.err
 
 
 def test_eval_explains_what_cannot_be(txl, trained, text):

@@ -26,32 +26,10 @@ def test_export_says_what_it_has_checked(txl, trained, tmp_path):
     assert "exists and is not empty: choose another folder" in again.err
 
 
-@pytest.mark.slow
-@pytest.mark.compile
-def test_export_to_onnx_leaves_the_terminal_clean(txl, trained, tmp_path):
-    pytest.importorskip("onnxscript")
-    pytest.importorskip("onnxruntime")
+def test_without_its_library_onnx_is_refused(txl, trained, tmp_path, monkeypatch):
+    pytest.importorskip("onnx")
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
     ended = txl("export", trained, tmp_path / "out")
-    assert (ended.code, ended.out, len(ended.err.splitlines())) == (0, "", 1)
-    assert (tmp_path / "out" / "step.onnx").is_file()
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        (["--tokens", 0, "--format", "torch"], 2, "n_tokens=0 must be at least 1"),
-        (["--mem_len", 0, "--format", "torch"], 2, "mem_len=0: a step has a memory"),
-        ([], 1, "--format onnx needs onnxscript: pip install 'transformer-xl[onnx]'"),
-    ],
-    ids=str,
-)
-def test_export_explains_what_it_cannot_do(
-    txl, trained, tmp_path, monkeypatch, words, code, message
-):
-    if not words:
-        pytest.importorskip("onnx")
-        monkeypatch.setitem(sys.modules, "onnxscript", None)
-    ended = txl("export", trained, tmp_path / "out", *words)
-    assert (ended.code, ended.out) == (code, "")
-    assert message in ended.err
+    assert (ended.code, ended.out) == (1, "")
+    assert "--format onnx needs onnxscript: pip install 'transformer-xl[onnx]'" in ended.err
     assert not (tmp_path / "out").exists()

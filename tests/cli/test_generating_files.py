@@ -1,14 +1,13 @@
 """What `txl generate --out` writes: text, MIDI files and piano rolls."""
 
 import json
-import sys
 from pathlib import Path
 
 import mido
 import pytest
 
-from transformer_xl.cli.out_files import OutFiles
-from transformer_xl.config import ModelConfig
+from transformer_xl.cli.out_files import files_of, write_texts
+from transformer_xl.config import ModelConfig, MusicConfig
 from transformer_xl.data import train_vocab
 from transformer_xl.model import TransformerXL
 from transformer_xl.tasks.music import pieces_of, read_midi, write_music
@@ -86,39 +85,19 @@ def test_each_of_several_texts_has_its_own_file(generated, tmp_path):
     assert generated(*words, "--force").code == 0
 
 
-def test_a_piece_begins_where_the_prompt_is_empty(txl, of_music, tmp_path):
-    words = ["generate", of_music, "--seed", 3, "--length", 60]
-    text = txl(*words, "--json").json["text"]
-    for n, prompt in enumerate(["", "\n", "<eos>"]):
-        given = [*words, f"--prompt={prompt}"]
-        assert txl(*given, "--out", tmp_path / f"{n}.mid").code == 0, prompt
-        assert txl(*given, "--json").json["text"] == text, prompt
-
-
-def test_an_empty_prompt_begins_no_text_where_no_token_does(txl, tmp_path):
-    folder = _folder(tmp_path / "chars", "chars", "abc")
-    ended = txl("generate", folder, "--prompt=", "--length", 3)
-    assert ended.code == 2
-    assert "empty" in ended.err
-
-
 def test_what_has_no_effect_or_cannot_be_written_is_refused(generated, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
     Path("mine.mid").write_text("mine")
     for words, reason in [
         (["--out", "a.mid", "--length", 0], "--out needs a --length above 0"),
-        (["--out", "b.mid", "sub/../b.mid"], "--out b.mid is given twice"),
+        (["--out", "b.mid", "sub/../b.mid"], "b.mid: a file is named twice"),
         (["--out", "-"], "--out - is no file"),
         (["--out", "folder"], "folder is a folder"),
         (["--out", "mine.mid"], "mine.mid exists; --force overwrites it"),
-        (["--out", "mine.mid/b.mid"], "mine.mid is a file, not a folder"),
-        (["--out", "b", "--state", "sub/../b"], "--out b is given twice, or the file of --state"),
-        (["--out", "a.mid", "--state", "s"], "--state s may resume within a step"),
-        (["--force"], "--force overwrites the files of --out"),
-        (["--music.tempo", 90], "--music.tempo 90.0 has no effect here"),
-        (["--music.voices", 3], "--music.voices 3 has no effect here: it is for --midi"),
-        (["--out", "a.txt", "--music.program", 1], "--music.program 1 has no effect here"),
+        (["--out", "b", "--state", "sub/../b"], "--state sub/../b is a file of --out, too"),
+        (["--out", "a.mid", "--state", "s"], "--state and --out exclude each other"),
+        (["--music.voices", 3], "--music.voices 3 has no effect here: it is for --out FILE"),
         (["--out", "a.png", "--music.program", 1], "--music.program 1 has no effect here"),
         (["--out", "a.mid", "--music.program", 129], "music.program=129 must be at most 128"),
     ]:
@@ -131,30 +110,17 @@ def test_what_has_no_effect_or_cannot_be_written_is_refused(generated, tmp_path,
 
 
 def test_an_empty_piece_keeps_no_other_from_being_written(tmp_path, capsys):
-    files = OutFiles((tmp_path / "a.mid",), 3, {}, False)
-    texts = [("", "60 55 52"), ("", "60 55 52 48"), ("", "60 55")]
+    files = files_of([tmp_path / "a.mid"], 3, force=False)
+    texts = [{"prompt": "", "text": x} for x in ("60 55 52", "60 55 52 48", "60 55")]
     with pytest.raises(
         ValueError, match=r"a-1\.mid not written.*; .*a-3\.mid not written"
     ) as found:
-        files.write(texts, {"length": 3})
+        write_texts(files, texts, MusicConfig(), length=3, force=False)
     first, last = str(found.value).split("; /")
     assert "generate more tokens, at least 4" in first
     assert "it ended before; generate it with another seed" in last
     assert [path.name for path in tmp_path.iterdir()] == ["a-2.mid"]
     assert f"wrote {tmp_path / 'a-2.mid'}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("library", "name", "extra"), [("mido", "a.mid", "music"), ("matplotlib", "a.svg", "plot")]
-)
-def test_a_missing_library_is_named_before_anything_is_generated(
-    generated, tmp_path, monkeypatch, library, name, extra
-):
-    monkeypatch.setitem(sys.modules, library, None)
-    ended = generated("--out", tmp_path / name)
-    assert ended.code == 2
-    assert f"pip install 'transformer-xl[{extra}]'" in ended.err
-    assert "sampling" not in ended.err
 
 
 def test_only_a_model_of_music_writes_music(txl, trained, tmp_path):
@@ -184,15 +150,3 @@ def test_a_midi_file_is_continued(txl, of_music, tmp_path):
     ended = txl("generate", of_music, "--midi", begun, "--out", tmp_path / "a.mid", *words)
     assert ended.code == 0
     assert read_midi(tmp_path / "a.mid")[:2] == read_midi(begun)
-
-
-def test_a_midi_file_is_no_prompt_of_a_text(txl, tmp_path):
-    begun = tmp_path / "begun.mid"
-    write_music(begun, [(72, 67, 64, 60)])
-    model = _folder(tmp_path / "text", "chars", "abc \n")
-    ended = txl("generate", model, "--midi", begun)
-    assert ended.code == 2
-    assert "music is written with integers" in ended.err
-    ended = txl("generate", model, "--midi", begun, "--prompt", "a")
-    assert ended.code == 2
-    assert "--prompt and --midi exclude each other" in ended.err

@@ -32,10 +32,3 @@ def test_a_text_that_loops_is_ended_and_that_is_said(written, tmp_path):
     for _ in range(2):
         text = written(*again)[0]["text"]
         assert len(text) >= 20
-
-
-def test_which_of_several_texts_loop_is_said(txl, trained):
-    words = ["--temperature", 0, "--length", LENGTH, "--on_loop", "end", "--loop_min_length", 20]
-    ended = txl("generate", trained, "--prompts", "the ", "a", *words, "--json")
-    assert ended.code == 0, ended.err
-    assert "texts 1, 2 ended early" in ended.err

@@ -1,6 +1,5 @@
 """A text that has other characters than the model knows: what of it, where, and what to do."""
 
-import gzip
 from dataclasses import replace
 
 import pytest
@@ -30,16 +29,6 @@ def test_a_text_of_any_platform_is_measured_as_the_text(txl, trained, tmp_path):
     assert f"normalized the text of {path}: 9 CR LF to LF, 1 from UTF-16 to UTF-8" in ended.err
 
 
-def test_a_compressed_text_is_measured_as_the_text(txl, trained, tmp_path):
-    path, packed = tmp_path / "text", tmp_path / "text.gz"
-    path.write_text("the cat saw a dog\n" * 9)
-    packed.write_bytes(gzip.compress(path.read_bytes()))
-    plain, found = (txl("eval", trained, "--file", x, "--json").json["nll"] for x in (path, packed))
-    assert found == plain
-    lines, found = (txl("score", trained, x, "--by", "line").out for x in (path, packed))
-    assert found == lines
-
-
 def test_a_prompt_of_any_platform_is_the_prompt(txl, trained):
     plain = txl("generate", trained, "--prompt", "the cat\nsaw", "--seed", 1, "--json").json
     ended = txl("generate", trained, "--prompt", "\ufeffthe cat\r\nsaw", "--seed", 1, "--json")
@@ -65,8 +54,6 @@ def test_a_run_of_an_earlier_version_goes_on_with_its_text(txl, toy_recipe, tmp_
     train(recipe, run, quiet=True, reports=False)
     ended = txl("eval", run, "--json")
     assert "normalized the text: 99 CR LF to LF; --data.raw True reads every byte" in ended.err
-    assert "--data.raw True reads it as earlier versions did" in ended.err
-    assert ("was trained on another text" in ended.err) == (vocab == "bytes")
     ended = txl("eval", run, "--json", "--data.raw", True)
     assert (ended.code, ended.err) == (0, "")
 
@@ -76,20 +63,3 @@ def test_the_bytes_of_a_file_are_measured_as_they_are_if_asked(txl, trained, tmp
     path.write_bytes(b"the cat\r\n")
     assert "--data.raw True reads every byte" in txl("eval", trained, "--file", path).err
     assert "'\\r' (1 in all" in txl("eval", trained, "--file", path, "--data.raw", True).err
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"\xef\xbb\xbf", "is empty (0 tokens): at least 2 tokens"),
-        ("the cat saw".encode("utf-16-le"), "iconv -f UTF-16LE -t UTF-8\n"),
-    ],
-)
-def test_what_is_no_text_is_refused_with_the_remedy(txl, trained, tmp_path, content, message):
-    path = tmp_path / "text"
-    path.write_bytes(content)
-    for words in (["eval", trained, "--file", path], ["score", trained, path]):
-        ended = txl(*words)
-        assert ended.out == ""
-        expected = "the text has 0 tokens" if words[0] == "score" and len(content) == 3 else message
-        assert expected.strip() in ended.err

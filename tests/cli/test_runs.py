@@ -2,17 +2,15 @@
 
 import json
 import re
-from itertools import chain, pairwise
 from pathlib import Path
 
 import pytest
 import torch
 
+from transformer_xl.apps import doctor
 from transformer_xl.cli import runs
 from transformer_xl.config.recipes import load_recipe, recipe_names, recipe_text
 from transformer_xl.ops import timing
-from transformer_xl.studies.compare import contestants
-from transformer_xl.tasks import TASKS, load_task
 from transformer_xl.train import loop
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -21,36 +19,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def test_recipes_lists_each_with_its_summary(txl):
     code, out, err = txl("recipes")
     assert (code, err) == (0, "")
-    lines = out.splitlines()
-    rows = [line for line in lines if line.startswith("  ")]
-    listed = dict(line.split(maxsplit=1) for line in rows)
-    assert sorted(listed) == recipe_names()
+    listed = dict(line.split(maxsplit=1) for line in out.splitlines())
+    assert [*listed] == recipe_names()
     assert txl("recipes", "--json").json == listed
     assert all(f"# {summary}\n" in recipe_text(name) for name, summary in listed.items())
-    # What a laptop can do comes first, and is all that says so.
-    titles = [n for n, line in enumerate(lines) if line not in rows]
-    assert titles[0] == 0
-    assert [
-        n for n, line in enumerate(lines) if "CPU cores." in line or "CPU cores for" in line
-    ] == [*range(1, titles[1])]
-    by_title = {
-        lines[start]: {line.split()[0] for line in lines[start + 1 : stop]}
-        for start, stop in pairwise([*titles, len(lines)])
-    }
-    tasks = [load_task(name) for name in TASKS]
-    (of_tasks,) = (names for title, names in by_title.items() if "txl task" in title)
-    assert of_tasks == {x for task in tasks for x in chain(*task.models.values())}
-    (compared,) = (names for title, names in by_title.items() if "txl compare" in title)
-    assert compared == {x if x == "modern-xl" else f"compare-{x}" for x in contestants()}
-    # Of each part, all summaries stand in one column.
-    for start, stop in pairwise([*titles, len(lines)]):
-        part = lines[start + 1 : stop]
-        assert len({line.index(listed[line.split()[0]]) for line in part}) == 1
-
-
-def test_the_summary_of_a_recipe_is_whole():
-    for name in recipe_names():
-        assert recipe_text(name).splitlines()[1].endswith("."), name
 
 
 def test_recipes_shows_one(txl):
@@ -153,38 +125,23 @@ def test_what_cannot_be_trained_is_explained_and_leaves_nothing(
         assert not Path("run").exists(), words
 
 
-def test_a_loss_that_is_no_number_is_a_failure_that_says_what_to_do(txl, toy_toml, tmp_path):
-    words = ["--train.lr", "1e30", "--train.clip_norm", "0"]
-    code, out, err = txl("train", toy_toml, "--out", tmp_path / "run", *words)
-    assert (code, out) == (1, "")
-    assert "lower train.lr or train.clip_norm" in err
-
-
 def test_doctor_says_what_would_be_used_and_why(txl, monkeypatch):
+    def version(name):
+        if name == "torch":
+            return "2.0"
+        raise doctor.PackageNotFoundError
+
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(timing, "CEILING_WIDTH", {"cpu": 64})
+    monkeypatch.setattr(doctor, "version", version)
     found = txl("doctor", "--json").json
     assert found["device"] == "cpu"
     assert found["precision"].split(":")[0] in ("float32", "bfloat16")
     assert found["attention on cpu"].startswith("skew: ")
     assert found["loss on cpu"].startswith("operations of torch: the fused kernels are for a GPU")
     assert re.match(r"[\d,]+ tokens/s evaluated, .* of a large", found["speed"])
-    assert found["packages"]["torch"] == str(torch.__version__)
-    table = txl("doctor").out
-    assert all(key in table for key in found)
-
-
-def test_doctor_names_the_command_that_installs_what_is_missing(txl, monkeypatch):
-    from transformer_xl.apps import doctor
-
-    def version(name):
-        raise doctor.PackageNotFoundError
-
-    monkeypatch.setattr(doctor, "version", version)
-    monkeypatch.setattr(doctor, "_speed", lambda *_: "")
-    packages = txl("doctor", "--json").json["packages"]
-    assert "pip install 'transformer-xl[plot]'" in packages["matplotlib"]
-    assert "pip install torch" in packages["torch"]
+    assert found["packages"]["torch"] == "2.0"
+    assert found["packages"]["matplotlib"] == "not installed"
 
 
 def test_sections_of_a_recipe_are_those_of_train():

@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 
-from transformer_xl.cli.tables import WIDTH, narrow
 from transformer_xl.studies import save_figure
 from transformer_xl.studies.compare import Run
 from transformer_xl.studies.standings import (
@@ -141,22 +140,6 @@ def test_a_sentence_says_what_is_best_and_what_is_better_still(run):
     assert (
         verdict(standings([run("a", 2.0)]) | {"baselines": []}) == "a is best: 2.89 bits per byte"
     )
-
-
-def test_a_wide_table_becomes_several_of_all_its_cells(run):
-    rows = [{"name": "xz -9e", "trained": True, "bits": 2.8}]
-    table = markdown(standings([run("a", 2.0), run("b", 2.2)]), rows)
-    narrowed = narrow(table)
-    assert max(map(len, narrowed.splitlines())) <= WIDTH < max(map(len, table.splitlines()))
-
-    def cells(text):
-        lines = [x for x in text.splitlines() if x.startswith("|") and "--" not in x]
-        return {x.strip() for line in lines for x in line.split("|")}
-
-    assert cells(narrowed) == cells(table)
-    # A baseline has a loss, and nothing in the other columns.
-    assert narrowed.count("xz -9e") == 1
-    assert narrow(narrowed) == narrowed
 
 
 def test_a_rate_beyond_which_the_training_diverged_is_not_at_the_edge(run):

@@ -84,4 +84,4 @@ def test_a_symbol_costs_at_least_what_is_claimed():
     encoder = arithmetic.Encoder()
     encoder.put(np.full(20_000, 7, dtype=np.int32), sure)
     n_bits = 8 * len(encoder.finish())
-    assert n_bits + 64 >= 20_000 * arithmetic.least_bits(256) > 0
+    assert n_bits + 64 >= -20_000 * math.log2(1 - 255 * 2.0**-24) > 0

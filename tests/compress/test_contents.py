@@ -2,13 +2,11 @@
 
 import math
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 
 from transformer_xl.apps.compress import Settings, compress, decompress, needs_model
-from transformer_xl.apps.compress.header import pack, unpack
 from transformer_xl.data import train_vocab
 from transformer_xl.model import TransformerXL
 from transformer_xl.ops import use_backend
@@ -38,32 +36,12 @@ def test_every_content_comes_back(model, vocab, data, way):
     assert decompress(content, *given) == data
 
 
-@pytest.mark.parametrize(("streams", "segment_len", "mem_len"), [(2, 1, 3), (5, 7, 0), (64, 33, 9)])
+@pytest.mark.parametrize(("streams", "segment_len", "mem_len"), [(5, 1, 0), (64, 33, 9)])
 def test_any_cut_comes_back(model, vocab, surprising, streams, segment_len, mem_len):
     data = surprising[:301]
     settings = Settings(streams=streams, segment_len=segment_len, mem_len=mem_len)
     content = compress(data, model, vocab, settings).content
     assert decompress(content, model, vocab) == data
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"attn_type": 2},
-        {"enhanced_recurrence": True},
-        {"kind": "lstm", "n_head": 8, "d_inner": 2048, "mem_len": 0},
-    ],
-    ids=["sinusoids", "enhanced", "lstm"],
-)
-def test_models_of_every_kind_restore(changed, vocab, surprising, settings):
-    model, data = changed(**settings), surprising[:300]
-    # Such models are surprised by everything: what is coded without them would prove nothing.
-    with torch.no_grad():
-        for name, x in model.named_parameters():
-            if name.startswith(("embedding", "softmax")):
-                x *= 0.1
-    found = compress(data, model, vocab, Settings(streams=9, segment_len=16))
-    assert decompress(found.content, model, vocab) == data
 
 
 def test_the_size_is_what_the_model_says(model, vocab, surprising):
@@ -75,9 +53,6 @@ def test_the_size_is_what_the_model_says(model, vocab, surprising):
     with torch.no_grad():
         nll = model(before, None, parts, attn_len=9).nll
     bits = nll.double().sum().item() / math.log(2)
-    assert found.plain_tokens == 0
-    assert found.model_bits == pytest.approx(bits, rel=1e-5)
-    assert found.coded_bits == found.model_bits
     # Under a thousandth of what a megabyte becomes, at one bit a byte.
     assert bits < 8 * len(found.content) < 1.0004 * bits + 8 * _FIXED
     assert found.report()["bits_per_byte"] < 7.5
@@ -98,9 +73,7 @@ def test_noise_among_text_is_coded_without_the_model(model, vocab, surprising, n
     alone = compress(surprising, model, vocab, settings)
     both = compress(surprising + noise, model, vocab, settings)
     assert decompress(both.content, model, vocab) == surprising + noise
-    assert len(noise) * 0.9 < both.plain_tokens < len(noise) * 1.1
     assert len(both.content) < (len(alone.content) + len(noise)) * 1.005
-    assert both.coded_bits < both.model_bits
 
 
 def test_learning_pays_and_repeats_itself(model, vocab):
@@ -110,45 +83,15 @@ def test_learning_pays_and_repeats_itself(model, vocab):
         settings = Settings(learn=True, lr=lr, streams=16, segment_len=5, mem_len=8)
         return compress(data, model, vocab, settings).content
 
+    before = {name: x.clone() for name, x in model.named_parameters()}
     content = found(0.03)
     assert needs_model(content)
+    assert all(torch.equal(x, before[name]) for name, x in model.named_parameters())
     assert len(content) < 0.8 * len(data)
     # Without learning it is of no use.
     assert not needs_model(found(1e-9))
     assert found(0.03) == content
     assert decompress(content, model, vocab) == data
-
-
-def test_learning_does_not_change_the_model(model, vocab, surprising):
-    before = {name: x.clone() for name, x in model.named_parameters()}
-    settings = Settings(learn=True, streams=10, segment_len=8)
-    content = compress(surprising[:300], model, vocab, settings).content
-    assert all(torch.equal(x, before[name]) for name, x in model.named_parameters())
-    assert all(x.grad is None for x in model.parameters())
-    assert decompress(content, model, vocab) == surprising[:300]
-
-
-def test_a_model_stays_on_its_device_where_another_one_learned(
-    model, vocab, surprising, monkeypatch
-):
-    data = surprising[:100]
-    content = compress(data, model, vocab, Settings(learn=True, streams=10)).content
-    header, payload = unpack(content)
-    learning = msgspec.structs.replace(header.coding.learning, device="cuda")
-    coding = msgspec.structs.replace(header.coding, learning=learning)
-    moved = []
-
-    def moves(self, *given):
-        moved.append(self)
-        return self
-
-    # As on a machine with a GPU, which here computes as the CPU.
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(TransformerXL, "to", moves)
-    archive = pack(msgspec.structs.replace(header, coding=coding), payload)
-    assert decompress(archive, model, vocab) == data
-    assert moved
-    assert all(each is not model for each in moved)
 
 
 @pytest.mark.parametrize("kind", ["chars", "bpe"])
@@ -168,22 +111,17 @@ def test_a_vocabulary_of_text_takes_what_it_restores(tiny, kind):
             compress(b"Z", model, vocab)
 
 
-def test_settings_that_cannot_be_are_refused(model, vocab):
+def test_what_cannot_be_coded_is_refused(model, vocab, tiny):
+    broken = TransformerXL(tiny)
+    with torch.no_grad():
+        broken.softmax.bias[0] = math.nan
+    with pytest.raises(RuntimeError, match="not finite"):
+        compress(b"abc", broken, vocab)
     with pytest.raises(ValueError, match="streams=0"):
         Settings(streams=0)
     with pytest.raises(ValueError, match=r"lr=0.1 without learn"):
         Settings(lr=0.1)
     with pytest.raises(ValueError, match="without a model"):
         compress(b"abc")
-    with pytest.raises(ValueError, match="seed=1 with a model: only an untrained model"):
-        compress(b"abc", model, vocab, Settings(seed=1))
     with pytest.raises(ValueError, match="give its own vocabulary"):
         compress(b"abc", model, train_vocab("chars", ["abc"]))
-
-
-def test_weights_that_are_no_numbers_are_said(tiny, vocab):
-    broken = TransformerXL(tiny)
-    with torch.no_grad():
-        broken.softmax.bias[0] = math.nan
-    with pytest.raises(RuntimeError, match="not finite"):
-        compress(b"abc", broken, vocab)

@@ -21,35 +21,17 @@ def hub(monkeypatch, tmp_path):
 
     asked = []
 
-    def found(name):
+    def snapshot_download(name, allow_patterns):
         if not (tmp_path / "hub" / name).is_dir():
-            raise errors.LocalEntryNotFoundError("not in the cache")
-        return tmp_path / "hub" / name
-
-    def get_hf_file_metadata(url, timeout):
-        assert timeout <= 5
-        asked.append("?")
-        owner, name = url.split("/")[3:5]
-        if not (tmp_path / "hub" / owner / name).is_dir():
-            raise ConnectionError("no network")
-
-    def hf_hub_download(name, file, local_files_only):
-        asked.append(file)
-        if not (found(name) / file).is_file():
-            raise errors.EntryNotFoundError(file)
-        return str(found(name) / file)
-
-    def snapshot_download(name, allow_patterns, local_files_only):
+            raise errors.LocalEntryNotFoundError("not in the cache\nConnect to the network")
         copy = tmp_path / "cache" / name / "0123456789abcdef"
-        for path in found(name).iterdir():
+        copy.mkdir(parents=True, exist_ok=True)
+        for path in (tmp_path / "hub" / name).iterdir():
             if any(path.match(pattern) for pattern in allow_patterns):
                 asked.append(path.name)
-                copy.mkdir(parents=True, exist_ok=True)
                 shutil.copy(path, copy)
         return str(copy)
 
-    monkeypatch.setattr(library, "get_hf_file_metadata", get_hf_file_metadata)
-    monkeypatch.setattr(library, "hf_hub_download", hf_hub_download)
     monkeypatch.setattr(library, "snapshot_download", snapshot_download)
     locating._download.cache_clear()
     (tmp_path / "hub").mkdir()
@@ -89,7 +71,7 @@ def test_an_unknown_name_is_explained(shipped):
         locate("toz")
     assert str(found.value) == (
         "toz does not exist: give a model folder, a run folder, a shipped model, or OWNER/NAME of "
-        "the Hugging Face hub (shipped models: notes, toy; did you mean toy?)"
+        "the hub (shipped models: notes, toy; did you mean toy?)"
     )
 
 
@@ -122,10 +104,7 @@ def test_the_path_of_a_missing_run_is_not_looked_up_on_the_hub(shipped):
         locate("runs/demo")
     for path in ("./x/y", "x/y/", "x//y"):
         assert not may_be_on_hub(path)
-    for path in ("../x", "./x", "/x/y", "a/b/c", "a", "-a/b", "a/.b", "a/" + 97 * "b"):
-        assert not may_be_on_hub(path)
-    # What the hub would refuse, with a message about names and not about the path.
-    for path in ("a..b/c", "a/b..c", "a/b--c", "a-/b", "a/b.", "a/b-", "a/ß"):
+    for path in ("../x", "./x", "/x/y", "a/b/c", "a", "-a/b", "a/.b", "a/ß", "a/" + 97 * "b"):
         assert not may_be_on_hub(path)
 
 
@@ -159,51 +138,18 @@ def test_only_our_models_are_downloaded(hub, shipped):
         (root / "me" / name).mkdir(parents=True)
         for file, content in files.items():
             (root / "me" / name / file).write_text(content)
-    with pytest.raises(RuntimeError, match="a model of type 'gpt2', not 'transformer-xl'"):
-        locate("me/other")
-    with pytest.raises(RuntimeError, match="a model of type None"):
-        locate("me/broken")
-    with pytest.raises(RuntimeError, match=r"it has no config\.json"):
-        locate("me/none")
+    for name, kind in (("other", "'gpt2'"), ("broken", "None"), ("none", "None")):
+        with pytest.raises(RuntimeError, match=f"is of type {kind}, not 'transformer-xl'"):
+            locate(f"me/{name}")
     assert "model.safetensors" not in asked
-    with pytest.raises(RuntimeError, match=r"no model\.safetensors; other files"):
+    with pytest.raises(RuntimeError, match=r"or has no model\.safetensors"):
         locate("me/pickled")
-
-
-def test_the_hub_is_asked_once_and_what_is_cached_is_used_without_it(hub, shipped, monkeypatch):
-    library = pytest.importorskip("huggingface_hub")
-    from huggingface_hub import errors
-
-    root, asked = hub
-    with pytest.raises(OSError, match=r"can the hub be reached \(ConnectionError\): connect"):
-        locate("me/toy")
-    assert asked.count("?") == 1
-    for error in (ConnectionError("no network"), errors.EntryNotFoundError("config.json")):
-
-        def refuse(url, timeout, error=error):
-            raise error
-
-        monkeypatch.setattr(library, "get_hf_file_metadata", refuse)
-        locating._download.cache_clear()
-        shutil.copytree(shipped / "toy-1", root / "me" / "toy")
-        assert locate("me/toy").path.name == "0123456789abcdef"
-        locating._download.cache_clear()
-        shutil.rmtree(root / "me")
-    with pytest.raises(RuntimeError, match=r"it has no config\.json"):
-        locate("me/toy")
-
-
-def test_the_nearest_folder_is_named(shipped):
-    Path("runs/demo").mkdir(parents=True)
-    for name in ("runs/dmeo", "rusn/demo", "rnus/dem", "./runs/demi"):
-        with pytest.raises(OSError, match=r"did you mean the folder runs/demo\?\)$"):
-            locate(name)
 
 
 def test_without_a_network_the_hub_is_an_error_that_says_so(shipped):
     # The real library, which is told to stay offline.
     pytest.importorskip("huggingface_hub")
-    with pytest.raises(OSError, match="me/nothing is no folder, and neither in the cache"):
+    with pytest.raises(OSError, match="me/nothing is no folder, and cannot be downloaded"):
         locate("me/nothing")
 
 

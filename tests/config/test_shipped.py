@@ -12,10 +12,8 @@ from transformer_xl.config.shipped import (
     Card,
     check_sums,
     newest_models,
-    require_shipped,
     shipped_model,
     shipped_models,
-    write_sums,
 )
 from transformer_xl.model import load_model
 
@@ -43,7 +41,7 @@ def test_a_name_without_a_version_is_the_newest(shipped):
     assert shipped_path("notes-1") == shipped / "notes-1"
     assert shipped_model("notes-3") is None
     with pytest.raises(ValueError, match=r"called 'note'; shipped models: notes, toy; did you"):
-        require_shipped("note")
+        shipped_path("note")
 
 
 def test_what_is_shipped_is_what_was_made(shipped, shipping):
@@ -51,7 +49,7 @@ def test_what_is_shipped_is_what_was_made(shipped, shipping):
         assert shipping.problems(model.folder) == []
         assert model.n_parameters == sum(x.numel() for x in load_model(model.folder).parameters())
         assert model.n_bytes == sum(path.stat().st_size for path in model.folder.rglob("*"))
-    about = require_shipped("toy").about()
+    about = shipped_model("toy").about()
     assert about["summary"] == "writes like toy"
     assert about["metrics"] == {"bits per byte on nothing": 8.0}
 
@@ -70,7 +68,7 @@ def test_a_changed_file_is_found(shipped_root, shipping, tmp_path, name):
     with pytest.raises(RuntimeError, match=f"{name} has changed"):
         check_sums(folder)
     assert any("has changed" in problem for problem in shipping.problems(folder))
-    write_sums(folder)
+    shipping.write_sums(folder)
     check_sums(folder)
     (folder / "more").write_text("")
     with pytest.raises(RuntimeError, match="more is not listed"):
@@ -98,7 +96,7 @@ def test_what_a_card_lacks_is_named(shipped_root, shipping, tmp_path, name, befo
     text = (folder / name).read_text()
     assert before in text
     (folder / name).write_text(text.replace(before, after))
-    write_sums(folder)
+    shipping.write_sums(folder)
     assert any(problem in each for each in shipping.problems(folder))
 
 

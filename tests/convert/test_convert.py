@@ -10,6 +10,8 @@ from safetensors.torch import load_file
 
 import transformer_xl as txl
 from transformer_xl.errors import CheckpointError
+from transformer_xl.config import EvalConfig
+from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.interop.convert import SETTABLE
 from transformer_xl.interop.convert.mapped_files import read_json
 from transformer_xl.model.pretrained import load_eval_config
@@ -137,7 +139,10 @@ def test_a_segment_length_that_is_given_is_that_of_the_evaluation(shared, tmp_pa
     txl.convert(source, tmp_path / "plain", settings=given)
     assert load_eval_config(tmp_path / "plain/config.json").segment_len == 70
     # As if it had the sizes of a published model.
-    monkeypatch.setattr(import_module("transformer_xl.interop.convert"), "recognize", _published)
+    known = EvalConfig(split="test", segment_len=80, mem_len=2100)
+    name = "published_evaluation"
+    module = import_module("transformer_xl.interop.convert")
+    monkeypatch.setattr(module, name, lambda config, *, is_pytorch: ("enwik8-base", known))
     said = []
     txl.convert(source, tmp_path / "known", settings=given, say=said.append)
     found = load_eval_config(tmp_path / "known/config.json")
@@ -146,10 +151,6 @@ def test_a_segment_length_that_is_given_is_that_of_the_evaluation(shared, tmp_pa
     del given["tgt_len"]
     txl.convert(source, tmp_path / "published", settings=given)
     assert load_eval_config(tmp_path / "published/config.json").segment_len == 80
-
-
-def _published(config):
-    return "enwik8-base"
 
 
 def test_where_clusters_begin_is_asked_for(shared, tmp_path):

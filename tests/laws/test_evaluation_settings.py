@@ -174,6 +174,76 @@ def test_each_setting_changes_what_eval_says(run, txl):
     assert {*changing(found)} == CHANGED.keys()
 
 
+IGNORED = [
+    ({"window": 4, "mem_lens": (0, 3)}, "mem_lens=(0, 3) with window=4"),
+    ({"window": 4, "max_steps": 3}, "max_steps=3 with window=4"),
+    ({"window": 4, "mem_len": 3}, "mem_len=3 with window=4"),
+    ({"window": 4, "ext_len": 3}, "ext_len=3 with window=4"),
+    ({"window": 4, "segment_len": 3}, "--eval.window and --eval.segment_len exclude each other"),
+    ({"dynamic": "sgd", "ext_len": 3}, "ext_len=3 with dynamic='sgd'"),
+    (
+        {"dynamic": "sgd", "batch_size": 3},
+        "--eval.dynamic and --eval.batch_size exclude each other",
+    ),
+    ({"dynamic": "sgd", "dynamic_eps": 0.5}, "dynamic_eps=0.5 is for dynamic = 'rms'"),
+    ({"dynamic": "sgd", "dynamic_tokens": 9}, "dynamic_tokens=9 is for dynamic = 'rms'"),
+    ({"dynamic_lr": 0.5}, "dynamic_lr=0.5 is for dynamic = 'rms' or 'sgd', not None"),
+    ({"dynamic_decay": 0.5}, "dynamic_decay=0.5 is for dynamic = 'rms' or 'sgd'"),
+]
+
+
+def test_what_would_be_ignored_beside_another_setting_is_refused(run, txl):
+    for settings, message in IGNORED:
+        code, out, err = txl("eval", run, "--json", eval=settings)
+        assert (code, out) == (2, ""), settings
+        assert message in " ".join(re.sub("[│╭╮╰╯─]", " ", err).split())
+
+
+def test_what_a_recipe_says_of_other_ways_does_not_forbid_one(run, config, txl, tmp_path):
+    told = {"mem_len": 3, "mem_lens": (0, 3), "ext_len": 2, "segment_len": 4, "batch_size": 3}
+    folder = copy_with(run, config, tmp_path, **told)
+    windows = result(txl("eval", folder, "--json", eval={"window": 4}))
+    assert (windows["window"], windows["batch_size"]) == (4, 3)
+    learned = result(txl("eval", folder, "--json", eval={"dynamic": "sgd"}))
+    assert (learned["dynamic"], learned["batch_size"], learned["mem_len"]) == ("sgd", 1, 3)
+    rms = {"dynamic": "rms", "dynamic_eps": 0.5, "dynamic_lr": 0.5, "mem_len": 3}
+    folder = copy_with(run, config, tmp_path, **rms)
+    fixed = result(txl("eval", folder, "--eval.dynamic", "None", "--json"))
+    assert "dynamic" not in fixed
+
+
+def copy_with(run: Path, config, tmp_path: Path, **evaluation) -> Path:
+    """Return a run of the same model whose recipe has another evaluation."""
+    folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+    folder.mkdir()
+    (folder / "model").symlink_to(run / "model")
+    recipe = replace(config, eval=EvalConfig(**evaluation))
+    (folder / "recipe.toml").write_text(dump_recipe(recipe))
+    return folder
+
+
+def test_recl_measures_with_the_lengths_of_the_recipe(run, config, txl, tmp_path):
+    words = ["--recl.step", 4, "--recl.longest", 12, "--recl.tokens", 20, "--json"]
+
+    def found(**evaluation):
+        folder = copy_with(run, config, tmp_path, **evaluation)
+        code, out, err = txl("recl", folder, *words)
+        assert code == 0, err
+        return json.loads(out)["models"][0]["nll"], err
+
+    usual, _ = found()
+    for name in ("segment_len", "mem_len", "attn_len", "clamp_len", "window"):
+        assert not np.allclose(found(**CHANGED[name])[0], usual, rtol=1e-9), name
+    assert "ext_len=3 is ignored; no token is read twice" in found(ext_len=3)[1]
+
+
+def test_ablate_refuses_what_it_does_not_take(run, txl, tmp_path):
+    recipe = run / "recipe.toml"
+    for name in set(CHANGED) - {"batch_size"}:
+        code, out, err = txl("ablate", recipe, "--out", tmp_path / "ablation", eval=CHANGED[name])
+        assert (code, out) == (2, ""), name
+        assert "has no effect here" in err
+    assert not (tmp_path / "ablation").exists()
 
 
 DRAWN = {

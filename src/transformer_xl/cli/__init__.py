@@ -7,9 +7,8 @@ import shutil
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Union, cast
+from typing import Annotated, Any, Union
 
 from transformer_xl.cli.printing import say
 from transformer_xl.config import is_disk_full, near
@@ -30,15 +29,17 @@ _GONE = {
         "benchmarks/evaluation_speed.py measures the paper's Table 9"
     ),
     ("compare", "--jobs"): "runs are made one after the other, each with all threads",
+    ("compress", "--seed"): "an untrained model always begins with the same weights; leave it out",
     ("convert", "--to"): (
         "old formats are not written any more; a model folder is written without it, and "
         "transformers 5 reads one after import transformer_xl.hf"
     ),
     ("estimate", ""): "docs/scale.md has the formulas, and the figures of the paper's recipes",
     ("eval", "--by_position"): "txl eval --eval.mem_lens says what a longer memory is worth",
-    ("report", ""): (
-        "a training writes the report at its end; txl train RECIPE --out DIR again writes it where "
-        "report.html was deleted"
+    ("eval", "--preset"): (
+        "txl convert writes the lengths with which a model was published into its folder, and the "
+        "recipes paper-* have them, for --mem_len, --attn_len and so on; a text that is split "
+        "into words, as wiki.test.tokens is, needs --prepared"
     ),
     **dict.fromkeys(
         (("generate", "--presence_penalty"), ("generate", "--frequency_penalty")),
@@ -59,6 +60,9 @@ _GONE = {
     ("recipes", "--from_authors"): (
         "txl recipes paper-wt103-base --copy FILE copies a training of the paper, and "
         "docs/migration.md has the settings that take the place of the authors' options"
+    ),
+    ("report", ""): (
+        "a report is written when a training ends; the same command txl train writes it again"
     ),
     ("recl", "--recl.first"): "the shortest context is a step long; --recl.step sets both",
     ("recl", "--recl.threshold"): "a longer context counts from a gain of 0.01, as in the paper",
@@ -101,7 +105,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         _write_anything()
         if shutil.get_terminal_size().columns < _LEAST_COLUMNS:
             os.environ["COLUMNS"] = str(_LEAST_COLUMNS)
-    command = None
     try:
         if [*argv] == ["--version"]:
             from transformer_xl import __version__
@@ -114,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # At exit, a broken pipe or a full disk could no longer be reported.
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
-        if (code := _explain(error, command)) is None:
+        if (code := _explain(error)) is None:
             raise
     return code
 
@@ -139,13 +142,13 @@ def parse(argv: list[str]) -> Any:
     # Imported late, so that Ctrl-C is handled from the start.
     import tyro
 
-    from transformer_xl.cli.lists import registry
+    from transformer_xl.cli.given import lists_of_numbers
 
     _require_current(argv)
     kinds = commands()
     options: Any = {"use_underscores": True, "config": (tyro.conf.FlagCreatePairsOff,)}
     # Lists of numbers may be divided by commas.
-    options["registry"] = registry()
+    options["registry"] = lists_of_numbers()
     # Parsed by itself, so that a message about an option does not list those of other commands.
     if argv and (kind := kinds.get(argv[0])) is not None:
         name, *rest = argv
@@ -156,16 +159,11 @@ def parse(argv: list[str]) -> Any:
         hint = f"did you mean {nearest}?" if nearest else f"the commands are {', '.join(kinds)}"
         raise SettingsError(f"there is no command or option {argv[0]}: {hint}")
     choices = tuple(
-        Annotated[kind, tyro.conf.subcommand(name, description=_Description(kind))]
+        Annotated[kind, tyro.conf.subcommand(name, description=kind.__doc__.partition("\n")[0])]
         for name, kind in kinds.items()
     )
-    # The parser wraps a union in such a class itself; here with a help text, without which it
-    # would search the source code of typing at each start.
-    argument = tyro.conf.arg(name="", help=cast(Any, lambda: None))
-    choice = Annotated[Union[choices], argument]  # noqa: UP007  (of a tuple)
-    line: Any = make_dataclass("CommandLine", [("__tyro_dummy_inner__", choice)])
-    line = tyro.cli(line, prog="txl", description=_DESCRIPTION, args=argv, **options)
-    return line.__tyro_dummy_inner__
+    choice: Any = Union[choices]  # noqa: UP007  (of a tuple)
+    return tyro.cli(choice, prog="txl", description=_DESCRIPTION, args=argv, **options)
 
 
 def _require_current(argv: list[str]) -> None:
@@ -187,8 +185,7 @@ def commands() -> dict[str, Any]:
     from transformer_xl.cli.compressing import Compress, Decompress
     from transformer_xl.cli.evaluating import Eval
     from transformer_xl.cli.generating import Generate
-    from transformer_xl.cli.listing import Models
-    from transformer_xl.cli.models import Convert, Doctor, Export, Serve
+    from transformer_xl.cli.models import Convert, Doctor, Export, Models, Serve
     from transformer_xl.cli.runs import Prepare, Recipes, Train
     from transformer_xl.cli.science import Ablate, Recl
     from transformer_xl.cli.scoring import Score
@@ -199,21 +196,6 @@ def commands() -> dict[str, Any]:
         *(Compress, Decompress, Serve, Recl, Ablate, Compare, Task, Doctor),
     )
     return {kind.__name__.lower(): kind for kind in kinds}
-
-
-class _Description(str):
-    """A command's description: one line in the list of commands, all of it in its own help."""
-
-    __slots__ = ("_kind",)
-
-    def __new__(cls, kind: Any) -> "_Description":
-        description = super().__new__(cls, (kind.__doc__ or "").partition("\n")[0])
-        description._kind = kind
-        return description
-
-    def __call__(self) -> str:
-        # The parser calls it only when it prints the help of the command.
-        return inspect.getdoc(self._kind) or ""
 
 
 def _checked(argv: list[str]) -> Any:
@@ -233,11 +215,10 @@ def _checked(argv: list[str]) -> Any:
     return command
 
 
-def _explain(error: BaseException, command: Any) -> int | None:
+def _explain(error: BaseException) -> int | None:
     """Print why a command failed; return the exit code, None for an error in the program."""
     if isinstance(error, KeyboardInterrupt):
-        has_saved = getattr(command, "has_saved", lambda: False)
-        say(f"\ninterrupted{'; what was saved before is intact' * has_saved()}")
+        say("\ninterrupted")
         return 130
     # A training stopped by a signal; its class cannot be imported without torch.
     if (number := getattr(error, "signal_number", None)) is not None:

@@ -10,7 +10,7 @@ import tyro
 from transformer_xl.cli.fitting import text_settings
 from transformer_xl.cli.given import Given, LoadsModels, PrintsResult, nothing
 from transformer_xl.cli.printing import say, show
-from transformer_xl.cli.tables import can_plot, narrow, write_results
+from transformer_xl.cli.tables import can_plot, write_results
 from transformer_xl.config import DataConfig, load_recipe, recipe_names
 
 
@@ -50,14 +50,6 @@ class Compare(LoadsModels, PrintsResult):
     """Folder of the runs and of comparison.json, comparison.md and comparison.svg."""
     data: Given[DataConfig] = field(default_factory=nothing)
 
-    def has_saved(self) -> bool:
-        """Return whether a run has a checkpoint to resume from, or has ended."""
-        from transformer_xl.studies.compare import RUNS_FILE
-        from transformer_xl.train import CHECKPOINTS
-
-        is_begun = any(self.out.glob(f"*/*/{CHECKPOINTS}/step_*"))
-        return is_begun or (self.out / RUNS_FILE).exists()
-
     def run(self) -> None:
         """Search, train, measure, print."""
         from transformer_xl.config import prepare_process
@@ -96,7 +88,7 @@ class Compare(LoadsModels, PrintsResult):
             result["baselines"] = [x | {"bits": x[unit]} for x in rows if x[unit] is not None]
         table = standings.markdown(result, result["baselines"])
         write_results(self.out / "comparison", result, table)
-        (say if self.json else print)(narrow(table))
+        (say if self.json else print)(table)
         if not result["models"]:
             raise RuntimeError("no contestant could be trained: see above why")
         if has_plot:

@@ -19,22 +19,13 @@ from transformer_xl.cli.loading import (
     corpus_of,
     encoded,
     evaluation_of,
-    is_within,
     load,
     name_of,
     read_text,
     require_readable,
-    warn_of_another_text,
 )
-from transformer_xl.cli.printing import exclude, say, say_if_slow, show
-from transformer_xl.config import (
-    Config,
-    DataConfig,
-    EvalConfig,
-    KnnConfig,
-    recipe_of,
-    require,
-)
+from transformer_xl.cli.printing import exclude, say_if_slow, show
+from transformer_xl.config import Config, DataConfig, EvalConfig, KnnConfig, recipe_of, require
 
 if TYPE_CHECKING:
     from transformer_xl.data import Corpus, Vocab
@@ -56,7 +47,7 @@ class Eval(ReadsModel, PrintsResult):
       txl eval runs/demo --mem_len 1024 --json
       txl eval runs/demo --eval.mem_lens 0 64 256 1024
       txl eval runs/demo notes.txt
-      txl eval models/wt103 --preset wt103-large --file wiki.test.tokens
+      txl eval models/wt103 --file wiki.test.tokens --prepared
       txl eval runs/demo --weights int8
       txl eval runs/demo --eval.dynamic rms --eval.dynamic_lr 1e-4 --eval.dynamic_decay 0.001
       txl eval runs/demo --file notes.txt --eval.window 128 --batch_size 16
@@ -65,8 +56,6 @@ class Eval(ReadsModel, PrintsResult):
 
     place: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")] = None
     """The text to evaluate, as with --file."""
-    preset: str | None = None
-    """Use the lengths with which a model was published, such as wt103-large; implies --prepared."""
     prepared: bool = False
     """The text of --file is split into words by spaces already, as wiki.test.tokens is."""
     file: Path | None = None
@@ -85,100 +74,75 @@ class Eval(ReadsModel, PrintsResult):
 
     @cached_property
     def settings(self) -> EvalConfig:
-        """Settings of the evaluation: the given ones, else those of the recipe.
+        """Settings of the evaluation: those of the command line, else those of the recipe.
 
         The ``mem_lens`` of the recipe are for the end of its training. For windows and dynamic
         evaluation, settings of the recipe that would have no effect are dropped.
         """
-        settings = evaluation_of(self.dir, self.recipe, self.preset)
+        settings = evaluation_of(self.dir, self.recipe)
         window, dynamic = (self.eval.get(x, getattr(settings, x)) for x in ("window", "dynamic"))
-        drop = {"mem_lens"}
-        if window is not None:
-            drop |= {"segment_len", "mem_len", "ext_len", "max_steps"}
-        if dynamic is not None:
-            drop |= {"batch_size", "ext_len"}
-        elif self.knn:
-            drop |= {"batch_size"}
-        if dynamic is None:
-            drop |= {"dynamic_lr", "dynamic_decay"}
-        if dynamic != "rms":
-            drop |= {"dynamic_eps", "dynamic_tokens"}
-        held = {each.name for each in fields(EvalConfig)} - drop
-        # In one call: settings of the recipe and given ones are validated together.
-        return EvalConfig(**{name: getattr(settings, name) for name in held} | self.eval)
+        without_effect = {
+            ("mem_lens",): True,
+            ("segment_len", "mem_len", "ext_len", "max_steps"): window is not None,
+            ("batch_size",): dynamic is not None or bool(self.knn),
+            ("ext_len",): dynamic is not None,
+            ("dynamic_lr", "dynamic_decay"): dynamic is None,
+            ("dynamic_eps", "dynamic_tokens"): dynamic != "rms",
+        }
+        dropped = {x for names, is_dropped in without_effect.items() if is_dropped for x in names}
+        names = {each.name for each in fields(EvalConfig)} - dropped
+        # In one call: settings of the recipe and of the command line are validated together.
+        return EvalConfig(**{name: getattr(settings, name) for name in names} | self.eval)
 
     @cached_property
     def text(self) -> DataConfig:
-        """The corpus of the run, with the given settings."""
+        """The corpus of the run, with the settings of the command line."""
         return replace(self.recipe.data if self.recipe else DataConfig(), **self.data)
 
     def run(self) -> None:
         """Evaluate and print."""
         self._check()
         from transformer_xl.config import autocast
+        from transformer_xl.inference.evaluate import WithNeighbours, evaluate_by, plan_dynamic
         from transformer_xl.model import SEGMENT_LEN, Lengths
-        from transformer_xl.train import memory_line
+        from transformer_xl.train import describe, memory_line, reading
 
-        settings, recipe = self.settings, self.recipe
+        recipe = self.recipe
         model, vocab, ids, n_bytes = self._opened()
         segment_len = recipe.train.segment_len if recipe else SEGMENT_LEN
+        lengths = self.settings.lengths_after(segment_len)
+        configured = Lengths.of(model.config, **lengths).mem_len
+        mem_lens = sorted({*self.settings.mem_lens, configured})
         # Quantized weights determine the precision of the computation.
         precision = recipe.train.precision if recipe and self.weights == "float32" else "float32"
-        lengths = Lengths.of(model.config, **settings.lengths_after(segment_len))
-        configured = None if settings.window else lengths.mem_len
-        mem_lens = [None] if configured is None else sorted({*settings.mem_lens, configured})
         say_if_slow(precision)
-        with autocast(precision, model.device):
-            rows = {x: self._measured(model, vocab, ids, n_bytes, segment_len, x) for x in mem_lens}
-        curve = list(rows.values()) if settings.mem_lens else []
-        result = rows[configured]
-        if self.json:
-            show(result | ({"memory_curve": curve} if curve else {}), as_json=True)
-            return
-        show(result, as_json=False)
-        for row in curve:
-            print(memory_line(row))
-
-    def _measured(
-        self,
-        model: "LanguageModel",
-        vocab: "Vocab | None",
-        ids: Any,
-        n_bytes: int,
-        segment_len: int,
-        mem_len: int | None,
-    ) -> dict[str, Any]:
-        """Evaluate with one memory length; None: by windows."""
-        from transformer_xl.inference.evaluate import (
-            WithNeighbours,
-            cost_of,
-            evaluate_by,
-            plan_dynamic,
-        )
-        from transformer_xl.train import describe, reading
-
-        settings, n = self.settings, len(ids) - 1
-        if mem_len is not None:
-            settings = replace(settings, mem_len=mem_len)
-        if cost := cost_of(settings, n):
-            say(f"--eval.{cost}")
-        how = None
-        if self.knn:
-            lengths = settings.lengths_after(segment_len)
-            knn = KnnConfig(**self.knn)
-            how = WithNeighbours(knn=knn, max_steps=settings.max_steps, **lengths)
-        elif vocab is not None:
-            training = lambda: self._corpus(vocab).split("train")  # noqa: E731
-            how = plan_dynamic(settings, model, training, segment_len=segment_len)
-        name = "a window" if mem_len is None else f"memory {mem_len:,}"
-        sizes = {"n_bytes": n_bytes, "segment_len": segment_len}
-        with reading(model, n, f"evaluating, {name}"):
-            result = evaluate_by(settings, model, ids, vocab=vocab, how=how, **sizes)
-        return describe(str(self.file or settings.split), result)
+        rows = {}
+        for mem_len in mem_lens:
+            settings, name, how = self.settings, "a window", None
+            if settings.window is None:
+                settings, name = replace(settings, mem_len=mem_len), f"memory {mem_len:,}"
+            sizes: dict[str, Any] = {"n_bytes": n_bytes, "segment_len": segment_len}
+            with autocast(precision, model.device):
+                if self.knn:
+                    lengths = settings.lengths_after(segment_len)
+                    knn, max_steps = KnnConfig(**self.knn), settings.max_steps
+                    how = WithNeighbours(knn=knn, max_steps=max_steps, **lengths)
+                elif vocab is not None:
+                    training = partial(lambda of: self._corpus(of).split("train"), vocab)
+                    how = plan_dynamic(settings, model, training, segment_len=segment_len)
+                with reading(model, len(ids) - 1, f"evaluating, {name}"):
+                    result = evaluate_by(settings, model, ids, vocab=vocab, how=how, **sizes)
+            rows[mem_len] = describe(str(self.file or settings.split), result)
+        curve = [*rows.values()] if self.settings.mem_lens else []
+        more = {"memory_curve": curve} if curve and self.json else {}
+        show(rows[configured] | more, as_json=self.json)
+        if not self.json:
+            for row in curve:
+                print(memory_line(row))
 
     def _check(self) -> None:
-        """Check that the options fit each other, before any work is done."""
-        settings, file = self.settings, self.file
+        """Check that no option is without effect, before any work is done."""
+        settings, file, knn = self.settings, self.file, self.knn
         window, dynamic = settings.window, settings.dynamic
         require(
             self.place in (None, file),
@@ -186,57 +150,35 @@ class Eval(ReadsModel, PrintsResult):
         )
         exclude(file=file, eval__split="split" in self.eval)
         exclude(eval__window=window, eval__segment_len=settings.segment_len)
-        exclude(eval__dynamic=dynamic, eval__batch_size=settings.batch_size != 1)
-        # Quantized weights cannot be trained.
         exclude(eval__dynamic=dynamic, weights=self.weights != "float32")
-        # The past of one stream is searched, which is read once, with fixed weights.
-        exclude(knn=self.knn, eval__window=window)
-        exclude(knn=self.knn, eval__dynamic=dynamic)
-        exclude(knn=self.knn, eval__batch_size=settings.batch_size != 1)
+        # A dynamic evaluation, and the search of the past, read one stream.
+        exclude(knn=knn, eval__window=window, eval__dynamic=dynamic)
+        exclude(knn=knn, eval__dynamic=dynamic, eval__batch_size=settings.batch_size != 1)
         if file:
             require_readable(file)
             if dynamic != "rms":
                 why = "--file is the text; --eval.dynamic rms alone reads the training text, too"
                 refuse_others(self.data, "data.", ("raw",), why)
         require(bool(file) or not self.prepared, "--prepared describes the text of --file")
-        require(
-            dynamic != "rms" or self.text.is_given,
-            "--eval.dynamic rms estimates the size of gradients on the training text, and "
-            f"{self.dir} is a model folder without a recipe: give the text with "
-            "--data.path, or use --eval.dynamic sgd",
-        )
         if self.text.vocab == "features":
-            of_text = {"file": file, "preset": self.preset}
-            of_text |= {"knn": self.knn, "eval.window": window, "eval.dynamic": dynamic}
-            of_text |= {"weights": self.weights != "float32"}
-            for name, value in of_text.items():
+            of_text = {"file": file, "knn": knn, "eval.window": window, "eval.dynamic": dynamic}
+            for name, value in (of_text | {"weights": self.weights != "float32"}).items():
                 require(not value, f"--{name} is for text: {self.dir} was trained on recordings")
 
     def _opened(self) -> tuple["LanguageModel", "Vocab | None", Any, int]:
-        """Return the model, its vocabulary, and the text or recordings to evaluate it on."""
-        if self.text.vocab != "features":
-            model, vocab = load(self.dir, self.weights)
-            return model, vocab, *self._tokens(vocab)
-        from transformer_xl.config import pick_device, prepare_process
-        from transformer_xl.data import open_features
-        from transformer_xl.model import load_model
+        """Return the model, its vocabulary, and the text or recordings with the bytes of a text."""
+        if self.text.vocab == "features":
+            from transformer_xl.config import pick_device, prepare_process
+            from transformer_xl.data import open_features
+            from transformer_xl.model import load_model
 
-        prepare_process()
-        model = load_model(self.dir).to(pick_device())
-        return model, None, open_features(self.text).split(self.settings.split), 0
-
-    def _tokens(self, vocab: "Vocab") -> tuple[Any, int]:
-        """Return the tokens of the text and its number of bytes."""
+            prepare_process()
+            model = load_model(self.dir).to(pick_device())
+            return model, None, open_features(self.text).split(self.settings.split), 0
+        model, vocab = load(self.dir, self.weights)
         if self.file is None:
-            require(
-                self.text.is_given,
-                f"{self.dir} is a model folder without a recipe, so its corpus is unknown: "
-                "give a text with --file, or the run folder instead",
-            )
             corpus, split = self._corpus(vocab), self.settings.split
-            if not self.data:
-                warn_of_another_text(corpus, self.dir)
-            return corpus.split(split), corpus.n_bytes(split)
+            return model, vocab, corpus.split(split), corpus.n_bytes(split)
         from transformer_xl.data import RAW_REMEDY, ImportedVocab
 
         kind = vocab.rules.join if isinstance(vocab, ImportedVocab) else vocab.kind
@@ -245,15 +187,10 @@ class Eval(ReadsModel, PrintsResult):
             f"--prepared has no effect with a vocabulary of kind {kind}, which does not split "
             "a text into words; leave it out",
         )
-        if self.recipe is not None and is_within(self.file, self.recipe.data.path):
-            say(
-                f"warning: {self.dir} was trained on {self.file}: its loss on a text that it "
-                "knows is lower than on others"
-            )
         text = read_text(self.file, vocab, is_raw=self.text.raw, remedy=RAW_REMEDY)
-        encode = partial(vocab.encode_lines, prepared=self.prepared or bool(self.preset))
+        encode = partial(vocab.encode_lines, prepared=self.prepared)
         ids = encoded(name_of(self.file), text, vocab, encode)
-        return ids, len(text.encode("utf-8", "surrogateescape"))
+        return model, vocab, ids, len(text.encode("utf-8", "surrogateescape"))
 
     def _corpus(self, vocab: "Vocab") -> "Corpus":
         remedy = "the text the model was trained on with --data.path, or any text with --file"

@@ -1,27 +1,34 @@
-"""Recipes that are made to fit what is given with them: settings, a text, its size and symbols."""
+"""Recipes for a text or a model that stands in place of one, and for settings, text and size."""
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.cli.given import RecipeCommand
+from transformer_xl.cli.given import Given, LoadsModels, PrintsResult, Recipe, nothing
+from transformer_xl.cli.loading import evaluation_of
 from transformer_xl.cli.printing import say
 from transformer_xl.config import (
     Config,
     DataConfig,
+    EvalConfig,
+    GenerateConfig,
+    ModelConfig,
     TrainConfig,
     changed,
     fitted_stages,
     load_recipe,
+    locate,
     locate_here,
+    may_be_on_hub,
     read_small_file,
     recipe_names,
+    recipe_of,
 )
 
 TEXT_RECIPE = "shakespeare-char-cpu"
-"""The recipe with which a text that is given in place of a recipe is trained, byte by byte."""
+"""The recipe with which a text in place of a recipe is trained, byte by byte."""
 PASSES = 50
 """How often such a training reads the text at most."""
 _LEAST_HELD_OUT, _MOST_HELD_OUT = 200, 100_000
@@ -31,6 +38,66 @@ _SHARE = 0.2
 _IN_RECIPE = re.compile(rb"^\s*\[model\]\s*(#.*)?$", re.MULTILINE)
 
 Say = Callable[[str], None]
+
+
+@dataclass(kw_only=True)
+class FittedRecipe(LoadsModels, PrintsResult):
+    """A command that takes a recipe, which gives way where it contradicts the command line."""
+
+    recipe: Recipe
+    """A recipe by its name or file."""
+    model: Given[ModelConfig] = field(default_factory=nothing)
+    data: Given[DataConfig] = field(default_factory=nothing)
+    train: Given[TrainConfig] = field(default_factory=nothing)
+    eval: Given[EvalConfig] = field(default_factory=nothing)
+    generate: Given[GenerateConfig] = field(default_factory=nothing)
+
+    def changed(self, config: Config) -> Config:
+        """Return a configuration with the settings of the command line."""
+        overrides = {x: getattr(self, x) for x in config.__dataclass_fields__}
+        overrides["data"] = text_settings(config.data, overrides["data"])
+        return changed(config, overrides, self.say)
+
+    def say(self, text: str) -> None:
+        """Print a message, unless the command is quiet or another process prints it."""
+        from transformer_xl.config import is_first_process
+
+        if not getattr(self, "quiet", False) and is_first_process():
+            say(text)
+
+
+def is_model(name: str) -> bool:
+    """Whether a name in place of a recipe is that of a model.
+
+    Recipes come first, as a run folder is often named after its recipe.
+    """
+    if name in recipe_names() or name.endswith(".toml"):
+        return False
+    place = locate_here(name)
+    return may_be_on_hub(name) if place is None else place.path.is_dir()
+
+
+def fine_tuning_of(name: str, *, keeps_text: bool) -> Config:
+    """Return a recipe that fine-tunes a model: its architecture, vocabulary and weights.
+
+    Other settings come from the recipe of its run, if any; with ``keeps_text`` its text, too.
+    """
+    from transformer_xl.data import is_vocabulary, load_vocab
+    from transformer_xl.inference.generate import prompt_for
+    from transformer_xl.model import CONFIG_FILE, find_model_folder, load_config
+
+    place, recipe = find_model_folder(name), recipe_of(name)
+    model = load_config(place / CONFIG_FILE)
+    data = DataConfig(vocab="features") if model.n_features else DataConfig()
+    base = recipe or Config(model=model, data=data, eval=evaluation_of(name, None))
+    data = base.data
+    if not keeps_text or not locate(name).is_path:
+        data = replace(data, name="", path=None, valid_path=None, test_path=None, corpus=None)
+    if is_vocabulary(place):
+        data = replace(data, tokenizer=str(place))
+        if recipe is None:
+            base = replace(base, generate=GenerateConfig(prompt=prompt_for(load_vocab(place))))
+    return replace(base, model=model, data=data, train=replace(base.train, init_from=str(place)))
 
 
 def is_text(name: str) -> bool:
@@ -75,22 +142,22 @@ def recipe_of_text(name: str) -> Config:
     )
 
 
-def _files(data: DataConfig, tell: Say = lambda _: None) -> tuple[Path, ...]:
-    """List the files of a text on this machine; ``tell`` is told what is left out."""
+def _files(data: DataConfig) -> tuple[Path, ...]:
+    """List the files of a text on this machine."""
     from transformer_xl.data import list_texts
 
     assert data.path is not None
-    return list_texts(data.path, data, Path(), tell).train
+    return list_texts(data.path, data, Path(), lambda _: None).train
 
 
 def text_settings(recipe: DataConfig, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return given settings of the text, with those that a path implies.
+    """Return settings of the text, with those that a path on the command line implies.
 
     A path is that of a text of one's own, and so data.name is empty, unless a copy of the recipe's
     corpus is there. Whole files can be held out of three or more.
     """
     settings, path = dict(overrides), overrides.get("path")
-    if not path or _is_url(replace(recipe, path=path)):
+    if not path or "://" in path:
         return settings
     if recipe.name and "name" not in overrides and not _is_copy(recipe.name, Path(path)):
         settings["name"] = ""
@@ -102,11 +169,6 @@ def text_settings(recipe: DataConfig, overrides: Mapping[str, Any]) -> dict[str,
     return settings
 
 
-def _is_url(data: DataConfig) -> bool:
-    """Whether a text is not, or not all of it, on this machine."""
-    return "://" in (data.path or "")
-
-
 def _is_copy(name: str, path: Path) -> bool:
     """Whether a path has the files of a known corpus, by their names."""
     from transformer_xl.data import KNOWN_CORPORA
@@ -116,54 +178,37 @@ def _is_copy(name: str, path: Path) -> bool:
     if name not in KNOWN_CORPORA:
         return False
     names = [x for file in KNOWN_CORPORA[name].files.values() for x in (file.name, *file.also)]
-    if path.is_dir():
-        return any(next(path.rglob(Path(x).name), None) for x in names)
-    return any(path.match(Path(x).name) for x in names)
-
-
-@dataclass(kw_only=True)
-class FittedRecipe(RecipeCommand):
-    """A command that takes a recipe, which gives way where it contradicts the given settings."""
-
-    def changed(self, config: Config) -> Config:
-        """Return a configuration with the given settings."""
-        overrides = {x: getattr(self, x) for x in config.__dataclass_fields__ if hasattr(self, x)}
-        overrides["data"] = text_settings(config.data, overrides["data"])
-        return changed(config, overrides, self.say)
-
-    def say(self, text: str) -> None:
-        """Print a message, unless the command is quiet or another process prints it."""
-        from transformer_xl.config import is_first_process
-
-        if not getattr(self, "quiet", False) and is_first_process():
-            say(text)
+    files = path.rglob("*") if path.is_dir() else (path,)
+    return not {Path(x).name for x in names}.isdisjoint(file.name for file in files)
 
 
 def fitted_to_text(config: Config, overrides: Mapping[str, Mapping[str, Any]], tell: Say) -> Config:
     """Return a recipe whose own prompt and batch suit the text, which is prepared.
 
     A prompt that the vocabulary cannot encode is replaced, and a batch that is larger than the
-    training text is made smaller. What was given stays as it is.
+    training text is made smaller. What is on the command line stays as it is.
     """
     from transformer_xl.data import prepare
     from transformer_xl.inference.generate import prompt_for
 
-    # What the training says again, when it opens the corpus.
-    later: list[str] = []
-    if config.data.path and not (config.data.name or config.data.corpus or _is_url(config.data)):
-        _files(config.data, later.append)
-    corpus = prepare(config.data, lambda line: None if line in later else tell(line))
+    corpus = prepare(config.data, tell)
     prompt = config.generate.prompt
-    if "prompt" not in overrides.get("generate", {}) and not _is_encoded(prompt, corpus.vocab):
-        known = prompt_for(corpus.vocab)
-        tell(
-            f"note: the prompt of the recipe, {prompt!r}, is not in the vocabulary of "
-            f"this text; the sample at the end begins with {known!r}. --generate.prompt TEXT "
-            "gives another"
-        )
-        config = replace(config, generate=replace(config.generate, prompt=known))
+    if "prompt" not in overrides.get("generate", {}):
+        try:
+            is_encoded = bool(corpus.vocab.encode(prompt))
+        except ValueError:
+            is_encoded = False
+        if not is_encoded:
+            known = prompt_for(corpus.vocab)
+            tell(
+                f"note: the prompt of the recipe, {prompt!r}, is not in the vocabulary of "
+                f"this text; the sample at the end begins with {known!r}. --generate.prompt TEXT "
+                "gives another"
+            )
+            config = replace(config, generate=replace(config.generate, prompt=known))
     n_tokens, train = corpus.n_tokens("train"), config.train
-    fitted = _fitted_batch(train, overrides.get("train", {}), n_tokens)
+    sizes = {"batch_size", "segment_len", "stages", "accumulate"}
+    fitted = train if sizes & overrides.get("train", {}).keys() else _fitted_batch(train, n_tokens)
     if fitted != train:
         tell(
             f"note: the training text has {n_tokens:,} tokens; train.batch_size="
@@ -173,26 +218,14 @@ def fitted_to_text(config: Config, overrides: Mapping[str, Mapping[str, Any]], t
     return replace(config, train=fitted)
 
 
-def _is_encoded(prompt: str, vocab: Any) -> bool:
-    try:
-        return bool(vocab.encode(prompt))
-    except ValueError:
-        return False
-
-
-def _fitted_batch(train: TrainConfig, overrides: Mapping[str, Any], n_tokens: int) -> TrainConfig:
+def _fitted_batch(train: TrainConfig, n_tokens: int) -> TrainConfig:
     """Return the settings with a batch that a text of so many tokens fills, if there is one."""
     longest = max([train.segment_len, *(x for _, x, _ in train.stages)])
-    batch_size, segment_len = train.batch_size, longest
-    if n_tokens >= batch_size * segment_len or "stages" in overrides:
+    if n_tokens >= train.batch_size * longest:
         return train
-    if "batch_size" not in overrides:
-        batch_size = min(batch_size, max(n_tokens // segment_len, 1))
-    if "segment_len" not in overrides:
-        segment_len = min(segment_len, max(n_tokens // batch_size, 1))
-    parts = train.accumulate if batch_size % train.accumulate == 0 else 1
-    if "accumulate" in overrides and parts != train.accumulate:
-        return train
+    batch_size = min(train.batch_size, max(n_tokens // longest, 1))
+    segment_len = min(longest, max(n_tokens // batch_size, 1))
+    accumulate = train.accumulate if batch_size % train.accumulate == 0 else 1
     stages = train.stages and fitted_stages(train.stages, segment_len)
-    sizes = {"batch_size": batch_size, "segment_len": segment_len, "accumulate": parts}
+    sizes = {"batch_size": batch_size, "segment_len": segment_len, "accumulate": accumulate}
     return replace(train, stages=stages, **sizes)

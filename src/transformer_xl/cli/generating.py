@@ -1,7 +1,7 @@
 """The command generate."""
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from transformer_xl.cli.given import Given, ReadsModel, nothing
+from transformer_xl.cli.given import Given, PrintsResult, ReadsModel, nothing, refuse_others
 from transformer_xl.cli.loading import (
     encoded_prompt,
     load_with_state,
@@ -18,9 +18,10 @@ from transformer_xl.cli.loading import (
     saved_at_end,
     start_of,
 )
-from transformer_xl.cli.out_files import PIECE_END, OutFiles
+from transformer_xl.cli.out_files import files_of, of_music, write_texts
 from transformer_xl.cli.printing import exclude, say, show
 from transformer_xl.config import (
+    MIDI_SUFFIXES,
     GenerateConfig,
     MusicConfig,
     generation_of,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class Generate(ReadsModel):
+class Generate(ReadsModel, PrintsResult):
     """Generate text, streamed to the terminal, of any length.
 
     Sampling settings that are not given come from [generate] of the run's recipe, else from the
@@ -70,8 +71,6 @@ class Generate(ReadsModel):
     """Read the preface of the model, if it has one, into the memory before the prompt."""
     state: Path | None = None
     """Resume from the memory in this file if it exists, and save the memory there at the end."""
-    json: bool = False
-    """Print one JSON object at the end instead of streaming the text."""
     out: tuple[Path, ...] = ()
     """Write prompt and text to these files instead of the terminal. For a model of music .mid and
     .midi are MIDI files, .png and .svg piano rolls, and generation stops where the piece ends, or
@@ -83,66 +82,70 @@ class Generate(ReadsModel):
 
     @cached_property
     def settings(self) -> GenerateConfig:
-        """Sampling settings: those of the folder, replaced by the given ones."""
+        """Sampling settings: those of the command line, else those of the folder."""
         return generation_of(self.dir).changed(**self.given)
-
-    @cached_property
-    def files(self) -> OutFiles:
-        """The files to write."""
-        n_texts = max(1, len(self.prompts)) * max(1, self.samples)
-        return OutFiles(self.out, n_texts, self.music, self.force)
 
     @property
     def _stops(self) -> tuple[str, ...]:
-        stop = self.settings.stop
-        return (*stop, PIECE_END) if self.files.has_music else stop
+        # A line of music is a piece.
+        return (*self.settings.stop, "\n") if of_music(self.out) else self.settings.stop
+
+    @property
+    def _is_several(self) -> bool:
+        """Whether more than one text is written."""
+        return bool(self.prompts) or self.samples > 1
 
     def run(self) -> None:
         """Write text to the standard output, or to files."""
         self._check()
         model, vocab, state, checksum = load_with_state(self.dir, self.weights, self.state)
-        self.files.require_vocab(vocab)
+        if of_music(self.out):
+            from transformer_xl.tasks.music import require_pitches
+
+            require_pitches(vocab)
         if not self.preface:
             model.preface = ()
         if self.settings.beam_size:
             self._search(model, vocab)
-        elif self.is_several:
+        elif self._is_several:
             self._draw_several(model, vocab)
         else:
             self._draw(model, vocab, state, checksum)
 
-    @property
-    def is_several(self) -> bool:
-        """Whether more than one text is written."""
-        return bool(self.prompts) or self.samples > 1
-
     def _check(self) -> None:
         """Check that the options fit each other, before anything is loaded."""
-        beam_size = self.settings.beam_size
-        mem_len = self.mem_len
-        require(mem_len is None or mem_len >= 0, f"mem_len={mem_len} must be at least 0")
         require(self.samples >= 1, f"samples={self.samples} must be at least 1")
-        require(
-            beam_size is None or self.samples <= beam_size,
-            f"samples={self.samples} with beam_size={beam_size}: there are as many hypotheses as "
-            "the beam has; raise beam_size, or lower samples",
-        )
-        ended = {"--json": self.json, "--out": self.out, "several texts": self.is_several}
+        ended = {"--json": self.json, "--out": self.out, "several texts": self._is_several}
         endless = next((name for name, is_set in ended.items() if is_set), None)
         require(
             endless is None or self.settings.length > 0,
             f"length=0 generates without end, and {endless} needs a --length above 0",
         )
         # A state holds the memory of one text.
+        beam_size, samples = self.settings.beam_size, self.samples > 1
         exclude(state=self.state, prompts=self.prompts, midi=self.midi)
-        exclude(state=self.state, samples=self.samples > 1)
+        exclude(state=self.state, samples=samples)
         exclude(state=self.state, beam_size=beam_size)
         exclude(prompt="prompt" in self.given, prompts=self.prompts, midi=self.midi)
+        # It may resume within a step of a piece, so that voices would be exchanged.
+        exclude(state=self.state, out=of_music(self.out))
         if self.midi is not None:
             require_readable(self.midi)
-        self.files.check(self.state, self.midi)
+        if not any(path.suffix.lower() in MIDI_SUFFIXES for path in self.out):
+            # What a picture and the music that is continued need.
+            steps = ("voices", "steps_per_quarter") if self.midi or of_music(self.out) else ()
+            why = "it is for --out FILE.mid or .midi" + ", and for --midi" * (not steps)
+            refuse_others(self.music, "music.", steps, why)
+        if self.state is not None:
+            is_other = self.state.resolve() not in [path.resolve() for path in self.out]
+            require(is_other, f"--state {self.state} is a file of --out, too")
+        files_of(self.out, self._n_texts, force=self.force)
 
-    def _prompts(self, vocab: "Vocab") -> tuple[str, ...]:
+    @property
+    def _n_texts(self) -> int:
+        return max(1, len(self.prompts)) * self.samples
+
+    def _texts(self, vocab: "Vocab") -> tuple[str, ...]:
         """Return the texts to continue."""
         if self.midi is None:
             return self.prompts or (self.settings.prompt,)
@@ -160,29 +163,18 @@ class Generate(ReadsModel):
         # A piece begins where one ends; a prompt may stand anywhere in a text.
         return ids if self.midi is None else [*start_of(vocab), *ids]
 
-    def _begun(self, vocab: "Vocab", state: "State | None") -> tuple[str, list[int], Any]:
-        """Return the one prompt as text and as tokens, and the tokens in the memory before it."""
-        (text,), last_token = self._prompts(vocab), []
-        history: Any = ()
-        if state is not None:
-            # The prompt of the recipe is for the start of a text, not for one that resumes.
-            text = text if "prompt" in self.given else ""
-            last_token = [state.last_token]
-            history = () if state.read is None else state.read.numpy()
-        return text, [*last_token, *self._encoded(text, vocab)] or start_of(vocab), history
-
-    def _several(
+    def _batch(
         self, model: "LanguageModel", vocab: "Vocab", copies: int = 1
-    ) -> tuple[Sequence[str], list[list[int]]]:
-        """Return several prompts as texts and as tokens, each ``copies`` times."""
+    ) -> tuple[list[str], list[list[int]]]:
+        """Return the prompts as texts and as tokens, each ``copies`` times."""
         from transformer_xl.inference.generate import require_texts
 
-        begins = self._prompts(vocab)
+        texts = self._texts(vocab)
         # Before there are lists of so many.
-        require_texts(model, len(begins) * copies, self.mem_len, self.settings.length or None)
-        prompts = [self._encoded(text, vocab) or start_of(vocab) for text in begins]
-        begins = [text for text in begins for _ in range(copies)]
-        return begins, [ids for ids in prompts for _ in range(copies)]
+        require_texts(model, len(texts) * copies, self.mem_len, self.settings.length or None)
+        prompts = [self._encoded(text, vocab) or start_of(vocab) for text in texts]
+        copied = [text for text in texts for _ in range(copies)]
+        return copied, [ids for ids in prompts for _ in range(copies)]
 
     def _draw(
         self, model: "LanguageModel", vocab: "Vocab", state: "State | None", checksum: str
@@ -190,13 +182,20 @@ class Generate(ReadsModel):
         """Write one text as it is drawn."""
         from transformer_xl.inference.generate import generate, save_state, text_pieces
 
-        text, prompt, history = self._begun(vocab, state)
-        seed = self.settings.seed
-        if state is not None and state.random is not None and "seed" not in self.given:
-            seed = state.random
-        about = self._announced(vocab, model, seed if isinstance(seed, int) else None)
-        mems = None if state is None else state.mems
-        drawing = self._drawing(vocab)
+        (text,), seed = self._texts(vocab), self.settings.seed
+        last_token, mems, history = [], None, ()
+        if state is not None:
+            # The prompt of the recipe is for the start of a text, not for one that resumes.
+            text = text if "prompt" in self.given else ""
+            last_token, mems = [state.last_token], state.mems
+            history = () if state.read is None else state.read.numpy()
+            if state.random is not None and "seed" not in self.given:
+                seed = state.random
+        prompt = [*last_token, *self._encoded(text, vocab)] or start_of(vocab)
+        drawing, used = self._drawing(vocab)
+        about = self._said(
+            "sampling", used | {"seed": seed if isinstance(seed, int) else None}, model
+        )
         drawn = generate(model, prompt, mems=mems, seed=seed, history=history, **drawing)
 
         def save() -> None:
@@ -207,37 +206,40 @@ class Generate(ReadsModel):
         with saved_at_end(save):
             goes_on = self.state is not None
             pieces = text_pieces(drawn, vocab, self._stops, prompt, history, goes_on=goes_on)
-            written = {"prompt": text, "text": ""}
             if self.json or self.out:
-                written["text"] = "".join(pieces)
+                written = {"prompt": text, "text": "".join(pieces)}
             else:
+                written = None
                 for piece in chain([text], pieces, ["\n"]):
                     sys.stdout.write(piece)
                     sys.stdout.flush()
             self._say_looping([0] if drawn.is_looping else [])
-            if self.json or self.out:
+            if written:
                 self._show([written], about)
 
     def _draw_several(self, model: "LanguageModel", vocab: "Vocab") -> None:
+        """Write several texts that are drawn as one batch."""
         from transformer_xl.inference.generate import generate_batch, seed_of
 
-        begins, prompts = self._several(model, vocab, self.samples)
+        texts, prompts = self._batch(model, vocab, self.samples)
         seed = self.settings.seed
-        about = self._announced(vocab, model, seed)
-        batch = generate_batch(model, prompts, seed=seed, **self._drawing(vocab))
-        texts = batch.decode(vocab, self._stops)
-        self._say_looping(batch.looping)
+        drawing, used = self._drawing(vocab)
+        about = self._said("sampling", used | {"seed": seed}, model)
+        batch = generate_batch(model, prompts, seed=seed, **drawing)
         written = [
             {"prompt": prompt, "text": text, "seed": seed_of(seed, n)}
-            for n, (prompt, text) in enumerate(zip(begins, texts, strict=True))
+            for n, (prompt, text) in enumerate(
+                zip(texts, batch.decode(vocab, self._stops), strict=True)
+            )
         ]
+        self._say_looping(batch.looping)
         self._show(written, about)
 
     def _search(self, model: "LanguageModel", vocab: "Vocab") -> None:
         """Write what beam search finds."""
         from transformer_xl.inference.generate import Searching, beam_search
 
-        begins, prompts = self._several(model, vocab)
+        texts, prompts = self._batch(model, vocab)
         settings = self.settings.searching or {}
         searching = Searching(**settings, n_best=self.samples, stop=self._stops)
         about = self._said("searching", settings, model)
@@ -245,23 +247,24 @@ class Generate(ReadsModel):
         hypotheses = beam_search(model, prompts, searching, vocab=vocab, **lengths)
         written = [
             {"prompt": text, "text": each.text, "score": each.score}
-            for text, of_text in zip(begins, hypotheses, strict=True)
+            for text, of_text in zip(texts, hypotheses, strict=True)
             for each in of_text
         ]
         self._show(written, about)
 
     def _show(self, texts: list[dict[str, Any]], about: dict[str, Any]) -> None:
         """Write the files, if there are any, and print the texts, or the JSON object."""
-        result = ({"texts": texts} if self.is_several else texts[0]) | about
+        result = ({"texts": texts} if self._is_several else texts[0]) | about
         if self.out:
-            pairs = [(x["prompt"], x["text"]) for x in texts]
-            result["files"] = self.files.write(pairs, about["settings"])
+            files = files_of(self.out, self._n_texts, force=self.force)
+            sizes = {"length": self.settings.length, "force": self.force}
+            result["files"] = write_texts(files, texts, MusicConfig(**self.music), **sizes)
         if self.json:
             show(result, as_json=True)
         if self.json or self.out:
             return
         for n, each in enumerate(texts, 1):
-            if self.is_several:
+            if self._is_several:
                 rank = f"score {each['score']:.4f}" if "score" in each else f"seed {each['seed']}"
                 sys.stdout.write(f"--- {n} of {len(texts)}, {rank}\n")
             sys.stdout.write(f"{each['prompt']}{each['text']}\n")
@@ -271,20 +274,10 @@ class Generate(ReadsModel):
         if texts:
             which = f"texts {', '.join(str(text + 1) for text in sorted(texts))}"
             say(
-                f"{which if self.is_several else 'the text'} ended early: the "
-                f"last {self.settings.loop_min_length} tokens or more repeat one sequence; "
-                "--on_loop continue goes on, --on_loop break excludes the token that would repeat "
-                "it"
+                f"{which if self._is_several else 'the text'} ended early: the last "
+                f"{self.settings.loop_min_length} tokens or more repeat one sequence; --on_loop "
+                "continue goes on, --on_loop break avoids it"
             )
-
-    def _announced(
-        self, vocab: "Vocab", model: "LanguageModel", seed: int | None
-    ) -> dict[str, Any]:
-        """Return and print the sampling settings; seed None: a saved random state is used."""
-        from transformer_xl.inference.generate import Sampler, Sampling
-
-        drawing = Sampler(Sampling(**self.settings.sampling), len(vocab), vocab).settings
-        return self._said("sampling", {**drawing, "seed": seed}, model)
 
     def _said(self, what: str, used: dict[str, Any], model: "LanguageModel") -> dict[str, Any]:
         """Return the settings and how tokens are decoded; print the settings that differ."""
@@ -300,20 +293,15 @@ class Generate(ReadsModel):
         if preface:
             shown[-1] += " tokens (--no_preface: without)"
         say(f"{what} with {', '.join(shown) or 'the defaults'}")
-        if not mem_len and model.remembers_positions:
-            say(
-                "mem_len=0: nothing is remembered, so each token is drawn from the one before it "
-                "alone; give --mem_len, such as the context of the training"
-            )
-        step, decoding = choose_step(model)
-        if step is None:
-            say(f"decoding is slower than it could be: {decoding}")
         settings["length"] = self.settings.length or None
-        return {"settings": settings, "decoding": decoding}
+        return {"settings": settings, "decoding": choose_step(model)[1]}
 
-    def _drawing(self, vocab: "Vocab") -> dict[str, Any]:
-        from transformer_xl.inference.generate import Sampling, for_tokens
+    def _drawing(self, vocab: "Vocab") -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the arguments of generation, and its settings as they are printed."""
+        from transformer_xl.inference.generate import Sampler, Sampling, for_tokens
 
-        lengths = {"length": self.settings.length or None, "mem_len": self.mem_len}
-        sampling = Sampling(**for_tokens(self.settings.sampling, vocab))
-        return {"sampling": sampling, **lengths}
+        settings = self.settings
+        used = Sampler(Sampling(**settings.sampling), len(vocab), vocab).settings
+        drawing: dict[str, Any] = {"sampling": Sampling(**for_tokens(settings.sampling, vocab))}
+        drawing |= {"length": settings.length or None, "mem_len": self.mem_len}
+        return drawing, used

@@ -1,9 +1,7 @@
-"""Settings of a recipe that are given on the command line: ``--section.key value``."""
+"""What commands have in common: options, and settings of a recipe, ``--section.key value``."""
 
-import ast
-import inspect
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, dataclass, is_dataclass
 from functools import cache
 from typing import (
     TYPE_CHECKING,
@@ -19,36 +17,25 @@ from typing import (
 )
 
 import tyro
+from docstring_parser import parse_from_object
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from transformer_xl.config import (
-    Config,
-    DataConfig,
-    ModelConfig,
-    TrainConfig,
-    checked,
-    classes_of,
-    fields_of,
-    hints_of,
-    load_recipe,
-)
+from transformer_xl.config import checked, classes_of, fields_of, hints_of
 from transformer_xl.errors import SettingsError
 
 _Section = TypeVar("_Section")
-
-READ_BY_SEGMENTS = ("segment_len", "mem_len", "attn_len", "clamp_len", "ext_len", "batch_size")
-"""Settings of an evaluation that apply wherever a text is read segment by segment."""
 
 # Booleans take a value, too.
 Value = tyro.conf.FlagConversionOff
 Recipe = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
 # No Path, which is the same for ./english as for the name english.
+Folder = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
 # Defined here, so that help does not import torch.
 Weights = Literal["float32", "bfloat16", "int8"]
-Folder = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
 
 
 class Given(dict[str, Any], Generic[_Section]):
-    """The settings of a section that are given, by name.
+    """The settings of a section that are on the command line, by name.
 
     The parser sees a dictionary in which every key is optional, so a command knows which settings
     were given; the others come from the recipe when the command runs.
@@ -67,15 +54,13 @@ class Given(dict[str, Any], Generic[_Section]):
                 name: Annotated[hints[name], _argument(section, x, name in cls._short)]
                 for name, x in fields_of(section).items()
             }
-            return Annotated[
-                TypedDict(section.__name__, keys, total=False), Value, section, cls._short
-            ]
+            return Annotated[TypedDict(section.__name__, keys, total=False), Value, section]
 
 
 class GivenWithLengths(Given[_Section] if TYPE_CHECKING else Given):
     """The same, with lengths that can be given without the name of the section."""
 
-    _short = READ_BY_SEGMENTS
+    _short = ("segment_len", "mem_len", "attn_len", "clamp_len", "ext_len", "batch_size")
 
 
 def nothing() -> Any:
@@ -98,21 +83,16 @@ def _argument(section: type, field: Field, has_short_name: bool) -> Any:
 
 @cache
 def field_docstrings(section: type) -> dict[str, str]:
-    """Return the docstring below each field of a class, from its source code."""
-    texts, name = {}, ""
+    """Return the docstring below each field of a class."""
+    texts: dict[str, str] = {}
     for cls in {base: None for each in classes_of(section) for base in each.__mro__[-2::-1]}:
-        (definition,) = ast.parse(inspect.getsource(cls)).body
-        assert isinstance(definition, ast.ClassDef)
-        for node in definition.body:
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                name = node.target.id
-            elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-                texts.setdefault(name, " ".join(str(node.value.value).split()))
+        for field in parse_from_object(cls).params:
+            texts.setdefault(field.arg_name, " ".join((field.description or "").split()))
     return texts
 
 
 def check_given(command: Any) -> None:
-    """Validate each given setting by the rules of its section.
+    """Validate the settings on the command line by the rules of their sections.
 
     Raises:
         SettingsError: A setting has a wrong type, is out of range, or is unknown.
@@ -126,10 +106,39 @@ def check_given(command: Any) -> None:
 
 
 def refuse_others(given: Mapping[str, Any], section: str, names: tuple[str, ...], why: str) -> None:
-    """Refuse given settings that would have no effect: those that are not in ``names``."""
+    """Refuse settings that would have no effect: those that are not in ``names``."""
     for name, value in given.items():
         if name not in names:
             raise SettingsError(f"--{section}{name} {value} has no effect here: {why}")
+
+
+def lists_of_numbers() -> ConstructorRegistry:
+    """Return the rule by which the parser reads lists of numbers: ``0 128``, ``0,128``, ``0, 128``.
+
+    Texts are not divided at commas, which may belong to them.
+    """
+
+    def rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+        kind, *rest = get_args(info.type) or (None,)
+        if get_origin(kind) is Annotated:
+            # With a range.
+            kind = get_args(kind)[0]
+        if get_origin(info.type) is not tuple or rest != [...] or kind not in (int, float):
+            return None
+        name = kind.__name__.upper()
+        return PrimitiveConstructorSpec(
+            nargs="*",
+            metavar=f"[{name} [{name} ...]]",
+            instance_from_str=lambda words: tuple(
+                kind(x) for word in words for x in word.split(",") if x.strip()
+            ),
+            is_instance=lambda value: isinstance(value, tuple),
+            str_from_instance=lambda value: [*map(str, value)],
+        )
+
+    registry = ConstructorRegistry()
+    registry.primitive_rule(rule)
+    return registry
 
 
 @dataclass(kw_only=True)
@@ -156,25 +165,3 @@ class PrintsResult:
 
     json: bool = False
     """Print the result as one JSON object on the last line."""
-
-
-@dataclass(kw_only=True)
-class RecipeCommand(PrintsResult):
-    """A command that takes a recipe and settings that replace those of the recipe."""
-
-    recipe: Recipe
-    """A recipe by its name or file."""
-    model: Given[ModelConfig] = field(default_factory=nothing)
-    data: Given[DataConfig] = field(default_factory=nothing)
-    train: Given[TrainConfig] = field(default_factory=nothing)
-
-    def config(self) -> Config:
-        """Return the recipe with the given settings."""
-        return self.changed(load_recipe(self.recipe))
-
-    def changed(self, config: Config) -> Config:
-        """Return a configuration with the given settings."""
-        sections = (x.name for x in fields(Config) if hasattr(self, x.name))
-        return replace(
-            config, **{x: replace(getattr(config, x), **getattr(self, x)) for x in sections}
-        )

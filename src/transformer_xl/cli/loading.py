@@ -3,11 +3,9 @@
 import os
 import signal
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,16 +15,12 @@ from transformer_xl.config import (
     Config,
     DataConfig,
     EvalConfig,
-    GenerateConfig,
-    load_recipe,
     locate,
-    locate_here,
-    may_be_on_hub,
-    recipe_names,
-    recipe_of,
     require_new_file,
 )
-from transformer_xl.errors import DataError
+from transformer_xl.errors import DataError, InputError
+
+_EMPTY = "is empty (0 tokens): at least 2 tokens are needed to predict one"
 
 if TYPE_CHECKING:
     from transformer_xl.data import Corpus, Vocab
@@ -46,56 +40,13 @@ def require_model(name: Path | str) -> None:
         say(remark)
 
 
-def is_model(name: str) -> bool:
-    """Whether a name in place of a recipe is that of a model.
-
-    Recipes come first, as a run folder is often named after its recipe.
-    """
-    if name in recipe_names() or name.endswith(".toml"):
-        return False
-    place = locate_here(name)
-    return may_be_on_hub(name) if place is None else place.path.is_dir()
-
-
-def recipe_or_model(name: str) -> Config:
-    """Return a recipe by its name or file, or the recipe that fine-tunes a model."""
-    return fine_tuning_of(name) if is_model(name) else load_recipe(name)
-
-
-def fine_tuning_of(folder: Path | str) -> Config:
-    """Return a recipe that fine-tunes a model: its architecture, vocabulary and weights.
-
-    Settings of training, evaluation and generation come from the recipe of its run, if any.
-    """
-    from transformer_xl.data import is_vocabulary, load_vocab
-    from transformer_xl.inference.generate import prompt_for
-    from transformer_xl.model import CONFIG_FILE, find_model_folder, load_config
-
-    place, recipe = find_model_folder(folder), recipe_of(folder)
-    model = load_config(place / CONFIG_FILE)
-    data = DataConfig(vocab="features") if model.n_features else DataConfig()
-    base = recipe or Config(model=model, data=data, eval=evaluation_of(folder, None, None))
-    data = replace(base.data, name="", path=None, valid_path=None, test_path=None, corpus=None)
-    if is_vocabulary(place):
-        data = replace(data, tokenizer=str(place))
-        if recipe is None:
-            base = replace(base, generate=GenerateConfig(prompt=prompt_for(load_vocab(place))))
-    return replace(base, model=model, data=data, train=replace(base.train, init_from=str(place)))
-
-
-def evaluation_of(folder: Path | str, recipe: Config | None, preset: str | None) -> EvalConfig:
-    """Return evaluation settings: of the preset, else the recipe, else the settings file."""
-    if recipe and not preset:
+def evaluation_of(folder: Path | str, recipe: Config | None) -> EvalConfig:
+    """Return the evaluation settings of the recipe of a model, else those of its settings file."""
+    if recipe is not None:
         return recipe.eval
-    from transformer_xl.config import preset_eval
-    from transformer_xl.model import CONFIG_FILE, find_model_folder, load_eval_config, read_config
+    from transformer_xl.model import CONFIG_FILE, find_model_folder, load_eval_config
 
-    config = find_model_folder(folder) / CONFIG_FILE
-    if not preset:
-        return load_eval_config(config) or EvalConfig()
-    origin = read_config(config).get("origin")
-    written_by = origin.get("format") if isinstance(origin, dict) else None
-    return preset_eval(preset, keys_beyond_memory=int(written_by in ("tensorflow", "nvidia")))
+    return load_eval_config(find_model_folder(folder) / CONFIG_FILE) or EvalConfig()
 
 
 def load(folder: Path | str, weights: Weights = "float32") -> tuple["LanguageModel", "Vocab"]:
@@ -133,56 +84,34 @@ def load_with_state(
 @contextmanager
 def saved_at_end(save: Callable[[], None]) -> Iterator[None]:
     """Call ``save`` at the end of a ``with`` block, also when Ctrl-C or SIGTERM ends it."""
-    is_main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if is_main else None
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        try:
-            yield
-        finally:
-            save()
+        yield
     finally:
-        if is_main:
-            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+        try:
+            save()
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
 def corpus_of(data: DataConfig, vocab: "Vocab", folder: Path | str, remedy: str) -> "Corpus":
     """Prepare the corpus of a run; require that its vocabulary is that of the model.
 
     Raises:
-        DataError: It is another one.
+        InputError: The settings name no corpus.
+        DataError: The vocabulary is another one.
     """
     from transformer_xl.data import prepare
 
+    if not data.is_given:
+        why = "is a model folder without a recipe, so its corpus is unknown"
+        raise InputError(f"{folder} {why}: give {remedy}, or the run folder instead")
     corpus = prepare(data, say)
     if corpus.vocab.hash != vocab.hash:
         raise DataError(
             f"the vocabulary of the corpus is not the one of the model in {folder}: give {remedy}"
-            f"{_raw_remedy(corpus)}"
         )
     return corpus
-
-
-def warn_of_another_text(corpus: "Corpus", folder: Path | str) -> None:
-    """Warn if a run was trained on other tokens than those of the corpus, as far as is known."""
-    from transformer_xl.train import CHECKPOINTS, checkpoints_in, read_about
-
-    for checkpoint in checkpoints_in(locate(folder).path / CHECKPOINTS):
-        try:
-            trained = read_about(checkpoint)["corpus"]
-        except (OSError, ValueError, KeyError):
-            continue
-        if not trained.items() <= corpus.checksums.items():
-            say(
-                f"warning: {folder} was trained on another text, as the checksums of its tokens "
-                f"tell{_raw_remedy(corpus)}"
-            )
-        return
-
-
-def _raw_remedy(corpus: "Corpus") -> str:
-    """Return what reads the text as earlier versions did, if that is another one."""
-    is_normalized = bool(corpus.manifest.get("text_changes"))
-    return "; --data.raw True reads it as earlier versions did" if is_normalized else ""
 
 
 def name_of(path: Path) -> str:
@@ -205,14 +134,8 @@ def require_readable(path: Path, *, is_text: bool = True) -> None:
     if str(path) == "-" or (path.exists() and not (path.is_file() or path.is_dir())):
         return
     with named(path), path.open("rb") as file:
-        is_empty = is_text and not file.read(1)
-    if is_empty:
-        raise _empty(path)
-
-
-def _empty(path: Path) -> DataError:
-    why = "is empty (0 tokens): at least 2 tokens are needed to predict one"
-    return DataError(f"{name_of(path)} {why}")
+        if is_text and not file.read(1):
+            raise DataError(f"{path} {_EMPTY}")
 
 
 def is_within(file: Path, paths: str | None) -> bool:
@@ -251,7 +174,7 @@ def read_text(path: Path, vocab: "Vocab", *, is_raw: bool = False, remedy: str =
         content = b"".join(normalized([content], normalizer))
         say_changes(name, normalizer.changes, remedy)
     if not content:
-        raise _empty(path)
+        raise DataError(f"{name} {_EMPTY}")
     return _decodable(content.decode("utf-8", "surrogateescape"), vocab, name)
 
 
@@ -296,15 +219,11 @@ def start_of(vocab: "Vocab") -> list[int]:
 
 def _decodable(text: str, vocab: "Vocab", name: str) -> str:
     """Return the text; refuse bytes that are not UTF-8 unless the vocabulary is of bytes."""
-    if vocab.kind != "bytes":
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            byte = ord(text[error.start]) - 0xDC00
-            kind = "its own tokens" if vocab.kind == "imported" else vocab.kind
-            raise DataError(
-                f"{name} is not UTF-8 text: character {error.start:,} is the byte 0x{byte:02x}, "
-                f"and the vocabulary has only {kind}: convert the text to UTF-8, or use a model of "
-                "bytes"
-            ) from None
+    byte = next((x for x in text if "\udc80" <= x <= "\udcff"), None)
+    if byte is not None and vocab.kind != "bytes":
+        raise DataError(
+            f"{name} is not UTF-8 text: character {text.index(byte):,} is the byte "
+            f"0x{ord(byte) - 0xDC00:02x}, and the vocabulary has only {vocab.kind}: convert the "
+            "text to UTF-8, or use a model of bytes"
+        )
     return text

@@ -1,4 +1,4 @@
-"""The commands convert, export, serve and doctor: what is done with a trained model."""
+"""The commands models, convert, export, serve and doctor: what is done with a trained model."""
 
 import logging
 import os
@@ -11,15 +11,64 @@ from typing import Annotated, Literal
 import tyro
 
 from transformer_xl.apps.serve import ServeSettings
-from transformer_xl.cli.given import Folder, LoadsModels
-from transformer_xl.cli.loading import Weights, load, require_model
+from transformer_xl.cli.given import Folder, LoadsModels, PrintsResult, ReadsModel
+from transformer_xl.cli.loading import load, require_model
 from transformer_xl.cli.printing import say, show
-from transformer_xl.config import locate_here, may_be_on_hub, require, require_new
+from transformer_xl.config import (
+    locate_here,
+    may_be_on_hub,
+    newest_models,
+    require,
+    require_new,
+    shipped_model,
+    shipped_path,
+)
 from transformer_xl.errors import SettingsError
 
 
 @dataclass(kw_only=True)
-class Convert(LoadsModels):
+class Models(PrintsResult):
+    """List the models that come with the package, or show the card of one.
+
+    Whatever takes a model folder takes the name of such a model, without a version or with one, as
+    in python-code-1. A model folder or run folder of that name comes first; after both,
+    OWNER/NAME is looked up on the Hugging Face hub.
+
+    Examples:
+      txl models
+      txl models python-code
+      txl models --json
+    """
+
+    name: Annotated[str, tyro.conf.Positional] = ""
+    """The model to show, as python-code or python-code-1."""
+
+    def run(self) -> int:
+        """Print the list or the card; return 1 if a model cannot be read."""
+        if self.name:
+            card = shipped_path(self.name) / "README.md"
+            if self.json and (model := shipped_model(self.name)):
+                show(model.about(), as_json=True)
+            else:
+                print(card.read_text(encoding="utf-8"), end="")
+            return 0
+        models, about = newest_models(), {}
+        for model in models:
+            try:
+                about[model.name] = model.about()
+            except (OSError, RuntimeError, ValueError) as error:
+                say(f"{model.full_name} cannot be read, install transformer-xl again: {error}")
+        if not self.json:
+            for name, card in about.items():
+                figure, value = next(iter(card["metrics"].items()))
+                size = f"{card['parameters'] / 1e6:.1f} M parameters"
+                about[name] = f"{card['summary']} ({size}; {value:g} {figure})"
+        show(about, as_json=self.json)
+        return int(len(about) < len(models))
+
+
+@dataclass(kw_only=True)
+class Convert(LoadsModels, PrintsResult):
     """Convert an old checkpoint to a model folder.
 
     SOURCE is a model.pt or state dict of the authors' code, a TensorFlow checkpoint, an NVIDIA
@@ -55,8 +104,6 @@ class Convert(LoadsModels):
     """First token ID of each further cluster of the adaptive softmax."""
     layer_norm_epsilon: float | None = None
     """Epsilon of the layer normalization."""
-    json: bool = False
-    """Print the settings of the converted model as one JSON object."""
 
     def run(self) -> None:
         """Convert."""
@@ -73,7 +120,7 @@ class Convert(LoadsModels):
 
 
 @dataclass(kw_only=True)
-class Export(LoadsModels):
+class Export(LoadsModels, PrintsResult):
     """Export one step of a model to ONNX or torch.export, with the memory as input and output.
 
     Writes a new folder with the program, a manifest (step.json) with the names and shapes of its
@@ -95,8 +142,6 @@ class Export(LoadsModels):
     """Memory length, fixed in the program; None: as configured in the model."""
     tokens: int = 1
     """Tokens per step, fixed in the program."""
-    json: bool = False
-    """Print the manifest as one JSON object, with the largest difference from the model."""
 
     def run(self) -> None:
         """Export, and print how the program compares with the model."""
@@ -118,7 +163,7 @@ class Export(LoadsModels):
 
 
 @dataclass(kw_only=True)
-class Serve(LoadsModels):
+class Serve(ReadsModel):
     """Serve a model over an OpenAI-compatible HTTP API, with sessions that keep their memory.
 
     The printed address has a page to try it. SIGTERM or Ctrl-C shuts down gracefully: running
@@ -136,10 +181,6 @@ class Serve(LoadsModels):
       txl serve models/wt103 --weights bfloat16 --max_batch 16
     """
 
-    dir: Folder
-    """A model folder, a run folder, or the name of a model (txl models)."""
-    weights: Weights = "float32"
-    """Precision of the weights: quantized ones are faster; txl eval measures the loss."""
     serving: Annotated[ServeSettings, tyro.conf.OmitArgPrefixes] = field(
         default_factory=ServeSettings
     )
@@ -179,7 +220,7 @@ class Serve(LoadsModels):
 
 
 @dataclass(kw_only=True)
-class Doctor(LoadsModels):
+class Doctor(LoadsModels, PrintsResult):
     """Show what this machine offers, which implementations it uses and its speed; or verify files.
 
     For a model folder, run folder, weights file or state file, verifies checksums, shapes, dtypes
@@ -195,8 +236,6 @@ class Doctor(LoadsModels):
 
     path: Annotated[str | None, tyro.conf.Positional] = None
     """A folder or a file to verify, or the name of a model."""
-    json: bool = False
-    """Print one JSON object."""
 
     def run(self) -> int:
         """Print the diagnosis."""

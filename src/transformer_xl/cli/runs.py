@@ -12,42 +12,31 @@ import tyro
 from transformer_xl.cli.fitting import (
     TEXT_RECIPE,
     FittedRecipe,
+    fine_tuning_of,
     fitted_to_text,
+    is_model,
     is_text,
     recipe_of_text,
     text_settings,
 )
-from transformer_xl.cli.given import Given, LoadsModels, PrintsResult, Recipe, nothing
-from transformer_xl.cli.loading import is_model, recipe_or_model, require_model
+from transformer_xl.cli.given import Given, PrintsResult, Recipe, nothing
+from transformer_xl.cli.loading import require_model
 from transformer_xl.cli.printing import say, say_if_slow, show
 from transformer_xl.config import (
     Config,
     DataConfig,
-    EvalConfig,
-    GenerateConfig,
     load_recipe,
-    locate,
     recipe_copy,
     recipe_names,
-    recipe_of,
     recipe_text,
     require,
     shipped_model,
 )
 from transformer_xl.errors import SettingsError
 
-_GROUPS = (
-    "for two CPU cores",
-    "of the shipped models",
-    "of tasks, trained by txl task, for one CPU core",
-    "contestants of txl compare, for one CPU core",
-    "for a GPU",
-    "the paper's",
-)
-
 
 @dataclass(kw_only=True)
-class Recipes:
+class Recipes(PrintsResult):
     """List the recipes that come with the package, show one, or copy one to change it.
 
     Examples:
@@ -60,33 +49,19 @@ class Recipes:
     """The recipe to show or copy."""
     copy: Path | None = None
     """Write the recipe to this new file, with a vocabulary of bytes in place of characters."""
-    json: bool = False
-    """Print one JSON object: the summaries of all recipes, or the settings of the named one."""
 
     def run(self) -> None:
         """Print or copy recipes."""
         if self.copy:
-            if not self.name:
-                raise SettingsError(
-                    "--copy needs the name of a recipe: txl recipes NAME --copy FILE"
-                )
+            require(bool(self.name), "--copy needs a name: txl recipes NAME --copy FILE")
             self._copy(self.copy)
         elif self.name and self.json:
             show(asdict(load_recipe(self.name)), as_json=True)
         elif self.name:
             print(recipe_text(self.name), end="")
         else:
-            summaries = {
-                name: recipe_text(name).splitlines()[1].removeprefix("# ")
-                for name in recipe_names()
-            }
-            if self.json:
-                show(summaries, as_json=True)
-                return
-            for group in _GROUPS:
-                print(group)
-                members = {f"  {x}": y for x, y in summaries.items() if _group_of(x) == group}
-                show(members, as_json=False)
+            summaries = {name: recipe_text(name).splitlines()[1] for name in recipe_names()}
+            show({x: y.removeprefix("# ") for x, y in summaries.items()}, as_json=self.json)
 
     def _copy(self, path: Path) -> None:
         text = recipe_copy(self.name)
@@ -96,28 +71,10 @@ class Recipes:
         except OSError as error:
             raise type(error)(f"cannot write {path}: {error.strerror}") from error
         if text != recipe_text(self.name):
-            say(
-                'vocab = "bytes" encodes any text; the original recipe has the characters of its '
-                f"corpus (txl recipes {self.name} prints it)"
-            )
+            say(f'vocab = "bytes" encodes any text; txl recipes {self.name} prints the original')
         say(f"wrote {path}; train it with: txl train {path} --out runs/mine")
         if self.json:
             show({"file": str(path)}, as_json=True)
-
-
-def _group_of(recipe: str) -> str:
-    """Return the group of a recipe: by its name, or by what its comments say."""
-    cores, shipped, tasks, contestants, gpu, papers = _GROUPS
-    text = recipe_text(recipe)
-    if recipe.startswith("paper-"):
-        return papers
-    if recipe.startswith("compare-") or recipe == "modern-xl":
-        return contestants
-    if "Trained by `txl task" in text or "training of `txl task" in text:
-        return tasks
-    if "shipped model" in text:
-        return shipped
-    return cores if recipe == "demo" or recipe.endswith("-cpu") else gpu
 
 
 @dataclass(kw_only=True)
@@ -142,10 +99,6 @@ class Prepare(PrintsResult):
     """A recipe by its name or file, a corpus, or a file or folder of text."""
     data: Given[DataConfig] = field(default_factory=nothing)
 
-    def has_saved(self) -> bool:
-        """Return True: downloads and counts are kept for the next run."""
-        return True
-
     def run(self) -> None:
         """Build the corpus of the recipe, or a known one with its usual settings."""
         from transformer_xl.data import KNOWN_CORPORA, common_settings, prepare
@@ -165,7 +118,7 @@ class Prepare(PrintsResult):
 
 
 @dataclass(kw_only=True)
-class Train(FittedRecipe, LoadsModels):
+class Train(FittedRecipe):
     """Train a model by a recipe, or fine-tune one; the same command resumes an interrupted run.
 
     Any setting of the recipe can be changed here. Ctrl-C saves a checkpoint and stops. A file or
@@ -192,15 +145,13 @@ class Train(FittedRecipe, LoadsModels):
     the name of the text or the recipe."""
     quiet: bool = False
     """Print only the result."""
-    eval: Given[EvalConfig] = field(default_factory=nothing)
-    generate: Given[GenerateConfig] = field(default_factory=nothing)
 
     @property
     def folder(self) -> Path:
         """The run folder.
 
         Raises:
-            ValueError: It must be given.
+            SettingsError: It must be given.
         """
         if self.out is not None:
             return self.out
@@ -212,52 +163,44 @@ class Train(FittedRecipe, LoadsModels):
         return Path("runs") / (path.stem if path.is_file() else path.resolve().name)
 
     def config(self) -> Config:
-        """Return the recipe with the given settings."""
-        return self.changed(self._own())
+        """Return the recipe with the settings of the command line."""
+        return self.changed(self._recipe())
 
-    def _own(self) -> Config:
+    def _recipe(self) -> Config:
         """Return the recipe, that of a text, or that of fine-tuning a model."""
+        texts = [x for x in ("name", "path", "corpus") if self.data.get(x)]
         if is_text(self.recipe):
-            for name in ("name", "path", "corpus"):
-                require(
-                    not self.data.get(name),
-                    f"{self.recipe} and --data.{name} {self.data.get(name)} are two texts: leave "
-                    "out one of them, or give a recipe in place of the first",
+            for name in texts:
+                raise SettingsError(
+                    f"{self.recipe} and --data.{name} {self.data[name]} are two texts: leave "
+                    "out one of them, or give a recipe in place of the first"
                 )
             return recipe_of_text(self.recipe)
-        config = recipe_or_model(self.recipe)
-        if is_model(self.recipe) and not {"name", "path", "corpus"} & self.data.keys():
-            config = _with_own_text(self.recipe, config)
-        return config
-
-    def has_saved(self) -> bool:
-        """Return whether there is a checkpoint to resume from."""
-        from transformer_xl.train import CHECKPOINTS
-
-        return any((self.folder / CHECKPOINTS).glob("step_*"))
+        if is_model(self.recipe):
+            return fine_tuning_of(self.recipe, keeps_text=not texts)
+        return load_recipe(self.recipe)
 
     def run(self) -> None:
         """Train, evaluate, report."""
         from transformer_xl.config import Stalled, is_first_process, prepare_process
-        from transformer_xl.train import train
+        from transformer_xl.train import CHECKPOINTS, train
 
         prepare_process()
-        if is_first_process():
-            for name in (
-                self.recipe if is_model(self.recipe) else None,
-                self.train.get("init_from"),
-            ):
-                if name is not None:
-                    require_model(name)
+        models = [self.recipe] if is_model(self.recipe) else []
+        if (model := self.train.get("init_from")) is not None:
+            models.append(model)
+        for name in models if is_first_process() else ():
+            require_model(name)
         folder = self.folder
         try:
-            recipe = self._own()
-            if not self.has_saved():
+            recipe = self._recipe()
+            if not any((folder / CHECKPOINTS).glob("step_*")):
                 self.say(self._beginning(recipe))
             config = self.changed(recipe)
             say_if_slow(config.train.precision)
-            if (self.data or is_text(self.recipe)) and config.data.vocab != "features":
-                overrides = {x: getattr(self, x) for x in ("train", "generate")}
+            has_text = config.data.vocab != "features"
+            if (self.data or is_text(self.recipe)) and has_text:
+                overrides = {"train": self.train, "generate": self.generate}
                 config = fitted_to_text(config, overrides, self.say)
             results = train(config, folder, quiet=self.quiet)
         except Stalled as error:
@@ -267,10 +210,8 @@ class Train(FittedRecipe, LoadsModels):
             os._exit(1)
         if not is_first_process():
             return
-        if not self.quiet:
-            has_text = config.data.vocab != "features"
-            after = f"generate {folder} --prompt 'some text to continue'"
-            say(f"next: txl {after if has_text else f'eval {folder}'}")
+        after = f"generate {folder} --prompt 'some text to continue'"
+        self.say(f"next: txl {after if has_text else f'eval {folder}'}")
         # Last, so that the result is the last line where stdout and stderr go to one file. Where
         # the training is shown, it has ended with its figures.
         if self.quiet or self.json:
@@ -279,31 +220,13 @@ class Train(FittedRecipe, LoadsModels):
 
     def _beginning(self, recipe: Config) -> str:
         """Say which weights the training begins with, and how to begin with others."""
-        is_of_text = is_text(self.recipe)
-        text = self.data.get("path") or (self.recipe if is_of_text else "")
-        text = shlex.quote(text) if text else "TEXT"
         if (model := self.train.get("init_from", recipe.train.init_from)) is not None:
-            if self.recipe in recipe_names() or "init_from" in self.train:
-                return f"from the weights of {model}; without train.init_from, from random weights"
-            return (
-                f"from the weights of {self.recipe}; to begin with random weights, give a recipe "
-                "(txl recipes)"
-            )
-        begins, name = f"from random weights, by the recipe {self.recipe}", "english-1"
-        if is_of_text:
-            begins = f"from random weights, byte by byte, as the recipe {TEXT_RECIPE}"
-        elif (shipped := shipped_model(self.recipe)) is not None:
-            name = shipped.full_name
-        else:
-            return begins
-        return f"{begins}; from those of a model: txl train {name} --data.path {text}"
-
-
-def _with_own_text(name: str, config: Config) -> Config:
-    """Return the recipe that fine-tunes a run with the text that the run was trained on."""
-    recipe = recipe_of(name)
-    if recipe is None or not locate(name).is_path:
-        return config
-    texts = ("name", "path", "valid_path", "test_path", "corpus")
-    values = {x: getattr(recipe.data, x) for x in texts}
-    return replace(config, data=replace(config.data, **values))
+            return f"from the weights of {model}"
+        is_of_text = is_text(self.recipe)
+        shipped = shipped_model("english" if is_of_text else self.recipe)
+        model = shipped.full_name if shipped else "MODEL"
+        how = f"byte by byte, as {TEXT_RECIPE}" if is_of_text else f"by the recipe {self.recipe}"
+        text = self.recipe if is_of_text else self.data.get("path") or "TEXT"
+        return f"from random weights, {how}; from those of a model: " + shlex.join(
+            ["txl", "train", model, "--data.path", text]
+        )

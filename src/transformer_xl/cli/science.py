@@ -9,21 +9,20 @@ import tyro
 
 from transformer_xl.cli.fitting import FittedRecipe, is_text, recipe_of_text
 from transformer_xl.cli.given import (
-    Given,
     LoadsModels,
     PrintsResult,
     Value,
-    nothing,
     refuse_others,
 )
 from transformer_xl.cli.loading import corpus_of, evaluation_of, read_text, require_model
 from transformer_xl.cli.printing import exclude, say, say_if_slow, show
-from transformer_xl.cli.tables import can_plot, narrow, require_plot, write_results
+from transformer_xl.cli.tables import can_plot, require_plot, write_results
 from transformer_xl.config import (
     Config,
     Count,
     EvalConfig,
     GenerateConfig,
+    Positive,
     Range,
     check,
     load_recipe,
@@ -169,7 +168,7 @@ class Recl(LoadsModels, PrintsResult):
         from transformer_xl.model import SEGMENT_LEN, Lengths
 
         recipe = recipe_of(folder)
-        evaluation = evaluation_of(folder, recipe, None)
+        evaluation = evaluation_of(folder, recipe)
         trained = recipe.train.segment_len if recipe else SEGMENT_LEN
         lengths = Lengths.of(model.config, **evaluation.lengths_after(trained))
         if evaluation.window:
@@ -185,7 +184,7 @@ class Recl(LoadsModels, PrintsResult):
 
 
 @dataclass(kw_only=True)
-class Ablate(FittedRecipe, LoadsModels):
+class Ablate(FittedRecipe):
     """Repeat the paper's ablations at any size: recurrence, relative encoding, full loss.
 
     Each row of Table 6 (or 7, or 10) is trained with each seed, for the same steps or minutes, as
@@ -217,8 +216,6 @@ class Ablate(FittedRecipe, LoadsModels):
     """Split on which all rows are evaluated."""
     tokens: int | None = None
     """Evaluate on this many tokens from the start of the split; None: on all."""
-    eval: Given[EvalConfig] = field(default_factory=nothing)
-    generate: Given[GenerateConfig] = field(default_factory=nothing)
 
     def config(self) -> Config:
         """Return the recipe with the given settings, without the lengths of its evaluation."""
@@ -230,12 +227,6 @@ class Ablate(FittedRecipe, LoadsModels):
             steps = {} if self.steps is None else {"steps": self.steps}
             self.train.update(steps, minutes=self.minutes)
         return self.changed(replace(recipe, eval=evaluation))
-
-    def has_saved(self) -> bool:
-        """Return whether a run has a checkpoint to resume from."""
-        from transformer_xl.train import CHECKPOINTS
-
-        return any(self.out.glob(f"*/seed_*/{CHECKPOINTS}/step_*"))
 
     def run(self) -> None:
         """Train, measure, print."""
@@ -254,7 +245,7 @@ class Ablate(FittedRecipe, LoadsModels):
         result = {"table": self.table, "rows": study.summary(measured, self.table)}
         table = study.markdown(result["rows"])
         write_results(self.out / "ablation", result | {"runs": measured}, table)
-        (say if self.json else print)(narrow(table))
+        (say if self.json else print)(table)
         if can_plot():
             study.draw_ablation(self.out / "ablation.svg", result["rows"])
             say(f"wrote {self.out / 'ablation.svg'}")

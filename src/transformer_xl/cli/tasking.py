@@ -8,7 +8,6 @@ import tyro
 
 from transformer_xl.cli.given import LoadsModels, PrintsResult
 from transformer_xl.cli.printing import say, show
-from transformer_xl.cli.tables import narrow
 
 
 @dataclass(kw_only=True)
@@ -39,10 +38,6 @@ class Task(LoadsModels, PrintsResult):
     out: Path | None = None
     """Folder of the texts, the runs, results.json and results.md; default: runs/tasks/NAME."""
 
-    def has_saved(self) -> bool:
-        """Return whether texts have been prepared."""
-        return self.out is not None and (self.out / "data").exists()
-
     def run(self) -> None:
         """List the tasks, or run one."""
         from transformer_xl.tasks import TASKS, load_task
@@ -61,6 +56,6 @@ class Task(LoadsModels, PrintsResult):
         results = run_task(
             task, self.source, self.out, models=self.models, seeds=self.seeds, say=say
         )
-        (say if self.json else print)(narrow(table(task, results)))
+        (say if self.json else print)(table(task, results))
         if self.json:
             show(results, as_json=True)

@@ -109,10 +109,6 @@ from .music import (
 from .openmp import (
     reason_against_sleeping,
 )
-from .presets import (
-    preset_eval,
-    recognize,
-)
 from .recipes import (
     changed,
     differences,
@@ -129,7 +125,6 @@ from .shipped import (
     ShippedModel,
     check_sums,
     newest_models,
-    require_shipped,
     shipped_model,
     shipped_models,
     shipped_path,
@@ -217,7 +212,6 @@ __all__ = [
     "pick_device",
     "pick_precision",
     "prepare_process",
-    "preset_eval",
     "read_settings",
     "read_small_file",
     "reason_against_sleeping",
@@ -225,14 +219,12 @@ __all__ = [
     "recipe_names",
     "recipe_of",
     "recipe_text",
-    "recognize",
     "remove_temporary",
     "replace_file",
     "require",
     "require_new",
     "require_new_file",
     "require_not_shipped",
-    "require_shipped",
     "require_space",
     "same_file",
     "shipped_model",

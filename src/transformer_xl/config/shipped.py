@@ -21,7 +21,7 @@ from typing import Any
 
 from transformer_xl.config import files
 from transformer_xl.config.checks import check, near, no_type_check, read_settings, require
-from transformer_xl.config.files import checksum, replace_file
+from transformer_xl.config.files import checksum
 from transformer_xl.errors import CheckpointError, InputError
 
 CARD_FILE = "model.toml"
@@ -48,10 +48,7 @@ class Card:
         for name in ("summary", "data", "licence", "metrics"):
             value = getattr(self, name)
             require(bool(value), f"{name} is missing or empty")
-            require(not isinstance(value, str) or "\n" not in value, f"{name} must be one line")
-        for name, value in self.metrics.items():
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            require(is_number, f"metrics.{name}={value!r} must be a number")
+            require("\n" not in value, f"{name} must be one line")
 
 
 @dataclass(frozen=True)
@@ -77,25 +74,16 @@ class ShippedModel:
         """Size of all files."""
         return sum(file.stat().st_size for file in self.folder.iterdir())
 
-    @property
-    def text(self) -> str:
-        """The card for readers, in Markdown."""
-        return (self.folder / TEXT_FILE).read_text(encoding="utf-8")
-
     @cached_property
     def card(self) -> Card:
         """The card for programs.
 
         Raises:
             OSError: The file cannot be read.
-            InputError: It is not valid.
+            ValueError: It is not valid.
         """
         path = self.folder / CARD_FILE
-        try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
-        except tomllib.TOMLDecodeError as error:
-            raise InputError(f"{path} is not valid TOML: {error}") from error
-        return read_settings(Card, values, str(path))
+        return read_settings(Card, tomllib.loads(path.read_text(encoding="utf-8")), str(path))
 
     @cached_property
     def n_parameters(self) -> int:
@@ -117,9 +105,9 @@ class ShippedModel:
 
     def about(self) -> dict[str, Any]:
         """Return what ``txl models --json`` prints."""
-        sizes = {"parameters": self.n_parameters, "bytes": self.n_bytes}
-        own = {"name": self.name, "version": self.version, **sizes, "folder": str(self.folder)}
-        return own | dataclasses.asdict(self.card)
+        about = {"name": self.name, "version": self.version, "parameters": self.n_parameters}
+        about |= {"bytes": self.n_bytes, "folder": str(self.folder)}
+        return about | dataclasses.asdict(self.card)
 
 
 def shipped_models() -> list[ShippedModel]:
@@ -127,20 +115,17 @@ def shipped_models() -> list[ShippedModel]:
 
     A folder without settings of a model or without its card is none.
     """
-    found = []
+    models = []
     for folder in files.SHIPPED.iterdir() if files.SHIPPED.is_dir() else ():
         match = re.fullmatch(r"([a-z][a-z0-9-]*)-([1-9][0-9]*)", folder.name)
         if match and all((folder / name).is_file() for name in ("config.json", CARD_FILE)):
-            found.append(ShippedModel(match[1], int(match[2]), folder))
-    return sorted(found, key=lambda model: (model.name, -model.version))
+            models.append(ShippedModel(match[1], int(match[2]), folder))
+    return sorted(models, key=lambda model: (model.name, -model.version))
 
 
 def newest_models() -> list[ShippedModel]:
     """Return the newest version of each shipped model, by name."""
-    newest: dict[str, ShippedModel] = {}
-    for model in shipped_models():
-        newest.setdefault(model.name, model)
-    return list(newest.values())
+    return [*{model.name: model for model in reversed(shipped_models())}.values()][::-1]
 
 
 def shipped_model(name: str) -> ShippedModel | None:
@@ -152,22 +137,9 @@ def shipped_model(name: str) -> ShippedModel | None:
     return next(named, None)
 
 
-def require_shipped(name: str) -> ShippedModel:
-    """Return the shipped model of a name.
-
-    Raises:
-        InputError: There is none.
-    """
-    if (found := shipped_model(name)) is None:
-        raise InputError(f"no shipped model is called {name!r}; {hint(name)}")
-    return found
-
-
 def hint(name: str) -> str:
     """List the shipped models for an error about a name, and the most similar one."""
     names = [model.name for model in newest_models()]
-    if not names:
-        return "this installation has no shipped models"
     nearest = near(name, [*names, *(model.full_name for model in shipped_models())])
     question = f"; did you mean {nearest}?" if nearest else ""
     return f"shipped models: {', '.join(names)}{question}"
@@ -188,13 +160,9 @@ def shipped_path(name: str) -> Path:
         >>> shipped_path("shakespeare").name
         'shakespeare-1'
     """
-    return require_shipped(name).folder
-
-
-def write_sums(folder: Path) -> None:
-    """Write the checksums of all files in a folder to ``SHA256SUMS``, atomically."""
-    lines = (f"{checksum(folder / name)}  {name}\n" for name in sorted(_names(folder)))
-    replace_file(folder / SUMS_FILE, "".join(lines).encode())
+    if (model := shipped_model(name)) is None:
+        raise InputError(f"no shipped model is called {name!r}; {hint(name)}")
+    return model.folder
 
 
 def check_sums(folder: Path) -> None:
@@ -207,20 +175,15 @@ def check_sums(folder: Path) -> None:
     path = folder / SUMS_FILE
     lines = path.read_text(encoding="utf-8").splitlines()
     listed = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    names = _names(folder)
-    problems = [f"{name} is missing" for name in sorted(listed.keys() - names)]
-    problems += [f"{name} is not listed" for name in sorted(names - listed.keys())]
-    problems += [
-        f"{name} has changed"
-        for name in sorted(names & listed.keys())
-        if checksum(folder / name) != listed[name]
+    sums = {file.name: checksum(file) for file in folder.iterdir() if file != path}
+    problems = [
+        f"{name} {'has changed' if name in listed else 'is not listed'}"
+        for name, digest in sorted(sums.items())
+        if listed.get(name) != digest
     ]
+    problems += [f"{name} is missing" for name in sorted(listed.keys() - sums)]
     if problems:
         raise CheckpointError(
             f"{path} does not match the files beside it: {', '.join(problems)}; "
             "install transformer-xl again"
         )
-
-
-def _names(folder: Path) -> set[str]:
-    return {file.name for file in folder.iterdir()} - {SUMS_FILE}

@@ -30,15 +30,12 @@ MARGIN = 1e-8
 DEEPEST = 24 * STEPS
 """Largest -log2 p in steps; less probable symbols are clamped to it."""
 
-_UNSHIFTED, _UNCHANGED = 4096.0, 255.0
-SHIFT_PROBABILITIES = np.array([[_UNSHIFTED, *[1.0] * (SHIFTS - 1)]])
+UNSHIFTED, UNCHANGED = 4096.0, 255.0
+"""Weights of no offset, beside 1 of each other one, and of the previous choice, beside 1."""
+SHIFT_PROBABILITIES = np.array([[UNSHIFTED, *[1.0] * (SHIFTS - 1)]])
 """The distribution of the offset of the grid, unnormalized."""
 CHECK_PROBABILITIES = np.ones((4, 256))
 """The distributions of the four bytes of a CRC-32, unnormalized."""
-LEAST_SHIFT = math.log2(1 + (SHIFTS - 1) / _UNSHIFTED)
-"""Smallest cost in bits of the offset of a round."""
-LEAST_CHOICE = math.log2(1 + 1 / _UNCHANGED)
-"""Smallest cost in bits of the choice of a stream between model and uniform distribution."""
 
 
 class OtherNumbersError(DataError):
@@ -80,12 +77,7 @@ def safe_shift(log_probs: Float64[Tensor, "*batch V"]) -> int:
 
 def choice_probabilities(before: Bool[np.ndarray, " B"]) -> Float64[np.ndarray, "B 2"]:
     """Return the distributions of a binary choice; the previous one is the most probable."""
-    return np.where(before[:, None], [[1.0, _UNCHANGED]], [[_UNCHANGED, 1.0]])
-
-
-def least_bits(vocab_size: int) -> float:
-    """Return the smallest cost of a symbol in bits: no symbol has probability 0."""
-    return -math.log2(1 - (vocab_size - 1) * 2.0**-24)
+    return np.where(before[:, None], [[1.0, UNCHANGED]], [[UNCHANGED, 1.0]])
 
 
 class Encoder:

@@ -7,7 +7,6 @@ of each stream at a time. Everything else is the same in both.
 import math
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -25,18 +24,6 @@ CHECK_EVERY = 1 << 18
 
 Progress = Callable[[int, int], None]
 """Called after each round with the number of coded symbols and the number of all symbols."""
-
-
-@dataclass
-class Bits:
-    """The size of a coded text in bits."""
-
-    model: float = 0.0
-    """The sum of -log2 p by the model."""
-    coded: float = 0.0
-    """The same, with log2 V for each symbol that is coded without the model."""
-    plain_tokens: int = 0
-    """Number of symbols that are coded without the model."""
 
 
 class Rounds:
@@ -73,9 +60,9 @@ class Rounds:
         return [*self._crc.to_bytes(4, "little")]
 
 
-def encode(tokens: Int32[np.ndarray, " n"], rounds: Rounds) -> tuple[bytes, Bits]:
-    """Encode a text; return the code and its ideal size."""
-    coding, coder, total = rounds.coding, arithmetic.Encoder(), Bits()
+def encode(tokens: Int32[np.ndarray, " n"], rounds: Rounds) -> bytes:
+    """Encode a text; return the code."""
+    coding, coder = rounds.coding, arithmetic.Encoder()
     parts = coding.cut(tokens, start_symbol(rounds.predictor.model))
     was_plain = np.zeros(coding.streams, dtype=bool)
     for places in coding.rounds():
@@ -84,11 +71,7 @@ def encode(tokens: Int32[np.ndarray, " n"], rounds: Rounds) -> tuple[bytes, Bits
         log_probs = rounds.predictor.read(read)
         of_symbols = log_probs.gather(2, following.to(log_probs.device)[..., None])[..., 0]
         of_model = -(of_symbols.cpu().numpy() * is_there.T).sum(1) / math.log(2)
-        of_none = is_there.sum(0) * math.log2(log_probs.shape[2])
-        is_plain = of_model > of_none
-        total.model += float(of_model.sum())
-        total.coded += float(np.minimum(of_model, of_none).sum())
-        total.plain_tokens += int(is_there.sum(0)[is_plain].sum())
+        is_plain = of_model > is_there.sum(0) * math.log2(log_probs.shape[2])
 
         shift = arithmetic.safe_shift(log_probs)
         coder.put([shift], arithmetic.SHIFT_PROBABILITIES)
@@ -99,7 +82,7 @@ def encode(tokens: Int32[np.ndarray, " n"], rounds: Rounds) -> tuple[bytes, Bits
             coder.put(parts[row, 1 + places.start + place], probabilities[row, place])
         if (check := rounds.end(parts, places)) is not None:
             coder.put(check, arithmetic.CHECK_PROBABILITIES)
-    return coder.finish(), total
+    return coder.finish()
 
 
 def decode(payload: bytes, rounds: Rounds) -> Int32[np.ndarray, " n"]:

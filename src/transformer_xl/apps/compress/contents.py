@@ -2,20 +2,20 @@
 
 import copy
 import hashlib
-import time
+import lzma
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Int32
 
-from transformer_xl.apps.compress import arithmetic, xz
-from transformer_xl.apps.compress.coding import Bits, Progress, Rounds, decode, encode
+from transformer_xl.apps.compress import arithmetic
+from transformer_xl.apps.compress.coding import Progress, Rounds, decode, encode
 from transformer_xl.apps.compress.header import (
     XZ,
     ArchiveError,
@@ -25,7 +25,7 @@ from transformer_xl.apps.compress.header import (
     pack,
     unpack,
 )
-from transformer_xl.apps.compress.planning import RAM, Settings, check_possible, plan
+from transformer_xl.apps.compress.planning import GIGABYTE, RAM, Settings, check_possible, plan
 from transformer_xl.apps.compress.predicting import (
     Learner,
     Predictor,
@@ -39,18 +39,14 @@ from transformer_xl.errors import DataError, InputError
 from transformer_xl.model import LanguageModel
 
 _FRESH_VOCAB = "bytes"
+_MOST_XZ, _LEAST_XZ = 1 << 26, 1 << 12
+"""Bounds of the dictionary of xz in bytes; the upper one is that of xz -9."""
+_XZ_RAM = 12
+"""RAM for compression with xz, as a multiple of the dictionary."""
 
 
 class UnrestorableError(DataError):
-    """The vocabulary of the model cannot represent a text exactly.
-
-    Attributes:
-        reason: The message without the remedy.
-    """
-
-    def __init__(self, reason: str, remedy: str = "a model of bytes compresses any file") -> None:
-        super().__init__(f"{reason}; {remedy}")
-        self.reason = reason
+    """The vocabulary of the model cannot represent a text exactly."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,35 +58,15 @@ class Compressed:
     """How the text is coded; stored: as it is."""
     size: int
     """Bytes of the text."""
-    seconds: float
-    model_bits: float
-    """Cost of the text by the model: the sum of -log2 p. 0 without a model."""
-    coded_bits: float
-    """The same, with log2 V for each symbol that is coded without the model."""
-    plain_tokens: int
-    """Symbols that are coded without the model."""
-    streams: int
-    """0 without a model."""
     model: str | None = None
     """The shipped model that was chosen and used."""
 
-    def report(self) -> dict[str, float | int | str | None]:
-        """Return the figures; None for those that an empty text does not have."""
-        size, n = self.size, len(self.content)
-        return {
-            "bytes": size,
-            "compressed_bytes": n,
-            "ratio": size / n if size else None,
-            "bits_per_byte": 8 * n / size if size else None,
-            "model_bits_per_byte": self.model_bits / size if self.streams else None,
-            "overhead_percent": 100 * (8 * n / self.coded_bits - 1) if self.streams else None,
-            "plain_tokens": self.plain_tokens,
-            "streams": self.streams,
-            "seconds": self.seconds,
-            "bytes_per_second": size / self.seconds if self.seconds else None,
-            "method": self.method,
-            **({} if self.model is None else {"model": self.model}),
-        }
+    def report(self) -> dict[str, Any]:
+        """Return the figures; without those that an empty text does not have."""
+        n = len(self.content)
+        report = {"bytes": self.size, "compressed_bytes": n}
+        report |= {"bits_per_byte": 8 * n / self.size} if self.size else {}
+        return report | {"method": self.method} | ({"model": self.model} if self.model else {})
 
 
 def compress(
@@ -106,55 +82,48 @@ def compress(
     learns.
 
     Raises:
-        RuntimeError: The library for arithmetic coding is missing; the model's numbers are not
-            finite.
+        RuntimeError: The library for arithmetic coding is missing.
+        CheckpointError: The model's numbers are not finite.
         ValueError: The vocabulary cannot represent the bytes, or settings are invalid.
     """
     arithmetic.check_installed()
-    started = time.perf_counter()
     settings = settings or Settings()
-    if model is None and vocab is not None:
-        raise InputError("a vocabulary without a model: give both or neither")
     if model is None and not settings.learn:
         raise InputError("without a model an untrained one must learn: set settings.learn")
-    if model is not None and settings.seed:
-        raise InputError(
-            f"seed={settings.seed} with a model: only an untrained model has random weights; leave "
-            "it out"
-        )
     _check_pair(model, vocab)
     tokens = to_tokens(data, vocab)
     if len(tokens):
-        coder = fresh_model(settings.seed) if model is None else model
+        coder = fresh_model() if model is None else model
         planned = plan(coder, _hash(vocab), len(tokens), settings, fresh=model is None)
         with _rounds(coder, planned, progress) as rounds:
-            code, bits = encode(tokens, rounds)
+            code = encode(tokens, rounds)
         if len(code) < len(data):
-            return _archive(data, code, planned, bits, started)
-    return store(data, settings.ram, started)
+            return _archive(data, code, planned)
+    return store(data, settings.ram)
 
 
-def store(data: bytes, ram: float = RAM, started: float | None = None) -> Compressed:
+def store(data: bytes, ram: float = RAM) -> Compressed:
     """Put data into an archive without a model: with xz, or as they are if that is not smaller.
 
     Args:
         data: The data.
         ram: Limit of RAM in gigabytes.
-        started: When compressing them began, by `time.perf_counter`. None: now.
     """
-    started = time.perf_counter() if started is None else started
-    packed = xz.pack(data, ram)
-    bits = Bits(coded=8.0 * len(data))
+    size = _LEAST_XZ
+    # More than the data has no effect.
+    while size < min(len(data), _MOST_XZ) and 2 * size * _XZ_RAM <= ram * GIGABYTE:
+        size *= 2
+    extreme = 9 | lzma.PRESET_EXTREME
+    filters = [{"id": lzma.FILTER_LZMA1, "preset": extreme, "dict_size": size}]
+    # With its short header (the format .lzma): checksums are in the archive's own header.
+    packed = lzma.compress(data, lzma.FORMAT_ALONE, filters=filters)
     if len(packed) < len(data):
-        return _archive(data, packed, XZ, bits, started)
-    return _archive(data, data, None, bits, started)
+        return _archive(data, packed, XZ)
+    return _archive(data, data, None)
 
 
-def _archive(
-    data: bytes, payload: bytes, coding: Coding | Literal["xz"] | None, bits: Bits, started: float
-) -> Compressed:
-    of_model = coding if isinstance(coding, Coding) else None
-    learning = of_model.learning if of_model else None
+def _archive(data: bytes, payload: bytes, coding: Coding | Literal["xz"] | None) -> Compressed:
+    learning = coding.learning if isinstance(coding, Coding) else None
     header = Header(
         size=len(data),
         digest=_digest(data),
@@ -165,13 +134,8 @@ def _archive(
     )
     return Compressed(
         content=pack(header, payload),
-        method="model" if of_model else "stored" if coding is None else XZ,
+        method="model" if isinstance(coding, Coding) else coding or "stored",
         size=len(data),
-        seconds=time.perf_counter() - started,
-        model_bits=bits.model,
-        coded_bits=bits.coded,
-        plain_tokens=bits.plain_tokens,
-        streams=of_model.streams if of_model else 0,
     )
 
 
@@ -190,15 +154,28 @@ def decompress(
     Raises:
         ArchiveError: The file is damaged or has another version, was compressed on a machine whose
             arithmetic differs, or takes more RAM than the limit.
-        RuntimeError: The library for arithmetic coding is missing.
+        RuntimeError: The library for arithmetic coding is missing, or there is not enough memory.
         ValueError: The model is not the one that compressed the file.
     """
-    header, payload = unpack(content)
-    coding = header.model_coding
-    if coding is not None:
-        data = _decoded(header, coding, payload, model, vocab, progress, ram)
-    else:
-        data = xz.unpack(payload, header.size, ram) if header.coding == XZ else payload
+    header, data = unpack(content)
+    coding, is_of_bytes = header.model_coding, vocab is None or vocab.kind == "bytes"
+    try:
+        if header.coding == XZ:
+            data = _unpack_xz(data, header.size, ram)
+        elif coding is not None:
+            arithmetic.check_installed()
+            model = _model_of(header, coding, model, vocab)
+            check_possible(header, coding, len(data), model.config, is_of_bytes, ram)
+            with _rounds(model, coding, progress) as rounds:
+                tokens = decode(data, rounds)
+            if vocab is None or is_of_bytes:
+                data = tokens.astype(np.uint8).tobytes()
+            else:
+                data = vocab.decode_bytes(tokens.tolist())
+    except MemoryError as error:
+        raise RuntimeError(f"there is not enough memory for {header.size:,} bytes") from error
+    except arithmetic.OtherNumbersError as error:
+        raise _numbers_differ(header) from error
     if len(data) != header.size or _digest(data) != header.digest:
         if coding is None:
             raise ArchiveError("it is damaged: its content does not match its checksum")
@@ -206,28 +183,28 @@ def decompress(
     return data
 
 
-def _decoded(
-    header: Header,
-    coding: Coding,
-    payload: bytes,
-    model: LanguageModel | None,
-    vocab: Vocab | None,
-    progress: Progress | None,
-    ram: float,
-) -> bytes:
-    arithmetic.check_installed()
-    model, vocab = _model_of(header, coding, model, vocab), _text_vocab(vocab)
-    check_possible(header, coding, len(payload), model.config, vocab is None, ram)
+def _unpack_xz(payload: bytes, size: int, ram: float) -> bytes:
+    """Decompress data of a known size, which is at most the limit of RAM in gigabytes.
+
+    A few bytes can stand for gigabytes, and the size is what the file says of itself: it is
+    checked first, and nothing that is larger is made.
+
+    Raises:
+        ArchiveError: The payload is damaged, or the data or the dictionary exceed the limit.
+    """
+    if size > ram * GIGABYTE:
+        raise ArchiveError(
+            f"it unpacks to {size:,} bytes, and ram={ram:g} GB are allowed; allow more (--ram) if "
+            "the file can be trusted"
+        )
+    decoder = lzma.LZMADecompressor(lzma.FORMAT_ALONE, memlimit=int(ram * GIGABYTE))
     try:
-        with _rounds(model, coding, progress) as rounds:
-            tokens = decode(payload, rounds)
-    except MemoryError as error:
-        raise RuntimeError(f"there is not enough memory for {coding.n_tokens:,} symbols") from error
-    except arithmetic.OtherNumbersError as error:
-        raise _numbers_differ(header) from error
-    if vocab is None:
-        return tokens.astype(np.uint8).tobytes()
-    return vocab.decode_bytes(tokens.tolist())
+        return decoder.decompress(payload, size + 1)
+    except lzma.LZMAError as error:
+        raise ArchiveError(
+            f"it cannot be unpacked with xz ({error}): restore it from a copy, or allow more RAM "
+            "(--ram) if it is the limit"
+        ) from error
 
 
 def needs_model(content: bytes) -> bool:
@@ -246,27 +223,25 @@ def to_tokens(data: bytes, vocab: Vocab | None) -> Int32[np.ndarray, " n"]:
     Raises:
         UnrestorableError: The vocabulary cannot represent them.
     """
-    vocab = _text_vocab(vocab)
-    if vocab is None:
+    if vocab is None or vocab.kind == "bytes":
         return np.frombuffer(data, np.uint8).astype(np.int32)
-    name = f"the model's vocabulary ({vocab.kind})"
+    text, problem = data.decode("utf-8", "surrogateescape"), " exactly"
     try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UnrestorableError(
-            f"byte {error.start:,} is not UTF-8, and {name} is for text"
-        ) from None
-    try:
+        data.decode("utf-8")
         ids = vocab.encode(text)
         if vocab.decode_bytes(ids) == data:
             return np.asarray(ids, dtype=np.int32)
-        problem = " exactly"
+    except UnicodeDecodeError as error:
+        problem = f": byte {error.start:,} is not UTF-8"
     except ValueError as error:
         # If a symbol is missing, not the error itself: its remedy does not apply here.
         unknown = vocab.unknown(text)
         what = describe_unknown(unknown, vocab.first_unknown_line(text))
         problem = f": it has no symbol for {what}" if unknown else f": {error}"
-    raise UnrestorableError(f"{name} cannot represent this file{problem}")
+    raise UnrestorableError(
+        f"the model's vocabulary ({vocab.kind}) cannot represent this file{problem}; a model of "
+        "bytes compresses any file"
+    )
 
 
 def made_here(learning: Learning | None = None) -> str:
@@ -300,26 +275,20 @@ def _model_of(
     """Return the model that coded a text, or raise an error."""
     learning = coding.learning
     if learning is not None and learning.fresh:
-        if model is not None:
-            raise InputError("it was compressed without a model: give none")
-        model = fresh_model(learning.seed)
-        if fingerprint(model, _FRESH_VOCAB) != coding.model:
-            raise _numbers_differ(header)
-        return model
+        model, vocab = fresh_model(learning.seed), None
     if model is None:
         raise InputError("it was compressed with a model: give the same one")
     _check_pair(model, vocab)
     if fingerprint(model, _hash(vocab)) != coding.model:
+        if learning is not None and learning.fresh:
+            raise _numbers_differ(header)
         raise InputError(
             "it was compressed with another model: give the same one, with exactly the same weights"
         )
     if learning is None or model.device.type == learning.device:
         return model
     if learning.device == "cuda" and not torch.cuda.is_available():
-        raise InputError(
-            "it was compressed with a model that learned on a GPU: decompress it on a machine that "
-            "has one"
-        )
+        raise InputError("its model learned on a GPU: decompress it on a machine that has one")
     # A module is moved in place, and this one is the caller's.
     return copy.deepcopy(model).to(learning.device)
 
@@ -332,26 +301,17 @@ def _check_pair(model: LanguageModel | None, vocab: Vocab | None) -> None:
         )
 
 
-def _text_vocab(vocab: Vocab | None) -> Vocab | None:
-    """Return a vocabulary, or None if its symbols are bytes."""
-    return None if vocab is None or vocab.kind == "bytes" else vocab
-
-
 def _numbers_differ(header: Header) -> ArchiveError:
     """Return the error that names where an archive was made, what this machine is, and a remedy."""
     learning = header.model_coding and header.model_coding.learning
-    why = (
-        "a model that learns (--learn) is reproducible only on the same kind of processor with the "
-        "same PyTorch; "
-    )
     # Archives of older versions end with the instructions.
     instructions = [*header.made_by.split(", "), "", ""][2].lower()
     return ArchiveError(
         "this machine computes different probabilities from those used for coding: it cannot be "
-        f"decompressed here, and nothing was written: {why if learning else ''}it was made by "
-        f"{header.made_by}, and this is {made_here(learning)}: decompress it on a machine of that "
-        "kind, with those versions; where the processor has the instructions, the environment "
-        f"variable ATEN_CPU_CAPABILITY={instructions} selects them"
+        f"decompressed here, and nothing was written: it was made by {header.made_by}, and this is "
+        f"{made_here(learning)}: decompress it on a machine of that kind, with those versions; "
+        "where the processor has the instructions, the environment variable "
+        f"ATEN_CPU_CAPABILITY={instructions} selects them"
     )
 
 

@@ -42,6 +42,7 @@ class Learning(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fiel
     fresh: bool
     """Whether it started from random weights instead of a trained model's."""
     seed: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+    """Seed of random weights: 0, but in older archives."""
     lr: Annotated[float, msgspec.Meta(gt=0, le=1e3)]
     """Peak learning rate."""
     threads: Annotated[int, msgspec.Meta(ge=1, le=1 << 10)]

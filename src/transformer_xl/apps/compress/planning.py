@@ -5,6 +5,7 @@ smallest possible size of the coded text are checked before anything of that siz
 to compress and to decompress.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -39,11 +40,13 @@ def least_bits(coding: Coding, vocab_size: int) -> float:
 
     Its symbols, the offset of every round, the choices of its streams, and the checksums.
     """
-    each_round = arithmetic.LEAST_SHIFT + coding.streams * arithmetic.LEAST_CHOICE
+    shift = math.log2(1 + (arithmetic.SHIFTS - 1) / arithmetic.UNSHIFTED)
+    each_round = shift + coding.streams * math.log2(1 + 1 / arithmetic.UNCHANGED)
     apart = CHECK_EVERY + coding.streams * coding.segment_len
     checks = 32 * max(coding.n_tokens // apart - 1, 0)
-    symbols = coding.n_tokens * arithmetic.least_bits(vocab_size)
-    return symbols + coding.n_rounds * each_round + checks
+    # No symbol has probability 0.
+    symbol = -math.log2(1 - (vocab_size - 1) * 2.0**-24)
+    return coding.n_tokens * symbol + coding.n_rounds * each_round + checks
 
 
 def too_much(config: ModelConfig, coding: Coding, gigabytes: float) -> str | None:
@@ -122,8 +125,6 @@ class Settings:
     """Learn from every round after it was coded."""
     lr: Annotated[float, Range(ge=1e-9, le=1e3)] | None = None
     """Peak learning rate. None: 0.005 for an untrained model, 0.0005 for a trained one."""
-    seed: Annotated[int, Range(ge=0, le=(1 << 63) - 1)] = 0
-    """Seed of the weights of an untrained model."""
     ram: Annotated[float, Range(ge=0.001, le=1e6)] = RAM
     """Limit of RAM in gigabytes, besides the model and the text; decompression needs as much, or
     the size of the text if it is packed with xz and larger."""
@@ -161,7 +162,7 @@ def plan(
     if settings.learn:
         learning = Learning(
             fresh=fresh,
-            seed=settings.seed,
+            seed=0,
             lr=settings.lr or (FRESH_LR if fresh else TRAINED_LR),
             threads=torch.get_num_threads(),
             device="cuda" if model.device.type == "cuda" else "cpu",
@@ -175,12 +176,12 @@ def plan(
     mem_len = Lengths.of(model.config, mem_len=settings.mem_len).mem_len
     model_hash = fingerprint(model, vocab_hash)
     while True:
-        fitting = max(1, _MAX_LOGITS // (streams * V))
         coding = Coding(
             model=model_hash,
             n_tokens=n_tokens,
             streams=streams,
-            segment_len=settings.segment_len or min(segment_len, fitting),
+            segment_len=settings.segment_len
+            or min(segment_len, max(1, _MAX_LOGITS // (streams * V))),
             # Never longer than a stream.
             mem_len=min(mem_len, -(-n_tokens // streams)),
             learning=learning,

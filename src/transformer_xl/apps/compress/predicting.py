@@ -89,7 +89,7 @@ class Learner:
         self.mems = piece.mems
 
 
-def fresh_model(seed: int) -> LanguageModel:
+def fresh_model(seed: int = 0) -> LanguageModel:
     """Initialize the untrained model."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -18,8 +18,6 @@ from transformer_xl.config import (
     ModelConfig,
     names_nearest,
     new_folder,
-    preset_eval,
-    recognize,
     require_new,
 )
 from transformer_xl.data import Vocab, load_vocab
@@ -32,6 +30,7 @@ from transformer_xl.interop.convert.old_settings import (
     SETTABLE,
     model_config,
 )
+from transformer_xl.interop.convert.published import published_evaluation
 from transformer_xl.interop.convert.vocabularies import find_vocab, read_vocab, vocab_from_object
 from transformer_xl.model import (
     CONFIG_FILE,
@@ -220,12 +219,12 @@ def _evaluation(
     checkpoint: Checkpoint, config: ModelConfig, given_len: int | None, say: _Say
 ) -> EvalConfig:
     """Set the lengths of evaluation with which the checkpoint was published, or those given."""
-    if name := recognize(config):
+    is_pytorch = checkpoint.origin not in ("tensorflow", "nvidia")
+    if published := published_evaluation(config, is_pytorch=is_pytorch):
+        name, evaluation = published
         but = "" if given_len is None else f", but segments of {given_len} tokens, as given"
         say(f"this is {name}: txl eval uses the lengths it was published with{but}")
-        beyond = checkpoint.origin in ("tensorflow", "nvidia")
-        published = preset_eval(name, keys_beyond_memory=int(beyond))
-        return dataclasses.replace(published, segment_len=given_len or published.segment_len)
+        return dataclasses.replace(evaluation, segment_len=given_len or evaluation.segment_len)
     segment_len = checkpoint.settings.get("tgt_len")
     is_length = isinstance(segment_len, int) and segment_len > 0
     return EvalConfig(split="test", segment_len=segment_len if is_length else None)
