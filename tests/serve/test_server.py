@@ -1,6 +1,5 @@
 """The process: limits, the key, restarts, signals, the command line."""
 
-import contextlib
 import json
 import os
 import re
@@ -93,54 +92,6 @@ def test_a_session_has_at_most_the_size_that_is_counted_for_it(made, run_server)
             assert answer.status_code == 200
             assert kept.nbytes <= kept._largest
         assert kept.nbytes > 0.9 * kept._largest
-
-
-def answer_of(server, sent, seconds=60):
-    """Send bytes, leave the connection open, and return what comes until the server closes it."""
-    port = int(server.address.rpartition(":")[2])
-    with socket.create_connection(("127.0.0.1", port), timeout=seconds) as connection:
-        connection.sendall(sent)
-        found = b""
-        while part := connection.recv(1 << 16):
-            found += part
-        return found
-
-
-@pytest.mark.slow
-def test_who_sends_no_whole_head_is_not_waited_for(made, run_server, monkeypatch, until):
-    monkeypatch.setattr(serving, "SECONDS", 0.2)
-    with run_server(made, max_seconds=0.6, max_tokens=10**6) as server:
-        for sent in (b"", b"GET /health HTTP/1.1\r\nHost: local"):
-            with contextlib.suppress(ConnectionResetError):
-                assert answer_of(server, sent) == b""
-        # A request that takes longer is none that is slow to come.
-        assert post(server, max_tokens=10**6).status_code == 200
-        until(lambda: not server.server.server_state.connections)
-
-
-@pytest.mark.slow
-def test_who_takes_nothing_of_an_answer_is_not_waited_for(made, run_server, monkeypatch, until):
-    monkeypatch.setattr(serving, "SECONDS", 0.3)
-    original = serving.PatientProtocol.connection_made
-
-    def connection_made(self, transport):
-        # The system's own room for what is not taken yet would need megabytes.
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        original(self, transport)
-
-    monkeypatch.setattr(serving.PatientProtocol, "connection_made", connection_made)
-    with run_server(made, max_tokens=10**6) as server:
-        port = int(server.address.rpartition(":")[2])
-        body = b'{"prompt": "a", "max_tokens": 999999, "stream": true, "logprobs": 20}'
-        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
-        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        with socket.socket() as connection:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            connection.connect(("127.0.0.1", port))
-            connection.sendall(head.encode() + body)
-            until(lambda: server.service.engine.n_running == 1)
-            until(lambda: server.service.engine.n_running == 0)
-            assert not server.server.server_state.connections
 
 
 def test_connections_are_bounded(made, run_server, until):
@@ -262,7 +213,7 @@ def test_while_it_ends_others_are_told_and_what_runs_is_finished(made, run_serve
 
 def test_behind_a_proxy_it_answers_to_the_proxys_name(made, run_server):
     with run_server(made, names=("Models.example",)) as server:
-        for host, status in [("models.example", 200), ("models.example:443", 200), ("x.y", 421)]:
+        for host, status in [("models.example", 200), ("models.example:443", 200), ("x.y", 400)]:
             answer = httpx.get(f"{server.address}/v1/models", headers={"Host": host})
             assert answer.status_code == status
 
@@ -380,7 +331,6 @@ def test_a_wrong_setting_is_named(made, capsys):
     for words, message in [
         (["--port", "70000"], "port=70000 must be at most 65535"),
         (["--max_batch", "0"], "max_batch"),
-        (["--names", "[1:2]"], "names='[1:2]' must be a host name without a port"),
         (["--names", "[::1"], "names='[::1' must be a host name without a port"),
         (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1:8000"),
     ]:
@@ -402,26 +352,28 @@ def test_the_key_comes_from_the_environment(made, monkeypatch):
     assert [words[4] for words in given] == ["mine", made.folder.name]
 
 
-def test_what_replaces_sessions_in_redis_is_named(made, monkeypatch, capsys):
+def test_what_replaces_sessions_in_redis_is_named(made, capsys):
     from transformer_xl.cli import main
 
     command = ["serve", str(made.folder)]
     for option in ("--session_lease", "--session-snapshot"):
         assert main([*command, option, "2"]) == 2
         assert "by the header X-Session" in capsys.readouterr().err
-    monkeypatch.setenv("TXL_SESSIONS", "redis://:secret@127.0.0.1:1/0")
-    for words in ([], ["--sessions", "rediss://user:secret@127.0.0.1"]):
-        assert main([*command, *words]) == 2
-        message = " ".join(capsys.readouterr().err.replace("│", " ").split())
-        assert "sessions in Redis are gone: give each server a folder of its own" in message
-        assert "secret" not in message
+    assert main([*command, "--sessions", "rediss://user:secret@127.0.0.1"]) == 2
+    message = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert "sessions in Redis are gone: give each server a folder of its own" in message
+    assert "secret" not in message
 
 
 @pytest.mark.parametrize(
-    ("variable", "option"), [("TXL_API_KEY", "--api_key"), ("TXL_SESSIONS", "--sessions")]
+    ("variable", "option", "message"),
+    [
+        ("TXL_API_KEY", "--api_key", "is set and empty: give it a value, or unset it"),
+        ("TXL_SESSIONS", "--sessions", "is not read any more: give its value as --sessions"),
+    ],
 )
-def test_an_empty_variable_of_the_environment_starts_no_server(
-    made, monkeypatch, capsys, variable, option
+def test_what_a_variable_of_the_environment_leaves_open_starts_no_server(
+    made, monkeypatch, capsys, variable, option, message
 ):
     from transformer_xl.apps import serve
     from transformer_xl.cli import main
@@ -430,7 +382,7 @@ def test_an_empty_variable_of_the_environment_starts_no_server(
     monkeypatch.setattr(serve, "serve", lambda *words: given.append(words))
     monkeypatch.setenv(variable, "")
     assert main(["serve", str(made.folder)]) == 2
-    assert f"{variable} is set and empty: give it a value, or unset it" in capsys.readouterr().err
+    assert f"{variable} {message}" in capsys.readouterr().err
     assert not given
     # What the command line says is used in its place.
     monkeypatch.chdir(made.folder)
@@ -460,15 +412,12 @@ def test_a_model_whose_name_has_a_slash_is_described_at_its_address(made, run_se
     with run_server(made, name="group/tiny") as server:
         (listed,) = httpx.get(f"{server.address}/v1/models").json()["data"]
         assert listed["id"] == "group/tiny"
-        assert httpx.get(f"{server.address}/v1/models/").json()["data"] == [listed]
         for name in ("group/tiny", "group%2Ftiny"):
             answer = httpx.get(f"{server.address}/v1/models/{name}")
             assert (answer.status_code, answer.json()) == (200, listed)
         for name in ("tiny", "group", "group/tiny/more"):
             answer = httpx.get(f"{server.address}/v1/models/{name}")
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
-        page = httpx.get(f"{server.address}/metrics").text
-    assert 'path="/v1/models/{name}"' in page
 
 
 def test_two_servers_do_not_share_the_folder_of_their_sessions(tmp_path):

@@ -159,13 +159,16 @@ class Serve(LoadsModels):
                 f"txl serve needs {', '.join(missing)}: pip install 'transformer-xl[serve]'"
             )
         settings = self.serving
-        for name, variable in (("api_key", "TXL_API_KEY"), ("sessions", "TXL_SESSIONS")):
-            value = os.environ.get(variable)
-            if value is None or getattr(settings, name) is not None:
-                continue
-            # Unset secrets often arrive empty: the server would be open, or forget its sessions.
-            require(bool(value), f"{variable} is set and empty: give it a value, or unset it")
-            settings = replace(settings, **{name: value})
+        key = os.environ.get("TXL_API_KEY")
+        if key is not None and settings.api_key is None:
+            # Unset secrets often arrive empty: the server would be open.
+            require(bool(key), "TXL_API_KEY is set and empty: give it a value, or unset it")
+            settings = replace(settings, api_key=key)
+        # Without a folder the server would forget its sessions.
+        require(
+            "TXL_SESSIONS" not in os.environ or settings.sessions is not None,
+            "TXL_SESSIONS is not read any more: give its value as --sessions, or unset it",
+        )
         from transformer_xl.apps.serve import check_place, serve
         from transformer_xl.config import generation_of
         from transformer_xl.model import find_model_folder, weights_path

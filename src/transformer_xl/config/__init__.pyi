@@ -17,6 +17,7 @@ from .checks import (
     no_type_check,
     read_settings,
     require,
+    rule_of,
     stored,
 )
 from .code_revision import (
@@ -248,6 +249,7 @@ __all__ = [
     "require_shipped",
     "require_space",
     "revision",
+    "rule_of",
     "same_file",
     "shipped_model",
     "shipped_models",

@@ -1,6 +1,5 @@
 """The endpoints of the server."""
 
-import asyncio
 import base64
 import hashlib
 import re
@@ -9,6 +8,7 @@ from importlib.resources import files
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Path, Query
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,9 +18,9 @@ from transformer_xl.apps.serve.chat import chat
 from transformer_xl.apps.serve.completions import complete
 from transformer_xl.apps.serve.errors import ApiError
 from transformer_xl.apps.serve.guard import Guard
-from transformer_xl.apps.serve.repeats import KEY, Notes, notes_of
+from transformer_xl.apps.serve.repeats import Note, note_of
 from transformer_xl.apps.serve.responses import JsonResponse, add_handlers
-from transformer_xl.apps.serve.schemas import errors
+from transformer_xl.apps.serve.schemas import KEY, errors
 from transformer_xl.apps.serve.service import Service
 from transformer_xl.apps.serve.session_store import NAME
 from transformer_xl.apps.serve.sessions import Session
@@ -41,14 +41,16 @@ def create_app(service: Service) -> FastAPI:
         version=__version__,
         description="OpenAI-compatible completions, and sessions that keep their memory.",
         default_response_class=JsonResponse,
-        responses=errors(400, 401, 403, 408, 413, 415, 421, 500, 503),
+        responses=errors(400, 401, 413, 415, 500, 503),
         lifespan=service.running,
         # These pages load scripts from other hosts.
         docs_url=None,
         redoc_url=None,
+        # A proxy may have removed a part of the path that a redirect would need.
         redirect_slashes=False,
-        servers=[{"url": root_path}] if (root_path := service.settings.root_path) else None,
     )
+    hosts = [*service.settings.hosts]
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
     app.add_middleware(Guard, service=service)
     add_handlers(app)
     for add in (_add_completions, _add_models, _add_health, _add_sessions):
@@ -126,9 +128,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
         if model.has_attention:
             n_layer, mem_len = model.config.n_layer, model.config.mem_len
             about += f", {n_layer} layers that remember {mem_len} tokens each"
-        return schemas.Model(
-            id=name, created=service.created, about=about, attention=model.has_attention
-        )
+        return schemas.Model(id=name, created=service.created, about=about)
 
 
 def _add_health(app: FastAPI, service: Service) -> None:
@@ -168,12 +168,6 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
         info = await described(name) | {"turns": turns, "remembered": len(state.mems)}
         return JsonResponse(info | remembered(state, len(state.mems)), headers=_NO_STORE)
 
-    @app.post(f"{path}/save", response_model=schemas.SessionInfo, responses=errors(404, 409, 429))
-    async def save(name: Name) -> Response:
-        """Require that a session is saved, as each is before an answer ends."""
-        await service.with_session(sessions.save, name)
-        return JsonResponse(await described(name))
-
     @app.post(
         f"{path}/fork", response_model=schemas.SessionInfo, responses=errors(404, 409, 429, 507)
     )
@@ -184,7 +178,7 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
         """
         state, turns = await read(name)
         # Keys belong to the requests of one session.
-        state = state._replace(note=Notes(turns).encoded())
+        state = state._replace(note=Note(turns).encoded())
         await service.with_session(partial(sessions.create, state=state), body.name)
         return JsonResponse(await described(body.name))
 
@@ -194,21 +188,6 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
         await service.with_session(sessions.delete, name)
         return schemas.Deleted(id=name)
 
-    @app.get(
-        f"{path}/attention",
-        response_model=schemas.Attention,
-        responses=errors(404, 409, 429, 503),
-    )
-    async def attention(name: Name) -> Response:
-        """Return the attention with which the next token of a session is predicted."""
-        if not service.model.has_attention:
-            raise ApiError(400, "this model has no attention to return", "unsupported")
-        state = await service.with_session(sessions.peek, name)
-        ask = partial(service.engine.attention_shares, state.last_token, state.mems)
-        shares = (await asyncio.wrap_future(service.engine.ask(ask))).tolist()
-        about = {"session": name, "shares": shares}
-        return JsonResponse(about | remembered(state, len(shares) - 1), headers=_NO_STORE)
-
     async def read(name: str) -> tuple[State, int]:
         """Return the state of a session and the number of its turns."""
         return await service.with_session(lambda name: with_turns(sessions.peek(name)), name)
@@ -217,7 +196,7 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
         return _info(await service.with_session(sessions.find, name))
 
     def with_turns(state: State) -> tuple[State, int]:
-        return state, notes_of(state.note).turns
+        return state, note_of(state.note).turns
 
     def remembered(state: State, most: int) -> dict[str, Any]:
         """Describe the last token and at most so many before it, as far as they are known."""
@@ -232,7 +211,6 @@ def _info(session: Session) -> dict[str, Any]:
         "object": "session",
         "used": int(session.used),
         "is_busy": session.is_busy,
-        "is_saved": session.is_saved,
         "in_memory": session.state is not None,
         "nbytes": session.nbytes,
     }

@@ -1,43 +1,16 @@
 """Chats: from messages to a prompt, and from a completion to a message."""
 
-from typing import Any
-
 from starlette.requests import Request
 from starlette.responses import Response
 
+from transformer_xl.apps.serve.choices import ChatForm
 from transformer_xl.apps.serve.completions import complete
 from transformer_xl.apps.serve.errors import ApiError
-from transformer_xl.apps.serve.outputs import Output, Spelled
 from transformer_xl.apps.serve.schemas import ChatRequest, CompletionRequest
 from transformer_xl.apps.serve.service import Service
 
 _MAX_TOKENS = 256
 """Tokens of a message if the request does not say: a model may never end one by itself."""
-
-
-class ChatOutput(Output):
-    """What a message has written since the last event of the response."""
-
-    prefix, object, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
-    _has_begun = False
-
-    def _content(self, text: str, *, is_part: bool) -> dict[str, Any]:
-        if not is_part:
-            return {"message": {"role": "assistant", "content": text, "refusal": None}}
-        role = {} if self._has_begun else {"role": "assistant"}
-        self._has_begun = True
-        return {"delta": {**role, "content": text}}
-
-    def _scores(self, tokens: list[Spelled]) -> dict[str, Any]:
-        content = [
-            self._scored_token(each.raw, each.scored and each.scored.log_prob)
-            | {"top_logprobs": [self._scored_token(raw, x) for _, raw, x in each.likeliest]}
-            for each in tokens
-        ]
-        return {"content": content, "refusal": None}
-
-    def _scored_token(self, raw: bytes, log_prob: float | None) -> dict[str, Any]:
-        return {"token": self._service.token_text(raw), "logprob": log_prob, "bytes": [*raw]}
 
 
 async def chat(service: Service, body: ChatRequest, request: Request) -> Response:
@@ -64,7 +37,7 @@ async def chat(service: Service, body: ChatRequest, request: Request) -> Respons
         service,
         CompletionRequest.model_validate(values),
         request,
-        output=ChatOutput,
+        form=ChatForm(),
         stop=template.stop,
         about={"chat_template": template.kind},
     )

@@ -23,7 +23,6 @@ _TYPES = {
 _HEADERS = {
     401: {"WWW-Authenticate": "Bearer"},
     # The unread rest of the body would be parsed as the next request.
-    408: {"Connection": "close"},
     413: {"Connection": "close"},
     429: {"Retry-After": "1"},
     503: {"Retry-After": "1"},
@@ -72,7 +71,7 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> Response:
-        return error_response(invalid(error.errors(), request.scope["path"]))
+        return error_response(invalid(error.errors()))
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:
@@ -83,10 +82,7 @@ def add_handlers(app: FastAPI) -> None:
         if error.status_code in (404, 405):
             message += "; GET /openapi.json lists the endpoints"
         code = phrase.lower().replace(" ", "_")
-        headers = dict(error.headers or {})
-        if headers.get("Allow") == "GET":
-            headers["Allow"] = "GET, HEAD"
-        return error_response(ApiError(error.status_code, message, code), headers)
+        return error_response(ApiError(error.status_code, message, code), error.headers)
 
     @app.exception_handler(Exception)
     async def _fault(request: Request, error: Exception) -> Response:

@@ -14,7 +14,6 @@ from typing import (
 )
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -28,15 +27,6 @@ from pydantic_core import PydanticCustomError
 
 from transformer_xl.apps.serve.session_store import NAME
 from transformer_xl.config import GenerateConfig
-from transformer_xl.data import HALF
-
-
-def _require_text(text: str) -> str:
-    """Require Unicode text: JSON can also hold half of a surrogate pair."""
-    if not text.isascii() and (half := HALF.search(text)):
-        about = {"place": half.start(), "half": repr(half[0])}
-        raise PydanticCustomError("half_of_a_pair", "{half}", about)
-    return text
 
 
 def _require(holds: bool, message: str, param: str, code: LiteralString = "invalid_value") -> None:
@@ -45,8 +35,11 @@ def _require(holds: bool, message: str, param: str, code: LiteralString = "inval
         raise PydanticCustomError(code, "{message}", {"message": message, "param": param})
 
 
-Text = Annotated[str, AfterValidator(_require_text)]
+# JSON can also hold half of a surrogate pair, which a text with a length cannot.
+Text = Annotated[str, Field(min_length=0)]
 Token = Annotated[StrictInt, Field(ge=0, le=2**31 - 1)]
+KEY = r"^[!-~]{1,255}$"
+"""The pattern of an Idempotency-Key."""
 SessionName = Annotated[str, Field(pattern=NAME)]
 _Stop = Annotated[str, Field(min_length=1, max_length=256)]
 _Breaker = Annotated[str, Field(min_length=1, max_length=64)]
@@ -86,7 +79,7 @@ SAMPLING = {*_Sampling.model_fields}
 
 
 class _Request(_Sampling):
-    """What completions and chats have in common: OpenAI's fields, sampling and attention.
+    """What completions and chats have in common: OpenAI's fields, and sampling.
 
     Settings of sampling that are left out are those of the model folder.
     """
@@ -102,9 +95,6 @@ class _Request(_Sampling):
     seed: StrictInt | None = Field(None, ge=-(2**63), le=2**63 - 1)
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = Field(None, description="Only with stream.")
-    attention: Annotated[StrictInt, Field(ge=0, le=64)] | None = Field(
-        None, description="For each token, how many positions of the largest attention to return."
-    )
     # OpenAI's other fields are accepted if their values have no effect.
     user: str | None = None
     logit_bias: dict[str, StrictFloat] | None = Field(None, max_length=0)
@@ -117,7 +107,7 @@ class _Request(_Sampling):
 
 
 class CompletionRequest(_Request):
-    """A request for completions: OpenAI's fields, and those for sessions and attention."""
+    """A request for completions: OpenAI's fields, and those for sessions."""
 
     prompt: Text | list[Text] | list[Token] | list[list[Token]] | None = Field(
         None, description="May be left out where a session that has begun is continued."
@@ -133,13 +123,14 @@ class CompletionRequest(_Request):
         "another number, the request is refused, and appends nothing.",
     )
     suffix: None = None
-    best_of: StrictInt | None = Field(None, ge=1)
 
     @model_validator(mode="after")
-    def _require_all(self) -> "CompletionRequest":
-        n, best_of = self.n or 1, self.best_of
-        message = f"best_of={best_of} must be n={n}"
-        _require(best_of in (None, n), message, "best_of", "unsupported")
+    def _require_no_echo(self) -> "CompletionRequest":
+        message = (
+            "echo and scores of prompts are gone: txl score scores a text, and "
+            "transformer_xl.harness has the model type transformer-xl of lm-evaluation-harness"
+        )
+        _require(not self.echo, message, "echo", "unsupported")
         return self
 
 
@@ -214,11 +205,6 @@ class _Choice(BaseModel):
     )
     token_ids: list[int] = Field(description="The sampled tokens.")
     logprobs: dict[str, Any] | None = Field(None, description="As OpenAI has them, in nats.")
-    attention: list[list[tuple[int, float]]] | None = Field(
-        None,
-        description="For each sampled token, pairs of a distance in tokens (0: the token before) "
-        "and its share of the attention, averaged over heads and layers.",
-    )
 
 
 class Choice(_Choice):
@@ -304,7 +290,6 @@ class Model(BaseModel):
     created: int
     owned_by: str = "transformer-xl"
     about: str = Field(description="A description.")
-    attention: bool = Field(description="Whether it has attention weights to return.")
 
 
 class ModelList(BaseModel):
@@ -321,7 +306,6 @@ class SessionInfo(BaseModel):
     object: Literal["session"] = "session"
     used: int = Field(description="When it was last used, in seconds since 1970.")
     is_busy: bool
-    is_saved: bool
     in_memory: bool
     nbytes: int = Field(description="Its size in memory; 0 if it is only on the disk.")
 
@@ -356,17 +340,6 @@ class Deleted(BaseModel):
     id: str
     object: Literal["session"] = "session"
     deleted: Literal[True] = True
-
-
-class Attention(BaseModel):
-    """The attention with which the next token of a session is predicted."""
-
-    session: str
-    shares: list[float] = Field(
-        description="Mean over heads and layers, oldest position first, the last token last."
-    )
-    tokens: list[int] = Field(description="The tokens there; fewer if older ones are not known.")
-    texts: list[str]
 
 
 class Health(BaseModel):

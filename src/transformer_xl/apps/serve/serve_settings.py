@@ -1,9 +1,7 @@
 """How a model is served: addresses and limits."""
 
 import re
-from contextlib import suppress
 from dataclasses import dataclass, field
-from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +29,7 @@ class ServeSettings:
     """Port to listen on; 0: a free one, which is logged."""
     names: tuple[str, ...] = ()
     """Host names that are accepted besides localhost, such as that of a proxy; *.example.com: all
-    of that domain. With another --host than a loopback one: the only names that are accepted."""
+    of that domain. None are needed with another --host than 127.0.0.1, which accepts all."""
     root_path: str = ""
     """Path below which a proxy serves this server, such as /txl. The page needs none: only for a
     proxy that does not remove the path, and for programs that read /openapi.json."""
@@ -45,8 +43,8 @@ class ServeSettings:
     name: str | None = None
     """Name of the model; None: that of its folder."""
     sessions: str | Path | None = None
-    """Folder in which sessions are saved, of one server; or set TXL_SESSIONS. None: in memory only,
-    until the server stops."""
+    """Folder in which sessions are saved, of one server. None: in memory only, until the
+    server stops."""
     template: str | None = None
     """Text of one message of a chat, with {role} and {content}, such as '<{role}>{content}</s>'.
     None: a plain one, lines of '{role}: {content}'."""
@@ -103,10 +101,19 @@ class ServeSettings:
         )
         for name in self.names:
             require(
-                _is_host(name),
+                re.fullmatch(r"(\*\.)?[^\s/*:\[\]]+|\[[0-9A-Fa-f:.]+\]", name) is not None,
                 f"names={name!r} must be a host name without a port, such as models.example, "
                 "*. and a domain, or an IPv6 address in brackets",
             )
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts that requests may name: a page elsewhere can let its name mean this machine."""
+        is_local = self.host in ("localhost", "::1") or self.host.startswith("127.")
+        if not (is_local or self.names):
+            return ("*",)
+        own = f"[{self.host}]" if ":" in self.host else self.host
+        return "localhost", "127.0.0.1", "[::1]", own, *self.names
 
     @property
     def folder(self) -> Path | None:
@@ -138,13 +145,3 @@ def keys_in(lines: str | None, source: str) -> tuple[str, ...]:
     rule = "must be printable ASCII and not empty, one key a line"
     require(lines is None or (bool(keys) and is_plain), f"{source} {rule}")
     return keys
-
-
-def _is_host(name: str) -> bool:
-    """Whether a name is one of a host, a domain that begins with ``*.``, or [an IPv6 address]."""
-    if name.startswith("["):
-        with suppress(ValueError):
-            IPv6Address(name[1:-1])
-            return name.endswith("]")
-        return False
-    return bool(re.fullmatch(r"(\*\.)?[^\s/*:\[\]]+", name))

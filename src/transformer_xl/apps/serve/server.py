@@ -1,4 +1,4 @@
-"""The server process: the socket, timeouts of connections, signals, graceful shutdown."""
+"""The server process: the socket, signals, graceful shutdown."""
 
 import asyncio
 import errno
@@ -12,10 +12,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from transformer_xl.apps.serve.api import create_app
 from transformer_xl.apps.serve.serve_settings import ServeSettings
@@ -26,69 +24,12 @@ from transformer_xl.model import LanguageModel
 
 log = logging.getLogger("transformer_xl.serve")
 
-SECONDS = 20.0
-"""How long a client may take to send the headers of a request, or to receive a response."""
 _SWITCH_SECONDS = 0.001
 """Interval after which a thread releases the interpreter lock to a waiting one."""
 _MARGIN = 2
 """Seconds to send truncated texts."""
 _DRAIN_INTERVAL = 0.05
 """Seconds between two looks at whether requests are still being answered."""
-
-
-class PatientProtocol(H11Protocol):
-    """HTTP/1.1 with timeouts.
-
-    A connection is closed when the headers of a request are not complete after ``SECONDS`` (the
-    body has its own limit, in :mod:`transformer_xl.apps.serve.guard`; between requests it is
-    uvicorn's ``timeout_keep_alive``), and when the client receives nothing for as long.
-    """
-
-    def connection_made(self, transport: Any) -> None:
-        """Start the timeout of the first request."""
-        super().connection_made(transport)
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._start("headers")
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel all timeouts."""
-        self._cancel("headers")
-        self._cancel("writing")
-        super().connection_lost(exc)
-
-    def handle_events(self) -> None:
-        """Parse what was received; cancel the timeout once the headers are complete."""
-        super().handle_events()
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._cancel("headers")
-
-    def on_response_complete(self) -> None:
-        """Start the timeout of the next request."""
-        self._start("headers")
-        super().on_response_complete()
-
-    def timeout_keep_alive_handler(self) -> None:
-        """Close a connection that is not used, and do not wait until all was taken."""
-        super().timeout_keep_alive_handler()
-        self.loop.call_later(SECONDS, self.transport.abort)
-
-    def pause_writing(self) -> None:
-        """Start the timeout of a client that does not receive."""
-        super().pause_writing()
-        self._start("writing")
-
-    def resume_writing(self) -> None:
-        """Cancel the timeout: the client receives again."""
-        self._cancel("writing")
-        super().resume_writing()
-
-    def _start(self, what: str) -> None:
-        self._cancel(what)
-        self._timers[what] = self.loop.call_later(SECONDS, self.transport.abort)
-
-    def _cancel(self, what: str) -> None:
-        if timer := self._timers.pop(what, None):
-            timer.cancel()
 
 
 class Server(uvicorn.Server):
@@ -103,7 +44,7 @@ class Server(uvicorn.Server):
         settings = service.settings
         config = uvicorn.Config(
             create_app(service),
-            http=PatientProtocol,
+            http="h11",
             limit_concurrency=settings.max_connections,
             # The address of the client is not used.
             proxy_headers=False,

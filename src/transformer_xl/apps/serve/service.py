@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
-from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,14 @@ import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from transformer_xl.apps.serve.chat_template import chat_template
-from transformer_xl.apps.serve.engine import Engine, Events, tell
+from transformer_xl.apps.serve.choices import token_text
+from transformer_xl.apps.serve.engine import Engine, Parts, tell
 from transformer_xl.apps.serve.errors import session_error
-from transformer_xl.apps.serve.repeats import NOTE_BYTES
+from transformer_xl.apps.serve.repeats import Note
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.sessions import Session, Sessions
-from transformer_xl.apps.serve.texts import Ended, Event, Text, make_writer, most_tokens
-from transformer_xl.config import GenerateConfig, require, total_memory
+from transformer_xl.apps.serve.texts import Part, Text
+from transformer_xl.config import MAX_HISTORY, GenerateConfig, require, total_memory
 from transformer_xl.data import Vocab
 from transformer_xl.errors import CheckpointError
 from transformer_xl.inference.generate import (
@@ -37,46 +37,19 @@ log = logging.getLogger("transformer_xl.serve")
 _DISK_THREADS = 4
 _MAX_EXPIRY_INTERVAL = 60.0
 """Seconds between two checks for expired sessions, at most."""
-_SECONDS_BUCKETS = (
-    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
-    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0),
-)
-_BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
     """Metrics for Prometheus."""
 
-    def __init__(self, engine: Engine, sessions: Sessions) -> None:
+    def __init__(self, sessions: Sessions) -> None:
         self._registry = registry = CollectorRegistry()
-        counter = partial(Counter, registry=registry)
-        histogram = partial(Histogram, registry=registry, buckets=_SECONDS_BUCKETS)
-        gauge = partial(Gauge, registry=registry)
-        self.requests = counter("txl_requests", "Requests.", ["method", "path", "status"])
-        until_end = "Seconds from a request to the end of its answer."
-        self.seconds = histogram("txl_request_seconds", until_end, ["path"])
-        until_first = "Seconds from a request to its first token."
-        self.first_token = histogram("txl_first_token_seconds", until_first)
-        self.prompt_tokens = counter("txl_prompt_tokens", "Tokens read.")
-        self.completion_tokens = counter("txl_drawn_tokens", "Tokens drawn.")
-        self.batch = histogram(
-            "txl_batch_texts", "Texts batched in a step.", buckets=_BATCH_BUCKETS
-        )
-        self.save_seconds = histogram("txl_session_save_seconds", "Seconds to save a session.")
-        self.engine_seconds = gauge("txl_engine_seconds", "Processor time of the engine's thread.")
-        for name, about, value in (
-            ("txl_queued_texts", "Texts that wait.", lambda: engine.n_waiting),
-            ("txl_running_texts", "Texts in work.", lambda: engine.n_running),
-            ("txl_sessions", "Sessions.", lambda: len(sessions)),
-            ("txl_sessions_in_memory", "Sessions in memory.", lambda: sessions.n_in_memory),
-            ("txl_session_bytes", "Bytes of these.", lambda: sessions.nbytes),
-        ):
-            gauge(name, about).set_function(value)
-
-    def stepped(self, batch: int) -> None:
-        """Record a step and its batch size; to be called in the engine's thread."""
-        self.batch.observe(batch)
-        self.engine_seconds.set(time.thread_time())
+        self.requests = Counter("txl_requests", "Requests.", ["status"], registry=registry)
+        self.seconds = Histogram("txl_request_seconds", "Seconds of requests.", registry=registry)
+        self.prompt_tokens = Counter("txl_prompt_tokens", "Tokens read.", registry=registry)
+        self.drawn_tokens = Counter("txl_drawn_tokens", "Tokens drawn.", registry=registry)
+        count = Gauge("txl_sessions", "Sessions.", registry=registry)
+        count.set_function(lambda: len(sessions))
 
     def page(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""
@@ -121,11 +94,11 @@ class Service:
         self.is_closing = self._is_warm = False
         self.n_streams = self.n_requests = 0
         mem_len = model.config.mem_len
-        largest = largest_state(model, mem_len, most_tokens(mem_len)) + NOTE_BYTES
+        n_tokens, note = max(mem_len, MAX_HISTORY), len(Note(2**53 - 1).encoded())
+        largest = largest_state(model, mem_len, n_tokens) + note
         self.sessions = Sessions(settings, weights, model, largest=largest)
-        self.engine = Engine(model, settings, self._deliver, lambda n: self.metrics.stepped(n))
-        self.metrics = Metrics(self.engine, self.sessions)
-        self.token_text = lru_cache(maxsize=65_536)(_token_text)
+        self.engine = Engine(model, settings, self._deliver)
+        self.metrics = Metrics(self.sessions)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._disk = ThreadPoolExecutor(_DISK_THREADS, "disk")
         self._kept: set[asyncio.Task] = set()
@@ -177,14 +150,21 @@ class Service:
         Requests that come before are accepted and wait behind it.
         """
 
-        def ended(event: Event) -> None:
-            if isinstance(event, Ended):
-                self._is_warm = event.reason == "length"
+        def ended(part: Part) -> None:
+            if part.reason:
+                self._is_warm = part.reason == "length"
                 if not self._is_warm:
                     log.error("the model failed to write a token: the server is not ready")
 
-        writer, numbers = make_writer(self.vocab, (), (), (0,)), random_numbers(0)
-        self.engine.submit([Text((0,), None, (), writer, numbers, Sampler(), 2, ended)])
+        text = Text(
+            vocab=self.vocab,
+            prompt=(0,),
+            generator=random_numbers(0),
+            sampler=Sampler(),
+            max_tokens=2,
+            sink=ended,
+        )
+        self.engine.submit([text])
 
     async def on_disk(self, function: Callable[..., Any], *given: Any) -> Any:
         """Call a function that may block on the disk, in a thread of its own."""
@@ -208,10 +188,7 @@ class Service:
         Raises:
             OSError: It cannot be saved.
         """
-        started = time.perf_counter()
         await self.on_disk(self.sessions.close, session, state)
-        if state is not None:
-            self.metrics.save_seconds.observe(time.perf_counter() - started)
 
     def keep(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine to its end, even if the request that started it is gone."""
@@ -219,16 +196,16 @@ class Service:
         self._kept.add(task)
         task.add_done_callback(self._kept.discard)
 
-    def _deliver(self, events: Events) -> None:
-        """Pass the events of the engine to the thread of the event loop."""
+    def _deliver(self, parts: Parts) -> None:
+        """Pass the parts of the engine to the thread of the event loop."""
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(tell, events)
+        self._loop.call_soon_threadsafe(tell, parts)
 
     def texts_of(self, tokens: Sequence[int]) -> list[str]:
         """Return successive tokens as texts, the first one as at the beginning of a line."""
         decoder, texts = self.vocab.stream_decoder(), []
         for token in tokens:
-            texts.append(self.token_text(decoder.raw(token)))
+            texts.append(token_text(decoder.raw(token)))
             decoder.push(token)
         return texts
 
@@ -240,14 +217,6 @@ class Service:
                     log.info("%d sessions expired", gone)
             except OSError as error:
                 log.error("a session cannot be deleted: %s", error)
-
-
-def _token_text(raw: bytes) -> str:
-    """Return a token as text; invalid UTF-8 is escaped as OpenAI does."""
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 @torch.no_grad()

@@ -30,8 +30,6 @@ class Session:
     """The state to continue from; None: it is not in memory, or has not begun."""
     nbytes: int = 0
     """Size of the state, with its note."""
-    is_saved: bool = False
-    """Whether it outlives the server."""
     is_busy: bool = False
     """Whether a request has acquired it."""
 
@@ -135,6 +133,7 @@ class Sessions:
         """Return the state of a session without acquiring it, even while it is in use."""
         with self._lock:
             if name not in self._used:
+                self._require_free(name)
                 raise _missing(name)
             state, _ = self._states.get(name, (None, 0))
         if state is None:
@@ -149,20 +148,13 @@ class Sessions:
             if name not in self._used and name not in self._busy:
                 raise _missing(name)
             state, nbytes = self._states.get(name, (None, 0))
-            used, is_saved = self._used.get(name, self._clock()), self._folder is not None
-            return Session(name, used, state, nbytes, is_saved, name in self._busy)
+            used = self._used.get(name, self._clock())
+            return Session(name, used, state, nbytes, name in self._busy)
 
     def all(self, most: int | None = None) -> list[Session]:
         """Return all, the most recently used first, or at most so many of them."""
         with self._lock:
             return [*map(self.find, islice(reversed(self._used), most))]
-
-    def save(self, name: str) -> None:
-        """Require that a session is saved, as each is before an answer ends."""
-        if self._folder is None:
-            message = "sessions are in memory only: start the server with --sessions DIR"
-            raise SessionError("session_not_saved", message)
-        self.find(name)
 
     def delete(self, name: str) -> None:
         """Delete a session and its file."""

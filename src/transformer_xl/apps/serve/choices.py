@@ -1,0 +1,117 @@
+"""The choices of a response: JSON of texts, or of parts of them, as OpenAI has it."""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+from transformer_xl.apps.serve.texts import Part, Token
+
+_FINISH_REASONS = {"stop": "stop", "repetition": "stop"}
+"""OpenAI's reasons by ours; all others are "length"."""
+
+
+class Form:
+    """The form of completions.
+
+    Attributes:
+        prefix: Of the identifier of a response.
+        object: The object of a response.
+        part: The object of an event of a stream.
+    """
+
+    prefix, object, part = "cmpl", "text_completion", "text_completion"
+
+    def choice(self, index: int, parts: Sequence[Part], has_scores: bool) -> dict[str, Any]:
+        """Return a whole text as a choice; ``index``: its number, ``parts``: all of it."""
+        return self._choice(index, parts, has_scores, self.content)
+
+    def event(
+        self, index: int, parts: Sequence[Part], has_scores: bool, is_first: bool
+    ) -> dict[str, Any]:
+        """Return new parts of a text as the choice of an event; ``is_first``: there were none."""
+        has_scores = has_scores and any(part.tokens for part in parts)
+        return self._choice(index, parts, has_scores, partial(self.delta, is_first=is_first))
+
+    def _choice(
+        self,
+        index: int,
+        parts: Sequence[Part],
+        has_scores: bool,
+        content: Callable[[str], dict[str, Any]],
+    ) -> dict[str, Any]:
+        tokens = [token for part in parts for token in part.tokens]
+        reason = parts[-1].reason if parts else None
+        choice: dict[str, Any] = {
+            "index": index,
+            **content("".join(part.text for part in parts)),
+            "logprobs": self.scores(tokens) if has_scores else None,
+            "finish_reason": reason and _FINISH_REASONS.get(reason, "length"),
+            "token_ids": [token.id for token in tokens],
+        }
+        if reason == "repetition":
+            choice["stop_reason"] = reason
+        return choice
+
+    def content(self, text: str) -> dict[str, Any]:
+        """Return a whole text as keys of a choice."""
+        return {"text": text}
+
+    def delta(self, text: str, is_first: bool) -> dict[str, Any]:
+        """Return a part of a text as keys of a choice."""
+        return {"text": text}
+
+    def scores(self, tokens: Sequence[Token]) -> dict[str, Any]:
+        """Return the scores of tokens."""
+        return {
+            "tokens": [token_text(each.raw) for each in tokens],
+            "token_logprobs": [each.scored and each.scored.log_prob for each in tokens],
+            "top_logprobs": [_likeliest(each) for each in tokens],
+            "text_offset": [each.start for each in tokens],
+        }
+
+
+class ChatForm(Form):
+    """The form of messages."""
+
+    prefix, object, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def content(self, text: str) -> dict[str, Any]:
+        """Return a whole text as a message."""
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def delta(self, text: str, is_first: bool) -> dict[str, Any]:
+        """Return a part of a text as a part of a message."""
+        return {"delta": {**({"role": "assistant"} if is_first else {}), "content": text}}
+
+    def scores(self, tokens: Sequence[Token]) -> dict[str, Any]:
+        """Return the scores of tokens."""
+        content = [
+            _scored(each.raw, each.scored and each.scored.log_prob)
+            | {"top_logprobs": [_scored(raw, log_prob) for _, raw, log_prob in each.top]}
+            for each in tokens
+        ]
+        return {"content": content, "refusal": None}
+
+
+def _scored(raw: bytes, log_prob: float | None) -> dict[str, Any]:
+    return {"token": token_text(raw), "logprob": log_prob, "bytes": [*raw]}
+
+
+def _likeliest(token: Token) -> dict[str, float]:
+    """Return the most probable tokens in the place of one, and itself, as OpenAI does."""
+    assert token.scored is not None
+    log_probs: dict[str, float] = {}
+    for each, raw, log_prob in token.top:
+        log_probs.setdefault(token_text(token.raw if each == token.id else raw), log_prob)
+    # Also where another token is written alike.
+    log_probs[token_text(token.raw)] = token.scored.log_prob
+    return log_probs
+
+
+@lru_cache(maxsize=65_536)
+def token_text(raw: bytes) -> str:
+    """Return a token as text; invalid UTF-8 is escaped as OpenAI does."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
