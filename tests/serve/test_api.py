@@ -75,6 +75,7 @@ def test_a_session_goes_on_and_reads_only_what_is_new(client, made, http):
     assert (about["remembered"], about["turns"]) == (12, 2)
     assert "".join(about["texts"]) == ("once upon" + whole)[-13:]
     assert [s["id"] for s in http.get("/v1/sessions").json()["data"]] == ["tale"]
+    assert about["in_memory"]
     assert http.delete("/v1/sessions/tale").json()["deleted"]
     assert http.get("/v1/sessions/tale").status_code == 404
 

@@ -71,9 +71,9 @@ def test_what_is_wrong_with_a_chat_is_said(server):
         ({}, "messages is missing"),
         ({"messages": []}, "must be a list of at least 1 items"),
         ({"messages": [{"role": "boss", "content": "a"}]}, "messages.0.role='boss' must be"),
-        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content=5 must be a text or a list"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content=5 must be a text or"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "half of a surrogate pair"),
-        ({"messages": USER, "tools": [{}]}, "tools=[{}] must be a list of at most 0 items"),
+        ({"messages": USER, "tools": [{}]}, "'tools' is no field"),
         ({"messages": USER, "session": "a"}, "'session' is no field: GET /openapi.json lists them"),
         ({"messages": USER, "max_tokens": 1, "max_completion_tokens": 2}, "give one"),
         ({"messages": USER, "top_logprobs": 2}, "no effect without logprobs"),
@@ -97,13 +97,6 @@ def test_a_chat_takes_no_header_of_a_session(server):
         )
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), header
         assert f"leave {header} out" in answer.json()["error"]["message"], header
-
-
-def test_options_of_openai_that_ask_for_nothing_are_accepted(client):
-    options = {"include_usage": True, "include_obfuscation": False}
-    *_, last = chat(client, max_tokens=2, stream=True, stream_options=options)
-    assert last.usage.completion_tokens == 2
-    assert chat(client, max_tokens=2, response_format={"type": "text"}).usage.completion_tokens == 2
 
 
 def messages_of(*contents):

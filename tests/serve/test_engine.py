@@ -7,7 +7,6 @@ import torch
 
 from transformer_xl.apps.serve.errors import NotStartedError
 from transformer_xl.inference.generate import Sampling, generate
-from transformer_xl.model.decoder import EagerDecoder, RingDecoder
 
 SECONDS = 60
 SETTINGS = ({}, {"temperature": 0}, {"top_k": 7}, {"top_p": 0.8, "temperature": 1.5})
@@ -71,31 +70,6 @@ def test_others_are_written_while_a_long_prompt_is_read(made, start, ask, until)
     before = seen[: next(n for n, texts in enumerate(seen) if long.text in texts)]
     # Twenty-five pieces, and a token of the other between any two.
     assert sum(short.text in texts for texts in before) >= 20
-
-
-def test_texts_with_the_same_prompt_share_its_reading(made, start, ask, monkeypatch):
-    read = []
-    original = type(made.model).forward
-
-    def spy(self, tokens, *words, **settings):
-        # An eager decoder calls the model for single tokens.
-        read.extend([tuple(tokens.shape)] * (tokens.shape[1] > 1))
-        return original(self, tokens, *words, **settings)
-
-    for kind in (EagerDecoder, RingDecoder):
-
-        def stepped(self, tokens, read_of=kind.read):
-            read.append(tuple(tokens.shape))
-            return read_of(self, tokens)
-
-        monkeypatch.setattr(kind, "read", stepped)
-    monkeypatch.setattr(type(made.model), "forward", spy)
-    engine = start()
-    asked = [ask(made, [1, 2, 3], 3, seed=n) for n in range(4)]
-    engine.submit([each.text for each in asked])
-    found = [each.tokens for each in asked]
-    assert read == [(1, 3), (4,), (4,)]
-    assert found == [list(generate(made.model, [1, 2, 3], length=3, seed=n)) for n in range(4)]
 
 
 @pytest.mark.parametrize("variant", ["the paper's", "documents", "absolute positions", "LSTM"])
@@ -203,19 +177,3 @@ def test_stopping_ends_all_and_keeps_their_states(made, start, ask, until):
     assert [each.end().state is not None for each in asked] == [True, True, False]
     with pytest.raises(NotStartedError, match="is stopping"):
         engine.submit([asked[0].text])
-
-
-def test_a_large_group_does_not_wait_for_the_longest_text_before_it(made, start, ask, until):
-    engine = start(max_batch=8)
-    long = ask(made, [3], 10**6)
-    engine.submit([long.text])
-    until(lambda: engine.n_running == 1)
-    group = [ask(made, [1, 2], 6, seed=n) for n in range(8)]
-    behind = ask(made, [1, 2], 6)
-    engine.submit([each.text for each in group])
-    engine.submit([behind.text])
-    assert [each.tokens for each in group] == [
-        list(generate(made.model, [1, 2], length=6, seed=n)) for n in range(8)
-    ]
-    assert behind.tokens == group[1].tokens
-    assert not long.ended.done()

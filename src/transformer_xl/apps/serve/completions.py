@@ -20,7 +20,6 @@ from transformer_xl.apps.serve.repeats import Note, note_of
 from transformer_xl.apps.serve.responses import JsonResponse, encoded, error_content, error_response
 from transformer_xl.apps.serve.schemas import SAMPLING, CompletionRequest
 from transformer_xl.apps.serve.service import Service
-from transformer_xl.apps.serve.sessions import Session
 from transformer_xl.apps.serve.texts import Part, Text
 from transformer_xl.config import UnusedError
 from transformer_xl.data import normalized_prompt, unknown_warning
@@ -113,7 +112,7 @@ class Answer:
         self._max_tokens: int = most if body.max_tokens is None else body.max_tokens
         self._about: dict[str, Any] = {}
         """Settings of sampling, and warnings about the prompts."""
-        self._session: Session | None = None
+        self._session, self._state = body.session, None
         self._note = Note()
         self._texts: list[Text] = []
         self._parts: list[list[Part]] = []
@@ -137,15 +136,13 @@ class Answer:
         """
         body, service = self._body, self._service
         self._require_served()
-        session = None
-        if body.session:
-            session = await service.with_session(service.sessions.open, body.session)
-            self._session = session
+        if self._session:
+            self._state = await service.with_session(service.sessions.open, self._session)
         try:
-            if session:
-                self._note = note_of(session.state.note) if session.state else Note()
+            if self._session:
+                self._note = note_of(self._state.note) if self._state else Note()
                 if repeated := self._note.answered(body, self._key):
-                    await service.close_session(session, None)
+                    await service.on_disk(service.sessions.close, self._session)
                     return repeated
                 if self.is_abandoned:
                     # It waited, as in a paused process, and may have been sent again since.
@@ -159,8 +156,8 @@ class Answer:
             self._n_going = len(self._texts)
             service.engine.submit(self._texts)
         except BaseException:
-            if session:
-                await service.close_session(session, None)
+            if self._session:
+                await service.on_disk(service.sessions.close, self._session)
             raise
         return ""
 
@@ -185,7 +182,7 @@ class Answer:
             ApiError: There is none, or there are too many.
         """
         prompts: Any = self._body.prompt
-        if prompts is None and not (self._session and self._session.state):
+        if prompts is None and self._state is None:
             message = "prompt is missing: give the text to continue"
             raise ApiError(400, message, "missing_required_parameter", "prompt")
         # An empty list has no tokens, as an empty text.
@@ -203,8 +200,7 @@ class Answer:
         return prompts
 
     def _make_texts(self, stop: tuple[str, ...], about: dict[str, Any]) -> None:
-        body, service, session = self._body, self._service, self._session
-        state = session.state if session else None
+        body, service, state = self._body, self._service, self._state
         prompts, sampler = self._prompts(), _sampler(service, body)
         stops = service.generation.stop if body.stop is None else body.stop
         last, before = (), ()
@@ -219,7 +215,7 @@ class Answer:
         if service.model.preface and state is None:
             shown["preface"] = len(service.model.preface)
         self._about = {"settings": sampler.settings | shown, **about}
-        if session:
+        if self._session:
             self._about["session_turn"] = self._note.turns + 1
         for prompt in prompts:
             if isinstance(prompt, str):
@@ -244,7 +240,7 @@ class Answer:
                     sink=partial(self._receive, number),
                     logprobs=body.logprobs,
                     offset=self._offset(prompt, context, before),
-                    keeps_state=session is not None,
+                    keeps_state=self._session is not None,
                     deadline=self._started + service.settings.max_seconds,
                 )
                 self._texts.append(text)
@@ -261,23 +257,23 @@ class Answer:
         """Handle a part of a text, in the thread of the event loop."""
         if part.reason and self._session:
             # The session is saved before the end is returned.
-            self._service.keep(self._save(part, self._session))
+            self._service.keep(self._save(part))
         else:
             self._add(number, part)
 
-    async def _save(self, part: Part, session: Session) -> None:
-        state = part.state
+    async def _save(self, part: Part) -> None:
+        name, state = self._session, part.state
         try:
             if state is not None:
                 answer = encoded(self.whole([part])).decode() if self._key else ""
                 note = self._note.after(self._body, self._key, answer)
                 state = state._replace(note=note.encoded())
-            await self._service.close_session(session, state)
+            await self._service.on_disk(self._service.sessions.close, name, state)
         except Exception as error:
             # Whatever failed, the request still waits for the end.
             is_known = isinstance(error, OSError)
-            log.error("session %s: %s", session.name, error, exc_info=not is_known)
-            message = f"session {session.name!r} could not be saved: see the log"
+            log.error("session %s: %s", name, error, exc_info=not is_known)
+            message = f"session {name!r} could not be saved: see the log"
             status = 507 if is_known else 500
             self._error = ApiError(status, message, "session_not_saved", "session")
             part = Part(reason="failed")
@@ -382,7 +378,7 @@ class Answer:
         metrics.prompt_tokens.inc(usage["prompt_tokens"])
         metrics.drawn_tokens.inc(usage["completion_tokens"])
         note = f"{usage['prompt_tokens']}+{usage['completion_tokens']} tokens"
-        session = f", session {self._session.name}" if self._session else ""
+        session = f", session {self._session}" if self._session else ""
         self._request.scope["note"] = note + session
 
 

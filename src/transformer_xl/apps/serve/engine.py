@@ -6,14 +6,14 @@ Streams come and go by rows of one :class:`~transformer_xl.model.Decoder`.
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from transformer_xl.apps.serve.errors import NotStartedError
-from transformer_xl.apps.serve.prompt_reading import PromptReader, Reading
+from transformer_xl.apps.serve.prompt_reading import PromptReader
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.texts import Part, Reason, Scored, Text
 from transformer_xl.model import Decoder, LanguageModel, Lengths, Memory
@@ -22,9 +22,6 @@ log = logging.getLogger("transformer_xl.serve")
 
 Parts = list[tuple[Text, Part]]
 
-_SHARES = 4
-"""Texts with one prompt fill a batch in so many parts, each of which reads it: neither one by one,
-nor only as a whole, which would block the queue until the longest running text has ended."""
 _MIN_LOG_PROB = -9999.0
 """The log-probability of what cannot be: JSON has no infinity."""
 
@@ -51,9 +48,10 @@ class Batch:
         """The running texts, by row."""
         return {row: text for row, text in enumerate(self.rows) if text is not None}
 
-    def add(self, text: Text, memory: Memory) -> None:
-        """Add a text with a copy of an unmasked memory."""
-        size = len(self.rows)
+    def add(self, text: Text) -> None:
+        """Add a text with a copy of its memory, which is not masked."""
+        size, memory = len(self.rows), text.mems
+        assert memory is not None
         if not self.rows:
             self._decoder, self.rows = Decoder.of(self._model, self._lengths, memory), [None]
         elif None not in self.rows:
@@ -118,7 +116,7 @@ class Engine:
     ) -> None:
         self._model, self._settings, self._deliver = model, settings, deliver
         self._wake = threading.Condition()
-        self._waiting: deque[list[Text]] = deque()
+        self._waiting: deque[Text] = deque()
         self._parts: Parts = []
         self._is_stopping = False
         self._reset()
@@ -136,31 +134,26 @@ class Engine:
     @property
     def n_waiting(self) -> int:
         """Number of waiting texts."""
-        return sum(map(len, tuple(self._waiting)))
+        return len(self._waiting)
 
     @property
     def n_running(self) -> int:
         """Number of texts whose prompt is being read or that are being generated."""
-        rows, readings = self._batch.rows, tuple(self._readings)
-        return len(rows) - rows.count(None) + sum(len(each.texts) for each in readings)
+        rows = self._batch.rows
+        return len(rows) - rows.count(None) + len(self._reading)
 
     def submit(self, texts: Sequence[Text]) -> None:
-        """Queue the texts of a request; those with the same prompt share its reading.
+        """Queue texts.
 
         Raises:
             NotStartedError: The queue is full, or the engine is stopping.
         """
-        groups: dict[tuple[int, ...], list[Text]] = {}
-        for text in texts:
-            groups.setdefault(text.prompt, []).append(text)
         with self._wake:
             if self._is_stopping:
                 raise NotStartedError("stopping")
             if self.n_waiting + len(texts) > self._settings.max_queue:
                 raise NotStartedError("queue_full")
-            size = max(self._settings.max_batch // _SHARES, 1)
-            for group in groups.values():
-                self._waiting += [group[i : i + size] for i in range(0, len(group), size)]
+            self._waiting += texts
             self._wake.notify()
 
     def cut(self) -> None:
@@ -176,7 +169,7 @@ class Engine:
             self._thread.join()
 
     def _reset(self) -> None:
-        self._readings: list[Reading] = []
+        self._reading: list[Text] = []
         self._batch = Batch(self._model, self._settings.max_batch)
         self._reader = PromptReader(self._model, self._settings.piece)
 
@@ -192,7 +185,9 @@ class Engine:
                 came = self._dequeue()
                 is_stopping = self._is_stopping
             try:
-                self._readings += [self._reader.reading(texts) for texts in came]
+                for text in came:
+                    self._reader.begin(text)
+                self._reading += came
                 self._end_early(is_stopping)
                 self._read()
                 self._write()
@@ -204,50 +199,43 @@ class Engine:
                 parts, self._parts = self._parts, []
                 self._deliver(parts)
 
-    def _dequeue(self) -> list[list[Text]]:
-        """Dequeue as many groups as there are free rows, and those that need none to end."""
-        came: list[list[Text]] = []
+    def _dequeue(self) -> list[Text]:
+        """Dequeue as many texts as there are free rows, and those that need none to end."""
         free = self._settings.max_batch - self.n_running
-        while self._waiting and (len(self._waiting[0]) <= free or self._is_stopping):
-            came.append(self._waiting.popleft())
-            free -= len(came[-1])
-        over = [texts for texts in self._waiting if all(text.is_over for text in texts)]
-        for texts in over:
-            self._waiting.remove(texts)
+        if self._is_stopping:
+            free = len(self._waiting)
+        came = [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
+        over = [text for text in self._waiting if text.is_over]
+        for text in over:
+            self._waiting.remove(text)
         return came + over
 
     def _end_early(self, is_stopping: bool) -> None:
         """End texts that were cancelled or whose deadline has passed."""
-        for reading in [*self._readings]:
-            for text in [each for each in reading.texts if is_stopping or each.is_over]:
-                reading.texts.remove(text)
-                reason = "late" if text.is_over else "stopping"
-                self._end(text, "cancelled" if text.is_cancelled else reason)
-            if not reading.texts:
-                self._readings.remove(reading)
+        for text in [each for each in self._reading if is_stopping or each.is_over]:
+            self._reading.remove(text)
+            reason = "late" if text.is_over else "stopping"
+            self._end(text, "cancelled" if text.is_cancelled else reason)
         for row, text in self._batch.texts.items():
             if is_stopping or text.is_over:
                 self._end_row(row, "cancelled" if text.is_cancelled else "length")
 
     def _read(self) -> None:
         """Read a chunk of the oldest prompts; begin to generate where a prompt is complete."""
-        if unread := [reading for reading in self._readings if not reading.is_done]:
+        if unread := [text for text in self._reading if not text.is_read]:
             self._reader.read(unread)
-        for reading in [each for each in self._readings if each.is_done]:
-            self._begin(reading.texts, reading)
-            # Not before: if that fails, its texts must still be found to be given up.
-            self._readings.remove(reading)
-
-    def _begin(self, texts: Sequence[Text], reading: Reading) -> None:
-        if reading.hidden is None or not texts[0].max_tokens:
-            reasons: list[Reason | None] = ["length"] * len(texts)
-        else:
-            reasons = self._draw(texts, reading.hidden.expand(len(texts), -1))
-        for text, reason in zip(texts, reasons, strict=True):
+        complete = [text for text in self._reading if text.is_read]
+        hidden = {text: text.hidden for text in complete if text.max_tokens}
+        reasons: dict[Text, Reason | None] = dict.fromkeys(complete, "length")
+        if states := [each for each in hidden.values() if each is not None]:
+            reasons |= zip(hidden, self._draw([*hidden], torch.cat(states)), strict=True)
+        for text, reason in reasons.items():
             if reason:
-                self._end(text, reason, reading.mems)
+                self._end(text, reason, text.mems)
             else:
-                self._batch.add(text, reading.mems)
+                self._batch.add(text)
+            # Not before: if that fails, the text must still be found to be given up.
+            self._reading.remove(text)
 
     def _write(self) -> None:
         """Sample a token for each running text."""
@@ -328,10 +316,9 @@ class Engine:
     def _end(self, text: Text, reason: Reason, mems: Memory | None = None) -> None:
         self._parts.append((text, text.end(reason, mems)))
 
-    def _give_up(self, came: Iterable[list[Text]]) -> None:
+    def _give_up(self, came: Sequence[Text]) -> None:
         ended = {text for text, part in self._parts if part.reason}
-        groups = [[*self._batch.texts.values()], *(each.texts for each in self._readings), *came]
-        for text in dict.fromkeys(text for group in groups for text in group):
+        for text in dict.fromkeys([*self._batch.texts.values(), *self._reading, *came]):
             if text not in ended:
                 self._end(text, "failed")
         self._reset()

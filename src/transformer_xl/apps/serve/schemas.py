@@ -1,4 +1,4 @@
-"""The schemas of requests and responses."""
+"""The schemas of requests."""
 
 from types import UnionType
 from typing import (
@@ -158,14 +158,6 @@ class Message(BaseModel):
     tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
-class ResponseFormat(BaseModel):
-    """The format of the message of a response."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    type: Literal["text"]
-
-
 class ChatRequest(_Request):
     """A request for the next message of a chat."""
 
@@ -175,12 +167,6 @@ class ChatRequest(_Request):
     )
     logprobs: StrictBool | None = None
     top_logprobs: StrictInt | None = Field(None, ge=0, le=20, description="Only with logprobs.")
-    # As above: accepted if without effect.
-    response_format: ResponseFormat | None = None
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
-    parallel_tool_calls: StrictBool | None = None
-    store: Literal[False] | None = None
 
     @model_validator(mode="after")
     def _require_one_length(self) -> "ChatRequest":
@@ -195,121 +181,6 @@ class ChatRequest(_Request):
         return self
 
 
-class _Choice(BaseModel):
-    """What a text of a completion and a message of a chat have in common."""
-
-    index: int
-    finish_reason: Literal["stop", "length"] | None
-    stop_reason: Literal["repetition"] | None = Field(
-        None, description='"repetition": the text was ended because it loops.'
-    )
-    token_ids: list[int] = Field(description="The sampled tokens.")
-    logprobs: dict[str, Any] | None = Field(None, description="As OpenAI has them, in nats.")
-
-
-class Choice(_Choice):
-    """A text, or a part of one."""
-
-    text: str
-
-
-class ChatMessage(BaseModel):
-    """The message of a response."""
-
-    role: Literal["assistant"]
-    content: str
-    refusal: None = None
-
-
-class ChatChoice(_Choice):
-    """A message; in a stream a part of one, in ``delta``."""
-
-    message: ChatMessage
-
-
-class Usage(BaseModel):
-    """Number of tokens read and sampled."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-
-class _Response(BaseModel):
-    """What responses have in common. In a stream, settings and warnings are in the first event."""
-
-    id: str
-    created: int
-    model: str
-    usage: Usage | None = None
-    settings: dict[str, Any] | None = Field(
-        None,
-        description="The settings of sampling, those of the request or else of the model folder; "
-        "what is off is left out, but for top_k and top_p. seed is that of the first text, text k "
-        "has the seed plus k; null: the session continued its own random numbers. preface: tokens "
-        "of the model folder that were read before the prompt.",
-    )
-    warnings: list[str] | None = Field(
-        None,
-        description="Words or characters of the prompts that are not in the vocabulary and are "
-        "read as <unk>.",
-    )
-
-
-class Completion(_Response):
-    """A response with completions. In a stream, only its first event has all keys."""
-
-    object: Literal["text_completion"] = "text_completion"
-    choices: list[Choice]
-    session_turn: int | None = Field(
-        None, description="How many answers the session has given with this one."
-    )
-    repeated: Literal[True] | None = Field(
-        None,
-        description="The answer was given before, to a request with the same Idempotency-Key, and "
-        "nothing was appended now.",
-    )
-
-
-class Chat(_Response):
-    """A response with messages."""
-
-    object: Literal["chat.completion"] = "chat.completion"
-    choices: list[ChatChoice]
-    chat_template: Literal["setting", "roles", "contents"] = Field(
-        description="With what the messages became a prompt: the template of the server, or a "
-        "plain one: 'role: content' on lines, or the contents alone."
-    )
-
-
-class Model(BaseModel):
-    """A model that is served."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "transformer-xl"
-    about: str = Field(description="A description.")
-
-
-class ModelList(BaseModel):
-    """All models that are served."""
-
-    object: Literal["list"] = "list"
-    data: list[Model]
-
-
-class SessionInfo(BaseModel):
-    """A session."""
-
-    id: str
-    object: Literal["session"] = "session"
-    used: int = Field(description="When it was last used, in seconds since 1970.")
-    is_busy: bool
-    in_memory: bool
-    nbytes: int = Field(description="Its size in memory; 0 if it is only on the disk.")
-
-
 class ForkRequest(BaseModel):
     """A request for a copy of a session."""
 
@@ -318,37 +189,7 @@ class ForkRequest(BaseModel):
     name: SessionName = Field(description="Name of the new session; there must be none of it.")
 
 
-class SessionDetail(SessionInfo):
-    """A session, and the content of its memory."""
-
-    turns: int = Field(description="How many answers it has given.")
-    remembered: int = Field(description="Number of positions in the memory of each layer.")
-    tokens: list[int] = Field(description="The tokens there, and the last one, not yet read.")
-    texts: list[str] = Field(description="These tokens as text.")
-
-
-class SessionList(BaseModel):
-    """All sessions, the most recently used first."""
-
-    object: Literal["list"] = "list"
-    data: list[SessionInfo]
-
-
-class Deleted(BaseModel):
-    """A session that was deleted."""
-
-    id: str
-    object: Literal["session"] = "session"
-    deleted: Literal[True] = True
-
-
-class Health(BaseModel):
-    """The health of the server."""
-
-    status: Literal["ok"]
-
-
-class _About(BaseModel):
+class _Error(BaseModel):
     message: str
     type: str
     param: str | None
@@ -358,9 +199,4 @@ class _About(BaseModel):
 class ErrorBody(BaseModel):
     """The body of an error response."""
 
-    error: _About
-
-
-def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return error responses for the OpenAPI description."""
-    return {status: {"model": ErrorBody, "description": "An error"} for status in statuses}
+    error: _Error

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -13,12 +13,11 @@ import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from transformer_xl.apps.serve.chat_template import chat_template
-from transformer_xl.apps.serve.choices import token_text
 from transformer_xl.apps.serve.engine import Engine, Parts, tell
 from transformer_xl.apps.serve.errors import session_error
 from transformer_xl.apps.serve.repeats import Note
 from transformer_xl.apps.serve.serve_settings import ServeSettings
-from transformer_xl.apps.serve.sessions import Session, Sessions
+from transformer_xl.apps.serve.sessions import Sessions
 from transformer_xl.apps.serve.texts import Part, Text
 from transformer_xl.config import MAX_HISTORY, GenerateConfig, require, total_memory
 from transformer_xl.data import Vocab
@@ -26,7 +25,6 @@ from transformer_xl.errors import CheckpointError
 from transformer_xl.inference.generate import (
     Sampler,
     Sampling,
-    State,
     largest_state,
     random_numbers,
 )
@@ -166,9 +164,9 @@ class Service:
         )
         self.engine.submit([text])
 
-    async def on_disk(self, function: Callable[..., Any], *given: Any) -> Any:
+    async def on_disk(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function that may block on the disk, in a thread of its own."""
-        return await asyncio.get_running_loop().run_in_executor(self._disk, function, *given)
+        return await asyncio.get_running_loop().run_in_executor(self._disk, function, *args)
 
     async def with_session(self, function: Callable[[str], Any], name: str) -> Any:
         """Call a function with the name of a session in a thread, as it may block on the disk.
@@ -182,14 +180,6 @@ class Service:
             log.error("session %s: %s", name, error)
             raise session_error(error, name) from error
 
-    async def close_session(self, session: Session, state: State | None) -> None:
-        """Release a session, with its new state if it has one.
-
-        Raises:
-            OSError: It cannot be saved.
-        """
-        await self.on_disk(self.sessions.close, session, state)
-
     def keep(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine to its end, even if the request that started it is gone."""
         task = asyncio.ensure_future(work)
@@ -201,22 +191,10 @@ class Service:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(tell, parts)
 
-    def texts_of(self, tokens: Sequence[int]) -> list[str]:
-        """Return successive tokens as texts, the first one as at the beginning of a line."""
-        decoder, texts = self.vocab.stream_decoder(), []
-        for token in tokens:
-            texts.append(token_text(decoder.raw(token)))
-            decoder.push(token)
-        return texts
-
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(min(_MAX_EXPIRY_INTERVAL, self.settings.session_idle / 2))
-            try:
-                if gone := await self.on_disk(self.sessions.expire):
-                    log.info("%d sessions expired", gone)
-            except OSError as error:
-                log.error("a session cannot be deleted: %s", error)
+            await self.on_disk(self.sessions.expire)
 
 
 @torch.no_grad()

@@ -4,13 +4,14 @@ A session handles one request at a time. With a folder, each answer is saved bef
 the states in memory are copies of those that were used last.
 """
 
+import logging
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from transformer_xl.apps.serve.errors import SessionError
 from transformer_xl.apps.serve.serve_settings import ServeSettings
@@ -18,20 +19,18 @@ from transformer_xl.apps.serve.session_store import SessionFolder
 from transformer_xl.inference.generate import State
 from transformer_xl.model import LanguageModel, weights_checksum
 
+log = logging.getLogger("transformer_xl.serve")
 
-@dataclass(eq=False)
-class Session:
-    """A text that is continued by one request after another."""
+
+class Session(NamedTuple):
+    """A session, as a list of them shows it."""
 
     name: str
     used: float
     """When it was last used, in seconds since 1970."""
-    state: State | None = None
-    """The state to continue from; None: it is not in memory, or has not begun."""
-    nbytes: int = 0
-    """Size of the state, with its note."""
-    is_busy: bool = False
+    is_busy: bool
     """Whether a request has acquired it."""
+    in_memory: bool
 
 
 class Sessions:
@@ -41,14 +40,11 @@ class Sessions:
     read or written, CheckpointError where it is damaged, and InputError where it belongs to another
     model.
 
-    Attributes:
-        nbytes: Bytes of the sessions in memory.
-
     Args:
         settings: The folder, and the limits.
         weights: The weights file of the model, to which memories belong.
         model: The model that reads them. None: files are not checked against one.
-        largest: Bytes that one may grow to without answers that are kept for their keys.
+        largest: Bytes that one may grow to.
         clock: Returns the time.
 
     Raises:
@@ -61,20 +57,21 @@ class Sessions:
         weights: Path,
         model: LanguageModel | None = None,
         *,
-        largest: int = 0,
+        largest: int = 1,
         clock: Callable[[], float] = time.time,
     ) -> None:
         # At the start: while the server runs, another model may be written to this folder.
         checksum = weights_checksum(weights)
-        self._settings, self._largest, self._clock = settings, largest, clock
+        self._settings, self._clock = settings, clock
+        fitting = max(settings.session_bytes // largest, 1)
+        self._most_in_memory = min(settings.sessions_in_memory, fitting)
         self._folder: SessionFolder | None = None
         if settings.folder is not None:
             self._folder = SessionFolder(settings.folder, checksum, model)
-        self.nbytes = 0
         self._used = OrderedDict(self._folder.used() if self._folder else {})
         """When each was last used, in this order."""
-        self._states: OrderedDict[str, tuple[State, int]] = OrderedDict()
-        """The states in memory, with their bytes, in the order of last use."""
+        self._states: OrderedDict[str, State] = OrderedDict()
+        """The states in memory, in the order of last use."""
         self._busy: set[str] = set()
         self._lock = threading.RLock()
 
@@ -82,13 +79,12 @@ class Sessions:
         """Return how many there are."""
         return len(self._used)
 
-    @property
-    def n_in_memory(self) -> int:
-        """Number of sessions in memory."""
-        return len(self._states)
+    def open(self, name: str) -> State | None:
+        """Acquire a session for a request, until :meth:`close`; return its state. None: it begins.
 
-    def open(self, name: str) -> Session:
-        """Acquire a session for a request, or create it; :meth:`close` releases it."""
+        Raises:
+            SessionError: It is in use, or there is no capacity for another one.
+        """
         with self._lock:
             self._require_free(name)
             exists = name in self._used
@@ -96,14 +92,12 @@ class Sessions:
                 self._require_place(name)
             self._busy.add(name)
         try:
-            if state := self.peek(name) if exists else None:
-                self._keep(name, state)
+            return self._keep(name, self.peek(name)) if exists else None
         except BaseException:
             self._release(name)
             raise
-        return Session(name, self._clock(), state, is_busy=True)
 
-    def close(self, session: Session, state: State | None = None) -> None:
+    def close(self, name: str, state: State | None = None) -> None:
         """Release a session, with its new state; None: unchanged.
 
         Raises:
@@ -111,9 +105,9 @@ class Sessions:
         """
         try:
             if state is not None:
-                self._save(session.name, state)
+                self._save(name, state)
         finally:
-            self._release(session.name)
+            self._release(name)
 
     def create(self, name: str, state: State) -> None:
         """Create a session with a state.
@@ -122,20 +116,23 @@ class Sessions:
             SessionError: There is one of this name, or no capacity for another one.
             OSError: It cannot be saved; then it is not created.
         """
-        session = self.open(name)
-        if session.state is not None:
-            self.close(session)
+        if self.open(name) is not None:
+            self.close(name)
             message = f"there is a session {name!r}: take another name, or delete it first"
             raise SessionError("session_exists", message, "name")
-        self.close(session, state)
+        self.close(name, state)
 
     def peek(self, name: str) -> State:
-        """Return the state of a session without acquiring it, even while it is in use."""
+        """Return the state of a session without acquiring it, even while it is in use.
+
+        Raises:
+            SessionError: There is none, or its first answer is not complete.
+        """
         with self._lock:
             if name not in self._used:
                 self._require_free(name)
-                raise _missing(name)
-            state, _ = self._states.get(name, (None, 0))
+            self.find(name)
+            state = self._states.get(name)
         if state is None:
             assert self._folder is not None
             # Not kept here: a request may save a later one meanwhile.
@@ -146,10 +143,9 @@ class Sessions:
         """Return a session without loading it."""
         with self._lock:
             if name not in self._used and name not in self._busy:
-                raise _missing(name)
-            state, nbytes = self._states.get(name, (None, 0))
+                raise SessionError("session_not_found", f"there is no session {name!r}")
             used = self._used.get(name, self._clock())
-            return Session(name, used, state, nbytes, name in self._busy)
+            return Session(name, used, name in self._busy, name in self._states)
 
     def all(self, most: int | None = None) -> list[Session]:
         """Return all, the most recently used first, or at most so many of them."""
@@ -164,28 +160,20 @@ class Sessions:
             if self._folder is not None:
                 self._folder.delete(name)
             del self._used[name]
-            self._drop(name)
+            self._states.pop(name, None)
 
-    def expire(self) -> int:
-        """Delete those that were not used for ``session_idle`` seconds; return how many.
-
-        Raises:
-            OSError: Some cannot be deleted; the others are.
-        """
-        before, n_deleted = self._clock() - self._settings.session_idle, 0
-        failed: list[OSError] = []
+    def expire(self) -> None:
+        """Delete those that were not used for ``session_idle`` seconds."""
+        before = self._clock() - self._settings.session_idle
         for name in [each.name for each in self.all() if each.used < before]:
             with self._lock:
                 if name in self._busy or self._used.get(name, before) >= before:
                     continue
                 try:
                     self.delete(name)
-                    n_deleted += 1
+                    log.info("session %s expired", name)
                 except OSError as error:
-                    failed.append(error)
-        if failed:
-            raise OSError(f"{n_deleted} sessions were deleted, {len(failed)} not: {failed[0]}")
-        return n_deleted
+                    log.error("session %s cannot be deleted: %s", name, error)
 
     def _release(self, name: str) -> None:
         with self._lock:
@@ -197,29 +185,21 @@ class Sessions:
     def _save(self, name: str, state: State) -> None:
         if self._folder is not None:
             # If it fails, the next request loads what is in the folder.
-            self._drop(name)
+            with self._lock:
+                self._states.pop(name, None)
             self._folder.write(name, state)
         with self._lock:
             self._used[name] = self._clock()
             self._keep(name, state)
 
-    def _keep(self, name: str, state: State) -> None:
-        """Keep a state in memory; with a folder drop the oldest ones until the limits hold."""
-        limits, nbytes = self._settings, bytes_of(state)
+    def _keep(self, name: str, state: State) -> State:
+        """Keep a state in memory; with a folder drop the oldest ones beyond the limit."""
         with self._lock:
-            self._drop(name)
-            self._states[name] = state, nbytes
-            self.nbytes += nbytes
-            while self._folder is not None and (
-                len(self._states) > limits.sessions_in_memory or self.nbytes > limits.session_bytes
-            ):
-                self._drop(next(iter(self._states)))
-
-    def _drop(self, name: str) -> None:
-        """Remove the state of a session from memory."""
-        with self._lock:
-            _, nbytes = self._states.pop(name, (None, 0))
-            self.nbytes -= nbytes
+            self._states[name] = state
+            self._states.move_to_end(name)
+            while self._folder is not None and len(self._states) > self._most_in_memory:
+                self._states.popitem(last=False)
+        return state
 
     def _require_free(self, name: str) -> None:
         if name in self._busy:
@@ -228,29 +208,13 @@ class Sessions:
 
     def _require_place(self, name: str) -> None:
         """Require a place for a new session."""
-        n, limits = len(self._used.keys() | self._busy), self._settings
-        most, reached = limits.max_sessions, ""
+        n, most = len(self._used.keys() | self._busy), self._settings.max_sessions
         if self._folder is None:
-            # There is nowhere to evict them to, and young ones will grow.
-            most = min(most, limits.sessions_in_memory)
-            if (nbytes := max(self.nbytes, n * self._largest)) >= limits.session_bytes:
-                reached = f"the sessions have {nbytes} bytes when they are full"
+            # There is nowhere to evict them to.
+            most = min(most, self._most_in_memory)
         if n >= most:
-            reached = f"there are {n} sessions"
-        if reached:
-            raise SessionError("too_many_sessions", f"{reached}, as many as may be: delete one")
+            message = f"there are {n} sessions, as many as may be: delete one"
+            raise SessionError("too_many_sessions", message)
         if self._folder is not None:
             # Now, and not when the answer is saved.
             self._folder.require_free(name)
-
-
-def bytes_of(state: State) -> int:
-    """Return the size of a state, with its note."""
-    # Views: state_dict() would copy all.
-    tensors = *state.mems.tensors, state.mems.forgotten, state.random, state.read
-    # Answers that are kept: 256 KB and more.
-    return sum(x.nbytes for x in tensors if x is not None) + len(state.note.encode())
-
-
-def _missing(name: str) -> SessionError:
-    return SessionError("session_not_found", f"there is no session {name!r}")

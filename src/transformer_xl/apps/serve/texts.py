@@ -12,6 +12,8 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from transformer_xl.config import MAX_HISTORY
 from transformer_xl.data import Vocab
@@ -77,7 +79,7 @@ class Text:
     sink: Callable[[Part], None]
     """Called with each part in the thread of the engine's ``deliver``; it must not block."""
     mems: Memory | None = None
-    """The initial memory; None: as at the start of a text, after the preface of the model."""
+    """The memory; None: as at the start of a text, after the preface of the model."""
     before: Tokens = ()
     """The tokens in that memory, as far as they are known."""
     stop: Sequence[str] = ()
@@ -91,6 +93,10 @@ class Text:
     is_cancelled: bool = False
     """Set by any thread to end it."""
     written: list[int] = field(default_factory=list)
+    n_read: int = 0
+    """How many tokens of the prompt are in the memory."""
+    hidden: Float[Tensor, "1 D"] | None = None
+    """The hidden state of the last one."""
 
     def __post_init__(self) -> None:
         # Of a long prompt the end: to decode all would take as long as to tokenize it.
@@ -106,6 +112,11 @@ class Text:
     def to_read(self) -> tuple[int, ...]:
         """The part of the prompt to read; without tokens to generate, all but the last one."""
         return self.prompt if self.max_tokens else self.prompt[:-1]
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the prompt is read."""
+        return self.n_read == len(self.to_read)
 
     @property
     def last_token(self) -> int:
