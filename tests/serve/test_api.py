@@ -80,32 +80,6 @@ def test_a_session_goes_on_and_reads_only_what_is_new(client, made, http):
     assert http.get("/v1/sessions/tale").status_code == 404
 
 
-def test_a_copy_of_a_session_goes_on_by_itself(client, http, made):
-    whole = made.alone("once upon", 30, seed=4)
-    complete(client, "once upon", max_tokens=12, seed=4, extra_body={"session": "trunk"})
-    made_here = http.post("/v1/sessions/trunk/fork", json={"name": "branch"})
-    assert (made_here.status_code, made_here.json()["id"]) == (200, "branch")
-    rest = [
-        complete(client, prompt, max_tokens=18, extra_body={"session": name}).choices[0].text
-        for name, prompt in (("branch", ""), ("trunk", "x"), ("branch", ""))
-    ]
-    assert rest[0] == whole[12:]
-    assert rest[1] != whole[12:]
-    assert rest[0] + rest[2] == made.alone("once upon", 48, seed=4)[12:]
-    for name, n in (("trunk", 2), ("branch", 3)):
-        assert http.get(f"/v1/sessions/{name}").json()["turns"] == n
-    for name, new, status, code in (
-        ("trunk", "branch", 409, "session_exists"),
-        ("trunk", "trunk", 409, "session_exists"),
-        ("nobody", "new", 404, "session_not_found"),
-    ):
-        refused = http.post(f"/v1/sessions/{name}/fork", json={"name": new})
-        assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
-    assert http.post("/v1/sessions/trunk/fork").status_code == 415
-    for name in ("trunk", "branch"):
-        http.delete(f"/v1/sessions/{name}")
-
-
 def test_a_session_handles_one_request_at_a_time(server, http):
     body = {"prompt": "a", "max_tokens": 10**6, "session": "busy", "stream": True}
     with http.stream("POST", COMPLETIONS, json=body) as answer:
@@ -156,8 +130,6 @@ WRONG = {
     "no prompt": ("POST", COMPLETIONS, {"max_tokens": 3}, 400),
     "half a character": ("POST", COMPLETIONS, {"prompt": "\ud800"}, 400),
     "no stream": ("POST", COMPLETIONS, {"prompt": "a", "stream_options": {}}, 400),
-    "no session to copy": ("POST", "/v1/sessions/nobody/fork", {"name": "new"}, 404),
-    "no name for a copy": ("POST", "/v1/sessions/nobody/fork", {"name": "a/b"}, 400),
     "no such symbol": ("POST", COMPLETIONS, {"prompt": "Ä"}, 400),
     "no such token": ("POST", COMPLETIONS, {"prompt": [5, 999]}, 400),
     "too many tokens": ("POST", COMPLETIONS, {"prompt": "a", "max_tokens": 10**7}, 400),

@@ -91,7 +91,7 @@ def test_made_up_requests_are_answered_as_described(
     make_model, run_server, tmp_path, vocab, examples
 ):
     made = make_model(vocab=vocab)
-    with run_server(made, sessions=tmp_path, max_tokens=20, max_texts=4) as server:
+    with run_server(made, sessions=tmp_path, max_tokens=20, max_queue=4) as server:
         for name in ("known", "other"):
             body = {"prompt": "ab", "session": name, "max_tokens": 2}
             assert httpx.post(f"{server.address}/v1/completions", json=body).status_code == 200

@@ -108,7 +108,7 @@ def test_a_note_of_the_version_before_has_its_turns_and_damage_is_told():
     with pytest.raises(errors.ApiError, match="was used for another request"):
         old.answered(body, "one")
     for damaged in ("{", "[]", '{"turns": -1}', '{"turns": 1, "more": 2}', '{"told": [1]}'):
-        with pytest.raises(RuntimeError, match="damaged"):
+        with pytest.raises(errors.SessionError, match="damaged"):
             repeats.note_of(damaged)
 
 

@@ -199,24 +199,10 @@ def test_an_answer_that_cannot_be_saved_leaves_the_session_as_it_was(
         with pytest.raises(OSError, match="full"):
             put(kept, name, state._replace(last_token=9))
         assert same(kept.peek("old"), state)
-    with pytest.raises(OSError, match="full"):
-        kept.create("new", state)
     assert [(s.name, s.is_busy) for s in kept.all()] == [("old", False)]
     monkeypatch.undo()
     put(kept, "old", state._replace(last_token=9))
     assert kept.peek("old").last_token == 9
-
-
-def test_a_session_is_created_with_a_state_or_not_at_all(made, state, place):
-    kept = sessions_in(made.weights, place, max_sessions=2)
-    put(kept, "old", state)
-    kept.create("new", kept.peek("old"))
-    for sessions in [kept, sessions_in(made.weights, place)] if place else [kept]:
-        assert same(sessions.peek("new"), state)
-    for name in ("new", "old"):
-        with pytest.raises(SessionError, match="take another name, or delete it first"):
-            kept.create(name, state)
-        assert not kept.find(name).is_busy
 
 
 def test_who_looks_while_an_answer_is_saved_keeps_no_old_state(made, state, tmp_path, monkeypatch):

@@ -38,6 +38,9 @@ _GONE = {
         "txl recipes paper-wt103-base --copy FILE copies a training of the paper, and "
         "docs/migration.md has the settings that take the place of the authors' options"
     ),
+    ("serve", "--api_keys"): "TXL_API_KEY has several keys, one a line",
+    ("serve", "--max_texts"): "a request has at most --max_queue texts",
+    ("serve", "--root_path"): "let the proxy remove the path that it adds",
     ("serve", "--save"): "each answer is saved before it ends; leave it out",
     ("serve", "--chat_template"): (
         "--template TEXT has the text of one message with {role} and {content}; templates in Jinja "

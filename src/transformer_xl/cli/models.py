@@ -176,8 +176,7 @@ class Serve(LoadsModels):
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
         logging.getLogger("transformer_xl.serve").setLevel(logging.INFO)
         generation = generation_of(self.dir)
-        # What cannot be read or used ends the command before the model is loaded.
-        settings.keys  # noqa: B018
+        # What cannot be used ends the command before the model is loaded.
         check_place(settings)
         model, vocab = load(self.dir, self.weights)
         if not settings.preface:

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import re
-from functools import partial
 from importlib.resources import files
 from typing import Annotated, Any
 
@@ -15,11 +14,11 @@ from starlette.responses import Response
 from transformer_xl import __version__
 from transformer_xl.apps.serve import schemas
 from transformer_xl.apps.serve.chat import chat
-from transformer_xl.apps.serve.choices import token_text
+from transformer_xl.apps.serve.choices import Form, token_text
 from transformer_xl.apps.serve.completions import complete
 from transformer_xl.apps.serve.errors import ApiError
 from transformer_xl.apps.serve.guard import Guard
-from transformer_xl.apps.serve.repeats import Note, note_of
+from transformer_xl.apps.serve.repeats import note_of
 from transformer_xl.apps.serve.responses import JsonResponse, add_handlers
 from transformer_xl.apps.serve.service import Service
 from transformer_xl.apps.serve.session_store import NAME
@@ -76,7 +75,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
                 message = f"X-Session is {x_session!r} and session {body.session!r}: give one"
                 raise ApiError(400, message, "two_sessions", "session")
             body.session = x_session
-        return await complete(service, body, request, key=idempotency_key)
+        return await complete(service, body, request, Form(), idempotency_key)
 
     @app.post("/v1/chat/completions", responses=_STREAMED)
     async def chats(body: schemas.ChatRequest, request: Request) -> Response:
@@ -136,7 +135,7 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
     @app.get("/v1/sessions")
     async def all_sessions(limit: Annotated[int, Query(ge=1, le=10_000)] = 100) -> dict[str, Any]:
         """List sessions, the most recently used first."""
-        data = [_about(session) for session in await service.on_disk(sessions.all, limit)]
+        data = [_about(session) for session in sessions.all(limit)]
         return {"object": "list", "data": data}
 
     @app.get(path)
@@ -155,28 +154,14 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
             texts.append(token_text(decoder.raw(token)))
             decoder.push(token)
         content = {"turns": note_of(state.note).turns, "remembered": n_remembered}
-        return await described(name) | content | {"tokens": tokens, "texts": texts}
-
-    @app.post(f"{path}/fork")
-    async def fork(name: Name, body: schemas.ForkRequest) -> dict[str, Any]:
-        """Copy a session, as it is after its last answer, to a new one that goes on by itself.
-
-        Both sample the same tokens unless given a seed.
-        """
-        state = await service.with_session(sessions.peek, name)
-        # Keys belong to the requests of one session.
-        state = state._replace(note=Note(note_of(state.note).turns).encoded())
-        await service.with_session(partial(sessions.create, state=state), body.name)
-        return await described(body.name)
+        content |= {"tokens": tokens, "texts": texts}
+        return _about(await service.with_session(sessions.find, name)) | content
 
     @app.delete(path)
     async def delete(name: Name) -> dict[str, Any]:
         """Delete a session."""
         await service.with_session(sessions.delete, name)
         return {"id": name, "object": "session", "deleted": True}
-
-    async def described(name: str) -> dict[str, Any]:
-        return _about(await service.with_session(sessions.find, name))
 
 
 def _about(session: Session) -> dict[str, Any]:

@@ -33,11 +33,5 @@ async def chat(service: Service, body: ChatRequest, request: Request) -> Respons
         "max_tokens": max_tokens,
         "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
     }
-    return await complete(
-        service,
-        CompletionRequest.model_validate(values),
-        request,
-        form=ChatForm(),
-        stop=template.stop,
-        about={"chat_template": template.kind},
-    )
+    completion = CompletionRequest.model_validate(values)
+    return await complete(service, completion, request, ChatForm(template))

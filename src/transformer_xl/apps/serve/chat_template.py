@@ -1,13 +1,11 @@
 """How the messages of a chat become a prompt."""
 
-import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from transformer_xl.apps.serve.schemas import Message
-from transformer_xl.config import read_small_file
 from transformer_xl.data import Vocab, normalized_prompt
 
 log = logging.getLogger("transformer_xl.serve")
@@ -54,13 +52,10 @@ def chat_template(folder: Path, vocab: Vocab, setting: str | None) -> ChatTempla
     """Return the template of the settings, or a plain one whose characters the vocabulary has.
 
     Warns if the model folder has a template in Jinja, a program, which is not run.
-
-    Raises:
-        OSError: A file of the model folder cannot be read.
     """
     if setting is not None:
         return ChatTemplate("setting", setting)
-    if _has_jinja(folder):
+    if (folder / "chat_template.jinja").exists():
         log.warning(
             "%s has a chat template in Jinja, which is not run; the plain template is used: give "
             "what the model was trained with as --template, such as '<{role}>{content}</s>'",
@@ -69,17 +64,6 @@ def chat_template(folder: Path, vocab: Vocab, setting: str | None) -> ChatTempla
     if _can_write(vocab, "user: \nsystem: \nassistant:"):
         return ChatTemplate("roles", _ROLES)
     return ChatTemplate("contents", _CONTENTS)
-
-
-def _has_jinja(folder: Path) -> bool:
-    path = folder / "tokenizer_config.json"
-    if (folder / "chat_template.jinja").exists():
-        return True
-    try:
-        return path.exists() and "chat_template" in json.loads(read_small_file(path))
-    except (ValueError, TypeError, RecursionError):
-        # No other setting of this file is used.
-        return False
 
 
 def _can_write(vocab: Vocab, text: str) -> bool:

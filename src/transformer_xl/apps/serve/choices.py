@@ -1,9 +1,11 @@
 """The choices of a response: JSON of texts, or of parts of them, as OpenAI has it."""
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
+from transformer_xl.apps.serve.chat_template import ChatTemplate
 from transformer_xl.apps.serve.texts import Part, Token
 
 _FINISH_REASONS = {"stop": "stop", "repetition": "stop"}
@@ -17,40 +19,43 @@ class Form:
         prefix: Of the identifier of a response.
         object: The object of a response.
         part: The object of an event of a stream.
+        stop: Stop strings in addition to those of a request.
+        about: Further keys of a response.
     """
 
     prefix, object, part = "cmpl", "text_completion", "text_completion"
+    stop: tuple[str, ...] = ()
+    about: Mapping[str, Any] = MappingProxyType({})
 
-    def choice(self, index: int, parts: Sequence[Part], has_scores: bool) -> dict[str, Any]:
-        """Return a whole text as a choice; ``index``: its number, ``parts``: all of it."""
-        return self._choice(index, parts, has_scores, self.content)
-
-    def event(
-        self, index: int, parts: Sequence[Part], has_scores: bool, is_first: bool
-    ) -> dict[str, Any]:
-        """Return new parts of a text as the choice of an event; ``is_first``: there were none."""
-        has_scores = has_scores and any(part.tokens for part in parts)
-        return self._choice(index, parts, has_scores, partial(self.delta, is_first=is_first))
-
-    def _choice(
+    def choice(
         self,
         index: int,
         parts: Sequence[Part],
         has_scores: bool,
-        content: Callable[[str], dict[str, Any]],
+        *,
+        is_event: bool = False,
+        is_first: bool = False,
     ) -> dict[str, Any]:
+        """Return parts of a text as a choice.
+
+        Args:
+            index: The number of the text.
+            parts: All of its parts, or those of an event of a stream.
+            has_scores: Whether its tokens have scores.
+            is_event: Whether it is an event of a stream.
+            is_first: Whether it is the first event of the text.
+        """
+        text = "".join(part.text for part in parts)
         tokens = [token for part in parts for token in part.tokens]
         reason = parts[-1].reason if parts else None
         choice: dict[str, Any] = {
             "index": index,
-            **content("".join(part.text for part in parts)),
-            "logprobs": self.scores(tokens) if has_scores else None,
+            **(self.delta(text, is_first) if is_event else self.content(text)),
+            "logprobs": self.scores(tokens) if has_scores and (tokens or not is_event) else None,
             "finish_reason": reason and _FINISH_REASONS.get(reason, "length"),
             "token_ids": [token.id for token in tokens],
         }
-        if reason == "repetition":
-            choice["stop_reason"] = reason
-        return choice
+        return choice | ({"stop_reason": reason} if reason == "repetition" else {})
 
     def content(self, text: str) -> dict[str, Any]:
         """Return a whole text as keys of a choice."""
@@ -74,6 +79,9 @@ class ChatForm(Form):
     """The form of messages."""
 
     prefix, object, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self.stop, self.about = template.stop, {"chat_template": template.kind}
 
     def content(self, text: str) -> dict[str, Any]:
         """Return a whole text as a message."""

@@ -17,33 +17,27 @@ from starlette.responses import Response, StreamingResponse
 from transformer_xl.apps.serve.choices import Form
 from transformer_xl.apps.serve.errors import ApiError, NotStartedError
 from transformer_xl.apps.serve.repeats import Note, note_of
-from transformer_xl.apps.serve.responses import JsonResponse, encoded, error_content, error_response
+from transformer_xl.apps.serve.responses import JsonResponse, encoded, error_content
 from transformer_xl.apps.serve.schemas import SAMPLING, CompletionRequest
 from transformer_xl.apps.serve.service import Service
 from transformer_xl.apps.serve.texts import Part, Text
-from transformer_xl.config import UnusedError
 from transformer_xl.data import normalized_prompt, unknown_warning
-from transformer_xl.inference.generate import Sampler, TextWriter, Tokens, random_numbers, seed_of
+from transformer_xl.inference.generate import TextWriter, Tokens, random_numbers, seed_of
 
 log = logging.getLogger("transformer_xl.serve")
 
-_MAX_INLINE = 4096
-"""Characters that are tokenized in the event loop; longer prompts are tokenized in a thread."""
 _SEED_BITS = 48
 """Bits of a random seed: few enough to be exact as a number in JavaScript."""
 _EVENT_SECONDS = 0.002
 """Least time between two events, of all streamed responses together."""
-_STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+_DONE = b"data: [DONE]\n\n"
 
 
 async def complete(
     service: Service,
     body: CompletionRequest,
     request: Request,
-    *,
-    form: Form | None = None,
-    stop: tuple[str, ...] = (),
-    about: dict[str, Any] | None = None,
+    form: Form,
     key: str | None = None,
 ) -> Response:
     """Handle a request for completions, or for messages.
@@ -52,9 +46,7 @@ async def complete(
         service: The server.
         body: The request.
         request: The HTTP request that it came with.
-        form: The form of the response. None: of completions.
-        stop: Stop strings in addition to those of the request.
-        about: Further keys of the response.
+        form: The form of the response.
         key: The Idempotency-Key: a request whose session has it is answered as before.
 
     Raises:
@@ -62,31 +54,23 @@ async def complete(
     """
     if service.is_closing:
         raise NotStartedError("stopping")
-    answer = Answer(service, body, request, form or Form(), key)
+    answer = Answer(service, body, request, form, key)
     with ExitStack() as ending:
         ending.callback(answer.end)
-        if repeated := await answer.begin(stop, about or {}):
-            return _repeated(repeated, is_stream=bool(body.stream))
+        if repeated := await answer.begin():
+            content = json.loads(repeated) | {"repeated": True}
+            events = _event(content) + _DONE
+            return _Events(iter([events])) if body.stream else JsonResponse(content)
         # Before the headers are sent: an early failure is still returned as a status.
         await answer.wait()
         while not body.stream and answer.goes_on:
             await answer.wait()
-        if answer.is_abandoned:
-            return error_response(_abandoned())
+        answer.require_client()
         if not body.stream:
             answer.record()
             return JsonResponse(answer.whole())
         ending.pop_all()
-        return _EventStream(answer, service)
-
-
-def _repeated(answer: str, *, is_stream: bool) -> Response:
-    """Return an answer that was given before."""
-    content = json.loads(answer) | {"repeated": True}
-    if not is_stream:
-        return JsonResponse(content)
-    events = _event(content) + b"data: [DONE]\n\n"
-    return Response(events, media_type="text/event-stream", headers=_STREAM_HEADERS)
+        return _Events(answer.stream())
 
 
 class Answer:
@@ -125,7 +109,7 @@ class Answer:
         self._due = 0.0 if body.stream else float("inf")
         """When the next event may be sent."""
 
-    async def begin(self, stop: tuple[str, ...], about: dict[str, Any]) -> str:
+    async def begin(self) -> str:
         """Validate the request and submit its texts to the engine.
 
         Returns:
@@ -142,22 +126,17 @@ class Answer:
             if self._session:
                 self._note = note_of(self._state.note) if self._state else Note()
                 if repeated := self._note.answered(body, self._key):
-                    await service.on_disk(service.sessions.close, self._session)
+                    await asyncio.to_thread(service.sessions.close, self._session)
                     return repeated
-                if self.is_abandoned:
-                    # It waited, as in a paused process, and may have been sent again since.
-                    raise _abandoned()
-            # Sequence breakers are looked for in the whole vocabulary.
-            is_short = isinstance(body.prompt, str) and len(body.prompt) <= _MAX_INLINE
-            if is_short and not body.dry_sequence_breakers:
-                self._make_texts(stop, about)
-            else:
-                await asyncio.to_thread(self._make_texts, stop, about)
+                # It may have waited, as in a paused process, and been sent again since.
+                self.require_client()
+            # A long prompt takes long to tokenize.
+            await asyncio.to_thread(self._make_texts)
             self._n_going = len(self._texts)
             service.engine.submit(self._texts)
         except BaseException:
             if self._session:
-                await service.on_disk(service.sessions.close, self._session)
+                await asyncio.to_thread(service.sessions.close, self._session)
             raise
         return ""
 
@@ -188,9 +167,7 @@ class Answer:
         # An empty list has no tokens, as an empty text.
         if isinstance(prompts, str) or not prompts or isinstance(prompts[0], int):
             prompts = [prompts or ""]
-        n, settings = self._body.n or 1, self._service.settings
-        # More than the queue holds would never be accepted.
-        most = min(settings.max_texts, settings.max_queue)
+        n, most = self._body.n or 1, self._service.settings.max_queue
         if n * len(prompts) > most:
             message = f"{len(prompts)} prompts times n={n} must be at most {most}"
             raise ApiError(400, message, "too_many", "n")
@@ -199,10 +176,12 @@ class Answer:
             raise ApiError(400, message, "too_many", "session")
         return prompts
 
-    def _make_texts(self, stop: tuple[str, ...], about: dict[str, Any]) -> None:
+    def _make_texts(self) -> None:
         body, service, state = self._body, self._service, self._state
-        prompts, sampler = self._prompts(), _sampler(service, body)
+        prompts = self._prompts()
+        sampler = service.sampler(**body.model_dump(include=SAMPLING, exclude_none=True))
         stops = service.generation.stop if body.stop is None else body.stop
+        stops = (*([stops] if isinstance(stops, str) else stops), *self._form.stop)
         last, before = (), ()
         if state is not None:
             last, before = (state.last_token,), () if state.read is None else state.read.numpy()
@@ -214,16 +193,16 @@ class Answer:
         shown = {"seed": seed if is_seed else None, "max_tokens": self._max_tokens}
         if service.model.preface and state is None:
             shown["preface"] = len(service.model.preface)
-        self._about = {"settings": sampler.settings | shown, **about}
+        self._about = {"settings": sampler.settings | shown, **self._form.about}
         if self._session:
             self._about["session_turn"] = self._note.turns + 1
         for prompt in prompts:
             if isinstance(prompt, str):
                 prompt, _ = normalized_prompt(prompt, service.vocab)
-            ids, warning = read_prompt(service, prompt)
+            ids, warning = _tokens(service, prompt)
             if warning:
                 self._about.setdefault("warnings", []).append(warning)
-            context = last or (() if ids else _start(service))
+            context = last or (() if ids else (_start(service),))
             self._n_prompt += len(context) + len(ids) - len(last)
             for _ in range(body.n or 1):
                 number = len(self._texts)
@@ -233,7 +212,7 @@ class Answer:
                     prompt=(*context, *ids),
                     mems=None if state is None else state.mems,
                     before=before,
-                    stop=(*([stops] if isinstance(stops, str) else stops), *stop),
+                    stop=stops,
                     generator=numbers,
                     sampler=sampler,
                     max_tokens=self._max_tokens,
@@ -257,18 +236,18 @@ class Answer:
         """Handle a part of a text, in the thread of the event loop."""
         if part.reason and self._session:
             # The session is saved before the end is returned.
-            self._service.keep(self._save(part))
+            self._service.keep(self._save(part, self._session))
         else:
             self._add(number, part)
 
-    async def _save(self, part: Part) -> None:
-        name, state = self._session, part.state
+    async def _save(self, part: Part, name: str) -> None:
+        state = part.state
         try:
             if state is not None:
                 answer = encoded(self.whole([part])).decode() if self._key else ""
                 note = self._note.after(self._body, self._key, answer)
                 state = state._replace(note=note.encoded())
-            await self._service.on_disk(self._service.sessions.close, name, state)
+            await asyncio.to_thread(self._service.sessions.close, name, state)
         except Exception as error:
             # Whatever failed, the request still waits for the end.
             is_known = isinstance(error, OSError)
@@ -310,12 +289,16 @@ class Answer:
     @property
     def goes_on(self) -> bool:
         """Whether there will be more text for the client."""
-        return bool(self._n_going) and not self.is_abandoned
+        return bool(self._n_going) and not self._gone.done()
 
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether the client has disconnected."""
-        return self._gone.done()
+    def require_client(self) -> None:
+        """Require that the client is connected.
+
+        Raises:
+            ApiError: It is not.
+        """
+        if self._gone.done():
+            raise ApiError(499, "the client has left", "client_closed_request")
 
     def end(self) -> None:
         """Cancel all texts; no effect on those that have ended, or whose answer is kept."""
@@ -343,8 +326,10 @@ class Answer:
         usage = {"usage": None} if options and options.include_usage else {}
         head = self._head | {"object": form.part} | usage
         n_sent, written, about = [0] * len(self._texts), b"", self._about
+        has_scores = self._body.logprobs is not None
         # What came is sent at once.
         self._woken.set()
+        self._service.n_streams += 1
         try:
             goes_on = True
             while goes_on:
@@ -353,7 +338,8 @@ class Answer:
                 for n, parts in enumerate(self._parts):
                     if new := parts[n_sent[n] :]:
                         # One choice for each event, as at OpenAI: clients look at the first alone.
-                        choice = form.event(n, new, self._body.logprobs is not None, not n_sent[n])
+                        first = not n_sent[n]
+                        choice = form.choice(n, new, has_scores, is_event=True, is_first=first)
                         written += _event(head | {"choices": [choice]} | about)
                         n_sent[n], about = len(parts), {}
                 if written and goes_on:
@@ -364,8 +350,11 @@ class Answer:
                 written += _event(head | {"choices": [], "usage": self._usage()})
         except ApiError as error:
             written += _event(error_content(error))
+        finally:
+            self._service.n_streams -= 1
+            self.end()
         self.record()
-        yield written + b"data: [DONE]\n\n"
+        yield written + _DONE
 
     def _usage(self) -> dict[str, int]:
         """Return the number of tokens read and sampled."""
@@ -382,39 +371,21 @@ class Answer:
         self._request.scope["note"] = note + session
 
 
-class _EventStream(StreamingResponse):
-    """A streamed response; it ends if the client disconnects."""
+class _Events(StreamingResponse):
+    """A streamed response."""
 
-    def __init__(self, answer: Answer, service: Service) -> None:
-        super().__init__(answer.stream(), media_type="text/event-stream", headers=_STREAM_HEADERS)
-        self._answer, self._service = answer, service
+    media_type = "text/event-stream"
+
+    def __init__(self, events: Any) -> None:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(events, headers=headers)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Send it in this task: starlette's implementation would start two more."""
-        self._service.n_streams += 1
-        try:
-            await self.stream_response(send)
-        finally:
-            self._service.n_streams -= 1
-            self._answer.end()
+        await self.stream_response(send)
 
 
-def _sampler(service: Service, body: CompletionRequest) -> Sampler:
-    """Return the sampler of a request.
-
-    Raises:
-        ApiError: A setting contradicts another one, or has no effect.
-    """
-    try:
-        return service.sampler(**body.model_dump(include=SAMPLING, exclude_none=True))
-    except UnusedError as error:
-        raise ApiError(400, str(error), "unsupported", error.name) from error
-    except ValueError as error:
-        message = str(error).removeprefix("generate.")
-        raise ApiError(400, message, "invalid_value", message.partition("=")[0]) from error
-
-
-def read_prompt(service: Service, prompt: str | list[int]) -> tuple[list[int], str]:
+def _tokens(service: Service, prompt: str | list[int]) -> tuple[Sequence[int], str]:
     """Tokenize a prompt.
 
     Returns:
@@ -423,24 +394,28 @@ def read_prompt(service: Service, prompt: str | list[int]) -> tuple[list[int], s
     Raises:
         ApiError: It cannot be tokenized or is too long.
     """
-    vocab, limit, warning = service.vocab, service.settings.max_prompt, ""
+    vocab, limit, warning, message, code = service.vocab, service.settings.max_prompt, "", "", ""
+    ids: Sequence[int] = ()
     if isinstance(prompt, str):
         try:
             ids = vocab.encode(prompt)
         except ValueError as error:
-            raise ApiError(400, f"prompt: {error}", "unknown_symbol", "prompt") from error
-        if unknown := unknown_warning(vocab, prompt, ids):
-            warning = f"prompt: {unknown}"
+            message, code = f"prompt: {error}", "unknown_symbol"
+        else:
+            unknown = unknown_warning(vocab, prompt, ids)
+            warning = f"prompt: {unknown}" if unknown else ""
     elif (largest := max(ids := prompt, default=0)) >= len(vocab):
         message = f"token {largest} is outside the vocabulary of {len(vocab)}"
-        raise ApiError(400, message, "unknown_token", "prompt")
+        code = "unknown_token"
     if len(ids) > limit:
         message = f"the prompt has {len(ids)} tokens; at most {limit} are read at once"
-        raise ApiError(400, message, "too_long", "prompt")
+        code = "too_long"
+    if message:
+        raise ApiError(400, message, code, "prompt")
     return ids, warning
 
 
-def _start(service: Service) -> tuple[int]:
+def _start(service: Service) -> int:
     """Return the token that an empty prompt stands for; raises an ApiError if there is none."""
     if service.vocab.start_id is None:
         message = (
@@ -448,15 +423,11 @@ def _start(service: Service) -> tuple[int]:
             "give at least one token to continue"
         )
         raise ApiError(400, message, "empty_prompt", "prompt")
-    return (service.vocab.start_id,)
+    return service.vocab.start_id
 
 
 def _event(value: dict[str, Any]) -> bytes:
     return b"data: " + encoded(value) + b"\n\n"
-
-
-def _abandoned() -> ApiError:
-    return ApiError(499, "the client has left", "client_closed_request")
 
 
 async def _disconnected(request: Request) -> None:

@@ -34,8 +34,6 @@ class Guard:
             await self._app(scope, receive, send)
             return
         started, status, size = time.perf_counter(), 500, 0
-        # A proxy may have removed it from the path, or not.
-        scope = {**scope, "root_path": self._service.settings.root_path}
 
         async def limited() -> Message:
             nonlocal size
@@ -52,9 +50,8 @@ class Guard:
             await send(message)
 
         try:
-            with self._service.answering():
-                self._require_allowed(Request(scope))
-                await self._app(scope, limited, sending)
+            self._require_allowed(Request(scope))
+            await self._app(scope, limited, sending)
         except ApiError as error:
             await error_response(error)(scope, receive, sending)
         finally:
@@ -67,7 +64,7 @@ class Guard:
             ApiError: The key is missing or wrong, or the body is of another type.
         """
         headers, path = request.headers, request.scope["path"]
-        if self._keys and path.removeprefix(self._service.settings.root_path) not in _PUBLIC_PATHS:
+        if self._keys and path not in _PUBLIC_PATHS:
             scheme, _, key = headers.get("authorization", "").partition(" ")
             digest = _digest(key.strip().encode("latin-1"))
             # All are compared, whichever it is.

@@ -11,9 +11,8 @@ from typing import Annotated
 
 import msgspec
 
-from transformer_xl.apps.serve.errors import ApiError
+from transformer_xl.apps.serve.errors import ApiError, SessionError
 from transformer_xl.apps.serve.schemas import CompletionRequest
-from transformer_xl.errors import CheckpointError
 
 
 class Note(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True):
@@ -61,12 +60,12 @@ class Note(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, froze
 
 
 def note_of(note: str) -> Note:
-    """Return what a session keeps; raises a CheckpointError if it is damaged."""
+    """Return what a session keeps; raises a SessionError if it is damaged."""
     try:
         return msgspec.json.decode(note, type=Note) if note else Note()
     except msgspec.DecodeError as error:
         message = f"what the session keeps with its state is damaged: {error}"
-        raise CheckpointError(message) from error
+        raise SessionError(409, "session_damaged", message) from error
 
 
 def digest(body: CompletionRequest) -> str:

@@ -10,9 +10,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from transformer_xl.apps.serve.errors import ApiError
-from transformer_xl.apps.serve.invalid import invalid
-from transformer_xl.errors import CheckpointError, TxlError
+from transformer_xl.apps.serve.errors import ApiError, invalid
+from transformer_xl.errors import TxlError
 
 _TYPES = {
     401: "authentication_error",
@@ -63,10 +62,10 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(TxlError)
     async def _known(request: Request, error: TxlError) -> Response:
-        if isinstance(error, CheckpointError):
-            error = ApiError(409, str(error), "session_damaged", "session")
-        elif not isinstance(error, ApiError):
-            error = ApiError(400, str(error), "invalid_value")
+        if not isinstance(error, ApiError):
+            # A setting that contradicts another one, or has no effect.
+            message = str(error).removeprefix("generate.")
+            error = ApiError(400, message, "invalid_value", message.partition("=")[0])
         return error_response(error)
 
     @app.exception_handler(RequestValidationError)

@@ -181,14 +181,6 @@ class ChatRequest(_Request):
         return self
 
 
-class ForkRequest(BaseModel):
-    """A request for a copy of a session."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    name: SessionName = Field(description="Name of the new session; there must be none of it.")
-
-
 class _Error(BaseModel):
     message: str
     type: str

@@ -13,7 +13,6 @@ from transformer_xl.config import (
     Range,
     check,
     no_type_check,
-    read_small_file,
     require,
 )
 
@@ -30,16 +29,11 @@ class ServeSettings:
     names: tuple[str, ...] = ()
     """Host names that are accepted besides localhost, such as that of a proxy; *.example.com: all
     of that domain. None are needed with another --host than 127.0.0.1, which accepts all."""
-    root_path: str = ""
-    """Path below which a proxy serves this server, such as /txl. The page needs none: only for a
-    proxy that does not remove the path, and for programs that read /openapi.json."""
     preface: bool = True
     """Read the preface of the model, if it has one, into the memory before texts that begin."""
     api_key: str | None = field(default=None, metadata=HIDDEN)
     """Key that requests must send, Authorization: Bearer KEY; better set by TXL_API_KEY. Several:
-    one a line."""
-    api_keys: Path | None = None
-    """File with keys, one a line, any of which requests must send; read when the server starts."""
+    one a line, any of which requests must send."""
     name: str | None = None
     """Name of the model; None: that of its folder."""
     sessions: str | Path | None = None
@@ -64,10 +58,9 @@ class ServeSettings:
     """Largest number of tokens of a prompt."""
     max_tokens: Count = 4_096
     """Largest number of tokens of a response."""
-    max_texts: Count = 64
-    """Largest number of texts of a request, its prompts times n; not more than max_queue."""
     max_queue: Count = 256
-    """Largest number of waiting texts; beyond, a request is refused with 429."""
+    """Largest number of waiting texts, and of texts of a request, its prompts times n; beyond, a
+    request is refused with 429."""
     max_connections: Count = 1_024
     """Largest number of connections; beyond, a request is refused with 503."""
     max_seconds: Positive = 300.0
@@ -79,7 +72,11 @@ class ServeSettings:
 
     def __post_init__(self) -> None:
         check(self)
-        keys_in(self.api_key, "api_key")
+        keys = self.keys
+        # The key itself is not shown: errors are logged.
+        is_plain = all(key.isascii() and key.isprintable() for key in keys)
+        rule = "api_key must be printable ASCII and not empty, one key a line"
+        require(self.api_key is None or (bool(keys) and is_plain), rule)
         # Only a text can be empty: Path("") is Path("."), which is a folder.
         require(
             self.sessions != "",
@@ -94,10 +91,6 @@ class ServeSettings:
         require(
             self.template is None or self.template.count("{content}") == 1,
             f"template={self.template!r} must have {{content}} once, and may have {{role}}",
-        )
-        require(
-            re.fullmatch(r"(/[^/?#\s]+)*", self.root_path) is not None,
-            f"root_path={self.root_path!r} must begin with a slash and not end with one, as /txl",
         )
         for name in self.names:
             require(
@@ -122,26 +115,6 @@ class ServeSettings:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """All keys, of which a request must send one; none: requests need no key.
-
-        Raises:
-            OSError: The file cannot be read.
-            SettingsError: It has no key, or one that is not printable ASCII.
-        """
-        lines = self.api_keys and read_small_file(self.api_keys).decode("utf-8", "replace")
-        in_file = keys_in(lines, f"api_keys={self.api_keys}")
-        return keys_in(self.api_key, "api_key") + in_file
-
-
-def keys_in(lines: str | None, source: str) -> tuple[str, ...]:
-    """Return the keys in a text with one a line.
-
-    Raises:
-        SettingsError: It has none, or one that is not printable ASCII.
-    """
-    keys = tuple(key for line in (lines or "").split("\n") if (key := line.strip()))
-    # The key itself is not shown: errors are logged.
-    is_plain = all(key.isascii() and key.isprintable() for key in keys)
-    rule = "must be printable ASCII and not empty, one key a line"
-    require(lines is None or (bool(keys) and is_plain), f"{source} {rule}")
-    return keys
+        """All keys, of which a request must send one; none: requests need no key."""
+        lines = (self.api_key or "").split("\n")
+        return tuple(key for line in lines if (key := line.strip()))

@@ -1,9 +1,7 @@
 """The server process: the socket, signals, graceful shutdown."""
 
 import asyncio
-import errno
 import logging
-import os
 import signal
 import socket
 import sys
@@ -69,20 +67,13 @@ class Server(uvicorn.Server):
         (503) that the server stops.
         """
         service, seconds = self.service, self.service.settings.shutdown_seconds
-        service.is_closing = True
-        log.info("stopping: %d running requests have %g s", service.n_requests, seconds)
+        service.is_closing, running = True, self.server_state.tasks
+        log.info("stopping: %d running requests have %g s", len(running), seconds)
         end = time.monotonic() + seconds
-        while service.n_requests and time.monotonic() < end and not self.force_exit:
+        while running and time.monotonic() < end and not self.force_exit:
             await asyncio.sleep(_DRAIN_INTERVAL)
         service.engine.cut()
         await super().shutdown(sockets)
-
-
-_REMEDIES = {
-    errno.EADDRINUSE: "end the program that does, or give another --port; 0 is a free one",
-    errno.EACCES: "give another --port, of at least 1024, or run it as a user who may",
-}
-"""What to do about an address that cannot be used, by the number of the error."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -95,11 +86,8 @@ def listen(host: str, port: int) -> socket.socket:
         kind = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=kind, backlog=1024)
     except (OSError, UnicodeError) as error:
-        number: int = getattr(error, "errno", None) or 0
-        remedy = _REMEDIES.get(number, "give an address of this machine as --host")
-        # Without what Python adds to it.
-        why = os.strerror(number) if number in errno.errorcode else error
-        raise OSError(f"cannot listen on {host}:{port}: {why}: {remedy}") from error
+        remedy = "give an address of this machine as --host, or another --port; 0 is a free one"
+        raise OSError(f"cannot listen on {host}:{port}: {error}: {remedy}") from error
 
 
 @contextmanager
@@ -116,15 +104,12 @@ def alone_in(folder: Path | None) -> Iterator[None]:
                 folder.mkdir(parents=True, exist_ok=True)
                 held = f"another server keeps its sessions in {folder}: stop it, or give another "
                 ending.enter_context(locked(folder / ".lock", held + "folder"))
-        except (FileExistsError, NotADirectoryError) as error:
-            message = f"sessions={folder} is not a folder: give a folder or a new path"
-            raise OSError(message) from error
         except NotRegularError:
             raise
         except OSError as error:
             raise OSError(
-                f"sessions={folder} cannot be written to ({error.strerror or error}): give a "
-                "folder that can, or leave --sessions out to keep them in memory only"
+                f"sessions={folder} is no folder that can be written to ({error.strerror}): give "
+                "one that is, or leave --sessions out to keep them in memory only"
             ) from error
         yield
 

@@ -3,36 +3,32 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from transformer_xl.apps.serve.chat_template import chat_template
 from transformer_xl.apps.serve.engine import Engine, Parts, tell
 from transformer_xl.apps.serve.errors import session_error
-from transformer_xl.apps.serve.repeats import Note
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.sessions import Sessions
 from transformer_xl.apps.serve.texts import Part, Text
 from transformer_xl.config import MAX_HISTORY, GenerateConfig, require, total_memory
 from transformer_xl.data import Vocab
-from transformer_xl.errors import CheckpointError
+from transformer_xl.errors import TxlError
 from transformer_xl.inference.generate import (
     Sampler,
     Sampling,
     largest_state,
     random_numbers,
 )
-from transformer_xl.model import LanguageModel, Lengths, full_memory, read, require_bytes
+from transformer_xl.model import LanguageModel, full_memory, require_bytes
 
 log = logging.getLogger("transformer_xl.serve")
 
-_DISK_THREADS = 4
 _MAX_EXPIRY_INTERVAL = 60.0
 """Seconds between two checks for expired sessions, at most."""
 
@@ -62,7 +58,6 @@ class Service:
 
     Raises:
         OSError: The folder of the sessions cannot be created or read.
-        CheckpointError: The model cannot run.
         SettingsError: The memories of ``max_batch`` texts do not fit into the device, or a setting
             of sampling does not fit the vocabulary.
     """
@@ -76,7 +71,15 @@ class Service:
         name: str,
         generation: GenerateConfig | None = None,
     ) -> None:
-        _require_working(model, settings.max_batch)
+        each, n_texts = full_memory(model, model.config.mem_len), settings.max_batch
+        fitting = (total_memory(model.device) or 0) // max(each, 1)
+        require_bytes(
+            "the memories of all texts, once full,",
+            n_texts * each,
+            model.device,
+            {"max_batch": n_texts, "mem_len": model.config.mem_len},
+            f"lower --max_batch, to at most {fitting:,}" if fitting else "use a smaller model",
+        )
         self.generation = generation or GenerateConfig()
         require(
             self.generation.beam_size is None,
@@ -90,16 +93,14 @@ class Service:
         self.sampler()
         self.created = int(time.time())
         self.is_closing = self._is_warm = False
-        self.n_streams = self.n_requests = 0
+        self.n_streams = 0
         mem_len = model.config.mem_len
-        n_tokens, note = max(mem_len, MAX_HISTORY), len(Note(2**53 - 1).encoded())
-        largest = largest_state(model, mem_len, n_tokens) + note
+        largest = largest_state(model, mem_len, max(mem_len, MAX_HISTORY))
         self.sessions = Sessions(settings, weights, model, largest=largest)
         self.engine = Engine(model, settings, self._deliver)
         self.metrics = Metrics(self.sessions)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._disk = ThreadPoolExecutor(_DISK_THREADS, "disk")
-        self._kept: set[asyncio.Task] = set()
+        self._saving: set[asyncio.Task] = set()
 
     def sampler(self, **changes: Any) -> Sampler:
         """Return the sampler of a request; settings that it omits are those of the model folder.
@@ -115,15 +116,6 @@ class Service:
         """Whether requests are accepted and a first token was computed."""
         return self._is_warm and self.engine.is_alive and not self.is_closing
 
-    @contextmanager
-    def answering(self) -> Iterator[None]:
-        """Count a request inside a ``with`` block."""
-        self.n_requests += 1
-        try:
-            yield
-        finally:
-            self.n_requests -= 1
-
     @asynccontextmanager
     async def running(self, _: object) -> AsyncIterator[None]:
         """Run the engine and the expiry of sessions; at the end truncate all texts.
@@ -138,9 +130,9 @@ class Service:
         self.is_closing = True
         expiring.cancel()
         await asyncio.to_thread(self.engine.stop)
-        # Run the callbacks of the last events: they submit their saves to the disk threads.
+        # Run the callbacks of the last parts: they begin to save sessions.
         await asyncio.sleep(0)
-        await asyncio.to_thread(self._disk.shutdown)
+        await asyncio.gather(*self._saving)
 
     def _warm_up(self) -> None:
         """Write two tokens, the second by a step; then the server is ready.
@@ -164,10 +156,6 @@ class Service:
         )
         self.engine.submit([text])
 
-    async def on_disk(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function that may block on the disk, in a thread of its own."""
-        return await asyncio.get_running_loop().run_in_executor(self._disk, function, *args)
-
     async def with_session(self, function: Callable[[str], Any], name: str) -> Any:
         """Call a function with the name of a session in a thread, as it may block on the disk.
 
@@ -175,16 +163,16 @@ class Service:
             SessionError: The session is not available.
         """
         try:
-            return await self.on_disk(function, name)
-        except (ValueError, RuntimeError, OSError) as error:
+            return await asyncio.to_thread(function, name)
+        except (TxlError, OSError) as error:
             log.error("session %s: %s", name, error)
             raise session_error(error, name) from error
 
     def keep(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine to its end, even if the request that started it is gone."""
         task = asyncio.ensure_future(work)
-        self._kept.add(task)
-        task.add_done_callback(self._kept.discard)
+        self._saving.add(task)
+        task.add_done_callback(self._saving.discard)
 
     def _deliver(self, parts: Parts) -> None:
         """Pass the parts of the engine to the thread of the event loop."""
@@ -194,29 +182,4 @@ class Service:
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(min(_MAX_EXPIRY_INTERVAL, self.settings.session_idle / 2))
-            await self.on_disk(self.sessions.expire)
-
-
-@torch.no_grad()
-def _require_working(model: LanguageModel, max_batch: int) -> None:
-    """Check before requests are accepted that all memories fit and that the model runs."""
-    mem_len = model.config.mem_len
-    each = full_memory(model, mem_len)
-    fitting = (total_memory(model.device) or 0) // max(each, 1)
-    require_bytes(
-        "the memories of all texts, once full,",
-        max_batch * each,
-        model.device,
-        {"max_batch": max_batch, "mem_len": mem_len},
-        f"lower --max_batch, to at most {fitting:,}" if fitting else "use a smaller model",
-    )
-    try:
-        start = model.keep(model.start_memory(1))
-        token = torch.zeros(1, 1, dtype=torch.int64)
-        (piece,) = read(model, token, Lengths.of(model.config, ext_len=0), start)
-        works = not model.head.log_probs(piece.hidden[:, -1]).isnan().any()
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        message = f"the model cannot run: it failed to read a token: {error}"
-        raise CheckpointError(message) from error
-    if not works:
-        raise CheckpointError("the model cannot run: its predictions are NaN; restore its weights")
+            await asyncio.to_thread(self.sessions.expire)

@@ -43,22 +43,14 @@ class SessionFolder:
     def used(self) -> dict[str, float]:
         """Return when each session was last used, in seconds since 1970, the oldest first."""
         sessions: dict[str, float] = {}
-        for part in sorted(self._folder.glob("[0-9a-f][0-9a-f]")):
-            try:
-                if (kind := kind_other_than_file(part, follow=False)) != "a folder":
-                    _ignore(part, f"is {kind}")
-                    continue
-                for path in part.iterdir():
-                    name = path.name.removesuffix(_SUFFIX).rpartition(".")[0]
-                    if not is_name(name) or path != path_of(self._folder, name):
-                        continue
-                    if kind := kind_other_than_file(path, follow=False):
-                        _ignore(path, f"is {kind}")
-                    else:
-                        sessions[name] = path.lstat().st_mtime
-            except OSError as error:
-                # Deleted meanwhile, or of another user.
-                _ignore(part, str(error.strerror))
+        for path in self._folder.glob(f"[0-9a-f][0-9a-f]/*{_SUFFIX}"):
+            name = path.name.removesuffix(_SUFFIX).rpartition(".")[0]
+            if not is_name(name) or path != path_of(self._folder, name):
+                continue
+            if path.parent.is_symlink() or kind_other_than_file(path, follow=False):
+                log.warning("ignored in the folder of the sessions: %r is no file", str(path))
+            else:
+                sessions[name] = path.lstat().st_mtime
         return dict(sorted(sessions.items(), key=lambda each: each[1]))
 
     def require_free(self, name: str) -> None:
@@ -97,7 +89,3 @@ def path_of(folder: Path, name: str) -> Path:
     # Some file systems ignore case; subfolders keep each folder small.
     digest = hashlib.sha256(name.encode()).hexdigest()
     return folder / digest[:2] / f"{name}.{digest[:12]}{_SUFFIX}"
-
-
-def _ignore(path: Path, why: str) -> None:
-    log.warning("ignored in the folder of the sessions: %r: %s", str(path), why)

@@ -109,19 +109,6 @@ class Sessions:
         finally:
             self._release(name)
 
-    def create(self, name: str, state: State) -> None:
-        """Create a session with a state.
-
-        Raises:
-            SessionError: There is one of this name, or no capacity for another one.
-            OSError: It cannot be saved; then it is not created.
-        """
-        if self.open(name) is not None:
-            self.close(name)
-            message = f"there is a session {name!r}: take another name, or delete it first"
-            raise SessionError("session_exists", message, "name")
-        self.close(name, state)
-
     def peek(self, name: str) -> State:
         """Return the state of a session without acquiring it, even while it is in use.
 
@@ -143,7 +130,7 @@ class Sessions:
         """Return a session without loading it."""
         with self._lock:
             if name not in self._used and name not in self._busy:
-                raise SessionError("session_not_found", f"there is no session {name!r}")
+                raise SessionError(404, "session_not_found", f"there is no session {name!r}")
             used = self._used.get(name, self._clock())
             return Session(name, used, name in self._busy, name in self._states)
 
@@ -204,7 +191,7 @@ class Sessions:
     def _require_free(self, name: str) -> None:
         if name in self._busy:
             message = f"session {name!r} is in use by another request: wait until it has ended"
-            raise SessionError("session_busy", message)
+            raise SessionError(409, "session_busy", message)
 
     def _require_place(self, name: str) -> None:
         """Require a place for a new session."""
@@ -214,7 +201,7 @@ class Sessions:
             most = min(most, self._most_in_memory)
         if n >= most:
             message = f"there are {n} sessions, as many as may be: delete one"
-            raise SessionError("too_many_sessions", message)
+            raise SessionError(429, "too_many_sessions", message)
         if self._folder is not None:
             # Now, and not when the answer is saved.
             self._folder.require_free(name)
