@@ -199,7 +199,7 @@ def stand(alone: Alone, address: str, asked: list[Asked]) -> str:
 
 def pile(arguments: argparse.Namespace, folder: Path) -> list[dict[str, float]]:
     """Begin more and more sessions; return the server's memory as they pile up."""
-    server = Process(arguments, folder, "--sessions_in_memory", "200", "--max_sessions", "1000000")
+    server = Process(arguments, folder, "--max_sessions", "1000000")
     rows = []
     try:
         step = max(1, arguments.pile // 10)

@@ -75,7 +75,6 @@ def test_a_session_goes_on_and_reads_only_what_is_new(client, made, http):
     assert (about["remembered"], about["turns"]) == (12, 2)
     assert "".join(about["texts"]) == ("once upon" + whole)[-13:]
     assert [s["id"] for s in http.get("/v1/sessions").json()["data"]] == ["tale"]
-    assert about["in_memory"]
     assert http.delete("/v1/sessions/tale").json()["deleted"]
     assert http.get("/v1/sessions/tale").status_code == 404
 
@@ -129,7 +128,6 @@ WRONG = {
     "no effect": ("POST", COMPLETIONS, {"prompt": "a", "dry_base": 2}, 400),
     "no prompt": ("POST", COMPLETIONS, {"max_tokens": 3}, 400),
     "half a character": ("POST", COMPLETIONS, {"prompt": "\ud800"}, 400),
-    "no stream": ("POST", COMPLETIONS, {"prompt": "a", "stream_options": {}}, 400),
     "no such symbol": ("POST", COMPLETIONS, {"prompt": "Ä"}, 400),
     "no such token": ("POST", COMPLETIONS, {"prompt": [5, 999]}, 400),
     "too many tokens": ("POST", COMPLETIONS, {"prompt": "a", "max_tokens": 10**7}, 400),
@@ -188,7 +186,6 @@ def test_what_is_wrong_is_said_in_words(http):
         ({"prompt": "a", "top_k": 2**70}, f"top_k={2**70} must be below 2**64"),
         ({"prompt": "a", "top_p": 1.5}, "top_p=1.5 must be at most 1"),
         ({"prompt": "a", "stop": [""]}, "stop.0='' must be a text of at least 1 characters"),
-        ({"prompt": "a", "suffix": "b"}, "suffix='b' must be null: it is not supported"),
         ({"prompt": "a", "session": ".."}, "session='..' must"),
         ({"prompt": "a", "session": "s", "session_turn": True}, "=True must be an integer"),
         (

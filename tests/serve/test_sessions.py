@@ -48,24 +48,19 @@ def same(one, two):
     )
 
 
-@pytest.mark.parametrize(
-    "limits", [{"sessions_in_memory": 3}, {"session_bytes": 3_500, "largest": 1_000}]
-)
-def test_what_was_used_least_leaves_the_memory_and_comes_back(made, state, tmp_path, limits):
-    kept = sessions_in(made.weights, tmp_path, **limits)
-    for number in range(10):
+def test_sessions_go_on_from_their_states_and_are_listed_by_use(made, state, tmp_path):
+    kept = sessions_in(made.weights, tmp_path)
+    for number in range(4):
         put(kept, f"s{number}", state._replace(last_token=number))
     # A request that leaves a session as it was counts as a use.
-    put(kept, "s8", None)
+    put(kept, "s1", None)
     put(kept, "s0", None)
-    assert [s.name for s in kept.all()][:2] == ["s0", "s8"]
-    assert [s.name for s in kept.all() if s.in_memory] == ["s0", "s8", "s9"]
-    for number in range(10):
-        assert same(kept.open(f"s{number}"), state._replace(last_token=number))
-        kept.close(f"s{number}")
-        assert same(kept.peek(f"s{9 - number}"), state._replace(last_token=9 - number))
-        assert sum(s.in_memory for s in kept.all()) == 3
-    assert len(kept) == 10
+    assert [s.name for s in kept.all(2)] == ["s0", "s1"]
+    for sessions in (kept, sessions_in(made.weights, tmp_path)):
+        assert len(sessions) == 4
+        for number in range(4):
+            assert same(sessions.open(f"s{number}"), state._replace(last_token=number))
+            sessions.close(f"s{number}")
 
 
 def test_a_session_has_one_user_at_a_time(made, state, place):
@@ -98,8 +93,6 @@ def test_a_session_has_one_user_at_a_time(made, state, place):
     [
         (True, {"max_sessions": 2}),
         (False, {"max_sessions": 2}),
-        # There is nowhere to go from the memory.
-        (False, {"sessions_in_memory": 2}),
         (False, {"session_bytes": 2_500, "largest": 1_000}),
     ],
 )
@@ -137,7 +130,7 @@ def test_what_nobody_uses_is_deleted(made, state, tmp_path, monkeypatch, caplog)
     assert {s.name for s in kept.all()} == {"a", "c", "new"}
     kept.close("c", state)
     kept.expire()
-    assert [s.name for s in kept.all() if s.in_memory] == ["c", "new"]
+    assert [s.name for s in kept.all()] == ["c", "new"]
     assert len(list(tmp_path.rglob("*.safetensors"))) == 2
 
 
@@ -145,7 +138,7 @@ def test_sessions_belong_to_the_weights_that_were_loaded(made, make_model, state
     folder = tmp_path / "run"
     shutil.copytree(made.folder, folder)
     weights = folder / made.weights.name
-    kept = sessions_in(weights, tmp_path / "sessions", sessions_in_memory=1)
+    kept = sessions_in(weights, tmp_path / "sessions")
     put(kept, "a", state)
     # A training run puts a better model there, while this one is served.
     shutil.copy(make_model(init_std=0.3).weights, weights)
@@ -203,20 +196,3 @@ def test_an_answer_that_cannot_be_saved_leaves_the_session_as_it_was(
     monkeypatch.undo()
     put(kept, "old", state._replace(last_token=9))
     assert kept.peek("old").last_token == 9
-
-
-def test_who_looks_while_an_answer_is_saved_keeps_no_old_state(made, state, tmp_path, monkeypatch):
-    kept = sessions_in(made.weights, tmp_path, sessions_in_memory=1)
-    put(kept, "a", state)
-    put(kept, "b", state)
-    load = session_store.load_state
-
-    def slow(*words, **how):
-        old = load(*words, **how)
-        monkeypatch.undo()
-        put(kept, "a", state._replace(last_token=9))
-        return old
-
-    monkeypatch.setattr(session_store, "load_state", slow)
-    assert same(kept.peek("a"), state)
-    assert kept.open("a").last_token == 9

@@ -41,6 +41,7 @@ _GONE = {
     ("serve", "--api_keys"): "TXL_API_KEY has several keys, one a line",
     ("serve", "--max_texts"): "a request has at most --max_queue texts",
     ("serve", "--root_path"): "let the proxy remove the path that it adds",
+    ("serve", "--sessions_in_memory"): "sessions of a folder are read when they are used",
     ("serve", "--save"): "each answer is saved before it ends; leave it out",
     ("serve", "--chat_template"): (
         "--template TEXT has the text of one message with {role} and {content}; templates in Jinja "

@@ -68,7 +68,6 @@ RULES = {
     "list_type": "a list",
     "dict_type": "an object",
     "model_type": "an object",
-    "none_required": "null: it is not supported",
     "string_too_short": "a text of at least {min_length} characters",
     "string_too_long": "a text of at most {max_length} characters",
     "string_pattern_mismatch": "a text that matches {pattern}",

@@ -25,13 +25,12 @@ async def chat(service: Service, body: ChatRequest, request: Request) -> Respons
             raise ApiError(400, f"{message} out", "unsupported_parameter", param)
     template = service.chat_template
     values = body.model_dump(include={*CompletionRequest.model_fields}, exclude_unset=True)
-    max_tokens = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
-    if max_tokens is None:
-        max_tokens = min(_MAX_TOKENS, service.settings.max_tokens)
+    limits = [x for x in (body.max_tokens, body.max_completion_tokens) if x is not None]
+    least = 0 if body.logprobs else None
     values |= {
         "prompt": template.prompt(body.messages, service.vocab),
-        "max_tokens": max_tokens,
-        "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
+        "max_tokens": min(limits or [_MAX_TOKENS, service.settings.max_tokens]),
+        "logprobs": least if body.top_logprobs is None else body.top_logprobs,
     }
     completion = CompletionRequest.model_validate(values)
     return await complete(service, completion, request, ChatForm(template))

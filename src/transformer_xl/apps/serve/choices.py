@@ -85,7 +85,7 @@ class ChatForm(Form):
 
     def content(self, text: str) -> dict[str, Any]:
         """Return a whole text as a message."""
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+        return {"message": {"role": "assistant", "content": text}}
 
     def delta(self, text: str, is_first: bool) -> dict[str, Any]:
         """Return a part of a text as a part of a message."""
@@ -98,7 +98,7 @@ class ChatForm(Form):
             | {"top_logprobs": [_scored(raw, log_prob) for _, raw, log_prob in each.top]}
             for each in tokens
         ]
-        return {"content": content, "refusal": None}
+        return {"content": content}
 
 
 def _scored(raw: bytes, log_prob: float | None) -> dict[str, Any]:

@@ -52,8 +52,6 @@ async def complete(
     Raises:
         ApiError: The request cannot be answered.
     """
-    if service.is_closing:
-        raise NotStartedError("stopping")
     answer = Answer(service, body, request, form, key)
     with ExitStack() as ending:
         ending.callback(answer.end)
@@ -146,6 +144,12 @@ class Answer:
         if body.model not in (None, service.name):
             message = f"there is no model {body.model!r}: this server has {service.name!r}"
             raise ApiError(404, message, "model_not_found", "model")
+        if body.echo:
+            message = (
+                "echo and scores of prompts are gone: txl score scores a text, and "
+                "transformer_xl.harness has the model type transformer-xl of lm-evaluation-harness"
+            )
+            raise ApiError(400, message, "unsupported", "echo")
         if self._max_tokens > service.settings.max_tokens:
             message = f"max_tokens={body.max_tokens} must be at most {service.settings.max_tokens}"
             raise ApiError(400, message, "too_long", "max_tokens")

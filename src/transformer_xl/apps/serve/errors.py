@@ -73,9 +73,6 @@ def invalid(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """
     first = errors[0]
     context, place = first.get("ctx", {}), _place(first)
-    if "param" in context:
-        # A rule of several fields.
-        return ApiError(400, first["msg"], first["type"], context["param"])
     if first["type"] == "json_invalid":
         # Its location is a character of the body instead of a field.
         message = f"the body is not valid JSON: {context['error']}, character {place}"

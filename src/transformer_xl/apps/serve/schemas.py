@@ -5,7 +5,6 @@ from typing import (
     Annotated,
     Any,
     Literal,
-    LiteralString,
     Optional,
     Union,
     get_args,
@@ -18,22 +17,12 @@ from pydantic import (
     ConfigDict,
     Field,
     StrictBool,
-    StrictFloat,
     StrictInt,
     create_model,
-    model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from transformer_xl.apps.serve.session_store import NAME
 from transformer_xl.config import GenerateConfig
-
-
-def _require(holds: bool, message: str, param: str, code: LiteralString = "invalid_value") -> None:
-    """Require what fields have in common; ``code`` and ``param`` are those of the response."""
-    if not holds:
-        raise PydanticCustomError(code, "{message}", {"message": message, "param": param})
-
 
 # JSON can also hold half of a surrogate pair, which a text with a length cannot.
 Text = Annotated[str, Field(min_length=0)]
@@ -51,8 +40,6 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     include_usage: StrictBool = False
-    # Accepted if without effect: no event is padded here.
-    include_obfuscation: Literal[False] | None = None
 
 
 def _sampling() -> dict[str, Any]:
@@ -95,15 +82,7 @@ class _Request(_Sampling):
     seed: StrictInt | None = Field(None, ge=-(2**63), le=2**63 - 1)
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = Field(None, description="Only with stream.")
-    # OpenAI's other fields are accepted if their values have no effect.
-    user: str | None = None
-    logit_bias: dict[str, StrictFloat] | None = Field(None, max_length=0)
-
-    @model_validator(mode="after")
-    def _require_stream(self) -> "_Request":
-        message = "stream_options has no effect without stream: leave it out, or set stream"
-        _require(bool(self.stream or not self.stream_options), message, "stream_options")
-        return self
+    user: str | None = Field(None, description="Without effect.")
 
 
 class CompletionRequest(_Request):
@@ -122,16 +101,6 @@ class CompletionRequest(_Request):
         description="How many answers the session has given before this request. If it has given "
         "another number, the request is refused, and appends nothing.",
     )
-    suffix: None = None
-
-    @model_validator(mode="after")
-    def _require_no_echo(self) -> "CompletionRequest":
-        message = (
-            "echo and scores of prompts are gone: txl score scores a text, and "
-            "transformer_xl.harness has the model type transformer-xl of lm-evaluation-harness"
-        )
-        _require(not self.echo, message, "echo", "unsupported")
-        return self
 
 
 class TextPart(BaseModel):
@@ -144,18 +113,13 @@ class TextPart(BaseModel):
 
 
 class Message(BaseModel):
-    """A message of a chat. A message of a response can be sent back as it is."""
+    """A message of a chat; one of a response can be sent back as it is."""
 
     model_config = ConfigDict(extra="forbid")
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Text | list[TextPart]
     name: Text | None = None
-    refusal: None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
-    audio: None = None
-    function_call: None = None
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
 class ChatRequest(_Request):
@@ -166,19 +130,7 @@ class ChatRequest(_Request):
         None, ge=0, description="OpenAI's newer name of max_tokens."
     )
     logprobs: StrictBool | None = None
-    top_logprobs: StrictInt | None = Field(None, ge=0, le=20, description="Only with logprobs.")
-
-    @model_validator(mode="after")
-    def _require_one_length(self) -> "ChatRequest":
-        limits = self.max_tokens, self.max_completion_tokens
-        _require(
-            None in limits or limits[0] == limits[1],
-            "max_tokens={} and max_completion_tokens={}: give one".format(*limits),
-            "max_completion_tokens",
-        )
-        message = "top_logprobs has no effect without logprobs: leave it out, or set logprobs"
-        _require(bool(self.top_logprobs is None or self.logprobs), message, "top_logprobs")
-        return self
+    top_logprobs: StrictInt | None = Field(None, ge=0, le=20)
 
 
 class _Error(BaseModel):

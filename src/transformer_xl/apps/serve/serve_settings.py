@@ -43,11 +43,9 @@ class ServeSettings:
     """Text of one message of a chat, with {role} and {content}, such as '<{role}>{content}</s>'.
     None: a plain one, lines of '{role}: {content}'."""
     max_sessions: Count = 10_000
-    """Largest number of sessions, in memory and on the disk."""
-    sessions_in_memory: Count = 1_000
-    """Largest number of sessions in memory; of a folder the most recently used."""
+    """Largest number of sessions."""
     session_bytes: Count = 1 << 30
-    """Largest number of bytes of the sessions in memory."""
+    """Largest number of bytes of sessions in memory only, each counted at its full size."""
     session_idle: Positive = 604_800.0
     """Seconds after which an unused session is deleted."""
     max_batch: Count = 64

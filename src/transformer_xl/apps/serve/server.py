@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
+import math
 import signal
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -26,8 +26,6 @@ _SWITCH_SECONDS = 0.001
 """Interval after which a thread releases the interpreter lock to a waiting one."""
 _MARGIN = 2
 """Seconds to send truncated texts."""
-_DRAIN_INTERVAL = 0.05
-"""Seconds between two looks at whether requests are still being answered."""
 
 
 class Server(uvicorn.Server):
@@ -51,7 +49,7 @@ class Server(uvicorn.Server):
             server_header=False,
             lifespan="on",
             ws="none",
-            timeout_graceful_shutdown=_MARGIN,
+            timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds) + _MARGIN,
         )
         super().__init__(config)
 
@@ -61,18 +59,10 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse new requests, finish or truncate running texts, save the sessions.
-
-        Connections are accepted until the last running request has ended, so that others are told
-        (503) that the server stops.
-        """
+        """Accept no more requests, finish or truncate running texts, save the sessions."""
         service, seconds = self.service, self.service.settings.shutdown_seconds
-        service.is_closing, running = True, self.server_state.tasks
-        log.info("stopping: %d running requests have %g s", len(running), seconds)
-        end = time.monotonic() + seconds
-        while running and time.monotonic() < end and not self.force_exit:
-            await asyncio.sleep(_DRAIN_INTERVAL)
-        service.engine.cut()
+        log.info("stopping: %d running requests have %g s", len(self.server_state.tasks), seconds)
+        asyncio.get_running_loop().call_later(seconds, service.engine.cut)
         await super().shutdown(sockets)
 
 

@@ -92,7 +92,7 @@ class Service:
         # Not with each request: a setting may not fit the vocabulary.
         self.sampler()
         self.created = int(time.time())
-        self.is_closing = self._is_warm = False
+        self._is_warm = False
         self.n_streams = 0
         mem_len = model.config.mem_len
         largest = largest_state(model, mem_len, max(mem_len, MAX_HISTORY))
@@ -114,7 +114,7 @@ class Service:
     @property
     def is_ready(self) -> bool:
         """Whether requests are accepted and a first token was computed."""
-        return self._is_warm and self.engine.is_alive and not self.is_closing
+        return self._is_warm and self.engine.is_alive
 
     @asynccontextmanager
     async def running(self, _: object) -> AsyncIterator[None]:
@@ -127,7 +127,6 @@ class Service:
         self._warm_up()
         expiring = asyncio.create_task(self._expire())
         yield
-        self.is_closing = True
         expiring.cancel()
         await asyncio.to_thread(self.engine.stop)
         # Run the callbacks of the last parts: they begin to save sessions.

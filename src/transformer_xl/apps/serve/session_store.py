@@ -1,4 +1,4 @@
-"""The folder in which a server saves its sessions."""
+"""Where a server keeps its sessions: in a folder, or in memory."""
 
 import hashlib
 import logging
@@ -82,6 +82,32 @@ class SessionFolder:
     def delete(self, name: str) -> None:
         """Delete the file of a session."""
         path_of(self._folder, name).unlink(missing_ok=True)
+
+
+class MemoryStore:
+    """Sessions in memory, with the methods of a :class:`SessionFolder`."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, State] = {}
+
+    def used(self) -> dict[str, float]:
+        """Return an empty dictionary: there are none at the start."""
+        return {}
+
+    def require_free(self, name: str) -> None:
+        """Return: there are only sessions here."""
+
+    def read(self, name: str) -> State:
+        """Return the state of a session."""
+        return self._states[name]
+
+    def write(self, name: str, state: State) -> None:
+        """Keep the state of a session."""
+        self._states[name] = state
+
+    def delete(self, name: str) -> None:
+        """Delete a session."""
+        del self._states[name]
 
 
 def path_of(folder: Path, name: str) -> Path:

@@ -1,7 +1,6 @@
 """Sessions: texts whose memory is kept between requests.
 
-A session handles one request at a time. With a folder, each answer is saved before it ends, and
-the states in memory are copies of those that were used last.
+A session handles one request at a time. With a folder, each answer is saved before it ends.
 """
 
 import logging
@@ -15,7 +14,7 @@ from typing import NamedTuple
 
 from transformer_xl.apps.serve.errors import SessionError
 from transformer_xl.apps.serve.serve_settings import ServeSettings
-from transformer_xl.apps.serve.session_store import SessionFolder
+from transformer_xl.apps.serve.session_store import MemoryStore, SessionFolder
 from transformer_xl.inference.generate import State
 from transformer_xl.model import LanguageModel, weights_checksum
 
@@ -30,7 +29,6 @@ class Session(NamedTuple):
     """When it was last used, in seconds since 1970."""
     is_busy: bool
     """Whether a request has acquired it."""
-    in_memory: bool
 
 
 class Sessions:
@@ -62,16 +60,14 @@ class Sessions:
     ) -> None:
         # At the start: while the server runs, another model may be written to this folder.
         checksum = weights_checksum(weights)
-        self._settings, self._clock = settings, clock
-        fitting = max(settings.session_bytes // largest, 1)
-        self._most_in_memory = min(settings.sessions_in_memory, fitting)
-        self._folder: SessionFolder | None = None
-        if settings.folder is not None:
-            self._folder = SessionFolder(settings.folder, checksum, model)
-        self._used = OrderedDict(self._folder.used() if self._folder else {})
+        self._idle, self._clock = settings.session_idle, clock
+        self._most, self._store = settings.max_sessions, MemoryStore()
+        if settings.folder is None:
+            self._most = min(self._most, max(settings.session_bytes // largest, 1))
+        else:
+            self._store = SessionFolder(settings.folder, checksum, model)
+        self._used = OrderedDict(self._store.used())
         """When each was last used, in this order."""
-        self._states: OrderedDict[str, State] = OrderedDict()
-        """The states in memory, in the order of last use."""
         self._busy: set[str] = set()
         self._lock = threading.RLock()
 
@@ -88,14 +84,19 @@ class Sessions:
         with self._lock:
             self._require_free(name)
             exists = name in self._used
-            if not exists:
-                self._require_place(name)
+            if not exists and (n := len(self._used.keys() | self._busy)) >= self._most:
+                message = f"there are {n} sessions, as many as may be: delete one"
+                raise SessionError(429, "too_many_sessions", message)
             self._busy.add(name)
         try:
-            return self._keep(name, self.peek(name)) if exists else None
+            if exists:
+                return self._store.read(name)
+            # Now, and not when the answer is saved.
+            self._store.require_free(name)
         except BaseException:
             self._release(name)
             raise
+        return None
 
     def close(self, name: str, state: State | None = None) -> None:
         """Release a session, with its new state; None: unchanged.
@@ -105,7 +106,8 @@ class Sessions:
         """
         try:
             if state is not None:
-                self._save(name, state)
+                self._store.write(name, state)
+                self._used[name] = self._clock()
         finally:
             self._release(name)
 
@@ -119,12 +121,7 @@ class Sessions:
             if name not in self._used:
                 self._require_free(name)
             self.find(name)
-            state = self._states.get(name)
-        if state is None:
-            assert self._folder is not None
-            # Not kept here: a request may save a later one meanwhile.
-            state = self._folder.read(name)
-        return state
+        return self._store.read(name)
 
     def find(self, name: str) -> Session:
         """Return a session without loading it."""
@@ -132,7 +129,7 @@ class Sessions:
             if name not in self._used and name not in self._busy:
                 raise SessionError(404, "session_not_found", f"there is no session {name!r}")
             used = self._used.get(name, self._clock())
-            return Session(name, used, name in self._busy, name in self._states)
+            return Session(name, used, name in self._busy)
 
     def all(self, most: int | None = None) -> list[Session]:
         """Return all, the most recently used first, or at most so many of them."""
@@ -144,14 +141,12 @@ class Sessions:
         with self._lock:
             self.find(name)
             self._require_free(name)
-            if self._folder is not None:
-                self._folder.delete(name)
+            self._store.delete(name)
             del self._used[name]
-            self._states.pop(name, None)
 
     def expire(self) -> None:
         """Delete those that were not used for ``session_idle`` seconds."""
-        before = self._clock() - self._settings.session_idle
+        before = self._clock() - self._idle
         for name in [each.name for each in self.all() if each.used < before]:
             with self._lock:
                 if name in self._busy or self._used.get(name, before) >= before:
@@ -169,39 +164,7 @@ class Sessions:
                 self._used[name] = self._clock()
                 self._used.move_to_end(name)
 
-    def _save(self, name: str, state: State) -> None:
-        if self._folder is not None:
-            # If it fails, the next request loads what is in the folder.
-            with self._lock:
-                self._states.pop(name, None)
-            self._folder.write(name, state)
-        with self._lock:
-            self._used[name] = self._clock()
-            self._keep(name, state)
-
-    def _keep(self, name: str, state: State) -> State:
-        """Keep a state in memory; with a folder drop the oldest ones beyond the limit."""
-        with self._lock:
-            self._states[name] = state
-            self._states.move_to_end(name)
-            while self._folder is not None and len(self._states) > self._most_in_memory:
-                self._states.popitem(last=False)
-        return state
-
     def _require_free(self, name: str) -> None:
         if name in self._busy:
             message = f"session {name!r} is in use by another request: wait until it has ended"
             raise SessionError(409, "session_busy", message)
-
-    def _require_place(self, name: str) -> None:
-        """Require a place for a new session."""
-        n, most = len(self._used.keys() | self._busy), self._settings.max_sessions
-        if self._folder is None:
-            # There is nowhere to evict them to.
-            most = min(most, self._most_in_memory)
-        if n >= most:
-            message = f"there are {n} sessions, as many as may be: delete one"
-            raise SessionError(429, "too_many_sessions", message)
-        if self._folder is not None:
-            # Now, and not when the answer is saved.
-            self._folder.require_free(name)
