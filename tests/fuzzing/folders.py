@@ -23,8 +23,7 @@ from mutations import ANYWHERE, Mutation, mutations, tensorflow
 import transformer_xl as txl
 from transformer_xl.apps.compress import ArchiveError, compress, decompress
 from transformer_xl.apps.serve.serve_settings import ServeSettings
-from transformer_xl.apps.serve.session_store import path_of
-from transformer_xl.apps.serve.sessions import Sessions
+from transformer_xl.apps.serve.sessions import Sessions, path_of
 from transformer_xl.config.recipes import load_recipe, recipe_text
 from transformer_xl.errors import TxlError
 from transformer_xl.inference.generate import from_pretrained, generate, save_state
@@ -84,7 +83,7 @@ def continue_session(place: Path) -> None:
     shutil.copy(place / "tale.safetensors", path)
     sessions = Sessions(ServeSettings(sessions=kept), *OWN[0])
     for session in sessions.all():
-        sessions.peek(session.name)
+        sessions.peek(session["id"])
     shutil.rmtree(kept)
 
 

@@ -198,7 +198,7 @@ def _running(
         server = Server(Service(made.model, made.vocab, made.weights, serving, name, generation))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
-        _until(lambda: server.started and server.service.is_ready)
+        _until(lambda: server.started)
         found = Running(address_of(listening).rstrip("/"), server, thread)
         try:
             yield found

@@ -12,7 +12,7 @@ for _name in ("fastapi", "uvicorn", "prometheus_client"):
     pytest.importorskip(_name, reason="needs pip install 'transformer-xl[serve]'")
 httpx = pytest.importorskip("httpx")
 openai = pytest.importorskip("openai")
-templates = pytest.importorskip("transformer_xl.apps.serve.chat_template")
+templates = pytest.importorskip("transformer_xl.apps.serve.chat")
 schemas = pytest.importorskip("transformer_xl.apps.serve.schemas")
 
 USER = [{"role": "user", "content": "the cat"}]
@@ -86,7 +86,7 @@ def test_what_is_wrong_with_a_chat_is_said(server):
 
 
 def test_a_chat_takes_no_header_of_a_session(server):
-    for header, param in [("X-Session", "session"), ("Idempotency-Key", "Idempotency-Key")]:
+    for header, param in [("X-Session", "X-Session"), ("Idempotency-Key", "Idempotency-Key")]:
         answer = httpx.post(
             f"{server.address}/v1/chat/completions",
             json={"messages": USER},

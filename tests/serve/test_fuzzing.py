@@ -100,7 +100,7 @@ def test_made_up_requests_are_answered_as_described(
         for part in PARTS:
             own = [x for x in operations if part == next(y for y in PARTS if x.path.startswith(y))]
             ask_all(own, examples, f"{vocab}{part.replace('/', '-')}.json")
-        assert server.service.is_ready
+        assert server.service.engine.is_alive
 
 
 def ask_all(operations, examples, name):

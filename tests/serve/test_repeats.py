@@ -94,7 +94,7 @@ def test_who_has_a_key_and_leaves_finds_the_answer(made, run_server, until):
         with socket.create_connection(("127.0.0.1", port)) as connection:
             connection.sendall(head.encode() + body)
             until(lambda: server.service.engine.n_running)
-        until(lambda: not server.service.sessions.find("tale").is_busy)
+        until(lambda: not server.service.sessions.describe("tale")["is_busy"])
         answer = post(server, "one", max_tokens=400, seed=5).json()
         assert answer["repeated"] is True
         assert answer["choices"][0]["text"] == made.alone("abc", 400, seed=5)

@@ -17,11 +17,9 @@ for _name in ("fastapi", "uvicorn", "prometheus_client"):
     pytest.importorskip(_name, reason="needs pip install 'transformer-xl[serve]'")
 httpx = pytest.importorskip("httpx")
 
-from transformer_xl.apps.serve import completions, session_store  # noqa: E402  (they need these)
+from transformer_xl.apps.serve import completions, sessions  # noqa: E402  (they need these)
 from transformer_xl.apps.serve import server as serving  # noqa: E402
-from transformer_xl.apps.serve.engine import Engine  # noqa: E402
 from transformer_xl.apps.serve.serve_settings import ServeSettings  # noqa: E402
-from transformer_xl.apps.serve.service import Service  # noqa: E402
 
 COMPLETIONS = "/v1/completions"
 
@@ -38,7 +36,7 @@ def test_who_waits_for_a_session_that_cannot_be_saved_is_told(
         raise error
 
     with run_server(made, sessions=tmp_path) as server:
-        monkeypatch.setattr(session_store, "write_state", fails)
+        monkeypatch.setattr(sessions, "write_state", fails)
         body = {"prompt": "ab", "session": "tale", "max_tokens": 3}
         answer = httpx.post(f"{server.address}/v1/completions", json=body, timeout=10)
         assert answer.status_code == (507 if isinstance(error, OSError) else 500)
@@ -154,31 +152,6 @@ def test_an_empty_key_is_refused():
         assert "k\u00e9y" not in str(said.value), key
 
 
-def test_it_is_ready_when_a_token_was_computed(made, run_server, monkeypatch, until):
-    go_on = threading.Event()
-    original = Engine._write
-
-    def waiting(self):
-        go_on.wait(60)
-        original(self)
-
-    monkeypatch.setattr(Engine, "_write", waiting)
-    threading.Timer(0.2, go_on.set).start()
-    seen = []
-
-    def started(self):
-        seen.append(self.is_ready)
-        return original_start(self)
-
-    original_start = Service._warm_up
-    monkeypatch.setattr(Service, "_warm_up", started)
-    with run_server(made) as server:
-        # The fixture waits until it is ready.
-        assert go_on.is_set()
-        assert httpx.get(f"{server.address}/health/ready").status_code == 200
-    assert seen == [False]
-
-
 def test_behind_a_proxy_it_answers_to_the_proxys_name(made, run_server):
     with run_server(made, names=("Models.example",)) as server:
         for host, status in [("models.example", 200), ("models.example:443", 200), ("x.y", 400)]:
@@ -248,7 +221,7 @@ def test_the_command_serves_until_it_is_told_to_stop(made, monkeypatch, tmp_path
     words = ["serve", str(made.folder), "--port", "0", "--sessions", str(tmp_path)]
     thread = threading.Thread(target=lambda: codes.append(main(words)), daemon=True)
     thread.start()
-    until(lambda: servers and servers[0].started and servers[0].service.is_ready)
+    until(lambda: servers and servers[0].started)
     address = serving.address_of(servers[0].servers[0].sockets[0])
     body = {"prompt": "abc", "max_tokens": 9, "seed": 3, "session": "tale"}
     answer = httpx.post(f"{address}v1/completions", json=body, timeout=60).json()

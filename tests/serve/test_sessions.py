@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from transformer_xl.apps.serve import session_store
+from transformer_xl.apps.serve import sessions as module
 from transformer_xl.apps.serve.errors import SessionError
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.sessions import Sessions
@@ -55,7 +55,7 @@ def test_sessions_go_on_from_their_states_and_are_listed_by_use(made, state, tmp
     # A request that leaves a session as it was counts as a use.
     put(kept, "s1", None)
     put(kept, "s0", None)
-    assert [s.name for s in kept.all(2)] == ["s0", "s1"]
+    assert [s["id"] for s in kept.all(2)] == ["s0", "s1"]
     for sessions in (kept, sessions_in(made.weights, tmp_path)):
         assert len(sessions) == 4
         for number in range(4):
@@ -70,19 +70,19 @@ def test_a_session_has_one_user_at_a_time(made, state, place):
     for use in (kept.open, kept.delete):
         with pytest.raises(SessionError, match="session 'a' is in use"):
             use("a")
-    assert kept.find("a").is_busy
+    assert kept.describe("a")["is_busy"]
     # To look at it, nobody need wait.
     assert same(kept.peek("a"), state)
     kept.close("a")
     kept.delete("a")
-    for use in (kept.peek, kept.find, kept.delete):
+    for use in (kept.peek, kept.describe, kept.delete):
         with pytest.raises(SessionError, match="there is no session 'a'"):
             use("a")
     # One that never began is none, and one whose first answer is not complete is busy.
     kept.open("a")
     with pytest.raises(SessionError, match="session 'a' is in use"):
         kept.peek("a")
-    assert kept.find("a").is_busy
+    assert kept.describe("a")["is_busy"]
     kept.close("a")
     assert len(kept) == 0
     assert place is None or not list(place.rglob("*.safetensors"))
@@ -127,10 +127,10 @@ def test_what_nobody_uses_is_deleted(made, state, tmp_path, monkeypatch, caplog)
     kept.expire()
     assert "session a cannot be deleted: " in caplog.text
     monkeypatch.undo()
-    assert {s.name for s in kept.all()} == {"a", "c", "new"}
+    assert {s["id"] for s in kept.all()} == {"a", "c", "new"}
     kept.close("c", state)
     kept.expire()
-    assert [s.name for s in kept.all()] == ["c", "new"]
+    assert [s["id"] for s in kept.all()] == ["c", "new"]
     assert len(list(tmp_path.rglob("*.safetensors"))) == 2
 
 
@@ -174,7 +174,7 @@ def test_names_that_differ_in_case_are_two_files_and_foreign_files_are_left_alon
     assert first.name.lower() != second.name.lower()
     for name in ("notes.txt", f"b.{'0' * 12}.safetensors", "b..safetensors", "b.safetensors"):
         first.with_name(name).write_bytes(first.read_bytes())
-    assert {s.name for s in sessions_in(made.weights, tmp_path).all()} == {"tale", "TALE"}
+    assert {s["id"] for s in sessions_in(made.weights, tmp_path).all()} == {"tale", "TALE"}
     assert len([x for x in tmp_path.rglob("*") if x.is_file()]) == 6
 
 
@@ -187,12 +187,12 @@ def test_an_answer_that_cannot_be_saved_leaves_the_session_as_it_was(
 ):
     kept = sessions_in(made.weights, tmp_path)
     put(kept, "old", state)
-    monkeypatch.setattr(session_store, "write_state", failing)
+    monkeypatch.setattr(module, "write_state", failing)
     for name in ("old", "new"):
         with pytest.raises(OSError, match="full"):
             put(kept, name, state._replace(last_token=9))
         assert same(kept.peek("old"), state)
-    assert [(s.name, s.is_busy) for s in kept.all()] == [("old", False)]
+    assert [(s["id"], s["is_busy"]) for s in kept.all()] == [("old", False)]
     monkeypatch.undo()
     put(kept, "old", state._replace(last_token=9))
     assert kept.peek("old").last_token == 9

@@ -13,18 +13,15 @@ from starlette.responses import Response
 
 from transformer_xl import __version__
 from transformer_xl.apps.serve import schemas
-from transformer_xl.apps.serve.chat import chat
-from transformer_xl.apps.serve.choices import Form, token_text
+from transformer_xl.apps.serve.choices import ChatForm, Form, token_text
 from transformer_xl.apps.serve.completions import complete
 from transformer_xl.apps.serve.errors import ApiError
 from transformer_xl.apps.serve.guard import Guard
 from transformer_xl.apps.serve.repeats import note_of
 from transformer_xl.apps.serve.responses import JsonResponse, add_handlers
 from transformer_xl.apps.serve.service import Service
-from transformer_xl.apps.serve.session_store import NAME
-from transformer_xl.apps.serve.sessions import Session
 
-Name = Annotated[str, Path(pattern=NAME)]
+Name = Annotated[str, Path(pattern=schemas.NAME)]
 _ANY: dict[str, Any] = {"schema": {"type": "string"}}
 _STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": _ANY}}}
 _PLAIN: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": _ANY}}}
@@ -84,7 +81,22 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         The messages become a prompt by the template of the server or by a plain one:
         `chat_template` of the response says which.
         """
-        return await chat(service, body, request)
+        for header in ("X-Session", "Idempotency-Key"):
+            if header in request.headers:
+                message = "a chat has no session, as each request has all its messages: leave "
+                raise ApiError(400, f"{message}{header} out", "unsupported_parameter", header)
+        template, limits = service.chat_template, (body.max_tokens, body.max_completion_tokens)
+        most = min([x for x in limits if x is not None] or [256, service.settings.max_tokens])
+        least = 0 if body.logprobs else None
+        completion = schemas.CompletionRequest(
+            **body.model_dump(include={*schemas.CompletionRequest.model_fields}, exclude_unset=True)
+            | {
+                "prompt": template.prompt(body.messages, service.vocab),
+                "max_tokens": most,
+                "logprobs": least if body.top_logprobs is None else body.top_logprobs,
+            }
+        )
+        return await complete(service, completion, request, ChatForm(template))
 
 
 def _add_models(app: FastAPI, service: Service) -> None:
@@ -101,9 +113,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
         model, vocab = service.model, service.vocab
         n_weights = sum(x.numel() for x in model.parameters())
         about = f"{name}: {n_weights:,} weights, {len(vocab):,} {vocab.kind}"
-        if model.has_attention:
-            n_layer, mem_len = model.config.n_layer, model.config.mem_len
-            about += f", {n_layer} layers that remember {mem_len} tokens each"
+        about += f", a memory of {model.config.mem_len} tokens"
         content = {"id": name, "object": "model", "created": service.created, "about": about}
         return content | {"owned_by": "transformer-xl"}
 
@@ -117,10 +127,9 @@ def _add_health(app: FastAPI, service: Service) -> None:
     @app.get("/health")
     @app.get("/health/ready")
     async def ready() -> dict[str, str]:
-        """Readiness: whether requests are accepted and a token was computed."""
-        if not service.is_ready:
-            message = "the server computes its first token, is stopping, or its engine has ended"
-            raise ApiError(503, message, "not_ready")
+        """Readiness: whether requests are accepted."""
+        if not service.engine.is_alive:
+            raise ApiError(503, "the server is stopping, or its engine has ended", "not_ready")
         return {"status": "ok"}
 
     @app.get("/metrics", response_class=Response, responses=_PLAIN)
@@ -135,8 +144,7 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
     @app.get("/v1/sessions")
     async def all_sessions(limit: Annotated[int, Query(ge=1, le=10_000)] = 100) -> dict[str, Any]:
         """List sessions, the most recently used first."""
-        data = [_about(session) for session in sessions.all(limit)]
-        return {"object": "list", "data": data}
+        return {"object": "list", "data": sessions.all(limit)}
 
     @app.get(path)
     async def one_session(name: Name) -> dict[str, Any]:
@@ -155,18 +163,13 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
             decoder.push(token)
         content = {"turns": note_of(state.note).turns, "remembered": n_remembered}
         content |= {"tokens": tokens, "texts": texts}
-        return _about(await service.with_session(sessions.find, name)) | content
+        return sessions.describe(name) | content
 
     @app.delete(path)
     async def delete(name: Name) -> dict[str, Any]:
         """Delete a session."""
         await service.with_session(sessions.delete, name)
         return {"id": name, "object": "session", "deleted": True}
-
-
-def _about(session: Session) -> dict[str, Any]:
-    content = session._asdict() | {"object": "session", "used": int(session.used)}
-    return {"id": content.pop("name"), **content}
 
 
 def _add_page(app: FastAPI) -> None:

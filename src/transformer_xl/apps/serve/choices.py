@@ -5,7 +5,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from transformer_xl.apps.serve.chat_template import ChatTemplate
+from transformer_xl.apps.serve.chat import ChatTemplate
 from transformer_xl.apps.serve.texts import Part, Token
 
 _FINISH_REASONS = {"stop": "stop", "repetition": "stop"}

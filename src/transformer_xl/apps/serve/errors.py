@@ -13,16 +13,8 @@ _NOT_STARTED = {
     "stopping": (503, "the server is stopping: ask another one"),
 }
 _OF_FILES: dict[type[Exception], tuple[int, str, str]] = {
-    NotRegularError: (
-        409,
-        "session_not_a_file",
-        "is something else than a file: take another name",
-    ),
-    InputError: (
-        409,
-        "session_of_another_model",
-        "was made with another model: delete it, or take another name",
-    ),
+    NotRegularError: (409, "session_not_a_file", "is no regular file: take another name"),
+    InputError: (409, "session_of_another_model", "belongs to another model: take another name"),
     TxlError: (409, "session_damaged", "is damaged: delete it, or restore it from a copy"),
     OSError: (503, "disk", "cannot be read or written: see the log"),
 }

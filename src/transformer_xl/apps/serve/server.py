@@ -131,11 +131,6 @@ def serve(
         server = Server(Service(model, vocab, weights, settings, name, generation))
         service, where = server.service, settings.folder or "memory only"
         log.info("%s with %d sessions in %s", name, len(service.sessions), where)
-        drawing = service.sampler().settings
-        known = ", ".join(f"{key} {'none' if x is None else x}" for key, x in drawing.items())
-        log.info("default sampling: %s", known)
-        if model.preface:
-            log.info("texts begin after the preface, of %d tokens", len(model.preface))
         log.info("listening on %s", address_of(listening))
         # The engine's thread is always busy; the default interval of 5 ms would delay requests.
         sys.setswitchinterval(_SWITCH_SECONDS)

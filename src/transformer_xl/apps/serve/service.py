@@ -10,12 +10,11 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from transformer_xl.apps.serve.chat_template import chat_template
+from transformer_xl.apps.serve.chat import chat_template
 from transformer_xl.apps.serve.engine import Engine, Parts, tell
 from transformer_xl.apps.serve.errors import session_error
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.sessions import Sessions
-from transformer_xl.apps.serve.texts import Part, Text
 from transformer_xl.config import MAX_HISTORY, GenerateConfig, require, total_memory
 from transformer_xl.data import Vocab
 from transformer_xl.errors import TxlError
@@ -23,7 +22,6 @@ from transformer_xl.inference.generate import (
     Sampler,
     Sampling,
     largest_state,
-    random_numbers,
 )
 from transformer_xl.model import LanguageModel, full_memory, require_bytes
 
@@ -92,7 +90,6 @@ class Service:
         # Not with each request: a setting may not fit the vocabulary.
         self.sampler()
         self.created = int(time.time())
-        self._is_warm = False
         self.n_streams = 0
         mem_len = model.config.mem_len
         largest = largest_state(model, mem_len, max(mem_len, MAX_HISTORY))
@@ -111,11 +108,6 @@ class Service:
         settings = self.generation.changed(**changes).sampling
         return Sampler(Sampling(**settings), self.model.config.vocab_size, self.vocab)
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether requests are accepted and a first token was computed."""
-        return self._is_warm and self.engine.is_alive
-
     @asynccontextmanager
     async def running(self, _: object) -> AsyncIterator[None]:
         """Run the engine and the expiry of sessions; at the end truncate all texts.
@@ -124,7 +116,6 @@ class Service:
         """
         self._loop = asyncio.get_running_loop()
         self.engine.start()
-        self._warm_up()
         expiring = asyncio.create_task(self._expire())
         yield
         expiring.cancel()
@@ -132,28 +123,6 @@ class Service:
         # Run the callbacks of the last parts: they begin to save sessions.
         await asyncio.sleep(0)
         await asyncio.gather(*self._saving)
-
-    def _warm_up(self) -> None:
-        """Write two tokens, the second by a step; then the server is ready.
-
-        Requests that come before are accepted and wait behind it.
-        """
-
-        def ended(part: Part) -> None:
-            if part.reason:
-                self._is_warm = part.reason == "length"
-                if not self._is_warm:
-                    log.error("the model failed to write a token: the server is not ready")
-
-        text = Text(
-            vocab=self.vocab,
-            prompt=(0,),
-            generator=random_numbers(0),
-            sampler=Sampler(),
-            max_tokens=2,
-            sink=ended,
-        )
-        self.engine.submit([text])
 
     async def with_session(self, function: Callable[[str], Any], name: str) -> Any:
         """Call a function with the name of a session in a thread, as it may block on the disk.

@@ -1,34 +1,30 @@
-"""Sessions: texts whose memory is kept between requests.
+"""Sessions: texts whose memory is kept between requests, in memory or in a folder.
 
-A session handles one request at a time. With a folder, each answer is saved before it ends.
+A session handles one request at a time. With a folder, each answer is saved before it ends, to a
+file of its own; only regular files are opened there, and no link is followed.
 """
 
+import hashlib
 import logging
+import re
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from transformer_xl.apps.serve.errors import SessionError
+from transformer_xl.apps.serve.schemas import NAME
 from transformer_xl.apps.serve.serve_settings import ServeSettings
-from transformer_xl.apps.serve.session_store import MemoryStore, SessionFolder
-from transformer_xl.inference.generate import State
+from transformer_xl.config import NotRegularError, kind_other_than_file
+from transformer_xl.inference.generate import State, load_state, write_state
 from transformer_xl.model import LanguageModel, weights_checksum
 
 log = logging.getLogger("transformer_xl.serve")
 
-
-class Session(NamedTuple):
-    """A session, as a list of them shows it."""
-
-    name: str
-    used: float
-    """When it was last used, in seconds since 1970."""
-    is_busy: bool
-    """Whether a request has acquired it."""
+_SUFFIX = ".safetensors"
 
 
 class Sessions:
@@ -59,15 +55,17 @@ class Sessions:
         clock: Callable[[], float] = time.time,
     ) -> None:
         # At the start: while the server runs, another model may be written to this folder.
-        checksum = weights_checksum(weights)
-        self._idle, self._clock = settings.session_idle, clock
-        self._most, self._store = settings.max_sessions, MemoryStore()
-        if settings.folder is None:
+        self._weights, self._model = weights_checksum(weights), model
+        self._folder, self._idle, self._clock = settings.folder, settings.session_idle, clock
+        self._most = settings.max_sessions
+        self._states: dict[str, State] = {}
+        """The states without a folder."""
+        self._used: OrderedDict[str, float] = OrderedDict()
+        """When each was last used, in seconds since 1970, in this order."""
+        if self._folder is None:
             self._most = min(self._most, max(settings.session_bytes // largest, 1))
         else:
-            self._store = SessionFolder(settings.folder, checksum, model)
-        self._used = OrderedDict(self._store.used())
-        """When each was last used, in this order."""
+            self._used |= _last_uses(self._folder)
         self._busy: set[str] = set()
         self._lock = threading.RLock()
 
@@ -89,14 +87,10 @@ class Sessions:
                 raise SessionError(429, "too_many_sessions", message)
             self._busy.add(name)
         try:
-            if exists:
-                return self._store.read(name)
-            # Now, and not when the answer is saved.
-            self._store.require_free(name)
+            return self._read(name) if exists else None
         except BaseException:
             self._release(name)
             raise
-        return None
 
     def close(self, name: str, state: State | None = None) -> None:
         """Release a session, with its new state; None: unchanged.
@@ -106,7 +100,7 @@ class Sessions:
         """
         try:
             if state is not None:
-                self._store.write(name, state)
+                self._write(name, state)
                 self._used[name] = self._clock()
         finally:
             self._release(name)
@@ -120,34 +114,39 @@ class Sessions:
         with self._lock:
             if name not in self._used:
                 self._require_free(name)
-            self.find(name)
-        return self._store.read(name)
+            self.describe(name)
+        return self._read(name)
 
-    def find(self, name: str) -> Session:
-        """Return a session without loading it."""
+    def describe(self, name: str) -> dict[str, Any]:
+        """Describe a session, as a list of them shows it, without loading it."""
         with self._lock:
             if name not in self._used and name not in self._busy:
                 raise SessionError(404, "session_not_found", f"there is no session {name!r}")
-            used = self._used.get(name, self._clock())
-            return Session(name, used, name in self._busy)
+            used = int(self._used.get(name, self._clock()))
+            return {"id": name, "object": "session", "used": used, "is_busy": name in self._busy}
 
-    def all(self, most: int | None = None) -> list[Session]:
-        """Return all, the most recently used first, or at most so many of them."""
+    def all(self, most: int | None = None) -> list[dict[str, Any]]:
+        """Describe all, the most recently used first, or at most so many of them."""
         with self._lock:
-            return [*map(self.find, islice(reversed(self._used), most))]
+            return [*map(self.describe, islice(reversed(self._used), most))]
 
     def delete(self, name: str) -> None:
         """Delete a session and its file."""
         with self._lock:
-            self.find(name)
+            self.describe(name)
             self._require_free(name)
-            self._store.delete(name)
+            if self._folder is None:
+                del self._states[name]
+            else:
+                path_of(self._folder, name).unlink(missing_ok=True)
             del self._used[name]
 
     def expire(self) -> None:
         """Delete those that were not used for ``session_idle`` seconds."""
         before = self._clock() - self._idle
-        for name in [each.name for each in self.all() if each.used < before]:
+        with self._lock:
+            unused = [name for name, used in self._used.items() if used < before]
+        for name in unused:
             with self._lock:
                 if name in self._busy or self._used.get(name, before) >= before:
                     continue
@@ -156,6 +155,20 @@ class Sessions:
                     log.info("session %s expired", name)
                 except OSError as error:
                     log.error("session %s cannot be deleted: %s", name, error)
+
+    def _read(self, name: str) -> State:
+        if self._folder is None:
+            return self._states[name]
+        return load_state(path_of(self._folder, name), self._weights, self._model, follow=False)
+
+    def _write(self, name: str, state: State) -> None:
+        if self._folder is None:
+            self._states[name] = state
+            return
+        path = path_of(self._folder, name)
+        if kind := _kind_other_than_file(path):
+            raise NotRegularError(f"{path} is {kind}, and not the file of a session")
+        write_state(path, state, self._weights)
 
     def _release(self, name: str) -> None:
         with self._lock:
@@ -168,3 +181,31 @@ class Sessions:
         if name in self._busy:
             message = f"session {name!r} is in use by another request: wait until it has ended"
             raise SessionError(409, "session_busy", message)
+
+
+def path_of(folder: Path, name: str) -> Path:
+    """Return the file of a session."""
+    # Some file systems ignore case; subfolders keep each folder small.
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    return folder / digest[:2] / f"{name}.{digest[:12]}{_SUFFIX}"
+
+
+def _last_uses(folder: Path) -> dict[str, float]:
+    """Return when the sessions in a folder, which is created, were last used, the oldest first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    uses: dict[str, float] = {}
+    for path in folder.glob(f"[0-9a-f][0-9a-f]/*{_SUFFIX}"):
+        name = path.name.removesuffix(_SUFFIX).rpartition(".")[0]
+        if re.fullmatch(NAME, name) is None or path != path_of(folder, name):
+            continue
+        if kind := _kind_other_than_file(path):
+            log.warning("ignored in the folder of the sessions: %r is %s", str(path), kind)
+        else:
+            uses[name] = path.lstat().st_mtime
+    return dict(sorted(uses.items(), key=lambda each: each[1]))
+
+
+def _kind_other_than_file(path: Path) -> str | None:
+    if path.parent.is_symlink():
+        return "below a symbolic link"
+    return kind_other_than_file(path, follow=False)
