@@ -21,7 +21,6 @@ disk) or at the one that was just saved, and go on from there with no wrong toke
 import argparse
 import asyncio
 import random
-import re
 import signal
 import tempfile
 import time
@@ -200,7 +199,7 @@ def stand(alone: Alone, address: str, asked: list[Asked]) -> str:
 
 def pile(arguments: argparse.Namespace, folder: Path) -> list[dict[str, float]]:
     """Begin more and more sessions; return the server's memory as they pile up."""
-    server = Process(arguments, folder, "--sessions_in_memory", "200", "--max_sessions", "1000000")
+    server = Process(arguments, folder, "--max_sessions", "1000000")
     rows = []
     try:
         step = max(1, arguments.pile // 10)
@@ -208,11 +207,8 @@ def pile(arguments: argparse.Namespace, folder: Path) -> list[dict[str, float]]:
             names = range(first, min(first + step, arguments.pile))
             streams = [[Asked(f"p{n}", "the fox ", n, 4) for n in names[k::16]] for k in range(16)]
             asyncio.run(load(server.address, streams, []))
-            held = httpx.get(f"{server.address}/metrics").text
-            number = re.search(r"^txl_sessions_in_memory (\S+)", held, re.M)
-            in_memory = float(number[1]) if number else float("nan")
-            row = {"sessions": first + len(names), "in_memory": in_memory}
-            rows.append(row | {"resident_mb": round(server.resident(), 1)})
+            resident = round(server.resident(), 1)
+            rows.append({"sessions": first + len(names), "resident_mb": resident})
     finally:
         server.end()
     return rows

@@ -15,7 +15,7 @@ import torch
 
 from transformer_xl.apps.serve.engine import Engine, tell
 from transformer_xl.apps.serve.serve_settings import ServeSettings
-from transformer_xl.apps.serve.texts import Drawn, Ended, Event, Text, make_writer
+from transformer_xl.apps.serve.texts import Part, Text
 from transformer_xl.config import GenerateConfig, ModelConfig
 from transformer_xl.data import Vocab, train_vocab
 from transformer_xl.data.vocab import VocabKind
@@ -112,13 +112,13 @@ class Asked:
         drawing: dict[str, Any] | None = None,
         **more: Any,
     ) -> None:
-        self.events: list[Event] = []
+        self.parts: list[Part] = []
         self.ended: Future = Future()
         self.text = Text(
+            vocab=made.vocab,
             prompt=tuple(prompt),
             mems=mems,
-            before=(),
-            writer=make_writer(made.vocab, stop, (), prompt),
+            stop=stop,
             generator=random_numbers(seed),
             sampler=Sampler(Sampling(**drawing or {})),
             max_tokens=n,
@@ -126,12 +126,12 @@ class Asked:
             **more,
         )
 
-    def _take(self, event: Event) -> None:
-        self.events.append(event)
-        if isinstance(event, Ended):
-            self.ended.set_result(event)
+    def _take(self, part: Part) -> None:
+        self.parts.append(part)
+        if part.reason:
+            self.ended.set_result(part)
 
-    def end(self) -> Ended:
+    def end(self) -> Part:
         """Wait until it has ended."""
         return self.ended.result(SECONDS)
 
@@ -139,7 +139,7 @@ class Asked:
     def tokens(self) -> list[int]:
         """What was drawn until its end."""
         self.end()
-        return [event.token for event in self.events if isinstance(event, Drawn)]
+        return [token.id for part in self.parts for token in part.tokens]
 
 
 @pytest.fixture(scope="session")
@@ -198,7 +198,7 @@ def _running(
         server = Server(Service(made.model, made.vocab, made.weights, serving, name, generation))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
-        _until(lambda: server.started and server.service.is_ready)
+        _until(lambda: server.started)
         found = Running(address_of(listening).rstrip("/"), server, thread)
         try:
             yield found

@@ -3,7 +3,6 @@
 import concurrent.futures
 import contextlib
 import json
-import re
 import threading
 
 import pytest
@@ -73,42 +72,11 @@ def test_a_session_goes_on_and_reads_only_what_is_new(client, made, http):
     assert first.choices[0].text + second.choices[0].text == whole
     assert second.usage.prompt_tokens == 0
     about = http.get("/v1/sessions/tale").json()
-    assert (about["remembered"], about["is_saved"]) == (12, True)
+    assert (about["remembered"], about["turns"]) == (12, 2)
     assert "".join(about["texts"]) == ("once upon" + whole)[-13:]
     assert [s["id"] for s in http.get("/v1/sessions").json()["data"]] == ["tale"]
-    seen = http.get("/v1/sessions/tale/attention").json()
-    assert len(seen["shares"]) == len(seen["tokens"]) == 13
-    assert sum(seen["shares"]) == pytest.approx(1)
-    assert http.post("/v1/sessions/tale/save").json()["is_saved"]
     assert http.delete("/v1/sessions/tale").json()["deleted"]
     assert http.get("/v1/sessions/tale").status_code == 404
-
-
-def test_a_copy_of_a_session_goes_on_by_itself(client, http, made):
-    whole = made.alone("once upon", 30, seed=4)
-    complete(client, "once upon", max_tokens=12, seed=4, extra_body={"session": "trunk"})
-    made_here = http.post("/v1/sessions/trunk/fork", json={"name": "branch"})
-    assert (made_here.status_code, made_here.json()["id"]) == (200, "branch")
-    assert made_here.json()["is_saved"]
-    rest = [
-        complete(client, prompt, max_tokens=18, extra_body={"session": name}).choices[0].text
-        for name, prompt in (("branch", ""), ("trunk", "x"), ("branch", ""))
-    ]
-    assert rest[0] == whole[12:]
-    assert rest[1] != whole[12:]
-    assert rest[0] + rest[2] == made.alone("once upon", 48, seed=4)[12:]
-    for name, n in (("trunk", 2), ("branch", 3)):
-        assert http.get(f"/v1/sessions/{name}").json()["turns"] == n
-    for name, new, status, code in (
-        ("trunk", "branch", 409, "session_exists"),
-        ("trunk", "trunk", 409, "session_exists"),
-        ("nobody", "new", 404, "session_not_found"),
-    ):
-        refused = http.post(f"/v1/sessions/{name}/fork", json={"name": new})
-        assert (refused.status_code, refused.json()["error"]["code"]) == (status, code)
-    assert http.post("/v1/sessions/trunk/fork").status_code == 400
-    for name in ("trunk", "branch"):
-        http.delete(f"/v1/sessions/{name}")
 
 
 def test_a_session_handles_one_request_at_a_time(server, http):
@@ -148,13 +116,6 @@ def _impatient(server):
         )
 
 
-def test_attention_of_each_token(http):
-    body = {"prompt": "abcdef", "max_tokens": 3, "attention": 2}
-    found = http.post(COMPLETIONS, json=body).json()["choices"][0]
-    assert [len(places) for places in found["attention"]] == [2, 2, 2]
-    assert all(0 <= back <= 12 and 0 < share <= 1 for x in found["attention"] for back, share in x)
-
-
 WRONG = {
     "no such address": ("GET", "/v1/nothing", None, 404),
     "no such method": ("PUT", COMPLETIONS, None, 405),
@@ -167,9 +128,6 @@ WRONG = {
     "no effect": ("POST", COMPLETIONS, {"prompt": "a", "dry_allowed_length": 3}, 400),
     "no prompt": ("POST", COMPLETIONS, {"max_tokens": 3}, 400),
     "half a character": ("POST", COMPLETIONS, {"prompt": "\ud800"}, 400),
-    "no stream": ("POST", COMPLETIONS, {"prompt": "a", "stream_options": {}}, 400),
-    "no session to copy": ("POST", "/v1/sessions/nobody/fork", {"name": "new"}, 404),
-    "no name for a copy": ("POST", "/v1/sessions/nobody/fork", {"name": "a/b"}, 400),
     "no such symbol": ("POST", COMPLETIONS, {"prompt": "Ä"}, 400),
     "no such token": ("POST", COMPLETIONS, {"prompt": [5, 999]}, 400),
     "too many tokens": ("POST", COMPLETIONS, {"prompt": "a", "max_tokens": 10**7}, 400),
@@ -178,7 +136,8 @@ WRONG = {
     "a path for a session": ("POST", COMPLETIONS, {"prompt": "a", "session": "../x"}, 400),
     "another path": ("GET", "/v1/sessions/..%2f..%2fetc", None, 404),
     "a name with a line": ("GET", "/v1/sessions/a%0a", None, 400),
-    "no such session": ("GET", "/v1/sessions/nobody/attention", None, 404),
+    "no such session": ("GET", "/v1/sessions/nobody", None, 404),
+    "no body": ("POST", COMPLETIONS, None, 415),
 }
 
 
@@ -212,43 +171,26 @@ def test_what_is_no_json_is_refused(http):
         assert answer.json()["error"]["message"], content[:40]
 
 
-def test_where_a_body_stops_to_be_json_is_told(http):
-    headers = {"Content-Type": "application/json"}
-    error = http.post(COMPLETIONS, content=b'{"prompt": }', headers=headers).json()["error"]
-    assert error["message"] == "the body is not valid JSON: Expecting value, character 11"
-    assert (error["param"], error["code"]) == (None, "json_invalid")
-
-
 def test_what_is_wrong_is_said_in_words(http):
     for body, message in [
         ({}, "prompt is missing: give the text to continue"),
-        ({"prompt": 5}, "prompt=5 must be a text, a list of texts, a list of tokens, or a list"),
+        ({"prompt": 5}, "prompt=5 must be a text or a list"),
         ({"prompt": [1, -5]}, "prompt.1=-5 must be at least 0"),
-        ({"prompt": "a", "topk": 3}, "'topk' is no field; did you mean top_k?"),
+        ({"prompt": "a", "topk": 3}, "'topk' is no field: GET /openapi.json lists them"),
+        ({"prompt": "a", "echo": True}, "echo and scores of prompts are gone: txl score"),
         ({"prompt": "a", "n": 0}, "n=0 must be at least 1"),
         ({"prompt": "a", "n": True}, "n=True must be an integer"),
         ({"prompt": "a", "n": "1"}, "n='1' must be an integer"),
         ({"prompt": "a", "temperature": "1"}, "temperature='1' must be a number"),
         ({"prompt": "a", "stream": "yes"}, "stream='yes' must be true or false"),
-        ({"prompt": [True]}, "prompt"),
         ({"prompt": "a", "top_k": 2**70}, f"top_k={2**70} must be below 2**64"),
-        ({"prompt": "a", "n": "x"}, "n='x' must be an integer"),
         ({"prompt": "a", "top_p": 1.5}, "top_p=1.5 must be at most 1"),
-        ({"prompt": "a", "stop": [""]}, "stop.0='' must have at least 1 characters: give more"),
-        ({"prompt": "a", "stop": ""}, "stop='' must have at least 1 characters: give more, or "),
-        ({"prompt": "a", "logit_bias": {"1": 5}}, "logit_bias is not supported by this server"),
-        ({"prompt": "a", "suffix": "b"}, "suffix is not supported by this server: leave it out"),
-        ({"prompt": "a", "session": ".."}, "must be a name of 1 to 64 letters"),
+        ({"prompt": "a", "stop": [""]}, "stop.0='' must be a text of at least 1 characters"),
+        ({"prompt": "a", "session": ".."}, "session='..' must"),
         ({"prompt": "a", "session": "s", "session_turn": True}, "=True must be an integer"),
         (
-            {"prompt": "a", "max_completion_tokens": 5},
-            "'max_completion_tokens' is no field; only /v1/chat/completions has it: leave it out",
-        ),
-        ({"prompt": "a", "modalities": ["text"]}, "modalities is not supported by this server"),
-        ({"prompt": "a", "tools": []}, "tools is not supported by this server"),
-        (
             {"prompt": "a", "stream": True, "stream_options": {"x": 1}},
-            "'stream_options.x' is no field; GET /openapi.json lists them",
+            "'stream_options.x' is no field: GET /openapi.json lists them",
         ),
     ]:
         answer = http.post(COMPLETIONS, json=body)
@@ -256,6 +198,10 @@ def test_what_is_wrong_is_said_in_words(http):
         said = answer.json()["error"]["message"]
         assert message in said, body
         assert "nput should" not in said, body
+    headers = {"Content-Type": "application/json"}
+    error = http.post(COMPLETIONS, content=b'{"prompt": }', headers=headers).json()["error"]
+    assert error["message"] == "the body is not valid JSON: Expecting value, character 11"
+    assert (error["param"], error["code"]) == (None, "json_invalid")
 
 
 def test_several_texts_are_streamed_as_they_are_drawn(client, made):
@@ -281,7 +227,7 @@ def test_an_empty_prompt_is_the_end_of_a_line(client, http, made):
     for prompt in ("", [], [""], [[]], ["", ""], [[], []]):
         texts = [x.text for x in complete(client, prompt, max_tokens=9, seed=4).choices]
         assert texts == expected[: len(prompt) if prompt in (["", ""], [[], []]) else 1]
-    found = complete(client, "", max_tokens=9, seed=4, echo=True, logprobs=0)
+    found = complete(client, "", max_tokens=9, seed=4, logprobs=0)
     assert found.choices[0].text == "".join(found.choices[0].logprobs.tokens) == expected[0]
     # It was read, and is no part of what was given.
     assert found.usage.prompt_tokens == 1
@@ -302,28 +248,11 @@ def test_where_no_token_begins_a_text_an_empty_prompt_is_refused(made, run_serve
         assert httpx.get(f"{server.address}/v1/sessions").json()["data"] == []
 
 
-def test_head_is_answered_wherever_get_is(http, server):
-    paths = {
-        re.sub(r"\{.*?\}", "tiny", route.path)
-        for route in server.server.config.app.routes
-        if "GET" in (getattr(route, "methods", None) or ())
-    }
-    assert {"/", "/metrics", "/openapi.json", "/health/ready", "/v1/sessions/tiny"} <= paths
-    for path in [*paths, "/v1/models/none", "/v1/nothing"]:
-        found = http.head(path)
-        assert (found.status_code, found.content) == (http.get(path).status_code, b""), path
-        assert int(found.headers["content-length"]) > 0
-    answer = http.head(COMPLETIONS)
-    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
-    assert http.put("/health").headers["allow"] == "GET, HEAD"
-    assert 'method="HEAD",path="/health/ready",status="200"' in http.get("/metrics").text
-
-
 def test_pages_of_other_hosts_are_kept_out(http):
     plain = {"Content-Type": "text/plain"}
     body = json.dumps({"prompt": "a"}).encode()
     assert http.post(COMPLETIONS, content=body, headers=plain).status_code == 415
-    assert http.get("/v1/models", headers={"Host": "evil.example"}).status_code == 421
+    assert http.get("/v1/models", headers={"Host": "evil.example"}).status_code == 400
     answer = http.get("/v1/models", headers={"Origin": "http://evil.example"})
     assert "access-control-allow-origin" not in answer.headers
 
@@ -336,16 +265,11 @@ def test_models_health_and_numbers(client, http):
     complete(client, "abc", max_tokens=4)
     page = http.get("/metrics").text
     for name in (
-        'txl_requests_total{method="POST",path="/v1/completions",status="200"}',
+        'txl_requests_total{status="200"}',
         "txl_prompt_tokens_total",
         "txl_drawn_tokens_total",
         "txl_request_seconds_bucket",
-        "txl_first_token_seconds_count",
-        "txl_batch_texts_sum",
-        "txl_queued_texts 0.0",
-        "txl_running_texts 0.0",
         "txl_sessions ",
-        "txl_session_bytes ",
     ):
         assert name in page, name
 

@@ -12,7 +12,7 @@ for _name in ("fastapi", "uvicorn", "prometheus_client"):
     pytest.importorskip(_name, reason="needs pip install 'transformer-xl[serve]'")
 httpx = pytest.importorskip("httpx")
 openai = pytest.importorskip("openai")
-templates = pytest.importorskip("transformer_xl.apps.serve.chat_template")
+templates = pytest.importorskip("transformer_xl.apps.serve.chat")
 schemas = pytest.importorskip("transformer_xl.apps.serve.schemas")
 
 USER = [{"role": "user", "content": "the cat"}]
@@ -69,24 +69,12 @@ def test_a_stream_has_the_parts_of_several_messages_as_they_are_drawn(client, ma
 def test_what_is_wrong_with_a_chat_is_said(server):
     for body, message in [
         ({}, "messages is missing"),
-        ({"messages": []}, "must have at least 1 items"),
+        ({"messages": []}, "must be a list of at least 1 items"),
         ({"messages": [{"role": "boss", "content": "a"}]}, "messages.0.role='boss' must be"),
-        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content=5 must be a text"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content=5 must be a text or"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "half of a surrogate pair"),
-        ({"messages": USER, "tools": [{}]}, "tools is not supported"),
-        ({"messages": USER, "functions": []}, "functions is not supported"),
-        (
-            {"messages": USER, "session": "a"},
-            "'session' is no field; only /v1/completions has it: leave it out",
-        ),
-        ({"messages": USER, "top_logprob": 2}, "is no field; did you mean top_logprobs?"),
-        (
-            {"messages": USER, "response_format": {"type": "text", "x": 1}},
-            "response_format is not supported",
-        ),
-        ({"messages": USER, "max_tokens": 1, "max_completion_tokens": 2}, "give one"),
-        ({"messages": USER, "top_logprobs": 2}, "no effect without logprobs"),
-        ({"messages": USER, "stream_options": {}}, "no effect without stream"),
+        ({"messages": USER, "tools": [{}]}, "'tools' is no field"),
+        ({"messages": USER, "session": "a"}, "'session' is no field: GET /openapi.json lists them"),
     ]:
         answer = httpx.post(
             f"{server.address}/v1/chat/completions",
@@ -98,7 +86,7 @@ def test_what_is_wrong_with_a_chat_is_said(server):
 
 
 def test_a_chat_takes_no_header_of_a_session(server):
-    for header, param in [("X-Session", "session"), ("Idempotency-Key", "Idempotency-Key")]:
+    for header, param in [("X-Session", "X-Session"), ("Idempotency-Key", "Idempotency-Key")]:
         answer = httpx.post(
             f"{server.address}/v1/chat/completions",
             json={"messages": USER},
@@ -106,13 +94,6 @@ def test_a_chat_takes_no_header_of_a_session(server):
         )
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), header
         assert f"leave {header} out" in answer.json()["error"]["message"], header
-
-
-def test_options_of_openai_that_ask_for_nothing_are_accepted(client):
-    options = {"include_usage": True, "include_obfuscation": False}
-    *_, last = chat(client, max_tokens=2, stream=True, stream_options=options)
-    assert last.usage.completion_tokens == 2
-    assert chat(client, max_tokens=2, response_format={"type": "text"}).usage.completion_tokens == 2
 
 
 def messages_of(*contents):
@@ -138,23 +119,13 @@ def test_messages_take_the_places_of_a_template(tmp_path, template, prompt, stop
     assert bool(found.stop) == bool(stop)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "warns"),
-    [
-        ("chat_template.jinja", "{{ messages }}", True),
-        ("tokenizer_config.json", '{"chat_template": "{{ messages }}"}', True),
-        ("tokenizer_config.json", '{"eos_token": "e"}', False),
-        ("tokenizer_config.json", "{", False),
-        ("tokenizer_config.json", "5", False),
-    ],
-)
-def test_a_template_in_jinja_is_not_run_and_the_setting_is_named(
-    tmp_path, caplog, name, content, warns
-):
-    (tmp_path / name).write_text(content)
+@pytest.mark.parametrize("has_jinja", [True, False])
+def test_a_template_in_jinja_is_not_run_and_the_setting_is_named(tmp_path, caplog, has_jinja):
+    if has_jinja:
+        (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     vocab = train_vocab("bytes", ["a"])
     assert templates.chat_template(tmp_path, vocab, None).kind == "roles"
-    assert ("not run; the plain template is used: give" in caplog.text) == warns
+    assert ("not run; the plain template is used: give" in caplog.text) == has_jinja
     caplog.clear()
     assert templates.chat_template(tmp_path, vocab, "{content}").kind == "setting"
     assert not caplog.text

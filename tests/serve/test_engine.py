@@ -1,16 +1,12 @@
 """Whatever else is written, each text gets the tokens that it would get alone."""
 
 import random
-import threading
 
 import pytest
 import torch
 
 from transformer_xl.apps.serve.errors import NotStartedError
-from transformer_xl.apps.serve.prompt_reading import shares
-from transformer_xl.apps.serve.texts import Drawn, PromptRead
 from transformer_xl.inference.generate import Sampling, generate
-from transformer_xl.model.decoder import EagerDecoder, RingDecoder
 
 SECONDS = 60
 SETTINGS = ({}, {"temperature": 0}, {"top_k": 7}, {"top_p": 0.8, "temperature": 1.5})
@@ -64,46 +60,16 @@ def test_a_prompt_longer_than_a_segment_is_read_as_one_reading_of_it(made, start
         assert each.tokens == list(generate(made.model, prompt, length=9, seed=2))
 
 
-def test_others_are_written_while_a_long_prompt_is_read(made, start, ask):
+def test_others_are_written_while_a_long_prompt_is_read(made, start, ask, until):
     seen = []
-    engine = start(piece=16, deliver=lambda events: seen.append([text for text, _ in events]))
+    engine = start(piece=16, deliver=lambda parts: seen.append([text for text, _ in parts]))
     short, long = ask(made, [1], 60), ask(made, [2] * 400, 1)
     engine.submit([short.text])
     engine.submit([long.text])
-    engine.ask(lambda: None).result(SECONDS)
-    end = threading.Event()
-    engine._deliver = lambda events: (seen.append([text for text, _ in events]), end.set())
-    while not any(long.text in texts for texts in seen):
-        assert end.wait(SECONDS)
-        end.clear()
+    until(lambda: any(long.text in texts for texts in seen))
     before = seen[: next(n for n, texts in enumerate(seen) if long.text in texts)]
     # Twenty-five pieces, and a token of the other between any two.
     assert sum(short.text in texts for texts in before) >= 20
-
-
-def test_texts_with_the_same_prompt_share_its_reading(made, start, ask, monkeypatch):
-    read = []
-    original = type(made.model).forward
-
-    def spy(self, tokens, *words, **settings):
-        # An eager decoder calls the model for single tokens.
-        read.extend([tuple(tokens.shape)] * (tokens.shape[1] > 1))
-        return original(self, tokens, *words, **settings)
-
-    for kind in (EagerDecoder, RingDecoder):
-
-        def stepped(self, tokens, read_of=kind.read):
-            read.append(tuple(tokens.shape))
-            return read_of(self, tokens)
-
-        monkeypatch.setattr(kind, "read", stepped)
-    monkeypatch.setattr(type(made.model), "forward", spy)
-    engine = start()
-    asked = [ask(made, [1, 2, 3], 3, seed=n) for n in range(4)]
-    engine.submit([each.text for each in asked])
-    found = [each.tokens for each in asked]
-    assert read == [(1, 3), (4,), (4,)]
-    assert found == [list(generate(made.model, [1, 2, 3], length=3, seed=n)) for n in range(4)]
 
 
 @pytest.mark.parametrize("variant", ["the paper's", "documents", "absolute positions", "LSTM"])
@@ -143,45 +109,24 @@ def test_a_stop_string_ends_its_own_text_alone(made, start, ask):
     other = ask(made, made.vocab.encode("ab"), 30, seed=6)
     engine.submit([asked.text, other.text])
     assert asked.end().reason == "stop"
-    assert (
-        "".join(e.text for e in asked.events if not isinstance(e, PromptRead))
-        == (whole.partition(stop)[0])
-    )
+    assert "".join(part.text for part in asked.parts) == whole.partition(stop)[0]
     assert made.vocab.decode(other.tokens) == whole
 
 
 def test_scores_are_those_of_the_model(made, start, ask):
     ids = prompts(1, 40, len(made.vocab), seed=3)[0]
-    asked = ask(made, ids, 5, logprobs=3, scores_prompt=True)
+    asked = ask(made, ids, 5, logprobs=3)
     engine = start(piece=8)
     engine.submit([asked.text])
-    tokens = [*ids, *asked.tokens]
-    log_probs = made.model(torch.tensor([tokens]), mem_len=100).log_probs[0].log_softmax(-1)
-    scored = [*asked.events[0].scored, *(e.scored for e in asked.events if isinstance(e, Drawn))]
-    assert [each.token for each in scored] == tokens[1:]
-    # Within the prompt; what is written sees only what the memory holds.
-    for place, each in enumerate(scored[: len(ids) - 1]):
-        assert each.log_prob == pytest.approx(log_probs[place, each.token].item(), abs=1e-4)
-        values, likeliest = log_probs[place].topk(3)
-        assert [token for token, _ in each.top] == likeliest.tolist()
-        assert [x for _, x in each.top] == pytest.approx(values.tolist(), abs=1e-4)
-
-
-@pytest.mark.parametrize("variant", ["the paper's", "absolute positions"])
-def test_what_a_token_was_predicted_from_adds_up_to_one(make_model, start, ask, variant):
-    made = make_model(**VARIANTS[variant])
-    engine = start(made.model)
-    asked = ask(made, [1, 2, 3, 4], 30, attention=64)
-    engine.submit([asked.text])
-    asked.end()
-    for n, event in enumerate(e for e in asked.events if isinstance(e, Drawn)):
-        places = [place for place, _ in event.attended]
-        assert sorted(places) == list(range(min(4 + n, made.model.config.mem_len + 1)))
-        assert sum(share for _, share in event.attended) == pytest.approx(1, abs=1e-5)
-    first = next(e for e in asked.events if isinstance(e, Drawn))
-    mems = made.model(torch.tensor([[1, 2, 3]])).mems
-    expected = shares(made.model, 4, mems).flip(0)
-    assert dict(first.attended) == pytest.approx(dict(enumerate(expected.tolist())), abs=1e-5)
+    mems, read = None, ids
+    for token in [token for part in asked.parts for token in part.tokens] if asked.end() else ():
+        out = made.model(torch.tensor([read]), mems)
+        log_probs, mems, read = out.log_probs[0, -1].log_softmax(-1), out.mems, [token.id]
+        assert token.scored.log_prob == pytest.approx(log_probs[token.id].item(), abs=1e-4)
+        values, likeliest = log_probs.topk(3)
+        assert [each for each, _ in token.scored.top] == likeliest.tolist()
+        assert [x for _, x in token.scored.top] == pytest.approx(values.tolist(), abs=1e-4)
+    assert len(asked.tokens) == 5
 
 
 def test_who_leaves_frees_the_place_and_keeps_what_was_written(made, start, ask, until):
@@ -190,7 +135,7 @@ def test_who_leaves_frees_the_place_and_keeps_what_was_written(made, start, ask,
     waits = ask(made, [1, 2], 6)
     engine.submit([left.text])
     engine.submit([waits.text])
-    until(lambda: len(left.events) > 5)
+    until(lambda: len(left.parts) > 5)
     assert engine.n_waiting == 1
     left.text.is_cancelled = True
     assert waits.tokens == list(generate(made.model, [1, 2], length=6, seed=1))
@@ -226,27 +171,9 @@ def test_stopping_ends_all_and_keeps_their_states(made, start, ask, until):
     asked = [ask(made, [n], 100_000, keeps_state=True) for n in range(3)]
     for each in asked:
         engine.submit([each.text])
-    until(lambda: all(len(each.events) > 2 for each in asked[:2]))
+    until(lambda: all(len(each.parts) > 2 for each in asked[:2]))
     engine.stop()
     assert [each.end().reason for each in asked] == ["length", "length", "stopping"]
     assert [each.end().state is not None for each in asked] == [True, True, False]
     with pytest.raises(NotStartedError, match="is stopping"):
         engine.submit([asked[0].text])
-    with pytest.raises(NotStartedError, match="is stopping"):
-        engine.ask(list)
-
-
-def test_a_large_group_does_not_wait_for_the_longest_text_before_it(made, start, ask, until):
-    engine = start(max_batch=8)
-    long = ask(made, [3], 10**6)
-    engine.submit([long.text])
-    until(lambda: engine.n_running == 1)
-    group = [ask(made, [1, 2], 6, seed=n) for n in range(8)]
-    behind = ask(made, [1, 2], 6)
-    engine.submit([each.text for each in group])
-    engine.submit([behind.text])
-    assert [each.tokens for each in group] == [
-        list(generate(made.model, [1, 2], length=6, seed=n)) for n in range(8)
-    ]
-    assert behind.tokens == group[1].tokens
-    assert not long.ended.done()

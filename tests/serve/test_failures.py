@@ -59,7 +59,7 @@ def test_a_token_that_cannot_be_decoded_ends_its_own_text_alone(
         raise Exception("Invalid prefix")
 
     one, failing = ask(made, [1, 2], 6), ask(made, [1, 2], 6, seed=13)
-    monkeypatch.setattr(failing.text.writer, "push", breaks)
+    monkeypatch.setattr(failing.text._writer, "push", breaks)
     start().submit([one.text, failing.text])
     assert one.tokens == list(generate(made.model, [1, 2], length=6, seed=1))
     assert (failing.end().reason, failing.tokens) == ("failed", [])

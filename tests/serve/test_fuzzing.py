@@ -91,7 +91,7 @@ def test_made_up_requests_are_answered_as_described(
     make_model, run_server, tmp_path, vocab, examples
 ):
     made = make_model(vocab=vocab)
-    with run_server(made, sessions=tmp_path, max_tokens=20, max_texts=4) as server:
+    with run_server(made, sessions=tmp_path, max_tokens=20, max_queue=4) as server:
         for name in ("known", "other"):
             body = {"prompt": "ab", "session": name, "max_tokens": 2}
             assert httpx.post(f"{server.address}/v1/completions", json=body).status_code == 200
@@ -100,7 +100,7 @@ def test_made_up_requests_are_answered_as_described(
         for part in PARTS:
             own = [x for x in operations if part == next(y for y in PARTS if x.path.startswith(y))]
             ask_all(own, examples, f"{vocab}{part.replace('/', '-')}.json")
-        assert server.service.is_ready
+        assert server.service.engine.is_alive
 
 
 def ask_all(operations, examples, name):

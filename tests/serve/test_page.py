@@ -16,14 +16,3 @@ def test_the_page_needs_nothing_from_elsewhere(server):
     for word in ("http://", "https://", " style=", " onclick=", '<link rel="stylesheet', "src="):
         found = answer.text.replace("http://www.w3.org/2000/svg", "")
         assert word not in found, word
-
-
-def test_every_reason_for_which_a_text_ends_has_its_words(server):
-    schema = httpx.get(server.address + "/openapi.json").json()["components"]["schemas"]
-    kinds = schema["Choice"]["properties"]["stop_reason"]["anyOf"]
-    reasons = [kind["const"] for kind in kinds if "const" in kind]
-    assert reasons
-    page = httpx.get(server.address + "/").text
-    words = page.partition("const ENDINGS = {")[2].partition("}")[0]
-    for reason in ("stop", *reasons):
-        assert f" {reason}: " in words

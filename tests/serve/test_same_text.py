@@ -207,12 +207,8 @@ def test_several_texts_have_the_same_seeds_wherever_they_are_drawn(run, asked, t
 
 
 @pytest.mark.parametrize("n_texts", [1, 3])
-def test_texts_begin_after_the_preface_of_the_model_and_scores_do_not(
-    run, monkeypatch, service_of, n_texts
-):
+def test_texts_begin_after_the_preface_of_the_model(run, monkeypatch, service_of, n_texts):
     plain = service_of().post(prompt="ab", seed=5)
-    scored = {"prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 0}
-    scores = service_of().post(**scored)
     monkeypatch.setattr(run.model, "preface", tuple(run.vocab.encode("once upon a time, ")))
     ask = service_of().post
     answer = ask(prompt="ab", seed=5, n=n_texts)
@@ -220,13 +216,6 @@ def test_texts_begin_after_the_preface_of_the_model_and_scores_do_not(
         assert choice["text"] == run.alone("ab", LENGTH, seed=5 + n)
     assert answer["choices"][0]["text"] != plain["choices"][0]["text"]
     assert (answer["settings"]["preface"], "preface" in plain["settings"]) == (18, False)
-    found, expected = (each["choices"][0] for each in (ask(**scored), scores))
-    # Two computations of one sum need not agree in their last bits.
-    for name in ("token_logprobs", "top_logprobs"):
-        pairs = zip(*(each["logprobs"].pop(name) for each in (found, expected)), strict=True)
-        assert all(score == pytest.approx(again) for score, again in pairs)
-    assert found == expected
-    assert "preface" not in ask(**scored)["settings"]
     first = ask(prompt="ab", seed=5, max_tokens=9, session="tale")
     second = ask(prompt="", max_tokens=LENGTH - 9, session="tale")
     text = "".join(each["choices"][0]["text"] for each in (first, second))

@@ -1,6 +1,5 @@
 """The process: limits, the key, restarts, signals, the command line."""
 
-import contextlib
 import json
 import os
 import re
@@ -18,11 +17,9 @@ for _name in ("fastapi", "uvicorn", "prometheus_client"):
     pytest.importorskip(_name, reason="needs pip install 'transformer-xl[serve]'")
 httpx = pytest.importorskip("httpx")
 
-from transformer_xl.apps.serve import completions, session_store  # noqa: E402  (they need these)
+from transformer_xl.apps.serve import completions, sessions  # noqa: E402  (they need these)
 from transformer_xl.apps.serve import server as serving  # noqa: E402
-from transformer_xl.apps.serve.engine import Engine  # noqa: E402
 from transformer_xl.apps.serve.serve_settings import ServeSettings  # noqa: E402
-from transformer_xl.apps.serve.service import Service  # noqa: E402
 
 COMPLETIONS = "/v1/completions"
 
@@ -39,7 +36,7 @@ def test_who_waits_for_a_session_that_cannot_be_saved_is_told(
         raise error
 
     with run_server(made, sessions=tmp_path) as server:
-        monkeypatch.setattr(session_store, "write_state", fails)
+        monkeypatch.setattr(sessions, "write_state", fails)
         body = {"prompt": "ab", "session": "tale", "max_tokens": 3}
         answer = httpx.post(f"{server.address}/v1/completions", json=body, timeout=10)
         assert answer.status_code == (507 if isinstance(error, OSError) else 500)
@@ -49,7 +46,7 @@ def test_who_waits_for_a_session_that_cannot_be_saved_is_told(
 
 
 def test_what_is_too_much_is_refused(made, run_server):
-    with run_server(made, max_prompt=20, max_tokens=30, max_texts=3, max_body=500) as server:
+    with run_server(made, max_prompt=20, max_tokens=30, max_queue=3, max_body=500) as server:
         for body, status in [
             ({"prompt": "a" * 21}, 400),
             ({"max_tokens": 31}, 400),
@@ -83,64 +80,6 @@ def test_a_full_queue_is_said_with_when_to_come_again(made, run_server, until):
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
             assert refused.json()["error"]["code"] == "queue_full"
         waits.join(60)
-
-
-def test_a_session_has_at_most_the_size_that_is_counted_for_it(made, run_server):
-    with run_server(made) as server:
-        kept = server.service.sessions
-        for _ in range(3):
-            answer = post(server, prompt="abc" * 500, max_tokens=20, session="s")
-            assert answer.status_code == 200
-            assert kept.nbytes <= kept._largest
-        assert kept.nbytes > 0.9 * kept._largest
-
-
-def answer_of(server, sent, seconds=60):
-    """Send bytes, leave the connection open, and return what comes until the server closes it."""
-    port = int(server.address.rpartition(":")[2])
-    with socket.create_connection(("127.0.0.1", port), timeout=seconds) as connection:
-        connection.sendall(sent)
-        found = b""
-        while part := connection.recv(1 << 16):
-            found += part
-        return found
-
-
-@pytest.mark.slow
-def test_who_sends_no_whole_head_is_not_waited_for(made, run_server, monkeypatch, until):
-    monkeypatch.setattr(serving, "SECONDS", 0.2)
-    with run_server(made, max_seconds=0.6, max_tokens=10**6) as server:
-        for sent in (b"", b"GET /health HTTP/1.1\r\nHost: local"):
-            with contextlib.suppress(ConnectionResetError):
-                assert answer_of(server, sent) == b""
-        # A request that takes longer is none that is slow to come.
-        assert post(server, max_tokens=10**6).status_code == 200
-        until(lambda: not server.server.server_state.connections)
-
-
-@pytest.mark.slow
-def test_who_takes_nothing_of_an_answer_is_not_waited_for(made, run_server, monkeypatch, until):
-    monkeypatch.setattr(serving, "SECONDS", 0.3)
-    original = serving.PatientProtocol.connection_made
-
-    def connection_made(self, transport):
-        # The system's own room for what is not taken yet would need megabytes.
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        original(self, transport)
-
-    monkeypatch.setattr(serving.PatientProtocol, "connection_made", connection_made)
-    with run_server(made, max_tokens=10**6) as server:
-        port = int(server.address.rpartition(":")[2])
-        body = b'{"prompt": "a", "max_tokens": 999999, "stream": true, "logprobs": 20}'
-        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
-        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        with socket.socket() as connection:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            connection.connect(("127.0.0.1", port))
-            connection.sendall(head.encode() + body)
-            until(lambda: server.service.engine.n_running == 1)
-            until(lambda: server.service.engine.n_running == 0)
-            assert not server.server.server_state.connections
 
 
 def test_connections_are_bounded(made, run_server, until):
@@ -196,10 +135,9 @@ def test_a_key_is_asked_for_and_never_shown(made, run_server, caplog):
     assert not any("sesame" in line or "secret" in line for line in lines)
 
 
-def test_each_of_several_keys_is_one(made, run_server, tmp_path):
-    (tmp_path / "keys").write_text("first-key\n\n second-key \n")
-    with run_server(made, api_key="third-key\nfourth-key", api_keys=tmp_path / "keys") as server:
-        for key in ("first-key", "second-key", "third-key", "fourth-key"):
+def test_each_of_several_keys_is_one(made, run_server):
+    with run_server(made, api_key="first-key\n\n second-key \n") as server:
+        for key in ("first-key", "second-key"):
             headers = {"Authorization": f"Bearer {key}"}
             assert httpx.get(f"{server.address}/v1/models", headers=headers).status_code == 200
         for key in ("x", "first", "first-key second-key", "k\u00fcey"):
@@ -207,62 +145,16 @@ def test_each_of_several_keys_is_one(made, run_server, tmp_path):
             assert httpx.get(f"{server.address}/v1/models", headers=headers).status_code == 401
 
 
-def test_a_file_without_a_key_is_refused(tmp_path):
-    for content in ["", "\n \n", "k\u00e9y"]:
-        (tmp_path / "keys").write_text(content)
+def test_an_empty_key_is_refused():
+    for key in ["", "\n \n", "k\u00e9y"]:
         with pytest.raises(ValueError, match="must be printable ASCII and not empty") as said:
-            _ = ServeSettings(api_keys=tmp_path / "keys").keys
-        assert "k\u00e9y" not in str(said.value), content
-
-
-def test_it_is_ready_when_a_token_was_computed(made, run_server, monkeypatch, until):
-    go_on = threading.Event()
-    original = Engine._write
-
-    def waiting(self):
-        go_on.wait(60)
-        original(self)
-
-    monkeypatch.setattr(Engine, "_write", waiting)
-    threading.Timer(0.2, go_on.set).start()
-    seen = []
-
-    def started(self):
-        seen.append(self.is_ready)
-        return original_start(self)
-
-    original_start = Service._warm_up
-    monkeypatch.setattr(Service, "_warm_up", started)
-    with run_server(made) as server:
-        # The fixture waits until it is ready.
-        assert go_on.is_set()
-        assert httpx.get(f"{server.address}/health/ready").status_code == 200
-    assert seen == [False]
-
-
-def test_while_it_ends_others_are_told_and_what_runs_is_finished(made, run_server, until):
-    found = []
-    with run_server(made, shutdown_seconds=60.0, max_tokens=10**4) as server:
-        until_there = threading.Thread(
-            target=lambda: found.append(post(server, max_tokens=400, seed=2))
-        )
-        until_there.start()
-        until(lambda: server.service.engine.n_running)
-        server.server.should_exit = True
-        until(lambda: server.service.is_closing)
-        answer = post(server, max_tokens=1)
-        ready = httpx.get(f"{server.address}/health/ready").status_code
-        live = httpx.get(f"{server.address}/health/live").status_code
-        until_there.join(60)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "stopping")
-    assert answer.headers["retry-after"] == "1"
-    assert (ready, live) == (503, 200)
-    assert found[0].json()["choices"][0]["text"] == made.alone("abc", 400, seed=2)
+            ServeSettings(api_key=key)
+        assert "k\u00e9y" not in str(said.value), key
 
 
 def test_behind_a_proxy_it_answers_to_the_proxys_name(made, run_server):
     with run_server(made, names=("Models.example",)) as server:
-        for host, status in [("models.example", 200), ("models.example:443", 200), ("x.y", 421)]:
+        for host, status in [("models.example", 200), ("models.example:443", 200), ("x.y", 400)]:
             answer = httpx.get(f"{server.address}/v1/models", headers={"Host": host})
             assert answer.status_code == status
 
@@ -329,7 +221,7 @@ def test_the_command_serves_until_it_is_told_to_stop(made, monkeypatch, tmp_path
     words = ["serve", str(made.folder), "--port", "0", "--sessions", str(tmp_path)]
     thread = threading.Thread(target=lambda: codes.append(main(words)), daemon=True)
     thread.start()
-    until(lambda: servers and servers[0].started and servers[0].service.is_ready)
+    until(lambda: servers and servers[0].started)
     address = serving.address_of(servers[0].servers[0].sockets[0])
     body = {"prompt": "abc", "max_tokens": 9, "seed": 3, "session": "tale"}
     answer = httpx.post(f"{address}v1/completions", json=body, timeout=60).json()
@@ -380,7 +272,6 @@ def test_a_wrong_setting_is_named(made, capsys):
     for words, message in [
         (["--port", "70000"], "port=70000 must be at most 65535"),
         (["--max_batch", "0"], "max_batch"),
-        (["--names", "[1:2]"], "names='[1:2]' must be a host name without a port"),
         (["--names", "[::1"], "names='[::1' must be a host name without a port"),
         (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1:8000"),
     ]:
@@ -402,26 +293,28 @@ def test_the_key_comes_from_the_environment(made, monkeypatch):
     assert [words[4] for words in given] == ["mine", made.folder.name]
 
 
-def test_what_replaces_sessions_in_redis_is_named(made, monkeypatch, capsys):
+def test_what_replaces_sessions_in_redis_is_named(made, capsys):
     from transformer_xl.cli import main
 
     command = ["serve", str(made.folder)]
     for option in ("--session_lease", "--session-snapshot"):
         assert main([*command, option, "2"]) == 2
         assert "by the header X-Session" in capsys.readouterr().err
-    monkeypatch.setenv("TXL_SESSIONS", "redis://:secret@127.0.0.1:1/0")
-    for words in ([], ["--sessions", "rediss://user:secret@127.0.0.1"]):
-        assert main([*command, *words]) == 2
-        message = " ".join(capsys.readouterr().err.replace("│", " ").split())
-        assert "sessions in Redis are gone: give each server a folder of its own" in message
-        assert "secret" not in message
+    assert main([*command, "--sessions", "rediss://user:secret@127.0.0.1"]) == 2
+    message = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert "sessions in Redis are gone: give each server a folder of its own" in message
+    assert "secret" not in message
 
 
 @pytest.mark.parametrize(
-    ("variable", "option"), [("TXL_API_KEY", "--api_key"), ("TXL_SESSIONS", "--sessions")]
+    ("variable", "option", "message"),
+    [
+        ("TXL_API_KEY", "--api_key", "is set and empty: give it a value, or unset it"),
+        ("TXL_SESSIONS", "--sessions", "is not read any more: give its value as --sessions"),
+    ],
 )
-def test_an_empty_variable_of_the_environment_starts_no_server(
-    made, monkeypatch, capsys, variable, option
+def test_what_a_variable_of_the_environment_leaves_open_starts_no_server(
+    made, monkeypatch, capsys, variable, option, message
 ):
     from transformer_xl.apps import serve
     from transformer_xl.cli import main
@@ -430,7 +323,7 @@ def test_an_empty_variable_of_the_environment_starts_no_server(
     monkeypatch.setattr(serve, "serve", lambda *words: given.append(words))
     monkeypatch.setenv(variable, "")
     assert main(["serve", str(made.folder)]) == 2
-    assert f"{variable} is set and empty: give it a value, or unset it" in capsys.readouterr().err
+    assert f"{variable} {message}" in capsys.readouterr().err
     assert not given
     # What the command line says is used in its place.
     monkeypatch.chdir(made.folder)
@@ -460,15 +353,12 @@ def test_a_model_whose_name_has_a_slash_is_described_at_its_address(made, run_se
     with run_server(made, name="group/tiny") as server:
         (listed,) = httpx.get(f"{server.address}/v1/models").json()["data"]
         assert listed["id"] == "group/tiny"
-        assert httpx.get(f"{server.address}/v1/models/").json()["data"] == [listed]
         for name in ("group/tiny", "group%2Ftiny"):
             answer = httpx.get(f"{server.address}/v1/models/{name}")
             assert (answer.status_code, answer.json()) == (200, listed)
         for name in ("tiny", "group", "group/tiny/more"):
             answer = httpx.get(f"{server.address}/v1/models/{name}")
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
-        page = httpx.get(f"{server.address}/metrics").text
-    assert 'path="/v1/models/{name}"' in page
 
 
 def test_two_servers_do_not_share_the_folder_of_their_sessions(tmp_path):
@@ -483,5 +373,6 @@ def test_two_servers_do_not_share_the_folder_of_their_sessions(tmp_path):
     with alone_in(tmp_path / "new"):
         pass
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="is not a folder"), alone_in(tmp_path / "file"):
+    said = pytest.raises(OSError, match="is no folder that can be written to")
+    with said, alone_in(tmp_path / "file"):
         pass

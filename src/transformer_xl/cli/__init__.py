@@ -67,18 +67,19 @@ _GONE = {
     ("recl", "--recl.first"): "the shortest context is a step long; --recl.step sets both",
     ("recl", "--recl.threshold"): "a longer context counts from a gain of 0.01, as in the paper",
     ("recl", "--recl.batch_tokens"): "a batch has about 16,384 tokens",
+    ("train", "--train.loss_scale"): "training in float16 is gone: bfloat16 needs no scale",
     **dict.fromkeys(
         (("train", f"--train.{name}") for name in ("patience", "decay_rate")),
         "the schedule plateau is gone; constant_cooldown ends a training in its time",
     ),
-    (
-        "train",
-        "--train.loss_scale",
-    ): "training in float16 is gone: precision bfloat16 needs no scale",
     **dict.fromkeys(
         (("train", f"--train.{name}") for name in ("skip_norm", "spike")),
         "updates are skipped where the gradient is not finite, and no others",
     ),
+    ("serve", "--api_keys"): "TXL_API_KEY has several keys, one a line",
+    ("serve", "--max_texts"): "a request has at most --max_queue texts",
+    ("serve", "--root_path"): "let the proxy remove the path that it adds",
+    ("serve", "--sessions_in_memory"): "sessions of a folder are read when they are used",
     ("serve", "--save"): "each answer is saved before it ends; leave it out",
     ("serve", "--chat_template"): (
         "--template TEXT has the text of one message with {role} and {content}; templates in Jinja "

@@ -193,13 +193,16 @@ class Serve(ReadsModel):
                 f"txl serve needs {', '.join(missing)}: pip install 'transformer-xl[serve]'"
             )
         settings = self.serving
-        for name, variable in (("api_key", "TXL_API_KEY"), ("sessions", "TXL_SESSIONS")):
-            value = os.environ.get(variable)
-            if value is None or getattr(settings, name) is not None:
-                continue
-            # Unset secrets often arrive empty: the server would be open, or forget its sessions.
-            require(bool(value), f"{variable} is set and empty: give it a value, or unset it")
-            settings = replace(settings, **{name: value})
+        key = os.environ.get("TXL_API_KEY")
+        if key is not None and settings.api_key is None:
+            # Unset secrets often arrive empty: the server would be open.
+            require(bool(key), "TXL_API_KEY is set and empty: give it a value, or unset it")
+            settings = replace(settings, api_key=key)
+        # Without a folder the server would forget its sessions.
+        require(
+            "TXL_SESSIONS" not in os.environ or settings.sessions is not None,
+            "TXL_SESSIONS is not read any more: give its value as --sessions, or unset it",
+        )
         from transformer_xl.apps.serve import check_place, serve
         from transformer_xl.config import generation_of
         from transformer_xl.model import find_model_folder, weights_path
@@ -207,8 +210,7 @@ class Serve(ReadsModel):
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
         logging.getLogger("transformer_xl.serve").setLevel(logging.INFO)
         generation = generation_of(self.dir)
-        # What cannot be read or used ends the command before the model is loaded.
-        settings.keys  # noqa: B018
+        # What cannot be used ends the command before the model is loaded.
         check_place(settings)
         model, vocab = load(self.dir, self.weights)
         if not settings.preface:

@@ -17,6 +17,7 @@ from .checks import (
     no_type_check,
     read_settings,
     require,
+    rule_of,
     stored,
 )
 from .config import (
@@ -226,6 +227,7 @@ __all__ = [
     "require_new_file",
     "require_not_shipped",
     "require_space",
+    "rule_of",
     "same_file",
     "shipped_model",
     "shipped_models",

@@ -64,6 +64,14 @@ RULES = {
     "tuple_type": "a list",
     "too_long": "a list of at most {max_length:,} items",
     "missing": "a list of more items",
+    "too_short": "a list of at least {min_length:,} items",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "string_too_short": "a text of at least {min_length} characters",
+    "string_too_long": "a text of at most {max_length} characters",
+    "string_pattern_mismatch": "a text that matches {pattern}",
+    "string_unicode": "a text, and half of a surrogate pair is none",
     "is_instance_of": "a {class}",
     "dataclass_exact_type": "{class_name}",
 }
@@ -245,8 +253,7 @@ def checked(kind: type, values: Mapping[str, Any], section: str = "") -> dict[st
         name = str(error.errors(include_url=False)[0]["loc"][0])
         details = [x for x in error.errors(include_url=False) if x["loc"][0] == name]
     full = f"{section}.{name}" if section else name
-    rules = [RULES.get(x["type"], x["msg"]).format(**_limits(x)) for x in details]
-    rule = f"must be {' or '.join(dict.fromkeys(rules))}"
+    rule = rule_of(details)
     if "is_hidden" in fields_of(kind)[name].metadata:
         raise SettingsError(f"{full} {rule}")
     value, choices = details[-1]["input"], _words(hints_of(kind)[name])
@@ -254,6 +261,12 @@ def checked(kind: type, values: Mapping[str, Any], section: str = "") -> dict[st
     hint = f"; did you mean {nearest!r}?" if nearest else ""
     indices = "".join(f"[{x}]" for x in details[-1]["loc"] if isinstance(x, int))
     raise SettingsError(f"{full}{indices}={_shown(value)} {rule}{hint}")
+
+
+def rule_of(errors: Iterable[Mapping[str, Any]]) -> str:
+    """Return what a value must be, from pydantic's errors: a union has one for each branch."""
+    rules = [RULES.get(x["type"], "{msg}").format(msg=x["msg"], **_limits(x)) for x in errors]
+    return f"must be {' or '.join(dict.fromkeys(rules))}"
 
 
 def read_settings(

@@ -1,37 +1,30 @@
 """The endpoints of the server."""
 
-import asyncio
 import base64
 import hashlib
 import re
-from functools import partial
 from importlib.resources import files
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Path, Query
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
 from transformer_xl import __version__
 from transformer_xl.apps.serve import schemas
-from transformer_xl.apps.serve.chat import chat
+from transformer_xl.apps.serve.choices import ChatForm, Form, token_text
 from transformer_xl.apps.serve.completions import complete
 from transformer_xl.apps.serve.errors import ApiError
 from transformer_xl.apps.serve.guard import Guard
-from transformer_xl.apps.serve.repeats import KEY, Notes, notes_of
+from transformer_xl.apps.serve.repeats import note_of
 from transformer_xl.apps.serve.responses import JsonResponse, add_handlers
-from transformer_xl.apps.serve.schemas import errors
 from transformer_xl.apps.serve.service import Service
-from transformer_xl.apps.serve.session_store import NAME
-from transformer_xl.apps.serve.sessions import Session
-from transformer_xl.inference.generate import State
 
-Name = Annotated[str, Path(pattern=NAME)]
-_DATA = {"type": "string", "description": "JSON with a part of the response, or [DONE]."}
-_EVENT = {"type": "object", "properties": {"data": _DATA}, "required": ["data"]}
-_STREAM = {"text/event-stream": {"schema": _EVENT}}
-_PLAIN = {"text/plain": {"schema": {"type": "string"}}}
-_NO_STORE = {"Cache-Control": "no-store"}
+Name = Annotated[str, Path(pattern=schemas.NAME)]
+_ANY: dict[str, Any] = {"schema": {"type": "string"}}
+_STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": _ANY}}}
+_PLAIN: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": _ANY}}}
 
 
 def create_app(service: Service) -> FastAPI:
@@ -41,45 +34,31 @@ def create_app(service: Service) -> FastAPI:
         version=__version__,
         description="OpenAI-compatible completions, and sessions that keep their memory.",
         default_response_class=JsonResponse,
-        responses=errors(400, 401, 403, 408, 413, 415, 421, 500, 503),
+        responses={"default": {"model": schemas.ErrorBody, "description": "An error"}},
         lifespan=service.running,
         # These pages load scripts from other hosts.
         docs_url=None,
         redoc_url=None,
+        # A proxy may have removed a part of the path that a redirect would need.
         redirect_slashes=False,
-        servers=[{"url": root_path}] if (root_path := service.settings.root_path) else None,
     )
+    hosts = [*service.settings.hosts]
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
     app.add_middleware(Guard, service=service)
     add_handlers(app)
     for add in (_add_completions, _add_models, _add_health, _add_sessions):
         add(app, service)
     _add_page(app)
-    app.openapi = lambda: _description(app)  # pyright: ignore[reportAttributeAccessIssue]
     return app
 
 
-def _description(app: FastAPI) -> dict[str, Any]:
-    """Return the description of the endpoints, without the 422 that FastAPI adds: all are 400."""
-    description = FastAPI.openapi(app)
-    for operations in description["paths"].values():
-        for operation in operations.values():
-            operation["responses"].pop("422", None)
-    for name in ("HTTPValidationError", "ValidationError"):
-        description["components"]["schemas"].pop(name, None)
-    return description
-
-
 def _add_completions(app: FastAPI, service: Service) -> None:
-    @app.post(
-        "/v1/completions",
-        response_model=schemas.Completion,
-        responses={200: {"content": _STREAM}, **errors(404, 409, 429, 503, 507)},
-    )
+    @app.post("/v1/completions", responses=_STREAMED)
     async def completions(
         body: schemas.CompletionRequest,
         request: Request,
         x_session: Annotated[schemas.SessionName | None, Header()] = None,
-        idempotency_key: Annotated[str | None, Header(pattern=KEY)] = None,
+        idempotency_key: Annotated[str | None, Header(pattern=schemas.KEY)] = None,
     ) -> Response:
         """Continue texts.
 
@@ -93,60 +72,67 @@ def _add_completions(app: FastAPI, service: Service) -> None:
                 message = f"X-Session is {x_session!r} and session {body.session!r}: give one"
                 raise ApiError(400, message, "two_sessions", "session")
             body.session = x_session
-        return await complete(service, body, request, key=idempotency_key)
+        return await complete(service, body, request, Form(), idempotency_key)
 
-    @app.post(
-        "/v1/chat/completions",
-        response_model=schemas.Chat,
-        responses={200: {"content": _STREAM}, **errors(404, 429)},
-    )
+    @app.post("/v1/chat/completions", responses=_STREAMED)
     async def chats(body: schemas.ChatRequest, request: Request) -> Response:
         """Write the next message of a chat.
 
         The messages become a prompt by the template of the server or by a plain one:
         `chat_template` of the response says which.
         """
-        return await chat(service, body, request)
+        for header in ("X-Session", "Idempotency-Key"):
+            if header in request.headers:
+                message = "a chat has no session, as each request has all its messages: leave "
+                raise ApiError(400, f"{message}{header} out", "unsupported_parameter", header)
+        template, limits = service.chat_template, (body.max_tokens, body.max_completion_tokens)
+        most = min([x for x in limits if x is not None] or [256, service.settings.max_tokens])
+        least = 0 if body.logprobs else None
+        completion = schemas.CompletionRequest(
+            **body.model_dump(include={*schemas.CompletionRequest.model_fields}, exclude_unset=True)
+            | {
+                "prompt": template.prompt(body.messages, service.vocab),
+                "max_tokens": most,
+                "logprobs": least if body.top_logprobs is None else body.top_logprobs,
+            }
+        )
+        return await complete(service, completion, request, ChatForm(template))
 
 
 def _add_models(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models")
-    async def models() -> schemas.ModelList:
+    async def models() -> dict[str, Any]:
         """List the models, of which there is one."""
-        return schemas.ModelList(data=[await one_model(service.name)])
+        return {"object": "list", "data": [await one_model(service.name)]}
 
-    @app.get("/v1/models/{name:path}", responses=errors(404))
-    async def one_model(name: str) -> schemas.Model:
+    @app.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> dict[str, Any]:
         """Describe a model."""
         if name != service.name:
             raise ApiError(404, f"there is no model {name!r}", "model_not_found", "model")
         model, vocab = service.model, service.vocab
         n_weights = sum(x.numel() for x in model.parameters())
         about = f"{name}: {n_weights:,} weights, {len(vocab):,} {vocab.kind}"
-        if model.has_attention:
-            n_layer, mem_len = model.config.n_layer, model.config.mem_len
-            about += f", {n_layer} layers that remember {mem_len} tokens each"
-        return schemas.Model(
-            id=name, created=service.created, about=about, attention=model.has_attention
-        )
+        about += f", a memory of {model.config.mem_len} tokens"
+        content = {"id": name, "object": "model", "created": service.created, "about": about}
+        return content | {"owned_by": "transformer-xl"}
 
 
 def _add_health(app: FastAPI, service: Service) -> None:
     @app.get("/health/live")
-    async def live() -> schemas.Health:
+    async def live() -> dict[str, str]:
         """Liveness: whether the server responds."""
-        return schemas.Health(status="ok")
+        return {"status": "ok"}
 
-    @app.get("/health", responses=errors(503))
-    @app.get("/health/ready", responses=errors(503))
-    async def ready() -> schemas.Health:
-        """Readiness: whether requests are accepted and a token was computed."""
-        if not service.is_ready:
-            message = "the server computes its first token, is stopping, or its engine has ended"
-            raise ApiError(503, message, "not_ready")
-        return schemas.Health(status="ok")
+    @app.get("/health")
+    @app.get("/health/ready")
+    async def ready() -> dict[str, str]:
+        """Readiness: whether requests are accepted."""
+        if not service.engine.is_alive:
+            raise ApiError(503, "the server is stopping, or its engine has ended", "not_ready")
+        return {"status": "ok"}
 
-    @app.get("/metrics", response_class=Response, responses={200: {"content": _PLAIN}})
+    @app.get("/metrics", response_class=Response, responses=_PLAIN)
     async def metrics() -> Response:
         """Return the metrics for Prometheus."""
         return Response(service.metrics.page(), media_type="text/plain; version=0.0.4")
@@ -155,87 +141,35 @@ def _add_health(app: FastAPI, service: Service) -> None:
 def _add_sessions(app: FastAPI, service: Service) -> None:
     sessions, path = service.sessions, "/v1/sessions/{name}"
 
-    @app.get("/v1/sessions", response_model=schemas.SessionList, responses=errors(503))
-    async def all_sessions(limit: Annotated[int, Query(ge=1, le=10_000)] = 100) -> Response:
+    @app.get("/v1/sessions")
+    async def all_sessions(limit: Annotated[int, Query(ge=1, le=10_000)] = 100) -> dict[str, Any]:
         """List sessions, the most recently used first."""
-        data = [_info(session) for session in await service.on_disk(sessions.all, limit)]
-        return JsonResponse({"object": "list", "data": data}, headers=_NO_STORE)
+        return {"object": "list", "data": sessions.all(limit)}
 
-    @app.get(path, response_model=schemas.SessionDetail, responses=errors(404, 409, 429))
-    async def one_session(name: Name) -> Response:
-        """Describe a session and the content of its memory."""
-        state, turns = await read(name)
-        info = await described(name) | {"turns": turns, "remembered": len(state.mems)}
-        return JsonResponse(info | remembered(state, len(state.mems)), headers=_NO_STORE)
+    @app.get(path)
+    async def one_session(name: Name) -> dict[str, Any]:
+        """Describe a session and the content of its memory.
 
-    @app.post(f"{path}/save", response_model=schemas.SessionInfo, responses=errors(404, 409, 429))
-    async def save(name: Name) -> Response:
-        """Require that a session is saved, as each is before an answer ends."""
-        await service.with_session(sessions.save, name)
-        return JsonResponse(await described(name))
-
-    @app.post(
-        f"{path}/fork", response_model=schemas.SessionInfo, responses=errors(404, 409, 429, 507)
-    )
-    async def fork(name: Name, body: schemas.ForkRequest) -> Response:
-        """Copy a session, as it is after its last answer, to a new one that goes on by itself.
-
-        Both sample the same tokens unless given a seed.
+        `tokens` are the remembered ones, as far as they are known, and the last one, which is not
+        read yet; `texts` are these tokens as text.
         """
-        state, turns = await read(name)
-        # Keys belong to the requests of one session.
-        state = state._replace(note=Notes(turns).encoded())
-        await service.with_session(partial(sessions.create, state=state), body.name)
-        return JsonResponse(await described(body.name))
+        state = await service.with_session(sessions.peek, name)
+        n_remembered, read = len(state.mems), [] if state.read is None else state.read.tolist()
+        tokens = [*(read[-n_remembered:] if n_remembered else ()), state.last_token]
+        decoder, texts = service.vocab.stream_decoder(), []
+        for token in tokens:
+            # The first one as at the beginning of a line.
+            texts.append(token_text(decoder.raw(token)))
+            decoder.push(token)
+        content = {"turns": note_of(state.note).turns, "remembered": n_remembered}
+        content |= {"tokens": tokens, "texts": texts}
+        return sessions.describe(name) | content
 
-    @app.delete(path, responses=errors(404, 409))
-    async def delete(name: Name) -> schemas.Deleted:
+    @app.delete(path)
+    async def delete(name: Name) -> dict[str, Any]:
         """Delete a session."""
         await service.with_session(sessions.delete, name)
-        return schemas.Deleted(id=name)
-
-    @app.get(
-        f"{path}/attention",
-        response_model=schemas.Attention,
-        responses=errors(404, 409, 429, 503),
-    )
-    async def attention(name: Name) -> Response:
-        """Return the attention with which the next token of a session is predicted."""
-        if not service.model.has_attention:
-            raise ApiError(400, "this model has no attention to return", "unsupported")
-        state = await service.with_session(sessions.peek, name)
-        ask = partial(service.engine.attention_shares, state.last_token, state.mems)
-        shares = (await asyncio.wrap_future(service.engine.ask(ask))).tolist()
-        about = {"session": name, "shares": shares}
-        return JsonResponse(about | remembered(state, len(shares) - 1), headers=_NO_STORE)
-
-    async def read(name: str) -> tuple[State, int]:
-        """Return the state of a session and the number of its turns."""
-        return await service.with_session(lambda name: with_turns(sessions.peek(name)), name)
-
-    async def described(name: str) -> dict[str, Any]:
-        return _info(await service.with_session(sessions.find, name))
-
-    def with_turns(state: State) -> tuple[State, int]:
-        return state, notes_of(state.note).turns
-
-    def remembered(state: State, most: int) -> dict[str, Any]:
-        """Describe the last token and at most so many before it, as far as they are known."""
-        read = [] if state.read is None or not most else state.read.tolist()
-        tokens = [*read[-most:], state.last_token]
-        return {"tokens": tokens, "texts": service.texts_of(tokens)}
-
-
-def _info(session: Session) -> dict[str, Any]:
-    return {
-        "id": session.name,
-        "object": "session",
-        "used": int(session.used),
-        "is_busy": session.is_busy,
-        "is_saved": session.is_saved,
-        "in_memory": session.state is not None,
-        "nbytes": session.nbytes,
-    }
+        return {"id": name, "object": "session", "deleted": True}
 
 
 def _add_page(app: FastAPI) -> None:

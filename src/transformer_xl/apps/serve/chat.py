@@ -1,70 +1,74 @@
-"""Chats: from messages to a prompt, and from a completion to a message."""
+"""Chats: how messages become a prompt, and a completion becomes a message."""
 
-from typing import Any
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
 
-from starlette.requests import Request
-from starlette.responses import Response
+from transformer_xl.apps.serve.schemas import Message
+from transformer_xl.data import Vocab, normalized_prompt
 
-from transformer_xl.apps.serve.completions import complete
-from transformer_xl.apps.serve.errors import ApiError
-from transformer_xl.apps.serve.outputs import Output, Spelled
-from transformer_xl.apps.serve.schemas import ChatRequest, CompletionRequest
-from transformer_xl.apps.serve.service import Service
+log = logging.getLogger("transformer_xl.serve")
 
-_MAX_TOKENS = 256
-"""Tokens of a message if the request does not say: a model may never end one by itself."""
+_ROLES, _CONTENTS = "{role}: {content}\n", "{content}\n"
 
 
-class ChatOutput(Output):
-    """What a message has written since the last event of the response."""
+class ChatTemplate(NamedTuple):
+    """A template of one message, with the placeholders ``{role}`` and ``{content}``.
 
-    prefix, object, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
-    _has_begun = False
-
-    def _content(self, text: str, *, is_part: bool) -> dict[str, Any]:
-        if not is_part:
-            return {"message": {"role": "assistant", "content": text, "refusal": None}}
-        role = {} if self._has_begun else {"role": "assistant"}
-        self._has_begun = True
-        return {"delta": {**role, "content": text}}
-
-    def _scores(self, tokens: list[Spelled]) -> dict[str, Any]:
-        content = [
-            self._scored_token(each.raw, each.scored and each.scored.log_prob)
-            | {"top_logprobs": [self._scored_token(raw, x) for _, raw, x in each.likeliest]}
-            for each in tokens
-        ]
-        return {"content": content, "refusal": None}
-
-    def _scored_token(self, raw: bytes, log_prob: float | None) -> dict[str, Any]:
-        return {"token": self._service.token_text(raw), "logprob": log_prob, "bytes": [*raw]}
-
-
-async def chat(service: Service, body: ChatRequest, request: Request) -> Response:
-    """Handle a request for the next message of a chat.
-
-    Raises:
-        ApiError: It cannot be answered.
+    ``kind`` says where it is from: the ``setting`` of the server, or a plain one, with the
+    ``roles`` of messages or their ``contents`` alone.
     """
-    for header, param in (("X-Session", "session"), ("Idempotency-Key", "Idempotency-Key")):
-        if header in request.headers:
-            message = f"a chat has no session, as each request has all its messages: leave {header}"
-            raise ApiError(400, f"{message} out", "unsupported_parameter", param)
-    template = service.chat_template
-    values = body.model_dump(include={*CompletionRequest.model_fields}, exclude_unset=True)
-    max_tokens = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
-    if max_tokens is None:
-        max_tokens = min(_MAX_TOKENS, service.settings.max_tokens)
-    values |= {
-        "prompt": template.prompt(body.messages, service.vocab),
-        "max_tokens": max_tokens,
-        "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
-    }
-    return await complete(
-        service,
-        CompletionRequest.model_validate(values),
-        request,
-        output=ChatOutput,
-        stop=template.stop,
-        about={"chat_template": template.kind},
-    )
+
+    kind: Literal["setting", "roles", "contents"]
+    source: str
+
+    def prompt(self, messages: Sequence[Message], vocab: Vocab) -> str:
+        """Return the prompt for the next message: all messages, then what begins an answer."""
+        parts = []
+        for message in messages:
+            content = message.content
+            if not isinstance(content, str):
+                content = "\n".join(part.text for part in content)
+            before, after = self._around(message.role)
+            parts += [before, normalized_prompt(content, vocab)[0], after]
+        return "".join([*parts, self._around("assistant")[0].rstrip(" ")])
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """The texts that end a message: what follows a content, or a line with a role."""
+        if end := self.source.partition("{content}")[2].replace("{role}", "assistant").strip():
+            return (end,)
+        roles = ("user", "system", "developer", "assistant") if "{role}" in self.source else ()
+        return tuple("\n" + self._around(role)[0].rstrip(" ") for role in roles)
+
+    def _around(self, role: str) -> tuple[str, str]:
+        """Return the texts before and after the content of a message."""
+        before, _, after = self.source.partition("{content}")
+        return before.replace("{role}", role), after.replace("{role}", role)
+
+
+def chat_template(folder: Path, vocab: Vocab, setting: str | None) -> ChatTemplate:
+    """Return the template of the settings, or a plain one whose characters the vocabulary has.
+
+    Warns if the model folder has a template in Jinja, a program, which is not run.
+    """
+    if setting is not None:
+        return ChatTemplate("setting", setting)
+    if (folder / "chat_template.jinja").exists():
+        log.warning(
+            "%s has a chat template in Jinja, which is not run; the plain template is used: give "
+            "what the model was trained with as --template, such as '<{role}>{content}</s>'",
+            folder,
+        )
+    if _can_write(vocab, "user: \nsystem: \nassistant:"):
+        return ChatTemplate("roles", _ROLES)
+    return ChatTemplate("contents", _CONTENTS)
+
+
+def _can_write(vocab: Vocab, text: str) -> bool:
+    try:
+        ids = vocab.encode(text)
+    except ValueError:
+        return False
+    return vocab.unk_id is None or vocab.unk_id not in ids

@@ -10,9 +10,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from transformer_xl.apps.serve.errors import ApiError
-from transformer_xl.apps.serve.invalid import invalid
-from transformer_xl.errors import CheckpointError, TxlError
+from transformer_xl.apps.serve.errors import ApiError, invalid
+from transformer_xl.errors import TxlError
 
 _TYPES = {
     401: "authentication_error",
@@ -23,7 +22,6 @@ _TYPES = {
 _HEADERS = {
     401: {"WWW-Authenticate": "Bearer"},
     # The unread rest of the body would be parsed as the next request.
-    408: {"Connection": "close"},
     413: {"Connection": "close"},
     429: {"Retry-After": "1"},
     503: {"Retry-After": "1"},
@@ -64,15 +62,15 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(TxlError)
     async def _known(request: Request, error: TxlError) -> Response:
-        if isinstance(error, CheckpointError):
-            error = ApiError(409, str(error), "session_damaged", "session")
-        elif not isinstance(error, ApiError):
-            error = ApiError(400, str(error), "invalid_value")
+        if not isinstance(error, ApiError):
+            # A setting that contradicts another one, or has no effect.
+            message = str(error).removeprefix("generate.")
+            error = ApiError(400, message, "invalid_value", message.partition("=")[0])
         return error_response(error)
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> Response:
-        return error_response(invalid(error.errors(), request.scope["path"]))
+        return error_response(invalid(error.errors()))
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:
@@ -83,10 +81,7 @@ def add_handlers(app: FastAPI) -> None:
         if error.status_code in (404, 405):
             message += "; GET /openapi.json lists the endpoints"
         code = phrase.lower().replace(" ", "_")
-        headers = dict(error.headers or {})
-        if headers.get("Allow") == "GET":
-            headers["Allow"] = "GET, HEAD"
-        return error_response(ApiError(error.status_code, message, code), headers)
+        return error_response(ApiError(error.status_code, message, code), error.headers)
 
     @app.exception_handler(Exception)
     async def _fault(request: Request, error: Exception) -> Response:

@@ -1,9 +1,7 @@
 """How a model is served: addresses and limits."""
 
 import re
-from contextlib import suppress
 from dataclasses import dataclass, field
-from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +13,6 @@ from transformer_xl.config import (
     Range,
     check,
     no_type_check,
-    read_small_file,
     require,
 )
 
@@ -31,31 +28,24 @@ class ServeSettings:
     """Port to listen on; 0: a free one, which is logged."""
     names: tuple[str, ...] = ()
     """Host names that are accepted besides localhost, such as that of a proxy; *.example.com: all
-    of that domain. With another --host than a loopback one: the only names that are accepted."""
-    root_path: str = ""
-    """Path below which a proxy serves this server, such as /txl. The page needs none: only for a
-    proxy that does not remove the path, and for programs that read /openapi.json."""
+    of that domain. None are needed with another --host than 127.0.0.1, which accepts all."""
     preface: bool = True
     """Read the preface of the model, if it has one, into the memory before texts that begin."""
     api_key: str | None = field(default=None, metadata=HIDDEN)
     """Key that requests must send, Authorization: Bearer KEY; better set by TXL_API_KEY. Several:
-    one a line."""
-    api_keys: Path | None = None
-    """File with keys, one a line, any of which requests must send; read when the server starts."""
+    one a line, any of which requests must send."""
     name: str | None = None
     """Name of the model; None: that of its folder."""
     sessions: str | Path | None = None
-    """Folder in which sessions are saved, of one server; or set TXL_SESSIONS. None: in memory only,
-    until the server stops."""
+    """Folder in which sessions are saved, of one server. None: in memory only, until the
+    server stops."""
     template: str | None = None
     """Text of one message of a chat, with {role} and {content}, such as '<{role}>{content}</s>'.
     None: a plain one, lines of '{role}: {content}'."""
     max_sessions: Count = 10_000
-    """Largest number of sessions, in memory and on the disk."""
-    sessions_in_memory: Count = 1_000
-    """Largest number of sessions in memory; of a folder the most recently used."""
+    """Largest number of sessions."""
     session_bytes: Count = 1 << 30
-    """Largest number of bytes of the sessions in memory."""
+    """Largest number of bytes of sessions in memory only, each counted at its full size."""
     session_idle: Positive = 604_800.0
     """Seconds after which an unused session is deleted."""
     max_batch: Count = 64
@@ -66,10 +56,9 @@ class ServeSettings:
     """Largest number of tokens of a prompt."""
     max_tokens: Count = 4_096
     """Largest number of tokens of a response."""
-    max_texts: Count = 64
-    """Largest number of texts of a request, its prompts times n; not more than max_queue."""
     max_queue: Count = 256
-    """Largest number of waiting texts; beyond, a request is refused with 429."""
+    """Largest number of waiting texts, and of texts of a request, its prompts times n; beyond, a
+    request is refused with 429."""
     max_connections: Count = 1_024
     """Largest number of connections; beyond, a request is refused with 503."""
     max_seconds: Positive = 300.0
@@ -81,7 +70,11 @@ class ServeSettings:
 
     def __post_init__(self) -> None:
         check(self)
-        keys_in(self.api_key, "api_key")
+        keys = self.keys
+        # The key itself is not shown: errors are logged.
+        is_plain = all(key.isascii() and key.isprintable() for key in keys)
+        rule = "api_key must be printable ASCII and not empty, one key a line"
+        require(self.api_key is None or (bool(keys) and is_plain), rule)
         # Only a text can be empty: Path("") is Path("."), which is a folder.
         require(
             self.sessions != "",
@@ -97,16 +90,21 @@ class ServeSettings:
             self.template is None or self.template.count("{content}") == 1,
             f"template={self.template!r} must have {{content}} once, and may have {{role}}",
         )
-        require(
-            re.fullmatch(r"(/[^/?#\s]+)*", self.root_path) is not None,
-            f"root_path={self.root_path!r} must begin with a slash and not end with one, as /txl",
-        )
         for name in self.names:
             require(
-                _is_host(name),
+                re.fullmatch(r"(\*\.)?[^\s/*:\[\]]+|\[[0-9A-Fa-f:.]+\]", name) is not None,
                 f"names={name!r} must be a host name without a port, such as models.example, "
                 "*. and a domain, or an IPv6 address in brackets",
             )
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts that requests may name: a page elsewhere can let its name mean this machine."""
+        is_local = self.host in ("localhost", "::1") or self.host.startswith("127.")
+        if not (is_local or self.names):
+            return ("*",)
+        own = f"[{self.host}]" if ":" in self.host else self.host
+        return "localhost", "127.0.0.1", "[::1]", own, *self.names
 
     @property
     def folder(self) -> Path | None:
@@ -115,36 +113,6 @@ class ServeSettings:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """All keys, of which a request must send one; none: requests need no key.
-
-        Raises:
-            OSError: The file cannot be read.
-            SettingsError: It has no key, or one that is not printable ASCII.
-        """
-        lines = self.api_keys and read_small_file(self.api_keys).decode("utf-8", "replace")
-        in_file = keys_in(lines, f"api_keys={self.api_keys}")
-        return keys_in(self.api_key, "api_key") + in_file
-
-
-def keys_in(lines: str | None, source: str) -> tuple[str, ...]:
-    """Return the keys in a text with one a line.
-
-    Raises:
-        SettingsError: It has none, or one that is not printable ASCII.
-    """
-    keys = tuple(key for line in (lines or "").split("\n") if (key := line.strip()))
-    # The key itself is not shown: errors are logged.
-    is_plain = all(key.isascii() and key.isprintable() for key in keys)
-    rule = "must be printable ASCII and not empty, one key a line"
-    require(lines is None or (bool(keys) and is_plain), f"{source} {rule}")
-    return keys
-
-
-def _is_host(name: str) -> bool:
-    """Whether a name is one of a host, a domain that begins with ``*.``, or [an IPv6 address]."""
-    if name.startswith("["):
-        with suppress(ValueError):
-            IPv6Address(name[1:-1])
-            return name.endswith("]")
-        return False
-    return bool(re.fullmatch(r"(\*\.)?[^\s/*:\[\]]+", name))
+        """All keys, of which a request must send one; none: requests need no key."""
+        lines = (self.api_key or "").split("\n")
+        return tuple(key for line in lines if (key := line.strip()))

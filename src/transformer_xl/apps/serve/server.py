@@ -1,21 +1,17 @@
-"""The server process: the socket, timeouts of connections, signals, graceful shutdown."""
+"""The server process: the socket, signals, graceful shutdown."""
 
 import asyncio
-import errno
 import logging
-import os
+import math
 import signal
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from transformer_xl.apps.serve.api import create_app
 from transformer_xl.apps.serve.serve_settings import ServeSettings
@@ -26,69 +22,10 @@ from transformer_xl.model import LanguageModel
 
 log = logging.getLogger("transformer_xl.serve")
 
-SECONDS = 20.0
-"""How long a client may take to send the headers of a request, or to receive a response."""
 _SWITCH_SECONDS = 0.001
 """Interval after which a thread releases the interpreter lock to a waiting one."""
 _MARGIN = 2
 """Seconds to send truncated texts."""
-_DRAIN_INTERVAL = 0.05
-"""Seconds between two looks at whether requests are still being answered."""
-
-
-class PatientProtocol(H11Protocol):
-    """HTTP/1.1 with timeouts.
-
-    A connection is closed when the headers of a request are not complete after ``SECONDS`` (the
-    body has its own limit, in :mod:`transformer_xl.apps.serve.guard`; between requests it is
-    uvicorn's ``timeout_keep_alive``), and when the client receives nothing for as long.
-    """
-
-    def connection_made(self, transport: Any) -> None:
-        """Start the timeout of the first request."""
-        super().connection_made(transport)
-        self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._start("headers")
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel all timeouts."""
-        self._cancel("headers")
-        self._cancel("writing")
-        super().connection_lost(exc)
-
-    def handle_events(self) -> None:
-        """Parse what was received; cancel the timeout once the headers are complete."""
-        super().handle_events()
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._cancel("headers")
-
-    def on_response_complete(self) -> None:
-        """Start the timeout of the next request."""
-        self._start("headers")
-        super().on_response_complete()
-
-    def timeout_keep_alive_handler(self) -> None:
-        """Close a connection that is not used, and do not wait until all was taken."""
-        super().timeout_keep_alive_handler()
-        self.loop.call_later(SECONDS, self.transport.abort)
-
-    def pause_writing(self) -> None:
-        """Start the timeout of a client that does not receive."""
-        super().pause_writing()
-        self._start("writing")
-
-    def resume_writing(self) -> None:
-        """Cancel the timeout: the client receives again."""
-        self._cancel("writing")
-        super().resume_writing()
-
-    def _start(self, what: str) -> None:
-        self._cancel(what)
-        self._timers[what] = self.loop.call_later(SECONDS, self.transport.abort)
-
-    def _cancel(self, what: str) -> None:
-        if timer := self._timers.pop(what, None):
-            timer.cancel()
 
 
 class Server(uvicorn.Server):
@@ -103,7 +40,7 @@ class Server(uvicorn.Server):
         settings = service.settings
         config = uvicorn.Config(
             create_app(service),
-            http=PatientProtocol,
+            http="h11",
             limit_concurrency=settings.max_connections,
             # The address of the client is not used.
             proxy_headers=False,
@@ -112,7 +49,7 @@ class Server(uvicorn.Server):
             server_header=False,
             lifespan="on",
             ws="none",
-            timeout_graceful_shutdown=_MARGIN,
+            timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds) + _MARGIN,
         )
         super().__init__(config)
 
@@ -122,26 +59,11 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse new requests, finish or truncate running texts, save the sessions.
-
-        Connections are accepted until the last running request has ended, so that others are told
-        (503) that the server stops.
-        """
+        """Accept no more requests, finish or truncate running texts, save the sessions."""
         service, seconds = self.service, self.service.settings.shutdown_seconds
-        service.is_closing = True
-        log.info("stopping: %d running requests have %g s", service.n_requests, seconds)
-        end = time.monotonic() + seconds
-        while service.n_requests and time.monotonic() < end and not self.force_exit:
-            await asyncio.sleep(_DRAIN_INTERVAL)
-        service.engine.cut()
+        log.info("stopping: %d running requests have %g s", len(self.server_state.tasks), seconds)
+        asyncio.get_running_loop().call_later(seconds, service.engine.cut)
         await super().shutdown(sockets)
-
-
-_REMEDIES = {
-    errno.EADDRINUSE: "end the program that does, or give another --port; 0 is a free one",
-    errno.EACCES: "give another --port, of at least 1024, or run it as a user who may",
-}
-"""What to do about an address that cannot be used, by the number of the error."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -154,11 +76,8 @@ def listen(host: str, port: int) -> socket.socket:
         kind = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=kind, backlog=1024)
     except (OSError, UnicodeError) as error:
-        number: int = getattr(error, "errno", None) or 0
-        remedy = _REMEDIES.get(number, "give an address of this machine as --host")
-        # Without what Python adds to it.
-        why = os.strerror(number) if number in errno.errorcode else error
-        raise OSError(f"cannot listen on {host}:{port}: {why}: {remedy}") from error
+        remedy = "give an address of this machine as --host, or another --port; 0 is a free one"
+        raise OSError(f"cannot listen on {host}:{port}: {error}: {remedy}") from error
 
 
 @contextmanager
@@ -175,15 +94,12 @@ def alone_in(folder: Path | None) -> Iterator[None]:
                 folder.mkdir(parents=True, exist_ok=True)
                 held = f"another server keeps its sessions in {folder}: stop it, or give another "
                 ending.enter_context(locked(folder / ".lock", held + "folder"))
-        except (FileExistsError, NotADirectoryError) as error:
-            message = f"sessions={folder} is not a folder: give a folder or a new path"
-            raise OSError(message) from error
         except NotRegularError:
             raise
         except OSError as error:
             raise OSError(
-                f"sessions={folder} cannot be written to ({error.strerror or error}): give a "
-                "folder that can, or leave --sessions out to keep them in memory only"
+                f"sessions={folder} is no folder that can be written to ({error.strerror}): give "
+                "one that is, or leave --sessions out to keep them in memory only"
             ) from error
         yield
 
@@ -215,11 +131,6 @@ def serve(
         server = Server(Service(model, vocab, weights, settings, name, generation))
         service, where = server.service, settings.folder or "memory only"
         log.info("%s with %d sessions in %s", name, len(service.sessions), where)
-        drawing = service.sampler().settings
-        known = ", ".join(f"{key} {'none' if x is None else x}" for key, x in drawing.items())
-        log.info("default sampling: %s", known)
-        if model.preface:
-            log.info("texts begin after the preface, of %d tokens", len(model.preface))
         log.info("listening on %s", address_of(listening))
         # The engine's thread is always busy; the default interval of 5 ms would delay requests.
         sys.setswitchinterval(_SWITCH_SECONDS)

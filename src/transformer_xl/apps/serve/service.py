@@ -3,80 +3,45 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
-from functools import lru_cache, partial
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from transformer_xl.apps.serve.chat_template import chat_template
-from transformer_xl.apps.serve.engine import Engine, Events, tell
+from transformer_xl.apps.serve.chat import chat_template
+from transformer_xl.apps.serve.engine import Engine, Parts, tell
 from transformer_xl.apps.serve.errors import session_error
-from transformer_xl.apps.serve.repeats import NOTE_BYTES
 from transformer_xl.apps.serve.serve_settings import ServeSettings
-from transformer_xl.apps.serve.sessions import Session, Sessions
-from transformer_xl.apps.serve.texts import Ended, Event, Text, make_writer, most_tokens
-from transformer_xl.config import GenerateConfig, require, total_memory
+from transformer_xl.apps.serve.sessions import Sessions
+from transformer_xl.config import MAX_HISTORY, GenerateConfig, require, total_memory
 from transformer_xl.data import Vocab
-from transformer_xl.errors import CheckpointError
+from transformer_xl.errors import TxlError
 from transformer_xl.inference.generate import (
     Sampler,
     Sampling,
-    State,
     largest_state,
-    random_numbers,
 )
-from transformer_xl.model import LanguageModel, Lengths, full_memory, read, require_bytes
+from transformer_xl.model import LanguageModel, full_memory, require_bytes
 
 log = logging.getLogger("transformer_xl.serve")
 
-_DISK_THREADS = 4
 _MAX_EXPIRY_INTERVAL = 60.0
 """Seconds between two checks for expired sessions, at most."""
-_SECONDS_BUCKETS = (
-    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
-    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0),
-)
-_BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
     """Metrics for Prometheus."""
 
-    def __init__(self, engine: Engine, sessions: Sessions) -> None:
+    def __init__(self, sessions: Sessions) -> None:
         self._registry = registry = CollectorRegistry()
-        counter = partial(Counter, registry=registry)
-        histogram = partial(Histogram, registry=registry, buckets=_SECONDS_BUCKETS)
-        gauge = partial(Gauge, registry=registry)
-        self.requests = counter("txl_requests", "Requests.", ["method", "path", "status"])
-        until_end = "Seconds from a request to the end of its answer."
-        self.seconds = histogram("txl_request_seconds", until_end, ["path"])
-        until_first = "Seconds from a request to its first token."
-        self.first_token = histogram("txl_first_token_seconds", until_first)
-        self.prompt_tokens = counter("txl_prompt_tokens", "Tokens read.")
-        self.completion_tokens = counter("txl_drawn_tokens", "Tokens drawn.")
-        self.batch = histogram(
-            "txl_batch_texts", "Texts batched in a step.", buckets=_BATCH_BUCKETS
-        )
-        self.save_seconds = histogram("txl_session_save_seconds", "Seconds to save a session.")
-        self.engine_seconds = gauge("txl_engine_seconds", "Processor time of the engine's thread.")
-        for name, about, value in (
-            ("txl_queued_texts", "Texts that wait.", lambda: engine.n_waiting),
-            ("txl_running_texts", "Texts in work.", lambda: engine.n_running),
-            ("txl_sessions", "Sessions.", lambda: len(sessions)),
-            ("txl_sessions_in_memory", "Sessions in memory.", lambda: sessions.n_in_memory),
-            ("txl_session_bytes", "Bytes of these.", lambda: sessions.nbytes),
-        ):
-            gauge(name, about).set_function(value)
-
-    def stepped(self, batch: int) -> None:
-        """Record a step and its batch size; to be called in the engine's thread."""
-        self.batch.observe(batch)
-        self.engine_seconds.set(time.thread_time())
+        self.requests = Counter("txl_requests", "Requests.", ["status"], registry=registry)
+        self.seconds = Histogram("txl_request_seconds", "Seconds of requests.", registry=registry)
+        self.prompt_tokens = Counter("txl_prompt_tokens", "Tokens read.", registry=registry)
+        self.drawn_tokens = Counter("txl_drawn_tokens", "Tokens drawn.", registry=registry)
+        count = Gauge("txl_sessions", "Sessions.", registry=registry)
+        count.set_function(lambda: len(sessions))
 
     def page(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""
@@ -91,7 +56,6 @@ class Service:
 
     Raises:
         OSError: The folder of the sessions cannot be created or read.
-        CheckpointError: The model cannot run.
         SettingsError: The memories of ``max_batch`` texts do not fit into the device, or a setting
             of sampling does not fit the vocabulary.
     """
@@ -105,7 +69,15 @@ class Service:
         name: str,
         generation: GenerateConfig | None = None,
     ) -> None:
-        _require_working(model, settings.max_batch)
+        each, n_texts = full_memory(model, model.config.mem_len), settings.max_batch
+        fitting = (total_memory(model.device) or 0) // max(each, 1)
+        require_bytes(
+            "the memories of all texts, once full,",
+            n_texts * each,
+            model.device,
+            {"max_batch": n_texts, "mem_len": model.config.mem_len},
+            f"lower --max_batch, to at most {fitting:,}" if fitting else "use a smaller model",
+        )
         self.generation = generation or GenerateConfig()
         require(
             self.generation.beam_size is None,
@@ -118,17 +90,14 @@ class Service:
         # Not with each request: a setting may not fit the vocabulary.
         self.sampler()
         self.created = int(time.time())
-        self.is_closing = self._is_warm = False
-        self.n_streams = self.n_requests = 0
+        self.n_streams = 0
         mem_len = model.config.mem_len
-        largest = largest_state(model, mem_len, most_tokens(mem_len)) + NOTE_BYTES
+        largest = largest_state(model, mem_len, max(mem_len, MAX_HISTORY))
         self.sessions = Sessions(settings, weights, model, largest=largest)
-        self.engine = Engine(model, settings, self._deliver, lambda n: self.metrics.stepped(n))
-        self.metrics = Metrics(self.engine, self.sessions)
-        self.token_text = lru_cache(maxsize=65_536)(_token_text)
+        self.engine = Engine(model, settings, self._deliver)
+        self.metrics = Metrics(self.sessions)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._disk = ThreadPoolExecutor(_DISK_THREADS, "disk")
-        self._kept: set[asyncio.Task] = set()
+        self._saving: set[asyncio.Task] = set()
 
     def sampler(self, **changes: Any) -> Sampler:
         """Return the sampler of a request; settings that it omits are those of the model folder.
@@ -139,20 +108,6 @@ class Service:
         settings = self.generation.changed(**changes).sampling
         return Sampler(Sampling(**settings), self.model.config.vocab_size, self.vocab)
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether requests are accepted and a first token was computed."""
-        return self._is_warm and self.engine.is_alive and not self.is_closing
-
-    @contextmanager
-    def answering(self) -> Iterator[None]:
-        """Count a request inside a ``with`` block."""
-        self.n_requests += 1
-        try:
-            yield
-        finally:
-            self.n_requests -= 1
-
     @asynccontextmanager
     async def running(self, _: object) -> AsyncIterator[None]:
         """Run the engine and the expiry of sessions; at the end truncate all texts.
@@ -161,34 +116,13 @@ class Service:
         """
         self._loop = asyncio.get_running_loop()
         self.engine.start()
-        self._warm_up()
         expiring = asyncio.create_task(self._expire())
         yield
-        self.is_closing = True
         expiring.cancel()
         await asyncio.to_thread(self.engine.stop)
-        # Run the callbacks of the last events: they submit their saves to the disk threads.
+        # Run the callbacks of the last parts: they begin to save sessions.
         await asyncio.sleep(0)
-        await asyncio.to_thread(self._disk.shutdown)
-
-    def _warm_up(self) -> None:
-        """Write two tokens, the second by a step; then the server is ready.
-
-        Requests that come before are accepted and wait behind it.
-        """
-
-        def ended(event: Event) -> None:
-            if isinstance(event, Ended):
-                self._is_warm = event.reason == "length"
-                if not self._is_warm:
-                    log.error("the model failed to write a token: the server is not ready")
-
-        writer, numbers = make_writer(self.vocab, (), (), (0,)), random_numbers(0)
-        self.engine.submit([Text((0,), None, (), writer, numbers, Sampler(), 2, ended)])
-
-    async def on_disk(self, function: Callable[..., Any], *given: Any) -> Any:
-        """Call a function that may block on the disk, in a thread of its own."""
-        return await asyncio.get_running_loop().run_in_executor(self._disk, function, *given)
+        await asyncio.gather(*self._saving)
 
     async def with_session(self, function: Callable[[str], Any], name: str) -> Any:
         """Call a function with the name of a session in a thread, as it may block on the disk.
@@ -197,79 +131,23 @@ class Service:
             SessionError: The session is not available.
         """
         try:
-            return await self.on_disk(function, name)
-        except (ValueError, RuntimeError, OSError) as error:
+            return await asyncio.to_thread(function, name)
+        except (TxlError, OSError) as error:
             log.error("session %s: %s", name, error)
             raise session_error(error, name) from error
-
-    async def close_session(self, session: Session, state: State | None) -> None:
-        """Release a session, with its new state if it has one.
-
-        Raises:
-            OSError: It cannot be saved.
-        """
-        started = time.perf_counter()
-        await self.on_disk(self.sessions.close, session, state)
-        if state is not None:
-            self.metrics.save_seconds.observe(time.perf_counter() - started)
 
     def keep(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine to its end, even if the request that started it is gone."""
         task = asyncio.ensure_future(work)
-        self._kept.add(task)
-        task.add_done_callback(self._kept.discard)
+        self._saving.add(task)
+        task.add_done_callback(self._saving.discard)
 
-    def _deliver(self, events: Events) -> None:
-        """Pass the events of the engine to the thread of the event loop."""
+    def _deliver(self, parts: Parts) -> None:
+        """Pass the parts of the engine to the thread of the event loop."""
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(tell, events)
-
-    def texts_of(self, tokens: Sequence[int]) -> list[str]:
-        """Return successive tokens as texts, the first one as at the beginning of a line."""
-        decoder, texts = self.vocab.stream_decoder(), []
-        for token in tokens:
-            texts.append(self.token_text(decoder.raw(token)))
-            decoder.push(token)
-        return texts
+        self._loop.call_soon_threadsafe(tell, parts)
 
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(min(_MAX_EXPIRY_INTERVAL, self.settings.session_idle / 2))
-            try:
-                if gone := await self.on_disk(self.sessions.expire):
-                    log.info("%d sessions expired", gone)
-            except OSError as error:
-                log.error("a session cannot be deleted: %s", error)
-
-
-def _token_text(raw: bytes) -> str:
-    """Return a token as text; invalid UTF-8 is escaped as OpenAI does."""
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-
-
-@torch.no_grad()
-def _require_working(model: LanguageModel, max_batch: int) -> None:
-    """Check before requests are accepted that all memories fit and that the model runs."""
-    mem_len = model.config.mem_len
-    each = full_memory(model, mem_len)
-    fitting = (total_memory(model.device) or 0) // max(each, 1)
-    require_bytes(
-        "the memories of all texts, once full,",
-        max_batch * each,
-        model.device,
-        {"max_batch": max_batch, "mem_len": mem_len},
-        f"lower --max_batch, to at most {fitting:,}" if fitting else "use a smaller model",
-    )
-    try:
-        start = model.keep(model.start_memory(1))
-        token = torch.zeros(1, 1, dtype=torch.int64)
-        (piece,) = read(model, token, Lengths.of(model.config, ext_len=0), start)
-        works = not model.head.log_probs(piece.hidden[:, -1]).isnan().any()
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        message = f"the model cannot run: it failed to read a token: {error}"
-        raise CheckpointError(message) from error
-    if not works:
-        raise CheckpointError("the model cannot run: its predictions are NaN; restore its weights")
+            await asyncio.to_thread(self.sessions.expire)

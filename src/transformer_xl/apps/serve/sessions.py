@@ -1,39 +1,30 @@
-"""Sessions: texts whose memory is kept between requests.
+"""Sessions: texts whose memory is kept between requests, in memory or in a folder.
 
-A session handles one request at a time. With a folder, each answer is saved before it ends, and
-the states in memory are copies of those that were used last.
+A session handles one request at a time. With a folder, each answer is saved before it ends, to a
+file of its own; only regular files are opened there, and no link is followed.
 """
 
+import hashlib
+import logging
+import re
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from transformer_xl.apps.serve.errors import SessionError
+from transformer_xl.apps.serve.schemas import NAME
 from transformer_xl.apps.serve.serve_settings import ServeSettings
-from transformer_xl.apps.serve.session_store import SessionFolder
-from transformer_xl.inference.generate import State
+from transformer_xl.config import NotRegularError, kind_other_than_file
+from transformer_xl.inference.generate import State, load_state, write_state
 from transformer_xl.model import LanguageModel, weights_checksum
 
+log = logging.getLogger("transformer_xl.serve")
 
-@dataclass(eq=False)
-class Session:
-    """A text that is continued by one request after another."""
-
-    name: str
-    used: float
-    """When it was last used, in seconds since 1970."""
-    state: State | None = None
-    """The state to continue from; None: it is not in memory, or has not begun."""
-    nbytes: int = 0
-    """Size of the state, with its note."""
-    is_saved: bool = False
-    """Whether it outlives the server."""
-    is_busy: bool = False
-    """Whether a request has acquired it."""
+_SUFFIX = ".safetensors"
 
 
 class Sessions:
@@ -43,14 +34,11 @@ class Sessions:
     read or written, CheckpointError where it is damaged, and InputError where it belongs to another
     model.
 
-    Attributes:
-        nbytes: Bytes of the sessions in memory.
-
     Args:
         settings: The folder, and the limits.
         weights: The weights file of the model, to which memories belong.
         model: The model that reads them. None: files are not checked against one.
-        largest: Bytes that one may grow to without answers that are kept for their keys.
+        largest: Bytes that one may grow to.
         clock: Returns the time.
 
     Raises:
@@ -63,20 +51,21 @@ class Sessions:
         weights: Path,
         model: LanguageModel | None = None,
         *,
-        largest: int = 0,
+        largest: int = 1,
         clock: Callable[[], float] = time.time,
     ) -> None:
         # At the start: while the server runs, another model may be written to this folder.
-        checksum = weights_checksum(weights)
-        self._settings, self._largest, self._clock = settings, largest, clock
-        self._folder: SessionFolder | None = None
-        if settings.folder is not None:
-            self._folder = SessionFolder(settings.folder, checksum, model)
-        self.nbytes = 0
-        self._used = OrderedDict(self._folder.used() if self._folder else {})
-        """When each was last used, in this order."""
-        self._states: OrderedDict[str, tuple[State, int]] = OrderedDict()
-        """The states in memory, with their bytes, in the order of last use."""
+        self._weights, self._model = weights_checksum(weights), model
+        self._folder, self._idle, self._clock = settings.folder, settings.session_idle, clock
+        self._most = settings.max_sessions
+        self._states: dict[str, State] = {}
+        """The states without a folder."""
+        self._used: OrderedDict[str, float] = OrderedDict()
+        """When each was last used, in seconds since 1970, in this order."""
+        if self._folder is None:
+            self._most = min(self._most, max(settings.session_bytes // largest, 1))
+        else:
+            self._used |= _last_uses(self._folder)
         self._busy: set[str] = set()
         self._lock = threading.RLock()
 
@@ -84,28 +73,26 @@ class Sessions:
         """Return how many there are."""
         return len(self._used)
 
-    @property
-    def n_in_memory(self) -> int:
-        """Number of sessions in memory."""
-        return len(self._states)
+    def open(self, name: str) -> State | None:
+        """Acquire a session for a request, until :meth:`close`; return its state. None: it begins.
 
-    def open(self, name: str) -> Session:
-        """Acquire a session for a request, or create it; :meth:`close` releases it."""
+        Raises:
+            SessionError: It is in use, or there is no capacity for another one.
+        """
         with self._lock:
             self._require_free(name)
             exists = name in self._used
-            if not exists:
-                self._require_place(name)
+            if not exists and (n := len(self._used.keys() | self._busy)) >= self._most:
+                message = f"there are {n} sessions, as many as may be: delete one"
+                raise SessionError(429, "too_many_sessions", message)
             self._busy.add(name)
         try:
-            if state := self.peek(name) if exists else None:
-                self._keep(name, state)
+            return self._read(name) if exists else None
         except BaseException:
             self._release(name)
             raise
-        return Session(name, self._clock(), state, is_busy=True)
 
-    def close(self, session: Session, state: State | None = None) -> None:
+    def close(self, name: str, state: State | None = None) -> None:
         """Release a session, with its new state; None: unchanged.
 
         Raises:
@@ -113,87 +100,75 @@ class Sessions:
         """
         try:
             if state is not None:
-                self._save(session.name, state)
+                self._write(name, state)
+                self._used[name] = self._clock()
         finally:
-            self._release(session.name)
-
-    def create(self, name: str, state: State) -> None:
-        """Create a session with a state.
-
-        Raises:
-            SessionError: There is one of this name, or no capacity for another one.
-            OSError: It cannot be saved; then it is not created.
-        """
-        session = self.open(name)
-        if session.state is not None:
-            self.close(session)
-            message = f"there is a session {name!r}: take another name, or delete it first"
-            raise SessionError("session_exists", message, "name")
-        self.close(session, state)
+            self._release(name)
 
     def peek(self, name: str) -> State:
-        """Return the state of a session without acquiring it, even while it is in use."""
+        """Return the state of a session without acquiring it, even while it is in use.
+
+        Raises:
+            SessionError: There is none, or its first answer is not complete.
+        """
         with self._lock:
             if name not in self._used:
-                raise _missing(name)
-            state, _ = self._states.get(name, (None, 0))
-        if state is None:
-            assert self._folder is not None
-            # Not kept here: a request may save a later one meanwhile.
-            state = self._folder.read(name)
-        return state
+                self._require_free(name)
+            self.describe(name)
+        return self._read(name)
 
-    def find(self, name: str) -> Session:
-        """Return a session without loading it."""
+    def describe(self, name: str) -> dict[str, Any]:
+        """Describe a session, as a list of them shows it, without loading it."""
         with self._lock:
             if name not in self._used and name not in self._busy:
-                raise _missing(name)
-            state, nbytes = self._states.get(name, (None, 0))
-            used, is_saved = self._used.get(name, self._clock()), self._folder is not None
-            return Session(name, used, state, nbytes, is_saved, name in self._busy)
+                raise SessionError(404, "session_not_found", f"there is no session {name!r}")
+            used = int(self._used.get(name, self._clock()))
+            return {"id": name, "object": "session", "used": used, "is_busy": name in self._busy}
 
-    def all(self, most: int | None = None) -> list[Session]:
-        """Return all, the most recently used first, or at most so many of them."""
+    def all(self, most: int | None = None) -> list[dict[str, Any]]:
+        """Describe all, the most recently used first, or at most so many of them."""
         with self._lock:
-            return [*map(self.find, islice(reversed(self._used), most))]
-
-    def save(self, name: str) -> None:
-        """Require that a session is saved, as each is before an answer ends."""
-        if self._folder is None:
-            message = "sessions are in memory only: start the server with --sessions DIR"
-            raise SessionError("session_not_saved", message)
-        self.find(name)
+            return [*map(self.describe, islice(reversed(self._used), most))]
 
     def delete(self, name: str) -> None:
         """Delete a session and its file."""
         with self._lock:
-            self.find(name)
+            self.describe(name)
             self._require_free(name)
-            if self._folder is not None:
-                self._folder.delete(name)
+            if self._folder is None:
+                del self._states[name]
+            else:
+                path_of(self._folder, name).unlink(missing_ok=True)
             del self._used[name]
-            self._drop(name)
 
-    def expire(self) -> int:
-        """Delete those that were not used for ``session_idle`` seconds; return how many.
-
-        Raises:
-            OSError: Some cannot be deleted; the others are.
-        """
-        before, n_deleted = self._clock() - self._settings.session_idle, 0
-        failed: list[OSError] = []
-        for name in [each.name for each in self.all() if each.used < before]:
+    def expire(self) -> None:
+        """Delete those that were not used for ``session_idle`` seconds."""
+        before = self._clock() - self._idle
+        with self._lock:
+            unused = [name for name, used in self._used.items() if used < before]
+        for name in unused:
             with self._lock:
                 if name in self._busy or self._used.get(name, before) >= before:
                     continue
                 try:
                     self.delete(name)
-                    n_deleted += 1
+                    log.info("session %s expired", name)
                 except OSError as error:
-                    failed.append(error)
-        if failed:
-            raise OSError(f"{n_deleted} sessions were deleted, {len(failed)} not: {failed[0]}")
-        return n_deleted
+                    log.error("session %s cannot be deleted: %s", name, error)
+
+    def _read(self, name: str) -> State:
+        if self._folder is None:
+            return self._states[name]
+        return load_state(path_of(self._folder, name), self._weights, self._model, follow=False)
+
+    def _write(self, name: str, state: State) -> None:
+        if self._folder is None:
+            self._states[name] = state
+            return
+        path = path_of(self._folder, name)
+        if kind := _kind_other_than_file(path):
+            raise NotRegularError(f"{path} is {kind}, and not the file of a session")
+        write_state(path, state, self._weights)
 
     def _release(self, name: str) -> None:
         with self._lock:
@@ -202,63 +177,35 @@ class Sessions:
                 self._used[name] = self._clock()
                 self._used.move_to_end(name)
 
-    def _save(self, name: str, state: State) -> None:
-        if self._folder is not None:
-            # If it fails, the next request loads what is in the folder.
-            self._drop(name)
-            self._folder.write(name, state)
-        with self._lock:
-            self._used[name] = self._clock()
-            self._keep(name, state)
-
-    def _keep(self, name: str, state: State) -> None:
-        """Keep a state in memory; with a folder drop the oldest ones until the limits hold."""
-        limits, nbytes = self._settings, bytes_of(state)
-        with self._lock:
-            self._drop(name)
-            self._states[name] = state, nbytes
-            self.nbytes += nbytes
-            while self._folder is not None and (
-                len(self._states) > limits.sessions_in_memory or self.nbytes > limits.session_bytes
-            ):
-                self._drop(next(iter(self._states)))
-
-    def _drop(self, name: str) -> None:
-        """Remove the state of a session from memory."""
-        with self._lock:
-            _, nbytes = self._states.pop(name, (None, 0))
-            self.nbytes -= nbytes
-
     def _require_free(self, name: str) -> None:
         if name in self._busy:
             message = f"session {name!r} is in use by another request: wait until it has ended"
-            raise SessionError("session_busy", message)
-
-    def _require_place(self, name: str) -> None:
-        """Require a place for a new session."""
-        n, limits = len(self._used.keys() | self._busy), self._settings
-        most, reached = limits.max_sessions, ""
-        if self._folder is None:
-            # There is nowhere to evict them to, and young ones will grow.
-            most = min(most, limits.sessions_in_memory)
-            if (nbytes := max(self.nbytes, n * self._largest)) >= limits.session_bytes:
-                reached = f"the sessions have {nbytes} bytes when they are full"
-        if n >= most:
-            reached = f"there are {n} sessions"
-        if reached:
-            raise SessionError("too_many_sessions", f"{reached}, as many as may be: delete one")
-        if self._folder is not None:
-            # Now, and not when the answer is saved.
-            self._folder.require_free(name)
+            raise SessionError(409, "session_busy", message)
 
 
-def bytes_of(state: State) -> int:
-    """Return the size of a state, with its note."""
-    # Views: state_dict() would copy all.
-    tensors = *state.mems.tensors, state.mems.forgotten, state.random, state.read
-    # Answers that are kept: 256 KB and more.
-    return sum(x.nbytes for x in tensors if x is not None) + len(state.note.encode())
+def path_of(folder: Path, name: str) -> Path:
+    """Return the file of a session."""
+    # Some file systems ignore case; subfolders keep each folder small.
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    return folder / digest[:2] / f"{name}.{digest[:12]}{_SUFFIX}"
 
 
-def _missing(name: str) -> SessionError:
-    return SessionError("session_not_found", f"there is no session {name!r}")
+def _last_uses(folder: Path) -> dict[str, float]:
+    """Return when the sessions in a folder, which is created, were last used, the oldest first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    uses: dict[str, float] = {}
+    for path in folder.glob(f"[0-9a-f][0-9a-f]/*{_SUFFIX}"):
+        name = path.name.removesuffix(_SUFFIX).rpartition(".")[0]
+        if re.fullmatch(NAME, name) is None or path != path_of(folder, name):
+            continue
+        if kind := _kind_other_than_file(path):
+            log.warning("ignored in the folder of the sessions: %r is %s", str(path), kind)
+        else:
+            uses[name] = path.lstat().st_mtime
+    return dict(sorted(uses.items(), key=lambda each: each[1]))
+
+
+def _kind_other_than_file(path: Path) -> str | None:
+    if path.parent.is_symlink():
+        return "below a symbolic link"
+    return kind_other_than_file(path, follow=False)

@@ -1,0 +1,125 @@
+"""The choices of a response: JSON of texts, or of parts of them, as OpenAI has it."""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+from transformer_xl.apps.serve.chat import ChatTemplate
+from transformer_xl.apps.serve.texts import Part, Token
+
+_FINISH_REASONS = {"stop": "stop", "repetition": "stop"}
+"""OpenAI's reasons by ours; all others are "length"."""
+
+
+class Form:
+    """The form of completions.
+
+    Attributes:
+        prefix: Of the identifier of a response.
+        object: The object of a response.
+        part: The object of an event of a stream.
+        stop: Stop strings in addition to those of a request.
+        about: Further keys of a response.
+    """
+
+    prefix, object, part = "cmpl", "text_completion", "text_completion"
+    stop: tuple[str, ...] = ()
+    about: Mapping[str, Any] = MappingProxyType({})
+
+    def choice(
+        self,
+        index: int,
+        parts: Sequence[Part],
+        has_scores: bool,
+        *,
+        is_event: bool = False,
+        is_first: bool = False,
+    ) -> dict[str, Any]:
+        """Return parts of a text as a choice.
+
+        Args:
+            index: The number of the text.
+            parts: All of its parts, or those of an event of a stream.
+            has_scores: Whether its tokens have scores.
+            is_event: Whether it is an event of a stream.
+            is_first: Whether it is the first event of the text.
+        """
+        text = "".join(part.text for part in parts)
+        tokens = [token for part in parts for token in part.tokens]
+        reason = parts[-1].reason if parts else None
+        choice: dict[str, Any] = {
+            "index": index,
+            **(self.delta(text, is_first) if is_event else self.content(text)),
+            "logprobs": self.scores(tokens) if has_scores and (tokens or not is_event) else None,
+            "finish_reason": reason and _FINISH_REASONS.get(reason, "length"),
+            "token_ids": [token.id for token in tokens],
+        }
+        return choice | ({"stop_reason": reason} if reason == "repetition" else {})
+
+    def content(self, text: str) -> dict[str, Any]:
+        """Return a whole text as keys of a choice."""
+        return {"text": text}
+
+    def delta(self, text: str, is_first: bool) -> dict[str, Any]:
+        """Return a part of a text as keys of a choice."""
+        return {"text": text}
+
+    def scores(self, tokens: Sequence[Token]) -> dict[str, Any]:
+        """Return the scores of tokens."""
+        return {
+            "tokens": [token_text(each.raw) for each in tokens],
+            "token_logprobs": [each.scored and each.scored.log_prob for each in tokens],
+            "top_logprobs": [_likeliest(each) for each in tokens],
+            "text_offset": [each.start for each in tokens],
+        }
+
+
+class ChatForm(Form):
+    """The form of messages."""
+
+    prefix, object, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self.stop, self.about = template.stop, {"chat_template": template.kind}
+
+    def content(self, text: str) -> dict[str, Any]:
+        """Return a whole text as a message."""
+        return {"message": {"role": "assistant", "content": text}}
+
+    def delta(self, text: str, is_first: bool) -> dict[str, Any]:
+        """Return a part of a text as a part of a message."""
+        return {"delta": {**({"role": "assistant"} if is_first else {}), "content": text}}
+
+    def scores(self, tokens: Sequence[Token]) -> dict[str, Any]:
+        """Return the scores of tokens."""
+        content = [
+            _scored(each.raw, each.scored and each.scored.log_prob)
+            | {"top_logprobs": [_scored(raw, log_prob) for _, raw, log_prob in each.top]}
+            for each in tokens
+        ]
+        return {"content": content}
+
+
+def _scored(raw: bytes, log_prob: float | None) -> dict[str, Any]:
+    return {"token": token_text(raw), "logprob": log_prob, "bytes": [*raw]}
+
+
+def _likeliest(token: Token) -> dict[str, float]:
+    """Return the most probable tokens in the place of one, and itself, as OpenAI does."""
+    assert token.scored is not None
+    log_probs: dict[str, float] = {}
+    for each, raw, log_prob in token.top:
+        log_probs.setdefault(token_text(token.raw if each == token.id else raw), log_prob)
+    # Also where another token is written alike.
+    log_probs[token_text(token.raw)] = token.scored.log_prob
+    return log_probs
+
+
+@lru_cache(maxsize=65_536)
+def token_text(raw: bytes) -> str:
+    """Return a token as text; invalid UTF-8 is escaped as OpenAI does."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
