@@ -226,8 +226,7 @@ def sampling_of(words: Sequence[str]) -> dict[str, Any]:
         ValueError: One is invalid.
     """
     # Each as a line of TOML.
-    return Sampling(**tomllib.loads("
-".join(words))).config.sampling
+    return Sampling(**tomllib.loads("\n".join(words))).config.sampling
 
 
 def main() -> None:

@@ -89,7 +89,6 @@ def test_a_run_of_before_is_read_with_what_its_names_meant(
     from shutil import copytree
 
     from transformer_xl.train.figures import number
-    from transformer_xl.train.report import write_report
 
     folder = copytree(trained, tmp_path / "toy")
     records = read_metrics(folder / "metrics.jsonl")

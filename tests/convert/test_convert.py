@@ -9,9 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 import transformer_xl as txl
-from transformer_xl.errors import CheckpointError
 from transformer_xl.config import EvalConfig
-from transformer_xl.errors import CheckpointError, InputError
+from transformer_xl.errors import CheckpointError
 from transformer_xl.interop.convert import SETTABLE
 from transformer_xl.interop.convert.mapped_files import read_json
 from transformer_xl.model.pretrained import load_eval_config

@@ -9,8 +9,7 @@ from tests.laws.conftest import CONFIG
 from transformer_xl.config.knn import KnnConfig
 from transformer_xl.inference.evaluate import WithNeighbours, evaluate
 from transformer_xl.inference.generate import Sampling, generate, generate_batch
-from transformer_xl.inference.knn import Past, knn_nll
-from transformer_xl.model.segment import Lengths
+from transformer_xl.inference.knn import Past
 
 SETTINGS = KnnConfig(k=3, share=0.4, temperature=0.05, window=6)
 TEXT = torch.randint(CONFIG.vocab_size, (30,), generator=torch.Generator().manual_seed(3))

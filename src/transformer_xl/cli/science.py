@@ -21,8 +21,6 @@ from transformer_xl.config import (
     Config,
     Count,
     EvalConfig,
-    GenerateConfig,
-    Positive,
     Range,
     check,
     load_recipe,

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transformer_xl.data import Vocab
-from transformer_xl.errors import InputError
+from transformer_xl.errors import InputError, SettingsError
 from transformer_xl.inference.generate import Sampling, generate_batch
 from transformer_xl.model import (
     LanguageModel,
@@ -30,6 +30,14 @@ def _require_texts(texts: Texts, batch_size: int, least: int = 1) -> None:
     if not len(texts) or min(map(len, texts)) < least:
         size = "one token" if least == 1 else f"{least} tokens"
         raise InputError(f"{len(texts)} texts, at least one, of at least {size} each are needed")
+
+
+def _require_memory(model: LanguageModel, lengths: Lengths) -> None:
+    if model.remembers_positions and not lengths.mem_len:
+        raise SettingsError(
+            "mem_len=0: nothing is remembered from segment to segment; give a mem_len, such as the "
+            "context of the training"
+        )
 
 
 @torch.no_grad()
@@ -89,7 +97,7 @@ def features_of(
         >>> features_of(model, texts, Lengths.of(model.config)).shape == (2, model.config.d_model)
         True
     """
-    require_remembering(model, lengths)
+    _require_memory(model, lengths)
     _require_texts(texts, batch_size)
     features = torch.zeros(len(texts), model.config.d_model, device=model.device, dtype=model.dtype)
     sizes = torch.tensor([len(text) for text in texts], device=model.device)
@@ -152,7 +160,7 @@ def continuations(
     Raises:
         ValueError: There is no text, one is empty, or the model keeps nothing between segments.
     """
-    require_remembering(model, lengths)
+    _require_memory(model, lengths)
     _require_texts(texts, batch_size)
     # What is read again would be missing in the memory from which the writing begins.
     lengths = lengths._replace(ext_len=0)

@@ -184,7 +184,7 @@ class TransformerXLHarness(TemplateLM):
                 continue
             states, expected = hidden[row, place], expected[row, place].to(hidden.device)
             total.index_add_(0, row, -self.model.head.nll(states, expected).double().cpu())
-            missed = (self.model.head.top_k(states, 1)[1][:, 0] != expected).cpu()
+            missed = (self.model.head.log_probs(states).argmax(-1) != expected).cpu()
             is_greedy[row[missed]] = False
         return list(zip(total.tolist(), is_greedy.tolist(), strict=True))
 

@@ -148,12 +148,12 @@ class Sums:
         return cls(len(log_probs), len(known), nll_sum, bytes_of(sizes, tokens))
 
     def __add__(self, other: "Sums") -> "Sums":
-        known = self.n_bytes is not None and other.n_bytes is not None
+        sizes = self.n_bytes, other.n_bytes
         return Sums(
             self.n_tokens + other.n_tokens,
             self.n_predicted + other.n_predicted,
             self.nll_sum + other.nll_sum,
-            self.n_bytes + other.n_bytes if known else None,
+            None if None in sizes else sum(x for x in sizes if x is not None),
         )
 
     def figures(self) -> dict[str, float | None]:
