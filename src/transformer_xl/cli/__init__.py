@@ -42,6 +42,8 @@ _GONE = {
     ("recl", "--recl.first"): "the shortest context is a step long; --recl.step sets both",
     ("recl", "--recl.threshold"): "a longer context counts from a gain of 0.01, as in the paper",
     ("recl", "--recl.batch_tokens"): "a batch has about 16,384 tokens",
+    ("recl", "--recl.split"): "the test text is read, or valid without one; --file gives another",
+    ("recl", "--recl.window"): "a model without memory reads as much as in its training",
     ("serve", "--save"): "each answer is saved before it ends; leave it out",
     ("serve", "--chat_template"): (
         "--template TEXT has the text of one message with {role} and {content}; templates in Jinja "
