@@ -38,14 +38,6 @@ def test_a_schedule_that_follows_evaluations_is_refused(models):
         plan(models)
 
 
-@pytest.mark.parametrize("changed", [{"max_steps": 3}, {"window": 8}])
-def test_a_measurement_that_others_do_not_have_is_refused(models, changed):
-    ((name, x),) = changed.items()
-    models["gpt"] = replace(models["gpt"], eval=replace(models["gpt"].eval, **changed))
-    with pytest.raises(ValueError, match=rf"gpt: eval\.{name}={x} would measure it otherwise"):
-        plan(models)
-
-
 def test_runs_that_have_ended_are_not_made_again(tmp_path, models, made):
     Comparison(plan(models), tmp_path).go()
     n = len(made)

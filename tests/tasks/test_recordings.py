@@ -12,21 +12,16 @@ import pytest
 from transformer_xl.data.recordings import read_recordings
 from transformer_xl.model.segment import Lengths
 from transformer_xl.tasks import load_task
-from transformer_xl.tasks.digits import speech
 from transformer_xl.tasks.digits import task as spoken_digits
 from transformer_xl.tasks.digits.speech import (
     HOP,
     N_MELS,
     RATE,
     aligned,
-    augmented,
     log_mel,
-    masked,
     mel_filters,
     mixed,
     normalized,
-    read_wav,
-    resampled,
     stacked,
 )
 from transformer_xl.tasks.run import run_task
@@ -47,16 +42,6 @@ def wav(samples, rate=RATE):
         file.setframerate(rate)
         file.writeframes((samples * 2**15).astype("<i2").tobytes())
     return content.getvalue()
-
-
-def test_a_wav_file_is_read_and_another_kind_is_named():
-    np.testing.assert_allclose(read_wav(wav(tone(440))), tone(440), rtol=0, atol=2**-15)
-    with pytest.raises(ValueError, match="16000 Hz: mono files of 2 bytes and 8000 Hz are read"):
-        read_wav(wav(tone(440), rate=16_000))
-    with pytest.raises(ValueError, match="no WAV file"):
-        read_wav(b"RIFF nothing")
-    with pytest.raises(ValueError, match="without samples"):
-        read_wav(wav(tone(440)[:0]))
 
 
 def test_only_speakers_that_are_there_are_measured(tmp_path):
@@ -120,19 +105,6 @@ def test_normalized_frames_know_neither_loudness_nor_channel():
     np.testing.assert_allclose(loud, quiet, rtol=0, atol=1e-6)
 
 
-def test_resampling_raises_the_pitch():
-    fast = resampled(tone(500), 2.0)
-    assert len(fast) == RATE // 4
-    spectrum = np.abs(np.fft.rfft(fast))
-    assert spectrum.argmax() * RATE / len(fast) == pytest.approx(1000, abs=5)
-
-
-def test_augmentation_is_drawn_from_the_seed():
-    one, other, third = (augmented(tone(440), np.random.default_rng(n), 1.0) for n in (1, 1, 2))
-    np.testing.assert_array_equal(one, other)
-    assert one.shape != third.shape or (one != third).any()
-
-
 def test_alignment_is_the_cheapest_of_all():
     draw = np.random.default_rng(0)
     a, b = draw.normal(size=(5, 3)), draw.normal(size=(4, 3))
@@ -161,34 +133,6 @@ def test_a_mixed_voice_lies_on_the_line_between_two():
         share = (found - np.repeat(frames, len(found) // 6, 0)) / 0.1
         np.testing.assert_allclose(share, share[0, 0], rtol=0, atol=1e-9)
         assert -0.5 <= share[0, 0] <= 0.5
-
-
-def test_masks_leave_most_frames_alone():
-    frames = np.random.default_rng(0).normal(size=(50, N_MELS))
-    found = masked(frames, np.random.default_rng(1))
-    assert ((found == frames) | (found == 0.0)).all()
-    assert 0.5 < (found == frames).mean() < 1.0
-
-
-def test_augmentation_draws_speed_and_length_of_the_vocal_tract(monkeypatch):
-    drawn: dict[str, list[float]] = {"speed": [], "warp": []}
-
-    def fast(samples, factor):
-        drawn["speed"].append(factor)
-        return resampled(samples, factor)
-
-    def frames(samples, warp=1.0):
-        drawn["warp"].append(warp)
-        return log_mel(samples, warp)
-
-    monkeypatch.setattr(speech, "resampled", fast)
-    monkeypatch.setattr(speech, "log_mel", frames)
-    found = [augmented(tone(440), np.random.default_rng(n), 1.2) for n in range(9)]
-    assert min(drawn["speed"]) < 0.95
-    assert max(drawn["speed"]) > 1.05
-    assert all(1.2 * 0.95 < x < 1.2 * 1.06 for x in drawn["warp"])
-    assert all(len({*x}) == 9 for x in drawn.values())
-    assert all(np.isfinite(x).all() and x.shape[1] == N_MELS for x in found)
 
 
 @pytest.fixture
