@@ -123,28 +123,6 @@ def test_a_run_that_failed_is_tried_again_and_one_that_diverged_is_not(
     assert [run for run in again.planned() if run.phase == "run" and run.model == "gpt"]
 
 
-def test_a_contestant_that_comes_later_is_measured_in_turns_with_the_others(
-    tmp_path, models, made, monkeypatch
-):
-    measured, paces = [], compare.paces
-
-    def noted(configs, limit):
-        measured.append([*configs])
-        seconds, peak = paces(configs, limit)
-        # The machine is slower each time.
-        return {name: [len(measured) * x for x in each] for name, each in seconds.items()}, peak
-
-    monkeypatch.setattr(compare, "paces", noted)
-    two = {name: models[name] for name in ("txl", "lstm")}
-    Comparison(plan(two, factors=(1.0,)), tmp_path).go()
-    Comparison(plan(two, factors=(1.0,), seeds=(1, 2)), tmp_path).go()
-    n = len(made)
-    Comparison(plan(models, factors=(1.0,)), tmp_path).go()
-    assert measured == [["txl", "lstm"], ["txl", "gpt", "lstm"]]
-    # The runs of the others stay, and the new one is compared with them.
-    assert {(task.run.model, task.config.train.steps) for task in made[n:]} == {("gpt", 960)}
-
-
 def test_a_copy_of_a_recipe_is_a_contestant_of_its_own(tmp_path, models, made):
     two = {"txl": models["txl"]}
     Comparison(plan(two, factors=(1.0,)), tmp_path).go()
