@@ -14,15 +14,9 @@ from transformer_xl.model.segment import Lengths
 from transformer_xl.tasks import load_task
 from transformer_xl.tasks.digits import task as spoken_digits
 from transformer_xl.tasks.digits.speech import (
-    HOP,
     N_MELS,
     RATE,
     aligned,
-    log_mel,
-    mel_filters,
-    mixed,
-    normalized,
-    stacked,
 )
 from transformer_xl.tasks.run import run_task
 from transformer_xl.tasks.series import made as series_data
@@ -58,53 +52,6 @@ def test_only_speakers_that_are_there_are_measured(tmp_path):
         assert all(np.isfinite(x) for x in found.values()), known
 
 
-def test_a_tone_is_in_the_band_of_its_frequency():
-    bands = [int(log_mel(tone(f)).mean(0).argmax()) for f in (200, 500, 1000, 2000, 3500)]
-    assert bands == sorted(set(bands))
-    filters = mel_filters()
-    centers = filters.argmax(1) * RATE / 256
-    assert abs(centers[bands[3]] - 2000) < 150
-    # As of a longer vocal tract, the filters are at lower frequencies.
-    lower = mel_filters(0.9).argmax(1) * RATE / 256
-    wide = centers > 1000
-    assert (lower[wide] < centers[wide]).all()
-    np.testing.assert_allclose(lower[wide], 0.9 * centers[wide], rtol=0, atol=RATE / 256)
-
-
-def test_frames_are_computed_from_their_own_samples():
-    x = np.random.default_rng(0).normal(size=2000) * 0.1
-    changed = x.copy()
-    # As loud in all, as recordings are scaled to one loudness.
-    changed[1000:] = x[1000:][::-1]
-    n = (1000 - 200) // HOP + 1
-    np.testing.assert_allclose(log_mel(x)[:n], log_mel(changed)[:n], rtol=0, atol=1e-9)
-    assert (log_mel(x)[n:] != log_mel(changed)[n:]).any()
-    frames = log_mel(x)
-    # Each input ends with the newest frame.
-    np.testing.assert_array_equal(stacked(frames)[:, -N_MELS:], frames[1::2])
-    assert stacked(frames).shape[1] == 4 * N_MELS
-
-
-def test_normalized_frames_know_neither_loudness_nor_channel():
-    draw = np.random.default_rng(0)
-    recordings = [log_mel(draw.normal(size=4000)) for _ in range(3)]
-    bands = draw.normal(size=N_MELS)
-    gained = [frames + bands for frames in recordings]
-    for one, other in zip(normalized(recordings), normalized(gained), strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-9)
-    together = np.concatenate(normalized(recordings))
-    np.testing.assert_allclose(together.mean(0), 0.0, atol=1e-9)
-    before = np.corrcoef(np.concatenate(recordings).T) - np.eye(N_MELS)
-    after = np.corrcoef(together.T) - np.eye(N_MELS)
-    # A quarter of the identity in the correlations leaves some.
-    assert np.abs(after).mean() < 0.7 * np.abs(before).mean()
-    np.testing.assert_allclose(together.std(0), 1.0, atol=0.2)
-    # Each recording keeps its own mean.
-    assert all(np.abs(x.mean(0)).max() > 1e-3 for x in normalized(recordings))
-    loud, quiet = (log_mel(gain * recordings[0][:, 0]) for gain in (0.5, 0.05))
-    np.testing.assert_allclose(loud, quiet, rtol=0, atol=1e-6)
-
-
 def test_alignment_is_the_cheapest_of_all():
     draw = np.random.default_rng(0)
     a, b = draw.normal(size=(5, 3)), draw.normal(size=(4, 3))
@@ -123,16 +70,6 @@ def test_alignment_is_the_cheapest_of_all():
     rows, columns = aligned(a, np.repeat(a, 2, 0))
     assert columns.tolist() == [*range(10)]
     assert (rows == columns // 2).all()
-
-
-def test_a_mixed_voice_lies_on_the_line_between_two():
-    frames = np.arange(6.0)[:, None] * np.ones(N_MELS)
-    for seed in range(8):
-        found = mixed(frames, np.repeat(frames, 2, 0) + 0.1, np.random.default_rng(seed))
-        assert len(found) in (6, 12)
-        share = (found - np.repeat(frames, len(found) // 6, 0)) / 0.1
-        np.testing.assert_allclose(share, share[0, 0], rtol=0, atol=1e-9)
-        assert -0.5 <= share[0, 0] <= 0.5
 
 
 @pytest.fixture
@@ -188,6 +125,9 @@ def test_digits_are_prepared_trained_and_measured(archives, tmp_path, monkeypatc
     train, valid = (read_recordings(out / "data", x) for x in ("train", "valid"))
     # Two recordings of each speaker and digit, twice; index 20 is held out.
     assert (train.starts.sum(), valid.starts.sum()) == (24, 6)
+    # The features are those of revision 47b3a2d, with which the figures were measured.
+    sums = [np.abs(x.inputs.astype(float)).sum() for x in (train, valid)]
+    assert sums == pytest.approx([25_274.7, 6_370.09], rel=1e-4)
     # Nothing is predicted before half of a recording was heard.
     first, second = np.flatnonzero(valid.starts)[:2]
     assert (valid.targets[first:second] == -100).sum() == (second - first) // 2
