@@ -46,16 +46,6 @@ def test_each_row_is_a_run_that_is_not_made_twice(plan: Plan, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_line_that_a_kill_left_unfinished_is_left_out(plan: Plan, tmp_path: Path) -> None:
-    plan = replace(plan, rows=plan.rows[:1], seeds=(1,))
-    ablate(plan, tmp_path, lambda _: None)
-    with (tmp_path / "recurrence-ours-full" / "seed_1" / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 9, "los')
-    (found,) = ablate(replace(plan, attn_lens=(5,)), tmp_path, lambda _: None)
-    assert found["steps"] == 3
-
-
-@pytest.mark.slow
 def test_another_text_is_not_taken_for_the_one_that_was_measured(
     plan: Plan, tmp_path: Path
 ) -> None:

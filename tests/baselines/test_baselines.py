@@ -77,16 +77,6 @@ def test_words_have_no_bytes_and_compressors_are_given_a_byte_for_each(toy_text)
     assert rows["gzip -9", False].bits_per_token == bits / len(ids)
 
 
-def test_more_than_256_words_are_compressed_as_their_text(tmp_path):
-    path = tmp_path / "many.txt"
-    path.write_text("".join(f"w{n % 300} of {n % 7}\n" for n in range(3000)))
-    corpus = _corpus(path, vocab="words")
-    text = corpus.vocab.decode(corpus.split("test")).encode()
-    assert text in path.read_bytes()
-    (row, _) = baselines(corpus, names=("bzip2 -9",))
-    assert row.bits_per_token * row.tokens == pytest.approx(8 * compressed_bytes("bzip2 -9", text))
-
-
 def test_unknown_characters_are_counted_as_those_of_models_are(toy_text, tmp_path):
     path = tmp_path / "text.txt"
     path.write_text(toy_text.read_text() + "Ω")

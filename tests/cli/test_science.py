@@ -110,16 +110,6 @@ def test_recl_explains_a_text_that_it_cannot_read(
     assert ended.code == 2
     assert f"{file} is not UTF-8 text: character 8 is the byte 0xe9" in ended.err
     assert "cannot read" in txl("recl", trained, *SMALL, "--file", tmp_path / "none.txt").err
-    ended = txl("recl", trained, *SMALL, "--file", file, "--recl.split", "train")
-    assert (ended.code, ended.out) == (2, "")
-    assert "--file and --recl.split exclude each other" in ended.err
-
-
-def test_a_window_that_no_model_reads_is_refused(trained: Path, lstm: Path, txl: Callable) -> None:
-    ended = txl("recl", trained, lstm, *SMALL, "--recl.window", 8)
-    assert (ended.code, ended.out) == (2, "")
-    assert "--recl.window 8 has no effect: every model has a memory" in ended.err
-    assert "measuring" not in ended.err
 
 
 def test_models_that_cannot_be_compared_are_named(

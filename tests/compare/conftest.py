@@ -62,7 +62,7 @@ def made(monkeypatch):
         return found(loss, tokens=round(1000 * minutes))
 
     def paces(configs, seconds):
-        return {name: [0.5] * len(stages_of(config)) for name, config in configs.items()}, 100.0
+        return {name: [0.5] * len(stages_of(config)) for name, config in configs.items()}
 
     tasks, make = {}, compare.Comparison._make
 

@@ -6,16 +6,10 @@ import pytest
 
 from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.model import build_model, load_model
-from transformer_xl.ops import timing
 from transformer_xl.studies import contestant
 from transformer_xl.studies.compare import recipe_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    monkeypatch.setattr(timing, "CEILING_WIDTH", {"cpu": 64})
 
 
 @pytest.fixture

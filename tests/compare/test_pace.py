@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from transformer_xl.ops import timing
 from transformer_xl.studies import pace
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -19,7 +18,7 @@ def staged(models):
 
 
 def test_every_stage_has_a_pace_and_text_and_memory_of_its_lengths(monkeypatch, models, staged):
-    monkeypatch.setattr(timing, "CEILING_WIDTH", {"cpu": 64})
+    monkeypatch.setattr(pace, "ROUNDS", 2)
     read, train_step = [], pace.train_step
 
     def noted(config, state, network):
@@ -29,10 +28,9 @@ def test_every_stage_has_a_pace_and_text_and_memory_of_its_lengths(monkeypatch, 
 
     monkeypatch.setattr(pace, "train_step", noted)
     configs = {"staged": staged, "lstm": models["lstm"]}
-    seconds, peak = pace.paces(configs, rounds=2)
+    seconds = pace.paces(configs)
     assert {name: len(each) for name, each in seconds.items()} == {"staged": 2, "lstm": 1}
     assert min(min(each) for each in seconds.values()) > 0
-    assert peak > 0
     # In turns, the last rounds of all with a full memory.
     T, M = staged.train.segment_len, staged.model.mem_len
     turn = [("transformer_xl", 2, 2)] * 2 + [("transformer_xl", T, M)] * 2
@@ -41,7 +39,7 @@ def test_every_stage_has_a_pace_and_text_and_memory_of_its_lengths(monkeypatch, 
 
 
 def test_learning_rates_do_not_fall_below_zero_while_the_pace_is_measured(monkeypatch, models):
-    monkeypatch.setattr(timing, "CEILING_WIDTH", {"cpu": 64})
+    monkeypatch.setattr(pace, "ROUNDS", 2)
     scales, train_step = [], pace.train_step
 
     def noted(config, state, network):
@@ -51,7 +49,7 @@ def test_learning_rates_do_not_fall_below_zero_while_the_pace_is_measured(monkey
     monkeypatch.setattr(pace, "train_step", noted)
     settings = {"steps": 1, "warmup_steps": 0, "schedule": "constant_cooldown"}
     train = replace(models["lstm"].train, **settings, cooldown_fraction=0.5)
-    pace.paces({"lstm": replace(models["lstm"], train=train)}, rounds=2)
+    pace.paces({"lstm": replace(models["lstm"], train=train)})
     assert len(scales) > 2
     assert min(scales) > 0
 

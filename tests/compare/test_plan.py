@@ -31,14 +31,6 @@ def test_learning_rates_are_searched_in_a_quarter_of_the_time_and_the_best_is_tr
     assert {(x.run.minutes, x.config.train.steps) for x in final} == {(8.0, 960)}
 
 
-@pytest.mark.parametrize("changed", [{"max_steps": 3}, {"window": 8}])
-def test_a_measurement_that_others_do_not_have_is_refused(models, changed):
-    ((name, x),) = changed.items()
-    models["gpt"] = replace(models["gpt"], eval=replace(models["gpt"].eval, **changed))
-    with pytest.raises(ValueError, match=rf"gpt: eval\.{name}={x} would measure it otherwise"):
-        plan(models)
-
-
 def test_runs_that_have_ended_are_not_made_again(tmp_path, models, made):
     Comparison(plan(models), tmp_path).go()
     n = len(made)
@@ -122,28 +114,6 @@ def test_a_run_that_failed_is_tried_again_and_one_that_diverged_is_not(
     again.go()
     assert {task.run.model for task in made[n:]} == {"gpt"}
     assert [run for run in again.planned() if run.phase == "run" and run.model == "gpt"]
-
-
-def test_a_contestant_that_comes_later_is_measured_in_turns_with_the_others(
-    tmp_path, models, made, monkeypatch
-):
-    measured, paces = [], compare.paces
-
-    def noted(configs, limit):
-        measured.append([*configs])
-        seconds, peak = paces(configs, limit)
-        # The machine is slower each time.
-        return {name: [len(measured) * x for x in each] for name, each in seconds.items()}, peak
-
-    monkeypatch.setattr(compare, "paces", noted)
-    two = {name: models[name] for name in ("txl", "lstm")}
-    Comparison(plan(two, factors=(1.0,)), tmp_path).go()
-    Comparison(plan(two, factors=(1.0,), seeds=(1, 2)), tmp_path).go()
-    n = len(made)
-    Comparison(plan(models, factors=(1.0,)), tmp_path).go()
-    assert measured == [["txl", "lstm"], ["txl", "gpt", "lstm"]]
-    # The runs of the others stay, and the new one is compared with them.
-    assert {(task.run.model, task.config.train.steps) for task in made[n:]} == {("gpt", 960)}
 
 
 def test_a_copy_of_a_recipe_is_a_contestant_of_its_own(tmp_path, models, made):

@@ -55,15 +55,6 @@ def test_models_are_ranked_by_the_mean_over_seeds(run):
     assert best["seeds"] == [1, 2]
 
 
-def test_precisions_of_all_seeds_are_named(run):
-    runs = [run("a", 2.0), run("a", 2.0, seed=2), run("b", 2.5)]
-    runs[1].found["training"]["dtype"] = "bfloat16"
-    assert [row["dtype"] for row in standings(runs)["models"]] == [
-        "bfloat16 and float32",
-        "float32",
-    ]
-
-
 def test_the_others_are_compared_at_the_cost_of_the_cheapest(run):
     runs = [run("gpt", 2.0, tokens=4000.0), run("big", 2.0, tokens=9000.0)]
     assert standings(runs)["reference"] == "gpt"
@@ -80,15 +71,6 @@ def test_a_power_law_is_met_at_every_cost_between_its_runs(power_law):
 def test_nothing_is_said_beyond_what_was_trained(power_law):
     for n in (500.0, 8000.0):
         assert loss_at(n, power_law("a", 10.0), tokens, "bits per byte") is None, n
-
-
-def test_words_are_compared_by_token(run):
-    runs = [run("a", 2.0), run("b", 3.0)]
-    for each in runs:
-        each.found["test"]["bits_per_byte"] = None
-    result = standings(runs)
-    assert result["unit"] == "bits per token"
-    assert "bits per token at equal time" in markdown(result)
 
 
 def test_a_failed_run_is_named_and_not_counted(run):

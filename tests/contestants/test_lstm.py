@@ -52,14 +52,6 @@ def test_it_computes_the_equations_of_an_lstm() -> None:
     )
 
 
-def test_dropout_is_on_only_while_training() -> None:
-    model = LSTMModel(replace(CONFIG, dropout=0.5))
-    tokens = torch.randint(31, (2, 9))
-    assert not torch.equal(model(tokens).hidden, model(tokens).hidden)
-    model.eval()
-    assert torch.equal(model(tokens).hidden, model(tokens).hidden)
-
-
 def test_forget_gates_begin_open() -> None:
     model = LSTMModel(CONFIG)
     D = CONFIG.d_model

@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 from transformer_xl.config.music import MARKS, REST, MusicConfig
 from transformer_xl.data import train_vocab
 from transformer_xl.tasks.music import (
-    Note,
     has_marks,
-    joined,
     midi,
     notes_of,
     piano_roll,
@@ -107,13 +105,6 @@ def test_marks_say_the_quarter_and_sound_nothing(steps, marked, quarter):
 
 @FEW
 @given(PIECES)
-def test_a_line_of_text_holds_the_steps(steps):
-    line = " ".join(str(pitch) for step in steps for pitch in step)
-    assert pieces_of(line, len(steps[0])) == [steps]
-
-
-@FEW
-@given(PIECES)
 def test_notes_fill_the_steps_that_are_no_rests(steps):
     filled = np.full((len(steps), len(steps[0])), REST)
     for note in notes_of(steps):
@@ -121,21 +112,6 @@ def test_notes_fill_the_steps_that_are_no_rests(steps):
         assert (filled[place] == REST).all()
         filled[place] = note.pitch
     assert filled.tolist() == [list(step) for step in steps]
-
-
-def test_equal_consecutive_pitches_are_one_held_note():
-    steps = [(60, 48), (60, -1), (60, 48), (62, 48)]
-    assert notes_of(steps) == [
-        *(Note(0, 60, 0, 3), Note(0, 62, 3, 1)),
-        *(Note(1, 48, 0, 1), Note(1, 48, 2, 2)),
-    ]
-
-
-def test_a_piece_of_rests_is_silent_and_as_long():
-    steps = [(-1, -1)] * 5
-    assert notes_of(steps) == []
-    assert steps_in(midi(steps), MusicConfig()) == steps
-    assert piano_roll(steps)
 
 
 def test_a_file_has_a_track_and_a_channel_for_each_voice():
@@ -192,15 +168,6 @@ def test_steps_that_are_none_are_refused():
             midi(steps)
 
 
-def test_arrays_are_steps():
-    steps = np.array([[60, 48], [-1, 48]])
-    assert midi(steps) == midi(steps.tolist())
-
-
-def test_pieces_are_joined_with_silence():
-    assert joined([[(60,)], [(60,), (62,)]], rest=2) == [(60,), (-1,), (-1,), (60,), (62,)]
-
-
 def test_only_a_vocabulary_of_pitches_is_music():
     require_pitches(train_vocab("integers", ["-1 60 127\n"]))
     for text in ("60 128\n", "60 -2\n"):
@@ -231,11 +198,6 @@ def test_an_existing_file_is_overwritten_only_by_force(tmp_path: Path):
         assert path.read_text() == "mine", name
         write_music(path, [(60, 48)], force=True)
         assert path.read_bytes()[:4] in (b"MThd", b"\x89PNG", b"<?xm"), name
-
-
-def test_another_kind_of_file_is_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"must end in one of \.mid, \.midi, \.png, \.svg"):
-        write_music(tmp_path / "a.mp3", [(60,)])
 
 
 @pytest.mark.parametrize(

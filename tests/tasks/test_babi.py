@@ -4,9 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from transformer_xl.tasks.babi_stories import BABI_TASKS, Question, babi_questions, read_babi
+from transformer_xl.tasks.babi_stories import BABI_TASKS, Question, babi_stories, read_babi
 
 SPLITS = ("train", "valid", "test")
+
+
+def babi_questions(folder, task, split):
+    return [x for story in babi_stories(folder, task, split) for x in story]
 
 
 def test_a_question_has_the_facts_of_its_story_before_it(tmp_path: Path) -> None:

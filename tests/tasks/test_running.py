@@ -79,23 +79,6 @@ def test_changed_data_are_prepared_anew_until_a_run_may_have_read_them(source, t
     assert (out / "data" / "train.txt").read_text() == "two"
 
 
-def test_what_a_task_notes_beside_its_files_counts(source, tmp_path, monkeypatch):
-    out, of_files = tmp_path / "out", Lengths.identity
-
-    def noted(share):
-        return lambda task, source: of_files(task, source) | {"share": share}
-
-    monkeypatch.setattr(Lengths, "identity", noted(0.6))
-    text(source, out)
-    (out / "one-1").mkdir()
-    (out / "data" / "kept").touch()
-    assert text(source, out) == "one"
-    assert (out / "data" / "kept").exists()
-    monkeypatch.setattr(Lengths, "identity", noted(0.8))
-    with pytest.raises(ValueError, match=r"otherwise \(share of .*one-1 may have read it"):
-        text(source, out)
-
-
 def test_data_by_another_way_to_their_folder_are_the_same(source, tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to(source)
     monkeypatch.chdir(tmp_path)

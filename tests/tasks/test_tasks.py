@@ -4,7 +4,6 @@ import gzip
 import json
 from itertools import islice
 from pathlib import Path
-from shutil import copytree
 
 import numpy as np
 import pytest
@@ -17,13 +16,12 @@ from transformer_xl.inference.answers import continuations, next_log_probs
 from transformer_xl.model import build_model
 from transformer_xl.model.segment import Lengths
 from transformer_xl.tasks import TASKS, load_task
-from transformer_xl.tasks.run import paired_p, prepared
+from transformer_xl.tasks.run import paired_p
 from transformer_xl.tasks.task import (
     SEPARATOR,
     Example,
     Measured,
     read_examples,
-    write_documents,
     write_examples,
 )
 
@@ -145,11 +143,6 @@ def test_examples_are_read_as_they_were_written(tmp_path):
     for wrong in (Example("a\tb", "c"), Example("a", "b\nc")):
         with pytest.raises(ValueError, match="has a line end or"):
             write_examples(tmp_path, "train", [wrong])
-
-
-def test_documents_may_have_several_prompts(tmp_path):
-    write_documents(tmp_path, "train", [["a b", "c", "d", "e"], ["f", "g"]])
-    assert (tmp_path / "train.txt").read_text() == "a b\tc\td\te\nf\tg\n"
 
 
 @pytest.mark.slow
@@ -298,11 +291,3 @@ def test_a_folder_of_babi_is_read(tmp_path, shared, is_nightly):
     assert examples[0].prompt.endswith("where is john ?")
     measured = dict(task.baselines(tmp_path, "test"))["most frequent answer"]
     assert 20 < measured.metrics["mean"] < 40
-
-
-def test_texts_of_other_data_are_not_taken(babi, tmp_path):
-    task = load_task("babi")
-    prepared(task, babi, tmp_path / "out", print)
-    other = copytree(babi, tmp_path / "other")
-    with pytest.raises(ValueError, match=r"holds the texts of task babi from .*give another --out"):
-        prepared(task, other, tmp_path / "out", print)

@@ -80,6 +80,8 @@ _GONE = {
     ("serve", "--max_texts"): "a request has at most --max_queue texts",
     ("serve", "--root_path"): "let the proxy remove the path that it adds",
     ("serve", "--sessions_in_memory"): "sessions of a folder are read when they are used",
+    ("recl", "--recl.split"): "the test text is read, or valid without one; --file gives another",
+    ("recl", "--recl.window"): "a model without memory reads as much as in its training",
     ("serve", "--save"): "each answer is saved before it ends; leave it out",
     ("serve", "--chat_template"): (
         "--template TEXT has the text of one message with {role} and {content}; templates in Jinja "

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,7 +16,7 @@ from transformer_xl.cli.given import (
     refuse_others,
 )
 from transformer_xl.cli.loading import corpus_of, evaluation_of, read_text, require_model
-from transformer_xl.cli.printing import exclude, say, say_if_slow, show
+from transformer_xl.cli.printing import say, say_if_slow, show
 from transformer_xl.cli.tables import can_plot, require_plot, write_results
 from transformer_xl.config import (
     Config,
@@ -48,10 +49,6 @@ class ReclConfig:
     """Number of tokens of the text that are predicted."""
     top: tuple[Annotated[float, Range(gt=0, le=1)], ...] = (0.1, 0.5, 1.0)
     """Fractions r: only the r hardest of these tokens are compared."""
-    window: Count | None = None
-    """Longest input of models without memory; None: their training segment length."""
-    split: Literal["train", "valid", "test"] = "test"
-    """Split of the corpus; valid if there is no test text."""
 
     def __post_init__(self) -> None:
         check(self, "recl")
@@ -90,7 +87,6 @@ class Recl(LoadsModels, PrintsResult):
     def run(self) -> None:
         """Measure and print."""
         require(bool(self.dirs), "give at least one run folder or model folder: txl recl DIR ...")
-        exclude(file=self.file, recl__split=self.recl.split != ReclConfig().split)
         for name in self.dirs:
             require_model(name)
         if self.plot:
@@ -102,52 +98,43 @@ class Recl(LoadsModels, PrintsResult):
         from transformer_xl.studies import markdown_table, recl
 
         settings, contexts, names = self.recl, self.recl.contexts, _names(self.dirs)
-        readings = [self._reading(folder, load_model(folder)) for folder in self.dirs]
-        is_read = settings.window is None or any(window for _, window in readings)
-        why = "has no effect: every model has a memory; leave it out"
-        require(is_read, f"--recl.window {settings.window} {why}")
         ids = self._tokens(_shared_vocabulary(self.dirs))
         places = recl.target_places(len(ids), contexts, settings.tokens)
         each = []
-        for folder, (lengths, window) in zip(self.dirs, readings, strict=True):
-            say(f"measuring {folder}" + f", which reads at most {window} tokens" * bool(window))
+        for folder in self.dirs:
             # In float32: rounding errors of half precision could count as a gain.
             model = load_model(folder).to(pick_device())
+            lengths, window = self._reading(folder, model)
+            say(f"measuring {folder}" + f", which reads at most {window} tokens" * bool(window))
             each.append(recl.context_losses(model, ids, places, contexts, lengths, window))
         losses = np.stack(each)
         by_top = {
-            top: dict(
-                zip(
-                    names,
-                    recl.relative_effective_context_length(losses, contexts, top=top),
-                    strict=True,
-                )
-            )
+            top: recl.relative_effective_context_length(losses, contexts, top=top)
             for top in settings.top
         }
-        lengths_of = [[x[name] for x in by_top.values()] for name in names]
+        of_models = dict(zip(names, zip(*by_top.values(), strict=True), strict=True))
         rows = [
-            [name, *(f"{'at least ' * x.is_bound}{x.length:,}" for x in row)]
-            for name, row in zip(names, lengths_of, strict=True)
+            [name, *(f"{'at least ' * x.is_bound}{x.length:,}" for x in results)]
+            for name, results in of_models.items()
         ]
         table = markdown_table(["model", *(f"r = {top:g}" for top in by_top)], rows)
         (say if self.json else print)(table)
         if self.plot:
-            recl.draw_gains(self.plot, contexts, by_top)
+            by_name = {top: dict(zip(names, x, strict=True)) for top, x in by_top.items()}
+            recl.draw_gains(self.plot, contexts, by_name)
             say(f"wrote {self.plot}")
         if self.json:
+            tops = [f"{top:g}" for top in by_top]
             models = [
-                {
-                    "name": name,
-                    "nll": nll,
-                    "recl": {f"{r:g}": asdict(x[name]) for r, x in by_top.items()},
-                }
-                for name, nll in zip(names, losses.mean(2).tolist(), strict=True)
+                {"name": name, "nll": nll, "recl": dict(zip(tops, map(asdict, x), strict=True))}
+                for (name, x), nll in zip(of_models.items(), losses.mean(2).tolist(), strict=True)
             ]
             about = {"settings": asdict(settings), "contexts": list(contexts), "models": models}
             show(_environment() | about, as_json=True)
 
     def _tokens(self, vocab: "Vocab") -> Any:
+        from transformer_xl.train import held_out
+
         recipe = recipe_of(self.dirs[0])
         if self.file:
             is_raw = recipe is not None and recipe.data.raw
@@ -158,8 +145,7 @@ class Recl(LoadsModels, PrintsResult):
                 "give a text with --file"
             )
         corpus = corpus_of(recipe.data, vocab, self.dirs[0], "a text with --file")
-        has_split = corpus.n_tokens(self.recl.split) > 1
-        return corpus.split(self.recl.split if has_split else "valid")
+        return corpus.split(held_out(corpus))
 
     def _reading(self, folder: str, model: "LanguageModel") -> tuple["Lengths", int | None]:
         """Return the lengths of a model, and its longest input if it has no memory."""
@@ -170,15 +156,15 @@ class Recl(LoadsModels, PrintsResult):
         trained = recipe.train.segment_len if recipe else SEGMENT_LEN
         lengths = Lengths.of(model.config, **evaluation.lengths_after(trained))
         if evaluation.window:
-            return lengths._replace(mem_len=0), self.recl.window or evaluation.window
+            return lengths._replace(mem_len=0), evaluation.window
         if lengths.mem_len or not model.remembers_positions:
             return lengths, None
         require(
-            self.recl.window is not None or recipe is not None,
-            "a model folder without memory and without a recipe: the longest input is not known, "
-            "give --recl.window",
+            recipe is not None,
+            f"{folder} is a model folder without memory and without a recipe: the longest input is "
+            "not known; give its run folder",
         )
-        return lengths, self.recl.window or trained
+        return lengths, trained
 
 
 @dataclass(kw_only=True)
@@ -277,10 +263,8 @@ def _shared_vocabulary(folders: tuple[str, ...]) -> "Vocab":
 
 
 def _environment() -> dict[str, Any]:
-    import torch
-
     from transformer_xl.config import describe_machine
 
     machine = describe_machine()
     about = {name: machine[name] for name in ("processor", "gpu", "threads")}
-    return {"command": " ".join(("txl", *sys.argv[1:])), **about, "torch": torch.__version__}
+    return {"command": " ".join(("txl", *sys.argv[1:])), **about, "torch": version("torch")}

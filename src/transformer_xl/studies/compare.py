@@ -37,7 +37,7 @@ from transformer_xl.data import prepare
 from transformer_xl.errors import DataError, SettingsError
 from transformer_xl.studies import require_predicted
 from transformer_xl.studies.contestant import measured
-from transformer_xl.studies.pace import paces, steps_in, with_others
+from transformer_xl.studies.pace import paces, steps_in
 from transformer_xl.train import Diverged, Interrupted
 
 PREFIX = "compare-"
@@ -140,7 +140,7 @@ class Run(msgspec.Struct, kw_only=True):
     minutes: float
     found: dict[str, Any]
     """What :func:`~transformer_xl.studies.contestant.measured` returned, or ``failed``. Of a pace,
-    the ``seconds`` of a step in each stage, and ``ceiling_gflops``."""
+    the ``seconds`` of a step in each stage."""
 
 
 class Task(NamedTuple):
@@ -260,26 +260,16 @@ class Comparison:
         return {model: self._task(model, "pace") for model in self.plan.models}
 
     def _measure_paces(self) -> None:
-        """Measure the seconds of a step of contestants whose pace is not known.
-
-        All take part in the turns. Those that are known keep their pace, and so their runs; that of
-        the others is scaled by how much faster or slower the known ones were measured.
-        """
-        tasks = self._paces()
-        known = {model: run.found for model, task in tasks.items() if (run := self.done(task))}
-        if len(known) == len(tasks):
+        """Measure the seconds of a step of the contestants whose pace is not known, in turns."""
+        tasks = {model: task for model, task in self._paces().items() if not self.done(task)}
+        if not tasks:
             return
         self._say("measuring the pace of each contestant, in turns")
-        configs = {model: task.config for model, task in tasks.items()}
-        seconds = 60 * _PACE_SHARE * self.plan.minutes * len(configs)
-        new, ceiling = paces(configs, seconds)
-        for found in known.values():
-            ceiling = found["ceiling_gflops"]
-        all_paces = with_others({model: x["seconds"] for model, x in known.items()}, new)
-        for model in tasks.keys() - known.keys():
-            found = {"seconds": all_paces[model], "ceiling_gflops": float(f"{ceiling:.5g}")}
-            self._add(tasks[model], found)
-            self._say(f"{model}: {', '.join(f'{x:.4g}' for x in all_paces[model])} s a step")
+        seconds = 60 * _PACE_SHARE * self.plan.minutes * len(tasks)
+        measured = paces({model: task.config for model, task in tasks.items()}, seconds)
+        for model, each in measured.items():
+            self._add(tasks[model], {"seconds": each})
+            self._say(f"{model}: {', '.join(f'{x:.4g}' for x in each)} s a step")
 
     def _task(self, model: str, phase: str, factor: float = 1.0, seed: int = 1) -> Task:
         plan, recipe = self.plan, self.plan.models[model]

@@ -13,10 +13,9 @@ from statistics import median
 
 import torch
 
-from transformer_xl.config import Config, GenerateConfig, Stage, World, pick_device, pick_precision
+from transformer_xl.config import Config, GenerateConfig, Stage, World, pick_device
 from transformer_xl.data import Corpus, prepare
 from transformer_xl.inference.generate import prompt_for
-from transformer_xl.ops import ceiling
 from transformer_xl.train import Network, fit_to_corpus, new_state, train_step
 
 ROUNDS = 10
@@ -33,19 +32,15 @@ def stages_of(config: Config) -> tuple[Stage, ...]:
     return config.train.stages or (whole,)
 
 
-def paces(
-    configs: Mapping[str, Config], seconds: float = math.inf, rounds: int = ROUNDS
-) -> tuple[dict[str, list[float]], float]:
+def paces(configs: Mapping[str, Config], seconds: float = math.inf) -> dict[str, list[float]]:
     """Measure the seconds of a training step of each model in each stage, in turns.
 
     Args:
         configs: The recipes by name, with their text.
         seconds: After this time, no further turn begins, but for the first three.
-        rounds: Turns of each.
 
     Returns:
-        For each model, the median seconds of a step in each stage; and the GFLOP/s of a large
-        matrix product in the precision of the first one, measured in the same turns.
+        For each model, the median seconds of a step in each stage, to five digits.
     """
     device = pick_device()
     corpora = {name: prepare(config.data, lambda _: None) for name, config in configs.items()}
@@ -56,44 +51,21 @@ def paces(
     }
     for step in steps.values():
         step()
-    first = next(iter(configs.values()))
-    dtype = pick_precision(first.train.precision, device)
     taken: dict[tuple[str, int], list[float]] = {key: [] for key in steps}
-    peaks, first_began = [], time.perf_counter()
-    for n in range(rounds):
+    first_began = time.perf_counter()
+    for n in range(ROUNDS):
         if n >= _LEAST_ROUNDS and time.perf_counter() - first_began > seconds:
             break
-        peaks.append(ceiling(dtype, device))
         for key, step in steps.items():
             began = time.perf_counter()
             step()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             taken[key].append((time.perf_counter() - began) / _STEPS)
-    medians = {name: [median(taken[name, n]) for n in range(len(stages_of(config)))]
-             for name, config in configs.items()}  # fmt: skip
-    return medians, median(peaks)
-
-
-def with_others(
-    known: Mapping[str, list[float]], measured: Mapping[str, list[float]]
-) -> dict[str, list[float]]:
-    """Add measured paces to known ones, which stay, as the runs of these models depend on them.
-
-    Args:
-        known: Seconds of a step in each stage, by model.
-        measured: The same of more models, in the same turns as some of the known ones.
-
-    Returns:
-        The known ones, and the others, scaled by how much faster or slower the known ones were
-        measured, to five digits, so that a file of them gives the same steps.
-    """
-    both = [name for name in measured if name in known]
-    before = [x for name in both for x in known[name]]
-    now = [x for name in both for x in measured[name]]
-    ratio = median([x / y for x, y in zip(before, now, strict=True)] or [1.0])
-    added = {name: [float(f"{ratio * x:.5g}") for x in each] for name, each in measured.items()}
-    return {**added, **known}
+    return {
+        name: [float(f"{median(taken[name, n]):.5g}") for n in range(len(stages_of(config)))]
+        for name, config in configs.items()
+    }
 
 
 def steps_in(minutes: float, config: Config, seconds: list[float]) -> int:

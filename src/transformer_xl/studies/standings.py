@@ -91,12 +91,9 @@ def _row(long_runs: Runs, runs: Runs, unit: str) -> dict[str, Any]:
     """Sum up the long runs of a contestant."""
     losses = [bits(run, unit) for run in long_runs]
     first, trained = long_runs[0], [run.found["training"] for run in long_runs]
-    of_model = [run for run in runs if run.model == first.model]
-    factors = {run.factor for run in of_model if run.phase == "search"}
+    factors = {x.factor for x in runs if x.phase == "search" and x.model == first.model}
     # Not by the seconds that it took: the machine may have been busy.
     seconds = 60 * statistics.fmean(run.minutes for run in long_runs)
-    ceiling = next((x.found["ceiling_gflops"] for x in of_model if x.phase == "pace"), None)
-    per_second = statistics.fmean(map(flops, long_runs)) / seconds
     return {
         "model": first.model,
         "seeds": [run.seed for run in long_runs],
@@ -112,7 +109,6 @@ def _row(long_runs: Runs, runs: Runs, unit: str) -> dict[str, Any]:
         "tokens": statistics.fmean(map(tokens, long_runs)),
         "tokens_per_second": statistics.fmean(map(tokens, long_runs)) / seconds,
         "seconds": statistics.fmean(each["seconds"] for each in trained),
-        "share_of_ceiling": ceiling and per_second / 1e9 / ceiling,
     }
 
 
@@ -151,7 +147,7 @@ def markdown(result: Mapping[str, Any], baselines: Sequence[Mapping[str, Any]] =
         *("model", f"{result['unit']} at equal time", "seeds"),
         *(f"at the tokens of {result['reference'] or 'the first'}", "at its FLOPs"),
         *("learning rate x", "non-embedding parameters", "tokens"),
-        *("tokens per second of training", "MFLOP per token", "share of the ceiling", "precision"),
+        *("tokens per second of training", "MFLOP per token", "precision"),
     ]
     cells = [
         [
@@ -164,14 +160,13 @@ def markdown(result: Mapping[str, Any], baselines: Sequence[Mapping[str, Any]] =
             f"{row['tokens'] / 1e6:.2f} M",
             f"{row['tokens_per_second']:,.0f}",
             f"{row['mflop_per_token']:.1f}",
-            _number(row["share_of_ceiling"], ".2f"),
             row["dtype"],
         ]
         for row in result["models"]
     ]
     lines = [markdown_table(heads, cells)]
     for row in sorted(baselines, key=lambda row: row["bits"]):
-        lines.append(f"| {_baseline(row)} | {row['bits']:.4f} |" + " |" * 10)
+        lines.append(f"| {_baseline(row)} | {row['bits']:.4f} |" + " |" * 9)
     parts = ["\n".join(lines)]
     if any(row["at_edge"] for row in result["models"]):
         parts.append(

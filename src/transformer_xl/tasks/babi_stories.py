@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from transformer_xl.config import require
-from transformer_xl.data import SPLITS, opened
+from transformer_xl.data import opened
+from transformer_xl.errors import DataError
 
 Split = Literal["train", "valid", "test"]
 
@@ -29,7 +29,7 @@ def read_babi(path: Path) -> list[list[Question]]:
     """Read a file of bAbI, compressed or not; return the questions of each story.
 
     Raises:
-        ValueError: A line is none of bAbI.
+        DataError: A line is none of bAbI.
         OSError: The file cannot be read.
     """
     stories: list[list[Question]] = []
@@ -40,7 +40,7 @@ def read_babi(path: Path) -> list[list[Question]]:
         text, *answer = line.split("\t")
         found = _FACT.fullmatch(text.strip())
         if found is None or (not stories and found[1] != "1"):
-            raise ValueError(
+            raise DataError(
                 f"{path}: line {number:,}, {line[:60]!r}, is none of bAbI: expected a number from "
                 "1 on and a fact, or a number, a question, a tab and its answer"
             )
@@ -68,9 +68,8 @@ def babi_stories(folder: Path, task: str, split: Split) -> list[list[Question]]:
 
     Raises:
         FileNotFoundError: The folder lacks a file of the task.
-        ValueError: There is no such split, or a file is none of bAbI.
+        DataError: A file is none of bAbI.
     """
-    require(split in SPLITS, f"split={split!r} must be one of {', '.join(SPLITS)}")
     tests = read_babi(_babi_file(folder, task, "test"))
     if split == "test":
         return tests
@@ -82,11 +81,6 @@ def babi_stories(folder: Path, task: str, split: Split) -> list[list[Question]]:
         held_out |= {x for story in stories[n_train:] for x in story}
     kept = ([x for x in story if x not in held_out] for story in chosen)
     return [story for story in kept if story]
-
-
-def babi_questions(folder: Path, task: str, split: Split) -> list[Question]:
-    """Return the questions of :func:`babi_stories` one after the other."""
-    return [x for story in babi_stories(folder, task, split) for x in story]
 
 
 def _babi_file(folder: Path, task: str, part: str) -> Path:

@@ -243,7 +243,6 @@ READ = {
 # Of these the shapes of the weights tell.
 SHAPES = {
     *("vocab_size", "n_layer", "d_model", "d_head", "d_inner", "d_embed", "cutoffs", "div_val"),
-    *("state_size", "expand", "conv_width"),
 }
 
 

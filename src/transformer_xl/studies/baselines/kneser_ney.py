@@ -132,17 +132,12 @@ class KneserNey:
     ) -> Float[np.ndarray, " length"]:
         """Return -log p of each token after those before it in this text, in nats.
 
-        Args:
-            ids: The text in tokens.
-            order: The order, up to that of the model. None: that one.
+        ``order`` is one up to that of the model. None: that one.
 
         Raises:
-            InputError: The order is out of range, or a token is not in the vocabulary.
+            InputError: A token is not in the vocabulary.
         """
-        if order is None:
-            order = self.order
-        if not 1 <= order <= self.order:
-            raise InputError(f"order={order} must be from 1 to {self.order}, that of the model")
+        order = order or self.order
         return self._nll_by_order(ids, order)[order]
 
     def best_order(self, ids: Integer[np.ndarray, " length"]) -> int:
