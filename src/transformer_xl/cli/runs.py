@@ -239,7 +239,7 @@ class Train(FittedRecipe, LoadsModels):
     def run(self) -> None:
         """Train, evaluate, report."""
         from transformer_xl.config import Stalled, is_first_process, prepare_process
-        from transformer_xl.train import train
+        from transformer_xl.train import RunFolder, train
 
         prepare_process()
         if is_first_process():
@@ -250,6 +250,7 @@ class Train(FittedRecipe, LoadsModels):
                 if name is not None:
                     require_model(name)
         folder = self.folder
+        RunFolder(folder).require_writable()
         try:
             recipe = self._own()
             if not self.has_saved():
