@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from itertools import compress
 from pathlib import Path
@@ -48,14 +47,6 @@ def pytest_configure() -> None:
     # What starts the tests in the background may have Ctrl-C ignored, which processes inherit.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def pytest_report_header() -> list[str]:
-    shared = f"{SHARED}" if SHARED.is_dir() else f"no folder {SHARED}; what needs it is skipped"
-    return [
-        f"torch: {version('torch')}, {os.cpu_count()} CPU cores; tests marked gpu need CUDA",
-        f"real texts and golden outputs (TXL_SHARED): {shared}",
-    ]
 
 
 def _can_compile() -> bool:
@@ -379,26 +370,6 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def poison() -> Iterator[None]:
-    """New tensors start as NaN, so that an element nobody wrote cannot pass for a zero."""
-    import torch
-
-    was_on = torch.are_deterministic_algorithms_enabled()
-    was_filling = torch.utils.deterministic.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.use_deterministic_algorithms(was_on)
-    torch.utils.deterministic.fill_uninitialized_memory = was_filling
-
-
-@pytest.fixture(autouse=True)
-def _poison_ops(request: pytest.FixtureRequest) -> None:
-    if request.path.is_relative_to(ROOT / "tests" / "ops"):
-        request.getfixturevalue("poison")
-
-
-@pytest.fixture
 def refused() -> Callable[[str], AbstractContextManager[None]]:
     """Checks that a call is refused: `with refused("length=1.5 must be an integer")`.
 
@@ -414,37 +385,3 @@ def refused() -> Callable[[str], AbstractContextManager[None]]:
         assert not is_ours or re.search(message, str(found.value)), found.value
 
     return check
-
-
-@pytest.fixture(scope="session")
-def babi_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files in the format of bAbI: ``qa1``, and ``qa3`` with longer stories, compressed.
-
-    The first story of each test file is in the training file, too.
-    """
-    import gzip
-
-    folder, draw = tmp_path_factory.mktemp("babi"), random.Random(0)
-
-    def story(n_facts: int) -> str:
-        lines, where = [], {}
-        for _ in range(n_facts // 2):
-            for _ in range(2):
-                who, place = (
-                    draw.choice(["Mary", "John", "Ann"]),
-                    draw.choice(["hall", "park", "bar"]),
-                )
-                where[who] = place
-                lines.append(f"{who} went to the {place}.")
-            asked = draw.choice([*where])
-            lines.append(f"Where is {asked}? \t{where[asked]}\t1")
-        return "".join(f"{number} {line}\n" for number, line in enumerate(lines, 1))
-
-    for name, n_facts in (("qa1_one-fact", 10), ("qa3_three-facts", 60)):
-        tests = [story(n_facts) for _ in range(8)]
-        trained = [story(n_facts) for _ in range(19)]
-        trained.insert(4, tests[0])
-        (folder / f"{name}_train.txt").write_text("".join(trained))
-        with gzip.open(folder / f"{name}_test.txt.gz", "wt") as file:
-            file.write("".join(tests))
-    return folder

@@ -97,7 +97,7 @@ def final_table(config, corpus, run, model, monkeypatch):
 PATHS = {
     # For each what has nothing to say there, as the docstring of EvalConfig tells.
     validation: ("split", "mem_lens", *DYNAMIC),
-    final_table: ("split",),
+    final_table: ("split", *DYNAMIC),
 }
 
 

@@ -173,16 +173,16 @@ def test_another_test_text_or_length_is_evaluated_without_training_again(
 
 
 def test_a_training_ends_with_its_figures_once(tmp_path, short, monkeypatch, capsys):
-    config = short(data={"test_fraction": 0.1}, eval={"mem_lens": (0,), "dynamic": "sgd"})
+    config = short(data={"test_fraction": 0.1}, eval={"mem_lens": (0,)})
     results = train(config, tmp_path)
     said = capsys.readouterr().err
     figures = repr(results)
     assert said.endswith(f"{figures}\n")
     for line in figures.splitlines():
         assert said.count(line) == 1, line
-    # Two memories, dynamic evaluation, and the compressors.
+    # Two memories and the compressors.
     assert [line.split()[0] for line in figures.splitlines()] == [
-        *("memory", "memory", "learning", "memory", "gzip:"),
+        *("memory", "memory", "gzip:"),
     ]
     assert results == json.loads((tmp_path / "results.json").read_text())
     assert repr(train(config, tmp_path, quiet=True)) == figures

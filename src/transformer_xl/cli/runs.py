@@ -183,7 +183,7 @@ class Train(FittedRecipe):
     def run(self) -> None:
         """Train, evaluate, report."""
         from transformer_xl.config import Stalled, is_first_process, prepare_process
-        from transformer_xl.train import CHECKPOINTS, train
+        from transformer_xl.train import CHECKPOINTS, RunFolder, train
 
         prepare_process()
         models = [self.recipe] if is_model(self.recipe) else []
@@ -192,6 +192,7 @@ class Train(FittedRecipe):
         for name in models if is_first_process() else ():
             require_model(name)
         folder = self.folder
+        RunFolder(folder).require_writable()
         try:
             recipe = self._recipe()
             if not any((folder / CHECKPOINTS).glob("step_*")):

@@ -32,7 +32,7 @@ class EvalConfig:
 
     The lengths, ``batch_size``, ``max_steps`` and ``window`` hold for the validations of a
     training, for the table at its end and for ``txl eval``. Validation uses the configured memory
-    alone: ``mem_lens`` and ``dynamic`` add to that table and to ``txl eval``, and ``split`` is for
+    alone: ``mem_lens`` adds to that table and to ``txl eval``; ``dynamic`` and ``split`` are for
     ``txl eval``.
 
     Example:

@@ -32,7 +32,7 @@ from transformer_xl.model import (
     require_capacity,
     require_training,
 )
-from transformer_xl.train.optim import Optimizer, new_average
+from transformer_xl.train.optim import Average, Optimizer
 from transformer_xl.train.runner import shard
 from transformer_xl.train.state import TrainState, longest_segment
 
@@ -215,7 +215,9 @@ def new_state(
         longest = max(longest, validation(config)["mem_len"] or 0, *config.eval.mem_lens)
     require_capacity(model, longest)
     model.recompute = settings.recompute
-    average = new_average(model, settings)
+    average = None
+    if settings.average != "none":
+        average = Average(model, settings.average_decay if settings.average == "ema" else None)
     shard(model, settings, world, device)
     if average is not None:
         shard(average.module, settings, world, device)

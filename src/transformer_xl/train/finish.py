@@ -5,14 +5,13 @@ import json
 import lzma
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any
 
 import torch
 
 from transformer_xl.config import Config, autocast
 from transformer_xl.data import Corpus, FeatureCorpus, raw_split
-from transformer_xl.inference.evaluate import Dynamic, Result, cost_of, evaluate_by, plan_dynamic
+from transformer_xl.inference.evaluate import Result, cost_of, evaluate_by
 from transformer_xl.inference.generate import (
     Sampling,
     Searching,
@@ -33,9 +32,6 @@ class Results(dict[str, Any]):
 
     def __repr__(self) -> str:
         lines = [memory_line(row) for row in self["memory_curve"]]
-        if (learned := self.get("dynamic")) is not None:
-            lines.append(f"learning from each segment after its score ({learned.get('dynamic')}):")
-            lines.append(memory_line(learned))
         end = "_bits_per_byte"
         packed = {name.removesuffix(end): x for name, x in self.items() if name.endswith(end)}
         if packed:
@@ -74,29 +70,23 @@ def finish(
         say(f"eval.{cost}")
     text: dict[str, Any] = {"vocab": corpus.vocab, "n_bytes": corpus.n_bytes(split)}
 
-    def measure(mem_len: int | None, dynamic: Dynamic | None = None) -> dict[str, Any]:
+    def measure(mem_len: int | None) -> dict[str, Any]:
         evaluation = settings if mem_len is None else replace(settings, mem_len=mem_len)
         name = "a window" if mem_len is None else f"memory {mem_len:,}"
         progress = reading(model, len(ids) - 1, f"evaluating, {name}", quiet=quiet)
         with autocast(config.train.precision, device), progress:
-            how: dict[str, Any] = {"segment_len": segment_len, "how": dynamic}
-            return describe(split, evaluate_by(evaluation, model, ids, **text, **how))
+            result = evaluate_by(evaluation, model, ids, **text, segment_len=segment_len)
+        return describe(split, result)
 
     lengths = Lengths.of(config.model, **settings.lengths_after(segment_len))
     chosen = None if settings.window else lengths.mem_len
     mem_lens = {*settings.mem_lens, config.model.mem_len, chosen} if chosen is not None else {None}
     rows = {mem_len: measure(mem_len) for mem_len in sorted(mem_lens, key=lambda n: n or 0)}
     results = Results(**_origin(config, corpus), test=rows[chosen], memory_curve=[*rows.values()])
-    if isinstance(corpus, Corpus):
-        if settings.dynamic:
-            say(f"the same, learning from each segment after its score ({settings.dynamic})")
-            with autocast(config.train.precision, device):
-                train = partial(corpus.split, "train")
-                plan = plan_dynamic(settings, model, train, segment_len=segment_len)
-            results["dynamic"] = measure(chosen, plan)
-        # Compressors store all of the text, prompts included.
-        if corpus.vocab.token_bytes is not None and model.config.completion_at is None:
-            results |= _compressed(corpus, split, say)
+    # Compressors store all of the text, prompts included.
+    is_all_counted = model.config.completion_at is None
+    if isinstance(corpus, Corpus) and is_all_counted and corpus.vocab.token_bytes is not None:
+        results |= _compressed(corpus, split, say)
     # The report is written last: where it is, the rest is, too.
     (folder.path / REPORT_FILE).unlink(missing_ok=True)
     folder.write_json(RESULTS_FILE, results)

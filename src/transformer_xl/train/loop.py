@@ -247,7 +247,8 @@ class _Run:
             is_evaluated = is_last or _every(settings.eval_every, state.step)
             is_saved = is_last or number or _every(settings.save_every, state.step)
             if limit is not None:
-                self.progress.expect(*limit.update(state, is_timed=seconds > 0))
+                last_step, seconds_left = limit.update(state, is_timed=seconds > 0)
+                self.progress.expect(last_step, seconds=seconds_left)
             if is_last or _every(settings.log_every, state.step):
                 self._write_log(update.lr)
             else:

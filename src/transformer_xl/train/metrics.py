@@ -160,7 +160,7 @@ class Progress:
         self._bar.stop()
 
     def expect(
-        self, total_steps: int, first_step: int | None = None, seconds: float = math.inf
+        self, total_steps: int, first_step: int | None = None, *, seconds: float = math.inf
     ) -> None:
         """Correct the last step, where a resumed run begins, and when it ends at the latest."""
         self._deadline = monotonic() + seconds

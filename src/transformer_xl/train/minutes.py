@@ -30,7 +30,7 @@ class TimeLimit:
         # Without the first step, which may compile, as it ends before the first of these times.
         self._ends: deque[float] = deque(maxlen=_LATEST_STEPS + 1)
 
-    def update(self, state: TrainState, *, is_timed: bool) -> tuple[int, None, float]:
+    def update(self, state: TrainState, *, is_timed: bool) -> tuple[int, float]:
         """Update ``total_steps`` of a state after a step.
 
         Args:
@@ -38,7 +38,7 @@ class TimeLimit:
             is_timed: Whether the time of the step is known yet.
 
         Returns:
-            The step and the time in which the run is expected to end, for `Progress.expect`.
+            The step at which the run is expected to end, and the seconds that its limit leaves.
         """
         if is_timed:
             self._ends.append(state.seconds)
@@ -54,8 +54,8 @@ class TimeLimit:
                 self._shorten(state, possible)
         elif not state.end_is_fixed and step_seconds:
             left = min(left, max(1, round(seconds_left / step_seconds)))
-            return state.step + left, None, seconds_left
-        return state.total_steps, None, seconds_left
+            return state.step + left, seconds_left
+        return state.total_steps, seconds_left
 
     def _shorten(self, state: TrainState, possible: int) -> None:
         """Let a run that is late end after some more steps; the cooldown gets fewer of them."""

@@ -89,8 +89,7 @@ class Optimizer:
             for n in sorted({*stacked, 1}, key=(3, 1, 2, 4).index)
         ]
         device = next(model.parameters()).device
-        precision = pick_precision(config.precision, device)
-        dtype = getattr(torch, precision)
+        dtype = getattr(torch, pick_precision(config.precision, device))
         if emulates(dtype, device.type):
             dtype = torch.float32
         # Not with FSDP: a graph would keep whole matrices in each process.
@@ -98,11 +97,6 @@ class Optimizer:
         is_captured = bool(config.compile) and is_whole and device.type == "cuda"
         muon = Muon(groups, weight_decay=decay, dtype=dtype, is_captured=is_captured)
         self.parts.append(muon)
-
-    def skip(self) -> None:
-        """Clear the gradients without an update."""
-        for optimizer in self.parts:
-            optimizer.zero_grad()
 
     @torch.no_grad()
     def step(self, scale: float) -> None:
@@ -161,6 +155,9 @@ def _matrices_in(name: str, parameters: Mapping[str, Tensor]) -> int:
 class Average:
     """An average of the weights of a model, which reads nothing back from a GPU.
 
+    The mean is Polyak averaging (Polyak and Juditsky, 1992) over the last part of a run, like ASGD
+    in Merity et al. (arXiv 1708.02182) with a fixed trigger.
+
     Args:
         model: The model, which may be sharded before the first update, and the average with it.
         decay: Of an exponential average; None: the mean.
@@ -188,14 +185,3 @@ class Average:
         for buffer, current in zip(self.module.buffers(), model.buffers(), strict=True):
             buffer.copy_(current)
         self.n_averaged += 1
-
-
-def new_average(model: nn.Module, config: TrainConfig) -> Average | None:
-    """Return the average of the weights that settings name; None without one.
-
-    ``tail`` is Polyak averaging (Polyak and Juditsky, 1992) over the last part of a run, like ASGD
-    in Merity et al. (arXiv 1708.02182) with a fixed trigger.
-    """
-    if config.average == "none":
-        return None
-    return Average(model, config.average_decay if config.average == "ema" else None)

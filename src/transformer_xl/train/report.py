@@ -2,7 +2,7 @@
 
 ======================  =======================================================================
 ``metrics.jsonl``       the training: ``bits_per_token``, ``lr`` and ``tokens_per_second``
-``results.json``        ``{"test": result, "memory_curve": [result, ...], "dynamic": result,
+``results.json``        ``{"test": result, "memory_curve": [result, ...],
                         "gzip_bits_per_byte": x, "xz_bits_per_byte": y}``, the settings and the
                         checksum of the text; a result is what ``txl eval`` prints
 ``sample.json``         ``{"prompt": ..., "text": ..., "settings": {...}}``; the text goes on
@@ -90,7 +90,7 @@ class Run:
         self.train = [record for record in records if record.get("kind") == "train"]
         self.valid = [record for record in records if record.get("kind") == "valid"]
         results = self._read("results.json", _parse_object, {})
-        self.test, self.dynamic = _part(results, "test"), _part(results, "dynamic")
+        self.test = _part(results, "test")
         rows = results.get("memory_curve")
         rows = [x for x in rows if isinstance(x, dict)] if isinstance(rows, list) else []
         names = "mem_len", "bits_per_token"

@@ -105,7 +105,7 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
     # all processes, so all of them decide alike.
     norm = float(length)
     if not math.isfinite(norm):
-        state.optimizer.skip()
+        state.model.zero_grad()
         state.step += 1
         state.skipped += 1
         state.skipped_in_a_row += 1

@@ -99,14 +99,7 @@ class RunFolder:
             PermissionError: It is that of a shipped model.
             SettingsError: The folder holds the run of another recipe, or cannot hold this one.
         """
-        require_not_shipped(self.path)
-        path = self.path.absolute()
-        place = next(x for x in (path, *path.parents) if x.exists())
-        if place.is_dir() and not os.access(place, os.W_OK):
-            raise PermissionError(
-                f"cannot write to the run folder {self.path}: {place} is read-only, or belongs to "
-                "another user; give another --out"
-            )
+        self.require_writable()
         if not self.holds_run:
             # But for files that a process killed in begin() leaves.
             ours = (_LOCK_FILE, f".{RECIPE_FILE}.")
@@ -149,6 +142,17 @@ class RunFolder:
                 f"{self.path} holds a run of another recipe (there, here): {'; '.join(wrong)}. "
                 f"Give another --out, or the same settings to go on there, or delete the folder"
                 f"{remedy}"
+            )
+
+    def require_writable(self) -> None:
+        """Require that files can be written here, before any work is done."""
+        require_not_shipped(self.path)
+        path = self.path.absolute()
+        place = next(x for x in (path, *path.parents) if x.exists())
+        if place.is_dir() and not os.access(place, os.W_OK):
+            raise PermissionError(
+                f"cannot write to the run folder {self.path}: {place} is read-only, or belongs to "
+                "another user; give another --out"
             )
 
     def begin(self, config: Config, n_parameters: int) -> None:
