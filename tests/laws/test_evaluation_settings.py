@@ -185,18 +185,6 @@ def test_each_setting_changes_what_eval_says(run, txl):
     assert {*changing(found)} == CHANGED.keys()
 
 
-def test_each_setting_changes_the_losses_by_position_or_is_refused(run, txl):
-    usual = result(txl("eval", run, "--by_position", "--json"))
-    spans = ("in_segment", "from_start")
-    for name in (*LENGTHS, "split"):
-        found = result(txl("eval", run, "--by_position", "--json", eval=CHANGED[name]))
-        assert [found[key] for key in spans] != [usual[key] for key in spans], name
-    for name in ("window", "dynamic"):
-        code, _, err = txl("eval", run, "--by_position", "--json", eval=CHANGED[name])
-        assert code == 2
-        assert f"--by_position and --eval.{name} exclude each other" in err
-
-
 DRAWN = {
     # Beside which others, and another value.
     "prompt": ({}, "a cat"),
