@@ -284,7 +284,7 @@ def _written(
             called = 1e3 * timed(partial(plain, last), _STEPS, model.device)["seconds"]
         yield {
             "tokens": n,
-            "state_bytes": held.nbytes,
+            "state_bytes": sum(x.nbytes for x in held.tensors),
             "ms_per_token": ms,
             "step": decoder.kind,
             "ms_called": called,

@@ -234,7 +234,9 @@ class TransformerXLCache(Cache):
                 f"memory (mem_len={self.mem_len}); keep the cache of that time, or call "
                 f"activate_past_recording() before reading, which keeps {REWIND} more"
             )
-        self._at, self.seen = mems.crop(n), self.seen - n
+        stop = len(mems) - n
+        hidden = None if mems.forgotten is None else mems.forgotten.clamp(max=stop)
+        self._at, self.seen = mems.between(0, stop).masking(hidden), self.seen - n
         self._whole -= n
         if self.tail is not None:
             self.tail = self.tail[:, : max(self.tail.shape[1] - n, 0)]
