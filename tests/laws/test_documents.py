@@ -141,23 +141,3 @@ def test_with_absolute_positions_a_document_is_read_as_alone_at_its_place(name):
         # As far from the end as in the pack; what follows cannot be seen.
         alone = model(tokens[row, some.start :]).hidden[:, : some.stop - some.start]
         torch.testing.assert_close(found[row, some], alone, **EXACT)
-
-
-@pytest.mark.parametrize("name", ALL)
-@torch.no_grad()
-def test_rows_of_documents_may_be_padded(name):
-    model = made(name)
-    mems = model(torch.randint(V, (2, 5))).mems
-    alone = [mems.select([row]) for row in range(2)]
-    tokens, lengths = torch.randint(V, (2, 6)), torch.tensor([4, 6])
-    starts = torch.zeros(2, 6, dtype=torch.bool)
-    # One of them in the padding.
-    starts[[0, 0, 1], [1, 5, 5]] = True
-    out = model(tokens, mems, lengths=lengths, starts=starts)
-    following = torch.randint(V, (2, 2))
-    after = model(following, out.mems)
-    for row, n in enumerate(lengths.tolist()):
-        one = model(tokens[row, None, :n], alone[row], starts=starts[row, None, :n])
-        torch.testing.assert_close(out.hidden[row, :n], one.hidden[0], **EXACT)
-        one = model(following[row, None], one.mems)
-        torch.testing.assert_close(after.hidden[row], one.hidden[0], **EXACT)

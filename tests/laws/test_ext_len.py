@@ -1,7 +1,7 @@
 """Tokens before a segment that are read again with it are context: nothing is counted twice."""
 
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import product
 
 import numpy as np
 import pytest
@@ -133,24 +133,6 @@ def test_without_a_memory_it_is_a_sliding_window(model, turn, text):
         assert result.nll == pytest.approx(expected.mean().item(), rel=1e-12), segment_len
         configured = evaluate(twin(model, **lengths), text, WithMemory(segment_len=segment_len))
         assert (configured.ext_len, configured.nll) == (ext_len, result.nll)
-
-
-def test_each_token_is_counted_once_in_every_stream(model, text):
-    # Each pair of two of the numbers stands in one row.
-    for ext_len, batch_size, n in (
-        *((2, 1, 16), (5, 1, 19), (5, 2, 16), (2, 2, 19), (2, 4, 16), (5, 4, 19)),
-    ):
-        lengths, some = {"mem_len": 0, "ext_len": ext_len}, text[: n + 1]
-        found = evaluate(model, some, WithMemory(segment_len=3, batch_size=batch_size, **lengths))
-        starts = [-(-b * n // batch_size) for b in range(batch_size + 1)]
-        expected = []
-        for start, end in pairwise(starts):
-            # A shorter part begins with a token that is not counted.
-            part = some[end - starts[1] : end + 1]
-            expected.append(by_hand(model, part, ext_len, segment_len=3)[start - end :])
-        expected = torch.cat(expected)
-        assert len(expected) == found.tokens == n
-        assert found.nll == pytest.approx(expected.mean().item(), rel=1e-12), (batch_size, n)
 
 
 def test_writing_and_scoring_read_nothing_again(model, text):

@@ -94,16 +94,6 @@ def test_a_recording_is_read_as_if_it_were_alone(kind, end):
         torch.testing.assert_close(packed[row : row + 1, first:], alone.nll, **EXACT)
 
 
-def test_targets_that_are_left_out_count_nowhere(kind, end):
-    model, (inputs, targets) = made(kind, end), given(end)
-    targets[:, 1::2] = torch.nan if end else -100
-    out = model(inputs, None, targets)
-    assert not out.nll[:, 1::2].any()
-    torch.testing.assert_close(out.loss, out.nll[:, ::2].mean(), **EXACT)
-    out.loss.backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
-
-
 @pytest.mark.parametrize(
     ("end", "tokens", "targets", "message"),
     [

@@ -32,12 +32,6 @@ def test_generation_with_memory_is_recomputation(model):
         assert settings.get("seed") is None or len(set(found)) > 1
 
 
-def test_a_memory_that_is_too_short_writes_another_text(paper):
-    expected = from_scratch(paper, [3, 1, 4], 10, paper.start_memory(1), DRAWS[1])
-    assert list(generate(paper, [3, 1, 4], length=10, mem_len=100, **DRAWS[1])) == expected
-    assert list(generate(paper, [3, 1, 4], length=10, mem_len=1, **DRAWS[1])) != expected
-
-
 def test_texts_side_by_side_are_the_texts_alone(model, turn):
     mem_lens = (3, 6, 40, 3, 6)[turn % 3 :][:3]
     for mem_len, settings in zip(

@@ -79,16 +79,6 @@ def test_streams_never_mix(positioned):
 
 
 @torch.no_grad()
-def test_a_stream_alone_says_what_it_says_in_company(positioned):
-    model = positioned
-    mems, text = model(some_text()).mems, some_text()
-    together = model(text, mems).hidden
-    for row in range(3):
-        alone = model(text[row : row + 1], mems.select([row])).hidden
-        torch.testing.assert_close(alone[0], together[row], **EXACT)
-
-
-@torch.no_grad()
 def test_probabilities_sum_to_one_and_are_those_of_the_loss(model):
     mems, text, targets = model(some_text()).mems, some_text(), some_text()
     log_probs = model(text, mems).log_probs

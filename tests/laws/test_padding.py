@@ -87,18 +87,6 @@ def test_each_row_is_read_as_if_it_were_alone(model, is_kept, request):
             assert len(mems) <= max(model.config.mem_len, 1)
 
 
-@torch.no_grad()
-def test_any_length_of_memory_is_kept(model):
-    for mem_len in (0, 2, 100):
-        mems, alone = None, [None] * 4
-        for tokens, _, lengths in segments():
-            hidden, mems = model.read(tokens, mems, lengths=lengths, mem_len=mem_len)
-            for row, n in enumerate(lengths.tolist()):
-                if n:
-                    one, alone[row] = model.read(tokens[row, None, :n], alone[row], mem_len=mem_len)
-                    torch.testing.assert_close(hidden[row, :n], one[0], **EXACT)
-
-
 @pytest.mark.parametrize("kind", ["transformer_xl", "lstm"])
 def test_the_gradient_is_that_of_the_rows_alone(of_kind, kind):
     model = build_model(of_kind(CONFIG, kind)).double()

@@ -51,15 +51,6 @@ def test_segments_are_invisible(any_model):
 
 
 @torch.no_grad()
-def test_a_memory_that_is_too_short_is_visible(model):
-    text, start = some_text(), model.start_memory(2, mem_len=2)
-    hidden, *_ = read(model, text, [10], start)
-    short, *_ = read(model, text, cut(10, 4), start, mem_len=2)
-    torch.testing.assert_close(short[:, :4], hidden[:, :4], **EXACT)
-    assert (short - hidden)[:, 4:].abs().max() > 1e-3
-
-
-@torch.no_grad()
 def test_memory_beyond_the_attention_length_is_unused(model):
     text, start = some_text(), model.start_memory(2, mem_len=9)
 
@@ -137,20 +128,6 @@ def test_a_memory_can_be_continued_as_often_as_one_likes(positioned):
             torch.testing.assert_close(new.hidden, old.hidden, **EXACT)
         torch.testing.assert_close(model(other, before[0].mems).hidden, further, **EXACT)
         torch.testing.assert_close(model(other, after[0].mems).hidden, further, **EXACT)
-
-
-@torch.no_grad()
-def test_a_memory_saved_and_resumed_goes_on_identically(model, tmp_path):
-    begun = model(some_text(3, 8)).mems.reset([1])
-    for mems in (begun, model.keep(begun)):
-        mems = model(some_text(3, 2), mems).mems
-        torch.save(mems.state_dict(), tmp_path / "memory")
-        resumed = type(mems).from_state_dict(torch.load(tmp_path / "memory", weights_only=True))
-        for T in (1, 4, 1):
-            segment = some_text(3, T)
-            out, again = model(segment, mems), model(segment, resumed)
-            assert torch.equal(again.hidden, out.hidden)
-            mems, resumed = out.mems, again.mems
 
 
 @torch.no_grad()

@@ -43,11 +43,6 @@ def contents(memory):
     return torch.stack([state["keys"], state["values"]])
 
 
-def test_free_capacity_does_not_count_as_memory():
-    roomy = kept(5).with_capacity(3, 5).to(dtype=torch.bfloat16)
-    assert roomy.nbytes == 2 * N * H * B * 5 * K * 2
-
-
 @pytest.mark.parametrize(("M", "T"), [(0, 3), (4, 1), (4, 3), (2, 9)])
 def test_a_memory_is_the_newest_positions_of_all_that_was_read(M, T):
     old, new = memory(M), states(T)
@@ -67,33 +62,6 @@ def test_the_memory_is_cut_from_the_graph():
     attached = Memory(segment)
     assert all(not x.requires_grad for x in attached.detach().states)
     assert kept(3).detach().state_dict()["keys"].requires_grad is False
-
-
-@pytest.mark.parametrize("n", [0, 1, 4])
-@pytest.mark.parametrize("is_kept", [False, True])
-@torch.no_grad()
-def test_a_cropped_memory_is_the_one_before_the_last_tokens(tiny_config, is_kept, n):
-    model = build_model(replace(tiny_config, mem_len=12)).double().eval()
-    start = model.start_memory(2)
-    start = model.keep(start) if is_kept else start
-    text = torch.randint(31, (2, 9))
-    before = model(text[:, : 9 - n], start).mems.forgetting(torch.tensor([0, 4]))
-    after = before if n == 0 else model(text[:, 9 - n :], before).mems
-    cropped = after.crop(n)
-    assert cropped.forgotten.tolist() == [0, 4]
-    for one, other in zip(cropped.tensors, before.tensors, strict=True):
-        torch.testing.assert_close(one, other)
-    # Both go on, each for itself.
-    expected, found = (model(text[:, :3], mems).hidden for mems in (before, cropped))
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(model(text[:, :3], after.crop(n)).hidden, expected)
-
-
-@pytest.mark.parametrize("make", [memory, kept])
-@pytest.mark.parametrize("n", [5, -1])
-def test_more_than_is_remembered_cannot_be_cropped(make, n):
-    with pytest.raises(ValueError, match=f"n={n}"):
-        make(4).crop(n)
 
 
 @pytest.mark.parametrize("make", [memory, kept])

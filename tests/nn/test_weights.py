@@ -132,7 +132,7 @@ def test_several_weights_files_are_one_model(model, folder):
         ("../model-00001-of-00002.safetensors", "not the name of a file beside it"),
         ("/etc/passwd", "not the name of a file beside it"),
         ("..", "not the name of a file beside it"),
-        (3, "not the name of a file beside it"),
+        (3, "is damaged or no index of weights"),
         ("x" * 300, "not the name of a file beside it"),
         ("model-00003-of-00003.safetensors", "which is missing"),
     ],

@@ -172,19 +172,6 @@ def test_a_hook_on_the_softmax_changes_loss_distribution_and_what_is_drawn(model
     assert list(generate(model, [1, 2], length=4, seed=1)) == [5] * 4
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "adaptive"])
-def test_weights_that_accelerate_keeps_elsewhere_are_used(name):
-    accelerate = pytest.importorskip("accelerate")
-    torch.manual_seed(3)
-    model = TransformerXL(replace(SMALL, init_std=0.2, **MODELS[name])).eval()
-    expected, written = reading(model), list(generate(model, [1, 2], length=5, seed=1))
-    accelerate.cpu_offload(model, "cpu")
-    assert model.layers[0].feed_forward.inner.weight.is_meta
-    torch.testing.assert_close(reading(model), expected)
-    assert list(generate(model, [1, 2], length=5, seed=1)) == written
-    accelerate.hooks.remove_hook_from_submodules(model)
-
-
 @pytest.mark.slow
 @pytest.mark.compile
 def test_wrapped_modules_are_compiled_and_exported_whole():

@@ -136,11 +136,6 @@ class Memory:
     def __len__(self) -> int:
         return self.length
 
-    @property
-    def nbytes(self) -> int:
-        """Size of the positions it holds, without the free capacity of their buffers."""
-        return sum(x.nbytes for x in self.tensors)
-
     def extend(self, states: Sequence[Any], mem_len: int, n_kept: int | None = None) -> "Memory":
         """Return the memory after another segment: its newest ``mem_len`` positions.
 
@@ -166,21 +161,6 @@ class Memory:
         """Return the newest ``mem_len`` positions."""
         cut = max(self.length - whole("mem_len", mem_len), 0)
         return self.between(cut, self.length).masking(shifted(self.forgotten, cut))
-
-    def crop(self, n: int) -> "Memory":
-        """Return the memory without its ``n`` newest positions.
-
-        Positions that were dropped at the other end do not come back: to be able to go back ``n``
-        positions, keep ``n`` more than needed and mask them with ``attn_len``.
-
-        Raises:
-            InputError: The memory has fewer positions.
-        """
-        stop = self.length - whole("n", n)
-        if stop < 0:
-            raise InputError(f"n={n} newest positions of {self.length} cannot be dropped")
-        forgotten = None if self.forgotten is None else self.forgotten.clamp(max=stop)
-        return self.between(0, stop).masking(forgotten)
 
     def reset(self, rows: Rows) -> "Memory":
         """Return a memory in which all positions are masked for the streams ``rows``."""

@@ -14,7 +14,7 @@ import dataclasses
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -64,30 +64,28 @@ def weights_path(folder: Path, variant: str | None = None) -> Path:
     return index if index.is_file() and not whole.is_file() else whole
 
 
-def weights_files(path: Path) -> dict[Path, set[str] | None]:
-    """Return the files at a :func:`weights_path`, and the names in each; None: a single file.
+def weights_files(path: Path) -> list[Path]:
+    """Return the files at a :func:`weights_path`.
 
     Raises:
         CheckpointError: The index is damaged, or names a file outside its folder.
     """
     if path.suffix != ".json":
-        return {path: None}
-    names_in: dict[Path, set[str]] = {}
+        return [path]
     try:
-        for name, file in dict(json.loads(read_small_file(path))["weight_map"]).items():
+        names = sorted(set(dict(json.loads(read_small_file(path))["weight_map"]).values()))
+        for name in names:
             # The name of the parent folder passes the comparison; longer names raise OSError.
-            is_name = isinstance(file, str) and Path(file).name == file and file != ".."
-            if not is_name or len(file) > 255:
-                raise ValueError(f"{file!r} is not the name of a file beside it")
-            names_in.setdefault(path.parent / file, set()).add(name)
+            if Path(name).name != name or name == ".." or len(name) > 255:
+                raise ValueError(f"{name!r} is not the name of a file beside it")
     except PermissionError:
         raise
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged or no index of weights: {error!r}") from error
-    for file in names_in:
-        if not file.is_file():
-            raise CheckpointError(f"{path} names {file.name}, which is missing: copy it there, too")
-    return dict(names_in)
+    for name in names:
+        if not (path.parent / name).is_file():
+            raise CheckpointError(f"{path} names {name}, which is missing: copy it there, too")
+    return [path.parent / name for name in names]
 
 
 def require_storable(weights: Mapping[str, Tensor]) -> None:
@@ -140,7 +138,7 @@ def read_weights(
             or values that are not finite.
     """
     files = weights_files(path)
-    shapes = _shapes(path, files)
+    shapes = _shapes(files)
     try:
         wanted = expected(len(shapes))
     except (TypeError, RuntimeError, OverflowError) as error:
@@ -166,7 +164,7 @@ def verify_weights(path: Path) -> int:
         CheckpointError: A file is damaged, has an unsupported dtype, or values that are not finite.
     """
     files = weights_files(path)
-    n_tensors = len(_shapes(path, files))
+    n_tensors = len(_shapes(files))
     for file in files:
         verified_tensors(file)
     return n_tensors
@@ -266,19 +264,17 @@ def _contents(path: Path, *, follow: bool = True) -> tuple[dict[str, Tensor], di
         return tensors, file.metadata() or {}
 
 
-def _shapes(path: Path, files: Mapping[Path, set[str] | None]) -> dict[str, tuple[int, ...]]:
+def _shapes(files: Iterable[Path]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of weights from the headers: a file may claim more than fits in memory."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for file, names in files.items():
+    for file in files:
         with _opened(file) as opened:
             slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
             dtypes = {name: x.get_dtype() for name, x in slices.items()}
-            shapes |= {name: tuple(x.get_shape()) for name, x in slices.items()}
-        if names is not None and (other := sorted(names ^ dtypes.keys())):
-            raise CheckpointError(
-                f"{path} is damaged: {other[0]} is listed for {file.name} and not in it, or in it "
-                "and not listed"
-            )
+            of_file = {name: tuple(x.get_shape()) for name, x in slices.items()}
+        if twice := sorted(shapes.keys() & of_file.keys()):
+            raise CheckpointError(f"{file} is damaged: it has {twice[0]}, as has another file")
+        shapes |= of_file
         for name, dtype in dtypes.items():
             if dtype not in _DTYPES:
                 raise CheckpointError(

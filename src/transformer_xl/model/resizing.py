@@ -1,10 +1,9 @@
 """A vocabulary of another size: tokens are added at its end, or removed from there."""
 
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from transformer_xl.errors import InputError
 from transformer_xl.model.arguments import require_at_least
@@ -45,12 +44,16 @@ def resize_vocabulary(model: LanguageModel, vocab_size: int, *, draws: bool = Fa
         resized = build_model(config)
     parameters: dict[int, nn.Parameter] = {}
     for name, shape in resized.named_parameters():
-        # One table, or the vector of biases, may hold all clusters.
-        has_all = len(old[name]) == model.config.vocab_size
-        start = model.config.clusters[-1].start if has_all else 0
-        parameters[id(shape)] = _resized(
-            old[name], shape, config.init_std if draws else None, start
-        )
+        before = parameters[id(shape)] = old[name]
+        if before.shape != shape.shape:
+            new, n = before.new_empty(shape.shape), min(len(before), len(shape))
+            # One table, or the vector of biases, may hold all clusters.
+            has_all = len(before) == model.config.vocab_size
+            new[:n] = before[:n]
+            new[n:] = before[model.config.clusters[-1].start if has_all else 0 :].mean(0)
+            if draws and new.ndim > 1:
+                new[n:].normal_(0.0, config.init_std)
+            parameters[id(shape)] = nn.Parameter(new, requires_grad=before.requires_grad)
     for name in ("embedding", "softmax"):
         before, module = model.get_submodule(name), resized.get_submodule(name)
         for part in module.modules():
@@ -58,20 +61,3 @@ def resize_vocabulary(model: LanguageModel, vocab_size: int, *, draws: bool = Fa
                 part.register_parameter(key, parameters[id(shape)])
         setattr(model, name, module.train(before.training))
     model.config = config
-
-
-def _resized(old: nn.Parameter, like: Tensor, std: float | None, start: int) -> nn.Parameter:
-    """Return a weight with as many rows as another one; its own where nothing changes.
-
-    New rows are the mean of those from ``start`` on.
-    """
-    if old.shape == like.shape:
-        return old
-    n = min(len(old), len(like))
-    assert old.shape[1:] == like.shape[1:]
-    new: Any = old.new_empty(like.shape)
-    new[:n] = old[:n]
-    new[n:] = old[start:].mean(0)
-    if std is not None and new.ndim > 1:
-        new[n:].normal_(0.0, std)
-    return nn.Parameter(new, requires_grad=old.requires_grad)
