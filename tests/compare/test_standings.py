@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 
 from transformer_xl.cli.tables import WIDTH, narrow
-from transformer_xl.inference.evaluate.streams import spans
 from transformer_xl.studies import save_figure
 from transformer_xl.studies import standings as module
 from transformer_xl.studies.compare import Run
@@ -19,6 +18,7 @@ from transformer_xl.studies.standings import (
     tokens,
     verdict,
 )
+from transformer_xl.train.seen import spans
 
 
 @pytest.fixture(name="run")

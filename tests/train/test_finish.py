@@ -8,20 +8,17 @@ from functools import partial
 from inspect import unwrap
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from transformer_xl.data import prepare
 from transformer_xl.inference.evaluate import (
     WithMemory,
     evaluate,
-    loss_in_segment,
     plan_dynamic,
 )
 from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.model import TransformerXL
 from transformer_xl.train import Interrupted, finish, loop, report, train
-from transformer_xl.train.report import Seen
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -178,18 +175,6 @@ def test_an_end_that_is_interrupted_is_made_by_the_same_command(tmp_path, short,
     results = train(short(), tmp_path, quiet=True)
     assert read(tmp_path, "results.json") == results
     assert (tmp_path / "report.html").exists()
-
-
-def test_what_the_memory_does_is_measured_on_the_held_out_text(tmp_path, short):
-    config = short(eval={"segment_len": 16})
-    train(config, tmp_path, quiet=True)
-    seen = msgspec.json.decode((tmp_path / "memory.json").read_bytes(), type=Seen)
-    test = prepare(config.data).split("test")
-    assert (seen.split, seen.tokens, seen.mem_len) == ("test", len(test) - 1, 8)
-    model = TransformerXL.from_pretrained(tmp_path / "model" / "best")
-    losses = loss_in_segment(model, test, segment_len=16, mem_len=0)
-    first = seen.in_segment[0].spans[0]
-    assert (first.last, first.nll) == (1, pytest.approx(losses[0], rel=1e-6))
 
 
 def test_learning_while_it_is_evaluated_is_a_result_of_its_own(tmp_path, short):

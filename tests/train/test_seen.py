@@ -8,11 +8,11 @@ import torch
 
 from transformer_xl.config import EvalConfig, ModelConfig
 from transformer_xl.data import train_vocab
-from transformer_xl.inference.evaluate import loss_from_start, loss_in_segment
 from transformer_xl.model import build_model
 from transformer_xl.train import report, seen
 from transformer_xl.train.checkpoint import RunFolder
 from transformer_xl.train.report import write_report
+from transformer_xl.train.seen import loss_from_start, loss_in_segment
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 

@@ -23,7 +23,7 @@ from transformer_xl.config import (
     replace_file,
 )
 from transformer_xl.data import Corpus, prepare
-from transformer_xl.inference.evaluate import Result, evaluate_by, loss_from_start, spans
+from transformer_xl.inference.evaluate import Result, evaluate_by
 from transformer_xl.inference.generate import prompt_for
 from transformer_xl.model import (
     Decoder,
@@ -36,6 +36,7 @@ from transformer_xl.model import (
 )
 from transformer_xl.ops import peak_mb, timed
 from transformer_xl.train import CHECKPOINTS, Optimizer, checkpoints_in, held_out, read_about, train
+from transformer_xl.train.seen import loss_from_start, spans
 
 PEAK_FILE = "peak_mb.txt"
 """In the run folder: the peak memory of the training in MB."""
