@@ -99,21 +99,6 @@ def test_a_text_of_any_platform_has_the_scores_of_the_text(txl, trained, stdin):
     assert "'\\r' (1 in all" in txl("score", trained, "-", "--by", "line", "--raw").err
 
 
-def test_separate_lines_do_not_depend_on_what_stands_before(txl, trained, stdin):
-    stdin(b"the dog ran.\n")
-    (alone,) = records(txl("score", trained, "-", "--by", "line"))
-    for before in ("", "the cat saw a dog.\n", "\n\n", "a\n" * 300):
-        for is_pipe in (False, True):
-            stdin(f"{before}the dog ran.\n".encode(), is_pipe=is_pipe)
-            found = records(txl("score", trained, "-", "--by", "line", "--separate_lines"))
-            assert [x["line"] for x in found] == [*range(1, before.count("\n") + 2)]
-            assert found[-1]["nll_sum"] == pytest.approx(alone["nll_sum"], 1e-5)
-            assert found[-1]["tokens"] == 12
-    stdin(b"the cat\nthe dog ran.\n" * 2)
-    ended = txl("score", trained, "-", "--by", "line", "--separate_lines", "--json")
-    assert (ended.json["lines"], ended.json["tokens"]) == (4, 38)
-
-
 def test_the_most_surprising_lines_come_first(txl, trained, stdin):
     odd = "god a was\n"
     stdin((TEXT + odd + TEXT).encode())
@@ -121,10 +106,6 @@ def test_the_most_surprising_lines_come_first(txl, trained, stdin):
     stdin((TEXT + odd + TEXT).encode())
     found = records(txl("score", trained, "-", "--by", "line", "--top", 3))
     assert found == sorted(lines, key=lambda x: -x["nll_sum"])[:3]
-    # Of equal ones the first.
-    stdin(b"a dog.\n" + b"\n" * 7)
-    found = records(txl("score", trained, "-", "--by", "line", "--separate_lines", "--top", 3))
-    assert [x["line"] for x in found] == [1, 2, 3]
 
 
 def test_a_text_that_was_trained_on_is_told(txl, trained, monkeypatch, tmp_path):
@@ -141,11 +122,10 @@ def test_a_text_that_was_trained_on_is_told(txl, trained, monkeypatch, tmp_path)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--separate_lines"], "--separate_lines has no effect by token"),
         (["--top", 3], "--top has no effect by token"),
         (["--by", "line", "--top", 0], "top=0 must be at least 1"),
         (["--by", "line", "--top", 2, "--json"], "--json and --top exclude each other"),
-        (["--by", "line", "--separate_lines", "--state", "a"], "--state and --separate_lines"),
+        (["--by", "line", "--separate_lines"], "--separate_lines is gone: transformer_xl.inf"),
     ],
     ids=str,
 )

@@ -54,6 +54,9 @@ _GONE = {
         "txl recipes paper-wt103-base --copy FILE copies a training of the paper, and "
         "docs/migration.md has the settings that take the place of the authors' options"
     ),
+    ("score", "--separate_lines"): (
+        "transformer_xl.inference.losses(model, texts, lengths) reads each text by itself"
+    ),
     ("serve", "--save"): "each answer is saved before it ends; leave it out",
     ("serve", "--chat_template"): (
         "--template TEXT has the text of one message with {role} and {content}; templates in Jinja "

@@ -9,7 +9,6 @@ from .flow import (
     Sums,
     pieces_of,
     scores,
-    separate_scores,
 )
 from .measuring import (
     Result,
@@ -52,6 +51,5 @@ __all__ = [
     "require_recordings",
     "score",
     "scores",
-    "separate_scores",
     "token_bytes_in",
 ]

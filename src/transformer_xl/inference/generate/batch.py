@@ -77,7 +77,7 @@ class _Progress:
     """The tokens of each row that are not in the memory yet."""
     histories: Mapping[int, History]
     """The last tokens of each text, also of those that have ended."""
-    decoder: Decoder | None
+    decoder: Decoder | None = None
     """What reads the next tokens. None: the prompts are read first."""
     state: Any = None
     """The state of the decoder after the last step that was completed."""
@@ -103,7 +103,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
         model: The model.
         prompts: The prompts in tokens.
         length: Number of tokens to generate for each. None: without end.
-        mems: The memory to start with, or a decoder.
+        mems: The memory to start with. None: start of a text.
         sampler: The sampler.
         seeds: Random seed of each text, as for :func:`random_numbers`.
         mem_len: Memory length. None: as configured.
@@ -115,16 +115,14 @@ class GenerationBatch(Iterator[dict[int, int]]):
         model: LanguageModel,
         prompts: Sequence[Any],
         length: Any,
-        mems: Memory | Decoder | None,
+        mems: Memory | None,
         sampler: Sampler,
         seeds: Sequence[Any],
         mem_len: Any,
         before: Any = (),
     ) -> None:
         self._length: int | None = whole("length", length)
-        decoder = mems if isinstance(mems, Decoder) else None
-        start = None if isinstance(mems, Decoder) else mems
-        self._prompts = Prompts(model, prompts, start, mem_len, length=self._length)
+        self._prompts = Prompts(model, prompts, mems, mem_len, length=self._length)
         self._model, self._sampler, self._modules = model, sampler, [*model.modules()]
         self.generators = [random_numbers(seed) for seed in seeds]
         known = as_tokens(before, model.config, "the history").tolist()
@@ -133,8 +131,6 @@ class GenerationBatch(Iterator[dict[int, int]]):
             range(len(tokens)),
             tokens,
             {text: History(known, unread) for text, unread in enumerate(tokens)},
-            decoder,
-            None if decoder is None else decoder.state,
         )
 
     @property
@@ -153,16 +149,14 @@ class GenerationBatch(Iterator[dict[int, int]]):
 
         After the first step, it has read all tokens of a text but the last.
         """
-        return self._prompts.mems if self._now.decoder is None else self.decoder().memory()
+        decoder = self._decoder()
+        return self._prompts.mems if decoder is None else decoder.memory()
 
-    def decoder(self) -> Decoder:
-        """Return the decoder; a caller that advances it must not use this object any more."""
+    def _decoder(self) -> Decoder | None:
         if (decoder := self._now.decoder) is not None:
             # A step that was interrupted may have left another state.
             decoder.state = self._now.state
-            return decoder
-        with evaluating_all(self._modules):
-            return Decoder.of(self._model, self._prompts.lengths, self._prompts.mems)
+        return decoder
 
     @property
     def last_tokens(self) -> list[int]:
@@ -262,12 +256,12 @@ class GenerationBatch(Iterator[dict[int, int]]):
         """
         now = self._now
         with evaluating_all(self._modules):
-            if now.decoder is None:
+            decoder = self._decoder()
+            if decoder is None:
                 hidden, mems = self._prompts.read(rows)
                 decoder = Decoder.of(self._model, self._prompts.lengths, mems)
                 state = decoder.state
             else:
-                decoder = self.decoder()
                 if len(rows) != decoder.batch_size:
                     decoder = decoder.select(rows)
                 hidden, state = decoder.read(torch.tensor([now.unread[row][0] for row in rows]))
