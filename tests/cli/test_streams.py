@@ -15,11 +15,7 @@ import pytest
 from safetensors.torch import load_file
 
 from transformer_xl.cli import scoring as streams
-from transformer_xl.config import ModelConfig
 from transformer_xl.config.recipes import recipe_of
-from transformer_xl.data.imported import Rules
-from transformer_xl.interop.convert.cutting import imported_vocab
-from transformer_xl.model import TransformerXL
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -205,42 +201,12 @@ def test_the_sums_of_what_was_read_before_a_failure_are_printed(txl, trained, mo
     assert (total in cut.err) == (by == "line")
 
 
-def test_lines_that_cannot_be_read_as_a_whole_are_scored_as_far_as_can_be(txl, trained, stdin):
-    stdin(b"the cat\nsaw \xff\xff a \xce\xa9\nthe dog\n")
-    code, out, err = txl("score", trained, "-", "--by", "line")
-    lines = [json.loads(line) for line in out.splitlines()]
-    assert (code, [line["unknown"] for line in lines]) == (0, [0, 3, 0])
-    # Of the second, what is known: "saw ", " a ", and the end of the line.
-    assert [line["tokens"] for line in lines] == [7, 8, 8]
-    assert "the byte 0xff, 'Ω' (3 in all, the first in line 2)" in err
-    assert "left out" in err
-    # What is left out changes nothing of the rest.
-    stdin(b"the cat\nsaw  a \nthe dog\n")
-    known = records(txl("score", trained, "-", "--by", "line"))
-    assert [x["nll_sum"] for x in lines] == pytest.approx([x["nll_sum"] for x in known], 1e-4)
-
-
 def test_a_total_is_announced_where_more_follows(txl, trained, stdin):
     for n in (1, 2, 7):
         stdin("Ω a\n".encode() * n)
         first, *total = txl("score", trained, "-", "--by", "line").err.splitlines()
         assert "'Ω' (1 in all, the first in line 1); left out" in first
         assert total == [f"warning: {n} in all not in the vocabulary; left out"] * (n > 1)
-
-
-def test_bytes_that_an_imported_vocabulary_leaves_out_are_not_called_unknown_words(
-    txl, stdin, tmp_path
-):
-    rules = Rules(join="words", line_ends="after", eos="<eos>", unk="<unk>")
-    symbols = ["the", "cat", "<unk>", "<eos>"]
-    vocab = imported_vocab(symbols, rules, lower_case=False)
-    config = ModelConfig(vocab_size=4, n_layer=1, n_head=1, d_model=8, d_inner=8, mem_len=4)
-    TransformerXL(config).save_pretrained(tmp_path, vocab)
-    stdin(b"the \xff cat\nthe dog\nthe \xff dog\n" * 2)
-    ended = txl("score", tmp_path, "-", "--by", "line")
-    first, last = ended.err.splitlines()
-    assert first.endswith("the byte 0xff (1 in all, the first in line 1); left out")
-    assert last.endswith("8 in all not in the vocabulary; 4 read as <unk>, 4 left out")
 
 
 def test_an_empty_block_says_that_nothing_more_has_come(monkeypatch):

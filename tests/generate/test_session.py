@@ -1,8 +1,5 @@
 """A session is its tokens: however it was cut, saved, forked or rewound."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from importlib import import_module
 from itertools import islice
@@ -81,26 +78,6 @@ def test_every_token_sees_the_same_however_the_text_came(tiny_config, kind):
     assert -sum(whole[1:]) / len(whole[1:]) == pytest.approx(nll, abs=1e-10)
 
 
-def test_an_xlnet_reads_one_token_after_another_so_that_each_sees_the_same(tiny_config, tmp_path):
-    pytest.importorskip("transformers", reason="needs pip install 'transformer-xl[hf]'")
-    (tmp_path / "model").mkdir()
-    made(tiny_config, kind="xlnet").save_pretrained(tmp_path / "model", BYTES)
-    session, other = (Session.open(tmp_path / "model", seed=1) for _ in range(2))
-    found = session.write(TEXT[:20], scored=True)
-    assert other.write(TEXT[:3], scored=True) + other.write(TEXT[3:20], scored=True) == found
-    ids = list(TEXT[:20].encode())
-    nll = evaluate(session.model, ids, WithMemory(segment_len=1)).nll
-    assert -sum(found[1:]) / 19 == pytest.approx(nll, rel=1e-5)
-    drawn = list(islice(session._drawn(None, _sampler(), None), 3))
-    other.write(drawn)
-    assert session.score("The") == pytest.approx(other.score("The"), rel=1e-5)
-    session.save(tmp_path / "state")
-    again = Session.load(tmp_path / "model", tmp_path / "state")
-    assert again.score("The") == session.score("The")
-    assert written(again, 5) == written(session, 5)
-    assert len(session.mark().state.mems) == 5
-
-
 def test_what_was_drawn_is_remembered_as_if_it_had_been_read(tiny_config):
     model = made(tiny_config).double()
     session = Session(model, BYTES, seed=3)
@@ -114,22 +91,6 @@ def test_what_was_drawn_is_remembered_as_if_it_had_been_read(tiny_config):
 
 def _sampler():
     return Sampler(Sampling(temperature=2.0))
-
-
-def test_a_text_that_goes_on_makes_no_memory_anew(session, monkeypatch):
-    session.write(TEXT)
-    expected = written(session.fork(), 9)
-    first, made = written(session, 5), []
-    original = type(session.model).start_memory
-
-    def spy(self, batch_size, mem_len=None):
-        made.append(mem_len)
-        return original(self, batch_size, mem_len)
-
-    monkeypatch.setattr(type(session.model), "start_memory", spy)
-    assert first + written(session, 4) == expected
-    # One without a position tells the bytes of a position.
-    assert {*made} <= {0}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -171,25 +132,6 @@ def test_the_bytes_of_a_state_are_those_of_the_formula(tiny_config, options, wei
     model = compact(made(tiny_config, **options), weights)
     # And the last 4,096 tokens, and random numbers.
     assert Session(model, BYTES).nbytes == n_bytes + 4 * 4096 + 5056
-
-
-@pytest.mark.slow
-def test_another_process_goes_on_with_the_same_text(session, folder, tmp_path):
-    session.write(TEXT)
-    written(session, 11)
-    session.save(tmp_path / "state")
-    program = (
-        "import sys, torch; torch.set_num_threads(1); from transformer_xl import Session; "
-        "session = Session.load(*sys.argv[1:]); sys.stdout.buffer.write("
-        "repr([*session.score('abc'), ''.join(session.generate(40))]).encode())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, folder, tmp_path / "state"],
-        capture_output=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    assert done.stdout.decode() == repr([*session.score("abc"), written(session, 40)])
 
 
 @pytest.mark.usefixtures("short_segments")

@@ -9,7 +9,7 @@ import torch
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.data import train_vocab
-from transformer_xl.inference.answers import continuations, losses, next_log_probs
+from transformer_xl.inference.answers import continuations, features_of, losses
 from transformer_xl.inference.evaluate import WithMemory, evaluate, score
 from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.model import TransformerXL
@@ -203,9 +203,9 @@ def test_what_follows_a_text_is_said_without_reading_anything_again(model, sizes
         lengths = Lengths.of(model.config, segment_len=4, mem_len=20, ext_len=ext_len)
         how = {"length": 7, "stop": "\n"}
         written = continuations(model, VOCAB, texts, lengths, **how)
-        found.append((next_log_probs(model, texts, lengths), written))
-    (expected, text), (log_probs, other) = found
-    assert torch.equal(log_probs, expected)
+        found.append((features_of(model, texts, lengths), written))
+    (expected, text), (features, other) = found
+    assert torch.equal(features, expected)
     assert other == text
     assert any(text)
 

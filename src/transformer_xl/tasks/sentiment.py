@@ -10,7 +10,7 @@ import numpy as np
 
 from transformer_xl.data import SPLITS, json_lines, optional_package
 from transformer_xl.errors import DataError
-from transformer_xl.inference import next_log_probs
+from transformer_xl.inference import features_of
 from transformer_xl.tasks.task import (
     SEPARATOR,
     TASKS_EXTRA,
@@ -50,9 +50,9 @@ class Sentiment(Task):
     def measure(self, trained: Trained, folder: Path, split: str) -> Measured:
         """Compare the probabilities of the labels after each review."""
         examples = read_examples(folder, split)
-        log_probs = next_log_probs(
-            trained.model, encoded_prompts(trained, examples), trained.lengths
-        )
+        texts = encoded_prompts(trained, examples)
+        features = features_of(trained.model, texts, trained.lengths)
+        log_probs = trained.model.head.log_probs(features).detach().cpu()
         labels = [trained.vocab.number_of(label) for label in LABELS]
         return _measured(examples, log_probs[:, labels].argmax(1).tolist())
 
