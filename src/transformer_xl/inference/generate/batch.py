@@ -66,7 +66,7 @@ def seed_of(seed: SupportsIndex, n: int) -> int:
 
 @dataclass(frozen=True)
 class _Progress:
-    """What a step of a batch changes, apart from random numbers.
+    """What a step of a batch changes.
 
     It is replaced as a whole, so that an interrupt leaves a consistent state.
     """
@@ -77,6 +77,8 @@ class _Progress:
     """The tokens of each row that are not in the memory yet."""
     histories: Mapping[int, History]
     """The last tokens of each text, also of those that have ended."""
+    random: Sequence[Tensor]
+    """The state of the random number generator of each text."""
     decoder: Decoder | None = None
     """What reads the next tokens. None: the prompts are read first."""
     state: Any = None
@@ -95,9 +97,6 @@ class GenerationBatch(Iterator[dict[int, int]]):
     Each step yields the tokens by the index of their text. Every text gets the tokens that it would
     get alone, up to rounding. A text that has ended is removed from the batch. :meth:`decode`
     returns the texts instead.
-
-    Attributes:
-        generators: The random number generator of each text.
 
     Args:
         model: The model.
@@ -124,13 +123,13 @@ class GenerationBatch(Iterator[dict[int, int]]):
         self._length: int | None = whole("length", length)
         self._prompts = Prompts(model, prompts, mems, mem_len, length=self._length)
         self._model, self._sampler, self._modules = model, sampler, [*model.modules()]
-        self.generators = [random_numbers(seed) for seed in seeds]
         known = as_tokens(before, model.config, "the history").tolist()
         tokens = self._prompts.tokens
         self._now = _Progress(
             range(len(tokens)),
             tokens,
             {text: History(known, unread) for text, unread in enumerate(tokens)},
+            [random_numbers(seed).get_state() for seed in seeds],
         )
 
     @property
@@ -162,6 +161,10 @@ class GenerationBatch(Iterator[dict[int, int]]):
     def last_tokens(self) -> list[int]:
         """The last token of each text in ``texts``."""
         return [ids[-1] for ids in self._now.unread]
+
+    def random_state(self, text: int) -> UInt8[Tensor, " bytes"]:
+        """Return the state of the random number generator of a text, before its next token."""
+        return self._now.random[text]
 
     def history(self, text: int) -> Int32[np.ndarray, " n"]:
         """Return the tokens of a text before its last one, the last 4,096 of them at most."""
@@ -198,7 +201,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
         }
         if writers and not stop and self._length is None:
             raise InputError("length=None draws without end: set length, or give a stop string")
-        decoded = [""] * len(self.generators)
+        decoded = [""] * len(now.random)
         for tokens in self:
             for text, token in tokens.items():
                 decoded[text] += writers[text].push(token)
@@ -215,36 +218,34 @@ class GenerationBatch(Iterator[dict[int, int]]):
         if not rows:
             raise StopIteration
         texts = [now.texts[row] for row in rows]
-        generators = [self.generators[text] for text in texts]
-        random_states = [generator.get_state() for generator in generators]
-        try:
-            hidden, after = self._read(rows)
-            # On the CPU, so that a seed gives the same numbers on every device.
-            numbers = [torch.rand((), dtype=torch.float64, generator=each) for each in generators]
-            histories = {text: copy.copy(now.histories[text]) for text in texts}
-            known = [*histories.values()]
-            tokens = self._sampler(self._model.head, hidden, torch.stack(numbers), known)
-            drawn = dict(zip(texts, tokens, strict=True))
-            for text, token in drawn.items():
-                histories[text].append(token)
-            looping = set()
-            # With its last token a text ends because of its length.
-            if now.n_drawn + 1 != self._length:
-                looping = {text for text in texts if self._sampler.ends(histories[text])}
-            self._now = replace(
-                after,
-                texts=texts,
-                unread=[(token,) for token in tokens],
-                histories={**now.histories, **histories},
-                n_drawn=now.n_drawn + 1,
-                ended=now.ended | looping,
-                looping=now.looping | looping,
-            )
-        except BaseException:
-            self._now = now
-            for generator, state in zip(generators, random_states, strict=True):
-                generator.set_state(state)
-            raise
+        hidden, after = self._read(rows)
+        # On the CPU, so that a seed gives the same numbers on every device.
+        numbers, random = [], [*now.random]
+        for text in texts:
+            generator = random_numbers(random[text])
+            numbers.append(torch.rand((), dtype=torch.float64, generator=generator))
+            random[text] = generator.get_state()
+        histories = {text: copy.copy(now.histories[text]) for text in texts}
+        tokens = self._sampler(
+            self._model.head, hidden, torch.stack(numbers), [*histories.values()]
+        )
+        drawn = dict(zip(texts, tokens, strict=True))
+        for text, token in drawn.items():
+            histories[text].append(token)
+        looping = set()
+        # With its last token a text ends because of its length.
+        if now.n_drawn + 1 != self._length:
+            looping = {text for text in texts if self._sampler.ends(histories[text])}
+        self._now = replace(
+            after,
+            texts=texts,
+            unread=[(token,) for token in tokens],
+            histories={**now.histories, **histories},
+            random=random,
+            n_drawn=now.n_drawn + 1,
+            ended=now.ended | looping,
+            looping=now.looping | looping,
+        )
         return drawn
 
     def _read(self, rows: Sequence[int]) -> tuple[Float[Tensor, "B D"], _Progress]:
@@ -309,7 +310,7 @@ class Generation(Iterator[int]):
     @property
     def random_state(self) -> UInt8[Tensor, " bytes"]:
         """State of the random number generator before the next token."""
-        return self._batch.generators[0].get_state()
+        return self._batch.random_state(0)
 
 
 def generate(

@@ -323,7 +323,7 @@ class Session:
             while self._writing is batch:
                 if not (step := next(batch, None)):
                     return
-                self._random, self._is_ahead = batch.generators[0].get_state(), True
+                self._random, self._is_ahead = batch.random_state(0), True
                 yield step[0]
             raise RuntimeError("the session went on in another way: call generate() again")
 
