@@ -79,14 +79,13 @@ STEPS = {
     "draw": lambda model: (Sampler, "__call__", 1),
     "first history": lambda model: (History, "append", 1),
     "second history": lambda model: (History, "append", 2),
-    "loops": lambda model: (Sampler, "ends", 2),
 }
 
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("is_after", [False, True])
 def test_an_interrupt_leaves_all_as_it_was(model, monkeypatch, step, is_after):
-    loops = {"on_loop": "end", "loop_min_length": 20}
+    loops = {"on_loop": "break", "loop_min_length": 20}
     sampling = Sampling(repetition_penalty=1.3, dry_multiplier=0.8, **loops)
     how = {"sampling": sampling, "length": 12, "seed": 4}
     whole = list(generate_batch(model, [[1], [2, 3]], **how))

@@ -59,7 +59,7 @@ def softmax_of(logits):
 def probabilities(sampler, softmax, histories=()):
     hidden = torch.eye(ROWS)
     values = softmax.log_probs(hidden)
-    if sampler._changes_logits:
+    if sampler.needs_history:
         values = sampler._penalized(softmax, hidden, histories)
     weights, tokens = sampler._weights(values)
     probs = weights / weights.sum(-1, keepdim=True)
@@ -301,7 +301,7 @@ WRONG = [
     ({"top_p": 1.1}, "^top_p=1.1 must be"),
     ({"top_p": True}, "^top_p=True must be"),
     ({"top_p": "0.9"}, "^top_p='0.9' must be"),
-    ({"on_loop": "stop"}, "^on_loop='stop' must be 'continue', "),
+    ({"on_loop": "end"}, "^on_loop='end' must be 'continue' or 'break'"),
     ({"loop_min_length": 40}, "^loop_min_length=40 has no effect with on_loop='continue'"),
     ({"min_p": 1.1}, "^min_p=1.1 must be at most 1"),
     ({"repetition_penalty": 0}, "^repetition_penalty=0 must be above 0"),

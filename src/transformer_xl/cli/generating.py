@@ -1,7 +1,7 @@
 """The command generate."""
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -214,7 +214,6 @@ class Generate(ReadsModel):
                 for piece in chain([text], pieces, ["\n"]):
                     sys.stdout.write(piece)
                     sys.stdout.flush()
-            self._say_looping([0] if drawn.is_looping else [])
             if self.json or self.out:
                 self._show([written], about)
 
@@ -226,7 +225,6 @@ class Generate(ReadsModel):
         about = self._announced(vocab, model, seed)
         batch = generate_batch(model, prompts, seed=seed, **self._drawing(vocab))
         texts = batch.decode(vocab, self._stops)
-        self._say_looping(batch.looping)
         written = [
             {"prompt": prompt, "text": text, "seed": seed_of(seed, n)}
             for n, (prompt, text) in enumerate(zip(begins, texts, strict=True))
@@ -265,17 +263,6 @@ class Generate(ReadsModel):
                 rank = f"score {each['score']:.4f}" if "score" in each else f"seed {each['seed']}"
                 sys.stdout.write(f"--- {n} of {len(texts)}, {rank}\n")
             sys.stdout.write(f"{each['prompt']}{each['text']}\n")
-
-    def _say_looping(self, texts: Collection[int]) -> None:
-        """Say which texts were ended because they looped."""
-        if texts:
-            which = f"texts {', '.join(str(text + 1) for text in sorted(texts))}"
-            say(
-                f"{which if self.is_several else 'the text'} ended early: the "
-                f"last {self.settings.loop_min_length} tokens or more repeat one sequence; "
-                "--on_loop continue goes on, --on_loop break excludes the token that would repeat "
-                "it"
-            )
 
     def _announced(
         self, vocab: "Vocab", model: "LanguageModel", seed: int | None

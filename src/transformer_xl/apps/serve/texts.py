@@ -122,8 +122,7 @@ class Text:
             return "stop"
         if len(self.written) >= self.max_tokens:
             return "length"
-        is_looping = self.sampler.ends(self.history)
-        return "repetition" if is_looping else ""
+        return ""
 
     @property
     def is_over(self) -> bool:

@@ -87,8 +87,6 @@ class _Progress:
     """Tokens drawn for each text that goes on."""
     ended: AbstractSet[int] = frozenset()
     """Indices of the texts that were ended before their length."""
-    looping: AbstractSet[int] = frozenset()
-    """Those of them that were ended because they looped."""
 
 
 class GenerationBatch(Iterator[dict[int, int]]):
@@ -136,11 +134,6 @@ class GenerationBatch(Iterator[dict[int, int]]):
     def texts(self) -> list[int]:
         """Indices of the texts in the batch."""
         return [*self._now.texts]
-
-    @property
-    def looping(self) -> set[int]:
-        """Indices of the texts that were ended because they looped (``on_loop="end"``)."""
-        return {*self._now.looping}
 
     @property
     def mems(self) -> Memory:
@@ -232,10 +225,6 @@ class GenerationBatch(Iterator[dict[int, int]]):
         drawn = dict(zip(texts, tokens, strict=True))
         for text, token in drawn.items():
             histories[text].append(token)
-        looping = set()
-        # With its last token a text ends because of its length.
-        if now.n_drawn + 1 != self._length:
-            looping = {text for text in texts if self._sampler.ends(histories[text])}
         self._now = replace(
             after,
             texts=texts,
@@ -243,8 +232,6 @@ class GenerationBatch(Iterator[dict[int, int]]):
             histories={**now.histories, **histories},
             random=random,
             n_drawn=now.n_drawn + 1,
-            ended=now.ended | looping,
-            looping=now.looping | looping,
         )
         return drawn
 
@@ -301,11 +288,6 @@ class Generation(Iterator[int]):
     def history(self) -> Int32[np.ndarray, " n"]:
         """The tokens before ``last_token`` that penalties can see, 4,096 at most."""
         return self._batch.history(0)
-
-    @property
-    def is_looping(self) -> bool:
-        """Whether the text was ended because it looped (``on_loop="end"``)."""
-        return 0 in self._batch.looping
 
     @property
     def random_state(self) -> UInt8[Tensor, " bytes"]:

@@ -233,11 +233,6 @@ class Session:
         """
         return largest_state(self.model, self.mem_len)
 
-    @property
-    def is_looping(self) -> bool:
-        """Whether the last :meth:`generate` ended the text because it looped."""
-        return self._writing is not None and 0 in self._writing.looping
-
     def write(self, text: Text, *, scored: bool = False) -> list[float | None]:
         """Read a text into the memory.
 
@@ -281,8 +276,7 @@ class Session:
         Args:
             length: Number of tokens to generate. None: without end.
             sampling: How a token is drawn. None: from the distribution of the model. Penalties see
-                what was read and generated before, too. Loops are those of the tokens of this call;
-                ``is_looping`` tells whether one has ended the text.
+                what was read and generated before, too. Loops are those of the tokens of this call.
             seed: Random seed. None: continue the random numbers of the session.
             stop: End before this string, or before the first of several.
 
