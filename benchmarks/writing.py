@@ -8,7 +8,7 @@ Prompts of --prompt_tokens are taken from the text, at places spread over it, an
 batch for --length tokens, once for each --set of sampling settings (none: those of the model's
 recipe). With --carried the texts are written one after another, each with the memory that those
 before it left. The real text is cut at the same places into pieces of the same length, and measured
-likewise. A text that ends early (on_loop=end) is shorter, and has fewer repetitions for that.
+likewise.
 
 * mean length: tokens of a piece;
 * repeated 4-grams: share of the 4-grams of tokens that occurred earlier in the same piece;

@@ -69,10 +69,7 @@ _PACKAGES = (
     ("data.recordings", "Real-valued inputs: recordings in arrays."),
     ("inference.evaluate", "How well a model predicts a text."),
     ("inference.generate", "Writing, token by token, with memory."),
-    (
-        "inference.answers",
-        "Losses, features, next tokens or continuations of texts of any length.",
-    ),
+    ("inference.answers", "Losses, features and continuations of texts of any length."),
     ("tasks.series.forecast", "Real-valued series, continued by sampling."),
     ("inference.knn", "kNN-LM: a mixture with the nearest past positions of the text."),
     ("config.knn", "Settings of kNN-LM."),

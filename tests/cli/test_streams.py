@@ -15,11 +15,7 @@ import pytest
 from safetensors.torch import load_file
 
 from transformer_xl.cli import scoring as streams
-from transformer_xl.config import ModelConfig
 from transformer_xl.config.recipes import recipe_of
-from transformer_xl.data.imported import Rules
-from transformer_xl.interop.convert.cutting import imported_vocab
-from transformer_xl.model import TransformerXL
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -99,21 +95,6 @@ def test_a_text_of_any_platform_has_the_scores_of_the_text(txl, trained, stdin):
     assert "'\\r' (1 in all" in txl("score", trained, "-", "--by", "line", "--raw").err
 
 
-def test_separate_lines_do_not_depend_on_what_stands_before(txl, trained, stdin):
-    stdin(b"the dog ran.\n")
-    (alone,) = records(txl("score", trained, "-", "--by", "line"))
-    for before in ("", "the cat saw a dog.\n", "\n\n", "a\n" * 300):
-        for is_pipe in (False, True):
-            stdin(f"{before}the dog ran.\n".encode(), is_pipe=is_pipe)
-            found = records(txl("score", trained, "-", "--by", "line", "--separate_lines"))
-            assert [x["line"] for x in found] == [*range(1, before.count("\n") + 2)]
-            assert found[-1]["nll_sum"] == pytest.approx(alone["nll_sum"], 1e-5)
-            assert found[-1]["tokens"] == 12
-    stdin(b"the cat\nthe dog ran.\n" * 2)
-    ended = txl("score", trained, "-", "--by", "line", "--separate_lines", "--json")
-    assert (ended.json["lines"], ended.json["tokens"]) == (4, 38)
-
-
 def test_the_most_surprising_lines_come_first(txl, trained, stdin):
     odd = "god a was\n"
     stdin((TEXT + odd + TEXT).encode())
@@ -121,10 +102,6 @@ def test_the_most_surprising_lines_come_first(txl, trained, stdin):
     stdin((TEXT + odd + TEXT).encode())
     found = records(txl("score", trained, "-", "--by", "line", "--top", 3))
     assert found == sorted(lines, key=lambda x: -x["nll_sum"])[:3]
-    # Of equal ones the first.
-    stdin(b"a dog.\n" + b"\n" * 7)
-    found = records(txl("score", trained, "-", "--by", "line", "--separate_lines", "--top", 3))
-    assert [x["line"] for x in found] == [1, 2, 3]
 
 
 def test_a_text_that_was_trained_on_is_told(txl, trained, monkeypatch, tmp_path):
@@ -141,11 +118,10 @@ def test_a_text_that_was_trained_on_is_told(txl, trained, monkeypatch, tmp_path)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--separate_lines"], "--separate_lines has no effect by token"),
         (["--top", 3], "--top has no effect by token"),
         (["--by", "line", "--top", 0], "top=0 must be at least 1"),
         (["--by", "line", "--top", 2, "--json"], "--json and --top exclude each other"),
-        (["--by", "line", "--separate_lines", "--state", "a"], "--state and --separate_lines"),
+        (["--by", "line", "--separate_lines"], "--separate_lines is gone: transformer_xl.inf"),
     ],
     ids=str,
 )
@@ -225,42 +201,12 @@ def test_the_sums_of_what_was_read_before_a_failure_are_printed(txl, trained, mo
     assert (total in cut.err) == (by == "line")
 
 
-def test_lines_that_cannot_be_read_as_a_whole_are_scored_as_far_as_can_be(txl, trained, stdin):
-    stdin(b"the cat\nsaw \xff\xff a \xce\xa9\nthe dog\n")
-    code, out, err = txl("score", trained, "-", "--by", "line")
-    lines = [json.loads(line) for line in out.splitlines()]
-    assert (code, [line["unknown"] for line in lines]) == (0, [0, 3, 0])
-    # Of the second, what is known: "saw ", " a ", and the end of the line.
-    assert [line["tokens"] for line in lines] == [7, 8, 8]
-    assert "the byte 0xff, 'Ω' (3 in all, the first in line 2)" in err
-    assert "left out" in err
-    # What is left out changes nothing of the rest.
-    stdin(b"the cat\nsaw  a \nthe dog\n")
-    known = records(txl("score", trained, "-", "--by", "line"))
-    assert [x["nll_sum"] for x in lines] == pytest.approx([x["nll_sum"] for x in known], 1e-4)
-
-
 def test_a_total_is_announced_where_more_follows(txl, trained, stdin):
     for n in (1, 2, 7):
         stdin("Ω a\n".encode() * n)
         first, *total = txl("score", trained, "-", "--by", "line").err.splitlines()
         assert "'Ω' (1 in all, the first in line 1); left out" in first
         assert total == [f"warning: {n} in all not in the vocabulary; left out"] * (n > 1)
-
-
-def test_bytes_that_an_imported_vocabulary_leaves_out_are_not_called_unknown_words(
-    txl, stdin, tmp_path
-):
-    rules = Rules(join="words", line_ends="after", eos="<eos>", unk="<unk>")
-    symbols = ["the", "cat", "<unk>", "<eos>"]
-    vocab = imported_vocab(symbols, rules, lower_case=False)
-    config = ModelConfig(vocab_size=4, n_layer=1, n_head=1, d_model=8, d_inner=8, mem_len=4)
-    TransformerXL(config).save_pretrained(tmp_path, vocab)
-    stdin(b"the \xff cat\nthe dog\nthe \xff dog\n" * 2)
-    ended = txl("score", tmp_path, "-", "--by", "line")
-    first, last = ended.err.splitlines()
-    assert first.endswith("the byte 0xff (1 in all, the first in line 1); left out")
-    assert last.endswith("8 in all not in the vocabulary; 4 read as <unk>, 4 left out")
 
 
 def test_an_empty_block_says_that_nothing_more_has_come(monkeypatch):

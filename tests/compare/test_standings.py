@@ -16,6 +16,7 @@ from transformer_xl.studies.standings import (
     tokens,
     verdict,
 )
+from transformer_xl.train.seen import spans
 
 
 @pytest.fixture(name="run")

@@ -14,7 +14,6 @@ from transformer_xl.inference.evaluate import (
     SlidingWindow,
     WithMemory,
     evaluate,
-    loss_in_segment,
     score,
 )
 from transformer_xl.model import build_model
@@ -186,13 +185,6 @@ def test_a_text_without_completions_is_refused():
     model = build_model(CONFIG).eval()
     with pytest.raises(ValueError, match="no completion: the token completion_at=1 is not in it"):
         evaluate(model, [END, 5, 6, END, 7])
-
-
-def test_positions_without_completions_have_no_loss():
-    model = build_model(CONFIG).eval()
-    text = [END, 5, SEPARATOR, 6] * 8
-    losses = loss_in_segment(model, text, segment_len=4, mem_len=0)
-    assert np.isnan(losses).tolist() == [True, True, False, False]
 
 
 @pytest.mark.parametrize(

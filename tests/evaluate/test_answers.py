@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from transformer_xl.inference import features_of, losses, next_log_probs
+from transformer_xl.inference import features_of, losses
 from transformer_xl.model import Lengths
 
 TEXTS = [np.random.default_rng(n).integers(0, 31, n).tolist() for n in (7, 2, 12, 5, 12, 3)]
@@ -20,7 +20,7 @@ def lengths(model):
 def test_texts_of_any_lengths_are_read_whole_in_any_batch(model, lengths, batch_size):
     means = features_of(model, TEXTS, lengths, is_mean=True, batch_size=batch_size)
     lasts = features_of(model, TEXTS, lengths, batch_size=batch_size)
-    log_probs = next_log_probs(model, TEXTS, lengths, batch_size=batch_size)
+    log_probs = model.head.log_probs(lasts)
     nll = losses(model, TEXTS, lengths, batch_size=batch_size)
     for n, text in enumerate(TEXTS):
         tokens = torch.tensor([text])

@@ -113,16 +113,6 @@ def test_a_text_that_repeats_itself_becomes_easier(model, rule):
     assert learned < 0.8 * plain
 
 
-def test_decay_leads_back_to_the_trained_weights(model, text, squares):
-    plain = losses(model, text, WithMemory(**LENGTHS))
-
-    def distance(decay):
-        how = Dynamic(rule="rms", lr=0.01, decay=decay, squares=squares, **LENGTHS)
-        return (losses(model, text, how) - plain).abs().mean().item()
-
-    assert distance(1.0) < distance(0.2) < distance(0.0)
-
-
 def test_the_cache_of_autocast_does_not_bring_back_old_weights(model, text, settings):
     with torch.autocast("cpu", torch.bfloat16):
         cached = losses(model, text, settings)

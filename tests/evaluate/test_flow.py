@@ -11,11 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_xl.config import ModelConfig
 from transformer_xl.data.imported import Rules
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.inference.evaluate import flow, score
-from transformer_xl.inference.evaluate.flow import Sums, pieces_of, scores, separate_scores
+from transformer_xl.inference.evaluate.flow import Sums, pieces_of, scores
 from transformer_xl.interop.convert.cutting import imported_vocab
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.reading import Reader
@@ -55,9 +54,9 @@ def pieces(vocab, by, blocks):
     return [piece for piece in pieces_of(vocab, blocks, by) if piece is not None]
 
 
-def scored(reader, vocab, by, blocks, read=scores):
+def scored(reader, vocab, by, blocks):
     """Return the tokens and their log-probabilities."""
-    found = read(reader, pieces_of(vocab, blocks, by))
+    found = scores(reader, pieces_of(vocab, blocks, by))
     return [pair for piece, x in found for pair in zip(piece.ids, x, strict=True)]
 
 
@@ -126,40 +125,6 @@ def test_what_has_no_symbol_is_left_out_and_told_with_its_line():
         assert sum((piece.unknown for piece in found), Counter()) == {"Ω": 1, "\udcff": 1}
         first = next(piece for piece in found if piece.unknown)
         assert first.line + vocab.first_unknown_line(first.text) - 1 == 3
-
-
-@pytest.mark.parametrize(
-    "settings", [{}, {"attn_type": 2}, {"mem_len": 0}, {"reset_at": 0}], ids=str
-)
-def test_separate_lines_have_the_scores_of_each_alone(settings):
-    vocab, text = VOCABS["chars"]
-    torch.manual_seed(0)
-    config = ModelConfig(
-        vocab_size=len(vocab),
-        n_layer=2,
-        n_head=2,
-        d_model=8,
-        d_inner=8,
-        **{"mem_len": 4} | settings,
-    )
-    model = TransformerXL(config)
-    with torch.no_grad():
-        # What was read before has weight.
-        [x.mul_(9) for x in model.parameters() if x.ndim > 1]
-    lengths = Lengths.of(config, segment_len=6)
-    for seed in range(2):
-        reader = Reader(model, lengths)
-        found = scored(reader, vocab, "line", arrivals(text.encode(), seed), separate_scores)
-        alone = [
-            pair
-            for line in text.splitlines(keepends=True)
-            for ids in [vocab.encode(line)]
-            for pair in zip(ids, score(model, ids, segment_len=6), strict=True)
-        ]
-        assert [x for x, _ in found] == [x for x, _ in alone]
-        assert [x for _, x in found] == [
-            x if x is None else pytest.approx(x, abs=1e-4) for _, x in alone
-        ]
 
 
 BAD_LINE = "the \N{SNOWMAN} saw a dog\n".encode().replace(b"dog", b"d\xffg")
@@ -255,7 +220,6 @@ def test_the_sums_of_lines_are_those_of_their_tokens(tiny_config, kind):
 def test_a_line_without_tokens_comes_in_its_place(of_bytes):
     vocab = imported_vocab(["a"], Rules(join="words"), lower_case=False)
     reader = Reader(of_bytes, Lengths.of(of_bytes.config))
-    for read in (scores, separate_scores):
-        found = [*read(reader, pieces_of(vocab, [b"\na\n\n\n"], "line"))]
-        assert [(piece.line, len(x)) for piece, x in found] == [(1, 0), (2, 1), (3, 0), (4, 0)]
-        assert Sums.of(vocab, *found[0]).figures()["bits_per_token"] is None
+    found = [*scores(reader, pieces_of(vocab, [b"\na\n\n\n"], "line"))]
+    assert [(piece.line, len(x)) for piece, x in found] == [(1, 0), (2, 1), (3, 0), (4, 0)]
+    assert Sums.of(vocab, *found[0]).figures()["bits_per_token"] is None

@@ -100,15 +100,6 @@ def test_bits_per_byte_are_not_known_where_the_bytes_of_one_token_are_not(model,
     assert evaluate(model, text, token_bytes=token_bytes).bits_per_byte is None
 
 
-@pytest.mark.parametrize("written", ["ab! ?ab a!!b", "!ab?!", "abba"])
-def test_a_byte_of_ascii_is_a_character_known_or_not(tiny_config, written):
-    vocab = train_vocab("chars", ["ab "], held_out=["c"])
-    model = TransformerXL(replace(tiny_config, vocab_size=len(vocab))).eval()
-    ids = vocab.encode(written)
-    result = evaluate(model, ids, token_bytes=token_bytes_in(vocab, ids, len(written)))
-    assert result.bits_per_byte == pytest.approx(result.bits_per_token)
-
-
 @pytest.mark.parametrize("written", ["abcÀ 漢字ab", "a" * 9, "漢", ""])
 def test_the_bytes_of_all_tokens_are_those_of_the_text(written):
     vocab = train_vocab("chars", ["ab "], held_out=["c"])
@@ -205,14 +196,6 @@ def test_a_wrong_setting_is_named_where_a_strategy_is_made(refused):
         WithNeighbours(knn=64)
     with refused("window=0 must be at least 1"):
         SlidingWindow(window=0)
-
-
-@pytest.mark.parametrize("settings", [{"segment_len": 1.5}, {"mem_len": -1}], ids=str)
-def test_a_wrong_call_of_score_is_refused_before_the_first_token(model, settings, refused):
-    with refused(r"segment_len=1\.5|mem_len=-1"):
-        unwrap(score)(model, [1, 2], **settings)
-    with refused("ids must be integers"):
-        unwrap(score)(model, [1.0])
 
 
 def test_a_memory_of_zeros_that_cannot_fit_is_named(tiny_config):

@@ -9,15 +9,12 @@ import torch
 
 from transformer_xl.data import train_vocab
 from transformer_xl.inference.generate import (
-    Sampler,
-    Sampling,
     Session,
     generate,
     generate_batch,
     random_numbers,
 )
-from transformer_xl.model import Memory, TransformerXL
-from transformer_xl.model.memory import join
+from transformer_xl.model import TransformerXL
 
 # Unwrapped: the check of types in signatures, where it is on, refuses them before we can.
 _generate, _generate_batch = unwrap(generate), unwrap(generate_batch)
@@ -44,12 +41,6 @@ def test_a_wrong_argument_is_named_before_a_draw(model, refused):
                 call(model, ids, **settings)
 
 
-@pytest.mark.parametrize("seed", [torch.zeros(3, dtype=torch.uint8), torch.zeros(5056)])
-def test_a_state_of_random_numbers_that_is_none_is_named(model, seed, refused):
-    with refused("seed is no state of random numbers"):
-        _generate(model, [1], seed=seed)
-
-
 NO_PROMPTS = [
     ([], "the prompt is empty"),
     ([1, 31], "token 31 of the prompt is outside the vocabulary of 31"),
@@ -73,12 +64,6 @@ def test_a_prompt_that_is_no_row_of_integers_is_named(model, refused):
             _generate(model, ids)
         with refused(message):
             _generate_batch(model, [[1], ids])
-
-
-@pytest.mark.parametrize("prompts", [[], "ab", [1, 2]], ids=str)
-def test_a_batch_must_have_prompts(model, prompts, refused):
-    with refused("prompt"):
-        _generate_batch(model, prompts)
 
 
 def test_what_is_no_vocabulary_is_named_before_a_draw(model, refused):
@@ -140,17 +125,6 @@ def test_integers_of_every_kind_are_tokens(model):
         )
 
 
-def test_integers_of_numpy_are_settings(model):
-    plain = {"length": 5, "seed": 2, "mem_len": 3}
-    other = {name: np.int64(value) for name, value in plain.items()}
-    sampling = Sampling(top_k=np.int64(4), temperature=np.float64(0.5))
-    assert sampling == Sampling(top_k=4, temperature=0.5)
-    expected = list(generate(model, [1], Sampling(top_k=4, temperature=0.5), **plain))
-    assert list(_generate(model, [1], sampling, **other)) == expected
-    batch = [found[0] for found in _generate_batch(model, [[1]], sampling, **other)]
-    assert batch == expected
-
-
 def test_seeds_are_of_64_bits_with_a_sign_or_without():
     def first(seed):
         return torch.rand(3, generator=random_numbers(seed)).tolist()
@@ -164,25 +138,6 @@ def test_the_seed_after_the_last_one_is_0(model):
     rows = zip(*[(step[0], step[1]) for step in two], strict=True)
     alone = [list(generate(model, [1], length=6, seed=seed)) for seed in (2**64 - 1, 0)]
     assert [list(row) for row in rows] == alone
-
-
-@pytest.mark.parametrize("cutoffs", [(), (6, 12)], ids=str)
-def test_what_cuts_nothing_is_no_cut(tiny_config, cutoffs):
-    model = TransformerXL(replace(tiny_config, init_std=0.3, cutoffs=cutoffs)).eval()
-    cuts = [{"top_p": 1}, {"top_k": 31}], [{"top_p": 1.0}, {"top_k": 10**9}]
-    for temperature, some in zip((0.7, 1.0) if cutoffs else (1.0, 0.7), cuts, strict=True):
-        how = {"length": 25, "seed": 3}
-        expected = list(generate(model, [1], Sampling(temperature=temperature), **how))
-        for cut in some:
-            sampling = Sampling(temperature=temperature, **cut)
-            assert list(generate(model, [1], sampling, **how)) == expected, cut
-
-
-def test_a_sampler_says_what_it_draws_with():
-    found = Sampler(Sampling(temperature=2, top_k=99, top_p=1), vocab_size=99).settings
-    assert found == {"temperature": 2.0, "top_k": None, "top_p": None}
-    settings = {"temperature": 0.5, "top_k": 3, "top_p": 0.9}
-    assert Sampler(Sampling(**settings), 99).settings == settings
 
 
 @pytest.fixture
@@ -212,52 +167,3 @@ def test_a_session_refuses_what_it_cannot_read_or_do(session, refused):
     with refused("is no vocabulary of 31 symbols"):
         Session(model, train_vocab("chars", ["ab"]))
     assert session.write(np.array(vocab.encode("cd")), scored=True)
-
-
-def test_a_memory_on_its_own_refuses_what_it_has_not(model, refused):
-    hidden = model(torch.ones(2, 4, dtype=torch.int64)).mems.detach()
-    with torch.no_grad():
-        kept = model(torch.ones(2, 4, dtype=torch.int64), model.keep(model.start_memory(2))).mems
-    for mems in (hidden, kept):
-        last, select, reset = (unwrap(getattr(type(mems), x)) for x in ("last", "select", "reset"))
-        assert len(last(mems, np.int64(2))) == 2
-        assert select(mems, []).batch_size == 0
-        assert select(mems, np.array([1])).batch_size == 1
-        for n in (-1, 1.5, True, "1"):
-            with refused("mem_len="):
-                last(mems, n)
-        for rows in ([2], [-1], torch.tensor([0, 5]), [0.5], torch.tensor([True]), [[0]]):
-            for call in (select, reset):
-                with refused(r"rows=|mask"):
-                    call(mems, rows)
-        state = mems.state_dict()
-        B, M = mems.batch_size, len(mems)
-        for name, wrong in (
-            ("forgotten", torch.zeros(B + 1, dtype=torch.int64)),
-            ("forgotten", torch.full((B,), M + 1)),
-            ("forgotten", torch.zeros(B)),
-            (next(iter(state)), torch.zeros(2, 2)),
-            (next(iter(state)), next(iter(state.values())).long()),
-        ):
-            with refused(r"are no memory|forgotten="):
-                type(mems).from_state_dict(state | {name: wrong})
-    wrong = kept.state_dict()
-    with refused("are no memory"):
-        Memory.from_state_dict(wrong | {"values": wrong["values"][:, :, :, 1:]})
-    with refused("are no memory"):
-        Memory.from_state_dict({"states": torch.zeros(0, 1, 2, 3), "forgotten": None})
-
-
-def test_memories_that_are_not_of_one_model_are_not_joined(tiny_config, refused):
-    model = TransformerXL(tiny_config)
-    deeper = TransformerXL(replace(tiny_config, n_layer=4))
-    wider = TransformerXL(replace(tiny_config, d_model=8))
-    own = model.start_memory(1)
-    for others in (
-        [],
-        [own, deeper.start_memory(1)],
-        [own, wider.start_memory(1)],
-        [own, model.keep(own)],
-    ):
-        with refused(f"{len(others)} memories cannot be joined"):
-            join(others)

@@ -1,15 +1,12 @@
 """A text that repeats one sequence is found, and ended or kept from repeating it, in every path."""
 
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from transformer_xl import Session
 from transformer_xl.config import GenerateConfig
-from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.inference.generate import History, Sampling, generate, generate_batch
 from transformer_xl.inference.generate.loops import LoopRule
 
@@ -66,66 +63,6 @@ def test_a_loop_of_lines_is_found_whose_length_is_the_longest():
     assert DEFAULT.period(np.tile(np.arange(257, dtype=np.int32), 5)) == 0
 
 
-def test_source_code_with_lines_of_dashes_and_tables_does_not_loop():
-    vocab = train_vocab("bytes", [])
-    text = (
-        Path(np.__file__).with_name("exceptions.py").read_text(encoding="utf-8")
-        + ("# " + "-" * 78 + "\n")
-        + "TABLE = [\n"
-        + "    [0, 0, 0, 0],\n" * 6
-        + "]\n\n\n"
-    )
-    tokens = np.array(vocab.encode(text), np.int32)
-    assert not any(DEFAULT.period(tokens[:n]) for n in range(200, len(tokens)))
-
-
-def test_a_text_ends_with_the_first_token_that_completes_a_loop(model):
-    whole = [*generate(model, [1, 2, 3], length=300, seed=3)]
-    written = generate(
-        model, [1, 2, 3], length=300, sampling=Sampling(on_loop="end", **LOOP), seed=3
-    )
-    text = [*written]
-    assert written.is_looping
-    assert text == whole[: len(text)]
-    assert slow_period(text, RULE)
-    assert not slow_period(text[:-1], RULE)
-
-
-def test_only_what_was_sampled_counts_as_a_loop(model):
-    sampling = Sampling(temperature=0, on_loop="end", **LOOP)
-    written = generate(model, [5] * 300, sampling, length=50)
-    assert [*written] == [5] * 20
-    again = {"mems": written.mems, "history": written.history}
-    assert [*generate(model, [written.last_token], sampling, length=50, **again)] == [5] * 20
-    session = _session(model)
-    session.write([5] * 300)
-    for _ in range(2):
-        before = len(session.mark().history)
-        [*session.generate(50, sampling)]
-        assert len(session.mark().history) == before + 20
-
-
-def test_a_text_whose_last_token_completes_a_loop_has_not_ended_early(model):
-    sampling = Sampling(temperature=0, on_loop="end", **LOOP)
-    for length, is_looping in ((20, False), (21, True)):
-        written = generate(model, [5], sampling, length=length)
-        assert len([*written]) == 20
-        assert written.is_looping is is_looping
-
-
-def test_a_text_of_a_batch_ends_where_it_ends_alone(model):
-    how = {"sampling": Sampling(on_loop="end", **LOOP), "length": 60}
-    alone = [[*generate(model, prompt, seed=3 + n, **how)] for n, prompt in enumerate(PROMPTS)]
-    batch = generate_batch(model, PROMPTS, seed=3, **how)
-    texts = [[] for _ in PROMPTS]
-    for step in batch:
-        for text, token in step.items():
-            texts[text].append(token)
-    assert texts == alone
-    assert batch.looping == {n for n, text in enumerate(alone) if len(text) < 60}
-    assert 0 < len(batch.looping) < len(PROMPTS)
-
-
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_token_that_would_continue_a_loop_is_excluded(model, temperature):
     sampling = Sampling(temperature=temperature, on_loop="break", **LOOP)
@@ -161,20 +98,16 @@ def test_after_a_loop_was_broken_shorter_ones_are_found_until_the_text_is_free_o
     assert lengths == [20] * 21 + [10] * 10 + [5] * 5 + [2] * 19 + [20] * 95
 
 
-def _session(model, **settings):
-    symbols = [str(n) for n in range(model.config.vocab_size - 1)]
-    return Session(model, train_vocab("words", [" ".join(symbols)]), **settings)
+def test_only_what_was_sampled_counts_as_a_loop(model):
+    sampling = Sampling(temperature=0, on_loop="break", **LOOP)
+    for length in (20, 50):
+        written = [*generate(model, [5] * 300, sampling, length=length)]
+        assert written[:20] == [5] * 20
+    assert written[20] != 5
 
 
-def test_a_session_ends_a_looping_text_as_generate_does(model):
-    session = _session(model, seed=3)
-    session.write([1, 2, 3])
-    expected = [
-        *generate(model, [1, 2, 3], length=300, sampling=Sampling(on_loop="end", **LOOP), seed=3)
-    ]
-    assert not session.is_looping
-    [*session.generate(300, sampling=Sampling(on_loop="end", **LOOP), seed=3)]
-    assert session.mark().history.tolist() == [1, 2, 3, *expected]
-    assert session.is_looping
-    [*session.generate(3)]
-    assert not session.is_looping
+def test_a_text_of_a_batch_loops_as_alone(model):
+    how = {"sampling": Sampling(on_loop="break", **LOOP), "length": 60}
+    alone = [[*generate(model, prompt, seed=3 + n, **how)] for n, prompt in enumerate(PROMPTS)]
+    steps = [*generate_batch(model, PROMPTS, seed=3, **how)]
+    assert [[step[n] for step in steps] for n in range(len(PROMPTS))] == alone

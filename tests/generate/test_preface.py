@@ -62,13 +62,6 @@ def test_texts_begin_after_the_preface(model, after):
     assert list(generate(model, PROMPT, **SETTINGS)) == cold
 
 
-def test_penalties_do_not_see_the_preface(model, after):
-    settings = SETTINGS | {"sampling": Sampling(temperature=0.8, repetition_penalty=2.0)}
-    expected = list(generate(model, PROMPT, mems=after, **settings))
-    model.preface = PREFACE
-    assert list(generate(model, PROMPT, **settings)) == expected
-
-
 def test_scores_do_without_the_preface(model):
     ids = np.arange(20) % 7
     expected = evaluate(model, ids, WithMemory(mem_len=8)).nll
@@ -135,15 +128,6 @@ def test_shipped_models_do_not_stutter(name, monkeypatch):
     stutter = import_module("stutter")
     found = stutter.measured(name, stutter.PROMPTS[name], 2, None)
     assert found["with"]["stutter"] <= 0.03 < found["without"]["stutter"]
-
-
-def test_stutters_are_told_from_numbers_and_lines(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    stutters = import_module("stutter").stutters
-    for text in ([" the", " the"], ["sh", "sh"], ["a", ",", "a", ",", "a", ","], ["u"] * 3):
-        assert stutters(text), text
-    for text in (["1", "9", "9", "9"], ["--"] * 4, ["u", "u", "id"], ["a", ",", "a", ","], []):
-        assert not stutters(text), text
 
 
 @pytest.mark.parametrize("name", ["english", "python-code"])

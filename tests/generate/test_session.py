@@ -1,8 +1,5 @@
 """A session is its tokens: however it was cut, saved, forked or rewound."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from importlib import import_module
 from itertools import islice
@@ -96,22 +93,6 @@ def _sampler():
     return Sampler(Sampling(temperature=2.0))
 
 
-def test_a_text_that_goes_on_makes_no_memory_anew(session, monkeypatch):
-    session.write(TEXT)
-    expected = written(session.fork(), 9)
-    first, made = written(session, 5), []
-    original = type(session.model).start_memory
-
-    def spy(self, batch_size, mem_len=None):
-        made.append(mem_len)
-        return original(self, batch_size, mem_len)
-
-    monkeypatch.setattr(type(session.model), "start_memory", spy)
-    assert first + written(session, 4) == expected
-    # One without a position tells the bytes of a position.
-    assert {*made} <= {0}
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_saved_session_goes_on_with_the_same_bits(tiny_config, tmp_path, kind):
     model = made(tiny_config, **KINDS[kind])
@@ -151,25 +132,6 @@ def test_the_bytes_of_a_state_are_those_of_the_formula(tiny_config, options, wei
     model = compact(made(tiny_config, **options), weights)
     # And the last 4,096 tokens, and random numbers.
     assert Session(model, BYTES).nbytes == n_bytes + 4 * 4096 + 5056
-
-
-@pytest.mark.slow
-def test_another_process_goes_on_with_the_same_text(session, folder, tmp_path):
-    session.write(TEXT)
-    written(session, 11)
-    session.save(tmp_path / "state")
-    program = (
-        "import sys, torch; torch.set_num_threads(1); from transformer_xl import Session; "
-        "session = Session.load(*sys.argv[1:]); sys.stdout.buffer.write("
-        "repr([*session.score('abc'), ''.join(session.generate(40))]).encode())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, folder, tmp_path / "state"],
-        capture_output=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    assert done.stdout.decode() == repr([*session.score("abc"), written(session, 40)])
 
 
 @pytest.mark.usefixtures("short_segments")

@@ -52,12 +52,6 @@ def test_a_file_with_room_is_of_one_size_and_holds_the_same(model, weights, tmp_
     assert sizes == {2 * 3 * 12 * 16 * 4}
 
 
-def test_a_text_that_is_not_begun_can_be_saved(model, weights, tmp_path):
-    save_state(tmp_path / "state", generate(model, [4, 5], seed=1), weights)
-    state = load_state(tmp_path / "state", weights)
-    assert (len(state.mems), state.last_token) == (0, 5)
-
-
 def test_a_state_without_random_numbers_is_read(model, weights, tmp_path):
     path = tmp_path / "state"
     save_state(path, generate(model, [1, 2], length=4), weights)

@@ -29,22 +29,6 @@ def test_an_unfinished_character_ends_as_a_replacement():
     assert "".join(text_pieces(iter("é".encode()[:1]), BYTES)) == "\N{REPLACEMENT CHARACTER}"
 
 
-STOPPED = [
-    ("one\n\ntwo", ["\n\n"], "one"),
-    ("stop here", ["stop"], ""),
-    ("aaab", ["aab"], "a"),
-    ("to be continued", ["continued."], "to be continued"),
-    ("x END y STOP", ["STOP", "END"], "x "),
-    ("漢字🙂漢", ["🙂"], "漢字"),
-    ("abc", [], "abc"),
-]
-
-
-def test_the_text_ends_before_a_stop_string():
-    for text, stop, expected in STOPPED:
-        assert "".join(text_pieces(iter(text.encode()), BYTES, stop)) == expected
-
-
 def test_an_empty_stop_string_is_refused_before_anything_is_drawn():
     with pytest.raises(ValueError, match="a stop string is empty"):
         text_pieces(iter([]), BYTES, ["x", ""])

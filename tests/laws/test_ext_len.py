@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
+from transformer_xl.data import train_vocab
+from transformer_xl.inference.answers import continuations, features_of, losses
 from transformer_xl.inference.evaluate import WithMemory, evaluate, score
 from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.model import TransformerXL
@@ -144,6 +146,42 @@ def test_writing_and_scoring_read_nothing_again(model, text):
     )
     assert one == two
     assert list(score(model, prompt, segment_len=2)) == list(score(other, prompt, segment_len=2))
+
+
+VOCAB = train_vocab("chars", ["abcdefghijklmnopqrstuv\n"])
+
+
+def texts_of(*sizes):
+    draw = np.random.default_rng(1)
+    return [draw.integers(0, V, n).tolist() for n in sizes]
+
+
+@pytest.mark.parametrize("sizes", [(11, 11), (9, 14, 1)], ids=str)
+def test_what_follows_a_text_is_said_without_reading_anything_again(model, sizes):
+    texts, found = texts_of(*sizes), []
+    for ext_len in (0, 4):
+        lengths = Lengths.of(model.config, segment_len=4, mem_len=20, ext_len=ext_len)
+        how = {"length": 7, "stop": "\n"}
+        written = continuations(model, VOCAB, texts, lengths, **how)
+        found.append((features_of(model, texts, lengths), written))
+    (expected, text), (features, other) = found
+    assert torch.equal(features, expected)
+    assert other == text
+    assert any(text)
+
+
+def test_the_losses_of_texts_are_those_that_an_evaluation_counts(model):
+    texts = texts_of(9, 14, 14, 2)
+    for mem_len, ext_len in ((20, 4), (3, 2), (3, 0)):
+        how = {"segment_len": 4, "mem_len": mem_len, "ext_len": ext_len}
+        lengths = Lengths.of(model.config, **how)
+        expected = [evaluate(model, np.array(text), WithMemory(**how)).nll for text in texts]
+        for batch_size in (1, 3):
+            found = losses(model, texts, lengths, batch_size=batch_size)
+            assert [len(own) + 1 for own in found] == [len(text) for text in texts]
+            assert [own.mean() for own in found] == pytest.approx(expected, rel=1e-6), batch_size
+    with pytest.raises(ValueError, match="batch_size=0 must be at least 1"):
+        losses(model, texts, lengths._replace(ext_len=2), batch_size=0)
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from transformer_xl.cli import main
 from transformer_xl.config import ModelConfig
 from transformer_xl.data import Vocab
 from transformer_xl.data.making_vocab import train_vocab
-from transformer_xl.inference.answers import continuations, next_log_probs
+from transformer_xl.inference.answers import continuations
 from transformer_xl.model import build_model
 from transformer_xl.model.segment import Lengths
 from transformer_xl.tasks import TASKS, load_task
@@ -182,18 +182,6 @@ def texts(vocab):
     return [draw.integers(1, 5, size=n).tolist() for n in (7, 1, 12, 5, 12, 3)]
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 10])
-def test_what_comes_next_does_not_depend_on_the_batch(model, vocab, batch_size):
-    import torch
-
-    some = texts(vocab)
-    lengths = Lengths.of(CONFIG, segment_len=4)
-    found = next_log_probs(model, some, lengths, batch_size=batch_size)
-    for row, text in zip(found, some, strict=True):
-        expected = model(torch.tensor([text])).log_probs[0, -1]
-        torch.testing.assert_close(row, expected.float().detach(), rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_a_continuation_is_the_most_likely_token_each_time(model, vocab, batch_size):
     import torch
@@ -212,7 +200,7 @@ def test_empty_texts_are_refused(model, vocab):
     lengths = Lengths.of(CONFIG, segment_len=4)
     for wrong in ([], [[1], []]):
         with pytest.raises(ValueError, match="at least one token each"):
-            next_log_probs(model, wrong, lengths)
+            continuations(model, vocab, wrong, lengths, length=1, stop="\n")
 
 
 def test_a_document_is_a_story_with_some_of_its_questions(tmp_path):

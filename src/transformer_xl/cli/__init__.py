@@ -82,6 +82,9 @@ _GONE = {
     ("serve", "--sessions_in_memory"): "sessions of a folder are read when they are used",
     ("recl", "--recl.split"): "the test text is read, or valid without one; --file gives another",
     ("recl", "--recl.window"): "a model without memory reads as much as in its training",
+    ("score", "--separate_lines"): (
+        "transformer_xl.inference.losses(model, texts, lengths) reads each text by itself"
+    ),
     ("serve", "--save"): "each answer is saved before it ends; leave it out",
     ("serve", "--chat_template"): (
         "--template TEXT has the text of one message with {role} and {content}; templates in Jinja "

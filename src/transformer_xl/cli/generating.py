@@ -1,7 +1,7 @@
 """The command generate."""
 
 import sys
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -207,15 +207,11 @@ class Generate(ReadsModel, PrintsResult):
             goes_on = self.state is not None
             pieces = text_pieces(drawn, vocab, self._stops, prompt, history, goes_on=goes_on)
             if self.json or self.out:
-                written = {"prompt": text, "text": "".join(pieces)}
+                self._show([{"prompt": text, "text": "".join(pieces)}], about)
             else:
-                written = None
                 for piece in chain([text], pieces, ["\n"]):
                     sys.stdout.write(piece)
                     sys.stdout.flush()
-            self._say_looping([0] if drawn.is_looping else [])
-            if written:
-                self._show([written], about)
 
     def _draw_several(self, model: "LanguageModel", vocab: "Vocab") -> None:
         """Write several texts that are drawn as one batch."""
@@ -232,7 +228,6 @@ class Generate(ReadsModel, PrintsResult):
                 zip(texts, batch.decode(vocab, self._stops), strict=True)
             )
         ]
-        self._say_looping(batch.looping)
         self._show(written, about)
 
     def _search(self, model: "LanguageModel", vocab: "Vocab") -> None:
@@ -269,15 +264,6 @@ class Generate(ReadsModel, PrintsResult):
                 sys.stdout.write(f"--- {n} of {len(texts)}, {rank}\n")
             sys.stdout.write(f"{each['prompt']}{each['text']}\n")
 
-    def _say_looping(self, texts: Collection[int]) -> None:
-        """Say which texts were ended because they looped."""
-        if texts:
-            which = f"texts {', '.join(str(text + 1) for text in sorted(texts))}"
-            say(
-                f"{which if self._is_several else 'the text'} ended early: the last "
-                f"{self.settings.loop_min_length} tokens or more repeat one sequence; --on_loop "
-                "continue goes on, --on_loop break avoids it"
-            )
 
     def _said(self, what: str, used: dict[str, Any], model: "LanguageModel") -> dict[str, Any]:
         """Return the settings and how tokens are decoded; print the settings that differ."""

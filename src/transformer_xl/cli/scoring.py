@@ -48,8 +48,7 @@ class Score(ReadsModel):
     left out.
 
     A line is read behind those before it, also with --mem_len 0, as the lines of a segment see each
-    other. With --separate_lines it is a text of its own: for sentences or records that have nothing
-    to do with each other.
+    other.
 
     Examples:
       txl score runs/demo notes.txt
@@ -57,7 +56,6 @@ class Score(ReadsModel):
       tail -F app.log | txl score runs/demo - --by line --state app.state
       txl score runs/demo notes.txt --by line --json
       txl score runs/log today.log --by line --top 10
-      txl score runs/demo sentences.txt --by line --separate_lines
     """
 
     file: Annotated[Path, tyro.conf.Positional]
@@ -65,9 +63,6 @@ class Score(ReadsModel):
     by: Literal["token", "line"] = "token"
     """One JSON object per token, or per line with the mean (nll) and the sum (nll_sum) of its
     -log p in nats, and the means in bits."""
-    separate_lines: bool = False
-    """With --by line: each line is a text of its own, so its scores do not depend on other lines;
-    the first token of a line has none. Many lines are read at once."""
     top: int | None = None
     """With --by line: print so many lines only, those with the largest nll_sum, at the end. They
     are the odd ones of a log if the model was trained on a log without them."""
@@ -85,19 +80,11 @@ class Score(ReadsModel):
     def run(self) -> None:
         """Score and print."""
         require_readable(self.file)
-        require(self.segment_len >= 1, f"segment_len={self.segment_len} must be at least 1")
-        mem_len = self.mem_len
-        require(mem_len is None or mem_len >= 0, f"mem_len={mem_len} must be at least 0")
         require(self.top is None or self.top >= 1, f"top={self.top} must be at least 1")
-        for name in ("separate_lines", "top"):
-            has_effect = self.by == "line" or not getattr(self, name)
-            require(has_effect, f"--{name} has no effect by token: give --by line, too")
-        # Sums, and no lines.
+        require(self.by == "line" or not self.top, "--top has no effect by token: give --by line")
         exclude(json=self.json, top=self.top)
-        # A state goes on from what was read before, as no separate line does.
-        exclude(state=self.state, separate_lines=self.separate_lines)
         recipe = recipe_of(self.dir)
-        is_raw = self.raw or (recipe is not None and recipe.data.raw)
+        is_raw = self.raw or bool(recipe and recipe.data.raw)
         if self.by == "line" and recipe is not None and is_within(self.file, recipe.data.path):
             say(
                 f"warning: {self.dir} was trained on {self.file}: what it learned by heart is not "
@@ -105,7 +92,7 @@ class Score(ReadsModel):
             )
         # Slow imports come after all checks of the arguments.
         from transformer_xl.data import Normalizer, normalized
-        from transformer_xl.inference.evaluate import pieces_of, scores, separate_scores
+        from transformer_xl.inference.evaluate import pieces_of, scores
         from transformer_xl.inference.generate import State, write_state
         from transformer_xl.model import Lengths, Reader, ReaderState, require_mem_len
 
@@ -129,9 +116,8 @@ class Score(ReadsModel):
             normalizer = Normalizer(name_of(self.file), _RAW_REMEDY)
             blocks = _blocks(self.file, failures, is_raw=is_raw)
             blocks = blocks if is_raw else normalized(blocks, normalizer)
-            score = separate_scores if self.separate_lines else scores
             try:
-                self._show(vocab, score(reader, pieces_of(vocab, blocks, self.by)))
+                self._show(vocab, scores(reader, pieces_of(vocab, blocks, self.by)))
             finally:
                 say_changes(name_of(self.file), normalizer.changes, _RAW_REMEDY)
             if failures:

@@ -174,10 +174,9 @@ class GenerateConfig:
     break; 0: no penalty."""
     dry_allowed_length: Annotated[int, Range(gt=0, le=64)] = 2
     """DRY: the length from which on a repetition is penalized."""
-    on_loop: Literal["continue", "end", "break"] = "continue"
+    on_loop: Literal["continue", "break"] = "continue"
     """What to do once the generated text loops, that is repeats up to 256 tokens 4 times or more:
-    go on, end the text, or exclude the token that would continue the loop. The prompt does not
-    count."""
+    go on, or exclude the token that would continue the loop. The prompt does not count."""
     loop_min_length: Annotated[int, Range(gt=0, le=MAX_HISTORY)] = 200
     """A loop has at least this many tokens, all repetitions together."""
     stop: tuple[str, ...] = ()

@@ -78,7 +78,8 @@ def features_of(
     """Return a vector for each text: the output of the layers after its last token.
 
     The last token attends to its segment and, through the memory, to earlier ones. A linear
-    classifier on these vectors, as of scikit-learn, classifies whole documents.
+    classifier on these vectors, as of scikit-learn, classifies whole documents, and
+    ``model.head.log_probs`` of them are those of the next token, as of a label after a document.
 
     Args:
         model: The model; its mode is restored afterwards.
@@ -112,27 +113,6 @@ def features_of(
                 counted = piece.hidden.masked_fill(~counts[..., None], 0)
                 features[rows] += counted.sum(1).to(features.dtype)
     return features / sizes[:, None] if is_mean else features
-
-
-@torch.no_grad()
-def next_log_probs(
-    model: LanguageModel, texts: Texts, lengths: Lengths, *, batch_size: int = 32
-) -> Float[Tensor, "N V"]:
-    """Return the log-probabilities of the token after each text, as of a label after a document.
-
-    The arguments and errors are those of :func:`features_of`.
-
-    Example:
-        >>> from transformer_xl import from_pretrained
-        >>> model, vocab = from_pretrained("shakespeare")
-        >>> texts = [vocab.encode(text) for text in ("ROMEO", "JULIET")]
-        >>> log_probs = next_log_probs(model, texts, Lengths.of(model.config))
-        >>> vocab.decode(log_probs.argmax(1).tolist())
-        '::'
-    """
-    features = features_of(model, texts, lengths, batch_size=batch_size)
-    with evaluating(model):
-        return model.head.log_probs(features).float().cpu()
 
 
 @torch.no_grad()

@@ -135,7 +135,7 @@ class Text:
             return "stop"
         if len(self.written) >= self.max_tokens:
             return "length"
-        return "repetition" if self.sampler.ends(self.history) else None
+        return None
 
     @property
     def is_over(self) -> bool:

@@ -11,7 +11,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from transformer_xl.data import Vocab, split_point
-from transformer_xl.inference.answers import losses
 from transformer_xl.inference.evaluate.measuring import bytes_of, token_bytes_in
 from transformer_xl.model import Reader
 
@@ -19,8 +18,6 @@ Unit = Literal["token", "line"]
 
 LONGEST = 1 << 16
 """Maximum characters of a piece; a line, or a text without a split point, is split there."""
-_LINES_AT_ONCE = 256
-"""Of so many lines, those of similar lengths are read in batches."""
 
 
 class Piece(NamedTuple):
@@ -106,24 +103,6 @@ def scores(reader: Reader, pieces: Iterable[Piece | None]) -> Iterator[Scored]:
             yield ready, [log_probs.popleft() for _ in ready.ids]
 
 
-def separate_scores(reader: Reader, pieces: Iterable[Piece | None]) -> Iterator[Scored]:
-    """Score each piece as a text of its own, several at once, in their order."""
-    waiting: list[Piece] = []
-    for piece in chain(pieces, [None]):
-        if piece is not None:
-            waiting.append(piece)
-        if waiting and (piece is None or len(waiting) == _LINES_AT_ONCE):
-            # A piece of one token is predicted from nothing.
-            longer = [n for n, x in enumerate(waiting) if len(x.ids) > 1]
-            texts = [waiting[n].ids for n in longer]
-            nll = losses(reader.model, texts, reader.lengths, batch_size=32) if texts else []
-            log_probs: list[list[float | None]] = [[None] * len(x.ids[:1]) for x in waiting]
-            for n, of_text in zip(longer, nll, strict=True):
-                log_probs[n] += (-of_text).tolist()
-            yield from zip(waiting, log_probs, strict=True)
-            waiting = []
-
-
 @dataclass(frozen=True)
 class Sums:
     """Accumulated losses of a line or a text."""
@@ -148,12 +127,12 @@ class Sums:
         return cls(len(log_probs), len(known), nll_sum, bytes_of(sizes, tokens))
 
     def __add__(self, other: "Sums") -> "Sums":
-        sizes = self.n_bytes, other.n_bytes
+        known = None not in (self.n_bytes, other.n_bytes)
         return Sums(
             self.n_tokens + other.n_tokens,
             self.n_predicted + other.n_predicted,
             self.nll_sum + other.nll_sum,
-            None if None in sizes else sum(x for x in sizes if x is not None),
+            (self.n_bytes or 0) + (other.n_bytes or 0) if known else None,
         )
 
     def figures(self) -> dict[str, float | None]:

@@ -1,10 +1,9 @@
 """Losses of the tokens of a text, read with memory."""
 
-from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -21,12 +20,9 @@ from transformer_xl.model import (
     Reader,
     Text,
     as_tokens,
-    evaluating,
     join,
     read,
     read_all,
-    read_each,
-    require_at_least,
     require_mem_len,
 )
 from transformer_xl.ops import IGNORED
@@ -197,93 +193,3 @@ def score(
     # The first token has no score, and is read with the segment after it.
     parts = (text[:1], *text[1:].split(reader.lengths.segment_len))
     return chain.from_iterable(map(reader.read, parts))
-
-
-@torch.no_grad()
-def loss_in_segment(
-    model: LanguageModel, ids: Text, *, batch_size: int = 1, **lengths: Any
-) -> Float[np.ndarray, " T"]:
-    """Return the mean loss, in nats, by position in the segment.
-
-    Without memory, the first positions have little context (context fragmentation); with memory,
-    all are alike. Every token of the text but the first counts once, as in :func:`evaluate`, whose
-    lengths this takes.
-
-    Example:
-        >>> from transformer_xl import from_pretrained
-        >>> model, vocab = from_pretrained("shakespeare")
-        >>> loss_in_segment(model, vocab.encode("To be, or not to be"), segment_len=8).shape
-        (8,)
-    """
-    require_at_least(1, batch_size=batch_size)
-    read_with = Lengths.of(model.config, **lengths)
-    passage = Passage.of(ids, model.config)
-    sums = torch.zeros(2, read_with.segment_len, dtype=torch.float64, device=model.device)
-    with evaluating(model):
-        for nll, places in read_parts(model, passage, read_with, batch_size):
-            _add(sums[:, : nll.shape[1]], nll, passage.is_counted(places).to(nll.device))
-    # A text shorter than a segment has no tokens at the last positions.
-    return _mean(sums[:, : int(sums[1].nonzero().max()) + 1])
-
-
-@torch.no_grad()
-def loss_from_start(
-    model: LanguageModel, ids: Text, *, length: int, batch_size: int = 1, **lengths: Any
-) -> Float[np.ndarray, " places"]:
-    """Return the mean loss, in nats, by the number of tokens of context.
-
-    The text is split into pieces of ``length`` predicted tokens, each read from an initial memory;
-    the first token of a piece has one token of context. A shorter rest is left out.
-
-    The other lengths are those of :func:`evaluate`; ``batch_size`` pieces are read as a batch.
-
-    Raises:
-        ValueError: The text is shorter than a piece, or has a token outside the vocabulary; a
-            length is out of range.
-    """
-    require_at_least(1, length=length, batch_size=batch_size)
-    read_with = Lengths.of(model.config, **lengths)
-    passage = Passage.of(ids, model.config)
-    text, completed = passage.text, passage.counted
-    assert text is not None
-    n_pieces = (len(text) - 1) // length
-    if not n_pieces:
-        raise InputError(f"length={length} needs a text of {length + 1} tokens, not {len(text)}")
-    pieces = text.unfold(0, length + 1, length)[:n_pieces]
-    counted = torch.ones(len(text) - 1) if completed is None else completed
-    counted = counted.to(model.device).unfold(0, length, length)[:n_pieces]
-    sums = torch.zeros(2, length, dtype=torch.float64, device=model.device)
-    with evaluating(model):
-        batches = read_each(model, pieces.tolist(), read_with, batch_size=batch_size, predicts=True)
-        for rows, segments in batches:
-            for segment in segments:
-                assert segment.nll is not None
-                place = slice(segment.start, segment.start + segment.nll.shape[1])
-                _add(sums[:, place], segment.nll, counted[rows][:, place])
-    return _mean(sums)
-
-
-def spans(losses: Sequence[float] | Float[np.ndarray, " length"]) -> list[dict[str, float]]:
-    """Average losses over logarithmic spans of positions, four per doubling, counted from 1.
-
-    Returns:
-        The ``first`` and ``last`` position and the mean ``nll`` of each span; a span without any
-        counted token, whose losses are NaN, is left out.
-    """
-    edges = np.unique(np.round(2 ** np.arange(0, np.log2(len(losses) + 1) + 0.25, 0.25)))
-    edges = [int(x) for x in edges if x <= len(losses)] + [len(losses) + 1]
-    values = np.asarray(losses, dtype=float)
-    return [
-        {"first": first, "last": stop - 1, "nll": float(np.nanmean(values[first - 1 : stop - 1]))}
-        for first, stop in pairwise(edges)
-        if not np.isnan(values[first - 1 : stop - 1]).all()
-    ]
-
-
-def _add(sums: Tensor, nll: Tensor, counted: Tensor) -> None:
-    sums += torch.stack([(nll.double() * counted).sum(0), counted.double().sum(0)])
-
-
-def _mean(sums: Tensor) -> np.ndarray:
-    # NaN where no token counts.
-    return (sums[0] / sums[1]).cpu().numpy()

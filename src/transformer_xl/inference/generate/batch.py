@@ -66,7 +66,7 @@ def seed_of(seed: SupportsIndex, n: int) -> int:
 
 @dataclass(frozen=True)
 class _Progress:
-    """What a step of a batch changes, apart from random numbers.
+    """What a step of a batch changes.
 
     It is replaced as a whole, so that an interrupt leaves a consistent state.
     """
@@ -77,7 +77,9 @@ class _Progress:
     """The tokens of each row that are not in the memory yet."""
     histories: Mapping[int, History]
     """The last tokens of each text, also of those that have ended."""
-    decoder: Decoder | None
+    random: Sequence[Tensor]
+    """The state of the random number generator of each text."""
+    decoder: Decoder | None = None
     """What reads the next tokens. None: the prompts are read first."""
     state: Any = None
     """The state of the decoder after the last step that was completed."""
@@ -85,8 +87,6 @@ class _Progress:
     """Tokens drawn for each text that goes on."""
     ended: AbstractSet[int] = frozenset()
     """Indices of the texts that were ended before their length."""
-    looping: AbstractSet[int] = frozenset()
-    """Those of them that were ended because they looped."""
 
 
 class GenerationBatch(Iterator[dict[int, int]]):
@@ -96,14 +96,11 @@ class GenerationBatch(Iterator[dict[int, int]]):
     get alone, up to rounding. A text that has ended is removed from the batch. :meth:`decode`
     returns the texts instead.
 
-    Attributes:
-        generators: The random number generator of each text.
-
     Args:
         model: The model.
         prompts: The prompts in tokens.
         length: Number of tokens to generate for each. None: without end.
-        mems: The memory to start with, or a decoder.
+        mems: The memory to start with. None: start of a text.
         sampler: The sampler.
         seeds: Random seed of each text, as for :func:`random_numbers`.
         mem_len: Memory length. None: as configured.
@@ -115,26 +112,22 @@ class GenerationBatch(Iterator[dict[int, int]]):
         model: LanguageModel,
         prompts: Sequence[Any],
         length: Any,
-        mems: Memory | Decoder | None,
+        mems: Memory | None,
         sampler: Sampler,
         seeds: Sequence[Any],
         mem_len: Any,
         before: Any = (),
     ) -> None:
         self._length: int | None = whole("length", length)
-        decoder = mems if isinstance(mems, Decoder) else None
-        start = None if isinstance(mems, Decoder) else mems
-        self._prompts = Prompts(model, prompts, start, mem_len, length=self._length)
+        self._prompts = Prompts(model, prompts, mems, mem_len, length=self._length)
         self._model, self._sampler, self._modules = model, sampler, [*model.modules()]
-        self.generators = [random_numbers(seed) for seed in seeds]
         known = as_tokens(before, model.config, "the history").tolist()
         tokens = self._prompts.tokens
         self._now = _Progress(
             range(len(tokens)),
             tokens,
             {text: History(known, unread) for text, unread in enumerate(tokens)},
-            decoder,
-            None if decoder is None else decoder.state,
+            [random_numbers(seed).get_state() for seed in seeds],
         )
 
     @property
@@ -143,31 +136,28 @@ class GenerationBatch(Iterator[dict[int, int]]):
         return [*self._now.texts]
 
     @property
-    def looping(self) -> set[int]:
-        """Indices of the texts that were ended because they looped (``on_loop="end"``)."""
-        return {*self._now.looping}
-
-    @property
     def mems(self) -> Memory:
         """A copy of the memory, with one stream per text in ``texts``.
 
         After the first step, it has read all tokens of a text but the last.
         """
-        return self._prompts.mems if self._now.decoder is None else self.decoder().memory()
+        decoder = self._decoder()
+        return self._prompts.mems if decoder is None else decoder.memory()
 
-    def decoder(self) -> Decoder:
-        """Return the decoder; a caller that advances it must not use this object any more."""
+    def _decoder(self) -> Decoder | None:
         if (decoder := self._now.decoder) is not None:
             # A step that was interrupted may have left another state.
             decoder.state = self._now.state
-            return decoder
-        with evaluating_all(self._modules):
-            return Decoder.of(self._model, self._prompts.lengths, self._prompts.mems)
+        return decoder
 
     @property
     def last_tokens(self) -> list[int]:
         """The last token of each text in ``texts``."""
         return [ids[-1] for ids in self._now.unread]
+
+    def random_state(self, text: int) -> UInt8[Tensor, " bytes"]:
+        """Return the state of the random number generator of a text, before its next token."""
+        return self._now.random[text]
 
     def history(self, text: int) -> Int32[np.ndarray, " n"]:
         """Return the tokens of a text before its last one, the last 4,096 of them at most."""
@@ -204,7 +194,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
         }
         if writers and not stop and self._length is None:
             raise InputError("length=None draws without end: set length, or give a stop string")
-        decoded = [""] * len(self.generators)
+        decoded = [""] * len(now.random)
         for tokens in self:
             for text, token in tokens.items():
                 decoded[text] += writers[text].push(token)
@@ -221,36 +211,28 @@ class GenerationBatch(Iterator[dict[int, int]]):
         if not rows:
             raise StopIteration
         texts = [now.texts[row] for row in rows]
-        generators = [self.generators[text] for text in texts]
-        random_states = [generator.get_state() for generator in generators]
-        try:
-            hidden, after = self._read(rows)
-            # On the CPU, so that a seed gives the same numbers on every device.
-            numbers = [torch.rand((), dtype=torch.float64, generator=each) for each in generators]
-            histories = {text: copy.copy(now.histories[text]) for text in texts}
-            known = [*histories.values()]
-            tokens = self._sampler(self._model.head, hidden, torch.stack(numbers), known)
-            drawn = dict(zip(texts, tokens, strict=True))
-            for text, token in drawn.items():
-                histories[text].append(token)
-            looping = set()
-            # With its last token a text ends because of its length.
-            if now.n_drawn + 1 != self._length:
-                looping = {text for text in texts if self._sampler.ends(histories[text])}
-            self._now = replace(
-                after,
-                texts=texts,
-                unread=[(token,) for token in tokens],
-                histories={**now.histories, **histories},
-                n_drawn=now.n_drawn + 1,
-                ended=now.ended | looping,
-                looping=now.looping | looping,
-            )
-        except BaseException:
-            self._now = now
-            for generator, state in zip(generators, random_states, strict=True):
-                generator.set_state(state)
-            raise
+        hidden, after = self._read(rows)
+        # On the CPU, so that a seed gives the same numbers on every device.
+        numbers, random = [], [*now.random]
+        for text in texts:
+            generator = random_numbers(random[text])
+            numbers.append(torch.rand((), dtype=torch.float64, generator=generator))
+            random[text] = generator.get_state()
+        histories = {text: copy.copy(now.histories[text]) for text in texts}
+        tokens = self._sampler(
+            self._model.head, hidden, torch.stack(numbers), [*histories.values()]
+        )
+        drawn = dict(zip(texts, tokens, strict=True))
+        for text, token in drawn.items():
+            histories[text].append(token)
+        self._now = replace(
+            after,
+            texts=texts,
+            unread=[(token,) for token in tokens],
+            histories={**now.histories, **histories},
+            random=random,
+            n_drawn=now.n_drawn + 1,
+        )
         return drawn
 
     def _read(self, rows: Sequence[int]) -> tuple[Float[Tensor, "B D"], _Progress]:
@@ -262,12 +244,12 @@ class GenerationBatch(Iterator[dict[int, int]]):
         """
         now = self._now
         with evaluating_all(self._modules):
-            if now.decoder is None:
+            decoder = self._decoder()
+            if decoder is None:
                 hidden, mems = self._prompts.read(rows)
                 decoder = Decoder.of(self._model, self._prompts.lengths, mems)
                 state = decoder.state
             else:
-                decoder = self.decoder()
                 if len(rows) != decoder.batch_size:
                     decoder = decoder.select(rows)
                 hidden, state = decoder.read(torch.tensor([now.unread[row][0] for row in rows]))
@@ -308,14 +290,9 @@ class Generation(Iterator[int]):
         return self._batch.history(0)
 
     @property
-    def is_looping(self) -> bool:
-        """Whether the text was ended because it looped (``on_loop="end"``)."""
-        return 0 in self._batch.looping
-
-    @property
     def random_state(self) -> UInt8[Tensor, " bytes"]:
         """State of the random number generator before the next token."""
-        return self._batch.generators[0].get_state()
+        return self._batch.random_state(0)
 
 
 def generate(

@@ -60,8 +60,7 @@ class Sampler:
         has_vocab = vocab is not None and config.dry_multiplier
         breakers = breaker_tokens(vocab) if has_vocab else sampling.dry_sequence_breakers
         self._breakers = frozenset(breakers)
-        self.needs_history = config.has_penalties or config.on_loop != "continue"
-        self._changes_logits = config.has_penalties or config.on_loop == "break"
+        self.needs_history = config.has_penalties or config.on_loop == "break"
         self._loop = LoopRule(config.loop_min_length)
         self.temperature = config.temperature
         # Normalized to None where nothing is filtered, so that the same tokens are sampled.
@@ -102,7 +101,7 @@ class Sampler:
             RuntimeError: The probabilities are not finite.
         """
         has_filters = {self.top_k, self.top_p, self.min_p} != {None}
-        if self._changes_logits:
+        if self.needs_history:
             values = self._penalized(softmax, hidden, histories)
         else:
             values = softmax.log_probs(hidden)
@@ -115,10 +114,6 @@ class Sampler:
         weights, tokens = self._weights(values)
         places = drawn(weights, numbers)[:, None]
         return (places if tokens is None else tokens.gather(1, places))[:, 0].tolist()
-
-    def ends(self, history: History) -> bool:
-        """Whether a text ends because what was sampled loops."""
-        return self._config.on_loop == "end" and self._loop.period(history.sampled()) > 0
 
     def _weights(
         self, values: Float[Tensor, "B V"]

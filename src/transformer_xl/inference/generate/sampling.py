@@ -47,7 +47,7 @@ class Sampling:
     repetition_penalty: float = _DEFAULT.repetition_penalty
     dry_multiplier: float = _DEFAULT.dry_multiplier
     dry_allowed_length: int = _DEFAULT.dry_allowed_length
-    on_loop: Literal["continue", "end", "break"] = _DEFAULT.on_loop
+    on_loop: Literal["continue", "break"] = _DEFAULT.on_loop
     loop_min_length: int = _DEFAULT.loop_min_length
     dry_sequence_breakers: Sequence[int] = ()
     config: GenerateConfig = field(init=False, repr=False, compare=False)

@@ -207,7 +207,7 @@ class Session:
             OSError: The file cannot be written; an existing one is intact.
             ValueError: Nothing was read yet, or the model was not loaded by :meth:`open`.
         """
-        mems, last_token, _ = self._reader_state()
+        mems, last_token, _ = self._read_state()
         if not self._weights:
             raise InputError(
                 "the state belongs to a weights file, and this model comes from no folder: "
@@ -233,11 +233,6 @@ class Session:
         """
         return largest_state(self.model, self.mem_len)
 
-    @property
-    def is_looping(self) -> bool:
-        """Whether the last :meth:`generate` ended the text because it looped."""
-        return self._writing is not None and 0 in self._writing.looping
-
     def write(self, text: Text, *, scored: bool = False) -> list[float | None]:
         """Read a text into the memory.
 
@@ -250,7 +245,7 @@ class Session:
         """
         ids = self.vocab.encode(text) if isinstance(text, str) else text
         tokens = as_tokens(ids, self.model.config).tolist()
-        state, history = self._reader_state(), self._history
+        state, history = self._read_state(), self._history
         self._writing = None
         try:
             scores = self._reader.read(tokens, scored=scored)
@@ -281,8 +276,7 @@ class Session:
         Args:
             length: Number of tokens to generate. None: without end.
             sampling: How a token is drawn. None: from the distribution of the model. Penalties see
-                what was read and generated before, too. Loops are those of the tokens of this call;
-                ``is_looping`` tells whether one has ended the text.
+                what was read and generated before, too. Loops are those of the tokens of this call.
             seed: Random seed. None: continue the random numbers of the session.
             stop: End before this string, or before the first of several.
 
@@ -293,31 +287,37 @@ class Session:
         """
         length = whole("length", length)
         sampler = Sampler(sampling, self.model.config.vocab_size, self.vocab)
-        last_token = self._last_token()
+        if self._read_state().last_token is None:
+            if (start := self.vocab.start_id) is None:
+                raise InputError(
+                    "nothing was read yet, and no token of the vocabulary begins a text: write() "
+                    "something first"
+                )
+            # An empty text begins with the token that an empty prompt stands for.
+            self.write([start])
         # Before an earlier call is ended, as the stop strings may be wrong.
-        writer = TextWriter(self.vocab, stop, [last_token], self._before())
+        writer = TextWriter(self.vocab, stop, before=self._history.kept)
         return writer.pieces(self._drawn(length, sampler, seed), goes_on=True)
 
     def _drawn(self, length: int | None, sampler: Sampler, seed: int | None) -> Iterator[int]:
         """Begin a generation, which ends an earlier one; return its tokens."""
+        mems, last_token, _ = self._read_state()
         batch = self._writing = GenerationBatch(
             self.model,
-            [[self._last_token()]],
+            [[last_token]],
             length,
-            self._writing.decoder()
-            if self._is_ahead and self._writing
-            else self._reader.state.mems,
+            mems,
             sampler,
             [self._random if seed is None else seed],
             self._chosen,
-            self._before(),
+            self._history.kept[:-1],
         )
 
         def tokens() -> Iterator[int]:
             while self._writing is batch:
                 if not (step := next(batch, None)):
                     return
-                self._random, self._is_ahead = batch.generators[0].get_state(), True
+                self._random, self._is_ahead = batch.random_state(0), True
                 yield step[0]
             raise RuntimeError("the session went on in another way: call generate() again")
 
@@ -335,8 +335,7 @@ class Session:
 
     def mark(self) -> Mark:
         """Return a snapshot of the session, for :meth:`rewind`."""
-        state = self._reader_state()
-        return Mark(self.model, state, self._random, self._history.kept.copy())
+        return Mark(self.model, self._read_state(), self._random, self._history.kept.copy())
 
     def rewind(self, mark: Mark) -> None:
         """Restore a snapshot.
@@ -352,35 +351,11 @@ class Session:
         self._reader.state, self._random = mark.state, mark.random
         self._history = History(mark.history)
 
-    def _reader_state(self) -> ReaderState:
-        """Return the state of the reader, after copying generated positions from the decoder."""
+    def _read_state(self) -> ReaderState:
+        """Return the state of the reader, after taking over what was generated."""
         if self._is_ahead and self._writing is not None:
-            last_token, before = self._writing.last_tokens[0], self._before()
+            last_token = self._writing.last_tokens[0]
             self._reader.state = ReaderState(self._writing.mems, last_token)
-            self._history = History(before, [last_token])
+            self._history = History(self._writing.history(0), [last_token])
             self._is_ahead = False
         return self._reader.state
-
-    def _before(self) -> Int32[np.ndarray, " n"]:
-        """Return the tokens before the last one, as many as are kept."""
-        if self._is_ahead and self._writing is not None:
-            return self._writing.history(0)
-        return self._history.kept[:-1]
-
-    def _last_token(self) -> int:
-        """Return the last token; an empty text begins with the one that an empty prompt stands for.
-
-        Raises:
-            ValueError: The vocabulary has none.
-        """
-        if self._is_ahead and self._writing is not None:
-            return self._writing.last_tokens[0]
-        if (last_token := self._reader.state.last_token) is not None:
-            return last_token
-        if (start := self.vocab.start_id) is None:
-            raise InputError(
-                "nothing was read yet, and no token of the vocabulary begins a text: write() "
-                "something first"
-            )
-        self.write([start])
-        return start
