@@ -103,14 +103,6 @@ def test_integers_come_from_text_json_and_numpy_alike(tmp_path):
     assert text_of(integers(tmp_path / "f.npy", tmp_path / "cache")) == "5 0\n1 2\n"
 
 
-def test_a_size_makes_the_integers_below_it(tmp_path):
-    (tmp_path / "a.txt").write_text("3 1\n")
-    corpus = integers(tmp_path / "a.txt", tmp_path / "cache", vocab_size=6)
-    assert corpus.vocab.symbols == ["0", "1", "2", "3", "4", "<eos>"]
-    with pytest.raises(ValueError, match="not in the vocabulary of 4 integers: '3'"):
-        integers(tmp_path / "a.txt", tmp_path / "cache", vocab_size=4)
-
-
 def test_json_may_bring_its_held_out_parts(tmp_path):
     parts = {"train": [[1, 2]], "valid": [[2, 3]], "test": [[1]]}
     (tmp_path / "a.json").write_text(json.dumps(parts))
