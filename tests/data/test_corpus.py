@@ -158,6 +158,9 @@ def hashed(monkeypatch):
 
 def test_checksums_are_compared_once_until_a_file_changes(sample, hashed):
     folder = prepare(DataConfig(**sample)).folder
+    hashed.clear()
+    (folder / VERIFIED).unlink()
+    prepare(DataConfig(**sample))
     assert sorted(hashed) == ["test.bin", "train.bin", "valid.bin"]
     for _ in range(2):
         prepare(DataConfig(**sample))
