@@ -130,19 +130,6 @@ def test_a_text_without_completions_is_refused():
         evaluate(model, [END, 5, 6, END, 7])
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"completion_at": 5}, "completion_at=5 with reset_at=None: a completion ends"),
-        ({"completion_at": 3, "reset_at": 3}, "completion_at=3 with reset_at=3"),
-        ({"completion_at": 9, "reset_at": 3, "vocab_size": 9}, "below vocab_size=9"),
-    ],
-)
-def test_a_completion_that_never_ends_is_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        ModelConfig(**settings)
-
-
 @pytest.fixture
 def table(tmp_path):
     """Makes recipes for a table with two columns."""
@@ -175,17 +162,6 @@ def losses(config):
     config, state = begun(config)
     network = Network(state.model, config.train, state.world)
     return [float(train_step(config, state, network).loss) for _ in range(3)]
-
-
-@pytest.mark.usefixtures("one_thread")
-def test_the_loss_is_the_mean_over_completions(table):
-    _, state = begun(table())
-    tokens, targets = state.segments.next_segment()
-    nll = state.model.eval()(tokens, None, targets).nll.detach()
-    found = losses(table())
-    assert found[0] == pytest.approx(float(nll[state.segments.completed].mean()), rel=1e-5)
-    # In parts, it is the mean over all of them.
-    assert losses(table(accumulate=2)) == pytest.approx(found, rel=1e-4)
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -10,7 +10,6 @@ from tokenizers import Tokenizer
 
 from transformer_xl.config import files
 from transformer_xl.data.making_vocab import train_vocab
-from transformer_xl.data.text import split_point
 from transformer_xl.data.vocab import VocabKind
 from transformer_xl.data.vocab_files import load_vocab
 from transformer_xl.errors import DataError
@@ -52,16 +51,6 @@ def test_the_tokenizers_file_alone_gives_the_same_numbers(text):
     for vocab in (BYTES, BPE):
         assert tokenizer_of(vocab).encode(text).ids == vocab.encode(text)
         assert tokenizer_of(vocab).decode(vocab.encode(text)) == text
-
-
-@settings(max_examples=50)
-@given(CODE | TEXTS, CODE | TEXTS)
-def test_text_cut_at_a_split_point_keeps_its_symbols(first, second):
-    text = first + second
-    for kind, vocab in (("bytes", BYTES), ("bpe", BPE), ("words", train_vocab("words", [text]))):
-        # The place is found without knowing what follows.
-        cut = split_point(kind, first)
-        assert vocab.encode(text[:cut]) + vocab.encode(text[cut:]) == vocab.encode(text)
 
 
 def test_a_byte_is_its_own_number():
@@ -113,14 +102,6 @@ def test_words_are_numbered_by_frequency_and_eos_is_counted():
     assert vocab.decode([2, 0, 1, 3, 0]) == "a b\nc b"
     with pytest.raises(ValueError, match="do not restore"):
         vocab.decode_bytes([0])
-
-
-def test_characters_are_numbered_by_frequency_if_that_is_asked_for():
-    by_code_point = train_vocab("chars", ["bab"], held_out=["c"])
-    vocab = train_vocab("chars", ["bab"], held_out=["c"], by_frequency=True)
-    assert by_code_point.symbols == ["a", "b", "<unk>"]
-    assert vocab.symbols == ["b", "a", "<unk>"]
-    assert vocab.encode("abc") == [1, 0, 2]
 
 
 def test_a_smaller_vocabulary_keeps_the_most_frequent_words():
@@ -179,10 +160,6 @@ def test_a_symbol_is_found_by_how_it_is_listed_or_by_its_text():
 def test_what_is_no_symbol_has_no_number(vocab, symbol):
     with pytest.raises(ValueError, match=f"{symbol!r} is no symbol of the vocabulary of"):
         vocab.number_of(symbol)
-
-
-def test_bpe_training_is_deterministic():
-    assert train_vocab("bpe", [SAMPLE], 400).hash == BPE.hash
 
 
 def test_bpe_needs_room_for_every_byte():
