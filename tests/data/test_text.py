@@ -46,7 +46,7 @@ def content(spans) -> bytes:
     return b"".join(span.path.read_bytes()[span.start : span.stop] for span in spans)
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(text=TEXTS)
 def test_no_symbol_crosses_a_block(folder, text):
     span = write(folder, text)
@@ -99,7 +99,7 @@ def test_bytes_that_are_no_text_are_located(folder, data, offset, byte):
         list(read_text(span))
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(
     texts=st.lists(TEXTS, min_size=1, max_size=4),
     shares=st.sampled_from([(0.1, 0.0), (0.0, 0.2), (0.05, 0.05), (0.4, 0.3), (0.0, 0.0)]),
@@ -118,7 +118,7 @@ def test_the_shares_are_cut_off_the_end(folder, texts, shares, kind: VocabKind):
     assert parts == [whole[:first], whole[first:second], whole[second:]]
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(
     lines=st.lists(st.text(alphabet="  \tab漢", max_size=40), min_size=1, max_size=20),
     ends=st.booleans(),

@@ -87,9 +87,6 @@ def _mapped(
     encode: Callable[[str | bytes], np.ndarray], blocks: Iterable[str | bytes], n_threads: int
 ) -> Iterator[np.ndarray]:
     """Yield the tokens of each block, in order."""
-    if n_threads < 2:
-        yield from map(encode, blocks)
-        return
     blocks = iter(blocks)
     with ThreadPoolExecutor(n_threads) as pool:
         while group := [*islice(blocks, 4 * n_threads)]:
