@@ -56,6 +56,8 @@ class Web:
         if is_get:
             self.on_get(name)
         status = self.statuses.pop(0) if self.statuses else 0
+        # As the host of WikiText does.
+        status = 403 if "urllib" in request.headers["User-Agent"] else status
         if status or not path.exists():
             request.send_error(status or 404)
             return

@@ -1,5 +1,3 @@
-import shutil
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -58,20 +56,14 @@ def trained(pre_tokenizer, folder):
     return path
 
 
-def save_metaspace(path, kind="unigram"):
+def save_metaspace(path):
     """Save a tokenizer that treats beginnings and blanks specially, as SentencePiece does."""
-    ids = {name: n for n, name in enumerate(PIECES)}
-    if kind == "unigram":
-        model = models.Unigram([(name, -float(n)) for name, n in ids.items()], unk_id=0)
-    else:
-        pairs = [("\u2581", "c"), ("a", "t")]
-        model = models.BPE(vocab=ids, merges=pairs, unk_token="<unk>", fuse_unk=True)
-    tokenizer = Tokenizer(model)
+    pieces = [(name, -float(n)) for n, name in enumerate(PIECES)]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     tokenizer.add_special_tokens(["<s>", "</s>"])
     tokenizer.save(str(path))
-    return path
 
 
 def symbols(vocab, text):
@@ -97,14 +89,6 @@ def test_a_tokenizer_of_bytes_restores_every_text(gpt2, tmp_path, monkeypatch):
     assert parts.split("train").tolist() == whole.split("train").tolist()
 
 
-@settings(max_examples=50)
-@given(text=st.text(alphabet=st.sampled_from("  \n\nab1é漢.,'"), max_size=60))
-def test_its_symbols_are_those_of_the_other_program(gpt2, text):
-    vocab = bring(gpt2)
-    assert vocab.encode(text) == Tokenizer.from_file(str(gpt2)).encode(text).ids
-    assert vocab.decode_bytes(vocab.encode(text)) == text.encode()
-
-
 @settings(max_examples=80, deadline=None)
 @given(
     text=st.text(alphabet=st.sampled_from("  \n\n\n\t\u3000\u0301\u093f.。'a1_жश漢"), max_size=40),
@@ -119,9 +103,8 @@ def test_a_text_of_any_script_is_cut_between_their_symbols(
         assert vocab.encode(text[:split]) + vocab.encode(text[split:]) == whole
 
 
-@pytest.mark.parametrize("kind", ["unigram", "bpe"])
-def test_a_tokenizer_that_reads_by_line_may_be_cut_at_every_line(tmp_path, monkeypatch, kind):
-    save_metaspace(tmp_path / "tokenizer.json", kind)
+def test_a_tokenizer_that_reads_by_line_may_be_cut_at_every_line(tmp_path, monkeypatch):
+    save_metaspace(tmp_path / "tokenizer.json")
     vocab = bring(tmp_path)
     lines = "the cat.\n\n  the 。\nhat;\n" * 40
     (tmp_path / "text").write_text(lines, encoding="utf-8")
@@ -134,13 +117,11 @@ def test_a_tokenizer_that_reads_by_line_may_be_cut_at_every_line(tmp_path, monke
     assert prepare(settings).split("train").tolist() == vocab.encode(lines)
 
 
-@pytest.mark.parametrize("kind", ["unigram", "bpe"])
-def test_sentencepiece_cuts_each_line_and_ends_it(tmp_path, kind):
-    save_metaspace(tmp_path / "tokenizer.json", kind)
+def test_sentencepiece_cuts_each_line_and_ends_it(tmp_path):
+    save_metaspace(tmp_path / "tokenizer.json")
     vocab = bring(tmp_path)
     assert isinstance(vocab, BroughtVocab)
     assert vocab.symbols == PIECES
-    # Unigram takes the most probable pieces, BPE joins pairs, best first.
     assert symbols(vocab, "the\n")[-1] == "</s>"
     assert symbols(vocab, "the cat\nthe\n") == [
         *symbols(vocab, "the cat\n"),
@@ -148,10 +129,7 @@ def test_sentencepiece_cuts_each_line_and_ends_it(tmp_path, kind):
     ]
     assert vocab.decode(vocab.encode("the cat\nthe c\n")) == "the cat\nthe c\n"
     assert symbols(vocab, "z") == ["\u2581", "<unk>"]
-    if kind == "unigram":
-        assert symbols(vocab, "the cat") == ["\u2581the", "\u2581c", "at"]
-    else:
-        assert symbols(vocab, "cat") == ["\u2581c", "at"]
+    assert symbols(vocab, "the cat") == ["\u2581the", "\u2581c", "at"]
 
 
 def test_a_fork_of_a_decoder_goes_its_own_way(tmp_path):
@@ -205,12 +183,9 @@ def save_byte_fallback(path):
     tokenizer.save(str(path))
 
 
-@pytest.mark.parametrize("part_bytes", [100, 1 << 20])
 @pytest.mark.parametrize("kind", ["bytes", "chars", "words", "bpe", "authors-bytes"])
-def test_a_vocabulary_of_ours_cuts_another_text_as_it_cut_its_own(
-    tmp_path, monkeypatch, kind, part_bytes
-):
-    monkeypatch.setattr("transformer_xl.data.text.BLOCK_BYTES", part_bytes)
+def test_a_vocabulary_of_ours_cuts_another_text_as_it_cut_its_own(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(text, "BLOCK_BYTES", 100)
     (tmp_path / "text").write_text(SAMPLE)
     first = prepare(DataConfig(path=str(tmp_path / "text"), vocab=kind, cache_dir=str(tmp_path)))
     again = prepare(config(tmp_path / "text", first.folder, tmp_path))
@@ -220,14 +195,11 @@ def test_a_vocabulary_of_ours_cuts_another_text_as_it_cut_its_own(
         assert np.array_equal(again.split(name), first.split(name)), name
 
 
-@pytest.mark.parametrize("part_bytes", [100, 1 << 20])
-def test_a_vocabulary_of_old_cuts_a_long_text_as_its_lines(
-    tmp_path, monkeypatch, shared, part_bytes
-):
+def test_a_vocabulary_of_old_cuts_a_long_text_as_its_lines(tmp_path, monkeypatch, shared):
     folder = shared / "goldens" / "hf_tokenizer"
     if not folder.is_dir():
         pytest.skip(f"no {folder}")
-    monkeypatch.setattr("transformer_xl.data.text.BLOCK_BYTES", part_bytes)
+    monkeypatch.setattr("transformer_xl.data.text.BLOCK_BYTES", 100)
     vocab = read_vocab(folder)
     (tmp_path / "model").mkdir()
     vocab.save(tmp_path / "model")
@@ -264,15 +236,6 @@ def test_symbols_that_are_added_to_bytes_are_in_no_text(tmp_path, is_ours):
     assert vocab.token_bytes[added] == 0
 
 
-def test_each_file_ends_its_last_line(tmp_path):
-    vocab = old_vocab(["<eos>", "a", "b"], join="words", line_ends="after", eos="<eos>")
-    (tmp_path / "many").mkdir()
-    (tmp_path / "many" / "1.txt").write_text("a b\nb")
-    (tmp_path / "many" / "2.txt").write_text("a a\n")
-    found = cut_by(vocab, tmp_path, path=tmp_path / "many")
-    assert found == [1, 2, 0, 2, 0, 1, 1, 0]
-
-
 @pytest.mark.parametrize("block", [1, 7, 1 << 16])
 def test_a_long_line_of_characters_is_cut_within_words(tmp_path, monkeypatch, block):
     monkeypatch.setattr(text, "BLOCK_BYTES", block)
@@ -290,22 +253,6 @@ def test_the_words_of_a_published_corpus_are_not_cut_again(tmp_path, monkeypatch
     vocab = old_vocab(symbols, join="moses", eos="<eos>", unk="<eos>")
     (tmp_path / "text").write_text("2 @,@ 000\n")
     assert (cut_by(vocab, tmp_path) == [1, 2, 3, 0]) == is_published
-
-
-def test_the_numbers_of_another_program_are_no_vocabulary_of_ours(gpt2, tmp_path):
-    shutil.copy(gpt2, tmp_path / "tokenizer.json")
-    (tmp_path / "vocab.json").write_text('{"kind": 7, "format_version": 8}')
-    assert bring(tmp_path).hash == bring(gpt2).hash
-
-
-def test_symbols_that_are_no_text_are_not_found_in_a_text(tmp_path):
-    save_metaspace(tmp_path / "tokenizer.json")
-    vocab = bring(tmp_path)
-    (tmp_path / "text").write_text("the cat\n" * 50 + "at the")
-    corpus = prepare(config(tmp_path / "text", tmp_path / "tokenizer.json", tmp_path / "c"))
-    assert corpus.vocab.hash == vocab.hash
-    text = "".join(corpus.vocab.decode(corpus.split(x)) for x in ("train", "valid", "test"))
-    assert text == "the cat\n" * 50 + "at the"
 
 
 def test_a_word_without_a_token_is_an_error_of_ours(tmp_path):

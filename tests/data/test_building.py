@@ -15,7 +15,7 @@ from transformer_xl.data.corpus import VERIFIED, write_corpus
 from transformer_xl.data.locking import LOCK
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.data.preparing import prepare
-from transformer_xl.data.text import SPLITS, Span, line_start, parts_of
+from transformer_xl.data.text import SPLITS, Span, parts_of
 
 KINDS = ("bytes", "authors-bytes", "chars", "words", "bpe", "integers")
 LINES = "def add(self, name):\n    return self.name + naïve\n\n\nclass Wörter:\n    pass\n"
@@ -62,18 +62,6 @@ def test_a_text_cut_where_lines_begin_gives_the_units_of_the_whole(tmp_path_fact
     parts = [data[x.start : x.stop] for p in parts_of([Span(path, 0, len(data))], size) for x in p]
     assert b"".join(parts) == data
     assert [x for part in parts for x in vocab.encode(part.decode())] == vocab.encode(text)
-
-
-@pytest.mark.parametrize(
-    "line", ["Строка текста.", "— Да?", "春眠不觉晓。", "სტრიქონი", "\u3000段落", "\u0301", "  «À»"]
-)
-def test_a_text_of_any_script_is_cut_at_the_next_line(tmp_path, line):
-    path = tmp_path / "text"
-    path.write_bytes(data := f"{line}\n".encode() * 9)
-    indent, length = len(line) - len(line.lstrip(" ")), len(data) // 9
-    for near in range(len(data) - length - indent):
-        cut = line_start(Span(path, 0, len(data)), near)
-        assert cut == -(-(near + 1) // length) * length + indent
 
 
 KILLED = """
@@ -126,16 +114,6 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes(tmp_path, kind):
     assert codes[:-1] == [-signal.SIGKILL] * (len(codes) - 1)
     assert len(codes) > 3
     assert files_of(folder) == whole
-
-
-def test_an_error_of_the_text_names_its_place_and_leaves_nothing(tmp_path):
-    (tmp_path / "latin.txt").write_bytes(b"abc def ghi\n" * 9 + b"abc\xe9\n")
-    config = DataConfig(
-        path=str(tmp_path / "latin.txt"), vocab="words", cache_dir=str(tmp_path / "c"), workers=2
-    )
-    with pytest.raises(ValueError, match=r"latin\.txt is not UTF-8 text: byte 111 is 0xe9"):
-        prepare(config)
-    assert list((tmp_path / "c").glob("*-*")) == []
 
 
 def test_two_who_prepare_the_same_do_it_once(tmp_path):
@@ -200,19 +178,6 @@ def test_byte_pair_units_are_learned_from_all_over_a_long_text(tmp_path, monkeyp
     assert {a, c} <= {vocab.decode([token]) for token in range(len(vocab))}
 
 
-def test_many_files_are_read_in_order(tmp_path):
-    folder = tmp_path / "texts"
-    folder.mkdir()
-    for number in range(30):
-        (folder / f"{number:02}.txt").write_text(f"line {number}\n" * (50 if number == 7 else 2))
-    share = {"valid_fraction": 0, "test_fraction": 0}
-    corpus = prepare(config_for("words", folder, tmp_path / "cache", **share))
-    text = "".join(path.read_text() for path in sorted(folder.iterdir()))
-    assert corpus.vocab.decode(corpus.split("train")) == text
-    assert len(corpus.manifest["splits"]["train"]["text_files"]) == 30
-    assert {*(tmp_path / "cache").iterdir()} == {corpus.folder, tmp_path / "cache" / ".locks"}
-
-
 @pytest.mark.parametrize("kind", ["bytes", "words", "bpe"])
 def test_tokens_from_elsewhere_are_the_same_corpus(tmp_path, kind):
     corpus = prepare(config_for(kind, text_for(kind, tmp_path), tmp_path / "cache"))
@@ -227,24 +192,6 @@ def test_tokens_from_elsewhere_are_the_same_corpus(tmp_path, kind):
             write_corpus(tmp_path / "new", corpus.vocab, splits, "a text")
     with pytest.raises(ValueError, match="valid: a token is not among"):
         write_corpus(tmp_path / "bad", corpus.vocab, {"valid": [np.array([len(corpus.vocab)])]}, "")
-
-
-@pytest.mark.parametrize("source", ["train", "all"])
-def test_symbols_are_counted_where_the_settings_say(tmp_path, source):
-    (tmp_path / "train").write_text("a a b\n")
-    (tmp_path / "valid").write_text("c c c c\n")
-    corpus = prepare(
-        DataConfig(
-            path=str(tmp_path / "train"),
-            valid_path=str(tmp_path / "valid"),
-            test_fraction=0,
-            vocab="words",
-            vocab_from=source,
-            cache_dir=str(tmp_path / "cache"),
-        )
-    )
-    first = {"train": ["a", "b", "<eos>", "<unk>"], "all": ["c", "a", "<eos>", "b"]}
-    assert corpus.vocab.symbols == first[source]
 
 
 def test_the_authors_bytes_keep_their_numbers_and_their_name():

@@ -17,7 +17,6 @@ from transformer_xl.inference.evaluate import (
     score,
 )
 from transformer_xl.model import build_model
-from transformer_xl.ops import nll
 from transformer_xl.train import Network
 from transformer_xl.train.beginning import fit_to_corpus, new_state
 from transformer_xl.train.step import train_step
@@ -80,29 +79,6 @@ def test_segments_say_which_targets_are_completions(batch_size, segment_len, ext
         assert torch.equal(segments.completed, within[inputs[:, ext_len:]])
 
 
-def test_in_rotated_parts_what_was_read_before_decides():
-    segments = Segments(documents(60)[0], 3, 8, roll_seed=5, completions=CONFIG)
-    inputs, completed = zip(
-        *((segments.next_segment()[0], segments.completed) for _ in range(60)), strict=True
-    )
-    inputs, completed = torch.cat(inputs, 1).numpy(), torch.cat(completed, 1).numpy()
-    for row, found in zip(inputs, completed, strict=True):
-        first = int(np.argmax(row == END))
-        assert np.array_equal(found[first:], in_completion(row, CONFIG)[first:])
-
-
-def test_a_resumed_reading_knows_whether_it_is_within_a_completion():
-    tokens, _ = documents(40, longest=30)
-    first = Segments(tokens, 2, 4, completions=CONFIG)
-    second = Segments(tokens, 2, 4, completions=CONFIG)
-    for _ in range(9):
-        first.next_segment()
-    second.load_state_dict(first.state_dict())
-    for segments in (first, second):
-        segments.next_segment()
-    assert torch.equal(first.completed, second.completed)
-
-
 def test_a_completion_may_be_longer_than_a_stream():
     # Four documents in streams of a quarter of one: most begin within a completion.
     tokens = np.tile(np.r_[END, np.full(20, 5), SEPARATOR, np.full(2800, 7)], 4)
@@ -117,30 +93,6 @@ def test_a_completion_may_be_longer_than_a_stream():
     resumed.load_state_dict(state)
     resumed.next_segment()
     assert torch.equal(resumed.completed, first.completed)
-
-
-def test_little_is_read_at_a_time_to_find_a_completion(monkeypatch):
-    tokens = np.full(400_000, 5, dtype=np.uint16)
-    tokens[:2] = END, SEPARATOR
-    segments, sizes = Segments(tokens, 8, 4, completions=CONFIG), []
-    window = segments._window
-    monkeypatch.setattr(
-        segments, "_window", lambda *about: sizes.append(found := window(*about)) or found
-    )
-    segments.next_segment()
-    segments.next_segment()
-    assert segments.completed.all()
-    assert max(x.size for x in sizes) <= 8 << 16
-
-
-def test_a_completion_may_be_longer_than_a_segment():
-    tokens = np.full(9000, 5, dtype=np.uint16)
-    tokens[:2] = END, SEPARATOR
-    segments = Segments(tokens, 1, 8000, completions=CONFIG)
-    segments.next_segment()
-    segments.length = 20
-    segments.next_segment()
-    assert segments.completed.all()
 
 
 @pytest.mark.parametrize(
@@ -172,42 +124,10 @@ def test_an_evaluation_counts_completions_alone(how):
     assert found.nll == pytest.approx(-scores[completed].mean(), rel=1e-9)
 
 
-def test_bytes_of_prompts_do_not_count():
-    model = build_model(CONFIG).eval()
-    tokens, completed = documents(30)
-    sizes = np.arange(1, V + 1)
-    found = evaluate(model, tokens, token_bytes=sizes)
-    n_bytes = sizes[tokens[1:]][completed].sum()
-    assert found.bits_per_byte == pytest.approx(found.bits_per_token * found.tokens / n_bytes)
-
-
 def test_a_text_without_completions_is_refused():
     model = build_model(CONFIG).eval()
     with pytest.raises(ValueError, match="no completion: the token completion_at=1 is not in it"):
         evaluate(model, [END, 5, 6, END, 7])
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"completion_at": 5}, "completion_at=5 with reset_at=None: a completion ends"),
-        ({"completion_at": 3, "reset_at": 3}, "completion_at=3 with reset_at=3"),
-        ({"completion_at": 9, "reset_at": 3, "vocab_size": 9}, "below vocab_size=9"),
-    ],
-)
-def test_a_completion_that_never_ends_is_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        ModelConfig(**settings)
-
-
-def test_a_text_needs_an_end_of_completions_too():
-    with pytest.raises(ValueError, match="reset_at must be another token"):
-        DataConfig(completion_at="\t")
-
-
-def test_a_weight_of_prompts_needs_prompts():
-    with pytest.raises(ValueError, match=r"prompt_loss_weight=0\.5 has no effect with"):
-        Config(model=ModelConfig(), data=DataConfig(), train=TrainConfig(prompt_loss_weight=0.5))
 
 
 @pytest.fixture
@@ -232,55 +152,16 @@ def table(tmp_path):
     return make
 
 
-def test_each_end_of_a_line_of_byte_pair_units_is_seen(tmp_path):
-    (tmp_path / "table.tsv").write_text("ein Hund.\ta dog.\n" * 300)
-    data = {"path": str(tmp_path / "table.tsv"), "vocab": "bpe", "vocab_size": 280}
-    data |= {"cache_dir": str(tmp_path / "cache"), "split_by": "fraction"}
-    together = prepare(DataConfig(**data))
-    apart = prepare(DataConfig(**data, reset_at="\n", completion_at="\t"))
-    for corpus, n in ((together, 0), (apart, 270)):
-        ids = corpus.split("train")
-        assert corpus.vocab.decode(ids).count("\n") == 270
-        assert (ids == corpus.vocab.number_of("\n")).sum() == n
-
-
 def begun(config):
     corpus = prepare(config.data)
     config = fit_to_corpus(config, corpus)
     return config, new_state(config, corpus, torch.device("cpu"), World())
 
 
-def test_no_softmax_is_computed_for_prompts(table, monkeypatch):
-    asked = []
-    plainly = nll._pass
-
-    def watched(x, *given):
-        asked.append(len(x))
-        return plainly(x, *given)
-
-    config, state = begun(table())
-    network = Network(state.model, config.train, state.world)
-    monkeypatch.setattr(nll, "_pass", watched)
-    train_step(config, state, network)
-    assert asked == [int(state.segments.completed.sum())]
-    assert asked[0] < 4 * 8
-
-
 def losses(config):
     config, state = begun(config)
     network = Network(state.model, config.train, state.world)
     return [float(train_step(config, state, network).loss) for _ in range(3)]
-
-
-@pytest.mark.usefixtures("one_thread")
-def test_the_loss_is_the_mean_over_completions(table):
-    _, state = begun(table())
-    tokens, targets = state.segments.next_segment()
-    nll = state.model.eval()(tokens, None, targets).nll.detach()
-    found = losses(table())
-    assert found[0] == pytest.approx(float(nll[state.segments.completed].mean()), rel=1e-5)
-    # In parts, it is the mean over all of them.
-    assert losses(table(accumulate=2)) == pytest.approx(found, rel=1e-4)
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -291,14 +172,3 @@ def test_prompts_may_have_less_weight(table):
     weights = torch.where(state.segments.completed, 1.0, 0.25)
     expected = float((nll * weights).sum() / weights.sum())
     assert losses(table(prompt_loss_weight=0.25))[0] == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.usefixtures("one_thread")
-def test_prompts_of_weight_1_count_as_completions(table):
-    config = table(prompt_loss_weight=1.0)
-    plain = replace(
-        config,
-        data=replace(config.data, completion_at=None),
-        train=replace(config.train, prompt_loss_weight=0.0),
-    )
-    assert losses(config) == pytest.approx(losses(plain), rel=1e-6)

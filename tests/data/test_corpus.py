@@ -1,16 +1,9 @@
 import json
 import os
-import shutil
-import signal
-import subprocess
-import sys
-import time
 import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from transformer_xl.config import DataConfig
 from transformer_xl.data import corpus as corpus_module
@@ -18,7 +11,6 @@ from transformer_xl.data import text as text_module
 from transformer_xl.data.corpus import VERIFIED, Corpus, raw_split
 from transformer_xl.data.locking import LOCK
 from transformer_xl.data.preparing import prepare
-from transformer_xl.data.segments import Segments
 from transformer_xl.errors import DataError
 
 SAMPLE = "To be, or not to be:\n    that is the question — naïve?\n" * 40
@@ -29,10 +21,6 @@ SPLITS = ("train", "valid", "test")
 def sample(tmp_path):
     (tmp_path / "sample.txt").write_text(SAMPLE, encoding="utf-8")
     return {"path": str(tmp_path / "sample.txt"), "cache_dir": str(tmp_path / "cache")}
-
-
-def corpora_in(cache):
-    return [folder for folder in cache.iterdir() if folder.name not in ("downloads", ".locks")]
 
 
 @pytest.mark.parametrize("vocab", ["bytes", "chars", "bpe"])
@@ -48,40 +36,6 @@ def test_the_splits_together_are_the_text(sample, vocab):
         assert len(tokens) == corpus.n_tokens(name)
         assert len(part) == corpus.n_bytes(name)
         assert corpus.vocab.token_bytes[tokens].sum() == len(part)
-
-
-@settings(max_examples=20, deadline=None)
-@given(data=st.binary(min_size=1))
-def test_bytes_take_any_file(tmp_path_factory, data):
-    folder = tmp_path_factory.mktemp("binary")
-    (folder / "file").write_bytes(data)
-    shares = {"valid_fraction": 0.0, "test_fraction": 0.0}
-    config = DataConfig(path=str(folder / "file"), cache_dir=str(folder), raw=True, **shares)
-    assert raw_split(prepare(config), "train") == data
-
-
-def test_words_end_every_line_with_eos(sample):
-    corpus = prepare(DataConfig(**sample, vocab="words", valid_fraction=0.0, test_fraction=0.0))
-    tokens = corpus.split("train").tolist()
-    assert tokens.count(corpus.vocab.eos_id) == 80
-    assert corpus.vocab.decode(tokens[:13]).split() == SAMPLE.split()[:12]
-    with pytest.raises(ValueError, match="words do not restore the text"):
-        raw_split(corpus, "train")
-
-
-def test_what_only_the_held_out_text_has_is_unknown(tmp_path):
-    (tmp_path / "train").write_text("a b c\n")
-    (tmp_path / "valid").write_text("a x\n")
-    corpus = prepare(
-        DataConfig(
-            path=str(tmp_path / "train"),
-            valid_path=str(tmp_path / "valid"),
-            test_fraction=0.0,
-            vocab="words",
-        )
-    )
-    assert corpus.vocab.symbols == ["a", "b", "c", "<eos>", "<unk>"]
-    assert corpus.split("valid").tolist() == [0, 4, 3]
 
 
 @pytest.mark.slow
@@ -104,17 +58,6 @@ def test_preparing_twice_is_preparing_once(sample):
     # Where a text begins anew changes none of its symbols.
     third = prepare(DataConfig(**sample, reset_at="\n"), said.append)
     assert (third.folder, said) == (first.folder, [])
-
-
-def test_other_settings_and_other_text_are_other_corpora(sample, tmp_path):
-    folders = [
-        prepare(DataConfig(**sample)).folder,
-        prepare(DataConfig(**sample, vocab="chars")).folder,
-        prepare(DataConfig(**sample, valid_fraction=0.2)).folder,
-    ]
-    (tmp_path / "sample.txt").write_text(SAMPLE + "more")
-    folders.append(prepare(DataConfig(**sample)).folder)
-    assert len(set(folders)) == 4
 
 
 def test_checksums_are_those_of_what_was_read_wherever_it_is(sample, tmp_path):
@@ -156,7 +99,7 @@ def test_a_file_that_is_no_text_is_refused_and_leaves_nothing(tmp_path):
     config = DataConfig(path=str(tmp_path / "latin.txt"), vocab="chars", cache_dir=str(cache))
     with pytest.raises(ValueError, match=r"latin\.txt is not UTF-8 text: byte 3 is 0xe9"):
         prepare(config)
-    assert corpora_in(cache) == []
+    assert [x.name for x in cache.iterdir()] == [".locks"]
 
 
 @pytest.mark.parametrize(
@@ -188,11 +131,6 @@ def test_a_corpus_of_a_newer_version_is_refused(sample):
         Corpus(folder)
 
 
-def test_a_folder_without_a_corpus_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"holds no corpus: manifest\.json is missing"):
-        Corpus(tmp_path)
-
-
 def test_a_cache_that_cannot_be_written_is_named(sample, tmp_path):
     (tmp_path / "file").write_text("no folder")
     config = DataConfig(path=sample["path"], cache_dir=str(tmp_path / "file" / "cache"))
@@ -213,6 +151,9 @@ def hashed(monkeypatch):
 
 def test_checksums_are_compared_once_until_a_file_changes(sample, hashed):
     folder = prepare(DataConfig(**sample)).folder
+    hashed.clear()
+    (folder / VERIFIED).unlink()
+    prepare(DataConfig(**sample))
     assert sorted(hashed) == ["test.bin", "train.bin", "valid.bin"]
     for _ in range(2):
         prepare(DataConfig(**sample))
@@ -226,17 +167,6 @@ def test_checksums_are_compared_once_until_a_file_changes(sample, hashed):
     prepare(DataConfig(**sample, verify="always"))
     assert len(hashed) == 9
     assert not (folder / LOCK).exists()
-
-
-@pytest.mark.parametrize("note", [b"", b"{", b"[]", b'{"train.bin": []}'])
-def test_a_note_that_says_something_else_counts_for_nothing(sample, hashed, note):
-    folder = prepare(DataConfig(**sample)).folder
-    right = (folder / VERIFIED).read_bytes()
-    (folder / VERIFIED).write_bytes(note)
-    hashed.clear()
-    prepare(DataConfig(**sample))
-    assert len(hashed) == 3
-    assert (folder / VERIFIED).read_bytes() == right
 
 
 def test_where_nothing_can_be_written_checksums_are_compared_each_time(sample, hashed, monkeypatch):
@@ -256,86 +186,6 @@ def test_where_nothing_can_be_written_checksums_are_compared_each_time(sample, h
     assert sorted(path.name for path in folder.iterdir()) == [
         *("manifest.json", "test.bin", "tokenizer.json", "train.bin", "valid.bin", "vocab.json")
     ]
-
-
-def test_a_copy_that_kept_its_times_is_not_hashed_again(sample, hashed, tmp_path):
-    folder = prepare(DataConfig(**sample)).folder
-    shutil.copytree(folder, tmp_path / "copy")
-    hashed.clear()
-    prepare(DataConfig(corpus=str(tmp_path / "copy")))
-    assert hashed == []
-
-
-def test_a_corpus_of_200_gigabytes_opens_and_reads_at_once(sample):
-    folder = prepare(DataConfig(**sample)).folder
-    batch_size, segment_len, n = 60, 150, 50_000_000_000
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["dtype"] = "uint32"
-    manifest["splits"]["train"]["tokens"] = n
-    for name in ("valid", "test"):
-        # As many bytes, of twice the width.
-        manifest["splits"][name]["tokens"] //= 2
-        size = manifest["splits"][name]["tokens"] * 4
-        os.truncate(folder / f"{name}.bin", size)
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    path = folder / "train.bin"
-    try:
-        os.truncate(path, 4 * n)
-    except OSError as error:
-        pytest.skip(f"the disk takes no file of 200 GB: {error}")
-    if not hasattr(path.stat(), "st_blocks") or path.stat().st_blocks * 512 > 1 << 30:
-        os.truncate(path, 0)
-        pytest.skip("the file system of the temporary folder knows no files with holes")
-    starts = [b * (n // batch_size) for b in range(batch_size)]
-    assert starts[-1] > 2**31
-    with path.open("r+b") as file:
-        for b, start in enumerate(starts):
-            file.seek(4 * (start + 1))
-            file.write(np.uint32(70_000 + b).tobytes())
-    tracemalloc.start()
-    began = time.process_time()
-    corpus = Corpus(folder)
-    segments = Segments(corpus.split("train"), batch_size, segment_len)
-    tokens, targets = segments.next_segment()
-    seconds = time.process_time() - began
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    os.truncate(path, 0)
-    assert tokens[:, 1].tolist() == targets[:, 0].tolist() == list(range(70_000, 70_060))
-    assert peak < 2e6
-    assert seconds < 2
-
-
-KILLED = """
-import os, signal, sys
-from transformer_xl.config import DataConfig
-from transformer_xl.data.preparing import prepare
-
-def die(line):
-    if line.startswith(sys.argv[3]):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-prepare(DataConfig(path=sys.argv[1], cache_dir=sys.argv[2]), die)
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
-@pytest.mark.parametrize(
-    "moment",
-    [
-        "writing valid",
-        *(pytest.param(x, marks=pytest.mark.slow) for x in ("learning", "test:")),
-    ],
-)
-def test_a_kill_leaves_nothing_or_a_whole_corpus(sample, tmp_path, moment):
-    arguments = [sys.executable, "-c", KILLED, sample["path"], sample["cache_dir"], moment]
-    assert subprocess.run(arguments, check=False).returncode == -signal.SIGKILL
-    cache = tmp_path / "cache"
-    assert all(folder.name.startswith(".building-") for folder in corpora_in(cache))
-    corpus = prepare(DataConfig(**sample))
-    corpus.verify()
-    if sys.platform == "linux":
-        assert corpora_in(cache) == [corpus.folder]
 
 
 def peak_of_preparing(folder, n_repeats, **settings):

@@ -3,18 +3,12 @@ import hashlib
 import io
 import os
 import socket
-import stat
-import sys
 import tarfile
-import threading
 import zipfile
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from transformer_xl.config import DataConfig
-from transformer_xl.data import download as download_module
 from transformer_xl.data import finding
 from transformer_xl.data.catalogue import KNOWN_CORPORA, KnownCorpus, RemoteFile, Source
 from transformer_xl.data.download import download
@@ -25,28 +19,10 @@ SHA256 = f"sha256:{hashlib.sha256(TEXT).hexdigest()}"
 MD5 = f"md5:{hashlib.md5(TEXT).hexdigest()}"
 
 
-class QuietHandler(SimpleHTTPRequestHandler):
-    def do_GET(self):
-        # As the host of WikiText does.
-        if "urllib" in self.headers["User-Agent"]:
-            self.send_error(403)
-        else:
-            super().do_GET()
-
-    def log_message(self, format, *args):
-        pass
-
-
 @pytest.fixture
-def site(tmp_path):
+def site(web):
     """A folder that a web server on this machine shows."""
-    folder = tmp_path / "site"
-    folder.mkdir()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=str(folder)))
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    yield folder, f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    return web.folder, web.url
 
 
 def nowhere():
@@ -91,29 +67,6 @@ def test_a_download_is_checked_and_made_once(site, fetch, tmp_path, checksum):
     assert len(fetch.said) == 1
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a umask")
-@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
-def test_a_download_has_the_mode_that_the_umask_gives(site, fetch, umask):
-    folder, url = site
-    (folder / "input.txt").write_bytes(TEXT)
-    before = os.umask(umask)
-    try:
-        (file,) = fetch(plain(url))
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE(file.stat().st_mode) == 0o666 & ~umask
-
-
-def test_what_a_killed_download_left_is_removed(site, fetch, tmp_path):
-    folder, url = site
-    (folder / "input.txt").write_bytes(TEXT)
-    temporary = tmp_path / "downloads" / ".input.txt.0123456789abcdef.tmp"
-    temporary.mkdir(parents=True)
-    (temporary / "input.txt").write_bytes(TEXT[:9])
-    fetch(plain(url))
-    assert left(tmp_path) == ["input.txt"]
-
-
 def test_a_full_disk_is_named_and_no_other_address_is_tried(site, fetch, tmp_path, monkeypatch):
     folder, url = site
     (folder / "input.txt").write_bytes(TEXT)
@@ -127,35 +80,6 @@ def test_a_full_disk_is_named_and_no_other_address_is_tried(site, fetch, tmp_pat
         fetch(RemoteFile(name="input.txt", sources=sources, checksum=SHA256))
     assert len(fetch.said) == 1
     assert left(tmp_path) == []
-
-
-def test_processes_that_start_together_download_once(site, fetch, tmp_path, monkeypatch):
-    folder, url = site
-    (folder / "input.txt").write_bytes(TEXT)
-    fetch_once, asked, said, found = download_module._fetch, threading.Event(), [], []
-
-    def second():
-        def progress(line):
-            said.append(line)
-            asked.set()
-
-        remote = plain(url)
-        found.append(download(remote, tmp_path / "downloads", corpus_of(remote), "toy", progress))
-
-    other = threading.Thread(target=second)
-
-    def slow(*about):
-        # The second one comes while the first one reads.
-        if not other.ident:
-            other.start()
-            assert asked.wait(10)
-        return fetch_once(*about)
-
-    monkeypatch.setattr(download_module, "_fetch", slow)
-    files = fetch(plain(url))
-    other.join()
-    assert found == [files]
-    assert said == ["another process is downloading the same; waiting for it"]
 
 
 def test_a_damaged_download_is_made_again(site, fetch):

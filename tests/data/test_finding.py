@@ -17,11 +17,6 @@ def list_folder(path, said=None):
     return list_text(path, DataConfig(), (lambda line: None) if said is None else said.append)
 
 
-def test_a_folder_without_the_copy_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"ptb\.train\.txt.*published at https"):
-        find(tmp_path, name="ptb-word", path=str(tmp_path))
-
-
 def test_a_path_that_is_wrong_for_a_known_corpus_is_told_what_helps(tmp_path):
     nowhere = tmp_path / "nowhere"
     with pytest.raises(FileNotFoundError) as caught:
@@ -97,11 +92,6 @@ def test_the_python_library_is_there_and_is_a_library(tmp_path):
     assert 4e6 < sum(file.stat().st_size for file in files.train) < 12e6
 
 
-def test_a_python_without_sources_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no Python sources in"):
-        find(tmp_path, name="python-stdlib", path=str(tmp_path))
-
-
 def test_common_settings_name_the_corpus_and_fit_it():
     for name in KNOWN_CORPORA:
         assert common_settings(name).name == name
@@ -154,12 +144,6 @@ def test_a_name_with_a_star_in_it_is_a_name_first(tmp_path):
     (tmp_path / "a*.txt").write_text("star")
     (tmp_path / "ab.txt").write_text("other")
     assert names(find(tmp_path, path=str(tmp_path / "a*.txt"))) == ["a*.txt"]
-
-
-def test_held_out_files_may_be_a_pattern(folder, tmp_path):
-    files = find(tmp_path, path=str(folder), valid_path=str(folder / "[ab].txt"))
-    assert names(files) == ["c.md", "sub/d.txt"]
-    assert [path.name for path in files.valid] == ["a.txt", "b.txt"]
 
 
 def test_compressed_files_count_by_what_is_in_them(tmp_path):

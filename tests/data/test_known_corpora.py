@@ -146,9 +146,3 @@ def test_chorales_are_integers_with_an_end_for_each(known):
     assert text == "65 60 57 53 65 60 57 53 65 60 57 53 65 60 57 53"
     assert corpus.vocab.encode(text) == corpus.split("test")[:16].tolist()
     assert corpus.vocab.symbols[:2] == ["-1", "36"]
-
-
-def test_a_folder_without_the_files_is_refused(tmp_path):
-    config = DataConfig(name="ptb-word", path=str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"ptb\.train\.txt.*published at https"):
-        prepare(config)

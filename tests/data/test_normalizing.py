@@ -3,14 +3,13 @@
 import codecs
 import gzip
 import random
-from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from transformer_xl.config import DataConfig
-from transformer_xl.data import preparing, train_vocab
+from transformer_xl.data import train_vocab
 from transformer_xl.data.corpus import raw_split
 from transformer_xl.data.normalizing import (
     Normalizer,
@@ -19,7 +18,6 @@ from transformer_xl.data.normalizing import (
     normalized_prompt,
 )
 from transformer_xl.data.preparing import prepare
-from transformer_xl.data.text import TextFiles
 
 LINES = "to be,\nor not\n\nto be — naïve?\n"
 BOMS = {
@@ -66,12 +64,6 @@ def test_what_is_read_does_not_depend_on_the_blocks(text, encoding, seed):
     # All else is kept.
     text = text if encoding else text.removeprefix("\ufeff")
     assert whole[0].decode() == text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-@settings(max_examples=200)
-@given(st.lists(st.lists(st.sampled_from(b"\n\r\xef\xbb\xbfa"), max_size=4), max_size=8))
-def test_bytes_do_not_depend_on_the_blocks_either(blocks):
-    assert read(map(bytes, blocks)) == read([b"".join(map(bytes, blocks))])
 
 
 def test_a_prompt_is_normalized_as_the_text_was():
@@ -147,17 +139,7 @@ def test_a_line_ends_with_its_file(made, vocab):
     assert corpus.manifest["splits"]["train"]["text_files"] == ["a.txt", "c.txt"]
 
 
-def test_a_packed_file_counts_if_there_is_text_in_it(made):
-    files = {"a.txt": b"one two", "b.txt.gz": gzip.compress(b"", mtime=0)}
-    # Nothing follows, so that no line end is needed.
-    assert raw_split(made(files)[0], "train") == b"one two"
-    files |= {"c.txt.gz": gzip.compress(codecs.BOM_UTF8, mtime=0)}
-    assert raw_split(made(files)[0], "train") == b"one two"
-    files |= {"d.txt.gz": gzip.compress(b"three", mtime=0)}
-    assert raw_split(made(files)[0], "train") == b"one two\nthree"
-
-
-@pytest.mark.parametrize("vocab", ["bytes", "chars", "bpe", "words"])
+@pytest.mark.parametrize("vocab", ["bytes", "words"])
 def test_a_corpus_is_the_same_whatever_platform_its_files_are_from(made, vocab):
     windows = LINES.replace("\n", "\r\n").encode()
     files = {
@@ -172,19 +154,6 @@ def test_a_corpus_is_the_same_whatever_platform_its_files_are_from(made, vocab):
     assert corpus.split("train").tolist() == plain.split("train").tolist()
     assert len(said) == 1
     assert nothing == []
-
-
-def test_splits_and_parts_of_a_text_with_cr_lf_are_those_of_the_text(made, monkeypatch):
-    monkeypatch.setattr("transformer_xl.data.text.BLOCK_BYTES", 97)
-    shares = {"valid_fraction": 0.21, "test_fraction": 0.13}
-    text = LINES * 6
-    for vocab in ("bytes", "words"):
-        plain, _ = made({"plain.txt": text.encode()}, vocab, **shares)
-        for encoding in ("utf-8", "utf-16"):
-            data = text.replace("\n", "\r\n").encode(encoding)
-            corpus, _ = made({f"{encoding}.txt": data}, vocab, **shares)
-            for split in ("train", "valid", "test"):
-                assert corpus.split(split).tolist() == plain.split(split).tolist()
 
 
 def test_a_raw_text_keeps_every_byte(made):
@@ -224,21 +193,6 @@ def test_errors_name_the_file_and_its_bytes_and_not_the_copy(made, tmp_path):
         made({"a.txt": b"a\r\n" * 2 + "ß\r\n".encode()}, "chars", tokenizer="shakespeare")
 
 
-def test_a_folder_of_utf16_is_a_folder_of_text(made, tmp_path):
-    made({"a.txt": LINES.encode("utf-16"), "b.txt": LINES.encode("utf-16-le")}, raw=True)
-    said = []
-    config = DataConfig(path=str(tmp_path / "texts"), cache_dir=str(tmp_path / "cache"))
-    assert prepare(config, said.append).manifest["splits"]["train"]["text_files"] == ["a.txt"]
-    assert any("skipped 1 files" in line and "b.txt" in line for line in said)
-
-
 def test_a_file_of_a_byte_order_mark_is_empty(made):
     with pytest.raises(ValueError, match="there is no training text"):
         made({"a.txt": codecs.BOM_UTF8})
-
-
-def test_a_text_that_is_never_changed_takes_no_setting_for_that():
-    config = DataConfig(name="tiny-shakespeare", raw=True)
-    files = TextFiles(root=Path(), description="", train=())
-    with pytest.raises(ValueError, match=r"data\.raw=True has no effect: the texts of known"):
-        preparing._require_use(config, files)

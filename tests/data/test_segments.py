@@ -43,13 +43,6 @@ def test_resuming_changes_nothing(shape, n_read):
         assert np.array_equal(ours, theirs)
 
 
-def test_segments_are_contiguous_tensors_of_int64():
-    for tensor in Segments(np.arange(100, dtype=np.uint32), 4, 8).next_segment():
-        assert tensor.shape == (4, 8)
-        assert tensor.dtype == torch.int64
-        assert tensor.is_contiguous()
-
-
 def test_a_position_far_away_is_reached_at_once():
     segments = Segments(np.arange(10, dtype=np.uint16), 2, 3)
     segments.load_state_dict(segments.state_dict() | {"segments_read": 10**15})
@@ -61,12 +54,6 @@ def test_a_corpus_shorter_than_one_segment_per_stream_is_refused():
     with pytest.raises(ValueError, match=message):
         Segments(np.arange(99, dtype=np.uint16), 10, 10)
     Segments(np.arange(100, dtype=np.uint16), 10, 10).next_segment()
-
-
-@pytest.mark.parametrize("shape", [(0, 3), (3, 0)])
-def test_a_shape_without_tokens_is_refused(shape):
-    with pytest.raises(ValueError, match="must be at least 1"):
-        Segments(np.arange(9, dtype=np.uint16), *shape)
 
 
 @pytest.mark.parametrize("other", [(2, 5, 100), (4, 6, 100), (4, 5, 101)])
@@ -95,16 +82,6 @@ def test_the_tokens_before_a_segment_come_with_it_once_more(shape, ext_len):
             assert np.array_equal(more[b, :ext_len], before)
     assert more.is_contiguous()
     assert same.is_contiguous()
-
-
-def test_the_position_counts_no_context():
-    corpus = corpus_for(2, 5, 7)
-    first = Segments(corpus, 2, 5, 3)
-    first.next_segment()
-    second = Segments(corpus, 2, 5, 3)
-    second.load_state_dict(first.state_dict())
-    for ours, theirs in zip(first.next_segment(), second.next_segment(), strict=True):
-        assert torch.equal(ours, theirs)
 
 
 @settings(max_examples=50)

@@ -2,13 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from transformer_xl.data import load_vocab
@@ -69,39 +65,6 @@ def test_padding_and_truncation_are_switched_off(change: dict[str, Any]) -> None
     assert vocab.encode("a b c") == BroughtVocab(definition_of(made())).encode("a b c")
     # What is kept is the file as it was.
     assert json.loads(vocab.definition)[next(iter(change))] == change[next(iter(change))]
-
-
-_NUMBERS = (-1, 0, 1.5, 10**12, 2**63, -(2**70), 1e308)
-_ODD = st.sampled_from(
-    ("", "a", "\x00", "(a+)+$", "\ud800", "x" * 5_000, None, True, [], {}, [[]] * 50, *_NUMBERS)
-)
-
-
-def places_in(node: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each container of a JSON value with each of its keys."""
-    for key in list(node) if isinstance(node, dict) else range(len(node)):
-        yield node, key
-        if isinstance(node[key], dict | list):
-            yield from places_in(node[key])
-
-
-@pytest.mark.slow
-def test_with_odd_values_anywhere_it_is_refused_or_can_be_used(is_nightly: bool) -> None:
-    n = 40 if is_nightly else 6
-    settings(max_examples=n, deadline=20_000, derandomize=True, database=None)(
-        given(st.data())(try_with_odd_values)
-    )()
-
-
-def try_with_odd_values(draw: st.DataObject) -> None:
-    values = json.loads(made(padding=_PADDING, truncation=_TRUNCATION, normalizer=_GROW))
-    for _ in range(draw.draw(st.integers(1, 3))):
-        places = list(places_in(values))
-        node, key = places[draw.draw(st.integers(0, len(places) - 1))]
-        node[key] = draw.draw(_ODD)
-    # Refused with a ValueError, or used, which an error of the library may end; never a crash.
-    with suppress(ValueError):
-        BroughtVocab(definition_of(json.dumps(values).encode())).encode("a b c")
 
 
 def test_a_model_folder_with_a_hostile_tokenizer_is_refused(tmp_path) -> None:

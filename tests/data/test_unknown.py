@@ -38,16 +38,6 @@ def test_what_of_another_text_becomes_unknown_is_told(tmp_path):
     assert "'é', 'ß' (3 in all, the first in line 61)" in warning
 
 
-def test_characters_of_one_text_alone_are_told_before_they_are_all_a_model_knows(tmp_path):
-    (tmp_path / "own.txt").write_text("abc\n" * 100, encoding="utf-8")
-    said = []
-    prepare(
-        DataConfig(path=str(tmp_path / "own.txt"), vocab="chars", cache_dir=str(tmp_path / "c")),
-        said.append,
-    )
-    assert any("the model cannot encode others; --data.vocab bytes" in line for line in said)
-
-
 IMPORTED = imported_vocab(["a", "b"], Rules(join="words"), lower_case=False)
 
 

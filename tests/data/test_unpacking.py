@@ -64,22 +64,6 @@ def lines(*records):
     return "".join(json.dumps(record) + "\n" for record in records)
 
 
-def test_files_are_held_out_by_their_own_names(tmp_path):
-    plain, packed = tmp_path / "plain", tmp_path / "packed"
-    for number in range(20):
-        for folder in (plain, packed):
-            folder.mkdir(exist_ok=True)
-        (plain / f"{number}.gz").write_text(f"text {number}\n" * 9)
-        (packed / f"{number}.gz").write_bytes(gzip.compress(f"text {number}\n".encode() * 9))
-    # The same names are held out as if they were plain: here gzip of the text, there of gzip.
-    for path in plain.iterdir():
-        path.write_bytes(gzip.compress(path.read_bytes()))
-    config = {"split_by": "file", "valid_fraction": 0.2, "cache_dir": str(tmp_path / "cache")}
-    found = [prepare(DataConfig(path=str(x), **config)).manifest for x in (plain, packed)]
-    assert found[0]["splits"] == found[1]["splits"]
-    assert len(found[0]["splits"]["valid"]["text_files"]) > 1
-
-
 def integers(path, cache, **settings):
     return whole(path, cache, vocab="integers", **settings)
 
@@ -101,14 +85,6 @@ def test_integers_come_from_text_json_and_numpy_alike(tmp_path):
     assert text_of(integers(tmp_path / "e.npy", tmp_path / "cache")) == "5 0 5\n"
     np.save(tmp_path / "f.npy", np.array([[5, 0], [1, 2]], dtype=np.uint8))
     assert text_of(integers(tmp_path / "f.npy", tmp_path / "cache")) == "5 0\n1 2\n"
-
-
-def test_a_size_makes_the_integers_below_it(tmp_path):
-    (tmp_path / "a.txt").write_text("3 1\n")
-    corpus = integers(tmp_path / "a.txt", tmp_path / "cache", vocab_size=6)
-    assert corpus.vocab.symbols == ["0", "1", "2", "3", "4", "<eos>"]
-    with pytest.raises(ValueError, match="not in the vocabulary of 4 integers: '3'"):
-        integers(tmp_path / "a.txt", tmp_path / "cache", vocab_size=4)
 
 
 def test_json_may_bring_its_held_out_parts(tmp_path):

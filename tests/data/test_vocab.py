@@ -10,7 +10,6 @@ from tokenizers import Tokenizer
 
 from transformer_xl.config import files
 from transformer_xl.data.making_vocab import train_vocab
-from transformer_xl.data.text import split_point
 from transformer_xl.data.vocab import VocabKind
 from transformer_xl.data.vocab_files import load_vocab
 from transformer_xl.errors import DataError
@@ -44,25 +43,6 @@ def test_bytes_and_bpe_restore_any_text(text):
 
 
 @settings(max_examples=50)
-@given(TEXTS)
-def test_characters_restore_the_text_they_were_counted_on(text):
-    vocab = train_vocab("chars", [text])
-    assert vocab.symbols == sorted(set(text))
-    assert vocab.decode(vocab.encode(text)) == text
-    assert vocab.unk_id is None
-
-
-@settings(max_examples=50)
-@given(TEXTS | CODE)
-def test_words_restore_the_words_and_the_lines(text):
-    vocab = train_vocab("words", [text])
-    restored = vocab.decode(vocab.encode(text))
-    assert [line.split() for line in restored.split("\n")] == [
-        line.split() for line in text.split("\n")
-    ]
-
-
-@settings(max_examples=50)
 @given(TEXTS | CODE)
 def test_the_tokenizers_file_alone_gives_the_same_numbers(text):
     for kind in ("chars", "words"):
@@ -73,25 +53,11 @@ def test_the_tokenizers_file_alone_gives_the_same_numbers(text):
         assert tokenizer_of(vocab).decode(vocab.encode(text)) == text
 
 
-@settings(max_examples=50)
-@given(CODE | TEXTS, CODE | TEXTS)
-def test_text_cut_at_a_split_point_keeps_its_symbols(first, second):
-    text = first + second
-    for kind, vocab in (("bytes", BYTES), ("bpe", BPE), ("words", train_vocab("words", [text]))):
-        # The place is found without knowing what follows.
-        cut = split_point(kind, first)
-        assert vocab.encode(text[:cut]) + vocab.encode(text[cut:]) == vocab.encode(text)
-
-
 def test_a_byte_is_its_own_number():
     assert len(BYTES) == 256
     assert BYTES.encode("aé\n") == list("aé\n".encode())
     assert BYTES.decode_bytes(range(256)) == bytes(range(256))
     assert BYTES.encode(b"\xff\xfe".decode(errors="surrogateescape")) == [255, 254]
-
-
-def test_bytes_that_are_no_text_are_shown_as_replacement_characters():
-    assert BYTES.decode([0x61, 0xFF, 0x62]) == "a\ufffdb"
 
 
 @settings(max_examples=50)
@@ -103,12 +69,6 @@ def test_a_stream_decoder_writes_whole_characters_and_nothing_else(text):
         if "\ufffd" not in text:
             assert "\ufffd" not in "".join(written)
         assert "".join(written) + decoder.flush() == text
-
-
-def test_a_stream_decoder_ends_an_unfinished_character():
-    decoder = BYTES.stream_decoder()
-    assert decoder.push(0xC3) == ""
-    assert decoder.flush() == "\ufffd"
 
 
 def test_a_fork_of_a_decoder_goes_its_own_way():
@@ -142,14 +102,6 @@ def test_words_are_numbered_by_frequency_and_eos_is_counted():
     assert vocab.decode([2, 0, 1, 3, 0]) == "a b\nc b"
     with pytest.raises(ValueError, match="do not restore"):
         vocab.decode_bytes([0])
-
-
-def test_characters_are_numbered_by_frequency_if_that_is_asked_for():
-    by_code_point = train_vocab("chars", ["bab"], held_out=["c"])
-    vocab = train_vocab("chars", ["bab"], held_out=["c"], by_frequency=True)
-    assert by_code_point.symbols == ["a", "b", "<unk>"]
-    assert vocab.symbols == ["b", "a", "<unk>"]
-    assert vocab.encode("abc") == [1, 0, 2]
 
 
 def test_a_smaller_vocabulary_keeps_the_most_frequent_words():
@@ -208,26 +160,6 @@ def test_a_symbol_is_found_by_how_it_is_listed_or_by_its_text():
 def test_what_is_no_symbol_has_no_number(vocab, symbol):
     with pytest.raises(ValueError, match=f"{symbol!r} is no symbol of the vocabulary of"):
         vocab.number_of(symbol)
-
-
-@pytest.mark.parametrize(("kind", "text"), [("chars", "a!b?"), ("words", "a ! b ?")])
-def test_what_the_vocabulary_lacks_is_named(kind, text):
-    with pytest.raises(ValueError, match=r"not in the vocabulary of \d \w+: '!', '\?'"):
-        train_vocab(kind, ["a b\n"]).encode(text)
-
-
-def test_bpe_learns_indentation_as_one_unit():
-    assert len(BPE.encode("):\n            ")) == 1
-    assert len(BPE.encode("\n\n\n")) == 1
-
-
-def test_bpe_has_at_most_as_many_units_as_asked_for():
-    assert len(train_vocab("bpe", [SAMPLE], 280)) == 280
-    assert 256 < len(train_vocab("bpe", ["abc abc"], 280)) < 280
-
-
-def test_bpe_training_is_deterministic():
-    assert train_vocab("bpe", [SAMPLE], 400).hash == BPE.hash
 
 
 def test_bpe_needs_room_for_every_byte():
@@ -297,13 +229,6 @@ def test_a_vocabulary_file_of_noise_is_refused(tmp_path_factory, noise):
         load_vocab(folder)
 
 
-def test_a_vocabulary_file_nested_without_end_is_refused(tmp_path):
-    BPE.save(tmp_path)
-    (tmp_path / "vocab.json").write_text("[" * 100_000)
-    with pytest.raises(DataError, match=r"vocab\.json is damaged"):
-        load_vocab(tmp_path)
-
-
 @pytest.mark.parametrize("kind", ["chars", "words"])
 def test_what_is_no_row_of_symbols_is_not_decoded(kind, refused):
     vocab = train_vocab(kind, ["to be or not to be"])
@@ -316,19 +241,6 @@ def test_what_is_no_row_of_symbols_is_not_decoded(kind, refused):
     for number in (-1, len(vocab)):
         with refused(f"{number} is no symbol: this vocabulary has 0 to"):
             vocab.stream_decoder().push(number)
-
-
-def test_integers_of_every_kind_are_decoded():
-    vocab = train_vocab("chars", ["abc"])
-    decode = unwrap(type(vocab).decode)
-    for ids in ((0, 1), range(2), iter([0, 1]), np.array([0, 1], np.uint8), [np.int64(0), 1]):
-        assert decode(vocab, ids) == "ab"
-    assert decode(vocab, []) == ""
-
-
-def test_the_repr_shows_kind_size_and_special_tokens():
-    vocab = train_vocab("words", ["a a a b b c d\n"], vocab_size=4)
-    assert repr(vocab) == f"Vocab('words', size=4, eos_id=2, unk_id=3, {vocab.hash[:12]})"
 
 
 def test_what_is_no_text_is_refused_with_what_to_give():

@@ -1,7 +1,7 @@
 """Settings of the text and its tokenization."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from transformer_xl.config.checks import (
@@ -13,22 +13,6 @@ from transformer_xl.config.checks import (
     refuse_unused,
     require,
 )
-
-_OF_TEXTS = (
-    *("name", "valid_path", "test_path", "json_field", "raw", "split_by"),
-    *(
-        "valid_fraction",
-        "test_fraction",
-        "vocab_size",
-        "vocab_from",
-        "tokenizer",
-        "reset_at",
-        "workers",
-    ),
-    "completion_at",
-    *("cache_dir", "corpus", "verify"),
-)
-"""Settings of texts, which arrays do not have."""
 
 
 @no_type_check
@@ -122,7 +106,8 @@ class DataConfig:
         """Yield the settings without effect."""
         if self.vocab == "features":
             about = "vocab='features': the folder data.path holds the arrays of each split"
-            yield from (Unused(name, about) for name in _OF_TEXTS)
+            texts = (x.name for x in fields(self) if x.name not in ("path", "vocab"))
+            yield from (Unused(name, about) for name in texts)
             return
         if self.tokenizer is None and self.vocab not in ("words", "bpe", "integers"):
             yield Unused("vocab_size", f"vocab={self.vocab!r}")

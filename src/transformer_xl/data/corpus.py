@@ -8,7 +8,7 @@ records verified checksums until a file changes.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from transformer_xl.errors import DataError, InputError
 MANIFEST = "manifest.json"
 VERIFIED = "verified.json"
 """Token files whose checksums were verified, with their sizes and times of change."""
-_LONG_BYTES = 1 << 30
 
 
 class Corpus:
@@ -50,23 +49,27 @@ class Corpus:
             raise FileNotFoundError(f"{self.folder} holds no corpus: manifest.json is missing")
         try:
             self.manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            version = self.manifest["format_version"]
-            if not isinstance(version, int) or version > FORMAT_VERSION:
-                raise DataError(
-                    f"{path} has format {version!r}, this version reads up to {FORMAT_VERSION}: "
-                    "update transformer_xl"
-                )
-            if self.manifest["dtype"] not in ("uint16", "uint32"):
-                problem = f"dtype {self.manifest['dtype']!r} is not uint16 or uint32"
-                raise self._damage(path, problem)
-            self.dtype = np.dtype(self.manifest["dtype"])
+            version, dtype = int(self.manifest["format_version"]), self.manifest["dtype"]
+            sizes = {x["file"]: x["tokens"] for x in map(self.manifest["splits"].get, SPLITS)}
             vocab_hash = self.manifest["vocab"]["hash"]
-            for name in SPLITS:
-                self._check_size(name)
-        except DataError:
-            raise
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._damage(path, f"it cannot be read: {error!r}") from error
+        if version > FORMAT_VERSION:
+            raise DataError(
+                f"{path} has format {version!r}, this version reads up to {FORMAT_VERSION}: "
+                "update transformer_xl"
+            )
+        if dtype not in ("uint16", "uint32"):
+            raise self._damage(path, f"dtype {dtype!r} is not uint16 or uint32")
+        self.dtype = np.dtype(dtype)
+        for name, n_tokens in sizes.items():
+            file, expected = self.folder / name, n_tokens * self.dtype.itemsize
+            if file.name != name:
+                raise self._damage(path, f"a split is in {name!r}, which is no name of a file")
+            if not file.is_file():
+                raise self._damage(file, "it is missing")
+            if (size := file.stat().st_size) != expected:
+                raise self._damage(file, f"{size:,} bytes instead of {expected:,}")
         try:
             self.vocab: Vocab = load_vocab(self.folder)
         except (FileNotFoundError, DataError) as error:
@@ -79,18 +82,6 @@ class Corpus:
         return DataError(
             f"{path} is damaged: {what}. Delete the folder {self.folder} and prepare it again"
         )
-
-    def _check_size(self, name: str) -> None:
-        about = self.manifest["splits"][name]
-        path = self.folder / about["file"]
-        if path.name != about["file"]:
-            problem = f"the {name} split is in {about['file']!r}, which is no name of a file"
-            raise self._damage(self.folder / MANIFEST, problem)
-        if not path.is_file():
-            raise self._damage(path, "it is missing")
-        expected = about["tokens"] * self.dtype.itemsize
-        if (size := path.stat().st_size) != expected:
-            raise self._damage(path, f"{size:,} bytes instead of {expected:,}")
 
     def _about(self, name: str) -> dict[str, Any]:
         if name not in SPLITS:
@@ -152,29 +143,24 @@ class Corpus:
         """
 
         def verify() -> None:
-            seen = self._seen()
-            n_bytes = sum(size for _, size, _ in seen.values())
-            if n_bytes > _LONG_BYTES:
-                say(f"verifying the checksums of {n_bytes:,} bytes of tokens, once")
+            versions = self._versions()
             self.verify()
             with suppress(OSError):
-                replace_file(self.folder / VERIFIED, json.dumps(seen).encode())
+                replace_file(self.folder / VERIFIED, json.dumps(versions).encode())
                 (self.folder / LOCK).unlink(missing_ok=True)
 
         activity = "another process is verifying checksums"
         once(self.folder, say, activity, find=self._is_verified, make=verify)
 
-    def _seen(self) -> dict[str, list[Any]]:
+    def _versions(self) -> dict[str, list[Any]]:
         """Return checksum, size and time of change, in nanoseconds, of each token file."""
-        seen = {}
-        for about in map(self._about, SPLITS):
-            stat = (self.folder / about["file"]).stat()
-            seen[about["file"]] = [about["sha256"], stat.st_size, stat.st_mtime_ns]
-        return seen
+        splits = map(self._about, SPLITS)
+        stats = {x["file"]: (x["sha256"], (self.folder / x["file"]).stat()) for x in splits}
+        return {file: [digest, x.st_size, x.st_mtime_ns] for file, (digest, x) in stats.items()}
 
     def _is_verified(self) -> bool:
         try:
-            return json.loads((self.folder / VERIFIED).read_bytes()) == self._seen()
+            return json.loads((self.folder / VERIFIED).read_bytes()) == self._versions()
         except (OSError, ValueError):
             return False
 
@@ -204,34 +190,43 @@ def write_corpus(
     vocab.save(folder)
     abouts = {}
     for name in SPLITS:
-        path, counts = folder / f"{name}.bin", {"tokens": 0, "bytes": 0}
+        n_bytes = 0
 
-        def write(temporary: Path, name: str = name, counts: dict[str, int] = counts) -> None:
-            with temporary.open("wb") as file:
-                for tokens in splits.get(name, ()):
-                    piece = np.asarray(tokens)
-                    if piece.ndim != 1 or piece.dtype.kind not in "iu":
-                        raise InputError(
-                            f"{name}: a piece of shape {piece.shape} and type {piece.dtype} is no "
-                            "array of tokens: give integers in one dimension"
-                        )
-                    if len(piece) and not 0 <= piece.min() <= piece.max() < len(vocab):
-                        raise InputError(f"{name}: a token is not among the {len(vocab):,} ones")
-                    file.write(piece.astype(token_dtype(vocab)).data)
-                    counts["tokens"] += len(piece)
-                    sizes = vocab.token_bytes
-                    text = vocab.decode(piece) if sizes is None else ""
-                    counts["bytes"] += len(text.encode()) if sizes is None else sizes[piece].sum()
+        def checked(name: str = name) -> Iterator[np.ndarray]:
+            nonlocal n_bytes
+            for piece in map(np.asarray, splits.get(name, ())):
+                if piece.ndim != 1 or piece.dtype.kind not in "iu":
+                    raise InputError(
+                        f"{name}: a piece of shape {piece.shape} and type {piece.dtype} is no "
+                        "array of tokens: give integers in one dimension"
+                    )
+                if len(piece) and not 0 <= piece.min() <= piece.max() < len(vocab):
+                    raise InputError(f"{name}: a token is not among the {len(vocab):,} ones")
+                sizes = vocab.token_bytes
+                n_bytes += (
+                    len(vocab.decode(piece).encode()) if sizes is None else sizes[piece].sum()
+                )
+                yield piece
 
-        write_atomically(path, write)
-        abouts[name] = {
-            "file": path.name,
-            "tokens": counts["tokens"],
-            "bytes": int(counts["bytes"]),
-        }
-        abouts[name] |= {"sha256": checksum(path)}
+        about = write_tokens(folder / f"{name}.bin", vocab, checked())
+        abouts[name] = about | {"bytes": int(n_bytes)}
     replace_file(folder / MANIFEST, manifest_of(vocab, abouts, {"description": source}))
     return Corpus(folder)
+
+
+def write_tokens(path: Path, vocab: Vocab, pieces: Iterable[np.ndarray]) -> dict[str, Any]:
+    """Write tokens, 16 or 32 bits each, atomically; return ``file``, ``tokens``, ``sha256``."""
+    n_tokens = 0
+
+    def write(temporary: Path) -> None:
+        nonlocal n_tokens
+        with temporary.open("wb") as file:
+            for piece in pieces:
+                file.write(piece.astype(token_dtype(vocab)).data)
+                n_tokens += len(piece)
+
+    write_atomically(path, write)
+    return {"file": path.name, "tokens": n_tokens, "sha256": checksum(path)}
 
 
 def token_dtype(vocab: Vocab) -> np.dtype:

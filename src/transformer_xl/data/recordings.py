@@ -51,15 +51,12 @@ class Recordings:
     def __post_init__(self) -> None:
         arrays = {part: getattr(self, part) for part in PARTS}
         N, F = self.targets.size, self.inputs.shape[-1:]
-        if [x.shape for x in arrays.values()] != [(N, *F), (N,), (N,)]:
+        is_shaped = [x.shape for x in arrays.values()] == [(N, *F), (N,), (N,)]
+        if not is_shaped or "".join(x.dtype.kind for x in arrays.values()) not in ("fib", "ffb"):
+            found = ", ".join(f"{part} {x.dtype} {x.shape}" for part, x in arrays.items())
             raise DataError(
-                f"recordings of the shapes { {part: x.shape for part, x in arrays.items()} } must "
-                "be (N, F), (N,) and (N,) for one N"
-            )
-        if "".join(x.dtype.kind for x in arrays.values()) not in ("fib", "ffb"):
-            raise DataError(
-                f"recordings of the types { {part: x.dtype.name for part, x in arrays.items()} } "
-                "must be real inputs, int64 or real targets, and starts of bool"
+                f"recordings of {found} must be real inputs (N, F), int64 or real targets (N,) "
+                "and starts of bool (N,)"
             )
 
     def __len__(self) -> int:

@@ -24,11 +24,6 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.data.completions import in_completion
 from transformer_xl.data.recordings import UNCOUNTED, Recordings
 
-_LOOKED_BACK = 1024
-"""Tokens read at first to find out whether a segment begins within a completion."""
-_MOST_LOOKED_BACK = 1 << 16
-"""Tokens read at a time where more are needed."""
-
 
 class SegmentsState(TypedDict):
     """What :meth:`Segments.state_dict` saves; only ``segments_read`` and ``position`` change."""
@@ -102,10 +97,12 @@ class Segments:
         self.completed: Bool[Tensor, "B predicted"] | None = None
         self.starts: Bool[Tensor, "B T"] | None = None
         self._tokens = tokens
-        # Whether each stream is within a completion before a position, which changes with resuming.
-        self._within: tuple[int, np.ndarray] = -1 - ext_len, np.zeros(0, dtype=bool)
-        has_completions = completions is not None and completions.completion_at is not None
-        self._completions = completions if has_completions else None
+        self._in_completion: Bool[np.ndarray, " length"] | None = None
+        if completions is not None and completions.completion_at is not None:
+            # The text is a ring: its end stands before its beginning.
+            text = np.asarray(tokens)
+            before = bool(in_completion(text, completions)[-1])
+            self._in_completion = in_completion(text, completions, before)
         self._roll_seed = roll_seed
         self._rows = np.array(range(batch_size) if rows is None else rows, dtype=np.int64)
         self._stream_len = len(tokens) // batch_size
@@ -127,31 +124,18 @@ class Segments:
         """
         # One token more than the segment: the target of its last token.
         first, stop = self.tokens_read - self.ext_len, self.tokens_read + self.length + 1
-        window = self._window(first, stop)
-        if self._completions is not None:
-            position, within = self._within
-            # Looked for at the start, when resumed, and with ext_len.
-            within = within if position == first else self._is_within(first)
-            found = in_completion(window[:, :-1], self._completions, within)
-            self._within = stop - 1, found[:, -1]
-            self.completed = torch.from_numpy(found[:, self.ext_len :])
-        window = torch.from_numpy(window)
+        places = self._places(first, stop)
+        tokens: Any = self._tokens
+        window = torch.from_numpy(tokens[places].astype(np.int64))
+        if self._in_completion is not None:
+            self.completed = torch.from_numpy(self._in_completion[places[:, self.ext_len : -1]])
         self.segments_read += 1
         self.tokens_read += self.length
         return window[:, :-1].contiguous(), window[:, self.ext_len + 1 :].contiguous()
 
-    def _window(
-        self, first: int, stop: int, rows: Int64[np.ndarray, " N"] | None = None
-    ) -> Int64[np.ndarray, "N length"]:
-        """Return tokens of streams, all by default, which may begin before the first segment."""
-        tokens: Any = self._tokens
-        return tokens[self._places(first, stop, rows)].astype(np.int64)
-
-    def _places(
-        self, first: int, stop: int, rows: Int64[np.ndarray, " N"] | None = None
-    ) -> Int64[np.ndarray, "N length"]:
-        """Return where in the text a span of streams is; it may begin before their start."""
-        rows = self._rows if rows is None else rows
+    def _places(self, first: int, stop: int) -> Int64[np.ndarray, "B length"]:
+        """Return where in the text a span of the streams is; it may begin before their start."""
+        rows = self._rows
         times = np.arange(first, stop)
         places = times[None]
         if self._roll_seed is not None:
@@ -163,28 +147,6 @@ class Segments:
             rolls = [x.integers(self._stream_len, size=self.batch_size) for x in generators]
             places = (times + np.stack(rolls, axis=1)[rows][:, where]) % self._stream_len
         return (rows[:, None] * self._stream_len + places) % len(self._tokens)
-
-    def _is_within(self, first: int) -> Bool[np.ndarray, " B"]:
-        """Return whether each stream is within a completion before a position of it.
-
-        Found by reading backwards, so that the position in the text remains the whole state.
-        """
-        assert self._completions is not None
-        n_streams, length, stop = len(self._rows), _LOOKED_BACK, first
-        within, left = np.zeros(n_streams, dtype=bool), np.arange(n_streams)
-        # Rolled, a stream has no text but its own; else that of the streams before it comes first.
-        longest = len(self._tokens) if self._roll_seed is None else self._stream_len
-        while len(left) and first - stop < longest:
-            window = self._window(stop - length, stop, self._rows[left])
-            # Known is what is the same, whatever came before it.
-            outside, inside = (
-                in_completion(window, self._completions, x)[:, -1] for x in (False, True)
-            )
-            is_known = outside == inside
-            within[left[is_known]] = outside[is_known]
-            left, stop = left[~is_known], stop - length
-            length = min(2 * length, _MOST_LOOKED_BACK)
-        return within
 
     def state_dict(self) -> SegmentsState:
         """Return the position and the sizes it refers to; the same for all rows."""

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast
 
-import numpy as np
-
 from transformer_xl.config import DataConfig
 from transformer_xl.data.vocab import VocabKind
 from transformer_xl.data.vocab_files import divided_as
@@ -248,7 +246,8 @@ def _cut_off_end(
     held_out = valid_share + test_share
     if not held_out:
         return [list(spans), [], []]
-    lengths = [len(span) if kind == "bytes" else _count_characters(span) for span in spans]
+    # In bytes, or in characters.
+    lengths = [len(x) if kind == "bytes" else sum(map(len, read_text(x))) for x in spans]
     # Rounded, as 1 - 0.05 - 0.05 is below 0.9 in binary floating point.
     starts = [int(sum(lengths) * round(1 - share, 12)) for share in (held_out, test_share)]
     cuts = [0, *(_find(kind, spans, lengths, start) for start in starts), sum(map(len, spans))]
@@ -264,20 +263,8 @@ def _find(kind: VocabKind, spans: Sequence[Span], lengths: Sequence[int], positi
     before = sum(map(len, spans[:index]))
     if kind == "bytes" or position == 0:
         return before + position
-    span = spans[index]
-    offset = span.start
-    # Blocks before the position are skipped without decoding.
-    for block in read_bytes(span):
-        starts = _starts_of_characters(block)
-        in_block = int(np.count_nonzero(starts))
-        if in_block > position:
-            # Bytes before the first one belong to the last character of the previous block.
-            offset += int(np.argmax(starts))
-            break
-        position -= in_block
-        offset += len(block)
-    word_end, left = 0, _LONGEST_LINE
-    for text in read_text(Span(span.path, offset, span.stop)):
+    offset, word_end, left = spans[index].start, 0, _LONGEST_LINE
+    for text in read_text(spans[index]):
         if position < len(text):
             if kind in ("chars", "bpe"):
                 return before + offset + len(text[:position].encode())
@@ -292,16 +279,7 @@ def _find(kind: VocabKind, spans: Sequence[Span], lengths: Sequence[int], positi
             position = len(text)
         position -= len(text)
         offset += len(text.encode())
-    return word_end or before + len(span)
-
-
-def _starts_of_characters(block: bytes) -> np.ndarray:
-    """Mark the first bytes of UTF-8 characters."""
-    return (np.frombuffer(block, dtype=np.uint8) & 0xC0) != 0x80
-
-
-def _count_characters(span: Span) -> int:
-    return sum(int(np.count_nonzero(_starts_of_characters(block))) for block in read_bytes(span))
+    return word_end or before + len(spans[index])
 
 
 def _between(spans: Sequence[Span], begin: int, end: int) -> list[Span]:

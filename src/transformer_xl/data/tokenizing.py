@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from transformer_xl.config import Say, checksum, replace_file, write_atomically
-from transformer_xl.data.corpus import token_dtype
+from transformer_xl.config import Say, replace_file
+from transformer_xl.data.corpus import write_tokens
 from transformer_xl.data.imported import ImportedVocab
 from transformer_xl.data.text import Span, read_blocks, read_bytes, read_text
 from transformer_xl.data.vocab import Vocab
@@ -57,28 +57,28 @@ def write_split(
     note = path.with_suffix(".json")
     if note.is_file():
         return json.loads(note.read_bytes())
+    # In texts of words, <unk> may be an ordinary word.
+    unk_id = vocab.unk_id if vocab.kind == "chars" else None
     encode = partial(_encode, vocab, is_prepared=is_prepared)
-    counts = {"tokens": 0, "bytes": sum(map(len, spans)), "unknown": 0}
+    n_unknown = 0
 
-    def write(temporary: Path) -> None:
-        said = time.monotonic()
-        with temporary.open("wb") as file:
-            for span in spans:
-                try:
-                    for tokens in _mapped(encode, _blocks(vocab, span), n_threads):
-                        file.write(tokens.astype(token_dtype(vocab)).data)
-                        counts["tokens"] += len(tokens)
-                        if vocab.kind == "chars" and vocab.unk_id is not None:
-                            # In texts of words, <unk> may be an ordinary word.
-                            counts["unknown"] += int(np.count_nonzero(tokens == vocab.unk_id))
-                        if (now := time.monotonic()) - said > _SECONDS_BETWEEN_LINES:
-                            said = now
-                            say(f"{path.stem}: {counts['tokens']:,} tokens so far")
-                except ValueError as error:
-                    raise _located(vocab, span, error) from error
+    def pieces() -> Iterator[np.ndarray]:
+        nonlocal n_unknown
+        n_tokens, said = 0, time.monotonic()
+        for span in spans:
+            try:
+                for tokens in _mapped(encode, _blocks(vocab, span), n_threads):
+                    yield tokens
+                    n_tokens += len(tokens)
+                    n_unknown += 0 if unk_id is None else int(np.count_nonzero(tokens == unk_id))
+                    if (now := time.monotonic()) - said > _SECONDS_BETWEEN_LINES:
+                        said = now
+                        say(f"{path.stem}: {n_tokens:,} tokens so far")
+            except ValueError as error:
+                raise _located(vocab, span, error) from error
 
-    write_atomically(path, write)
-    about = {"file": path.name, **counts, "sha256": checksum(path)}
+    about = write_tokens(path, vocab, pieces())
+    about |= {"bytes": sum(map(len, spans)), "unknown": n_unknown}
     replace_file(note, json.dumps(about).encode())
     return about
 
@@ -87,9 +87,6 @@ def _mapped(
     encode: Callable[[str | bytes], np.ndarray], blocks: Iterable[str | bytes], n_threads: int
 ) -> Iterator[np.ndarray]:
     """Yield the tokens of each block, in order."""
-    if n_threads < 2:
-        yield from map(encode, blocks)
-        return
     blocks = iter(blocks)
     with ThreadPoolExecutor(n_threads) as pool:
         while group := [*islice(blocks, 4 * n_threads)]:

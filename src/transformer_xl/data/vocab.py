@@ -103,10 +103,7 @@ class Vocab:
                 self.token_bytes[self.unk_id] = 0
 
     def __repr__(self) -> str:
-        special = f"eos_id={self.eos_id}, unk_id={self.unk_id}"
-        return (
-            f"{type(self).__name__}({self.kind!r}, size={len(self)}, {special}, {self.hash[:12]})"
-        )
+        return f"{type(self).__name__}({self.kind!r}, size={len(self)}, {self.hash[:12]})"
 
     def __len__(self) -> int:
         return len(self.symbols)
