@@ -14,7 +14,7 @@ SMALL = ("--train.steps", "2", "--train.warmup_steps", "0", "--eval.max_steps", 
 
 def test_all_commands_that_load_a_model_have_the_flag():
     # These read settings alone.
-    others = {"recipes", "prepare", "models"}
+    others = {"recipes", "prepare", "models", "convert"}
     assert {x for x, kind in commands().items() if not issubclass(kind, LoadsModels)} == others
 
 
@@ -22,13 +22,12 @@ def test_all_commands_that_load_a_model_have_the_flag():
 @pytest.mark.parametrize(
     "words",
     [
-        ("convert", "{model}", "{out}"),
         ("train", "{model}", "--out", "{out}", "--data.path", "{text}", *SMALL),
         ("train", "{recipe}", "--out", "{out}", "--train.init_from", "{model}", *SMALL),
         ("compress", "{text}", "{out}", "--model", "{model}"),
         ("recl", "{model}", "--file", "{text}", "--recl.tokens", "8", "--recl.longest", "200"),
     ],
-    ids=["convert", "train", "init_from", "compress", "recl"],
+    ids=["train", "init_from", "compress", "recl"],
 )
 def test_the_limit_on_loading_is_lifted(txl, trained, toy_toml, tmp_path, monkeypatch, words):
     (tmp_path / "text").write_text("the cat saw a dog.\nthe dog ran to sea.\n" * 30)

@@ -51,38 +51,6 @@ def test_frequencies_are_those_of_the_paper_or_the_file_is_refused(shared, tmp_p
         txl.convert(source, tmp_path / "out")
 
 
-def test_a_vocabulary_can_be_given_later(save_model, shared, tiny_config, tmp_path):
-    save_model(tiny_config, tmp_path / "ours")
-    words = [f"word{i}" for i in range(tiny_config.vocab_size - 2)]
-    (tmp_path / "vocab.txt").write_text("\n".join(["<eos>", "<unk>", *words]) + "\n")
-    txl.convert(tmp_path / "ours", tmp_path / "out", vocab=tmp_path / "vocab.txt")
-    assert txl.load_vocab(tmp_path / "out").encode("word3") == [5]
-    with pytest.raises(ValueError, match="mem_len: a model folder has all settings"):
-        txl.convert(tmp_path / "ours", tmp_path / "more", settings={"mem_len": 9})
-    with pytest.raises(FileNotFoundError, match=r"nowhere.txt does not exist: give the file"):
-        txl.convert(tmp_path / "ours", tmp_path / "more", vocab=tmp_path / "nowhere.txt")
-
-
-def test_a_damaged_model_folder_is_not_passed_on(save_model, tiny_config, tmp_path):
-    save_model(tiny_config, tmp_path / "ours")
-    config = tmp_path / "ours/config.json"
-    whole, weights = config.read_text(), (tmp_path / "ours/model.safetensors").read_bytes()
-    for text, content in (
-        (whole.replace('"n_layer": 3', '"n_layer": 4'), weights),
-        (whole.replace('"format_version": 1', '"format_version": 99'), weights),
-        (whole, weights[:-100]),
-        (whole.replace('"vocab_size": 31', '"vocab_size": 10000000000000'), weights),
-        (whole.replace('"d_inner": 32', f'"d_inner": {10**30}'), weights),
-        (whole.replace('"n_layer": 3', f'"n_layer": {10**30}'), weights),
-    ):
-        config.write_text(text)
-        (tmp_path / "ours/model.safetensors").write_bytes(content)
-        message = r"does not fit|has format 99|is damaged|config.json: .* must be|would take"
-        with pytest.raises((RuntimeError, ValueError), match=message):
-            txl.convert(tmp_path / "ours", tmp_path / "out")
-        assert not (tmp_path / "out").exists()
-
-
 def test_files_that_contain_themselves_end_in_the_one_error(tmp_path):
     content = {}
     content["model"] = content

@@ -161,7 +161,6 @@ def test_the_commands_evaluate_a_run_and_refuse_what_needs_text(run, tmp_path, c
         ["generate", run, "--prompt", "a"],
         ["score", run, str(text)],
         ["compress", str(text), "--model", run],
-        ["convert", run, str(tmp_path / "converted")],
         ["export", run, str(tmp_path / "exported")],
     ):
         assert main(command) == 2, command
