@@ -208,12 +208,6 @@ def test_variables_that_overlap_are_refused(tmp_path):
         read_tensorflow(tmp_path / "m.index")
 
 
-def test_texts_are_left_out(tmp_path):
-    entries = write(tmp_path / "m", {"x": one()})
-    write_index(tmp_path / "m", entries | {b"graph": field(1, 7)})
-    assert list(read_tensorflow(tmp_path / "m.index")) == ["x"]
-
-
 def test_what_is_not_supported_is_named(tmp_path):
     entries = write(tmp_path / "m", {"x": one()})
     write_index(tmp_path / "m", entries | {b"x": LYING["slices"]})
@@ -253,17 +247,3 @@ def test_files_that_are_missing_or_cut_are_refused(tmp_path):
         read_tensorflow(tmp_path / "m.index")
     with pytest.raises(FileNotFoundError):
         read_tensorflow(tmp_path / "nothing.index")
-
-
-def test_empty_variables_at_one_place_may_be_of_several_types(tmp_path):
-    empty = {f"transformer/{dtype}": torch.empty(0, dtype=dtype) for dtype in NUMBERS}
-    prefix = tmp_path / "model.ckpt-1"
-    write(prefix, {"transformer/a": torch.ones(2)})
-    entries = {b"": field(1, 1), b"transformer/a": entry(torch.ones(2), 0, 0)}
-    write_index(prefix, entries | {name.encode(): entry(x, 0, 8) for name, x in empty.items()})
-    assert {
-        name: x.dtype for name, x in read_tensorflow(prefix.with_name("model.ckpt-1.index")).items()
-    } == {
-        "transformer/a": torch.float32,
-        **{name: x.dtype for name, x in empty.items()},
-    }
