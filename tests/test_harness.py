@@ -254,13 +254,6 @@ def test_wrong_settings_are_refused(harness: Any, folder: Path, tmp_path: Path) 
         harness(str(tmp_path))
 
 
-def test_a_shipped_model_is_given_by_its_name(harness: Any, shipped: Path) -> None:
-    model = harness("toy")
-    expected = TransformerXL.from_pretrained(shipped / "toy-1")
-    assert model.model.config == expected.config
-    assert all(map(torch.equal, model.model.parameters(), expected.parameters()))
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_the_harness_s_own_type_scores_the_same_without_a_symbol_that_ends_texts(

@@ -13,7 +13,7 @@ SMALL = ("--train.steps", "2", "--train.warmup_steps", "0", "--eval.max_steps", 
 
 def test_all_commands_that_load_a_model_have_the_flag():
     # These read settings alone.
-    others = {"recipes", "prepare", "models"}
+    others = {"recipes", "prepare", "models", "convert"}
     assert {x for x, kind in commands().items() if not issubclass(kind, LoadsModels)} == others
 
 

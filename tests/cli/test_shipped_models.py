@@ -41,7 +41,6 @@ def test_a_card_is_shown_as_it_is(txl, shipped):
         ["eval", "toy", "--file", "text.txt"],
         ["score", "toy", "text.txt"],
         ["doctor", "toy"],
-        ["convert", "toy", "out"],
         # What traces a model cannot see through the check of shapes.
         pytest.param(["export", "toy", "out", "--format", "torch"], marks=pytest.mark.compile),
         [
@@ -67,7 +66,6 @@ def test_a_path_on_the_command_line_is_never_a_name(txl):
         ("score", "./toy", "text"),
         ("doctor", "./toy"),
         ("export", "./toy", "out"),
-        ("convert", "./toy", "out"),
         ("recl", "./toy"),
         ("train", "./toy", "--out", "out"),
         ("compress", "text", "--model", "./toy"),

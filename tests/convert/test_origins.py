@@ -169,14 +169,6 @@ def test_one_table_of_tensorflow_says_where_its_clusters_begin():
     assert torch.equal(tensors["crit.out_layers.0.bias"], torch.cat(biases))
 
 
-def test_a_name_may_hold_any_character(shared, tmp_path):
-    for path in (shared / "goldens/tf_wt103_like").glob("model.ckpt-0.*"):
-        shutil.copy(path, tmp_path / path.name.replace("model.ckpt-0", "m[1]*.ckpt"))
-    shutil.copy(shared / "goldens/tf_wt103_like/config.json", tmp_path)
-    for n, name in enumerate(("m[1]*.ckpt", "m[1]*.ckpt.index")):
-        txl.convert(tmp_path / name, tmp_path / f"out{n}")
-
-
 @pytest.mark.parametrize(
     ("folder", "files", "origin"),
     [
@@ -194,10 +186,3 @@ def test_a_folder_is_enough(shared, tmp_path, folder, files, origin):
     for name in files:
         shutil.copy(shared / "goldens" / folder / name, tmp_path)
     assert open_checkpoint(tmp_path).origin == origin
-
-
-def test_a_folder_without_a_checkpoint_says_what_it_should_hold(tmp_path):
-    with pytest.raises(ValueError, match=r"should hold one checkpoint .* and holds none"):
-        txl.convert(tmp_path, tmp_path / "out")
-    with pytest.raises(FileNotFoundError, match="does not exist: give a checkpoint"):
-        txl.convert(tmp_path / "nothing.pt", tmp_path / "out")

@@ -6,8 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from transformer_xl.errors import CheckpointError
-from transformer_xl.interop.convert.tf_files import find_prefix, read_tensorflow
+from transformer_xl.errors import CheckpointError, InputError
+from transformer_xl.interop.convert.old_checkpoints import find_weights
+from transformer_xl.interop.convert.tf_files import read_tensorflow
 
 NUMBERS = {
     torch.float32: 1,
@@ -113,7 +114,7 @@ def some_tensors():
 def test_variables_of_all_types_are_read(n_shards, tmp_path):
     tensors = some_tensors()
     write(tmp_path / "model.ckpt-1", tensors, n_shards)
-    got = read_tensorflow(tmp_path / "model.ckpt-1")
+    got = read_tensorflow(tmp_path / "model.ckpt-1.index")
     assert set(got) == set(tensors)
     for name, x in tensors.items():
         assert got[name].dtype == x.dtype
@@ -126,14 +127,14 @@ def test_variables_that_tensorflow_wrote_are_read(shared):
     for folder in folders:
         golden = load_file(folder / "golden.safetensors")
         expected = {x.removeprefix("param."): golden[x] for x in golden if x.startswith("param.")}
-        got = read_tensorflow(find_prefix(folder))
+        got = read_tensorflow(find_weights(folder))
         assert expected
         for name, x in expected.items():
             assert torch.equal(got[name], x), name
 
 
 def test_the_checkpoint_of_a_third_party_is_read(shared):
-    got = read_tensorflow(find_prefix(shared / "goldens" / "keras_tf" / "test_checkpoint_div_2"))
+    got = read_tensorflow(find_weights(shared / "goldens" / "keras_tf" / "test_checkpoint_div_2"))
     assert {x.dtype for x in got.values()} == {torch.float32}
     assert got["transformer/adaptive_embed/cutoff_0/lookup_table"].shape[1] == 32
     assert all(x.isfinite().all() for x in got.values())
@@ -142,7 +143,7 @@ def test_the_checkpoint_of_a_third_party_is_read(shared):
 @pytest.mark.parametrize("name", ["", "m.index", "m.meta", "m.data-00000-of-00001", "m"])
 def test_a_checkpoint_is_found_by_any_of_its_names(name, tmp_path):
     write(tmp_path / "m", {"x": torch.ones(1)})
-    assert find_prefix(tmp_path / name) == tmp_path / "m"
+    assert find_weights(tmp_path / name) == tmp_path / "m.index"
 
 
 @pytest.mark.parametrize(
@@ -153,20 +154,18 @@ def test_a_folder_says_which_checkpoint_is_the_last(text, tmp_path):
         write(tmp_path / name, {"x": torch.ones(1)})
     record = f'model_checkpoint_path: "{text}"\nall_model_checkpoint_paths: "m-1"\n'
     (tmp_path / "checkpoint").write_text(record)
-    assert find_prefix(tmp_path) == tmp_path / "m-2"
+    assert find_weights(tmp_path) == tmp_path / "m-2.index"
 
 
 @pytest.mark.parametrize("text", ["", 'model_checkpoint_path: ""', 'model_checkpoint_path: ".."'])
 def test_a_folder_with_several_checkpoints_is_not_guessed(text, tmp_path):
     (tmp_path / "checkpoint").write_text(text)
-    with pytest.raises(FileNotFoundError):
-        find_prefix(tmp_path)
     for name in ("m-1", "m-2"):
         write(tmp_path / name, {"x": torch.ones(1)})
-    with pytest.raises(FileNotFoundError, match="2 files"):
-        find_prefix(tmp_path)
+    with pytest.raises(InputError, match="name the file"):
+        find_weights(tmp_path)
     with pytest.raises(FileNotFoundError):
-        find_prefix(tmp_path / "m-3")
+        find_weights(tmp_path / "m-3")
 
 
 def one():
@@ -192,11 +191,11 @@ LYING = {
 
 def test_tables_that_lie_are_refused(tmp_path):
     entries = write(tmp_path / "m", {"x": one()})
-    assert torch.equal(read_tensorflow(tmp_path / "m")["x"], one())
+    assert torch.equal(read_tensorflow(tmp_path / "m.index")["x"], one())
     for name, lie in LYING.items():
         write_index(tmp_path / "m", entries | {b"x": lie})
         try:
-            read_tensorflow(tmp_path / "m")
+            read_tensorflow(tmp_path / "m.index")
         except CheckpointError:
             continue
         pytest.fail(f"{name} is read")
@@ -206,29 +205,20 @@ def test_variables_that_overlap_are_refused(tmp_path):
     entries = write(tmp_path / "m", {"x": one(), "y": one()})
     write_index(tmp_path / "m", entries | {b"y": entry(one(), 0, 12)})
     with pytest.raises(CheckpointError, match="overlaps"):
-        read_tensorflow(tmp_path / "m")
-
-
-def test_texts_are_left_out(tmp_path):
-    entries = write(tmp_path / "m", {"x": one()})
-    write_index(tmp_path / "m", entries | {b"graph": field(1, 7)})
-    assert list(read_tensorflow(tmp_path / "m")) == ["x"]
+        read_tensorflow(tmp_path / "m.index")
 
 
 def test_what_is_not_supported_is_named(tmp_path):
     entries = write(tmp_path / "m", {"x": one()})
     write_index(tmp_path / "m", entries | {b"x": LYING["slices"]})
     with pytest.raises(CheckpointError, match="partitioner"):
-        read_tensorflow(tmp_path / "m")
+        read_tensorflow(tmp_path / "m.index")
     write_index(tmp_path / "m", entries | {b"": field(1, 1) + field(2, 1)})
     with pytest.raises(CheckpointError, match="big-endian"):
-        read_tensorflow(tmp_path / "m")
+        read_tensorflow(tmp_path / "m.index")
     (tmp_path / "m.index").write_bytes(table(entries, b"\1"))
     with pytest.raises(CheckpointError, match="compressed"):
-        read_tensorflow(tmp_path / "m")
-    (tmp_path / "m.index").rename(tmp_path / "v1")
-    with pytest.raises(CheckpointError, match="first version"):
-        read_tensorflow(tmp_path / "v1")
+        read_tensorflow(tmp_path / "m.index")
 
 
 def test_a_damaged_table_is_noticed(tmp_path):
@@ -239,11 +229,11 @@ def test_a_damaged_table_is_noticed(tmp_path):
     for i in range(len(content) - 48):
         path.write_bytes(content[:i] + bytes([content[i] ^ 1]) + content[i + 1 :])
         with pytest.raises(CheckpointError):
-            read_tensorflow(tmp_path / "m")
+            read_tensorflow(tmp_path / "m.index")
     for n in range(len(content)):
         path.write_bytes(content[:n])
         with pytest.raises(CheckpointError):
-            read_tensorflow(tmp_path / "m")
+            read_tensorflow(tmp_path / "m.index")
 
 
 def test_files_that_are_missing_or_cut_are_refused(tmp_path):
@@ -251,21 +241,9 @@ def test_files_that_are_missing_or_cut_are_refused(tmp_path):
     data = tmp_path / "m.data-00000-of-00001"
     data.write_bytes(data.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="data-00000"):
-        read_tensorflow(tmp_path / "m")
+        read_tensorflow(tmp_path / "m.index")
     data.unlink()
     with pytest.raises(FileNotFoundError, match="data-00000"):
-        read_tensorflow(tmp_path / "m")
+        read_tensorflow(tmp_path / "m.index")
     with pytest.raises(FileNotFoundError):
-        read_tensorflow(tmp_path / "nothing")
-
-
-def test_empty_variables_at_one_place_may_be_of_several_types(tmp_path):
-    empty = {f"transformer/{dtype}": torch.empty(0, dtype=dtype) for dtype in NUMBERS}
-    prefix = tmp_path / "model.ckpt-1"
-    write(prefix, {"transformer/a": torch.ones(2)})
-    entries = {b"": field(1, 1), b"transformer/a": entry(torch.ones(2), 0, 0)}
-    write_index(prefix, entries | {name.encode(): entry(x, 0, 8) for name, x in empty.items()})
-    assert {name: x.dtype for name, x in read_tensorflow(prefix).items()} == {
-        "transformer/a": torch.float32,
-        **{name: x.dtype for name, x in empty.items()},
-    }
+        read_tensorflow(tmp_path / "nothing.index")

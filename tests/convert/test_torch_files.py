@@ -1,7 +1,6 @@
 """Files of torch.save: what torch.load reads, without running what they name."""
 
 import collections
-import json
 import pickle
 import struct
 import sys
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from transformer_xl.errors import CheckpointError
@@ -92,55 +90,6 @@ def test_writing_into_a_tensor_leaves_the_file_alone(is_zip, tmp_path):
     read_pickled(path).zero_()
     assert path.read_bytes() == content
     same(read_pickled(path), torch.ones(3))
-
-
-def test_storages_that_are_parts_of_others_are_read(tmp_path):
-    # As PyTorch wrote them before 0.4: a storage of 4 of which one of 2, from the second on.
-    magic = [pickle.dumps(x, 2) for x in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True})]
-    reference = (
-        b"(U\x07storagectorch\nFloatStorage\nU\x01aU\x03cpuK\x04(U\x01bK\x01K\x02ttQ"
-        b"K\x00K\x02\x85K\x01\x85t"
-    )
-    value = b"\x80\x02ctorch._utils\n_rebuild_tensor\n(" + reference + b"R."
-    numbers = struct.pack("<q4f", 4, 1, 2, 3, 4)
-    path = tmp_path / "x.pt"
-    path.write_bytes(b"".join([*magic, value, pickle.dumps(["a"], 2), numbers]))
-    same(read_pickled(path), torch.tensor([2.0, 3.0]))
-
-
-def model_tensors(folder):
-    golden = load_file(folder / "golden.safetensors")
-    tensors = {x.removeprefix("param."): golden[x] for x in golden if x.startswith("param.")}
-    aliases = json.loads((folder / "config.json").read_text()).get("tied_names", {})
-    return tensors | {name: tensors[owner] for name, owner in aliases.items()}
-
-
-def test_models_of_the_authors_are_read(shared):
-    seen = 0
-    for path in sorted((shared / "goldens").glob("pt_*/*.pt")):
-        expected = model_tensors(path.parent)
-        got = read_pickled(path)
-        if isinstance(got, Instance):
-            assert got.kind == "mem_transformer.MemTransformerLM"
-            settings = json.loads((path.parent / "config.json").read_text())["model_kwargs"]
-            assert isinstance(got.state, dict)
-            assert got.state["n_layer"] == settings["n_layer"]
-            got = module_tensors(got)
-        assert set(got) - set(expected) <= {"pos_emb.inv_freq"}
-        assert set(expected) <= set(got)
-        for name, x in expected.items():
-            assert torch.equal(got[name], x), (path, name)
-        seen += 1
-    assert seen >= 30
-
-
-def test_models_of_hugging_face_are_read(shared):
-    for name in ("hf_div1", "hf_div2"):
-        got = read_pickled(shared / "goldens" / name / "pytorch_model.bin")
-        expected = load_file(shared / "goldens" / name / "model.safetensors")
-        assert set(expected) <= set(got)
-        for key, x in expected.items():
-            assert torch.equal(got[key], x), key
 
 
 def test_files_that_attack_or_are_cut_are_refused(shared, tmp_path, monkeypatch):
@@ -284,15 +233,6 @@ def test_a_damaged_weight_is_noticed_in_an_archive(tmp_path):
         read_pickled(path)
 
 
-def test_an_archive_without_checksums_is_read_pickled(tmp_path):
-    torch.serialization.set_crc32_options(False)
-    try:
-        path = save(torch.ones(3), tmp_path / "x.pt")
-    finally:
-        torch.serialization.set_crc32_options(True)
-    same(read_pickled(path), torch.ones(3))
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -344,11 +284,6 @@ def test_other_kinds_of_files_are_refused_with_a_remedy(content, message, tmp_pa
         read_pickled(path)
 
 
-def test_a_file_that_is_not_there_is_no_damaged_one(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        read_pickled(tmp_path / "nothing")
-
-
 def test_a_module_has_the_tensors_of_its_state_dict_in_order(shared):
     for name in ("pt_01_base", "pt_04_adaptive_div2", "pt_14_untied"):
         state = read_pickled(shared / "goldens" / name / "state_dict.pt")
@@ -387,15 +322,6 @@ def record(**state):
 def test_modules_that_are_none_are_refused(state):
     with pytest.raises(CheckpointError):
         module_tensors(Instance("mem_transformer.X", state))
-
-
-@pytest.mark.slow
-def test_a_module_of_far_too_many_parts_is_refused():
-    doubled = record(_parameters={"x": torch.ones(1)})
-    for _ in range(60):
-        doubled = record(_modules={"a": doubled, "b": doubled})
-    with pytest.raises(CheckpointError, match="nested absurdly deep"):
-        module_tensors(doubled)
 
 
 def test_parameter_lists_of_2019_keep_places_free():

@@ -10,7 +10,6 @@ import torch
 from tokenizers import Tokenizer
 
 from transformer_xl.data import load_vocab
-from transformer_xl.errors import CheckpointError, DataError
 from transformer_xl.interop.convert import vocabularies
 from transformer_xl.interop.convert.cutting import moses_normalizer
 from transformer_xl.interop.convert.torch_files import Instance
@@ -93,12 +92,6 @@ def test_lines_of_a_file_end_with_eos(hf):
     ids = vocab.encode_lines(text)
     assert [x for x in ids if x != vocab.eos_id] == json.loads((hf / "corpus_ids.json").read_text())
     assert sum(x == vocab.eos_id for x in ids) == text.count("\n")
-
-
-def test_tokens_beyond_the_model_are_left_out(hf):
-    vocab = read_vocab(hf, size=1091)
-    assert len(vocab) == 1091
-    assert vocab.encode("<formula>") == [vocab.unk_id]
 
 
 MOSES = [
@@ -255,17 +248,6 @@ def test_damaged_settings_are_refused(tmp_path):
         (tmp_path / name).unlink()
 
 
-def test_an_unknown_data_set_is_refused():
-    with pytest.raises(DataError, match="'c4' is unknown"):
-        vocab_from_object({"vocab": old_vocab(["a"]), "dataset": "c4"}, Path("x"))
-
-
-def test_a_folder_without_a_vocabulary_is_named(tmp_path):
-    assert find_vocab(tmp_path) is None
-    with pytest.raises(FileNotFoundError, match=r"cache\.pt"):
-        read_vocab(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -282,14 +264,3 @@ def test_what_is_too_large_for_a_list_of_words_is_refused(content, message, tmp_
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message):
         read_vocab(path)
-
-
-@pytest.mark.parametrize(
-    "name", ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"]
-)
-def test_settings_that_are_none_are_refused(name, tmp_path):
-    (tmp_path / "vocab.txt").write_text("<eos>\n<unk>\n")
-    for content in (b" " * (5 << 20), b"[" * 100_000, b"[]", b'{"a": 1', b"1" * 5000, b"\xff"):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(CheckpointError, match=name):
-            read_vocab(tmp_path)

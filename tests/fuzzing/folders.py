@@ -163,12 +163,11 @@ def folder_seeds(root: Path) -> list[tuple[str, Path]]:
     (root / "safe" / "tokenizer_config.json").write_text(
         json.dumps({"eos_token": "<eos>", "added_tokens_decoder": {"18": {"content": "<eos>"}}})
     )
-    convert(root / "safe", root / "again")
     write_tensorflow(root / "tf", model_of_tensorflow())
     (root / "tf" / "config.json").write_text(json.dumps(SETTINGS))
     found = [
         ("convert", path)
-        for name in ("ours", "again", "authors", "hf", "safe", "tf")
+        for name in ("authors", "hf", "safe", "tf")
         for path in sorted((root / name).iterdir())
     ]
     numbered = OrderedDict((word, i) for i, word in enumerate(WORDS))

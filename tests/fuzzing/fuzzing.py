@@ -140,7 +140,7 @@ def work(reader: str, path: Path, folder: Path, numbers: range, salt: int) -> No
     shutil.copytree(path.parent, place)
     target = place / path.name
     if not is_folder:
-        place = place / path.stem if reader == "tensorflow" else target
+        place = target
     watch = Watch(WATCHED_OF_FOLDERS if is_folder else WATCHED)
     # What is imported and taken once.
     for encoding in ("cp437", "raw-unicode-escape", "latin-1", "ascii"):

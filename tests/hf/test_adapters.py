@@ -10,9 +10,8 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.inference.generate import Sampling, generate, generate_batch
 from transformer_xl.inference.generate.session import Session
-from transformer_xl.model import Decoder, TransformerXL
+from transformer_xl.model import TransformerXL
 from transformer_xl.model.quantizing import compact
-from transformer_xl.model.segment import Lengths
 
 peft = pytest.importorskip("peft")
 
@@ -160,18 +159,6 @@ def test_an_adapter_changes_what_the_same_change_of_the_weights_does(name, how):
     assert writing(model) == writing(expected)
 
 
-def test_a_copy_that_is_trained_in_place_of_the_head_is_used():
-    model = model_of({"d_embed": 8})
-    config = peft.LoraConfig(r=2, target_modules=["o_proj"], modules_to_save=["softmax"])
-    model = inside(peft.get_peft_model(model, config))
-    before = training(model)
-    perturb(model)
-    after = training(model)
-    assert not torch.allclose(before[1], after[1])
-    after[1].sum().backward()
-    assert all(bool(x.grad.any()) for x in model.parameters() if x.requires_grad)
-
-
 def switched(model):
     model.add_adapter("other", model.peft_config["default"])
     model.set_adapter("other")
@@ -234,15 +221,6 @@ def test_what_would_lose_an_adapter_refuses_it(settings, tmp_path):
     with pytest.raises(ValueError, match=r"no model folder can hold that.*merge_and_unload"):
         core.save_pretrained(tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_decoder_made_before_the_adapters_refuses_to_go_on():
-    model = model_of({})
-    decoder = Decoder.of(model, Lengths.of(model.config), model.start_memory(1))
-    decoder(torch.tensor([1]))
-    adapted(model, "lora", ["inner"])
-    with pytest.raises(ValueError, match="adapters were added"):
-        decoder(torch.tensor([1]))
 
 
 def test_merged_adapters_are_a_model_like_any_other(tmp_path):

@@ -36,18 +36,3 @@ def test_a_note_of_a_file_is_read_again_even_if_it_resembles_a_setting():
     config.max_position_embeddings = 512
     again = TransformerXLConfig.from_dict(json.loads(config.to_json_string()))
     assert again.max_position_embeddings == 512
-
-
-def test_what_is_set_later_is_checked_when_a_model_is_made():
-    config = TransformerXLConfig()
-    config.n_layer = "many"
-    with pytest.raises(ValueError, match=r"model\.n_layer='many' must be an integer"):
-        config.to_model_config()
-
-
-def test_a_setting_that_only_some_recipes_have_can_be_given_while_loading(folder):
-    from transformer_xl.hf import TransformerXLConfig
-
-    assert TransformerXLConfig(vocab_size=10).start_memory == "empty"
-    config = TransformerXLConfig.from_pretrained(folder, start_memory="zeros")
-    assert config.to_model_config().start_memory == "zeros"

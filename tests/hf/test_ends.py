@@ -14,15 +14,6 @@ def test_rows_padded_on_the_right_go_on_behind_their_text(language_model, tokeni
     assert torch.equal(language_model.generate(**right, **GREEDY), expected)
 
 
-def test_a_pipeline_pads_with_a_number_beyond_the_vocabulary(
-    transformers, language_model, tokenizer, texts
-):
-    write = transformers.pipeline("text-generation", model=language_model, tokenizer=tokenizer)
-    how = {**GREEDY, "eos_token_id": tokenizer.convert_tokens_to_ids("d")}
-    found = write(texts, batch_size=4, **how)
-    assert found == [write(text, **how) for text in texts]
-
-
 def test_padding_needs_a_mask(language_model, tokenizer, texts, any_folder, transformers):
     batch = tokenizer(texts, padding=True, return_tensors="pt")
     ids = batch["input_ids"]
@@ -45,24 +36,3 @@ def test_padding_needs_a_mask(language_model, tokenizer, texts, any_folder, tran
         assert tokenizer.decode(row, skip_special_tokens=True) == tokenizer.decode(
             alone, skip_special_tokens=True
         )
-
-
-def test_padding_beyond_the_vocabulary_is_saved_without_a_warning(
-    transformers, folder, tmp_path, caplog
-):
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    # As Trainer does.
-    model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
-    caplog.clear()
-    for each in (model, tokenizer):
-        each.save_pretrained(tmp_path)
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert again.config.pad_token_id == again.config.vocab_size
-    write = transformers.pipeline("text-generation", model=again, tokenizer=tokenizer)
-    write(["dog", "the cat"], batch_size=2, max_new_tokens=3)
-    assert not [x for x in caplog.records if x.levelname == "WARNING"]
-    # Another number that is none of a token is one of a mistake.
-    model.config.pad_token_id = 99
-    model.config.save_pretrained(tmp_path)
-    assert "pad_token_id" in caplog.text

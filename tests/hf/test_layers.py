@@ -54,22 +54,6 @@ def _added(own, ids):
     return encoding_of(own, ids.shape[1], own.config.clamp_len)
 
 
-def test_states_of_a_long_or_padded_input_are_in_its_columns(transformers, folder, ids):
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    pieces = transformers.AutoModelForCausalLM.from_pretrained(folder, segment_len=5)
-    mask = torch.ones_like(ids)
-    mask[0, :4] = 0
-    mask[1, 9:] = 0
-    wanted = {"output_hidden_states": True}
-    alone = [model(ids[:1, 4:], **wanted), model(ids[1:, :9], **wanted)]
-    for found in (model(ids, mask, **wanted), pieces(ids, mask, **wanted)):
-        for layer, x in enumerate(found.hidden_states):
-            torch.testing.assert_close(x[0, 4:], alone[0].hidden_states[layer][0])
-            torch.testing.assert_close(x[1, :9], alone[1].hidden_states[layer][0])
-    with pytest.raises(ValueError, match=r"padded rows, .* each text alone"):
-        model(ids, mask, **WANTED)
-
-
 def test_weights_reach_into_the_memory(language_model, ids):
     with torch.no_grad():
         whole = language_model(ids, **WANTED)
@@ -79,17 +63,6 @@ def test_weights_reach_into_the_memory(language_model, ids):
         torch.testing.assert_close(weights, right[:, :, 8:])
     for x, right in zip(after.hidden_states, whole.hidden_states, strict=True):
         torch.testing.assert_close(x, right[:, 8:])
-
-
-def test_generate_returns_them_for_each_step(language_model, ids):
-    settings = {"max_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True}
-    out = language_model.generate(ids, **settings, **WANTED)
-    assert torch.equal(out.sequences, language_model.generate(ids, **settings).sequences)
-    assert [x[-1].shape[1] for x in out.hidden_states] == [12, 1, 1, 1]
-    assert [x[0].shape for x in out.attentions] == [
-        (2, 2, 12, 12),
-        *((2, 2, 1, 12 + n) for n in (1, 2, 3)),
-    ]
 
 
 def test_features_are_the_last_hidden_states(transformers, folder, language_model, tokenizer, ids):
@@ -108,12 +81,6 @@ def test_features_are_the_last_hidden_states(transformers, folder, language_mode
     trained = [name for name, x in model.named_parameters() if x.requires_grad]
     assert "transformer.softmax.bias" not in trained
     assert "transformer.embedding.weight" in trained
-
-
-def test_each_class_writes_the_same_weights(transformers, folder, tmp_path, ids, language_model):
-    transformers.AutoModel.from_pretrained(folder).save_pretrained(tmp_path)
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-    torch.testing.assert_close(again(ids).logits, language_model(ids).logits)
 
 
 @pytest.fixture

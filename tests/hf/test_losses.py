@@ -2,7 +2,6 @@
 
 import copy
 
-import numpy as np
 import pytest
 import torch
 from torch.nn.functional import log_softmax
@@ -136,62 +135,6 @@ def test_accumulated_batches_are_one_batch(
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
     for one, other in zip(found[0][1], found[1][1], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize(("side", "batch_size"), [("left", 8), ("right", 3)])
-def test_metrics_get_predictions_that_are_shifted_as_usual(
-    transformers, tokenizer, tuned, rows, tmp_path, side, batch_size
-):
-    tokenizer = copy.deepcopy(tokenizer)
-    tokenizer.padding_side = side
-    tuned.eval()
-    right = n = 0
-    with torch.no_grad():
-        for row in rows:
-            log_probs, targets = _log_probs(tuned, row)
-            counted = targets != tokenizer.pad_token_id
-            right += int((log_probs.argmax(1) == targets)[counted].sum())
-            n += int(counted.sum())
-
-    def accuracy(given):
-        predicted, targets = given.predictions[:, :-1], given.label_ids[:, 1:]
-        if predicted.ndim == 3:
-            predicted = predicted.argmax(-1)
-        # Before a padded row nothing was read that its first token could be predicted from.
-        read = np.logical_or.accumulate(given.inputs != tokenizer.pad_token_id, axis=1)
-        counted = (targets != -100) & read[:, :-1]
-        hits = np.where(counted, predicted == targets, 0)
-        return {"accuracy": hits.sum() / counted.sum(), "counted": counted.sum()}
-
-    for preprocess in (None, lambda logits, labels: logits.argmax(-1)):
-        trainer = _trainer(
-            transformers,
-            tokenizer,
-            tuned,
-            rows,
-            tmp_path,
-            compute_metrics=accuracy,
-            preprocess_logits_for_metrics=preprocess,
-            per_device_eval_batch_size=batch_size,
-            include_for_metrics=["inputs", "loss"],
-            eval_accumulation_steps=2,
-        )
-        found = trainer.evaluate()
-        assert found["eval_counted"] == n
-        assert found["eval_accuracy"] == pytest.approx(right / n)
-        assert np.isfinite(found["eval_loss"])
-
-
-def test_nothing_is_learned_at_padding(language_model, ids):
-    mask = torch.ones_like(ids)
-    mask[1, :30] = mask[0, 90:] = 0
-    vectors = language_model.get_input_embeddings()(ids).detach().requires_grad_()
-    logits = language_model(inputs_embeds=vectors, attention_mask=mask).logits
-    assert logits[mask == 0].unique().numel() == 1
-    torch.testing.assert_close(logits[mask == 0].exp().sum(-1), torch.ones(40))
-    (logits[mask == 0] * torch.randn(40, logits.shape[-1])).sum().backward()
-    assert vectors.grad is not None
-    assert not vectors.grad.any()
 
 
 def test_a_call_is_honored_or_refused(transformers, folder, ids, refused):

@@ -30,38 +30,6 @@ def tokens(vocab, text):
     return torch.tensor([vocab.encode(text[:40]), vocab.encode(text[300:340])])
 
 
-def test_embeddings_are_what_the_field_expects(base, any_folder, tokens):
-    for settings in ({}, {"d_embed": 8}, {"tie_embeddings": False}):
-        _, folder = any_folder(**settings)
-        model = type(base).from_pretrained(folder)
-        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-        assert isinstance(embedding, nn.Embedding)
-        assert isinstance(head, nn.Linear)
-        width = model.config.d_embed or model.config.d_model
-        shape = (model.config.vocab_size, width)
-        assert embedding.weight.shape == head.weight.shape == shape
-        assert (embedding.weight is head.weight) == model.config.tie_word_embeddings
-        vectors = embedding(tokens)
-        assert vectors.shape == (*tokens.shape, width)
-        found = model(inputs_embeds=vectors).logits
-        torch.testing.assert_close(found, model(tokens).logits)
-    _, folder = any_folder(cutoffs=(5, 12), div_val=2)
-    assert type(base).from_pretrained(folder).get_output_embeddings() is None
-
-
-def test_all_linear_maps_are_those_of_the_layers(base):
-    model = adapted(base, targets="all-linear")
-    found = set(model.targeted_module_names)
-    assert found == {
-        f"transformer.layers.{n}.{part}"
-        for n in range(base.config.n_layer)
-        for part in (
-            *(f"attention.{x}_proj" for x in ("qkv", "r", "o")),
-            *(f"feed_forward.{x}" for x in ("inner", "outer")),
-        )
-    }
-
-
 def test_what_is_generated_is_that_of_the_merged_model(base, tokens):
     settings = {"max_new_tokens": 12, "do_sample": False}
     plain = base.generate(tokens, **settings)
@@ -76,16 +44,6 @@ def test_what_is_generated_is_that_of_the_merged_model(base, tokens):
     own = model.get_base_model().transformer
     own.softmax.base_layer.weight = nn.Parameter(own.softmax.base_layer.weight.detach().clone())
     assert torch.equal(model.merge_and_unload().generate(tokens, **settings), found)
-
-
-def test_an_adapter_comes_back_bit_for_bit(transformers, base, folder, tokens, tmp_path):
-    model = adapted(base)
-    expected = model(tokens).logits
-    model.save_pretrained(tmp_path)
-    again = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    assert not torch.equal(again(tokens).logits, expected)
-    again = peft.PeftModel.from_pretrained(again, tmp_path)
-    assert torch.equal(again(tokens).logits, expected)
 
 
 def test_adapters_that_transformers_adds_are_saved_alone(
@@ -130,13 +88,3 @@ def test_trainer_trains_adapters_alone(transformers, base, folder, tokenizer, tm
     again = peft.PeftModel.from_pretrained(plain, tmp_path / "checkpoint-6")
     read = torch.tensor([rows[0]["input_ids"]])
     assert torch.equal(again(read).logits, model.eval()(read).logits)
-
-
-def test_a_classifier_learns_through_adapters(transformers, folder, tokens):
-    auto = transformers.AutoModelForSequenceClassification
-    config = peft.LoraConfig(task_type="SEQ_CLS", r=4, target_modules=["qkv_proj", "outer"])
-    model = peft.get_peft_model(auto.from_pretrained(folder, num_labels=2), config)
-    model(tokens, labels=torch.tensor([0, 1])).loss.backward()
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name or "modules_to_save" in name:
-            assert bool(parameter.grad.any()), name

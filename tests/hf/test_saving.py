@@ -71,25 +71,6 @@ def test_several_files_take_the_place_of_one(model, tmp_path):
         assert torch.equal(again.softmax.bias, model.transformer.softmax.bias)
 
 
-def test_a_folder_is_verified_however_it_is_named(model, tmp_path):
-    model.save_pretrained(tmp_path, variant="old")
-    path = tmp_path / "model.old.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-3] ^= 16
-    path.write_bytes(content)
-    with pytest.raises(RuntimeError, match="do not match its checksum"):
-        TransformerXLForCausalLM.from_pretrained(
-            pretrained_model_name_or_path=tmp_path, variant="old"
-        )
-
-
-def test_files_of_others_are_left_alone(model, tmp_path):
-    other = tmp_path / "model-old.safetensors"
-    other.write_bytes(b"not ours")
-    model.save_pretrained(tmp_path)
-    assert other.read_bytes() == b"not ours"
-
-
 def test_weights_that_would_not_load_again_are_refused(model, tmp_path):
     with pytest.raises(ValueError, match="is float64"):
         model.double().save_pretrained(tmp_path / "wide")

@@ -1,11 +1,9 @@
-"""Activation checkpointing and offloaded weights: the same numbers with less memory."""
+"""Activation checkpointing: the same numbers with less memory."""
 
 from typing import Any
 
 import pytest
 import torch
-
-accelerate = pytest.importorskip("accelerate")
 
 KINDS: dict[str, dict[str, Any]] = {
     "the paper's": {},
@@ -78,49 +76,3 @@ def test_checkpointing_that_cannot_be_is_refused(transformers, folder, any_folde
     lstm = transformers.AutoModelForCausalLM.from_pretrained(other)
     with pytest.raises(ValueError, match=r"kind='lstm' keep .* a smaller segment_len"):
         _enable(lstm)
-
-
-SAVED: dict[str, dict[str, Any]] = {
-    "the paper's": {},
-    "adaptive": {"cutoffs": (5, 10), "div_val": 2, "d_embed": 8, "value_residual": True},
-}
-
-
-def _offloaded(transformers, folder, way, tmp_path):
-    auto = transformers.AutoModelForCausalLM
-    if way == "auto":
-        return auto.from_pretrained(folder, device_map="auto")
-    if way == "auto, to the disk":
-        most = {"cpu": "14KB"}
-        return auto.from_pretrained(
-            folder, device_map="auto", max_memory=most, offload_folder=tmp_path / "off"
-        )
-    model = auto.from_pretrained(folder)
-    if way == "cpu":
-        return accelerate.cpu_offload(model, execution_device="cpu")
-    return accelerate.disk_offload(model, str(tmp_path / "off"), execution_device="cpu")
-
-
-# Parameters of the network itself are in no module of their own.
-@pytest.mark.filterwarnings(
-    "ignore:The following device_map keys do not match any submodules",
-    "ignore:You are calling .generate",
-)
-@pytest.mark.parametrize("way", ["auto", "cpu", "disk", "auto, to the disk"])
-@pytest.mark.parametrize("kind", SAVED)
-def test_offloaded_weights_compute_and_write_the_same(
-    transformers, any_folder, tmp_path, kind, way
-):
-    _, folder = any_folder(**SAVED[kind])
-    plain = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    model = _offloaded(transformers, folder, way, tmp_path)
-    if way != "auto":
-        # Something is really away until it is used.
-        assert any(x.is_meta for x in model.parameters())
-    mask = torch.ones_like(IDS)
-    mask[0, :4] = 0
-    settings = {"max_new_tokens": 5, "do_sample": False, "attention_mask": mask}
-    with torch.no_grad():
-        found, right = (x(IDS, attention_mask=mask) for x in (model, plain))
-        torch.testing.assert_close(found.logits, right.logits)
-    torch.testing.assert_close(model.generate(IDS, **settings), plain.generate(IDS, **settings))

@@ -3,12 +3,10 @@
 import json
 import pickle
 import random
-from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from transformer_xl.config.locating import locate
 from transformer_xl.data.imported import ImportedVocab, Rules
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.data.vocab_files import BroughtVocab, load_vocab
@@ -106,30 +104,6 @@ def test_what_cannot_be_is_refused(transformers, tokenizer, tmp_path):
         transformers.AutoTokenizer.from_pretrained(tmp_path)
 
 
-def test_tokens_that_cannot_be_added_leave_the_tokenizer_as_it_was(transformers, tmp_path):
-    vocab = train_vocab("chars", [LINES])
-    tokenizer = TransformerXLTokenizer(vocab=vocab)
-    for names in (["New York"], ["<one>", "New York"]):
-        with pytest.raises(ValueError, match="'New York': a symbol that is added has a name"):
-            tokenizer.add_tokens(names)
-    assert tokenizer(LINES)["input_ids"] == vocab.encode(LINES)
-    assert tokenizer.add_tokens(["<one>"]) == 1
-    assert tokenizer.decode([len(vocab)]) == "<one>"
-    tokenizer.save_pretrained(tmp_path)
-    assert len(TransformerXLTokenizer.from_pretrained(tmp_path)) == len(vocab) + 1
-
-
-@pytest.mark.parametrize("kind", MAKERS)
-def test_a_number_that_is_no_symbol_has_no_name(transformers, kind):
-    tokenizer = TransformerXLTokenizer(vocab=MAKERS[kind]())
-    for number in (-100, -1, 10_000):
-        with pytest.raises(ValueError, match=f"{number}"):
-            tokenizer.decode([number])
-        for given in (number, [number], [0, number]):
-            with pytest.raises(ValueError, match=f"{number}"):
-                tokenizer.convert_ids_to_tokens(given)
-
-
 PARTS = (
     *"the cat,.\u00e9\u20ac\u6f22\U0001f600\x1c\u2028\t\r",
     " ",
@@ -181,18 +155,6 @@ def test_the_backend_cuts_and_joins_as_the_vocabulary(transformers, kind):
         assert tokenizer(text)["input_ids"] == again(text)["input_ids"]
     with pytest.raises(ValueError, match="half of a surrogate pair"):
         tokenizer("\ud800")
-
-
-@pytest.mark.parametrize("name", ["english", "python-code", "tang-poems", "chorales"])
-def test_shipped_vocabularies_have_a_backend(transformers, name):
-    tokenizer = transformers.AutoTokenizer.from_pretrained(locate(name).path)
-    texts = {
-        "chorales": ["65 60 57 53\n67 62\n", " 65"],
-        "tang-poems": ["\u6625\u7720\u4e0d\u89ba\u66c9\u3002\n"],
-    }
-    code = [Path(__file__).read_text(encoding="utf-8"), *_texts(20)]
-    for text in texts.get(name, code):
-        _require_same(tokenizer, text)
 
 
 @pytest.mark.parametrize("kind", ["chars", "words", "imported", "bpe"])

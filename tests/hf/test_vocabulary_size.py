@@ -8,7 +8,6 @@ from tests.hf.test_tokenization import LINES, MAKERS
 
 from transformer_xl.data.vocab_files import load_vocab
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.resizing import resize_vocabulary
 
 KINDS: dict[str, dict[str, Any]] = {
     "tied": {},
@@ -62,21 +61,6 @@ def test_new_tokens_leave_the_others_as_they_were(
     model.resize_token_embeddings(V)
     torch.testing.assert_close(model(IDS).logits, before)
     assert _ties(model) == ties
-
-
-@pytest.mark.parametrize("div_val", [1, 2])
-@torch.no_grad()
-def test_a_new_token_is_as_likely_as_an_average_one_of_its_cluster(any_folder, div_val):
-    model, _ = any_folder(cutoffs=(5,), div_val=div_val)
-    assert model.softmax.bias is not None
-    model.softmax.bias[:5], model.softmax.bias[5:] = 6.0, -1.0
-    before = model(IDS).log_probs[..., 5:]
-    resize_vocabulary(model, V + 1)
-    assert model.softmax.bias[V] == -1.0
-    # The logit of the new token is the mean of its cluster, which its share of the cluster shows.
-    after = model(IDS).log_probs[..., 5:]
-    torch.testing.assert_close(after[..., -1], after[..., :-1].mean(-1))
-    torch.testing.assert_close(after.logsumexp(-1), before.logsumexp(-1))
 
 
 def test_sizes_are_rounded_up_or_refused(transformers, any_folder, folder):

@@ -68,11 +68,11 @@ class Models(PrintsResult):
 
 
 @dataclass(kw_only=True)
-class Convert(LoadsModels, PrintsResult):
+class Convert(PrintsResult):
     """Convert an old checkpoint to a model folder.
 
     SOURCE is a model.pt or state dict of the authors' code, a TensorFlow checkpoint, an NVIDIA
-    checkpoint, a Hugging Face folder, or a model folder. No code in it is executed.
+    checkpoint, or a Hugging Face folder. No code in it is executed.
 
     Examples:
       txl convert LM-TFM-wt103/model.pt models/wt103
@@ -80,8 +80,8 @@ class Convert(LoadsModels, PrintsResult):
       txl convert tf_wt103/model models/wt103 --mem_len 384 --same_length True
     """
 
-    source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
-    """The checkpoint or folder to convert, or the name of a model."""
+    source: Annotated[Path, tyro.conf.Positional]
+    """The checkpoint or folder to convert."""
     folder: Annotated[Path, tyro.conf.Positional]
     """The output: a new folder."""
     vocab: Path | None = None
@@ -109,9 +109,6 @@ class Convert(LoadsModels, PrintsResult):
         """Convert."""
         from transformer_xl.interop.convert import SETTABLE, convert
 
-        # The prefix of a TensorFlow checkpoint is no path that exists.
-        if locate_here(self.source) or may_be_on_hub(self.source):
-            require_model(self.source)
         options = {name: getattr(self, name) for name in SETTABLE}
         settings = {name: x for name, x in options.items() if x is not None}
         folder = convert(self.source, self.folder, settings=settings, vocab=self.vocab, say=say)

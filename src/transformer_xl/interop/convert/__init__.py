@@ -5,7 +5,6 @@ Nothing in a file is ever executed: a name in a pickle is looked up in a closed 
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,17 +12,15 @@ import torch
 from torch import Tensor
 
 from transformer_xl.config import (
-    MODEL_TYPE,
     EvalConfig,
     ModelConfig,
     names_nearest,
     new_folder,
     require_new,
 )
-from transformer_xl.data import Vocab, load_vocab
+from transformer_xl.data import Vocab
 from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.interop.convert.layouts import entries, read_weights
-from transformer_xl.interop.convert.mapped_files import read_json
 from transformer_xl.interop.convert.old_checkpoints import Checkpoint, open_checkpoint
 from transformer_xl.interop.convert.old_settings import (
     DEFAULTS,
@@ -33,12 +30,6 @@ from transformer_xl.interop.convert.old_settings import (
 from transformer_xl.interop.convert.published import published_evaluation
 from transformer_xl.interop.convert.vocabularies import find_vocab, read_vocab, vocab_from_object
 from transformer_xl.model import (
-    CONFIG_FILE,
-    find_model_folder,
-    load_config,
-    read_config,
-    read_model_weights,
-    require_token_inputs,
     weight_shapes,
     write_model,
 )
@@ -61,7 +52,7 @@ def convert(
 
     The format of the source is detected from its content: the authors' ``model.pt`` (a whole
     module, in the zip or the older format of torch) or state dict, a TensorFlow checkpoint,
-    NVIDIA's ``checkpoint_*.pt``, a Hugging Face folder, or a model folder of this package.
+    NVIDIA's ``checkpoint_*.pt``, or a Hugging Face folder.
 
     Args:
         source: The file, the prefix of a TensorFlow checkpoint, or the folder.
@@ -80,26 +71,14 @@ def convert(
         FileExistsError: The folder is not empty.
         CheckpointError: The source is damaged or hostile.
         InputError: The source is not a Transformer-XL or lacks settings.
-
-    Example:
-        >>> from transformer_xl import ModelConfig, TransformerXL
-        >>> config = ModelConfig(vocab_size=10, n_layer=1, d_model=16, n_head=2, d_inner=16)
-        >>> TransformerXL(config).save_pretrained("mine")
-        >>> copy = convert("mine", "copy")
-        >>> sorted(path.name for path in copy.iterdir())
-        ['config.json', 'model.safetensors']
     """
     # Absolute, because temporary files beside the folder need its name, also for ".".
     folder = Path(folder).absolute()
     require_new(folder)
     if vocab is not None and not Path(vocab).exists():
         raise FileNotFoundError(f"{vocab} does not exist: give the file with the vocabulary")
-    options = dict(settings or {}), None if vocab is None else Path(vocab)
-    if _is_ours(source):
-        # No Path of one of ours: ./english is no name.
-        model = _open_ours(source, *options)
-    else:
-        model = _open_theirs(Path(source), *options, say)
+    vocab = None if vocab is None else Path(vocab)
+    model = _open(Path(source), dict(settings or {}), vocab, say)
     with new_folder(folder) as unfinished:
         _write(model, unfinished, say)
     say(f"{folder} is written")
@@ -115,31 +94,7 @@ class _Model(NamedTuple):
     about: dict[str, Any]
 
 
-def _is_ours(source: Path | str) -> bool:
-    try:
-        return read_json(find_model_folder(source) / CONFIG_FILE).get("model_type") == MODEL_TYPE
-    except (FileNotFoundError, CheckpointError):
-        return False
-
-
-def _open_ours(source: Path | str, settings: dict[str, Any], vocab: Path | None) -> _Model:
-    if settings:
-        raise InputError(f"{next(iter(settings))}: a model folder has all settings; leave them out")
-    source = find_model_folder(source)
-    config, about = load_config(source / CONFIG_FILE), read_config(source / CONFIG_FILE)
-    require_token_inputs(config)
-    weights = read_model_weights(source, config)
-    vocabulary = None
-    if vocab is not None:
-        vocabulary = _fitting(read_vocab(vocab, size=config.vocab_size), vocab, config.vocab_size)
-    else:
-        with suppress(FileNotFoundError):
-            vocabulary = load_vocab(source)
-    about = {name: about[name] for name in ("origin", "eval") if name in about}
-    return _Model(config, weights, vocabulary, about)
-
-
-def _open_theirs(source: Path, settings: dict[str, Any], vocab: Path | None, say: _Say) -> _Model:
+def _open(source: Path, settings: dict[str, Any], vocab: Path | None, say: _Say) -> _Model:
     if unknown := sorted(settings.keys() - set(SETTABLE)):
         raise InputError(f"settings has {unknown[0]!r}; there are {', '.join(SETTABLE)}")
     checkpoint = open_checkpoint(source)

@@ -79,13 +79,10 @@ def on_file(data: mmap.mmap, start: int, n_bytes: int, dtype: torch.dtype) -> Te
 
 def checked_size(size: object, available: int) -> tuple[int, ...]:
     """Check that a shape is valid, and has no more than the available numbers."""
-    if (
-        not isinstance(size, tuple | list)
-        or len(size) > _MAX_DIMS
-        or any(type(n) is not int or n < 0 for n in size)
-    ):
+    sizes: Any = size if isinstance(size, tuple | list) and len(size) <= _MAX_DIMS else [None]
+    if any(type(n) is not int or n < 0 for n in sizes):
         raise CheckpointError(f"a tensor has no shape of up to {_MAX_DIMS} dimensions")
     # A zero must not hide absurd other dimensions.
-    if math.prod(max(n, 1) for n in size) >= 2**62 or math.prod(size) > available:
+    if math.prod(max(n, 1) for n in sizes) >= 2**62 or math.prod(sizes) > available:
         raise CheckpointError(f"a tensor holds more than the {available:,} numbers stored")
-    return tuple(size)
+    return tuple(sizes)

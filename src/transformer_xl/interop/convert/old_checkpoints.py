@@ -19,7 +19,7 @@ from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.interop.convert.layouts import INV_FREQ
 from transformer_xl.interop.convert.mapped_files import read_json
 from transformer_xl.interop.convert.old_settings import Origin
-from transformer_xl.interop.convert.tf_files import find_prefix, read_tensorflow
+from transformer_xl.interop.convert.tf_files import read_tensorflow
 from transformer_xl.interop.convert.torch_files import (
     Instance,
     attributes,
@@ -57,16 +57,14 @@ class Checkpoint:
 
 def open_checkpoint(source: Path) -> Checkpoint:
     """Open a checkpoint of any of the old implementations."""
-    path = _weights_file(source)
+    path = find_weights(source)
     if path.suffix == ".safetensors":
         try:
             checkpoint = _huggingface(path, load_file(path))
         except SafetensorError as error:
             raise CheckpointError(f"{path} is damaged or no safetensors file: {error}") from error
-    elif not path.exists() or re.search(r"\.(index|meta|data-\d+-of-\d+)$", path.name):
-        prefix = find_prefix(path)
-        tensors, cutoffs = from_tensorflow(read_tensorflow(prefix))
-        path = prefix.with_name(f"{prefix.name}.index")
+    elif path.suffix == ".index":
+        tensors, cutoffs = from_tensorflow(read_tensorflow(path))
         checkpoint = Checkpoint(
             path, "tensorflow", tensors, {"cutoffs": cutoffs} if cutoffs else {}
         )
@@ -90,22 +88,33 @@ def open_checkpoint(source: Path) -> Checkpoint:
     return checkpoint
 
 
-def _weights_file(source: Path) -> Path:
-    if source.is_file():
-        return source
+def find_weights(source: Path) -> Path:
+    """Return the file with the weights; of TensorFlow, the index.
+
+    Args:
+        source: A file, the common prefix of the files of a TensorFlow checkpoint, or a folder.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        InputError: The folder does not hold one checkpoint.
+    """
     if not source.is_dir():
-        # In TensorFlow a checkpoint is named by the common prefix of its files.
-        if source.with_name(f"{source.name}.index").is_file():
-            return source
-        if source.exists():
-            raise InputError(f"{source} is neither a file nor a folder: give a checkpoint")
-        raise FileNotFoundError(f"{source} does not exist: give a checkpoint or its folder")
+        prefix = re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", source.name)
+        index = source.with_name(f"{prefix}.index")
+        if not (index.is_file() or source.is_file()):
+            raise FileNotFoundError(f"{source} does not exist: give a checkpoint or its folder")
+        return index if index.is_file() else source
     for name in _NAMES:
         if (source / name).is_file():
             return source / name
-    if (source / "checkpoint").is_file() or list(source.glob("*.index")):
-        return find_prefix(source)
-    candidates = sorted(x for x in source.iterdir() if x.suffix in (".pt", ".bin", ".pth"))
+    suffixes = (".pt", ".bin", ".pth", ".index")
+    candidates = sorted(x for x in source.iterdir() if x.suffix in suffixes)
+    if len(candidates) > 1 and (source / "checkpoint").is_file():
+        with (source / "checkpoint").open("rb") as file:
+            text = file.read(1 << 16).decode("utf-8", "replace").replace("\\", "/")
+        # TensorFlow's record of the last one, perhaps in a folder of another machine.
+        last = re.search(r'^model_checkpoint_path:\s*"(?:[^"\n]*/)?([^"\n]+)"', text, re.MULTILINE)
+        candidates = [x for x in candidates if last and x.name == f"{last[1]}.index"]
     if len(candidates) == 1:
         return candidates[0]
     names = ", ".join(x.name for x in candidates[:5]) or "none of them"

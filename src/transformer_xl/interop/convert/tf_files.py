@@ -10,10 +10,9 @@
 
 import math
 import mmap
-import re
 import struct
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -37,61 +36,15 @@ _DTYPES |= {6: torch.int8, 9: torch.int64, 10: torch.bool, 14: torch.bfloat16, 1
 _Variable = tuple[int, int, int, str, torch.dtype, tuple[int, ...]]
 
 
-def find_prefix(path: Path | str) -> Path:
-    """Return the common prefix of the files of a checkpoint.
-
-    Args:
-        path: The prefix, or one of the files, or a folder with one checkpoint or a file
-            ``checkpoint`` that names the last one; the folder in that name is ignored.
-    """
-    path = Path(path)
-    with reading(path):
-        if path.is_dir():
-            return _prefix_in(path)
-        name = re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", path.name)
-        if not path.with_name(f"{name}.index").exists():
-            raise FileNotFoundError(
-                f"{path.with_name(name)}.index does not exist: give one of the files of a "
-                "TensorFlow checkpoint, or their folder"
-            )
-        return path.with_name(name)
-
-
-def _prefix_in(folder: Path) -> Path:
-    indexes = sorted(folder.glob("*.index"))
-    record = folder / "checkpoint"
-    if record.is_file():
-        with record.open("rb") as file:
-            text = file.read(1 << 16).decode("utf-8", "replace")
-        if match := re.search(r'^model_checkpoint_path:\s*"([^"\n]*)"', text, re.MULTILINE):
-            # It may have been written on another machine, also on Windows.
-            prefix = folder / (PurePosixPath(match[1].replace("\\", "/")).name or "-")
-            if prefix.with_name(f"{prefix.name}.index") in indexes:
-                return prefix
-    if len(indexes) != 1:
-        raise FileNotFoundError(
-            f"{folder} has {len(indexes)} files *.index and no file 'checkpoint' that names one of "
-            "them: give one of them"
-        )
-    return indexes[0].with_name(indexes[0].name.removesuffix(".index"))
-
-
-def read_tensorflow(prefix: Path | str) -> dict[str, Tensor]:
+def read_tensorflow(index: Path) -> dict[str, Tensor]:
     """Read all numeric variables; they are memory-mapped, so the files must not change."""
-    prefix = Path(prefix)
-    index = prefix.with_name(f"{prefix.name}.index")
     with reading(index):
-        if not index.exists() and prefix.is_file() and map_file(prefix)[-8:] == _MAGIC:
-            raise CheckpointError(
-                f"{prefix} is a checkpoint of the first version of the format: restore it with "
-                "TensorFlow and save it with tf.train.Saver(write_version=tf.train.SaverDef.V2)"
-            )
         variables, n_shards = _variables(index)
     tensors: dict[str, Tensor] = {}
     shards: dict[int, tuple[mmap.mmap, int]] = {}
     # In the order of the files, to detect overlaps.
     for shard, start, n_bytes, name, dtype, shape in sorted(variables, key=lambda x: x[:4]):
-        path = prefix.with_name(f"{prefix.name}.data-{shard:05d}-of-{n_shards:05d}")
+        path = index.with_name(f"{index.stem}.data-{shard:05d}-of-{n_shards:05d}")
         with reading(path):
             data, free = shards[shard] if shard in shards else (map_file(path), 0)
             if start < free:

@@ -108,19 +108,16 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
             pad_to_multiple_of: The size is rounded up to a multiple of it.
             mean_resizing: Whether weights of new tokens are the mean of the others; False: drawn.
 
-        Returns:
-            The embedding.
-
         Raises:
-            ValueError: A number is no integer, or does not fit other settings; or the embedding or
-                the softmax has an adapter.
+            ValueError: The size does not fit other settings; the embedding or the softmax has an
+                adapter.
         """
+        size = self.config.vocab_size if new_num_tokens is None else new_num_tokens
         if pad_to_multiple_of is not None:
-            wanted = self.config.vocab_size if new_num_tokens is None else new_num_tokens
-            new_num_tokens = -(-wanted // pad_to_multiple_of) * pad_to_multiple_of
-        if new_num_tokens not in (None, self.config.vocab_size):
-            # Refused by the rules of the settings if it is no size.
-            size = replace(self.transformer.config, vocab_size=new_num_tokens).vocab_size
+            size = -(-size // pad_to_multiple_of) * pad_to_multiple_of
+        if size != self.config.vocab_size:
+            # Validates the size.
+            size = replace(self.transformer.config, vocab_size=size).vocab_size
             resize_vocabulary(self.transformer, size, draws=not mean_resizing)
             self.config.vocab_size = size
             if not is_preface(self.config.preface or (), size):
@@ -141,13 +138,12 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
     ) -> Any:
         """Read a model folder, as transformers documents it, or a shipped model by its name.
 
-        The files of a local folder are verified first, and what loading them takes is limited as
-        in :func:`~transformer_xl.model.limits.require_loading`; transformers verifies its own
-        downloads.
+        The files of a local folder are verified first, and what loading them takes is limited;
+        transformers verifies its own downloads.
 
         Raises:
-            RuntimeError: A file is damaged, or lacks weights of the network.
-            ValueError: Loading would take more memory than the machine has, or too much time.
+            CheckpointError: A file is damaged, or lacks weights of the network.
+            InputError: Loading would take more memory than the machine has, or too much time.
         """
         name = pretrained_model_name_or_path
         if name is not None:
@@ -157,7 +153,11 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
                 config, n_tensors = kwargs.get("config"), verify_weights(path)
                 if not isinstance(config, TransformerXLConfig):
                     config = TransformerXLConfig.from_pretrained(folder)
-                _require_loading(config, n_tensors, path)
+                try:
+                    # In half precision, as transformers may load it.
+                    require_loading(config.to_model_config(), n_tensors, path, number_bytes=2)
+                except OverflowError as error:
+                    raise CheckpointError(f"{path} does not fit its config.json: {error}") from None
         wants_info = kwargs.pop("output_loading_info", False)
         loaded: Any = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
         model, info = loaded
@@ -182,8 +182,8 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
     ) -> None:
         """Write a model folder for transformers and for our own loader.
 
-        The arguments are those of transformers. If the model has adapters (``add_adapter``), only
-        these are written, as transformers documents it.
+        If the model has adapters (``add_adapter``), only these are written, as transformers
+        documents it.
 
         Raises:
             ValueError: The weights could not be loaded again, modules are wrapped in another
@@ -208,18 +208,17 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         state = self.state_dict() if state_dict is None else state_dict
         prefix, second = f"{self.base_model_prefix}.", self._tied_weights_keys or {}
         stored = {name.removeprefix(prefix): x for name, x in state.items() if name not in second}
-        folder, variant = Path(save_directory), kwargs.get("variant")
-        weights = weights_path(folder, variant)
-        before = _version(weights)
-        if is_main_process:
-            require_storable(stored)
-        super().save_pretrained(save_directory, is_main_process, stored, **kwargs)
         if not is_main_process:
+            super().save_pretrained(save_directory, is_main_process, stored, **kwargs)
             return
-        if weights.suffix != ".json" and before is not None and _version(weights) == before:
-            # Sharded weights were written; loaders would prefer the old single file.
-            weights.unlink()
-        add_checksums(weights_path(folder, variant))
+        require_storable(stored)
+        super().save_pretrained(save_directory, is_main_process, stored, **kwargs)
+        weights = weights_path(Path(save_directory), kwargs.get("variant"))
+        for index in weights.parent.glob("*.safetensors.index*.json"):
+            if weights != index and weights.stat().st_mtime_ns < index.stat().st_mtime_ns:
+                # Sharded weights were written; loaders would prefer the old single file.
+                weights.unlink()
+        add_checksums(weights_path(weights.parent, kwargs.get("variant")))
 
     def _lengths(self) -> Lengths:
         # Everything read enters the memory, so no extended context is read again.
@@ -326,17 +325,6 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         model.recompute_every = every_n_layers
 
 
-def _require_loading(config: TransformerXLConfig, n_tensors: int, path: Path) -> None:
-    try:
-        # In half precision, as transformers may load it.
-        require_loading(config.to_model_config(), n_tensors, path, number_bytes=2)
-    except OverflowError as error:
-        raise CheckpointError(
-            f"{path} does not fit its config.json: {error} is more than the {n_tensors} tensors "
-            "that it holds"
-        ) from None
-
-
 def _second_names(model: nn.Module) -> dict[str, str]:
     """Map the second names of tied weights to the first."""
     first: dict[int, str] = {}
@@ -359,11 +347,3 @@ def _with_names_of_files(
     for second, first in (model._tied_weights_keys or {}).items():
         if prefix + second not in state and prefix + first in state:
             state[prefix + second] = state[prefix + first]
-
-
-def _version(path: Path) -> tuple[int, int, int] | None:
-    """Return what changes when a file is written; None if there is none."""
-    if not path.is_file():
-        return None
-    now = path.stat()
-    return now.st_ino, now.st_mtime_ns, now.st_size

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-from functools import cache
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -43,6 +42,7 @@ class _Calls:
 
 _SETTINGS = tuple(fields_of(ModelConfig))
 _CALLS = dataclasses.asdict(_Calls())
+_OTHERS = vars(PreTrainedConfig()).keys()
 _DEFAULTS = {**_CALLS, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
@@ -108,14 +108,10 @@ class TransformerXLConfig(PreTrainedConfig):
             setattr(self, name, value)
         settings.pop("model_type", None)
         # Other unknown names are left to transformers, which keeps them, as are those of a file.
-        for name in settings.keys() - section.keys() - _names_of_transformers():
+        for name in settings.keys() - section.keys() - {*dir(PreTrainedConfig), *_OTHERS}:
             if not name.startswith("_") and (nearest := near(name, (*_SETTINGS, *_CALLS))):
                 raise SettingsError(f"{name}: no such setting; did you mean {nearest}?")
-        # Padding may be the number beyond the vocabulary, of which transformers would warn.
-        pad = settings["pad_token_id"]
-        settings["pad_token_id"] = None if pad == self.vocab_size else pad
         super().__init__(**settings)
-        self.pad_token_id = pad
 
     @classmethod
     def from_pretrained(
@@ -132,15 +128,6 @@ class TransformerXLConfig(PreTrainedConfig):
             SettingsError: One is out of range or does not fit another one.
         """
         return ModelConfig(**{x: getattr(self, x) for x in _SETTINGS if hasattr(self, x)})
-
-    def validate(self) -> None:
-        """Have transformers validate the settings, but not the padding beyond the vocabulary."""
-        pad = self.pad_token_id
-        self.pad_token_id = None if pad == self.vocab_size else pad
-        try:
-            super().validate()  # pyright: ignore[reportAttributeAccessIssue]
-        finally:
-            self.pad_token_id = pad
 
     @property
     def has_memory(self) -> bool:
@@ -162,8 +149,3 @@ class TransformerXLConfig(PreTrainedConfig):
             and not (name in _DEFAULTS and value == _DEFAULTS[name])
         }
         return json.dumps(content, indent=2) + "\n"
-
-
-@cache
-def _names_of_transformers() -> set[str]:
-    return {*vars(PreTrainedConfig()), *dir(PreTrainedConfig)}

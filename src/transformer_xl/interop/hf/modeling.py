@@ -4,7 +4,6 @@
 # pyright: reportIncompatibleMethodOverride=false, reportAttributeAccessIssue=false
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from transformer_xl.interop.hf.base import TransformerXLPreTrainedModel
 from transformer_xl.interop.hf.cache import TransformerXLCache, require_cache
 from transformer_xl.interop.hf.configuration import TransformerXLConfig
 from transformer_xl.interop.hf.inputs import IGNORED, require_known
-from transformer_xl.model import AdaptiveSoftmax, Memory, evaluating, read_all
+from transformer_xl.model import AdaptiveSoftmax, evaluating, read_all
 
 _LOGGER = logging.get_logger(__name__)
 
@@ -184,17 +183,10 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         rows = batch_size * max(
             generation_config.num_beams or 1, generation_config.num_return_sequences or 1
         )
-        beginning = self._read_preface(preface).select([0] * rows)
-        model_kwargs["past_key_values"] = TransformerXLCache(beginning)
-
-    @torch.no_grad()
-    def _read_preface(self, tokens: Sequence[int]) -> Memory:
-        """Return the memory of one text after the preface."""
         model = self.transformer
-        with evaluating(model):
-            return read_all(
-                model, torch.tensor([[*tokens]]), self._lengths(), model.start_memory(1)
-            )
+        with torch.no_grad(), evaluating(model):
+            mems = read_all(model, torch.tensor([preface]), self._lengths(), model.start_memory(1))
+        model_kwargs["past_key_values"] = TransformerXLCache(mems.select([0] * rows))
 
     def _expand_inputs_for_generation(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """Repeat each text and its memory for beam search."""
