@@ -45,20 +45,22 @@ class Models(PrintsResult):
 
     def run(self) -> None:
         """Print the list or the card."""
-        if self.name and not self.json:
-            print((shipped_path(self.name) / "README.md").read_text(encoding="utf-8"), end="")
-            return
-        if self.name:
-            path = shipped_path(self.name)
-            about = next(x.about() for x in shipped_models() if x.folder == path)
-        else:
+        if not self.name:
             about = {model.name: model.about() for model in newest_models()}
-        if not self.json:
-            for name, card in about.items():
-                figure, value = next(iter(card["metrics"].items()))
-                size = f"{card['parameters'] / 1e6:.1f} M parameters"
-                about[name] = f"{card['summary']} ({size}; {value:g} {figure})"
-        show(about, as_json=self.json)
+            lines = {
+                name: f"{card['summary']} ({card['parameters'] / 1e6:.1f} M parameters; "
+                + ", ".join(f"{value:g} {figure}" for figure, value in card["metrics"].items())
+                + ")"
+                for name, card in about.items()
+            }
+            show(about if self.json else lines, as_json=self.json)
+            return
+        folder = shipped_path(self.name)
+        if self.json:
+            about = next(model.about() for model in shipped_models() if model.folder == folder)
+            show(about, as_json=True)
+        else:
+            print((folder / "README.md").read_text(encoding="utf-8"), end="")
 
 
 @dataclass(kw_only=True)

@@ -114,9 +114,6 @@ from .music import (
     REST,
     MusicConfig,
 )
-from .openmp import (
-    reason_against_sleeping,
-)
 from .recipes import (
     changed,
     differences,
@@ -227,7 +224,6 @@ __all__ = [
     "prepare_process",
     "read_settings",
     "read_small_file",
-    "reason_against_sleeping",
     "recipe_copy",
     "recipe_names",
     "recipe_of",
