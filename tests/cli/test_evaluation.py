@@ -1,6 +1,5 @@
 """eval by other ways than a plain reading, as a user types them."""
 
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -36,11 +35,6 @@ def short(tmp_path):
     path = tmp_path / "short.txt"
     path.write_text(SHORT)
     return path
-
-
-@pytest.fixture
-def run(trained, tmp_path):
-    return shutil.copytree(trained, tmp_path / "run")
 
 
 def files_of(folder):

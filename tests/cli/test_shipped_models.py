@@ -63,12 +63,8 @@ def test_a_path_on_the_command_line_is_never_a_name(txl):
     Path("text").write_text("the cat")
     for words in [
         ("generate", "./toy"),
-        ("eval", "./toy"),
-        ("score", "./toy", "text"),
         ("doctor", "./toy"),
-        ("export", "./toy", "out"),
         ("convert", "./toy", "out"),
-        ("recl", "./toy"),
         ("train", "./toy", "--out", "out"),
         ("compress", "text", "--model", "./toy"),
     ]:
