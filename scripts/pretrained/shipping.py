@@ -10,6 +10,7 @@ incomplete. A new recipe for the defaults of generation is given by --recipe.
 """
 
 import argparse
+import dataclasses
 import re
 import shutil
 import sys
@@ -156,7 +157,9 @@ def problems(folder: Path) -> list[str]:
     try:
         check_sums(folder)
         model = ShippedModel(folder.name, 1, folder)
-        _ = model.card
+        for name, value in dataclasses.asdict(model.card).items():
+            if not value or "\n" in value:
+                found.append(f"{CARD_FILE}: {name} is empty or more than a line")
         network, vocab = from_pretrained(folder)
         recipe = load_recipe(folder / "recipe.toml", is_stored=True)
         if not vocab.encode(recipe.generate.prompt):

@@ -103,7 +103,7 @@ def test_a_wrong_command_line_is_a_misuse_that_is_explained(txl):
         (["train", "demo", "--out", "x", "--train.steps", "three"], "three"),
         (["train", "demo", "--out", "x", "--model.n_head", "7"], "n_head=7 must divide d_model"),
         (["train", "dmeo", "--out", "x"], "called 'dmeo'; did you mean demo?"),
-        (["generate", "x", "--top_p", "2"], "top_p=2.0 must be at most 1"),
+        (["generate", "english", "--top_p", "2"], "top_p=2.0 must be at most 1"),
         (["compress", "text", "--verfy"], "--verify"),
     ]:
         ended = txl(*words)

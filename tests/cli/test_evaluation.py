@@ -1,13 +1,12 @@
 """eval by other ways than a plain reading, as a user types them."""
 
-import shutil
 from dataclasses import replace
 
 import pytest
 
 from transformer_xl.config.knn import KnnConfig
 from transformer_xl.config.recipes import load_recipe
-from transformer_xl.data import load_vocab, prepare, train_vocab
+from transformer_xl.data import load_vocab, prepare
 from transformer_xl.inference.evaluate import (
     Dynamic,
     SlidingWindow,
@@ -36,11 +35,6 @@ def short(tmp_path):
     path = tmp_path / "short.txt"
     path.write_text(SHORT)
     return path
-
-
-@pytest.fixture
-def run(trained, tmp_path):
-    return shutil.copytree(trained, tmp_path / "run")
 
 
 def files_of(folder):
@@ -134,15 +128,3 @@ def test_eval_explains_what_cannot_be(txl, trained, text):
         ended = txl("eval", trained, "--file", text, *words)
         assert (ended.code, ended.out) == (2, ""), words
         assert message in " ".join(ended.err.replace("│", " ").split()), words
-
-
-def test_prepared_is_refused_where_a_vocabulary_reads_every_text_alike(
-    txl, tiny_config, tmp_path, text
-):
-    for kind in ["bytes", "chars", "bpe"]:
-        vocab = train_vocab(kind, [TEXT], 300 if kind == "bpe" else None)
-        model = TransformerXL(replace(tiny_config, vocab_size=len(vocab)))
-        model.save_pretrained(tmp_path / "model", vocab)
-        ended = txl("eval", tmp_path / "model", "--file", text, "--prepared")
-        assert (ended.code, ended.out) == (2, ""), kind
-        assert f"--prepared has no effect with a vocabulary of kind {kind}" in ended.err, kind

@@ -81,34 +81,3 @@ def test_every_figure_that_is_printed_or_stored_is_in_the_table(
         assert names
         assert names <= set(where), place
         assert not {name for name in names if place not in where[name]}, place
-
-
-def test_a_run_of_before_is_read_with_what_its_names_meant(
-    trained: Path, txl: Callable, tmp_path: Path
-) -> None:
-    from shutil import copytree
-
-    from transformer_xl.train.figures import number
-
-    folder = copytree(trained, tmp_path / "toy")
-    records = read_metrics(folder / "metrics.jsonl")
-    lines = [
-        json.dumps({("bits" if key == "bits_per_token" else key): x for key, x in record.items()})
-        for record in records
-    ]
-    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    results = json.loads((folder / "results.json").read_text())
-    expected = results["test"]["bits_per_token"]
-    for row in (results["test"], *results["memory_curve"]):
-        row["bpc"] = row.pop("bits_per_token")
-    (folder / "results.json").write_text(json.dumps(results))
-    old = read_metrics(folder / "metrics.jsonl")
-    asked = "bits_per_token"
-    assert [number(x, asked) for x in old] == [number(x, asked) for x in records]
-    page = (folder / "report.html").read_text("utf-8")
-    (folder / "report.html").unlink()
-    write_report(folder)
-    assert (folder / "report.html").read_text("utf-8") == page
-    # The command that trained it prints the names of today.
-    found = txl("train", folder / "recipe.toml", "--out", folder, "--json", "--quiet").json
-    assert found["bits_per_token"] == found["bpc"] == expected

@@ -65,11 +65,6 @@ def test_given_settings_never_give_way(given, message):
         changed(load_recipe("demo"), given, pytest.fail)
 
 
-def test_the_steps_of_an_ablation_are_given_ones():
-    found = parse(["ablate", "demo", "--out", "x", "--steps", "5"]).config()
-    assert (found.train.steps, found.train.warmup_steps, found.train.minutes) == (5, 0, None)
-
-
 def test_a_text_in_place_of_a_recipe_is_trained_on_by_bytes(txl, monkeypatch):
     Path("mine.txt").write_text(LINES)
     words = ("--model.n_layer", 1, "--model.d_model", 16, "--model.d_inner", 16, "--train.steps", 1)

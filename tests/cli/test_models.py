@@ -14,6 +14,11 @@ from transformer_xl.cli import loading
 from transformer_xl.config import ModelConfig
 from transformer_xl.data import load_vocab, train_vocab
 from transformer_xl.inference.evaluate import WithMemory, evaluate
+from transformer_xl.config.knn import KnnConfig
+from transformer_xl.config.recipes import generation_of
+from transformer_xl.data import load_vocab, train_vocab
+from transformer_xl.inference.evaluate import WithMemory, evaluate
+from transformer_xl.inference.generate import Sampling, Session, from_pretrained, generate
 from transformer_xl.model import TransformerXL
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -240,3 +245,28 @@ def test_generate_explains_what_it_cannot_do(txl, trained):
         ended = txl("generate", trained, *words)
         assert (ended.code, ended.out) == (2, ""), words
         assert message in ended.err, words
+
+
+def test_the_command_names_the_preface_and_goes_without_it(txl):
+    words = ["generate", "english", "--prompt", "The river", "--length", 8]
+    found = txl(*words, "--json")
+    assert "preface 196 tokens (--no_preface: without)" in found.err
+    model, vocab = from_pretrained("english")
+    sampling = Sampling(**generation_of("english").sampling)
+    session = Session(model, vocab)
+    session.write("The river")
+    assert found.json["text"] == "".join(session.generate(8, sampling, seed=1))
+    without = txl(*words, "--json", "--no_preface")
+    assert "preface" not in without.err
+    assert without.json["text"] != found.json["text"]
+
+
+def test_a_text_that_loops_is_ended_and_that_is_said(txl, trained):
+    words = ["--prompt", "the ", "--temperature", 0, "--length", 150, "--json"]
+    whole = txl("generate", trained, *words)
+    assert "ended early" not in whole.err
+    ended = txl("generate", trained, *words, "--on_loop", "end", "--loop_min_length", 20)
+    text = ended.json["text"]
+    assert len(text) < 150
+    assert whole.json["text"].startswith(text)
+    assert "the text ended early: the last 20 tokens or more repeat one sequence" in ended.err

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from transformer_xl.apps import doctor
-from transformer_xl.cli import runs
 from transformer_xl.config.recipes import load_recipe, recipe_names, recipe_text
 from transformer_xl.ops import timing
 from transformer_xl.train import loop
@@ -61,16 +59,7 @@ def test_prepare_says_where_the_tokens_are(txl, toy_toml, toy_text):
 def test_train_prints_its_result_on_stdout_and_the_rest_on_stderr(txl, toy_toml, tmp_path):
     ended = txl("train", toy_toml, "--out", tmp_path / "run", "--train.steps", 2, "--json")
     assert ended.code == 0
-    assert {
-        "split",
-        "tokens",
-        "nll",
-        "ppl",
-        "bits_per_token",
-        "bpc",
-        "bits_per_byte",
-        "mem_len",
-    } <= {*ended.json}
+    assert {"split", "tokens", "nll", "ppl", "bpc", "bits_per_byte", "mem_len"} <= {*ended.json}
     assert "step 2: validation" in ended.err
     assert f"next: txl generate {tmp_path / 'run'}" in ended.err
     assert load_recipe(tmp_path / "run" / "recipe.toml").train.steps == 2
@@ -102,48 +91,13 @@ def test_train_refuses_a_folder_of_another_recipe_and_of_other_things(txl, toy_t
     assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before
 
 
-def test_what_cannot_be_trained_is_explained_and_leaves_nothing(
-    txl, toy_toml, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    Path("short.txt").write_text("the cat\n" * 3)
-    for words, code, message in [
-        (["--data.path", "missing.txt"], 1, "there is no file or folder missing.txt"),
-        (
-            ["--data.path", "short.txt"],
-            2,
-            "the validation text has one token; to predict one, at least 2 are needed: give",
-        ),
-        (["--data.path", "None"], 2, "data.name and data.path are both empty"),
-        (["--model.vocab_size", "7"], 2, "model.vocab_size=7 is not the size"),
-        (["--generate.prompt", "Ω"], 2, "generate.prompt='Ω': not in the vocabulary"),
-    ]:
-        ended = txl("train", toy_toml, "--out", "run", *words)
-        assert (ended.code, ended.out) == (code, ""), words
-        assert message in ended.err, words
-        assert "Traceback" not in ended.err, words
-        assert not Path("run").exists(), words
-
-
 def test_doctor_says_what_would_be_used_and_why(txl, monkeypatch):
-    def version(name):
-        if name == "torch":
-            return "2.0"
-        raise doctor.PackageNotFoundError
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(timing, "CEILING_WIDTH", {"cpu": 64})
-    monkeypatch.setattr(doctor, "version", version)
     found = txl("doctor", "--json").json
     assert found["device"] == "cpu"
     assert found["precision"].split(":")[0] in ("float32", "bfloat16")
     assert found["attention on cpu"].startswith("skew: ")
     assert found["loss on cpu"].startswith("operations of torch: the fused kernels are for a GPU")
     assert re.match(r"[\d,]+ tokens/s evaluated, .* of a large", found["speed"])
-    assert found["packages"]["torch"] == "2.0"
-    assert found["packages"]["matplotlib"] == "not installed"
-
-
-def test_sections_of_a_recipe_are_those_of_train():
-    sections = load_recipe("demo").__dataclass_fields__
-    assert {*sections} <= {*runs.Train.__dataclass_fields__}
+    assert found["packages"]["torch"] == str(torch.__version__)

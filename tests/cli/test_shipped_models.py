@@ -62,11 +62,7 @@ def test_a_path_on_the_command_line_is_never_a_name(txl):
     Path("text").write_text("the cat")
     for words in [
         ("generate", "./toy"),
-        ("eval", "./toy"),
-        ("score", "./toy", "text"),
         ("doctor", "./toy"),
-        ("export", "./toy", "out"),
-        ("recl", "./toy"),
         ("train", "./toy", "--out", "out"),
         ("compress", "text", "--model", "./toy"),
     ]:
@@ -75,22 +71,6 @@ def test_a_path_on_the_command_line_is_never_a_name(txl):
         assert "toy" in err, words
         assert "using the shipped model" not in err, words
         assert not Path("out").exists(), words
-
-
-def test_one_damaged_model_does_not_hide_the_others(txl, shipped, tmp_path, monkeypatch):
-    from transformer_xl.config import files
-
-    shutil.copytree(shipped, tmp_path / "copy")
-    monkeypatch.setattr(files, "SHIPPED", tmp_path / "copy")
-    (tmp_path / "copy" / "toy-2").mkdir()
-    code, out, _ = txl("models")
-    assert (code, "writes like toy" in out) == (0, True)
-    (tmp_path / "copy" / "notes-2" / "model.safetensors").write_bytes(b"x" * 100)
-    code, out, err = txl("models")
-    assert (code, "writes like toy" in out) == (1, True)
-    assert "notes-2 cannot be read, install transformer-xl again: " in err
-    ended = txl("models", "--json")
-    assert (ended.code, [*ended.json]) == (1, ["toy"])
 
 
 def test_a_recipe_may_begin_with_a_shipped_model(txl, toy_text, tmp_path, toy_recipe):

@@ -81,25 +81,6 @@ def test_without_a_model_that_fits_xz_is_used_and_that_is_said(
         compress_best(NOTES)
 
 
-@pytest.mark.parametrize("damage", ["config.json", "model.safetensors"])
-def test_a_damaged_model_is_left_out_and_said(shipped, tmp_path, monkeypatch, damage):
-    root = tmp_path / "root"
-    shutil.copytree(shipped, root)
-    monkeypatch.setattr(files, "SHIPPED", root)
-    path = root / "notes-2" / damage
-    path.write_bytes(path.read_bytes()[:100])
-    said: list[str] = []
-    assert compress_best(drawn(TOY), say=said.append)[0].model == "toy-1"
-    assert said[0].startswith("notes-2 cannot be read, and is left out: ")
-    content = compress(NOTES, *from_pretrained("notes-1")).content
-    assert find(content).shipped.full_name == "notes-1"
-    for folder in root.iterdir():
-        (folder / "config.json").write_text("{")
-    for call in (lambda: compress_best(TOY), lambda: find(content)):
-        with pytest.raises(RuntimeError, match="none of the shipped models can be read: install"):
-            call()
-
-
 @pytest.mark.parametrize("name", ["toy", "notes", "notes-1"])
 def test_the_checksum_in_an_archive_names_its_model_in_any_version(shipped, name):
     data = TOY if name == "toy" else NOTES

@@ -9,7 +9,6 @@ from transformer_xl import shipped_path
 from transformer_xl.config import files
 from transformer_xl.config.recipes import generation_of
 from transformer_xl.config.shipped import (
-    Card,
     check_sums,
     newest_models,
     shipped_model,
@@ -87,6 +86,7 @@ def test_a_changed_file_is_found(shipped_root, shipping, tmp_path, name):
         ("README.md", "Words", "/home/me/words", "names a path of one machine: /home/me/words"),
         ("model.toml", "summary", "sumnary", "sumnary: no such setting; did you mean summary?"),
         ("model.toml", "= 8.0", '= "8"', "must be a number"),
+        ("model.toml", 'summary = "', 'summary = "" #', "summary is empty or more than a line"),
         ("recipe.toml", 'prompt = "the "', 'prompt = ""', "the prompt of the recipe is empty"),
     ],
 )
@@ -98,16 +98,6 @@ def test_what_a_card_lacks_is_named(shipped_root, shipping, tmp_path, name, befo
     (folder / name).write_text(text.replace(before, after))
     shipping.write_sums(folder)
     assert any(problem in each for each in shipping.problems(folder))
-
-
-def test_a_card_of_one_line_each(refused):
-    known = {"summary": "s", "data": "d", "licence": "l", "metrics": {"bits": 1.0}}
-    Card(**known)
-    for name in known:
-        with refused(f"{name} is missing"):
-            Card(**{x: y for x, y in known.items() if x != name})
-    with refused("data must be one line"):
-        Card(**known | {"data": "a\nb"})
 
 
 def test_what_is_incomplete_is_not_shipped(shipped_root, shipping, tmp_path, monkeypatch):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from transformer_xl.config import (
     locate,
     pick_device,
     pick_precision,
-    reason_against_sleeping,
 )
 from transformer_xl.data import cache_folder, load_vocab
 from transformer_xl.inference.evaluate import WithMemory, evaluate
@@ -41,14 +40,12 @@ from transformer_xl.ops import ceiling, choose_backend, native, triton
 from transformer_xl.train import CHECKPOINTS, checkpoints_in, first_damaged
 
 _PACKAGES = (
-    "transformer-xl torch numpy safetensors tokenizers tyro rich matplotlib transformers lm-eval "
-    "fastapi constriction onnxruntime datasets mido scikit-learn"
+    *("transformer-xl", "torch", "numpy", "safetensors", "tokenizers", "matplotlib", "lm_eval"),
+    *("transformers", "fastapi", "constriction", "onnxruntime", "datasets", "mido", "scikit-learn"),
 )
-_VERIFIED, _DAMAGED, _UNREADABLE = "verified", "damaged", "not readable"
-_UNEXAMINED = "not examined"
-BAD = (_DAMAGED, _UNREADABLE, _UNEXAMINED)
+"""Packages whose versions are listed, if they are installed."""
+BAD = ("damaged", "not readable", "not examined")
 """How the messages of :func:`verify` begin where a file is not to be used as it is."""
-_NO_CHECKSUM = "not verified (no checksum); types, shapes and values are valid"
 
 
 def diagnose() -> dict[str, Any]:
@@ -68,10 +65,8 @@ def diagnose() -> dict[str, Any]:
         f"loss on {device}": f"operations of torch: {no_kernels}" if no_kernels else "kernels",
         "decoding on cpu": f"operations of torch: {no_step}" if no_step else native.level(),
         "speed": _speed(device, precision),
-        "shared processors": reason_against_sleeping()
-        or "threads spin only briefly while others compute",
         "cache": str(cache_folder(DataConfig())),
-        "packages": {name: _version(name) for name in _PACKAGES.split()},
+        "packages": {x.name: x.version for x in distributions() if x.name in _PACKAGES},
     }
 
 
@@ -93,13 +88,6 @@ def _speed(device: torch.device, precision: Rounded) -> str:
         f"{2e-9 * n_weights * rate / limit:.0%} of the {limit:,.0f} GFLOP/s of a large matrix "
         "product"
     )
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def verify(name: Path | str) -> dict[str, str]:
@@ -129,9 +117,9 @@ def verify(name: Path | str) -> dict[str, str]:
         try:
             messages[str(place)] = check(place)
         except OSError as error:
-            messages[str(place)] = f"{_UNREADABLE}: {error}"
+            messages[str(place)] = f"not readable: {error}"
         except (RuntimeError, ValueError) as error:
-            messages[str(place)] = f"{_DAMAGED}: {error}"
+            messages[str(place)] = f"damaged: {error}"
     return messages
 
 
@@ -145,7 +133,7 @@ def _verified_model(folder: Path) -> str:
     except MemoryLimitError as error:
         # Too large for this machine is not damaged.
         verify_weights(weights_path(folder))
-        return f"{_UNEXAMINED} whether its weights fit: {error}"
+        return f"not examined whether its weights fit: {error}"
     return _checksums_of(weights_path(folder))
 
 
@@ -157,9 +145,11 @@ def _verified_file(path: Path) -> str:
 
 
 def _checksums_of(path: Path) -> str:
-    return _VERIFIED if all(map(has_checksum, weights_files(path))) else _NO_CHECKSUM
+    if all(map(has_checksum, weights_files(path))):
+        return "verified"
+    return "not verified (no checksum); types, shapes and values are valid"
 
 
 def _verified_checkpoint(folder: Path) -> str:
     damaged = first_damaged(folder, World())
-    return _VERIFIED if damaged is None else f"{_DAMAGED}: {damaged}"
+    return "verified" if damaged is None else f"damaged: {damaged}"

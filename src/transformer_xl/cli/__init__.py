@@ -211,9 +211,6 @@ def _checked(argv: list[str]) -> Any:
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         return code if argv else 2
-    from transformer_xl.cli.given import check_given
-
-    check_given(command)
     if (name := getattr(command, "dir", None)) is not None:
         from transformer_xl.cli.loading import require_model
 

@@ -143,7 +143,7 @@ class Eval(ReadsModel, PrintsResult):
     def _check(self) -> None:
         """Check that no option is without effect, before any work is done."""
         settings, file, knn = self.settings, self.file, self.knn
-        window, dynamic = settings.window, settings.dynamic
+        window, dynamic, _ = settings.window, settings.dynamic, KnnConfig(**knn)
         require(
             self.place in (None, file),
             f"{self.place} and --file {file} are two texts: leave out one of them",
@@ -179,14 +179,8 @@ class Eval(ReadsModel, PrintsResult):
         if self.file is None:
             corpus, split = self._corpus(vocab), self.settings.split
             return model, vocab, corpus.split(split), corpus.n_bytes(split)
-        from transformer_xl.data import RAW_REMEDY, ImportedVocab
+        from transformer_xl.data import RAW_REMEDY
 
-        kind = vocab.rules.join if isinstance(vocab, ImportedVocab) else vocab.kind
-        require(
-            not self.prepared or kind in ("words", "integers", "moses"),
-            f"--prepared has no effect with a vocabulary of kind {kind}, which does not split "
-            "a text into words; leave it out",
-        )
         text = read_text(self.file, vocab, is_raw=self.text.raw, remedy=RAW_REMEDY)
         encode = partial(vocab.encode_lines, prepared=self.prepared)
         ids = encoded(name_of(self.file), text, vocab, encode)

@@ -114,6 +114,8 @@ class Generate(ReadsModel, PrintsResult):
 
     def _check(self) -> None:
         """Check that the options fit each other, before anything is loaded."""
+        # Settings out of range are refused now, not after the model was loaded.
+        _ = KnnConfig(**self.knn), MusicConfig(**self.music)
         require(self.samples >= 1, f"samples={self.samples} must be at least 1")
         ended = {"--json": self.json, "--out": self.out, "several texts": self._is_several}
         endless = next((name for name, is_set in ended.items() if is_set), None)
@@ -122,9 +124,9 @@ class Generate(ReadsModel, PrintsResult):
             f"length=0 generates without end, and {endless} needs a --length above 0",
         )
         # A state holds the memory of one text.
-        beam_size, samples = self.settings.beam_size, self.samples > 1
+        beam_size = self.settings.beam_size
         exclude(state=self.state, prompts=self.prompts, midi=self.midi)
-        exclude(state=self.state, samples=samples)
+        exclude(state=self.state, samples=self.samples > 1)
         exclude(state=self.state, beam_size=beam_size)
         exclude(prompt="prompt" in self.given, prompts=self.prompts, midi=self.midi)
         # It may resume within a step of a piece, so that voices would be exchanged.
@@ -139,11 +141,13 @@ class Generate(ReadsModel, PrintsResult):
         if self.state is not None:
             is_other = self.state.resolve() not in [path.resolve() for path in self.out]
             require(is_other, f"--state {self.state} is a file of --out, too")
-        files_of(self.out, self._n_texts, force=self.force)
+        _ = self._files
 
-    @property
-    def _n_texts(self) -> int:
-        return max(1, len(self.prompts)) * self.samples
+    @cached_property
+    def _files(self) -> list[list[Path]]:
+        """The files of each text, which can be written."""
+        n_texts = max(1, len(self.prompts)) * self.samples
+        return files_of(self.out, n_texts, force=self.force)
 
     def _texts(self, vocab: "Vocab") -> tuple[str, ...]:
         """Return the texts to continue."""
@@ -193,9 +197,9 @@ class Generate(ReadsModel, PrintsResult):
                 seed = state.random
         prompt = [*last_token, *self._encoded(text, vocab)] or start_of(vocab)
         drawing, used = self._drawing(vocab)
-        about = self._said(
-            "sampling", used | {"seed": seed if isinstance(seed, int) else None}, model
-        )
+        # None: a random state that was saved.
+        used["seed"] = seed if isinstance(seed, int) else None
+        about = self._said("sampling", used, model)
         drawn = generate(model, prompt, mems=mems, seed=seed, history=history, **drawing)
 
         def save() -> None:
@@ -222,11 +226,10 @@ class Generate(ReadsModel, PrintsResult):
         drawing, used = self._drawing(vocab)
         about = self._said("sampling", used | {"seed": seed}, model)
         batch = generate_batch(model, prompts, seed=seed, **drawing)
+        both = zip(texts, batch.decode(vocab, self._stops), strict=True)
         written = [
             {"prompt": prompt, "text": text, "seed": seed_of(seed, n)}
-            for n, (prompt, text) in enumerate(
-                zip(texts, batch.decode(vocab, self._stops), strict=True)
-            )
+            for n, (prompt, text) in enumerate(both)
         ]
         self._show(written, about)
 
@@ -251,14 +254,12 @@ class Generate(ReadsModel, PrintsResult):
         """Write the files, if there are any, and print the texts, or the JSON object."""
         result = ({"texts": texts} if self._is_several else texts[0]) | about
         if self.out:
-            files = files_of(self.out, self._n_texts, force=self.force)
-            sizes = {"length": self.settings.length, "force": self.force}
-            result["files"] = write_texts(files, texts, MusicConfig(**self.music), **sizes)
+            options = {"length": self.settings.length, "force": self.force}
+            music = MusicConfig(**self.music)
+            result["files"] = write_texts(self._files, texts, music, **options)
         if self.json:
             show(result, as_json=True)
-        if self.json or self.out:
-            return
-        for n, each in enumerate(texts, 1):
+        for n, each in enumerate(() if self.json or self.out else texts, 1):
             if self._is_several:
                 rank = f"score {each['score']:.4f}" if "score" in each else f"seed {each['seed']}"
                 sys.stdout.write(f"--- {n} of {len(texts)}, {rank}\n")

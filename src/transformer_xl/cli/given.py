@@ -1,7 +1,7 @@
 """What commands have in common: options, and settings of a recipe, ``--section.key value``."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, is_dataclass
+from dataclasses import MISSING, Field, dataclass
 from functools import cache
 from typing import (
     TYPE_CHECKING,
@@ -13,14 +13,13 @@ from typing import (
     TypeVar,
     get_args,
     get_origin,
-    get_type_hints,
 )
 
 import tyro
 from docstring_parser import parse_from_object
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from transformer_xl.config import checked, classes_of, fields_of, hints_of
+from transformer_xl.config import classes_of, fields_of, hints_of
 from transformer_xl.errors import SettingsError
 
 _Section = TypeVar("_Section")
@@ -54,7 +53,7 @@ class Given(dict[str, Any], Generic[_Section]):
                 name: Annotated[hints[name], _argument(section, x, name in cls._short)]
                 for name, x in fields_of(section).items()
             }
-            return Annotated[TypedDict(section.__name__, keys, total=False), Value, section]
+            return Annotated[TypedDict(section.__name__, keys, total=False), Value]
 
 
 class GivenWithLengths(Given[_Section] if TYPE_CHECKING else Given):
@@ -89,20 +88,6 @@ def field_docstrings(section: type) -> dict[str, str]:
         for field in parse_from_object(cls).params:
             texts.setdefault(field.arg_name, " ".join((field.description or "").split()))
     return texts
-
-
-def check_given(command: Any) -> None:
-    """Validate the settings on the command line by the rules of their sections.
-
-    Raises:
-        SettingsError: A setting has a wrong type, is out of range, or is unknown.
-    """
-    for name, hint in get_type_hints(type(command), include_extras=True).items():
-        about = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-        section = next((x for x in about if isinstance(x, type) and is_dataclass(x)), None)
-        if section is not None:
-            has_prefix = tyro.conf.OmitArgPrefixes not in about
-            checked(section, getattr(command, name), name if has_prefix else "")
 
 
 def refuse_others(given: Mapping[str, Any], section: str, names: tuple[str, ...], why: str) -> None:

@@ -20,7 +20,7 @@ from transformer_xl.config import (
     newest_models,
     require,
     require_new,
-    shipped_model,
+    shipped_models,
     shipped_path,
 )
 from transformer_xl.errors import SettingsError
@@ -43,28 +43,24 @@ class Models(PrintsResult):
     name: Annotated[str, tyro.conf.Positional] = ""
     """The model to show, as python-code or python-code-1."""
 
-    def run(self) -> int:
-        """Print the list or the card; return 1 if a model cannot be read."""
-        if self.name:
-            card = shipped_path(self.name) / "README.md"
-            if self.json and (model := shipped_model(self.name)):
-                show(model.about(), as_json=True)
-            else:
-                print(card.read_text(encoding="utf-8"), end="")
-            return 0
-        models, about = newest_models(), {}
-        for model in models:
-            try:
-                about[model.name] = model.about()
-            except (OSError, RuntimeError, ValueError) as error:
-                say(f"{model.full_name} cannot be read, install transformer-xl again: {error}")
-        if not self.json:
-            for name, card in about.items():
-                figure, value = next(iter(card["metrics"].items()))
-                size = f"{card['parameters'] / 1e6:.1f} M parameters"
-                about[name] = f"{card['summary']} ({size}; {value:g} {figure})"
-        show(about, as_json=self.json)
-        return int(len(about) < len(models))
+    def run(self) -> None:
+        """Print the list or the card."""
+        if not self.name:
+            about = {model.name: model.about() for model in newest_models()}
+            lines = {
+                name: f"{card['summary']} ({card['parameters'] / 1e6:.1f} M parameters; "
+                + ", ".join(f"{value:g} {figure}" for figure, value in card["metrics"].items())
+                + ")"
+                for name, card in about.items()
+            }
+            show(about if self.json else lines, as_json=self.json)
+            return
+        folder = shipped_path(self.name)
+        if self.json:
+            about = next(model.about() for model in shipped_models() if model.folder == folder)
+            show(about, as_json=True)
+        else:
+            print((folder / "README.md").read_text(encoding="utf-8"), end="")
 
 
 @dataclass(kw_only=True)

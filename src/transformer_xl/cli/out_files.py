@@ -68,7 +68,8 @@ def write_texts(
     """
     names: list[str] = []
     problems: list[str] = []
-    for paths, each in zip(files, texts, strict=True):
+    # Beam search may find fewer texts.
+    for paths, each in zip(files, texts, strict=False):
         text, scores = f"{each['prompt']}{each['text']}", of_music(paths)
         for path in paths:
             if path not in scores:

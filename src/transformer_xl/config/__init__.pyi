@@ -107,9 +107,6 @@ from .music import (
     REST,
     MusicConfig,
 )
-from .openmp import (
-    reason_against_sleeping,
-)
 from .recipes import (
     changed,
     differences,
@@ -215,7 +212,6 @@ __all__ = [
     "prepare_process",
     "read_settings",
     "read_small_file",
-    "reason_against_sleeping",
     "recipe_copy",
     "recipe_names",
     "recipe_of",

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_xl.config import files
-from transformer_xl.config.checks import check, near, no_type_check, read_settings, require
+from transformer_xl.config.checks import check, near, no_type_check, read_settings
 from transformer_xl.config.files import checksum
 from transformer_xl.errors import CheckpointError, InputError
 
@@ -45,10 +45,6 @@ class Card:
 
     def __post_init__(self) -> None:
         check(self)
-        for name in ("summary", "data", "licence", "metrics"):
-            value = getattr(self, name)
-            require(bool(value), f"{name} is missing or empty")
-            require("\n" not in value, f"{name} must be one line")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Which shipped model compresses a file best, and which one compressed an archive."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from transformer_xl.apps.compress.planning import Settings, TooLargeError
 from transformer_xl.apps.compress.predicting import fingerprint
 from transformer_xl.config import ShippedModel, newest_models, shipped_models
 from transformer_xl.data import Vocab
-from transformer_xl.errors import CheckpointError, InputError
+from transformer_xl.errors import InputError
 from transformer_xl.inference.generate import from_pretrained
 from transformer_xl.model import LanguageModel
 
@@ -61,16 +61,19 @@ def compress_best(
 
     Raises:
         RuntimeError: The library for arithmetic coding is missing.
-        CheckpointError: No model can be read.
+        CheckpointError: A shipped model is damaged.
         InputError: No model is shipped, or the settings say that it learns.
     """
     arithmetic.check_installed()
     settings = settings or Settings()
     if settings.learn:
         raise InputError("learn=True without a model starts an untrained one: use compress")
+    models = newest_models()
+    if not models:
+        raise InputError("this installation has no shipped models: give a model with --model DIR")
     stored, sample = store(data, settings.ram), sample_of(data)
     choices: list[tuple[float, Choice]] = []
-    for choice in _readable(newest_models(), device, say) if data else ():
+    for choice in (_loaded(shipped, device) for shipped in models) if data else ():
         # Numbers written as text are no text that such a model was trained on.
         if choice.vocab.kind != "integers":
             result = _compressed(sample, choice, settings, say)
@@ -102,27 +105,26 @@ def _compressed(
     return replace(result, model=name)
 
 
-def find(content: bytes, device: torch.device | None = None, *, say: Say | None = None) -> Choice:
+def find(content: bytes, device: torch.device | None = None) -> Choice:
     """Find the shipped model with which an archive was compressed, by the checksum in it.
 
     Args:
         content: The archive; it needs a model.
         device: Device of the model. None: the CPU.
-        say: Called with a message about each model that cannot be read, and is left out.
 
     Raises:
         ArchiveError: It is not an archive, has another version, or is damaged.
-        CheckpointError: None of the models can be read.
+        CheckpointError: A shipped model is damaged.
         InputError: None of the shipped models compressed it.
     """
     coding = unpack(content)[0].model_coding
     if coding is None:
         raise InputError("it was compressed without a model")
-    models = shipped_models()
-    for choice in _readable(models, device, say or (lambda text: None)):
+    for shipped in shipped_models():
+        choice = _loaded(shipped, device)
         if fingerprint(choice.model, choice.vocab.hash) == coding.model:
             return choice
-    names = ", ".join(shipped.full_name for shipped in models)
+    names = ", ".join(shipped.full_name for shipped in shipped_models())
     raise InputError(
         f"it was compressed with the model of checksum {coding.model.hex()}, which is none of the "
         f"shipped ones ({names}): give that model with --model DIR, or install the version of "
@@ -130,30 +132,8 @@ def find(content: bytes, device: torch.device | None = None, *, say: Say | None 
     )
 
 
-def _readable(
-    models: list[ShippedModel], device: torch.device | None, say: Say
-) -> Iterator[Choice]:
-    """Load models one after another; leave out those that cannot be read, and say so.
-
-    Raises:
-        InputError: There is none.
-        CheckpointError: At the end, if none can be read.
-    """
-    if not models:
-        raise InputError("this installation has no shipped models: give a model with --model DIR")
-    n_read = 0
-    for shipped in models:
-        try:
-            choice = Choice(shipped, *from_pretrained(shipped.folder, device))
-        except (OSError, RuntimeError, ValueError) as error:
-            say(f"{shipped.full_name} cannot be read, and is left out: {error}")
-        else:
-            n_read += 1
-            yield choice
-    if not n_read:
-        raise CheckpointError(
-            "none of the shipped models can be read: install transformer-xl again"
-        )
+def _loaded(shipped: ShippedModel, device: torch.device | None) -> Choice:
+    return Choice(shipped, *from_pretrained(shipped.folder, device))
 
 
 def sample_of(data: bytes) -> bytes:

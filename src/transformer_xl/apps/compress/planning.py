@@ -90,22 +90,19 @@ def check_possible(
     """
     n, streams, size = coding.n_tokens, coding.streams, header.size
     least = least_bits(coding, config.vocab_size)
-    problem = None
+    problem = too_much(config, coding, gigabytes)
     # A symbol is one byte in a vocabulary of bytes, else at least one.
     if streams > n or n > size or (is_of_bytes and n < size):
-        problem = f"{n:,} symbols in {streams:,} parts cannot be {size:,} bytes"
+        problem = f"it is damaged: {n:,} symbols in {streams:,} parts cannot be {size:,} bytes"
     # 1 % for the rounding of the coder, and 64 bits because its last words are not full.
     elif 0.99 * least > 8 * n_coded + 64:
-        problem = (
-            f"{n:,} symbols cannot be coded in {n_coded:,} bytes, they take at least "
-            f"{least / 8:,.0f}"
-        )
+        problem = f"it is damaged: {n:,} symbols cannot be coded in {n_coded:,} bytes"
     elif coding.mem_len > coding.length:
-        problem = f"mem_len={coding.mem_len} is more than the {coding.length} symbols of a stream"
+        problem = f"it is damaged: mem_len={coding.mem_len} is more than the symbols of a stream"
+    elif problem:
+        problem += "; allow more (--ram) if the file can be trusted"
     if problem:
-        raise ArchiveError(f"it is damaged: {problem}")
-    if problem := too_much(config, coding, gigabytes):
-        raise ArchiveError(f"{problem}; allow more (--ram) if the file can be trusted")
+        raise ArchiveError(problem)
 
 
 @no_type_check
