@@ -149,22 +149,3 @@ def test_the_template_of_the_server_is_used(run_server, made):
     text, stop, _ = made.alone("so the cat. so", 9, seed=3).partition(".")
     assert answer["choices"][0]["message"]["content"] == text
     assert answer["choices"][0]["finish_reason"] == ("stop" if stop else "length")
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_litellm_is_served(server, made, monkeypatch):
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    pytest.importorskip("litellm")
-    import litellm
-
-    known = {"api_base": f"{server.address}/v1", "api_key": "none", "max_tokens": 8, "seed": 2}
-    expected = made.alone("the cat\n", 8, seed=2)
-    found = litellm.completion(model="openai/tiny", messages=USER, **known)
-    assert found.choices[0].message.content == expected
-    parts = litellm.completion(model="openai/tiny", messages=USER, stream=True, **known)
-    assert "".join(part.choices[0].delta.content or "" for part in parts) == expected
-    with pytest.raises(litellm.BadRequestError, match="temperature=-3 must be at least 0"):
-        litellm.completion(model="openai/tiny", messages=USER, temperature=-3, **known)
-    text = litellm.text_completion(model="text-completion-openai/tiny", prompt="so", **known)
-    assert text.choices[0].text == made.alone("so", 8, seed=2)

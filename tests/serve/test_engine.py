@@ -155,17 +155,6 @@ def test_late_texts_end_where_they_are(made, start, ask):
     assert asked.end().reason == "length"
 
 
-def test_a_full_queue_refuses(made, start, ask, until):
-    engine = start(max_batch=1, max_queue=2)
-    first = ask(made, [3], 100_000)
-    engine.submit([first.text])
-    until(lambda: engine.n_running == 1)
-    engine.submit([ask(made, [n], 1).text for n in (1, 2)])
-    with pytest.raises(NotStartedError, match="too many requests wait"):
-        engine.submit([ask(made, [4], 1).text])
-    first.text.is_cancelled = True
-
-
 def test_stopping_ends_all_and_keeps_their_states(made, start, ask, until):
     engine = start(max_batch=2)
     asked = [ask(made, [n], 100_000, keeps_state=True) for n in range(3)]

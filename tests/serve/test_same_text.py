@@ -1,8 +1,8 @@
 """One text for one seed and the same settings, whoever is asked: Python, the server, `txl`."""
 
 import json
-from contextlib import ExitStack
-from dataclasses import asdict, replace
+from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -33,8 +33,8 @@ def run(make_model, toy_recipe, tmp_path_factory):
     return made
 
 
-@pytest.fixture(scope="module")
-def asked(run):
+@contextmanager
+def served(run):
     """Asks a server of the run, as `txl serve` starts it."""
     for name in ("fastapi", "uvicorn", "prometheus_client", "httpx"):
         pytest.importorskip(name, reason="needs pip install 'transformer-xl[serve]'")
@@ -48,8 +48,8 @@ def asked(run):
         given = []
         patch.setattr(serve, "serve", lambda *each: given.append(each))
         assert main(["serve", str(run.folder), "--port", "0"]) == 0
-    model, vocab, weights, _, name, generation = given[0]
-    service = Service(model, vocab, weights, ServeSettings(), name, generation)
+    _, vocab, weights, _, name, generation = given[0]
+    service = Service(run.model, vocab, weights, ServeSettings(), name, generation)
     with TestClient(create_app(service), base_url="http://127.0.0.1") as client:
 
         def ask(**body):
@@ -60,29 +60,10 @@ def asked(run):
         yield ask
 
 
-@pytest.fixture
-def service_of(run):
-    """Begins servers of the run: `service_of().post(prompt="ab")`."""
-    pytest.importorskip("fastapi", reason="needs pip install 'transformer-xl[serve]'")
-    from fastapi.testclient import TestClient
-
-    from transformer_xl.apps.serve.api import create_app
-    from transformer_xl.apps.serve.service import Service
-
-    weights = run.folder / "model" / "best" / "model.safetensors"
-    with ExitStack() as ending:
-
-        class Served:
-            def __init__(self):
-                service = Service(run.model, run.vocab, weights, ServeSettings(), "tiny")
-                client = TestClient(create_app(service), base_url="http://127.0.0.1")
-                self.client = ending.enter_context(client)
-
-            def post(self, **body):
-                answer = self.client.post("/v1/completions", json={"max_tokens": LENGTH, **body})
-                return answer.json()
-
-        yield Served
+@pytest.fixture(scope="module")
+def asked(run):
+    with served(run) as found:
+        yield found
 
 
 @pytest.fixture
@@ -95,24 +76,36 @@ def txl(run, capsys):
     return write
 
 
+PENALTIES = {
+    "repetition_penalty": 1.2,
+    "presence_penalty": 0.3,
+    "frequency_penalty": 0.2,
+    "dry_multiplier": 0.8,
+    "dry_allowed_length": 1,
+    "penalty_window": 20,
+    "dry_sequence_breakers": ["e", "\n"],
+}
+
+
 @pytest.mark.parametrize(
-    ("seed", "given", "used"),
+    "given",
     [
-        (7, {}, OWN),
-        (-3, {}, OWN),
-        (7, {"temperature": 1}, OWN | {"temperature": 1.0}),
-        (-3, {"top_p": 1}, OWN | {"top_p": None}),
-        (7, {"top_p": 1, "temperature": 1}, {"temperature": 1.0, "top_k": None, "top_p": None}),
-        (-3, {"top_k": 10**6, "top_p": 1}, OWN | {"top_p": None}),
-        (7, {"top_k": 5}, OWN | {"top_k": 5}),
-        (-3, {"temperature": 0}, OWN | {"temperature": 0.0}),
+        {}, {"temperature": 1.0}, {"top_p": 1, "top_k": 10**6}, {"top_k": 5}, {"temperature": 0.0},
+        {"min_p": 0.5}, {"typical_p": 0.5}, {"repetition_penalty": 1.4}, PENALTIES,
+        {**PENALTIES, "min_p": 0.02, "typical_p": 0.95, "top_k": 9},
     ],
     ids=str,
-)
-def test_the_same_settings_and_seed_write_the_same_text(run, asked, txl, seed, given, used):
-    expected = run.alone(PROMPT, LENGTH, seed=seed, **used)
+)  # fmt: skip
+def test_the_same_settings_and_seed_write_the_same_text(run, asked, txl, given):
+    seed = 7 - len(given)
+    # What cuts nothing is off.
+    off = {name: None for name, x in given.items() if "top" in name and x in (1, 10**6)}
+    used = OWN | given | off
+    tokens = {name: breaker_tokens(run.vocab, x) for name, x in used.items() if "breakers" in name}
+    expected = run.alone(PROMPT, LENGTH, seed=seed, **used | tokens)
+    assert expected != run.alone(PROMPT, LENGTH, seed=seed, **OWN) or used == OWN
     ids = run.vocab.encode(PROMPT)
-    batch = generate_batch(run.model, [ids], Sampling(**used), length=LENGTH, seed=seed)
+    batch = generate_batch(run.model, [ids], Sampling(**used | tokens), length=LENGTH, seed=seed)
     assert batch.decode(run.vocab) == [expected]
 
     session = Session.open(run.folder, seed=seed)
@@ -121,64 +114,23 @@ def test_the_same_settings_and_seed_write_the_same_text(run, asked, txl, seed, g
 
     answer = asked(seed=seed, **given).json()
     assert answer["choices"][0]["text"] == expected
-    assert answer["settings"] == {**used, "seed": seed, "max_tokens": LENGTH}
+    assert answer["settings"].items() >= {**used, "seed": seed, "max_tokens": LENGTH}.items()
 
-    words = [word for name, value in given.items() for word in (f"--{name}", value)]
-    found, err = txl("--seed", seed, *words)
+    words = [[f"--{name}", *(x if isinstance(x, list) else [x])] for name, x in given.items()]
+    found, err = txl("--seed", seed, *(word for group in words for word in group))
     assert found["text"] == expected
     about = {"mem_len": 12, "weights": "float32", "preface": 0, "length": LENGTH}
-    assert found["settings"] == {**used, "seed": seed, **about}
-    off = asdict(GenerateConfig())
-    named = "".join(f"{name} {x}, " for name, x in used.items() if x != off[name])
-    assert err == f"sampling with {named}seed {seed}\n"
-
-
-PENALTIES = {
-    "repetition_penalty": 1.2,
-    "presence_penalty": 0.3,
-    "frequency_penalty": 0.2,
-    "dry_multiplier": 0.8,
-    "dry_allowed_length": 1,
-    "penalty_window": 20,
-}
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"min_p": 0.5}, {"typical_p": 0.5}, {"repetition_penalty": 1.4}, {"frequency_penalty": 1.5},
-        PENALTIES, {**PENALTIES, "temperature": 0.0},
-        {**PENALTIES, "min_p": 0.02, "typical_p": 0.95, "top_k": 9},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_filters_and_penalties_write_the_same_text(run, asked, txl, given):
-    breakers = {"dry_sequence_breakers": ["e", "\n"]} if "dry_multiplier" in given else {}
-    tokens = {name: breaker_tokens(run.vocab, texts) for name, texts in breakers.items()}
-    expected = run.alone(PROMPT, LENGTH, seed=7, **OWN | given | tokens)
-    assert expected != run.alone(PROMPT, LENGTH, seed=7, **OWN)
-
-    session = Session.open(run.folder, seed=7)
-    session.write(PROMPT)
-    assert "".join(session.generate(LENGTH, Sampling(**OWN | given | breakers))) == expected
-
-    answer = asked(seed=7, **given, **breakers).json()
-    assert answer["choices"][0]["text"] == expected
-    assert {"temperature", "top_k", "top_p", *given, *breakers} <= answer["settings"].keys()
-    assert answer["settings"].items() >= (given | breakers).items()
-
-    given = {**given, **breakers}
-    words = [[f"--{name}", *(x if isinstance(x, list) else [x])] for name, x in given.items()]
-    found, _ = txl("--seed", 7, *(word for group in words for word in group))
-    assert found["text"] == expected
-    assert found["settings"].items() >= given.items()
+    assert found["settings"].items() >= {**used, "seed": seed, **about}.items()
+    assert err.startswith("sampling with ")
+    assert err.endswith(f"seed {seed}\n")
 
 
 def test_a_session_in_parts_is_penalized_as_one_text(run, asked):
     for seed in [7, -3]:
-        expected = run.alone(PROMPT, LENGTH, seed=seed, **OWN | PENALTIES | {"penalty_window": 40})
+        breakers = breaker_tokens(run.vocab, PENALTIES["dry_sequence_breakers"])
+        used = {**OWN, **PENALTIES, "penalty_window": 40, "dry_sequence_breakers": breakers}
+        expected = run.alone(PROMPT, LENGTH, seed=seed, **used)
         given = {**PENALTIES, "penalty_window": 40, "session": f"parts{seed}"}
-        given["dry_sequence_breakers"] = []
         parts = [asked(seed=seed, max_tokens=9, **given)]
         parts += [asked(prompt="", max_tokens=n, **given) for n in (1, LENGTH - 10)]
         assert "".join(part.json()["choices"][0]["text"] for part in parts) == expected, seed
@@ -213,20 +165,20 @@ def test_several_texts_have_the_same_seeds_wherever_they_are_drawn(run, asked, t
     assert [each["seed"] for each in texts] == [5, 6, 7]
 
 
-@pytest.mark.parametrize("n_texts", [1, 3])
-def test_texts_begin_after_the_preface_of_the_model(run, monkeypatch, service_of, n_texts):
-    plain = service_of().post(prompt="ab", seed=5)
+def test_texts_begin_after_the_preface_of_the_model(run, asked, monkeypatch):
+    body = {"prompt": "ab", "seed": 5}
+    plain = asked(**body).json()
     monkeypatch.setattr(run.model, "preface", tuple(run.vocab.encode("once upon a time, ")))
-    ask = service_of().post
-    answer = ask(prompt="ab", seed=5, n=n_texts)
+    with served(run) as ask:
+        answer = ask(n=3, **body).json()
+        first = ask(max_tokens=9, session="tale", **body).json()
+        second = ask(prompt="", max_tokens=LENGTH - 9, session="tale").json()
     for n, choice in enumerate(answer["choices"]):
-        assert choice["text"] == run.alone("ab", LENGTH, seed=5 + n)
+        assert choice["text"] == run.alone("ab", LENGTH, seed=5 + n, **OWN)
     assert answer["choices"][0]["text"] != plain["choices"][0]["text"]
     assert (answer["settings"]["preface"], "preface" in plain["settings"]) == (18, False)
-    first = ask(prompt="ab", seed=5, max_tokens=9, session="tale")
-    second = ask(prompt="", max_tokens=LENGTH - 9, session="tale")
     text = "".join(each["choices"][0]["text"] for each in (first, second))
-    assert text == run.alone("ab", LENGTH, seed=5)
+    assert text == answer["choices"][0]["text"]
     assert ("preface" in first["settings"], "preface" in second["settings"]) == (True, False)
 
 
@@ -243,15 +195,13 @@ def test_a_server_without_the_preface_is_asked_for_by_an_option(run, monkeypatch
     assert given == [(1, 2), ()]
 
 
-def test_a_text_without_a_seed_is_drawn_again_with_the_one_that_is_said(asked):
+def test_an_answer_says_once_how_it_is_drawn(asked):
     first, other = asked().json(), asked().json()
-    assert first["settings"]["seed"] != other["settings"]["seed"]
-    assert asked(seed=first["settings"]["seed"]).json()["choices"] == first["choices"]
-
-
-def test_a_stream_says_once_how_it_is_drawn(asked):
-    events = asked(seed=1, stream=True).text.strip().split("\n\n")
-    assert events.pop() == "data: [DONE]"
-    events = [json.loads(event.removeprefix("data: ")) for event in events]
-    assert events[0]["settings"] == {**OWN, "seed": 1, "max_tokens": LENGTH}
-    assert not any("settings" in event for event in events[1:])
+    seed = first["settings"]["seed"]
+    assert seed != other["settings"]["seed"]
+    assert asked(seed=seed).json()["choices"] == first["choices"]
+    *events, done = asked(seed=1, stream=True).text.strip().split("\n\n")
+    assert done == "data: [DONE]"
+    first, *others = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert first["settings"] == {**OWN, "seed": 1, "max_tokens": LENGTH}
+    assert not any("settings" in event for event in others)
