@@ -112,24 +112,19 @@ REFUSED = [
     ({"echo": True}, "echo and scores of prompts are gone: txl score"),
     ({"n": 0}, "n=0 must be at least 1"),
     ({"n": True}, "n=True must be an integer"),
-    ({"n": "1"}, "n='1' must be an integer"),
     ({"n": 1000}, "1 prompts times n=1000 must be at most 256"),
     ({"n": 2, "session": "x"}, "a session is continued by one text"),
     ({"max_tokens": 10**7}, "max_tokens=10000000 must be at most 1000000"),
     ({"temperature": "1"}, "temperature='1' must be a number"),
     ({"stream": "yes"}, "stream='yes' must be true or false"),
     ({"top_k": 2**70}, f"top_k={2**70} must be below 2**64"),
-    ({"top_p": 1.5}, "top_p=1.5 must be at most 1"),
     ({"dry_base": 2}, "dry_base=2.0 has no effect"),
     ({"stop": [""]}, "stop.0='' must be a text of at least 1 characters"),
     ({"session": "../x"}, "session='../x' must be a text that matches"),
-    ({"session": "s", "session_turn": True}, "=True must be an integer"),
-    ({"stream_options": {"x": 1}}, "'stream_options.x' is no field"),
     (b'{"prompt": }', "the body is not valid JSON: Expecting value, character 11"),
     (b'{"prompt": "a", "temperature": NaN}', "temperature=nan must be a finite number"),
     (b'{"prompt": "a", "seed": 1' + b"0" * 5000 + b"}", ""),
     (b"[" * 100_000, ""),
-    (b"\xff\xfe", ""),
     (b"null", "the body=None must be an object"),
 ]
 
@@ -174,13 +169,6 @@ def test_several_texts_are_streamed_as_they_are_drawn(client, made):
         assert text == made.alone(prompt, 60, seed=10 + index)
     # The first text has not ended when the last one begins.
     assert order.index(3) < len(order) - 1 - order[::-1].index(0)
-
-
-def test_errors_are_those_of_the_openai_client(client):
-    with pytest.raises(openai.NotFoundError, match="there is no model 'gpt'"):
-        client.completions.create(model="gpt", prompt="a")
-    with pytest.raises(openai.BadRequestError, match="not in the vocabulary"):
-        complete(client, "Ä")
 
 
 def test_an_empty_prompt_is_the_end_of_a_line(client, http, made):
@@ -288,25 +276,17 @@ def test_at_the_time_limit_what_was_drawn_is_returned(made, run_server, ask):
         other.text.is_cancelled = True
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "late")
         assert drawn(server) == n
+        server.service.engine.cut()
+        error = httpx.post(url, json=body).json()["error"]
+        assert error["message"] == "the server is stopping: ask another one"
 
 
-def test_a_request_that_has_not_begun_when_the_engine_stops_is_told_so(
-    made, run_server, ask, until
-):
-    found = []
-    with run_server(made, max_batch=1, max_tokens=10**6) as server:
-        engine = server.service.engine
-        engine.submit([ask(made, [1], 10**6).text])
-        until(lambda: engine.n_running)
-        waiting = threading.Thread(
-            target=lambda: found.append(
-                httpx.post(server.address + COMPLETIONS, json={"prompt": "abc"}, timeout=60)
-            )
-        )
-        waiting.start()
-        until(lambda: engine.n_waiting)
-        engine.cut()
-        waiting.join(60)
-    error = found[0].json()["error"]
-    assert (found[0].status_code, error["code"]) == (503, "stopping")
-    assert error["message"] == "the server is stopping: ask another one"
+def test_the_page_needs_nothing_from_elsewhere(http):
+    answer = http.get("/")
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    for word in ("http://", "https://", " style=", " onclick=", '<link rel="stylesheet', "src="):
+        found = answer.text.replace("http://www.w3.org/2000/svg", "")
+        assert word not in found, word
