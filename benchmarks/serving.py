@@ -9,8 +9,7 @@ machine that slows down slows both. Every answer is compared with what the same 
 one text after the other, in this process. Where two tokens are as likely as each other but for
 rounding, the two may differ: such answers are counted, shown, and checked to be ties.
 
-The seconds of the processor are told for the clients, for the thread of the engine, and for the
-rest of the server (HTTP, JSON, sessions, disk).
+The seconds of the processor are told for the clients and for the server.
 
 --kill: the server is killed (SIGKILL) in the midst of the load and started again; every session
 must then be at its last answer that was finished (an answer is finished when its session is on the

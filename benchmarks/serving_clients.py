@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 
 @dataclass
 class Asked:
@@ -60,13 +58,10 @@ class Process:
         found = re.search(r"VmRSS:\s+(\d+) kB", text)
         return int(found[1]) / 1024 if found else float("nan")
 
-    def processor(self) -> tuple[float, float]:
-        """Return the seconds that it computed, in all and in the engine's thread."""
+    def processor(self) -> float:
+        """Return the seconds that it computed."""
         text = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        page = httpx.get(f"{self.address}/metrics", timeout=60).text
-        found = re.search(r"^txl_engine_seconds (\S+)", page, re.M)
-        ticks = os.sysconf("SC_CLK_TCK")
-        return (int(text[11]) + int(text[12])) / ticks, float(found[1]) if found else float("nan")
+        return (int(text[11]) + int(text[12])) / os.sysconf("SC_CLK_TCK")
 
     def end(self, number: int = signal.SIGTERM) -> None:
         """Send a signal and wait."""
@@ -164,20 +159,17 @@ class Turns:
     paces: list[float] = field(default_factory=list)
     seconds: float = 0.0
     clients: float = 0.0
-    engine: float = 0.0
     server: float = 0.0
 
     def take(self, server: Process, sessions: list[list[Asked]]) -> None:
         """Ask in one turn."""
         done: list[Asked] = []
-        (all_before, engine_before), clients = server.processor(), time.process_time()
+        before, clients = server.processor(), time.process_time()
         started = time.perf_counter()
         asyncio.run(load(server.address, sessions, done))
         seconds = time.perf_counter() - started
         self.clients += time.process_time() - clients
-        all_after, engine_after = server.processor()
-        self.engine += engine_after - engine_before
-        self.server += all_after - all_before - (engine_after - engine_before)
+        self.server += server.processor() - before
         self.paces.append(sum(len(each.tokens) for each in done) / seconds)
         self.seconds += seconds
         self.done += done
@@ -185,7 +177,7 @@ class Turns:
     def result(self) -> dict[str, Any]:
         """Return it as numbers."""
         done, tokens = self.done, sum(len(each.tokens) for each in self.done)
-        spent = {"client": self.clients, "engine": self.engine, "rest_of_server": self.server}
+        spent = {"client": self.clients, "server": self.server}
         return {
             "requests": len(done),
             "tokens": tokens,

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from transformer_xl.train.metrics import read_metrics
-from transformer_xl.train.report import write_report
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

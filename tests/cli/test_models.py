@@ -12,13 +12,10 @@ import torch
 
 from transformer_xl.cli import loading
 from transformer_xl.config import ModelConfig
-from transformer_xl.data import load_vocab, train_vocab
-from transformer_xl.inference.evaluate import WithMemory, evaluate
-from transformer_xl.config.knn import KnnConfig
 from transformer_xl.config.recipes import generation_of
 from transformer_xl.data import load_vocab, train_vocab
 from transformer_xl.inference.evaluate import WithMemory, evaluate
-from transformer_xl.inference.generate import Sampling, Session, from_pretrained, generate
+from transformer_xl.inference.generate import Sampling, Session, from_pretrained
 from transformer_xl.model import TransformerXL
 
 pytestmark = pytest.mark.usefixtures("one_thread")

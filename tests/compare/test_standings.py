@@ -16,7 +16,6 @@ from transformer_xl.studies.standings import (
     tokens,
     verdict,
 )
-from transformer_xl.train.seen import spans
 
 
 @pytest.fixture(name="run")

@@ -38,10 +38,9 @@ def _one_thread() -> Iterator[None]:
 def _certificates_once() -> Iterator[None]:
     """The certificates of the system, which no test needs, are read once, not for each request."""
     transports = pytest.importorskip("httpx")._transports.default
+    create = functools.cache(transports.create_ssl_context)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            transports, "create_ssl_context", functools.cache(transports.create_ssl_context)
-        )
+        patch.setattr(transports, "create_ssl_context", create)
         yield
 
 
@@ -71,16 +70,8 @@ def _made(folder: Path, vocab: VocabKind = "chars", **settings: Any) -> Made:
     size = 280 if vocab == "bpe" else None
     text = "abcdefghijklmnopqrstuvwxyz .,\n" * (50 if size else 1)
     tokens = train_vocab(vocab, [text], size, held_out=["so"] if vocab == "words" else ())
-    defaults = {
-        "n_layer": 2,
-        "n_head": 2,
-        "d_model": 16,
-        "d_inner": 32,
-        "mem_len": 12,
-        "dropout": 0.0,
-        "init_std": 0.4,
-        "proj_init_std": 0.4,
-    }
+    defaults = {"n_layer": 2, "n_head": 2, "d_model": 16, "d_inner": 32, "mem_len": 12}
+    defaults |= {"dropout": 0.0, "init_std": 0.4, "proj_init_std": 0.4}
     model = build_model(ModelConfig(vocab_size=len(tokens), **defaults | settings)).eval()
     model.save_pretrained(folder, tokens)
     return Made(folder, model, tokens)

@@ -6,24 +6,14 @@ import re
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.data import train_vocab
-from transformer_xl.data.imported import ImportedVocab, Rules
 from transformer_xl.data.vocab_files import BroughtVocab
 from transformer_xl.model import build_model
 
 TEXT = "x = '€'\nné 😀 “ab” abab "
-WORDS = ["<eos>", "<unk>", "dog", "n't", "'", '"', "s", ".", "@-@", "@,@", "5", "漢"]
-
-
-def words_of_moses():
-    ids = {symbol: number for number, symbol in enumerate(WORDS)}
-    tokenizer = Tokenizer(models.WordLevel(vocab=ids, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    rules = Rules(join="moses", eos="<eos>", unk="<unk>", line_ends="after", clean_up=True)
-    return ImportedVocab(tokenizer.to_str(), rules)
 
 
 def pieces():
@@ -44,7 +34,6 @@ VOCABS = {
     "chars": lambda: train_vocab("chars", [TEXT]),
     "chars with <unk>": lambda: train_vocab("chars", [TEXT], held_out="ÄÖ"),
     "words": lambda: train_vocab("words", ["the cat — sat\non é mat\n"]),
-    "moses": words_of_moses,
     "pieces": pieces,
 }
 
@@ -112,26 +101,18 @@ def raw_of(tokens):
 
 
 def expected_of(vocab, prompt, script, stop):
-    """The text of all tokens up to a stop string, its beginning behind the prompt, what was read.
+    """The text up to a stop string, where it begins, how many tokens that took.
 
-    The last one is the number of tokens until the stop string was complete.
+    The last one: whether the prompt ends with a character, and not within one.
     """
     decoder = vocab.stream_decoder()
     text = "".join(map(decoder.push, prompt))
-    start = len(text)
+    start, is_whole = len(text), not decoder.pending()
     for n, token in enumerate(script, 1):
         text += decoder.push(token)
         if places := [text.index(each, start) for each in stop if each in text[start:]]:
-            return text[: min(places)], start, n
-    return text + decoder.flush(), start, len(script)
-
-
-def pending(vocab, tokens):
-    """The text of what tokens leave incomplete."""
-    decoder = vocab.stream_decoder()
-    for token in tokens:
-        decoder.push(token)
-    return decoder.flush()
+            return text[: min(places)], start, n, is_whole
+    return text + decoder.flush(), start, len(script), is_whole
 
 
 def check(choice, start):
@@ -164,7 +145,7 @@ def test_whatever_is_asked_text_tokens_places_and_scores_agree(asker, seed):
     whole = vocab.decode(script)
     stops = [whole[rng.randrange(9) :][: rng.choice((1, 2, 5))] for _ in range(rng.randrange(3))]
     stop = [each for each in stops if each]
-    text, start, n_read = expected_of(vocab, prompt, script, stop)
+    text, start, n_read, is_whole = expected_of(vocab, prompt, script, stop)
     asker.script = script
     body = {"prompt": prompt, "max_tokens": len(script), "stop": stop, "logprobs": rng.randrange(4)}
     answer = asker.post(**body, n=2).json()
@@ -177,11 +158,10 @@ def test_whatever_is_asked_text_tokens_places_and_scores_agree(asker, seed):
     assert len(choice["logprobs"]["tokens"]) == len(ids)
     if choice["finish_reason"] == "length":
         assert ids == script
+    events, place = asker.events(**body), start
     # A character that begins in the prompt has not all its bytes here.
-    is_whole = not pending(vocab, prompt)
     if is_whole:
         check(choice, start)
-    events, place = asker.events(**body), start
     for number, event in enumerate(events):
         if is_whole or number:
             check(event, place)
@@ -197,7 +177,7 @@ def test_whatever_is_asked_text_tokens_places_and_scores_agree(asker, seed):
 @pytest.mark.parametrize("seed", range(2))
 def test_the_texts_of_a_session_are_those_of_all_its_tokens(asker, seed):
     rng, vocab = random.Random(seed), asker.vocab
-    ids, told = [*asker.known][:24], []
+    ids = [*asker.known][:24]
     name = f"{vocab.kind}{len(vocab)}-{seed}"
     decoder = vocab.stream_decoder()
     while ids:
@@ -208,7 +188,6 @@ def test_the_texts_of_a_session_are_those_of_all_its_tokens(asker, seed):
         assert choice["token_ids"] == asker.script
         for token in read:
             decoder.push(token)
-        told += [*read, *asker.script]
         assert choice["text"] == "".join(map(decoder.push, asker.script))
     about = asker.client.get(f"/v1/sessions/{name}").json()
     decoder = vocab.stream_decoder()

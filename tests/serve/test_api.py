@@ -1,6 +1,5 @@
 """The server, asked by OpenAI's own client and by plain HTTP."""
 
-import concurrent.futures
 import contextlib
 import json
 import threading
@@ -48,21 +47,6 @@ def test_a_seed_writes_what_generate_writes(client, made):
             "completion_tokens": 20,
             "total_tokens": 27,
         }, settings
-
-
-def test_many_at_once_get_no_wrong_token(server, made):
-    def ask(number):
-        prompt = "some words of a text"[: 1 + number % 19]
-        settings = {"max_tokens": 5 + number % 9, "seed": number, "temperature": 0.9}
-        answer = httpx.post(
-            server.address + COMPLETIONS, json={"prompt": prompt, **settings}, timeout=60
-        )
-        return prompt, settings, answer.json()["choices"][0]["text"]
-
-    with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        for prompt, settings, text in pool.map(ask, range(16)):
-            n = settings.pop("max_tokens")
-            assert text == made.alone(prompt, n, **settings)
 
 
 def test_a_session_goes_on_and_reads_only_what_is_new(client, made, http):
@@ -116,92 +100,64 @@ def _impatient(server):
         )
 
 
-WRONG = {
-    "no such address": ("GET", "/v1/nothing", None, 404),
-    "no such method": ("PUT", COMPLETIONS, None, 405),
-    "no such model": ("POST", COMPLETIONS, {"prompt": "a", "model": "gpt"}, 404),
-    "no such field": ("POST", COMPLETIONS, {"prompt": "a", "topk": 1}, 400),
-    "a wrong type": ("POST", COMPLETIONS, {"prompt": {"a": 1}}, 400),
-    "out of range": ("POST", COMPLETIONS, {"prompt": "a", "temperature": -1}, 400),
-    "beyond a rule of the settings": ("POST", COMPLETIONS, {"prompt": "a", "top_k": 2**70}, 400),
-    "not supported": ("POST", COMPLETIONS, {"prompt": "a", "logit_bias": {"1": 1}}, 400),
-    "no effect": ("POST", COMPLETIONS, {"prompt": "a", "dry_allowed_length": 3}, 400),
-    "no prompt": ("POST", COMPLETIONS, {"max_tokens": 3}, 400),
-    "half a character": ("POST", COMPLETIONS, {"prompt": "\ud800"}, 400),
-    "no such symbol": ("POST", COMPLETIONS, {"prompt": "Ä"}, 400),
-    "no such token": ("POST", COMPLETIONS, {"prompt": [5, 999]}, 400),
-    "too many tokens": ("POST", COMPLETIONS, {"prompt": "a", "max_tokens": 10**7}, 400),
-    "too many texts": ("POST", COMPLETIONS, {"prompt": "a", "n": 1000}, 400),
-    "two texts of a session": ("POST", COMPLETIONS, {"prompt": "a", "n": 2, "session": "x"}, 400),
-    "a path for a session": ("POST", COMPLETIONS, {"prompt": "a", "session": "../x"}, 400),
-    "another path": ("GET", "/v1/sessions/..%2f..%2fetc", None, 404),
-    "a name with a line": ("GET", "/v1/sessions/a%0a", None, 400),
-    "no such session": ("GET", "/v1/sessions/nobody", None, 404),
-    "no body": ("POST", COMPLETIONS, None, 415),
-}
+REFUSED = [
+    ({}, "prompt is missing: give the text to continue"),
+    ({"prompt": 5}, "prompt=5 must be a text or a list"),
+    ({"prompt": [1, -5]}, "prompt.1=-5 must be at least 0"),
+    ({"prompt": [5, 999]}, "token 999 is outside the vocabulary"),
+    ({"prompt": "Ä"}, "not in the vocabulary"),
+    ({"prompt": "\ud800"}, "half of a surrogate pair"),
+    ({"model": "gpt"}, "there is no model 'gpt'"),
+    ({"topk": 3}, "'topk' is no field: GET /openapi.json lists them"),
+    ({"echo": True}, "echo and scores of prompts are gone: txl score"),
+    ({"n": 0}, "n=0 must be at least 1"),
+    ({"n": True}, "n=True must be an integer"),
+    ({"n": 1000}, "1 prompts times n=1000 must be at most 256"),
+    ({"n": 2, "session": "x"}, "a session is continued by one text"),
+    ({"max_tokens": 10**7}, "max_tokens=10000000 must be at most 1000000"),
+    ({"temperature": "1"}, "temperature='1' must be a number"),
+    ({"stream": "yes"}, "stream='yes' must be true or false"),
+    ({"top_k": 2**70}, f"top_k={2**70} must be below 2**64"),
+    ({"dry_allowed_length": 3}, "dry_allowed_length=3 has no effect"),
+    ({"stop": [""]}, "stop.0='' must be a text of at least 1 characters"),
+    ({"session": "../x"}, "session='../x' must be a text that matches"),
+    (b'{"prompt": }', "the body is not valid JSON: Expecting value, character 11"),
+    (b'{"prompt": "a", "temperature": NaN}', "temperature=nan must be a finite number"),
+    (b'{"prompt": "a", "seed": 1' + b"0" * 5000 + b"}", ""),
+    (b"[" * 100_000, ""),
+    (b"null", "the body=None must be an object"),
+]
 
 
-def test_what_is_wrong_is_said_in_the_shape_of_openai(http):
-    for case in WRONG:
-        method, path, body, status = WRONG[case]
+@pytest.mark.parametrize(("body", "message"), REFUSED, ids=lambda x: repr(x)[:40])
+def test_what_is_wrong_is_said_in_words_and_in_the_shape_of_openai(http, body, message):
+    if isinstance(body, dict):
+        body = {"prompt": "a"} | body if body else body
         # As JSON writes it: httpx cannot send half of a surrogate pair.
-        content = json.dumps(body).encode() if body else None
-        headers = {"Content-Type": "application/json"} if body else {}
-        answer = http.request(method, path, content=content, headers=headers)
-        assert answer.status_code == status, case
-        error = answer.json()["error"]
-        assert error.keys() == {"message", "type", "param", "code"}, case
-        assert len(error["message"]) > 10, case
+        body = json.dumps(body).encode()
+    answer = http.post(COMPLETIONS, content=body, headers={"Content-Type": "application/json"})
+    error = answer.json()["error"]
+    assert answer.status_code == (404 if error["code"] == "model_not_found" else 400)
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert message in error["message"]
+    assert "nput should" not in error["message"]
 
 
-def test_what_is_no_json_is_refused(http):
-    for content, status in [
-        (b"{", 400),
-        (b"[" * 100_000, 400),
-        (b'{"prompt": "\\ud800"}', 400),
-        (b'{"prompt": "a", "temperature": NaN}', 400),
-        (b'{"prompt": "a", "seed": 1' + b"0" * 5000 + b"}", 400),
-        (b"\xff\xfe", 400),
-        (b"null", 400),
-    ]:
-        answer = http.post(
-            COMPLETIONS, content=content, headers={"Content-Type": "application/json"}
-        )
-        assert answer.status_code == status, content[:40]
-        assert answer.json()["error"]["message"], content[:40]
-
-
-def test_what_is_wrong_is_said_in_words(http):
-    for body, message in [
-        ({}, "prompt is missing: give the text to continue"),
-        ({"prompt": 5}, "prompt=5 must be a text or a list"),
-        ({"prompt": [1, -5]}, "prompt.1=-5 must be at least 0"),
-        ({"prompt": "a", "topk": 3}, "'topk' is no field: GET /openapi.json lists them"),
-        ({"prompt": "a", "echo": True}, "echo and scores of prompts are gone: txl score"),
-        ({"prompt": "a", "n": 0}, "n=0 must be at least 1"),
-        ({"prompt": "a", "n": True}, "n=True must be an integer"),
-        ({"prompt": "a", "n": "1"}, "n='1' must be an integer"),
-        ({"prompt": "a", "temperature": "1"}, "temperature='1' must be a number"),
-        ({"prompt": "a", "stream": "yes"}, "stream='yes' must be true or false"),
-        ({"prompt": "a", "top_k": 2**70}, f"top_k={2**70} must be below 2**64"),
-        ({"prompt": "a", "top_p": 1.5}, "top_p=1.5 must be at most 1"),
-        ({"prompt": "a", "stop": [""]}, "stop.0='' must be a text of at least 1 characters"),
-        ({"prompt": "a", "session": ".."}, "session='..' must"),
-        ({"prompt": "a", "session": "s", "session_turn": True}, "=True must be an integer"),
-        (
-            {"prompt": "a", "stream": True, "stream_options": {"x": 1}},
-            "'stream_options.x' is no field: GET /openapi.json lists them",
-        ),
-    ]:
-        answer = http.post(COMPLETIONS, json=body)
-        assert answer.status_code == 400, body
-        said = answer.json()["error"]["message"]
-        assert message in said, body
-        assert "nput should" not in said, body
-    headers = {"Content-Type": "application/json"}
-    error = http.post(COMPLETIONS, content=b'{"prompt": }', headers=headers).json()["error"]
-    assert error["message"] == "the body is not valid JSON: Expecting value, character 11"
-    assert (error["param"], error["code"]) == (None, "json_invalid")
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/nothing", 404),
+        ("PUT", COMPLETIONS, 405),
+        ("POST", COMPLETIONS, 415),
+        ("GET", "/v1/sessions/nobody", 404),
+        ("GET", "/v1/sessions/..%2f..%2fetc", 404),
+        ("GET", "/v1/sessions/a%0a", 400),
+    ],
+)
+def test_a_wrong_address_is_said_in_the_shape_of_openai(http, method, path, status):
+    answer = http.request(method, path)
+    assert answer.status_code == status
+    assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
 
 
 def test_several_texts_are_streamed_as_they_are_drawn(client, made):
@@ -213,13 +169,6 @@ def test_several_texts_are_streamed_as_they_are_drawn(client, made):
         assert text == made.alone(prompt, 60, seed=10 + index)
     # The first text has not ended when the last one begins.
     assert order.index(3) < len(order) - 1 - order[::-1].index(0)
-
-
-def test_errors_are_those_of_the_openai_client(client):
-    with pytest.raises(openai.NotFoundError, match="there is no model 'gpt'"):
-        client.completions.create(model="gpt", prompt="a")
-    with pytest.raises(openai.BadRequestError, match="not in the vocabulary"):
-        complete(client, "Ä")
 
 
 def test_an_empty_prompt_is_the_end_of_a_line(client, http, made):
@@ -237,6 +186,24 @@ def test_an_empty_prompt_is_the_end_of_a_line(client, http, made):
     http.delete("/v1/sessions/begun")
 
 
+def test_what_of_a_prompt_is_read_as_unknown_is_in_the_answer(make_model, run_server):
+    with run_server(made := make_model(vocab="words")) as server:
+
+        def ask(prompt, **body):
+            body |= {"prompt": prompt, "max_tokens": 3, "seed": 1}
+            return httpx.post(server.address + COMPLETIONS, json=body)
+
+        found = ask([".,", "the dog\n., []"]).json()
+        about = "'the', 'dog', '[]' (3 in all, the first in line 1)"
+        assert found["warnings"] == [f"prompt: not in the vocabulary: {about}; read as <unk>"]
+        for known in (".,", [made.vocab.unk_id]):
+            assert "warnings" not in ask(known).json()
+        # In a stream, the first event has them.
+        first, *others = ask("., []", stream=True).text.strip().split("\n\n")
+    assert "'[]' (1 in all" in json.loads(first.removeprefix("data: "))["warnings"][0]
+    assert not any("warnings" in event for event in others)
+
+
 def test_where_no_token_begins_a_text_an_empty_prompt_is_refused(made, run_server, monkeypatch):
     monkeypatch.setitem(vars(made.vocab), "start_id", None)
     with run_server(made) as server:
@@ -246,6 +213,16 @@ def test_where_no_token_begins_a_text_an_empty_prompt_is_refused(made, run_serve
             assert (answer.status_code, error["code"]) == (400, "empty_prompt")
             assert error["message"].endswith("give at least one token to continue")
         assert httpx.get(f"{server.address}/v1/sessions").json()["data"] == []
+
+
+def test_the_path_of_a_model_may_have_slashes_and_names_are_accepted_hosts(made, run_server):
+    with run_server(made, name="group/tiny", names=("Models.example",)) as server:
+        url = f"{server.address}/v1/models"
+        (listed,) = httpx.get(url).json()["data"]
+        assert httpx.get(f"{url}/group%2Ftiny").json() == listed
+        assert httpx.get(f"{url}/tiny").json()["error"]["code"] == "model_not_found"
+        for host, status in [("models.example", 200), ("models.example:443", 200), ("x.y", 400)]:
+            assert httpx.get(url, headers={"Host": host}).status_code == status
 
 
 def test_pages_of_other_hosts_are_kept_out(http):
@@ -299,41 +276,17 @@ def test_at_the_time_limit_what_was_drawn_is_returned(made, run_server, ask):
         other.text.is_cancelled = True
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "late")
         assert drawn(server) == n
+        server.service.engine.cut()
+        error = httpx.post(url, json=body).json()["error"]
+        assert error["message"] == "the server is stopping: ask another one"
 
 
-@pytest.mark.parametrize("waits", [True, False])
-def test_a_request_that_has_not_begun_when_the_engine_stops_is_told_so(
-    made, run_server, ask, until, waits
-):
-    found = []
-    with run_server(made, max_batch=1, max_tokens=10**6) as server:
-        engine = server.service.engine
-        engine.submit([ask(made, [1], 10**6).text])
-        until(lambda: engine.n_running)
-        if not waits:
-            engine.cut()
-        waiting = threading.Thread(
-            target=lambda: found.append(
-                httpx.post(server.address + COMPLETIONS, json={"prompt": "abc"}, timeout=60)
-            )
-        )
-        waiting.start()
-        if waits:
-            until(lambda: engine.n_waiting)
-            engine.cut()
-        waiting.join(60)
-    error = found[0].json()["error"]
-    assert (found[0].status_code, error["code"]) == (503, "stopping")
-    assert error["message"] == "the server is stopping: ask another one"
-
-
-def test_a_request_fits_the_limits_of_the_server_or_is_told_them(made, run_server):
-    with run_server(made, max_tokens=8, max_queue=4) as server:
-        url = server.address + COMPLETIONS
-        answer = httpx.post(url, json={"prompt": "abc"}, timeout=60).json()
-        assert answer["usage"]["completion_tokens"] == answer["settings"]["max_tokens"] == 8
-        assert httpx.post(url, json={"prompt": "a", "n": 4}, timeout=60).status_code == 200
-        for body in ({"prompt": "a", "n": 5}, {"prompt": ["a"] * 5}):
-            answer = httpx.post(url, json=body, timeout=60)
-            assert answer.status_code == 400
-            assert "must be at most 4" in answer.json()["error"]["message"]
+def test_the_page_needs_nothing_from_elsewhere(http):
+    answer = http.get("/")
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    for word in ("http://", "https://", " style=", " onclick=", '<link rel="stylesheet', "src="):
+        found = answer.text.replace("http://www.w3.org/2000/svg", "")
+        assert word not in found, word

@@ -101,18 +101,6 @@ def test_reading_without_writing_leaves_the_last_token_to_the_next(made, start, 
     assert second.tokens == list(generate(made.model, ids, length=8, seed=4))
 
 
-def test_a_stop_string_ends_its_own_text_alone(made, start, ask):
-    engine = start()
-    whole = made.alone("ab", 30, seed=6)
-    stop = whole[7:9]
-    asked = ask(made, made.vocab.encode("ab"), 30, seed=6, stop=[stop])
-    other = ask(made, made.vocab.encode("ab"), 30, seed=6)
-    engine.submit([asked.text, other.text])
-    assert asked.end().reason == "stop"
-    assert "".join(part.text for part in asked.parts) == whole.partition(stop)[0]
-    assert made.vocab.decode(other.tokens) == whole
-
-
 def test_scores_are_those_of_the_model(made, start, ask):
     ids = prompts(1, 40, len(made.vocab), seed=3)[0]
     asked = ask(made, ids, 5, logprobs=3)
@@ -153,17 +141,6 @@ def test_late_texts_end_where_they_are(made, start, ask):
     assert never.end().reason == "late"
     asked.text.deadline = 0.0
     assert asked.end().reason == "length"
-
-
-def test_a_full_queue_refuses(made, start, ask, until):
-    engine = start(max_batch=1, max_queue=2)
-    first = ask(made, [3], 100_000)
-    engine.submit([first.text])
-    until(lambda: engine.n_running == 1)
-    engine.submit([ask(made, [n], 1).text for n in (1, 2)])
-    with pytest.raises(NotStartedError, match="too many requests wait"):
-        engine.submit([ask(made, [4], 1).text])
-    first.text.is_cancelled = True
 
 
 def test_stopping_ends_all_and_keeps_their_states(made, start, ask, until):

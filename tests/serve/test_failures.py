@@ -64,11 +64,3 @@ def test_a_token_that_cannot_be_decoded_ends_its_own_text_alone(
     assert one.tokens == list(generate(made.model, [1, 2], length=6, seed=1))
     assert (failing.end().reason, failing.tokens) == ("failed", [])
     assert "Invalid prefix" in caplog.text
-
-
-@pytest.mark.parametrize("drawing", [{"temperature": 1e-40}, {"top_p": 1e-46}], ids=str)
-def test_extreme_settings_write_what_is_likeliest_and_disturb_nobody(made, start, ask, drawing):
-    asked = [ask(made, [1, 2], 6), ask(made, [1, 2], 6, drawing=drawing)]
-    start().submit([each.text for each in asked])
-    for each, sampling in zip(asked, (Sampling(), Sampling(temperature=0)), strict=True):
-        assert each.tokens == list(generate(made.model, [1, 2], sampling, length=6, seed=1))

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 for _name in ("fastapi", "uvicorn", "prometheus_client", "httpx"):
     pytest.importorskip(_name, reason="needs pip install 'transformer-xl[serve]' httpx")
 
@@ -22,19 +20,13 @@ def test_no_answer_is_wrong_and_no_session_is_lost(made, tmp_path, is_nightly):
     sessions, requests, pile = (4, 16, 20) if is_nightly else (2, 4, 4)
     words = ["--sessions", f"{sessions}", "--requests", f"{requests}", "--length", "4", "--kill"]
     words += ["--pile", f"{pile}", "--rounds", f"{sessions}"]
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(made.folder), *words, "--json", str(path)],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    command = [sys.executable, str(PROGRAM), str(made.folder), *words, "--json", str(path)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     found = json.loads(path.read_text())
-    # Those of the one client, one in each round, are compared, too.
     assert found["compared"]["right"] + len(found["compared"]["ties"]) == requests + sessions
-    one = found["one_client"]["requests"]
-    assert one == len(found["times_one_client_each_round"]) == sessions
-    assert found["load"]["processor_ms_per_token"]["engine"] > 0
+    assert found["one_client"]["requests"] == sessions
     assert found["kill"]["right"] + found["kill"]["ties"] == requests
     assert sum(found["kill"]["sessions"].values()) == sessions
     assert found["load"]["tokens_per_second"] > 0

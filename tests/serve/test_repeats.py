@@ -110,18 +110,3 @@ def test_a_note_of_the_version_before_has_its_turns_and_damage_is_told():
     for damaged in ("{", "[]", '{"turns": -1}', '{"turns": 1, "more": 2}', '{"told": [1]}'):
         with pytest.raises(errors.SessionError, match="damaged"):
             repeats.note_of(damaged)
-
-
-def test_an_invalid_header_is_named_with_its_own_rule(made, run_server):
-    rules = {
-        "Idempotency-Key": "must be a text that matches",
-        "X-Session": "must be a text that matches",
-    }
-    with run_server(made) as server:
-        for header, rule in rules.items():
-            answer = httpx.post(
-                server.address + "/v1/completions", json=ASKED, headers={header: "order 17"}
-            )
-            error = answer.json()["error"]
-            assert (answer.status_code, error["param"]) == (400, header)
-            assert error["message"].startswith(f"{header}='order 17' {rule}")

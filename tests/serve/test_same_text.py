@@ -1,8 +1,8 @@
 """One text for one seed and the same settings, whoever is asked: Python, the server, `txl`."""
 
 import json
-from contextlib import ExitStack
-from dataclasses import asdict, replace
+from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -33,8 +33,8 @@ def run(make_model, toy_recipe, tmp_path_factory):
     return made
 
 
-@pytest.fixture(scope="module")
-def asked(run):
+@contextmanager
+def served(run):
     """Asks a server of the run, as `txl serve` starts it."""
     for name in ("fastapi", "uvicorn", "prometheus_client", "httpx"):
         pytest.importorskip(name, reason="needs pip install 'transformer-xl[serve]'")
@@ -48,8 +48,8 @@ def asked(run):
         given = []
         patch.setattr(serve, "serve", lambda *each: given.append(each))
         assert main(["serve", str(run.folder), "--port", "0"]) == 0
-    model, vocab, weights, _, name, generation = given[0]
-    service = Service(model, vocab, weights, ServeSettings(), name, generation)
+    _, vocab, weights, _, name, generation = given[0]
+    service = Service(run.model, vocab, weights, ServeSettings(), name, generation)
     with TestClient(create_app(service), base_url="http://127.0.0.1") as client:
 
         def ask(**body):
@@ -60,29 +60,10 @@ def asked(run):
         yield ask
 
 
-@pytest.fixture
-def service_of(run):
-    """Begins servers of the run: `service_of().post(prompt="ab")`."""
-    pytest.importorskip("fastapi", reason="needs pip install 'transformer-xl[serve]'")
-    from fastapi.testclient import TestClient
-
-    from transformer_xl.apps.serve.api import create_app
-    from transformer_xl.apps.serve.service import Service
-
-    weights = run.folder / "model" / "best" / "model.safetensors"
-    with ExitStack() as ending:
-
-        class Served:
-            def __init__(self):
-                service = Service(run.model, run.vocab, weights, ServeSettings(), "tiny")
-                client = TestClient(create_app(service), base_url="http://127.0.0.1")
-                self.client = ending.enter_context(client)
-
-            def post(self, **body):
-                answer = self.client.post("/v1/completions", json={"max_tokens": LENGTH, **body})
-                return answer.json()
-
-        yield Served
+@pytest.fixture(scope="module")
+def asked(run):
+    with served(run) as found:
+        yield found
 
 
 @pytest.fixture
@@ -95,44 +76,6 @@ def txl(run, capsys):
     return write
 
 
-@pytest.mark.parametrize(
-    ("seed", "given", "used"),
-    [
-        (7, {}, OWN),
-        (-3, {}, OWN),
-        (7, {"temperature": 1}, OWN | {"temperature": 1.0}),
-        (-3, {"top_p": 1}, OWN | {"top_p": None}),
-        (7, {"top_p": 1, "temperature": 1}, {"temperature": 1.0, "top_k": None, "top_p": None}),
-        (-3, {"top_k": 10**6, "top_p": 1}, OWN | {"top_p": None}),
-        (7, {"top_k": 5}, OWN | {"top_k": 5}),
-        (-3, {"temperature": 0}, OWN | {"temperature": 0.0}),
-    ],
-    ids=str,
-)
-def test_the_same_settings_and_seed_write_the_same_text(run, asked, txl, seed, given, used):
-    expected = run.alone(PROMPT, LENGTH, seed=seed, **used)
-    ids = run.vocab.encode(PROMPT)
-    batch = generate_batch(run.model, [ids], Sampling(**used), length=LENGTH, seed=seed)
-    assert batch.decode(run.vocab) == [expected]
-
-    session = Session.open(run.folder, seed=seed)
-    session.write(PROMPT)
-    assert "".join(session.generate(LENGTH, Sampling(**used))) == expected
-
-    answer = asked(seed=seed, **given).json()
-    assert answer["choices"][0]["text"] == expected
-    assert answer["settings"] == {**used, "seed": seed, "max_tokens": LENGTH}
-
-    words = [word for name, value in given.items() for word in (f"--{name}", value)]
-    found, err = txl("--seed", seed, *words)
-    assert found["text"] == expected
-    about = {"mem_len": 12, "weights": "float32", "preface": 0, "length": LENGTH}
-    assert found["settings"] == {**used, "seed": seed, **about}
-    off = asdict(GenerateConfig())
-    named = "".join(f"{name} {x}, " for name, x in used.items() if x != off[name])
-    assert err == f"sampling with {named}seed {seed}\n"
-
-
 PENALTIES = {
     "repetition_penalty": 1.2,
     "dry_multiplier": 0.8,
@@ -143,28 +86,39 @@ PENALTIES = {
 @pytest.mark.parametrize(
     "given",
     [
-        {"min_p": 0.5}, {"repetition_penalty": 1.4}, PENALTIES, {**PENALTIES, "temperature": 0.0},
+        {}, {"temperature": 1.0}, {"top_p": 1, "top_k": 10**6}, {"top_k": 5}, {"temperature": 0.0},
+        {"min_p": 0.5}, {"repetition_penalty": 1.4}, PENALTIES,
         {**PENALTIES, "min_p": 0.02, "top_k": 9},
     ],
     ids=str,
 )  # fmt: skip
-def test_filters_and_penalties_write_the_same_text(run, asked, txl, given):
-    expected = run.alone(PROMPT, LENGTH, seed=7, **for_tokens(OWN | given, run.vocab))
-    assert expected != run.alone(PROMPT, LENGTH, seed=7, **OWN)
+def test_the_same_settings_and_seed_write_the_same_text(run, asked, txl, given):
+    seed = 7 - len(given)
+    # What cuts nothing is off.
+    off = {name: None for name, x in given.items() if "top" in name and x in (1, 10**6)}
+    used = OWN | given | off
+    sampling = for_tokens(used, run.vocab)
+    expected = run.alone(PROMPT, LENGTH, seed=seed, **sampling)
+    assert expected != run.alone(PROMPT, LENGTH, seed=seed, **OWN) or used == OWN
+    ids = run.vocab.encode(PROMPT)
+    batch = generate_batch(run.model, [ids], Sampling(**sampling), length=LENGTH, seed=seed)
+    assert batch.decode(run.vocab) == [expected]
 
-    session = Session.open(run.folder, seed=7)
+    session = Session.open(run.folder, seed=seed)
     session.write(PROMPT)
-    assert "".join(session.generate(LENGTH, Sampling(**OWN | given))) == expected
+    assert "".join(session.generate(LENGTH, Sampling(**used))) == expected
 
-    answer = asked(seed=7, **given).json()
+    answer = asked(seed=seed, **given).json()
     assert answer["choices"][0]["text"] == expected
-    assert {"temperature", "top_k", "top_p", *given} <= answer["settings"].keys()
-    assert answer["settings"].items() >= given.items()
+    assert answer["settings"].items() >= {**used, "seed": seed, "max_tokens": LENGTH}.items()
 
-    words = [word for name, x in given.items() for word in (f"--{name}", x)]
-    found, _ = txl("--seed", 7, *words)
+    words = [[f"--{name}", *(x if isinstance(x, list) else [x])] for name, x in given.items()]
+    found, err = txl("--seed", seed, *(word for group in words for word in group))
     assert found["text"] == expected
-    assert found["settings"].items() >= given.items()
+    about = {"mem_len": 12, "weights": "float32", "preface": 0, "length": LENGTH}
+    assert found["settings"].items() >= {**used, "seed": seed, **about}.items()
+    assert err.startswith("sampling with ")
+    assert err.endswith(f"seed {seed}\n")
 
 
 def test_a_session_in_parts_is_penalized_as_one_text(run, asked):
@@ -206,20 +160,20 @@ def test_several_texts_have_the_same_seeds_wherever_they_are_drawn(run, asked, t
     assert [each["seed"] for each in texts] == [5, 6, 7]
 
 
-@pytest.mark.parametrize("n_texts", [1, 3])
-def test_texts_begin_after_the_preface_of_the_model(run, monkeypatch, service_of, n_texts):
-    plain = service_of().post(prompt="ab", seed=5)
+def test_texts_begin_after_the_preface_of_the_model(run, asked, monkeypatch):
+    body = {"prompt": "ab", "seed": 5}
+    plain = asked(**body).json()
     monkeypatch.setattr(run.model, "preface", tuple(run.vocab.encode("once upon a time, ")))
-    ask = service_of().post
-    answer = ask(prompt="ab", seed=5, n=n_texts)
+    with served(run) as ask:
+        answer = ask(n=3, **body).json()
+        first = ask(max_tokens=9, session="tale", **body).json()
+        second = ask(prompt="", max_tokens=LENGTH - 9, session="tale").json()
     for n, choice in enumerate(answer["choices"]):
-        assert choice["text"] == run.alone("ab", LENGTH, seed=5 + n)
+        assert choice["text"] == run.alone("ab", LENGTH, seed=5 + n, **OWN)
     assert answer["choices"][0]["text"] != plain["choices"][0]["text"]
     assert (answer["settings"]["preface"], "preface" in plain["settings"]) == (18, False)
-    first = ask(prompt="ab", seed=5, max_tokens=9, session="tale")
-    second = ask(prompt="", max_tokens=LENGTH - 9, session="tale")
     text = "".join(each["choices"][0]["text"] for each in (first, second))
-    assert text == run.alone("ab", LENGTH, seed=5)
+    assert text == answer["choices"][0]["text"]
     assert ("preface" in first["settings"], "preface" in second["settings"]) == (True, False)
 
 
@@ -236,15 +190,13 @@ def test_a_server_without_the_preface_is_asked_for_by_an_option(run, monkeypatch
     assert given == [(1, 2), ()]
 
 
-def test_a_text_without_a_seed_is_drawn_again_with_the_one_that_is_said(asked):
+def test_an_answer_says_once_how_it_is_drawn(asked):
     first, other = asked().json(), asked().json()
-    assert first["settings"]["seed"] != other["settings"]["seed"]
-    assert asked(seed=first["settings"]["seed"]).json()["choices"] == first["choices"]
-
-
-def test_a_stream_says_once_how_it_is_drawn(asked):
-    events = asked(seed=1, stream=True).text.strip().split("\n\n")
-    assert events.pop() == "data: [DONE]"
-    events = [json.loads(event.removeprefix("data: ")) for event in events]
-    assert events[0]["settings"] == {**OWN, "seed": 1, "max_tokens": LENGTH}
-    assert not any("settings" in event for event in events[1:])
+    seed = first["settings"]["seed"]
+    assert seed != other["settings"]["seed"]
+    assert asked(seed=seed).json()["choices"] == first["choices"]
+    *events, done = asked(seed=1, stream=True).text.strip().split("\n\n")
+    assert done == "data: [DONE]"
+    first, *others = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert first["settings"] == {**OWN, "seed": 1, "max_tokens": LENGTH}
+    assert not any("settings" in event for event in others)

@@ -17,9 +17,8 @@ def service(made, **settings):
 
 
 def test_more_texts_than_there_is_room_for_are_refused_with_how_many_there_are(make_model):
-    with pytest.raises(ValueError, match=r"max_batch=1000000000000000, mem_len=12: .*would take"):
-        service(make_model(), max_batch=10**15)
-    with pytest.raises(ValueError, match=r"lower --max_batch, to at most [\d,]+"):
+    message = r"max_batch=1\d+, mem_len=12: .*would take.* lower --max_batch, to at most [\d,]+"
+    with pytest.raises(ValueError, match=f"(?s){message}"):
         service(make_model(), max_batch=10**15)
 
 

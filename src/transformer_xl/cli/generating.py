@@ -1,7 +1,6 @@
 """The command generate."""
 
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -264,7 +263,6 @@ class Generate(ReadsModel, PrintsResult):
                 rank = f"score {each['score']:.4f}" if "score" in each else f"seed {each['seed']}"
                 sys.stdout.write(f"--- {n} of {len(texts)}, {rank}\n")
             sys.stdout.write(f"{each['prompt']}{each['text']}\n")
-
 
     def _said(self, what: str, used: dict[str, Any], model: "LanguageModel") -> dict[str, Any]:
         """Return the settings and how tokens are decoded; print the settings that differ."""

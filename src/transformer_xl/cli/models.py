@@ -15,8 +15,6 @@ from transformer_xl.cli.given import Folder, LoadsModels, PrintsResult, ReadsMod
 from transformer_xl.cli.loading import load, require_model
 from transformer_xl.cli.printing import say, show
 from transformer_xl.config import (
-    locate_here,
-    may_be_on_hub,
     newest_models,
     require,
     require_new,
@@ -196,7 +194,7 @@ class Serve(ReadsModel):
             "TXL_SESSIONS" not in os.environ or settings.sessions is not None,
             "TXL_SESSIONS is not read any more: give its value as --sessions, or unset it",
         )
-        from transformer_xl.apps.serve import check_place, serve
+        from transformer_xl.apps.serve import alone_in, listen, serve
         from transformer_xl.config import generation_of
         from transformer_xl.model import find_model_folder, weights_path
 
@@ -204,7 +202,8 @@ class Serve(ReadsModel):
         logging.getLogger("transformer_xl.serve").setLevel(logging.INFO)
         generation = generation_of(self.dir)
         # What cannot be used ends the command before the model is loaded.
-        check_place(settings)
+        with listen(settings.host, settings.port), alone_in(settings.folder):
+            pass
         model, vocab = load(self.dir, self.weights)
         if not settings.preface:
             model.preface = ()

@@ -67,7 +67,7 @@ RULES = {
     "too_short": "a list of at least {min_length:,} items",
     "list_type": "a list",
     "dict_type": "an object",
-    "model_type": "an object",
+    "model_attributes_type": "an object",
     "string_too_short": "a text of at least {min_length} characters",
     "string_too_long": "a text of at most {max_length} characters",
     "string_pattern_mismatch": "a text that matches {pattern}",

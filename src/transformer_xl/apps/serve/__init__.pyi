@@ -1,4 +1,4 @@
 from .serve_settings import ServeSettings
-from .server import check_place, serve
+from .server import alone_in, listen, serve
 
-__all__ = ["ServeSettings", "check_place", "serve"]
+__all__ = ["ServeSettings", "alone_in", "listen", "serve"]

@@ -7,6 +7,7 @@ from importlib.resources import files
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Path, Query
+from prometheus_client import generate_latest
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,7 +19,7 @@ from transformer_xl.apps.serve.completions import complete
 from transformer_xl.apps.serve.errors import ApiError
 from transformer_xl.apps.serve.guard import Guard
 from transformer_xl.apps.serve.repeats import note_of
-from transformer_xl.apps.serve.responses import JsonResponse, add_handlers
+from transformer_xl.apps.serve.responses import add_handlers
 from transformer_xl.apps.serve.service import Service
 
 Name = Annotated[str, Path(pattern=schemas.NAME)]
@@ -33,7 +34,6 @@ def create_app(service: Service) -> FastAPI:
         title="Transformer-XL",
         version=__version__,
         description="OpenAI-compatible completions, and sessions that keep their memory.",
-        default_response_class=JsonResponse,
         responses={"default": {"model": schemas.ErrorBody, "description": "An error"}},
         lifespan=service.running,
         # These pages load scripts from other hosts.
@@ -135,7 +135,7 @@ def _add_health(app: FastAPI, service: Service) -> None:
     @app.get("/metrics", response_class=Response, responses=_PLAIN)
     async def metrics() -> Response:
         """Return the metrics for Prometheus."""
-        return Response(service.metrics.page(), media_type="text/plain; version=0.0.4")
+        return Response(generate_latest(service.metrics), media_type="text/plain; version=0.0.4")
 
 
 def _add_sessions(app: FastAPI, service: Service) -> None:
@@ -183,11 +183,10 @@ def _add_page(app: FastAPI) -> None:
 
 def _policy(page: str) -> str:
     """Return a policy that allows only the page's own style and script and this server."""
-    inner = {
-        tag: re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.S)[0] for tag in ("style", "script")
-    }
-    digests = {tag: hashlib.sha256(text.encode()).digest() for tag, text in inner.items()}
-    hashes = {tag: base64.b64encode(digest).decode() for tag, digest in digests.items()}
+    hashes: dict[str, str] = {}
+    for tag in ("style", "script"):
+        (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.S)
+        hashes[tag] = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return (
         "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; "
         "form-action 'none'; frame-ancestors 'none'; "

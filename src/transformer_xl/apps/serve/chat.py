@@ -10,8 +10,6 @@ from transformer_xl.data import Vocab, normalized_prompt
 
 log = logging.getLogger("transformer_xl.serve")
 
-_ROLES, _CONTENTS = "{role}: {content}\n", "{content}\n"
-
 
 class ChatTemplate(NamedTuple):
     """A template of one message, with the placeholders ``{role}`` and ``{content}``.
@@ -61,14 +59,11 @@ def chat_template(folder: Path, vocab: Vocab, setting: str | None) -> ChatTempla
             "what the model was trained with as --template, such as '<{role}>{content}</s>'",
             folder,
         )
-    if _can_write(vocab, "user: \nsystem: \nassistant:"):
-        return ChatTemplate("roles", _ROLES)
-    return ChatTemplate("contents", _CONTENTS)
-
-
-def _can_write(vocab: Vocab, text: str) -> bool:
     try:
-        ids = vocab.encode(text)
+        ids = vocab.encode("user: \nsystem: \nassistant:")
+        can_write = vocab.unk_id is None or vocab.unk_id not in ids
     except ValueError:
-        return False
-    return vocab.unk_id is None or vocab.unk_id not in ids
+        can_write = False
+    if can_write:
+        return ChatTemplate("roles", "{role}: {content}\n")
+    return ChatTemplate("contents", "{content}\n")

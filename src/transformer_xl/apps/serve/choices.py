@@ -36,15 +36,7 @@ class Form:
         is_event: bool = False,
         is_first: bool = False,
     ) -> dict[str, Any]:
-        """Return parts of a text as a choice.
-
-        Args:
-            index: The number of the text.
-            parts: All of its parts, or those of an event of a stream.
-            has_scores: Whether its tokens have scores.
-            is_event: Whether it is an event of a stream.
-            is_first: Whether it is the first event of the text.
-        """
+        """Return parts of a text as a choice: all, or those of an event of a stream."""
         text = "".join(part.text for part in parts)
         tokens = [token for part in parts for token in part.tokens]
         reason = parts[-1].reason if parts else None

@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from transformer_xl.apps.serve.choices import Form
 from transformer_xl.apps.serve.errors import ApiError, NotStartedError
 from transformer_xl.apps.serve.repeats import Note, note_of
-from transformer_xl.apps.serve.responses import JsonResponse, encoded, error_content
+from transformer_xl.apps.serve.responses import error_content
 from transformer_xl.apps.serve.schemas import SAMPLING, CompletionRequest
 from transformer_xl.apps.serve.service import Service
 from transformer_xl.apps.serve.texts import Part, Text
@@ -58,7 +58,7 @@ async def complete(
         if repeated := await answer.begin():
             content = json.loads(repeated) | {"repeated": True}
             events = _event(content) + _DONE
-            return _Events(iter([events])) if body.stream else JsonResponse(content)
+            return _Events(iter([events])) if body.stream else JSONResponse(content)
         # Before the headers are sent: an early failure is still returned as a status.
         await answer.wait()
         while not body.stream and answer.goes_on:
@@ -66,7 +66,7 @@ async def complete(
         answer.require_client()
         if not body.stream:
             answer.record()
-            return JsonResponse(answer.whole())
+            return JSONResponse(answer.whole())
         ending.pop_all()
         return _Events(answer.stream())
 
@@ -139,7 +139,6 @@ class Answer:
         return ""
 
     def _require_served(self) -> None:
-        """Require what this server can do, and a session for what is for sessions."""
         body, service = self._body, self._service
         if body.model not in (None, service.name):
             message = f"there is no model {body.model!r}: this server has {service.name!r}"
@@ -248,7 +247,7 @@ class Answer:
         state = part.state
         try:
             if state is not None:
-                answer = encoded(self.whole([part])).decode() if self._key else ""
+                answer = json.dumps(self.whole([part])) if self._key else ""
                 note = self._note.after(self._body, self._key, answer)
                 state = state._replace(note=note.encoded())
             await asyncio.to_thread(self._service.sessions.close, name, state)
@@ -296,11 +295,7 @@ class Answer:
         return bool(self._n_going) and not self._gone.done()
 
     def require_client(self) -> None:
-        """Require that the client is connected.
-
-        Raises:
-            ApiError: It is not.
-        """
+        """Raise an ApiError if the client has disconnected."""
         if self._gone.done():
             raise ApiError(499, "the client has left", "client_closed_request")
 
@@ -367,12 +362,12 @@ class Answer:
 
     def record(self) -> None:
         """Count the tokens, and note them for the access log."""
-        usage, metrics = self._usage(), self._service.metrics
-        metrics.prompt_tokens.inc(usage["prompt_tokens"])
-        metrics.drawn_tokens.inc(usage["completion_tokens"])
-        note = f"{usage['prompt_tokens']}+{usage['completion_tokens']} tokens"
+        usage = self._usage()
+        read, drawn = usage["prompt_tokens"], usage["completion_tokens"]
+        self._service.n_read.inc(read)
+        self._service.n_drawn.inc(drawn)
         session = f", session {self._session}" if self._session else ""
-        self._request.scope["note"] = note + session
+        self._request.scope["note"] = f"{read}+{drawn} tokens{session}"
 
 
 class _Events(StreamingResponse):
@@ -398,25 +393,21 @@ def _tokens(service: Service, prompt: str | list[int]) -> tuple[Sequence[int], s
     Raises:
         ApiError: It cannot be tokenized or is too long.
     """
-    vocab, limit, warning, message, code = service.vocab, service.settings.max_prompt, "", "", ""
+    vocab, limit, unknown, wrong = service.vocab, service.settings.max_prompt, None, None
     ids: Sequence[int] = ()
     if isinstance(prompt, str):
         try:
             ids = vocab.encode(prompt)
-        except ValueError as error:
-            message, code = f"prompt: {error}", "unknown_symbol"
-        else:
             unknown = unknown_warning(vocab, prompt, ids)
-            warning = f"prompt: {unknown}" if unknown else ""
+        except ValueError as error:
+            wrong = f"prompt: {error}", "unknown_symbol"
     elif (largest := max(ids := prompt, default=0)) >= len(vocab):
-        message = f"token {largest} is outside the vocabulary of {len(vocab)}"
-        code = "unknown_token"
+        wrong = f"token {largest} is outside the vocabulary of {len(vocab)}", "unknown_token"
     if len(ids) > limit:
-        message = f"the prompt has {len(ids)} tokens; at most {limit} are read at once"
-        code = "too_long"
-    if message:
-        raise ApiError(400, message, code, "prompt")
-    return ids, warning
+        wrong = f"the prompt has {len(ids)} tokens; at most {limit} are read at once", "too_long"
+    if wrong:
+        raise ApiError(400, *wrong, "prompt")
+    return ids, f"prompt: {unknown}" if unknown else ""
 
 
 def _start(service: Service) -> int:
@@ -431,7 +422,7 @@ def _start(service: Service) -> int:
 
 
 def _event(value: dict[str, Any]) -> bytes:
-    return b"data: " + encoded(value) + b"\n\n"
+    return f"data: {json.dumps(value)}\n\n".encode()
 
 
 async def _disconnected(request: Request) -> None:

@@ -1,6 +1,5 @@
-"""Responses in JSON; errors of every kind in OpenAI's format."""
+"""Errors of every kind in OpenAI's format."""
 
-import json
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -13,12 +12,6 @@ from starlette.responses import JSONResponse, Response
 from transformer_xl.apps.serve.errors import ApiError, invalid
 from transformer_xl.errors import TxlError
 
-_TYPES = {
-    401: "authentication_error",
-    404: "not_found_error",
-    409: "conflict_error",
-    429: "rate_limit_error",
-}
 _HEADERS = {
     401: {"WWW-Authenticate": "Bearer"},
     # The unread rest of the body would be parsed as the next request.
@@ -26,35 +19,19 @@ _HEADERS = {
     429: {"Retry-After": "1"},
     503: {"Retry-After": "1"},
 }
-# Created once: json.dumps with options creates an encoder for each call.
-_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
-
-
-def encoded(value: Any) -> bytes:
-    """Return JSON in ASCII, which can also hold lone surrogates."""
-    return _ENCODER.encode(value).encode()
-
-
-class JsonResponse(JSONResponse):
-    """JSON, as :func:`encoded` writes it."""
-
-    def render(self, content: Any) -> bytes:
-        """Encode a value."""
-        return encoded(content)
 
 
 def error_content(error: ApiError) -> dict[str, Any]:
     """Return the JSON of an error."""
-    fallback = "invalid_request_error" if error.status < 500 else "server_error"
-    kind = _TYPES.get(error.status, fallback)
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
     about = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
     return {"error": about}
 
 
-def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> JsonResponse:
+def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """Return the response to a request that failed."""
     headers = {**(headers or {}), **_HEADERS.get(error.status, {})}
-    return JsonResponse(error_content(error), error.status, headers)
+    return JSONResponse(error_content(error), error.status, headers)
 
 
 def add_handlers(app: FastAPI) -> None:

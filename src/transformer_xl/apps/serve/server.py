@@ -136,14 +136,3 @@ def serve(
         sys.setswitchinterval(_SWITCH_SECONDS)
         server.run(sockets=[listening])
         log.info("stopped")
-
-
-def check_place(settings: ServeSettings) -> None:
-    """Check that a server can listen and keep its sessions, before a model is loaded for it.
-
-    Raises:
-        OSError: It cannot listen on the address, or cannot use the folder of the sessions.
-        RuntimeError: Another server keeps its sessions in that folder.
-    """
-    with listen(settings.host, settings.port), alone_in(settings.folder):
-        pass

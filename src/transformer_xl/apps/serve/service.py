@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from transformer_xl.apps.serve.chat import chat_template
 from transformer_xl.apps.serve.engine import Engine, Parts, tell
@@ -18,34 +18,10 @@ from transformer_xl.apps.serve.sessions import Sessions
 from transformer_xl.config import MAX_HISTORY, GenerateConfig, require, total_memory
 from transformer_xl.data import Vocab
 from transformer_xl.errors import TxlError
-from transformer_xl.inference.generate import (
-    Sampler,
-    Sampling,
-    largest_state,
-)
+from transformer_xl.inference.generate import Sampler, Sampling, largest_state
 from transformer_xl.model import LanguageModel, full_memory, require_bytes
 
 log = logging.getLogger("transformer_xl.serve")
-
-_MAX_EXPIRY_INTERVAL = 60.0
-"""Seconds between two checks for expired sessions, at most."""
-
-
-class Metrics:
-    """Metrics for Prometheus."""
-
-    def __init__(self, sessions: Sessions) -> None:
-        self._registry = registry = CollectorRegistry()
-        self.requests = Counter("txl_requests", "Requests.", ["status"], registry=registry)
-        self.seconds = Histogram("txl_request_seconds", "Seconds of requests.", registry=registry)
-        self.prompt_tokens = Counter("txl_prompt_tokens", "Tokens read.", registry=registry)
-        self.drawn_tokens = Counter("txl_drawn_tokens", "Tokens drawn.", registry=registry)
-        count = Gauge("txl_sessions", "Sessions.", registry=registry)
-        count.set_function(lambda: len(sessions))
-
-    def page(self) -> bytes:
-        """Return all metrics in the text format of Prometheus."""
-        return generate_latest(self._registry)
 
 
 class Service:
@@ -95,7 +71,13 @@ class Service:
         largest = largest_state(model, mem_len, max(mem_len, MAX_HISTORY))
         self.sessions = Sessions(settings, weights, model, largest=largest)
         self.engine = Engine(model, settings, self._deliver)
-        self.metrics = Metrics(self.sessions)
+        self.metrics = registry = CollectorRegistry()
+        self.n_answers = Counter("txl_requests", "Requests.", ["status"], registry=registry)
+        self.seconds = Histogram("txl_request_seconds", "Seconds of requests.", registry=registry)
+        self.n_read = Counter("txl_prompt_tokens", "Tokens read.", registry=registry)
+        self.n_drawn = Counter("txl_drawn_tokens", "Tokens drawn.", registry=registry)
+        n_sessions = Gauge("txl_sessions", "Sessions.", registry=registry)
+        n_sessions.set_function(lambda: len(self.sessions))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._saving: set[asyncio.Task] = set()
 
@@ -149,5 +131,5 @@ class Service:
 
     async def _expire(self) -> None:
         while True:
-            await asyncio.sleep(min(_MAX_EXPIRY_INTERVAL, self.settings.session_idle / 2))
+            await asyncio.sleep(min(60.0, self.settings.session_idle / 2))
             await asyncio.to_thread(self.sessions.expire)

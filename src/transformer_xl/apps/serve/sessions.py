@@ -146,10 +146,7 @@ class Sessions:
         before = self._clock() - self._idle
         with self._lock:
             unused = [name for name, used in self._used.items() if used < before]
-        for name in unused:
-            with self._lock:
-                if name in self._busy or self._used.get(name, before) >= before:
-                    continue
+            for name in [name for name in unused if name not in self._busy]:
                 try:
                     self.delete(name)
                     log.info("session %s expired", name)

@@ -178,7 +178,13 @@ class Text:
                 self._held[-1].raw += rest.encode()
             self._held_text += rest
         part = self._returning(len(self._held), len(self._held_text))
-        state = None if mems is None or not self.keeps_state else self._state(mems)
+        if mems is None or not self.keeps_state:
+            return part._replace(reason=reason)
+        # At most what is remembered, and what penalties can see.
+        most = max(len(mems), MAX_HISTORY)
+        read = joined(self.before, self.prompt, self.written, most=most + 1)[:-1]
+        known = torch.from_numpy(read[-most:])
+        state = State(mems, self.last_token, self.generator.get_state(), read=known)
         return part._replace(reason=reason, state=state)
 
     def _settle(self, text: str) -> None:
@@ -199,11 +205,3 @@ class Text:
         for each in self._held[-1:]:
             if (n := each.stop - self._settled) > 0:
                 each.raw = each.raw.rpartition(each.piece[-n:].encode())[0]
-
-    def _state(self, mems: Memory) -> State:
-        """Return the state for the session."""
-        # At most what is remembered, and what penalties can see.
-        most = max(len(mems), MAX_HISTORY)
-        read = joined(self.before, self.prompt, self.written, most=most + 1)[:-1]
-        known = torch.from_numpy(read[-most:])
-        return State(mems, self.last_token, self.generator.get_state(), read=known)
