@@ -114,7 +114,7 @@ class Generate(ReadsModel, PrintsResult):
     def _check(self) -> None:
         """Check that the options fit each other, before anything is loaded."""
         # Settings out of range are refused now, not after the model was loaded.
-        _ = KnnConfig(**self.knn), MusicConfig(**self.music)
+        _ = MusicConfig(**self.music)
         require(self.samples >= 1, f"samples={self.samples} must be at least 1")
         ended = {"--json": self.json, "--out": self.out, "several texts": self._is_several}
         endless = next((name for name, is_set in ended.items() if is_set), None)
