@@ -6,6 +6,7 @@ import pytest
 
 from transformer_xl.cli import main
 from transformer_xl.studies import baselines, compare
+from transformer_xl.train import Diverged
 
 
 @pytest.fixture

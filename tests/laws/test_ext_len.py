@@ -13,6 +13,7 @@ from transformer_xl.inference.answers import continuations, features_of, losses
 from transformer_xl.inference.evaluate import WithMemory, evaluate, score
 from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.model import TransformerXL
+from transformer_xl.model.segment import Lengths
 
 EXACT = {"rtol": 0, "atol": 1e-11}
 V = 23

@@ -1,15 +1,17 @@
 """kNN-LM over the past of a text: the mixture, by its definition, wherever a text is read."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from tests.laws.conftest import CONFIG
 
+from transformer_xl.config import ModelConfig
 from transformer_xl.config.knn import KnnConfig
-from transformer_xl.inference.evaluate import WithNeighbours, evaluate
-from transformer_xl.inference.generate import Sampling, generate, generate_batch
+from transformer_xl.inference.evaluate import Passage, WithNeighbours, evaluate
 from transformer_xl.inference.knn import Past
+from transformer_xl.model import build_model
 
 SETTINGS = KnnConfig(k=3, share=0.4, temperature=0.05, window=6)
 TEXT = torch.randint(CONFIG.vocab_size, (30,), generator=torch.Generator().manual_seed(3))
@@ -69,18 +71,11 @@ def test_a_loss_is_that_of_the_mixture(model):
     assert (result.knn_k, result.knn_window) == (3, 6)
 
 
-def test_what_is_written_follows_the_mixture_too(model):
-    prompts = [TEXT[:7].tolist(), TEXT[7:9].tolist(), TEXT[:7].tolist()]
-    options = {"length": 8, "mem_len": 40, "knn": SETTINGS, "sampling": Sampling(temperature=0)}
-    batch = list(generate_batch(model, prompts, **options))
-    for n, prompt in enumerate(prompts):
-        written = [step[n] for step in batch]
-        assert written == list(generate(model, prompt, **options))
-        text = torch.tensor([*prompt, *written])
-        segments = text[: len(prompt)], *text[len(prompt) : -1].split(1)
-        hidden, log_probs = as_read(model, segments, mem_len=40)
-        probs = mixture(hidden, text, log_probs)[len(prompt) - 1 :]
-        assert probs.argmax(1).tolist() == written
+def test_without_it_nothing_changes_and_a_share_of_nearly_nothing_changes_nearly_nothing(paper):
+    plain = evaluate(paper, TEXT)
+    assert plain.knn_k is plain.knn_share is None
+    little = evaluate(paper, TEXT, WithNeighbours(knn=replace(SETTINGS, share=1e-9)))
+    assert little.nll == pytest.approx(plain.nll, abs=1e-6)
 
 
 def test_the_future_changes_no_loss(paper):
@@ -106,35 +101,27 @@ def test_pieces_change_nothing(reset_at):
         found.append(past.mixed_nll(-log_probs[part, 0], hidden[part], tokens[part]))
     expected = -probs.gather(1, tokens[:, None])[:, 0].log()
     torch.testing.assert_close(torch.cat(found), expected, rtol=1e-3, atol=1e-4)
-    assert whole[0].shape == (200, 4)
 
 
-def test_an_interrupted_step_is_repeated(paper, monkeypatch):
-    expected = list(generate(paper, [1, 2, 3], length=20, seed=5, knn=SETTINGS))
-    writing = generate(paper, [1, 2, 3], length=20, seed=5, knn=SETTINGS)
-    found = []
-    while len(found) < 20:
-        if len(found) % 3 == 0:
-            with monkeypatch.context() as patch:
-                patch.setattr(Past, "extended", _interrupted)
-                with pytest.raises(KeyboardInterrupt):
-                    next(writing)
-        found.append(next(writing))
-    assert found == expected
+def test_a_lstm_has_a_past_too():
+    config = ModelConfig(kind="lstm", vocab_size=CONFIG.vocab_size, d_model=12, n_layer=1)
+    model = build_model(config).eval()
+    plain, mixed = (evaluate(model, TEXT, how).nll for how in (None, WithNeighbours(knn=SETTINGS)))
+    assert plain != mixed
 
 
-def _interrupted(*_):
-    raise KeyboardInterrupt
+def test_an_evaluation_of_the_first_segments_is_that_of_their_text(paper):
+    some = evaluate(paper, TEXT, WithNeighbours(segment_len=4, max_steps=3, knn=SETTINGS))
+    whole = evaluate(paper, TEXT[:13], WithNeighbours(segment_len=4, knn=SETTINGS))
+    assert some.tokens == whole.tokens == 12
+    assert some.nll == pytest.approx(whole.nll, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"batch_size": 2}, "batch_size=2 has no effect with WithNeighbours"),
-        ({"window": 4}, "window and knn exclude each other"),
-    ],
-    ids=str,
-)
-def test_one_stream_with_memory_is_searched(paper, more, message):
-    with pytest.raises(ValueError, match=message):
-        evaluate(paper, TEXT, knn=SETTINGS, **more)
+@torch.no_grad()
+def test_under_autocast_the_past_is_searched_in_float32():
+    draw = torch.Generator().manual_seed(1)
+    hidden, tokens = torch.randn(40, 32, generator=draw), torch.arange(40)
+    rows = torch.full((40,), 4.0), hidden, tokens % 5
+    exact = Past(SETTINGS).mixed_nll(*rows)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(Past(SETTINGS).mixed_nll(*rows), exact)

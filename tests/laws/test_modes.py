@@ -32,7 +32,9 @@ def _spoken(model):
 READERS = {
     "evaluate": lambda model: evaluate(model, IDS, WithMemory(segment_len=4)).nll,
     "score": lambda model: list(score(model, IDS)),
-    "recl": lambda model: context_losses(model, IDS, [9, 11], range(2, 9, 2)).tolist(),
+    "recl": lambda model: context_losses(
+        model, IDS, [9, 11], range(2, 9, 2), Lengths.of(model.config, segment_len=8)
+    ).tolist(),
     "features_of": lambda model: features_of(
         model, [IDS, IDS[:3]], Lengths.of(model.config, segment_len=8)
     ).tolist(),

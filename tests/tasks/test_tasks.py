@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from transformer_xl.cli import main
-from transformer_xl.config import ModelConfig
+from transformer_xl.config import ModelConfig, load_recipe, recipe_names
 from transformer_xl.data import Vocab
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.inference.answers import continuations
