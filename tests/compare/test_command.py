@@ -98,7 +98,6 @@ def test_the_best_is_said_last(tmp_path, text, capsys):
     assert call(text, tmp_path / "out", "--models", "txl", "gpt", "--no_baselines") == 0
     out = capsys.readouterr().out
     assert out.splitlines()[-1].startswith("txl is best: ")
-    assert max(map(len, out.splitlines())) <= 100
 
 
 def test_an_evaluation_may_be_limited(tmp_path, text, made):

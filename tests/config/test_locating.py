@@ -172,7 +172,6 @@ def test_nothing_is_written_into_a_shipped_model(shipped, toy_recipe):
         lambda: model.save_pretrained(folder, vocab),
         lambda: RunFolder(folder).begin(toy_recipe(), 1),
         lambda: write_report(folder),
-        lambda: txl.convert("toy", shipped / "new"),
         lambda: session.save(folder / "state.safetensors"),
     ):
         with pytest.raises(PermissionError, match="come with the package, which are not changed"):
