@@ -6,7 +6,6 @@ import os
 import pytest
 import torch
 
-from transformer_xl.cli import parse
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.tasks import load_task, run
 from transformer_xl.tasks.logs import task as logs_anomalies
@@ -201,8 +200,3 @@ def test_a_figure_is_a_number(source, tmp_path, monkeypatch, value):
     with pytest.raises(ValueError, match=r"one, seed 1, valid: length is (nan|inf), no figure"):
         run_task(Lengths(), source, tmp_path / "out", models=("one",))
     assert not (tmp_path / "out" / "results.json").exists()
-
-
-def test_models_with_nothing_after_it_are_none():
-    assert parse(["task", "logs", "--models"]).models == ()
-    assert parse(["task", "logs"]).models == ("txl",)
