@@ -39,6 +39,7 @@ _GONE = {
         "txl recipes paper-wt103-base --copy FILE copies a training of the paper, and "
         "docs/migration.md has the settings that take the place of the authors' options"
     ),
+    ("recl", "--plot"): "--json has the gains, from which any program draws the curve",
     ("recl", "--recl.first"): "the shortest context is a step long; --recl.step sets both",
     ("recl", "--recl.threshold"): "a longer context counts from a gain of 0.01, as in the paper",
     ("recl", "--recl.batch_tokens"): "a batch has about 16,384 tokens",
