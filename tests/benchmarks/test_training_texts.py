@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from transformer_xl.config.files import checksum
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -59,40 +57,6 @@ def run(program, monkeypatch, name, *words):
     """Run a program as the command line does."""
     monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
     program(name).main()
-
-
-def test_the_text_of_english_is_articles_in_both_forms_and_novels(
-    program, tmp_path, monkeypatch, capsys
-):
-    english = program("english")
-    (tmp_path / "wikitext").mkdir()
-    text = " \n = A = \n \n It rained , he said . \n"
-    for part in ("train", "valid", "test"):
-        (tmp_path / "wikitext" / f"wiki.{part}.tokens").write_text(text)
-    (tmp_path / "books").mkdir()
-    books = {number: tmp_path / "books" / f"{number}.txt" for number in english.READ}
-    for number, path in books.items():
-        path.write_text(f"Chapter {number}\n\nIt was\nlate.\n")
-    words = tmp_path / "out", "--wikitext", tmp_path / "wikitext", "--books", tmp_path / "books"
-    with pytest.raises(SystemExit):
-        run(program, monkeypatch, "english", *words)
-    assert "28988.txt has the SHA-256" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-    read = {number: checksum(path) for number, path in books.items()}
-    english = program("english")
-    monkeypatch.setattr(english, "READ", read)
-    monkeypatch.setattr(sys, "argv", ["english", *map(str, words)])
-    english.main()
-    train = (tmp_path / "out" / "train.txt").read_text()
-    for piece in (" = A = \n \n It rained , he said . \n", "A\n\nIt rained, he said.\n\n\n"):
-        assert piece in train
-    assert "Chapter 860\n\nIt was late.\n\n" in train
-    assert (tmp_path / "out" / "test.txt").read_text() == text
-    (tmp_path / "out" / "train.txt").unlink()
-    with pytest.raises(SystemExit):
-        english.main()
-    assert "valid.txt exists; --force overwrites it" in capsys.readouterr().err
-    assert not (tmp_path / "out" / "train.txt").exists()
 
 
 def test_the_text_of_poems_is_written_whole_or_not_at_all(program, tmp_path, monkeypatch, capsys):

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from transformer_xl.model import TransformerXL
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -64,26 +62,3 @@ def test_windows_that_the_training_text_has_are_found_at_any_place(writing):
     assert finder.copied([piece]) == pytest.approx(60 / 200)
     # One byte less than a window.
     assert finder.copied([numbers.randbytes(100) + training[:49] + numbers.randbytes(51)]) == 0
-
-
-def test_texts_that_are_carried_are_penalized_as_one(writing, tiny_config):
-    model = TransformerXL(tiny_config).eval()
-    prompts, settings = [[1, 2], [3], [4, 5]], {"temperature": 0, "repetition_penalty": 1e9}
-    seen = [*prompts[0]]
-    for prompt, piece in zip(
-        prompts, writing.write(model, prompts, 5, settings, carried=True), strict=True
-    ):
-        seen += prompt
-        assert not {*piece} & {*seen}
-        assert len({*piece}) == 5
-        seen += piece
-
-
-def test_prompts_for_python_begin_with_a_definition(writing):
-    text = "\n\n".join(f"def f{i}():\n    '''import this'''\n    return {i}" for i in range(50))
-    for place in writing.places(text, 10, is_python=True):
-        assert text[place:].startswith("def f")
-    # No definition after the last place.
-    assert writing.places("def f\n" + "#\n" * 99, 4, is_python=True) == [0] * 4
-    with pytest.raises(ValueError, match="no line of the text begins with def"):
-        writing.places("x = 1\n", 4, is_python=True)

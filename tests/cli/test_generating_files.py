@@ -144,7 +144,7 @@ def test_a_midi_file_is_continued(txl, of_music, tmp_path):
         assert ended.json["prompt"] == "72 67 64 60 72 67 64 60 72 69 65 60 72 69 65 60"
     ended = txl("generate", of_music, "--midi", begun, "--music.voices", 3, *words)
     assert ended.code == 0
-    assert "left out: 1 note beyond 3 voices" in ended.err
+    assert "left out: 2 notes beyond 3 voices" in ended.err
     ended = txl("generate", of_music, "--midi", begun, "--music.tempo", 90, *words)
     assert "--music.tempo 90.0 has no effect here: it is for --out FILE.mid or" in ended.err
     ended = txl("generate", of_music, "--midi", begun, "--out", tmp_path / "a.mid", *words)

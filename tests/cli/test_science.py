@@ -10,7 +10,6 @@ import pytest
 from transformer_xl.cli import parse
 from transformer_xl.cli.science import Recl, ReclConfig
 from transformer_xl.config.recipes import dump_recipe
-from transformer_xl.studies import recl
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -49,12 +48,8 @@ def test_an_lstm_trains_evaluates_and_writes(lstm: Path, txl: Callable) -> None:
     assert txl("train", lstm / "recipe.toml", "--out", lstm, "--json", "--quiet").code == 0
 
 
-def test_recl_compares_models_of_all_kinds(
-    trained: Path, lstm: Path, txl: Callable, tmp_path: Path
-) -> None:
-    pytest.importorskip("matplotlib")
-    plot = tmp_path / "recl.svg"
-    ended = txl("recl", trained, lstm, *SMALL, "--plot", plot, "--json")
+def test_recl_compares_models_of_all_kinds(trained: Path, lstm: Path, txl: Callable) -> None:
+    ended = txl("recl", trained, lstm, *SMALL, "--json")
     assert ended.code == 0, ended.err
     found = ended.json
     assert found["contexts"] == [4, 8, 12, 16]
@@ -63,31 +58,10 @@ def test_recl_compares_models_of_all_kinds(
         assert set(model["recl"]) == {"0.1", "0.5", "1"}
         assert all(x["length"] in found["contexts"] for x in model["recl"].values())
         assert len(model["nll"]) == 4
-    assert b"<svg" in plot.read_bytes()
     assert "| model | r = 0.1 | r = 0.5 | r = 1 |" in ended.err
     # Without --json the table is the result.
     table = txl("recl", trained, lstm, *SMALL).out
     assert [line.split(" | ")[0] for line in table.splitlines()[2:]] == ["| toy", "| lstm"]
-
-
-def test_a_plot_that_cannot_be_written_is_refused_before_anything_is_measured(
-    trained: Path, txl: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("matplotlib")
-    monkeypatch.setattr(recl, "context_losses", None)
-    (tmp_path / "folder.svg").mkdir()
-    (tmp_path / "file").touch()
-    (tmp_path / "link.svg").symlink_to("file")
-    for plot, message in (
-        ("folder.svg", "is a folder: give a file in it"),
-        ("file/recl.svg", "is a file, not a folder"),
-        ("link.svg", "is a symbolic link, which a file would replace"),
-    ):
-        ended = txl("recl", trained, *SMALL, "--plot", tmp_path / plot, "--json")
-        assert (ended.code, ended.out) == (1, "")
-        assert message in ended.err
-    ended = txl("recl", trained, *SMALL, "--plot", tmp_path / "recl.pdf")
-    assert "must end in .png or .svg" in ended.err
 
 
 def test_recl_reads_any_text(

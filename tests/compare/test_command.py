@@ -98,9 +98,3 @@ def test_the_best_is_said_last(tmp_path, text, capsys):
     assert call(text, tmp_path / "out", "--models", "txl", "gpt", "--no_baselines") == 0
     out = capsys.readouterr().out
     assert out.splitlines()[-1].startswith("txl is best: ")
-
-
-def test_an_evaluation_may_be_limited(tmp_path, text, made):
-    words = ("--models", "txl", "--rates", "1", "--no_baselines", "--tokens", "50")
-    assert call(text, tmp_path / "out", *words) == 0
-    assert made[-1][2] == 50

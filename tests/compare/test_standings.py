@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 
-from transformer_xl.studies import save_figure
 from transformer_xl.studies.compare import Run
 from transformer_xl.studies.standings import (
     draw,
@@ -96,16 +95,6 @@ def test_a_picture_is_drawn_of_whatever_was_measured(run, power_law, tmp_path):
     pytest.importorskip("matplotlib")
     draw(tmp_path / "found.svg", [*power_law("a", 10.0), run("b", 2.0)])
     assert (tmp_path / "found.svg").read_text().startswith("<?xml")
-
-
-def test_the_same_figure_is_the_same_file(tmp_path):
-    plt = pytest.importorskip("matplotlib.pyplot")
-    for name in ("one.svg", "other.svg"):
-        figure, axes = plt.subplots()
-        axes.plot([1, 2], [3, 4], "o")
-        save_figure(figure, tmp_path / name)
-        plt.close(figure)
-    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "other.svg").read_bytes()
 
 
 def test_a_sentence_says_what_is_best_and_what_is_better_still(run):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from transformer_xl.tasks.babi_stories import BABI_TASKS, Question, babi_stories, read_babi
+from transformer_xl.tasks.babi import BABI_TASKS, Question, babi_stories, read_babi
 
 SPLITS = ("train", "valid", "test")
 

@@ -64,6 +64,7 @@ _GONE = {
     ("report", ""): (
         "a report is written when a training ends; the same command txl train writes it again"
     ),
+    ("recl", "--plot"): "--json has the gains, from which any program draws the curve",
     ("recl", "--recl.first"): "the shortest context is a step long; --recl.step sets both",
     ("recl", "--recl.threshold"): "a longer context counts from a gain of 0.01, as in the paper",
     ("recl", "--recl.batch_tokens"): "a batch has about 16,384 tokens",

@@ -17,7 +17,7 @@ from transformer_xl.cli.given import (
 )
 from transformer_xl.cli.loading import corpus_of, evaluation_of, read_text, require_model
 from transformer_xl.cli.printing import say, say_if_slow, show
-from transformer_xl.cli.tables import can_plot, require_plot, write_results
+from transformer_xl.cli.tables import can_plot, write_results
 from transformer_xl.config import (
     Config,
     Count,
@@ -72,7 +72,7 @@ class Recl(LoadsModels, PrintsResult):
 
     Examples:
       txl recl runs/xl runs/lstm --recl.step 100 --recl.tokens 2000
-      txl recl runs/xl runs/none runs/lstm --plot recl.svg --json
+      txl recl runs/xl runs/none runs/lstm --json
       txl recl models/a models/b --file wiki.test.tokens --recl.longest 2000
     """
 
@@ -80,8 +80,6 @@ class Recl(LoadsModels, PrintsResult):
     """Run folders, model folders, or names of models (txl models)."""
     file: Path | None = None
     """Use this text instead of the corpus of the first run; - is the standard input."""
-    plot: Path | None = None
-    """Plot the gains to this file, .png or .svg."""
     recl: Annotated[ReclConfig, Value] = field(default_factory=ReclConfig)
 
     def run(self) -> None:
@@ -89,8 +87,6 @@ class Recl(LoadsModels, PrintsResult):
         require(bool(self.dirs), "give at least one run folder or model folder: txl recl DIR ...")
         for name in self.dirs:
             require_model(name)
-        if self.plot:
-            require_plot(self.plot)
         import numpy as np
 
         from transformer_xl.config import pick_device
@@ -119,10 +115,6 @@ class Recl(LoadsModels, PrintsResult):
         ]
         table = markdown_table(["model", *(f"r = {top:g}" for top in by_top)], rows)
         (say if self.json else print)(table)
-        if self.plot:
-            by_name = {top: dict(zip(names, x, strict=True)) for top, x in by_top.items()}
-            recl.draw_gains(self.plot, contexts, by_name)
-            say(f"wrote {self.plot}")
         if self.json:
             tops = [f"{top:g}" for top in by_top]
             models = [

@@ -3,9 +3,8 @@
 It compares the losses of the same tokens given exactly c tokens of context, for many c.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from transformer_xl.errors import InputError
 from transformer_xl.model import LanguageModel, Lengths, Text, as_tokens, evaluating, read
-from transformer_xl.studies import save_figure
 
 _ROWS = 16
 THRESHOLD = 0.01
@@ -97,32 +95,6 @@ def relative_effective_context_length(
         length = int(small[0] if small else contexts[-1])
         result.append(Recl(length=length, is_bound=not small, gains=tuple(each), falls=tuple(fall)))
     return result
-
-
-def draw_gains(
-    path: Path, contexts: Sequence[int], results: Mapping[float, Mapping[str, Recl]]
-) -> None:
-    """Plot the relative gain by context length, .png or .svg, with a panel for each share r.
-
-    Raises:
-        ImportError: matplotlib is missing.
-        OSError: The file cannot be written.
-    """
-    # Without pyplot, which has global state and may need a display.
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.6 * len(results), 3.4), layout="constrained")
-    panels = figure.subplots(1, len(results), squeeze=False)[0]
-    for axes, (top, models) in zip(panels, results.items(), strict=True):
-        for name, result in models.items():
-            line = axes.plot(contexts[:-1], [100 * gain for gain in result.gains], label=name)
-            axes.axvline(result.length, color=line[0].get_color(), linestyle=":", linewidth=1)
-        axes.axhline(100 * THRESHOLD, color="0.5", linestyle="--", linewidth=1)
-        axes.set_title(f"the hardest {top:.0%} of the tokens" if top < 1 else "all tokens")
-        axes.set_xlabel("context c in tokens; dotted: effective length")
-    panels[0].set_ylabel("perplexity gained by a step more, %")
-    panels[0].legend(frameon=False)
-    save_figure(figure, path)
 
 
 def target_places(n_tokens: int, contexts: range, n_targets: int) -> list[int]:

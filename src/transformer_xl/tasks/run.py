@@ -35,7 +35,7 @@ def run_task(
     *,
     models: Sequence[str] = ("txl",),
     seeds: Sequence[int] = (1,),
-    splits: Sequence[str] | None = None,
+    splits: Sequence[str] = ("valid", "test"),
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Prepare the data of a task, train models on them, and measure them beside the baselines.
@@ -50,7 +50,7 @@ def run_task(
         out: The folder of the texts (``data``), the run folders and the results.
         models: Names among ``task.models``, or recipe files of one training.
         seeds: Seeds of the trainings.
-        splits: The splits to measure; None: those of the task.
+        splits: The splits to measure.
         say: Called with lines that tell the progress.
 
     Returns:
@@ -66,7 +66,6 @@ def run_task(
         data = "" if task.makes_data else " DATA"
         raise InputError(f"task {task.name} {has}: txl task {task.name}{data}")
     stages = {name: _recipes(task, name) for name in models}
-    splits = task.splits if splits is None else splits
     _require_all_named(out, models, seeds, splits)
     folder = prepared(task, source, out, say)
     results: dict[str, dict[str, list[Measured]]] = {}
@@ -157,7 +156,6 @@ def prepared(task: Task, source: Path | None, out: Path, say: Callable[[str], No
         "task": task.name,
         "source": None if source is None else str(source),
         "data": task.identity(source),
-        "version": task.version,
     }
     if folder.is_dir() and _is_prepared(folder, json.loads(_json(about))):
         return folder
@@ -194,16 +192,16 @@ def _is_prepared(folder: Path, about: dict[str, Any]) -> bool:
             f"{folder} holds the texts of task {task} from {source}, not of {about['task']} from "
             f"{about['source']}: give another --out"
         )
-    if known == about:
+    before, now = known.get("data"), about["data"]
+    if before == now:
         return True
     inside = (x for x in folder.parent.iterdir() if x.is_dir())
     if runs := [x for x in inside if x.name not in (_PREPARED, _INCOMPLETE)]:
-        before, now = known.get("data", {}), about["data"]
+        before = before if isinstance(before, dict) else {}
         changed = [x for x in {**before, **now} if before.get(x) != now.get(x)]
-        what = f"{', '.join(changed)} of {source or task}" if changed else "the program"
         raise InputError(
-            f"{folder} was prepared from other data, or otherwise ({what} changed since), and "
-            f"{min(runs)} may have read it: give another --out"
+            f"{folder} was prepared from other data, or otherwise ({', '.join(changed)} of "
+            f"{source or task} changed since), and {min(runs)} may have read it: give another --out"
         )
     return False
 

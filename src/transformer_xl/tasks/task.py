@@ -53,12 +53,8 @@ class Task(ABC):
     models: ClassVar[Mapping[str, Sequence[str]]]
     """By name of a model, the recipes of its trainings, each of which but the first begins with the
     weights and the vocabulary of the one before it."""
-    splits: ClassVar[Sequence[str]] = ("valid", "test")
-    """What is measured."""
     makes_data: ClassVar[bool] = False
     """Whether a program of the task makes its data, so that there is no source."""
-    version: ClassVar[int] = 1
-    """Raised when :meth:`prepare` writes other texts: those of another version are not used."""
     reads: ClassVar[Sequence[str]] = ("*",)
     """Patterns of the files that it reads in the folder of its data."""
 

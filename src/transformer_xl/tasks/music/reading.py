@@ -1,12 +1,11 @@
 """MIDI files of any program as steps of voices; what has no place in them is counted."""
 
-import math
 import re
 import warnings
 from collections import Counter
 from collections.abc import Callable
 from io import BytesIO
-from itertools import groupby
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,10 +20,10 @@ DRUMS = 9
 """The MIDI channel without pitches."""
 _SUSTAIN = 64
 """The controller of the pedal."""
-_OCTAVE = 12
 _LEFT_OUT, _CHANGED = "left out", "changed"
 _DRUM_NOTES = _LEFT_OUT, "note{s} of the drum channel"
 _DOUBLED = _LEFT_OUT, "note{s} that others double"
+_REPEATED = _CHANGED, "repeated note{s} held"
 _MOST_STEPS = 1_000_000
 """Steps that are read from a MIDI file at most; a pause may be of any length there."""
 _MOST_BYTES = 1 << 22
@@ -45,9 +44,8 @@ def read_midi(
     """Read a piece from a MIDI file of any program.
 
     A part is what one track plays on one channel. If there is a part for each voice, highest voice
-    first, its notes stand in that voice, and those of a chord in voices that are free. Else the
-    notes are spread over the voices by pitch. Where more notes sound than there are voices, a note
-    that began earlier is cut short; of notes that begin together, inner ones are left out. Notes
+    first, none with chords, its notes stand in that voice. Else the notes of each step are spread
+    over the voices by pitch; where more sound than there are voices, inner ones are left out. Notes
     begin and end at the nearest step; a note has at least one; one that is not ended lasts as long
     as its track. A file of `midi` gives the steps that it was made of, unless a voice rests
     throughout.
@@ -77,9 +75,17 @@ def read_midi(
         n_ticks < _MOST_STEPS * per_step,
         f"{path} has more than the {_MOST_STEPS:,} steps that are read: cut it",
     )
-    notes = _on_grid(played, per_step, counts)
+    notes = []
+    for note in sorted(played, key=lambda note: note.begin):
+        begin, end = round(note.begin / per_step), round(note.end / per_step)
+        notes.append(note._replace(begin=begin, end=max(end, begin + 1)))
     n_steps = max(round(n_ticks / per_step), *(note.end for note in notes))
-    steps = _steps_of(notes, n_steps, settings.voices, counts)
+    steps = _steps_by_part(notes, n_steps, settings.voices, counts)
+    if steps is None:
+        n_parts = len({note.part for note in notes})
+        if settings.voices > 1:
+            counts[_CHANGED, f"part{{s}} spread over {settings.voices} voices by pitch"] = n_parts
+        steps = _steps_by_pitch(notes, n_steps, settings.voices, counts)
     if counts:
         lists = []
         for verb in (_LEFT_OUT, _CHANGED):
@@ -169,103 +175,54 @@ def _played(file: Any, counts: Counts) -> tuple[list[_Played], int]:
     return notes, n_ticks
 
 
-def _on_grid(played: list[_Played], per_step: float, counts: Counts) -> list[_Played]:
-    """Return notes with times in steps and parts counted from 0, by their begin.
-
-    A note that is shorter than a step gives way to the next one of its part in the same step: they
-    are no chord.
-    """
-    parts = {part: n for n, part in enumerate(sorted({note.part for note in played}))}
-    last: dict[tuple[int, int], int] = {}
-    for note in played:
-        place = note.part, round(note.begin / per_step)
-        last[place] = max(note.begin, last.get(place, 0))
-    notes = []
-    for note in played:
-        begin, end = round(note.begin / per_step), round(note.end / per_step)
-        if begin == end and note.begin < last[note.part, begin] >= note.end:
-            counts[_LEFT_OUT, "note{s} shorter than a step"] += 1
-        else:
-            notes.append(_Played(parts[note.part], note.pitch, begin, max(end, begin + 1)))
-    return sorted(notes, key=lambda note: (note.begin, -note.pitch, note.part))
-
-
-def _steps_of(
+def _steps_by_part(
     notes: list[_Played], n_steps: int, n_voices: int, counts: Counts
-) -> Int[np.ndarray, "steps voices"]:
-    """Return the steps of notes that are in the order of their begin; count what has no voice."""
-    steps = np.full((n_steps, n_voices), REST)
-    n_parts = len({note.part for note in notes})
-    has_voices = n_parts == n_voices
-    if not has_voices and n_voices > 1:
-        counts[_CHANGED, f"part{{s}} spread over {n_voices} voices by pitch"] = n_parts
-    # The last note of each voice.
-    heard = [_Played(-1, REST, -1, 0)] * n_voices
-
-    def place(note: _Played, voice: int) -> None:
-        if note.begin and steps[note.begin - 1, voice] == note.pitch:
-            counts[_CHANGED, "repeated note{s} held"] += 1
+) -> Int[np.ndarray, "steps voices"] | None:
+    """Return the steps of notes that have a part for each voice; None: they have not, or chords."""
+    parts = sorted({note.part for note in notes})
+    if len(parts) != n_voices:
+        return None
+    steps, n_repeated = np.full((n_steps, n_voices), REST), 0
+    for note in notes:
+        voice = parts.index(note.part)
+        if (steps[note.begin : note.end, voice] != REST).any():
+            return None
+        n_repeated += bool(note.begin and steps[note.begin - 1, voice] == note.pitch)
         steps[note.begin : note.end, voice] = note.pitch
-        heard[voice] = note
-
-    for begin, group in groupby(notes, key=lambda note: note.begin):
-        waiting = []
-        for note in group:
-            if has_voices and heard[note.part].end <= begin:
-                place(note, note.part)
-            else:
-                waiting.append(note)
-        free = [voice for voice, note in enumerate(heard) if note.end <= begin]
-        if len(waiting) > len(free):
-            sounding = {note.pitch for note in heard if note.end > begin}
-            first = {note.pitch: note for note in reversed(waiting) if note.pitch not in sounding}
-            if n_doubled := len(waiting) - len(first):
-                counts[_DOUBLED] += n_doubled
-            waiting = [note for note in waiting if first.get(note.pitch) is note]
-        while len(waiting) > len(free):
-            held = [voice for voice, note in enumerate(heard) if note.begin < begin < note.end]
-            if not held:
-                break
-            pitches = [note.pitch for note in (*heard, *waiting) if note.end > begin]
-            outer = {min(pitches), max(pitches)}
-            voice = min(held, key=lambda voice: (heard[voice].pitch in outer, heard[voice].end))
-            steps[begin : heard[voice].end, voice] = REST
-            heard[voice] = heard[voice]._replace(end=begin)
-            counts[_CHANGED, "note{s} cut short by later ones"] += 1
-            free = sorted([*free, voice])
-        if n_left := max(0, len(waiting) - len(free)):
-            beyond = f"note{{s}} beyond {n_voices} voice{'s' * (n_voices > 1)}"
-            counts[_LEFT_OUT, beyond] += n_left
-            # The outer ones are kept.
-            lowest = waiting[-1:] if len(free) > 1 else []
-            waiting = waiting[: len(free) - len(lowest)] + lowest
-        for note, voice in zip(waiting, _voices_for(waiting, free, heard, begin), strict=True):
-            place(note, voice)
+    if n_repeated:
+        counts[_REPEATED] = n_repeated
     return steps
 
 
-def _voices_for(
-    notes: list[_Played], free: list[int], heard: list[_Played], begin: int
-) -> tuple[int, ...]:
-    """Return a free voice for each note, from high to low, such that voices move little."""
-
-    def cost(n: int, voice: int) -> float:
-        pitch, before = notes[n].pitch, heard[voice].pitch
-        # A voice that has not been heard is a leap of an octave away; outer ones come first.
-        moved = abs(pitch - before) if before != REST else _OCTAVE
-        n_crossed = sum(
-            other.end > begin and (other.pitch < pitch) == (k < voice) and other.pitch != pitch
-            for k, other in enumerate(heard)
-        )
-        outer = abs(voice - n * (len(heard) - 1) / max(1, len(notes) - 1))
-        return moved + 2 * _OCTAVE * n_crossed + outer / len(heard)
-
-    # By the number of free voices that are considered.
-    best: list[tuple[float, tuple[int, ...]]] = [(0.0, ())] * (len(free) + 1)
-    for n in range(len(notes)):
-        found: list[tuple[float, tuple[int, ...]]] = [(math.inf, ())]
-        for k, voice in enumerate(free):
-            total, voices = best[k]
-            found.append(min(found[-1], (total + cost(n, voice), (*voices, voice))))
-        best = found
-    return best[-1][1]
+def _steps_by_pitch(
+    notes: list[_Played], n_steps: int, n_voices: int, counts: Counts
+) -> Int[np.ndarray, "steps voices"]:
+    """Return the steps of notes that are spread over the voices; count what has no voice."""
+    begins: dict[int, list[int]] = {}
+    ends: dict[int, list[int]] = {}
+    for note in notes:
+        begins.setdefault(note.begin, []).append(note.pitch)
+        ends.setdefault(note.end, []).append(note.pitch)
+    steps, sounding = np.full((n_steps, n_voices), REST), Counter[int]()
+    heard, waiting = set[int](), set[int]()
+    beyond = _LEFT_OUT, f"note{{s}} beyond {n_voices} voice{'s' * (n_voices > 1)}"
+    for start, stop in pairwise([*sorted(begins.keys() | ends.keys()), n_steps]):
+        new, before = begins.get(start, []), {pitch for pitch, n in sounding.items() if n}
+        sounding.subtract(ends.get(start, []))
+        # Begun, and ended without a voice.
+        if lost := {pitch for pitch in waiting if not sounding[pitch]}:
+            counts[beyond] += len(lost)
+        counts.update([_REPEATED] * len({*new} & before))
+        sounding.update(new)
+        pitches = sorted((pitch for pitch, n in sounding.items() if n), reverse=True)
+        if len(pitches) > n_voices:
+            # The outer ones are kept.
+            lowest = pitches[-1:] if n_voices > 1 else []
+            pitches = pitches[: n_voices - len(lowest)] + lowest
+        if cut := {pitch for pitch in heard if sounding[pitch]} - {*pitches}:
+            counts[_CHANGED, "note{s} cut short by others"] += len(cut)
+        waiting = ((waiting - lost) | {*new}) - {*pitches}
+        heard = {*pitches}
+        voices = np.linspace(0, n_voices - 1, len(pitches)).round().astype(int)
+        steps[start:stop, voices] = pitches
+    return steps

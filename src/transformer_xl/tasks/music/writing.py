@@ -40,7 +40,6 @@ from transformer_xl.errors import InputError
 from transformer_xl.tasks.music.reading import DRUMS
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Step = Sequence[int]
@@ -291,7 +290,7 @@ def piano_roll(steps: Steps, form: str = "png", settings: MusicConfig | None = N
         DataError: matplotlib is not installed.
         ValueError: They are not the steps of a piece (`notes_of`), or the form is neither.
     """
-    library_of(".png")
+    more_colors = library_of(".png").colormaps["tab20"].colors
     from transformer_xl.train import rendered
 
     require(f".{form}" in PICTURE_SUFFIXES, f"form={form!r} must be png or svg")
@@ -299,6 +298,7 @@ def piano_roll(steps: Steps, form: str = "png", settings: MusicConfig | None = N
     notes, n_voices, n_bars = notes_of(steps), len(steps[0]), -(-len(steps) // bar)
     per_row = min(n_bars, max(_BARS, -(-n_bars // _ROWS)))
     n_rows = -(-n_bars // per_row)
+    colors = _COLORS if n_voices <= len(_COLORS) else more_colors
     pitches = [note.pitch for note in notes] or [60]
     lowest, highest = min(pitches) - 2, max(pitches) + 2
     width = max(5.0, 0.65 * per_row + 1.0)
@@ -307,9 +307,21 @@ def piano_roll(steps: Steps, form: str = "png", settings: MusicConfig | None = N
     def draw(figure: "Figure") -> None:
         rows = figure.subplots(n_rows, 1, squeeze=False)[:, 0]
         for row, axes in enumerate(rows):
-            start = row * per_row * bar
-            _draw_row(axes, notes, n_voices, start, start + per_row * bar)
-            axes.set(xlim=(start, start + per_row * bar), ylim=(lowest, highest))
+            start, end = row * per_row * bar, (row + 1) * per_row * bar
+            in_row = [x for x in notes if x.start < end and x.start + x.length > start]
+            for voice in range(n_voices):
+                sung = [note for note in in_row if note.voice == voice]
+                axes.barh(
+                    [note.pitch for note in sung],
+                    # A gap shows where one note ends and the next of the same pitch begins.
+                    [note.length - 0.15 for note in sung],
+                    left=[note.start for note in sung],
+                    height=0.9,
+                    color=colors[voice],
+                    alpha=0.85,
+                    label=_voice_name(voice, n_voices),
+                )
+            axes.set(xlim=(start, end), ylim=(lowest, highest))
             bars = range(row * per_row, (row + 1) * per_row, max(1, per_row // _BARS))
             axes.set_xticks([n * bar for n in bars], [str(n + 1) for n in bars], ha="left")
             # Voices are told from one another by color and, where they have names, by the legend.
@@ -320,26 +332,6 @@ def piano_roll(steps: Steps, form: str = "png", settings: MusicConfig | None = N
         figure.legend(handles, labels, loc="outside upper right", ncols=n_voices)
 
     return rendered(form, draw, (width, height))
-
-
-def _draw_row(axes: "Axes", notes: list[Note], n_voices: int, start: int, end: int) -> None:
-    """Draw the notes between two steps."""
-    from matplotlib import colormaps
-
-    for voice in range(n_voices):
-        own = [
-            x for x in notes if x.voice == voice and x.start < end and x.start + x.length > start
-        ]
-        axes.barh(
-            [note.pitch for note in own],
-            # A gap shows where one note ends and the next of the same pitch begins.
-            [note.length - 0.15 for note in own],
-            left=[note.start for note in own],
-            height=0.9,
-            color=_COLORS[voice] if n_voices <= len(_COLORS) else colormaps["tab20"](voice),
-            alpha=0.85,
-            label=_voice_name(voice, n_voices),
-        )
 
 
 def _voice_name(voice: int, n_voices: int) -> str:
