@@ -133,8 +133,18 @@ def names_nearest(called: _Any) -> _Any:
     return cast(_Any, call)
 
 
-def require(holds: bool, message: str) -> None:
-    """Raise a SettingsError unless a constraint holds."""
+def require(holds: bool, message: str, settings: Any = None, **remedy: Any) -> None:
+    """Raise a SettingsError unless a constraint holds.
+
+    Args:
+        holds: Whether it does.
+        message: What contradicts what.
+        settings: Settings of which one can give way, for a ContradictionError.
+        remedy: That one, with a value that suits the others.
+    """
+    if not holds and remedy:
+        ((name, value),) = remedy.items()
+        raise ContradictionError(message, settings, name, value)
     if not holds:
         raise SettingsError(message)
 
@@ -155,20 +165,6 @@ class ContradictionError(SettingsError):
 
 class UnusedError(ContradictionError):
     """A setting has no effect beside another one."""
-
-
-def require_fitting(settings: Any, holds: bool, message: str, **remedy: Any) -> None:
-    """Raise a ContradictionError unless settings suit each other.
-
-    Args:
-        settings: The settings.
-        holds: Whether they do.
-        message: What contradicts what.
-        remedy: The setting that can give way, with a value that suits the others.
-    """
-    if not holds:
-        ((name, value),) = remedy.items()
-        raise ContradictionError(message, settings, name, value)
 
 
 class Unused(NamedTuple):

@@ -6,43 +6,11 @@ A recipe file is one :class:`Config`; the command line overrides single fields a
 
 from dataclasses import dataclass, field, fields
 
-from transformer_xl.config.checks import (
-    Unused,
-    check,
-    no_type_check,
-    refuse_unused,
-    require,
-    require_fitting,
-)
+from transformer_xl.config.checks import Unused, check, no_type_check, refuse_unused, require
 from transformer_xl.config.data import DataConfig
 from transformer_xl.config.evaluation import EvalConfig, GenerateConfig
-from transformer_xl.config.model import (
-    AuthorsConfig,
-    Cluster,
-    GPTConfig,
-    LSTMConfig,
-    ModelConfig,
-    Quirk,
-    TransformerXLConfig,
-)
+from transformer_xl.config.model import ModelConfig, TransformerXLConfig
 from transformer_xl.config.training import TrainConfig, fitted_stages
-
-__all__ = [
-    "FORMAT_VERSION",
-    "MODEL_TYPE",
-    "AuthorsConfig",
-    "Cluster",
-    "Config",
-    "DataConfig",
-    "EvalConfig",
-    "GPTConfig",
-    "GenerateConfig",
-    "LSTMConfig",
-    "ModelConfig",
-    "Quirk",
-    "TrainConfig",
-    "TransformerXLConfig",
-]
 
 FORMAT_VERSION = 1
 """Version of the model folder, the run folder and the corpus folder; older ones keep loading."""
@@ -79,16 +47,15 @@ class Config:
         elif not self.model.mem_len:
             refuse_unused(self.train, (Unused("reset_memory", "model.mem_len=0: no memory"),))
         stages = self.train.stages
-        require_fitting(
-            self.train,
+        require(
             not stages or stages[-1][2] == self.model.mem_len,
             f"train.stages={[list(x) for x in stages]} must end with the lengths of the model, "
             f"model.mem_len={self.model.mem_len}. For one length from the beginning: "
             "--train.stages with nothing behind it",
+            self.train,
             stages=stages and fitted_stages(stages, self.train.segment_len, self.model.mem_len),
         )
-        require_fitting(
-            self.train,
+        require(
             self.train.compile != "layers"
             or (
                 isinstance(self.model, TransformerXLConfig)
@@ -98,14 +65,15 @@ class Config:
             f"with value_residual=false and layer_attn_lens=[]. model.kind={self.model.kind!r}, "
             f"model.value_residual={self.model.value_residual}, model.layer_attn_lens="
             f"{list(self.model.layer_attn_lens)}: set train.compile=true",
+            self.train,
             compile=True,
         )
-        require_fitting(
-            self.train,
+        require(
             not self.train.reset_memory
             or (self.model.start_memory == "empty" and not self.model.ext_len),
             f"train.reset_memory={self.train.reset_memory} needs model.start_memory='empty' and "
             "model.ext_len=0: only then is a reset memory that of the beginning of a text",
+            self.train,
             reset_memory=0.0,
         )
         if self.data.completion_at is None and self.model.completion_at is None:

@@ -18,7 +18,6 @@ from transformer_xl.config.checks import (
     no_type_check,
     refuse_unused,
     require,
-    require_fitting,
 )
 
 MAX_HISTORY = 4_096
@@ -95,10 +94,10 @@ class EvalConfig:
         }
         for name, why in without.items():
             value, off = getattr(self, name), type(self).__dataclass_fields__[name].default
-            require_fitting(
-                self,
+            require(
                 self.window is None or value in (off, 0),
                 f"{name}={value} with window={self.window}: {why}; leave out one of them",
+                self,
                 **{name: off},
             )
         require(

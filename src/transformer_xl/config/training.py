@@ -19,7 +19,6 @@ from transformer_xl.config.checks import (
     no_type_check,
     refuse_unused,
     require,
-    require_fitting,
 )
 
 Stage = tuple[Fraction, Count, Length]
@@ -179,33 +178,33 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check(self, "train")
-        require_fitting(
-            self,
+        require(
             self.batch_size % self.accumulate == 0,
             f"accumulate={self.accumulate} must divide batch_size={self.batch_size}",
+            self,
             accumulate=math.gcd(self.accumulate, self.batch_size),
         )
-        require_fitting(
-            self,
+        require(
             self.minutes is None
             or (self.schedule == "constant_cooldown" and 0 < self.cooldown_fraction < 1),
             f"minutes={self.minutes} needs schedule=constant_cooldown and a cooldown_fraction "
             "above 0 and below 1: only then can the end be chosen while the training runs; or set "
             "minutes to None, and steps",
+            self,
             schedule="constant_cooldown",
         )
-        require_fitting(
-            self,
+        require(
             self.warmup_steps <= self.steps,
             f"warmup_steps={self.warmup_steps} is more than steps={self.steps}: lower warmup_steps "
             "or raise steps",
+            self,
             warmup_steps=self.steps // 10,
         )
-        require_fitting(
-            self,
+        require(
             not (self.random_segment_len and self.compile),
             f"random_segment_len=true with compile={str(self.compile).lower()} would compile the "
             "model for each length: choose one",
+            self,
             compile=False,
         )
         for name in ("roll", "reset_memory"):
@@ -242,18 +241,18 @@ class TrainConfig:
             starts[0] == 0 and all(a < b for a, b in pairwise(starts)),
             f"stages={stages}: the starts must rise from 0 to below 1",
         )
-        require_fitting(
-            self,
+        require(
             self.stages[-1][1] == self.segment_len,
             f"stages={stages} must end with segment_len={self.segment_len}; for one length from "
             "the beginning, stages is empty: --train.stages with nothing behind it",
+            self,
             stages=fitted_stages(self.stages, self.segment_len),
         )
-        require_fitting(
-            self,
+        require(
             self.minutes is None or starts[-1] < 1 - self.cooldown_fraction,
             f"stages={stages} with minutes={self.minutes}: the last must start before the "
             f"cooldown, below {1 - self.cooldown_fraction:g}: its speed decides how many steps "
             "are left",
+            self,
             stages=(),
         )

@@ -44,7 +44,7 @@ from transformer_xl.train.checkpoint.checkpoints import Checkpoints, read_whole
 from transformer_xl.train.finish import finish
 from transformer_xl.train.metrics import MetricsLog, Progress
 from transformer_xl.train.minutes import TimeLimit
-from transformer_xl.train.runner import Network, replays_steps, whole_model
+from transformer_xl.train.runner import Network, whole_model
 from transformer_xl.train.state import TrainState, local
 from transformer_xl.train.step import Update, diverged, train_step
 
@@ -195,8 +195,6 @@ def _opening(
     precision = pick_precision(config.train.precision, device)
     attention = choose_backend(device, getattr(torch, precision), config.model.head_width).backend
     how = ", compiled" if config.train.compile else ""
-    if replays_steps(state.model, config.train, state.world):
-        how += " and replayed as CUDA graphs"
     return (
         f"{n_parameters:,} parameters on "
         f"{device.type if size == 1 else f'{size} x {device.type}'} in {precision}, "
