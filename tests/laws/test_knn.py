@@ -110,34 +110,3 @@ def test_neither_pieces_nor_copies_change_what_is_found(reset_at):
     expected = -probs.gather(1, tokens[:, None])[:, 0].log()
     torch.testing.assert_close(torch.cat(found), expected, rtol=1e-3, atol=1e-4)
     assert whole[0].shape == (200, 4)
-
-
-def test_an_interrupted_step_is_repeated(paper, monkeypatch):
-    expected = list(generate(paper, [1, 2, 3], length=20, seed=5, knn=SETTINGS))
-    writing = generate(paper, [1, 2, 3], length=20, seed=5, knn=SETTINGS)
-    found = []
-    while len(found) < 20:
-        if len(found) % 3 == 0:
-            with monkeypatch.context() as patch:
-                patch.setattr(Past, "extended", _interrupted)
-                with pytest.raises(KeyboardInterrupt):
-                    next(writing)
-        found.append(next(writing))
-    assert found == expected
-
-
-def _interrupted(*_):
-    raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"batch_size": 2}, "batch_size=2 has no effect with WithNeighbours"),
-        ({"window": 4}, "window and knn exclude each other"),
-    ],
-    ids=str,
-)
-def test_one_stream_with_memory_is_searched(paper, more, message):
-    with pytest.raises(ValueError, match=message):
-        evaluate(paper, TEXT, knn=SETTINGS, **more)

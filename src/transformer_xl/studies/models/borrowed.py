@@ -41,6 +41,7 @@ class BorrowedModel(LanguageModel):
 
     body: Any
     # The library computes parts in float32, whatever the precision of the weights.
+    is_exact = False
 
     @torch.no_grad()
     def init_weights(self) -> None:
