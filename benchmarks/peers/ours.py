@@ -86,7 +86,7 @@ class Peer(peers.Peer):
                     # A revision from before there was that.
                     with self.network.compiles_layers(True):
                         out = self.network(tokens, self.mems, targets, is_compiled=True, **options)
-        self.mems = out.mems.changed(torch.clone) if self.is_captured else out.mems
+        self.mems = out.mems.clone() if self.is_captured else out.mems
         return out.loss
 
     def scores(self, tokens: Tensor) -> Tensor:

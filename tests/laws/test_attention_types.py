@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.inference.evaluate import WithMemory, evaluate, score
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.positions import frequencies
 from transformer_xl.ops import use_backend
@@ -32,19 +31,6 @@ VARIANTS = {
     "learned, pre-norm": LEARNED | PRE_NORM | {"final_norm": True},
 }
 ABSOLUTE = [name for name, settings in VARIANTS.items() if settings["attn_type"] > 1]
-ADAPTIVE = {
-    "cutoffs": {"cutoffs": (5, 11)},
-    "narrower": {"cutoffs": (5, 11), "div_val": 2},
-    "narrower, tied": {
-        "cutoffs": (5, 11),
-        "div_val": 2,
-        "tie_projections": (False, True, True),
-        "proj_same_dim": False,
-    },
-    "narrow, untied": {"cutoffs": (5,), "d_embed": 6, "tie_embeddings": False},
-    "narrow, tied": {"cutoffs": (5,), "d_embed": 6, "tie_projections": True},
-    "one cluster": {"div_val": 3},
-}
 
 
 @torch.no_grad()
@@ -197,30 +183,3 @@ def test_raw_queries_are_not_normalized(absolute):
     expected, _ = by_hand(absolute, text, mems, raw_queries=True)
     torch.testing.assert_close(found, expected, **EXACT)
     assert not torch.allclose(found, absolute(text, mems).hidden)
-
-
-@torch.no_grad()
-def losses(model, text, segment_len, mems=None):
-    """The loss of each token by one call of the model after another."""
-    found = []
-    for start in range(0, len(text) - 1, segment_len):
-        window = torch.from_numpy(text[None, start : start + segment_len + 1])
-        out = model(window[:, :-1], mems, window[:, 1:])
-        mems = out.mems
-        found.append(out.nll[0])
-    return torch.cat(found)
-
-
-@pytest.fixture(params=ADAPTIVE)
-def adaptive(request):
-    return made(**ADAPTIVE[request.param])
-
-
-def test_evaluating_and_scoring_say_what_the_model_says(adaptive):
-    text = np.random.default_rng(0).integers(0, V, 20)
-    expected = losses(adaptive, text, 4)
-    assert evaluate(adaptive, text, WithMemory(segment_len=4)).nll == pytest.approx(
-        expected.mean().item()
-    )
-    _, *found = score(adaptive, text.tolist(), segment_len=4)
-    assert found == pytest.approx((-expected).tolist())

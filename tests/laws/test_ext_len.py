@@ -81,22 +81,6 @@ def test_the_memory_holds_all_before_what_is_read_again_and_nothing_twice(model)
 
 
 @torch.no_grad()
-def test_with_relative_positions_reading_again_changes_nothing(relative):
-    for (T, ext_len), is_kept in product([(1, 4), (3, 4), (4, 4), (5, 2)], (False, True)):
-        text, found = some_text(), []
-        mems = relative.start_memory(2)
-        mems = relative.keep(mems) if is_kept else mems
-        for window, context in windows(text, T, ext_len):
-            out = relative(window, mems, mem_len=100, ext_len=ext_len)
-            # A memory can be continued as often as one likes.
-            again = relative(window, mems, mem_len=100, ext_len=ext_len)
-            torch.testing.assert_close(again.hidden, out.hidden, **EXACT)
-            mems = out.mems
-            found.append(out.hidden[:, context:])
-        torch.testing.assert_close(torch.cat(found, 1), relative(text).hidden, **EXACT)
-
-
-@torch.no_grad()
 def test_context_has_no_loss(model):
     text = some_text(length=8)
     whole = model(text[:, :-1], targets=text[:, 1:])
@@ -206,9 +190,3 @@ def test_swapped_lengths_keep_what_is_going_to_be_read_again(attn_type):
     assert read_again(model, 3, 4, text)[:2] == [[], [0, 1]]
     first, second, third = [0, 1, 2, 3, 4], [3, 4, 5, 6, 7], [8, 9]
     assert read_again(quirky, 5, 2, text) == [first, first + second, first + second + third]
-
-
-def test_swapped_lengths_matter_only_to_what_is_read_again(relative):
-    quirky = twin(relative, quirks=("swapped_ext_len",))
-    text = some_text(1, 12)
-    assert read_again(quirky, 4, 0, text) == read_again(relative, 4, 0, text)

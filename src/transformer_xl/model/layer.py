@@ -110,7 +110,13 @@ class Attention(nn.Module):
         view: View,
     ) -> Float[Tensor, "B H T S"]:
         """Return the attention weights, without dropout."""
-        raise NotImplementedError
+        none = q.new_zeros(k.shape[1:])
+        if not isinstance(positions, Positions):
+            # A part of the input, so that the scores are those of the content.
+            positions = Positions(none, none[0], none[0])
+        *terms, bias = positions.to(q.dtype)
+        limits = {"attn_len": view.attn_len, "first_key": view.first_key}
+        return reference.attention_weights(q, k.to(q.dtype), *terms, distance_bias=bias, **limits)
 
     def attended_with_weights(
         self,
@@ -185,18 +191,6 @@ class RelAttention(Attention):
             dropout=self.attn_dropout if self.training else 0.0,
         )
         return self.merged(attended)
-
-    def weights(
-        self,
-        q: Float[Tensor, "B T H K"],
-        k: Float[Tensor, "B S H K"],
-        positions: Positions,
-        view: View = NO_LIMITS,
-    ) -> Float[Tensor, "B H T S"]:
-        """Return the attention weights, without dropout."""
-        *terms, bias = positions.to(q.dtype)
-        limits = {"attn_len": view.attn_len, "first_key": view.first_key}
-        return reference.attention_weights(q, k.to(q.dtype), *terms, distance_bias=bias, **limits)
 
 
 def _dropped(unit: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:

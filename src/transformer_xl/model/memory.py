@@ -197,6 +197,11 @@ class Memory:
         forgotten = None if self.forgotten is None else self.forgotten[index]
         return self.changed(lambda x: x[..., index, :, :]).masking(forgotten)
 
+    def clone(self) -> "Memory":
+        """Return a copy."""
+        forgotten = None if self.forgotten is None else self.forgotten.clone()
+        return self.changed(torch.clone).masking(forgotten)
+
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> "Memory":

@@ -17,7 +17,7 @@ from transformer_xl.model.positions import (
     encoding_of,
 )
 from transformer_xl.model.segment import NO_LIMITS, View
-from transformer_xl.ops import attention, reference
+from transformer_xl.ops import attention
 
 if TYPE_CHECKING:
     from transformer_xl.model.transformer_xl import TransformerXL
@@ -152,15 +152,3 @@ class ContentAttention(Attention):
         dropped = self.attn_dropout if self.training else 0.0
         limits = {"attn_len": view.attn_len, "first_key": view.first_key}
         return self.merged(attention(q, k.to(q.dtype), v.to(q.dtype), dropout=dropped, **limits))
-
-    def weights(
-        self,
-        q: Float[Tensor, "B T H K"],
-        k: Float[Tensor, "B S H K"],
-        positions: LayerPositions,
-        view: View = NO_LIMITS,
-    ) -> Float[Tensor, "B H T S"]:
-        """Return the attention weights, without dropout."""
-        none = k.new_zeros(k.shape[1:])
-        limits = {"attn_len": view.attn_len, "first_key": view.first_key}
-        return reference.attention_weights(q, k.to(q.dtype), none, none[0], none[0], **limits)
