@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from transformer_xl import beam_search, evaluate, generate, load_vocab
-from transformer_xl.config.recipes import generation_of
 from transformer_xl.config.shipped import shipped_path
 from transformer_xl.data import train_vocab
 from transformer_xl.inference.evaluate import WithMemory
@@ -20,7 +19,6 @@ from transformer_xl.inference.generate import (
     from_pretrained,
     generate_batch,
 )
-from transformer_xl.inference.generate.loops import LoopRule
 from transformer_xl.model import load_model
 from transformer_xl.model.quantizing import compact
 from transformer_xl.model.reading import read_all
@@ -128,12 +126,3 @@ def test_shipped_models_do_not_stutter(name, monkeypatch):
     stutter = import_module("stutter")
     found = stutter.measured(name, stutter.PROMPTS[name], 2, None)
     assert found["with"]["stutter"] <= 0.03 < found["without"]["stutter"]
-
-
-@pytest.mark.parametrize("name", ["english", "python-code"])
-def test_short_lines_that_repeat_are_loops_of_the_shipped_models(name):
-    how, vocab = generation_of(name), load_vocab(name)
-    rule = LoopRule(how.loop_min_length)
-    assert how.on_loop == "break"
-    for line in ("    *,\n", "    operator,\n", "No, no.\n"):
-        assert rule.period(np.array(vocab.encode(line * 8)[:-1], np.int32)) > 0, line
