@@ -129,10 +129,3 @@ def test_seeds_are_of_64_bits_with_a_sign_or_without():
 
     assert first(-1) == first(2**64 - 1) == first(np.int64(-1))
     assert first(torch.tensor(3)) == first(3)
-
-
-def test_the_seed_after_the_last_one_is_0(model):
-    two = generate_batch(model, [[1], [1]], length=6, seed=2**64 - 1)
-    rows = zip(*[(step[0], step[1]) for step in two], strict=True)
-    alone = [list(generate(model, [1], length=6, seed=seed)) for seed in (2**64 - 1, 0)]
-    assert [list(row) for row in rows] == alone
