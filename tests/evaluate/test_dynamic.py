@@ -101,18 +101,6 @@ def test_the_steps_are_those_of_the_paper(model, text, settings, squares):
     torch.testing.assert_close(found, torch.cat(expected), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("rule", ["sgd", "rms"])
-def test_a_text_that_repeats_itself_becomes_easier(model, rule):
-    text = np.tile(np.random.default_rng(3).integers(0, 31, 40), 12)
-    # Without memory, which would know the repetition as well.
-    lengths = {"segment_len": 16, "mem_len": 0}
-    squares = gradient_squares(model, text[:100], **lengths)
-    lr = {"sgd": 0.1, "rms": 0.003}[rule]
-    learning = Dynamic(rule=rule, lr=lr, squares=squares, **lengths)
-    plain, learned = (evaluate(model, text, how).nll for how in (WithMemory(**lengths), learning))
-    assert learned < 0.8 * plain
-
-
 def test_the_cache_of_autocast_does_not_bring_back_old_weights(model, text, settings):
     with torch.autocast("cpu", torch.bfloat16):
         cached = losses(model, text, settings)

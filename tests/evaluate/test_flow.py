@@ -127,26 +127,6 @@ def test_what_has_no_symbol_is_left_out_and_told_with_its_line():
         assert first.line + vocab.first_unknown_line(first.text) - 1 == 3
 
 
-BAD_LINE = "the \N{SNOWMAN} saw a dog\n".encode().replace(b"dog", b"d\xffg")
-
-
-@pytest.mark.parametrize("kind", VOCABS)
-def test_every_vocabulary_reads_on_behind_what_it_lacks(kind):
-    vocab, text = VOCABS[kind]
-    bad, good = pieces(vocab, "line", [BAD_LINE + text.encode()])[:2]
-    assert good.ids == vocab.encode_lines(text.splitlines(keepends=True)[0])
-    least = {
-        "bytes": set(),
-        "bpe": {"\udcff"},
-        "words": {"☃", "d\udcffg"},
-        "imported": {"☃", "dg", "\udcff"},
-    }
-    assert bad.unknown.keys() >= least.get(kind, {"☃", "\udcff"})
-    n_left_out = bad.unknown.total() if kind == "chars" else 0
-    if "chars" in kind:
-        assert len(bad.ids) == len("the ☃ saw a d\udcffg\n") - n_left_out
-
-
 @pytest.fixture
 def of_bytes(tiny_config):
     return TransformerXL(replace(tiny_config, vocab_size=256, init_std=0.3)).double().eval()

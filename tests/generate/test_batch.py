@@ -13,7 +13,6 @@ from transformer_xl.inference.generate import (
     text_pieces,
 )
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.decoder import EagerDecoder, RingDecoder
 
 BYTES = train_vocab("bytes", [])
 
@@ -29,34 +28,6 @@ def test_a_step_has_a_token_for_each_text_that_goes_on(model, refused):
     assert list(found) == []
     with refused("give a list of prompts, one at least"):
         generate_batch(model, [], length=3)
-
-
-def test_what_several_texts_begin_with_is_read_once(model, monkeypatch):
-    read = []
-    original = TransformerXL.forward
-
-    def spy(self, tokens, *words, **settings):
-        # An eager decoder calls the model for single tokens.
-        read.extend([tuple(tokens.shape)] * (tokens.shape[1] > 1))
-        return original(self, tokens, *words, **settings)
-
-    for kind in (EagerDecoder, RingDecoder):
-
-        def stepped(self, tokens, read_of=kind.read):
-            read.append(tuple(tokens.shape))
-            return read_of(self, tokens)
-
-        monkeypatch.setattr(kind, "read", stepped)
-    monkeypatch.setattr(TransformerXL, "forward", spy)
-    batch = generate_batch(model, [[*range(9)]] * 20)
-    next(batch)
-    next(batch)
-    assert read == [(1, 9), (20,)]
-    read.clear()
-    batch = generate_batch(model, [[1, 2], [4, 5, 6, 7], [1, 2], [9, 8]])
-    next(batch)
-    next(batch)
-    assert read == [(2, 2), (1, 4), (4,)]
 
 
 def test_memories_that_do_not_fit_the_prompts_are_named(model):

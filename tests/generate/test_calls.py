@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from transformer_xl.data import train_vocab
 from transformer_xl.inference.generate import (
-    Session,
     generate,
     generate_batch,
     random_numbers,
@@ -131,39 +129,3 @@ def test_seeds_are_of_64_bits_with_a_sign_or_without():
 
     assert first(-1) == first(2**64 - 1) == first(np.int64(-1))
     assert first(torch.tensor(3)) == first(3)
-
-
-def test_the_seed_after_the_last_one_is_0(model):
-    two = generate_batch(model, [[1], [1]], length=6, seed=2**64 - 1)
-    rows = zip(*[(step[0], step[1]) for step in two], strict=True)
-    alone = [list(generate(model, [1], length=6, seed=seed)) for seed in (2**64 - 1, 0)]
-    assert [list(row) for row in rows] == alone
-
-
-@pytest.fixture
-def session(tiny_config):
-    vocab = train_vocab("chars", ["abcdefghijklmnopqrstuvwxyz .,\n?"])
-    model = TransformerXL(replace(tiny_config, vocab_size=len(vocab))).eval()
-    session = Session(model, vocab, seed=1)
-    session.write("ab")
-    return session
-
-
-def test_a_session_refuses_what_it_cannot_read_or_do(session, refused):
-    model, vocab = session.model, session.vocab
-    make, write, draw = unwrap(Session), unwrap(Session.write), unwrap(Session.generate)
-    for call, message in (
-        (lambda: write(session, [1.5]), "ids must be integers in a row"),
-        (lambda: write(session, 3), "ids must be integers in a row"),
-        (lambda: draw(session, 1.5), "length=1.5 must be an integer"),
-        (lambda: draw(session, 3, seed="x"), "seed='x' must be an integer"),
-        (lambda: draw(session, 3, stop=5), "stop=5 must be a text"),
-        (lambda: draw(session, 3, stop=[5]), r"stop=\[5\] must be a text"),
-        (lambda: unwrap(Session.rewind)(session, None), "mark"),
-        (lambda: make.__init__(object.__new__(Session), model, "vocab"), "is no vocabulary of 31"),
-    ):
-        with refused(message):
-            call()
-    with refused("is no vocabulary of 31 symbols"):
-        Session(model, train_vocab("chars", ["ab"]))
-    assert session.write(np.array(vocab.encode("cd")), scored=True)

@@ -57,7 +57,7 @@ def test_time_and_memory_for_a_token_do_not_grow(model):
         sizes = []
         for _ in islice(generation, model.config.mem_len):
             mems = generation.mems
-            decoder = generation._batch._decoder()
+            decoder = generation._batch.decoder()
             storages = [x.untyped_storage() for x in chain(*decoder.tensors)]
             sizes.append(sum({x.data_ptr(): x.nbytes() for x in storages}.values()))
             assert len(mems) <= model.config.mem_len

@@ -190,17 +190,6 @@ def test_a_history_holds_the_last_tokens():
             assert history.last(7).tolist() == tokens[-7:]
 
 
-def test_a_state_has_as_many_tokens_as_penalties_can_see(model):
-    tokens = [n % 20 for n in range(MAX_HISTORY + 9)]
-    written = generate(model, [3], length=2, history=tokens)
-    assert len([*written]) == 2
-    assert written.history.tolist()[:-1] == [*tokens, 3][-MAX_HISTORY + 1 :]
-    history = History(tokens[:4], tokens[4:7])
-    history.extend(tokens[7:])
-    assert history.kept.tolist() == tokens[-MAX_HISTORY - 1 :]
-    assert not len(history.sampled())
-
-
 def test_breakers_are_the_tokens_that_contain_a_line_break():
     assert breaker_tokens(BYTES) == (10,)
     bpe = train_vocab("bpe", ["ab\n\nab\n\nab\n" * 30], 260)

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from transformer_xl import beam_search, evaluate, generate, load_vocab
-from transformer_xl.config.recipes import generation_of
 from transformer_xl.config.shipped import shipped_path
 from transformer_xl.data import train_vocab
 from transformer_xl.inference.evaluate import WithMemory
@@ -17,10 +16,8 @@ from transformer_xl.inference.generate import (
     Sampling,
     Searching,
     Session,
-    from_pretrained,
     generate_batch,
 )
-from transformer_xl.inference.generate.loops import LoopRule
 from transformer_xl.model import load_model
 from transformer_xl.model.quantizing import compact
 from transformer_xl.model.reading import read_all
@@ -99,20 +96,6 @@ def test_a_model_folder_keeps_its_preface(model, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["english", "python-code"])
-def test_a_session_of_a_shipped_model_writes_what_generate_writes(name):
-    model, vocab = from_pretrained(name)
-    for prompt in ("The river", ""):
-        session = Session(model, vocab)
-        if prompt:
-            session.write(prompt)
-        found = "".join(session.generate(16, sampling=Sampling(temperature=0)))
-        ids = vocab.encode(prompt) or [vocab.start_id]
-        assert found == generate(model, ids, length=16, sampling=Sampling(temperature=0)).decode(
-            vocab
-        ), prompt
-
-
-@pytest.mark.parametrize("name", ["english", "python-code"])
 def test_shipped_prefaces_are_the_texts_in_the_repository(name):
     text = (ROOT / "scripts" / "pretrained" / "prefaces" / f"{name}.txt").read_text()
     vocab = load_vocab(name)
@@ -128,12 +111,3 @@ def test_shipped_models_do_not_stutter(name, monkeypatch):
     stutter = import_module("stutter")
     found = stutter.measured(name, stutter.PROMPTS[name], 2, None)
     assert found["with"]["stutter"] <= 0.03 < found["without"]["stutter"]
-
-
-@pytest.mark.parametrize("name", ["english", "python-code"])
-def test_short_lines_that_repeat_are_loops_of_the_shipped_models(name):
-    how, vocab = generation_of(name), load_vocab(name)
-    rule = LoopRule(how.loop_min_length)
-    assert how.on_loop == "break"
-    for line in ("    *,\n", "    operator,\n", "No, no.\n"):
-        assert rule.period(np.array(vocab.encode(line * 8)[:-1], np.int32)) > 0, line

@@ -100,7 +100,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
         model: The model.
         prompts: The prompts in tokens.
         length: Number of tokens to generate for each. None: without end.
-        mems: The memory to start with. None: start of a text.
+        mems: The memory to start with, or a decoder, which goes on. None: start of a text.
         sampler: The sampler.
         seeds: Random seed of each text, as for :func:`random_numbers`.
         mem_len: Memory length. None: as configured.
@@ -112,14 +112,16 @@ class GenerationBatch(Iterator[dict[int, int]]):
         model: LanguageModel,
         prompts: Sequence[Any],
         length: Any,
-        mems: Memory | None,
+        mems: Memory | Decoder | None,
         sampler: Sampler,
         seeds: Sequence[Any],
         mem_len: Any,
         before: Any = (),
     ) -> None:
         self._length: int | None = whole("length", length)
-        self._prompts = Prompts(model, prompts, mems, mem_len, length=self._length)
+        decoder = mems if isinstance(mems, Decoder) else None
+        start = None if isinstance(mems, Decoder) else mems
+        self._prompts = Prompts(model, prompts, start, mem_len, length=self._length)
         self._model, self._sampler, self._modules = model, sampler, [*model.modules()]
         known = as_tokens(before, model.config, "the history").tolist()
         tokens = self._prompts.tokens
@@ -128,6 +130,8 @@ class GenerationBatch(Iterator[dict[int, int]]):
             tokens,
             {text: History(known, unread) for text, unread in enumerate(tokens)},
             [random_numbers(seed).get_state() for seed in seeds],
+            decoder,
+            None if decoder is None else decoder.state,
         )
 
     @property
@@ -141,10 +145,11 @@ class GenerationBatch(Iterator[dict[int, int]]):
 
         After the first step, it has read all tokens of a text but the last.
         """
-        decoder = self._decoder()
+        decoder = self.decoder()
         return self._prompts.mems if decoder is None else decoder.memory()
 
-    def _decoder(self) -> Decoder | None:
+    def decoder(self) -> Decoder | None:
+        """Return the decoder, once a token was read; a caller that advances it ends this object."""
         if (decoder := self._now.decoder) is not None:
             # A step that was interrupted may have left another state.
             decoder.state = self._now.state
@@ -159,9 +164,9 @@ class GenerationBatch(Iterator[dict[int, int]]):
         """Return the state of the random number generator of a text, before its next token."""
         return self._now.random[text]
 
-    def history(self, text: int) -> Int32[np.ndarray, " n"]:
-        """Return the tokens of a text before its last one, the last 4,096 of them at most."""
-        return self._now.histories[text].kept[:-1].copy()
+    def history(self, text: int) -> History:
+        """Return the last tokens of a text."""
+        return self._now.histories[text]
 
     def _goes_on(self, text: int) -> bool:
         is_full = self._now.n_drawn == self._length
@@ -244,7 +249,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
         """
         now = self._now
         with evaluating_all(self._modules):
-            decoder = self._decoder()
+            decoder = self.decoder()
             if decoder is None:
                 hidden, mems = self._prompts.read(rows)
                 decoder = Decoder.of(self._model, self._prompts.lengths, mems)
@@ -287,7 +292,7 @@ class Generation(Iterator[int]):
     @property
     def history(self) -> Int32[np.ndarray, " n"]:
         """The tokens before ``last_token`` that penalties can see, 4,096 at most."""
-        return self._batch.history(0)
+        return self._batch.history(0).kept[:-1].copy()
 
     @property
     def random_state(self) -> UInt8[Tensor, " bytes"]:

@@ -1,5 +1,6 @@
 """Prompts of a batch: checked, and read into a memory."""
 
+from collections import deque
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import groupby
@@ -82,11 +83,7 @@ class Prompts:
 
     @cached_property
     def mems(self) -> Memory:
-        """The memory before the prompts: of one stream, for all, or of one for each.
-
-        If none was given, it is that after the preface of the model, made when it is first needed:
-        a text that goes on from a decoder has another.
-        """
+        """The memory before the prompts: of one stream, for all, or of one for each."""
         if self._start is None:
             return text_start(self._model, self.lengths)
         return self._model.keep(self._start)
@@ -108,7 +105,9 @@ class Prompts:
         for _, group in groupby(distinct, key=lambda each: len(each[0])):
             texts, streams = zip(*group, strict=True)
             memory = selected(self.mems, streams)
-            *_, last = read(self._model, torch.tensor(texts), self.lengths, memory)
+            # One piece at a time, as a prompt may be long.
+            pieces = read(self._model, torch.tensor(texts), self.lengths, memory)
+            last = deque(pieces, maxlen=1).pop()
             hidden.append(last.hidden[:, -1])
             mems.append(last.mems)
         place = {each: row for row, each in enumerate(distinct)}

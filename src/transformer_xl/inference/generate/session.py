@@ -287,7 +287,7 @@ class Session:
         """
         length = whole("length", length)
         sampler = Sampler(sampling, self.model.config.vocab_size, self.vocab)
-        if self._read_state().last_token is None:
+        if not len(self._history.kept):
             if (start := self.vocab.start_id) is None:
                 raise InputError(
                     "nothing was read yet, and no token of the vocabulary begins a text: write() "
@@ -301,23 +301,24 @@ class Session:
 
     def _drawn(self, length: int | None, sampler: Sampler, seed: int | None) -> Iterator[int]:
         """Begin a generation, which ends an earlier one; return its tokens."""
-        mems, last_token, _ = self._read_state()
+        is_ahead, writing, known = self._is_ahead, self._writing, self._history.kept
         batch = self._writing = GenerationBatch(
             self.model,
-            [[last_token]],
+            [known[-1:]],
             length,
-            mems,
+            writing.decoder() if is_ahead and writing else self._reader.state.mems,
             sampler,
             [self._random if seed is None else seed],
             self._chosen,
-            self._history.kept[:-1],
+            known[:-1],
         )
 
         def tokens() -> Iterator[int]:
             while self._writing is batch:
                 if not (step := next(batch, None)):
                     return
-                self._random, self._is_ahead = batch.random_state(0), True
+                self._random, self._history = batch.random_state(0), batch.history(0)
+                self._is_ahead = True
                 yield step[0]
             raise RuntimeError("the session went on in another way: call generate() again")
 
@@ -354,8 +355,7 @@ class Session:
     def _read_state(self) -> ReaderState:
         """Return the state of the reader, after taking over what was generated."""
         if self._is_ahead and self._writing is not None:
-            last_token = self._writing.last_tokens[0]
+            last_token = int(self._history.kept[-1])
             self._reader.state = ReaderState(self._writing.mems, last_token)
-            self._history = History(self._writing.history(0), [last_token])
             self._is_ahead = False
         return self._reader.state

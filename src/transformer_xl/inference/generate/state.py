@@ -48,7 +48,14 @@ def largest_state(model: LanguageModel, mem_len: int, n_tokens: int = MAX_HISTOR
 
 
 def save_state(path: Path, generation: Generation, weights: Path | str) -> None:
-    """Write the state of a generation, as :func:`write_state` does."""
+    """Write the state of a generation, as :func:`write_state` does.
+
+    Example:
+        >>> from transformer_xl import from_pretrained, generate, shipped_path
+        >>> model, vocab = from_pretrained("shakespeare")
+        >>> weights = shipped_path("shakespeare") / "model.safetensors"
+        >>> save_state(Path("romeo.safetensors"), generate(model, vocab.encode("ROMEO:")), weights)
+    """
     read = torch.from_numpy(generation.history)
     state = State(generation.mems, generation.last_token, generation.random_state, read=read)
     write_state(path, state, weights)
