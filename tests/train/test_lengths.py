@@ -104,7 +104,7 @@ def test_streams_are_turned_by_the_seed_of_the_training_where_it_says_so(
 ):
     recipe = toy_recipe(train={"roll": is_rolled, "stages": stages, "seed": 5})
     longest, seed = longest_segment(recipe.train), 5 if is_rolled else None
-    tokens = prepare(recipe.data).tokens("train")
+    tokens = prepare(recipe.data).split("train")
     expected = Segments(tokens, recipe.train.batch_size, longest, 0, None, seed)
     tokens, _ = begun(recipe).state.segments.next_segment()
     assert torch.equal(tokens, expected.next_segment()[0])

@@ -110,8 +110,12 @@ def _reviews(path: Path, *, has_folds: bool = False) -> list[Example]:
         needs += f", and a fold, 1 to {_N_FOLDS}"
     found = []
     with opened(path) as file:
-        rows = [json.loads(line) for line in file]
-    for number, row in enumerate(rows, 1):
+        lines = [(n, line) for n, line in enumerate(file.read().splitlines(), 1) if line.strip()]
+    for number, line in lines:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}: line {number:,} is no JSON: {error}") from None
         if not _is_review(row, has_folds=has_folds):
             shown = json.dumps(row, ensure_ascii=False)[:60]
             raise DataError(f"{path}: line {number:,} is no review with {needs}: {shown}")
