@@ -280,8 +280,3 @@ def test_what_is_no_tokenizer_is_named(tmp_path, name, data):
         ValueError, match=r"data\.tokenizer=.* is no tokenizer\.json .*transformers writes"
     ):
         bring(tmp_path / name)
-
-
-def test_a_tokenizer_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"data\.tokenizer="):
-        prepare(config(__file__, tmp_path / "nowhere.json", tmp_path / "c"))

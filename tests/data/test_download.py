@@ -82,15 +82,6 @@ def test_a_full_disk_is_named_and_no_other_address_is_tried(site, fetch, tmp_pat
     assert left(tmp_path) == []
 
 
-def test_a_damaged_download_is_made_again(site, fetch):
-    folder, url = site
-    (folder / "input.txt").write_bytes(TEXT)
-    (file,) = fetch(plain(url))
-    file.write_bytes(b"damaged")
-    fetch(plain(url))
-    assert file.read_bytes() == TEXT
-
-
 def test_what_has_another_checksum_is_refused_and_not_kept(site, fetch, tmp_path):
     folder, url = site
     (folder / "input.txt").write_bytes(b"something else")
@@ -232,13 +223,3 @@ def test_checksums_are_those_of_the_real_files(shared):
     }
     assert len(known) == 12
     assert set(known.values()) <= found.keys()
-
-
-def test_every_corpus_can_be_fetched_by_name():
-    for corpus in KNOWN_CORPORA.values():
-        for remote in corpus.files.values():
-            assert remote.sources
-            for source in remote.sources:
-                assert source.url.startswith(("https://", "http://"))
-                assert not source.member or source.url.endswith((".zip", ".tgz", ".tar.gz"))
-                assert "metamind" not in source.url  # It answers no more.

@@ -28,11 +28,6 @@ def test_a_path_that_is_wrong_for_a_known_corpus_is_told_what_helps(tmp_path):
         find(tmp_path, name="tiny-shakespeare", path=str(tmp_path))
 
 
-def test_an_unknown_corpus_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"'war-and-peace' is no known corpus.*tiny-shakespeare"):
-        find(tmp_path, name="war-and-peace")
-
-
 def test_a_folder_is_read_in_order_without_what_is_no_text(tmp_path):
     for name, data in {
         "b.txt": b"b",
@@ -138,12 +133,6 @@ def test_an_empty_path_is_not_the_current_folder(folder, tmp_path, monkeypatch, 
     monkeypatch.chdir(folder)
     with pytest.raises(ValueError, match=rf"data\.{key}='' is no file or folder.*None"):
         find(tmp_path, **{"name": "python-stdlib", key: ""})
-
-
-def test_a_name_with_a_star_in_it_is_a_name_first(tmp_path):
-    (tmp_path / "a*.txt").write_text("star")
-    (tmp_path / "ab.txt").write_text("other")
-    assert names(find(tmp_path, path=str(tmp_path / "a*.txt"))) == ["a*.txt"]
 
 
 def test_compressed_files_count_by_what_is_in_them(tmp_path):

@@ -46,8 +46,8 @@ def test_records_give_their_field_one_text_after_another(tmp_path, text_of):
     (tmp_path / "a.jsonl").write_text(lines(*RECORDS) + "\n\n")
     (tmp_path / "b.ndjson.gz").write_bytes(gzip.compress(lines({"text": "fifth"}).encode()))
     assert text_of("a.jsonl", "b.ndjson.gz") == TEXT + "fifth\n"
-    (tmp_path / "c.jsonl").write_text(lines({"body": "other", "text": 7}))
-    assert text_of("c.jsonl", json_field="body") == "other\n"
+    (tmp_path / "c[1].jsonl").write_text(lines({"body": "other", "text": 7}))
+    assert text_of("c[1].jsonl", json_field="body") == "other\n"
     (tmp_path / "texts").mkdir()
     table = pyarrow.Table.from_pylist([{"text": x["text"]} for x in RECORDS])
     pyarrow.parquet.write_table(table, tmp_path / "texts" / "d.parquet")

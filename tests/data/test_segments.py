@@ -43,12 +43,6 @@ def test_resuming_changes_nothing(shape, n_read):
         assert np.array_equal(ours, theirs)
 
 
-def test_a_position_far_away_is_reached_at_once():
-    segments = Segments(np.arange(10, dtype=np.uint16), 2, 3)
-    segments.load_state_dict(segments.state_dict() | {"segments_read": 10**15})
-    assert segments.next_segment()[0][0, 0] == 3 * 10**15 % 10
-
-
 def test_a_corpus_shorter_than_one_segment_per_stream_is_refused():
     message = "99 tokens, .* batch_size=10 x segment_len=10 needs 100; lower .*stages"
     with pytest.raises(ValueError, match=message):

@@ -4,8 +4,6 @@ import pytest
 
 from transformer_xl.config import DataConfig
 from transformer_xl.data import prepare, train_vocab
-from transformer_xl.data.imported import Rules
-from transformer_xl.interop.convert.cutting import imported_vocab
 
 
 def test_another_text_for_a_vocabulary_is_refused_with_place_and_remedy(tmp_path):
@@ -36,33 +34,3 @@ def test_what_of_another_text_becomes_unknown_is_told(tmp_path):
     (warning,) = [line for line in said if line.startswith("warning")]
     assert "train: 3 of " in warning
     assert "'é', 'ß' (3 in all, the first in line 61)" in warning
-
-
-IMPORTED = imported_vocab(["a", "b"], Rules(join="words"), lower_case=False)
-
-
-@pytest.mark.parametrize(
-    ("vocab", "text", "reason", "remedy"),
-    [
-        (train_vocab("chars", ["ab"]), "aé", "its training text needed none", "--data.vocab bytes"),
-        (
-            train_vocab("words", ["a b"]),
-            "a é",
-            "its training text needed none",
-            "--data.vocab byte",
-        ),
-        (train_vocab("integers", ["1 2"]), "1 3", "it has the integers of its", "train on a text"),
-        (IMPORTED, "a é", "it has no <unk>: remove", "--data.vocab bytes"),
-    ],
-    ids=["chars", "words", "integers", "imported"],
-)
-def test_each_kind_of_vocabulary_refuses_with_its_own_reason_and_remedy(
-    vocab, text, reason, remedy
-):
-    with pytest.raises(ValueError, match="not in the ") as e:
-        vocab.encode(text)
-    said = str(e.value)
-    assert reason in said
-    assert remedy in said
-    assert ("bytes" in said) == (vocab.kind != "integers")
-    assert ("training text needed none" in said) == (vocab.kind in ("chars", "words"))

@@ -112,14 +112,6 @@ def test_a_smaller_vocabulary_keeps_the_most_frequent_words():
         train_vocab("words", ["a b c\n"], vocab_size=2)
 
 
-@pytest.mark.parametrize("kind", ["chars", "words"])
-def test_unk_is_there_only_when_something_needs_it(kind):
-    assert train_vocab(kind, ["a b\n"], held_out=["b a\n"]).unk_id is None
-    vocab = train_vocab(kind, ["a b\n"], held_out=["c\n"])
-    assert vocab.unk_id is not None
-    assert vocab.encode("c") == [vocab.unk_id]
-
-
 def test_what_a_text_holds_beside_the_vocabulary_is_told_before_it_is_cut():
     chars = train_vocab("chars", ["ab"], held_out=["c"])
     assert chars.unknown("xayxb") == {"x": 2, "y": 1}
@@ -145,21 +137,6 @@ def test_a_symbol_is_found_by_how_it_is_listed_or_by_its_text():
     assert chars.number_of("\n") == chars.encode("\n")[0]
     assert BYTES.number_of("\n") == BYTES.number_of("Ċ") == 10
     assert BPE.number_of("\n") == BPE.encode("\n")[0]
-
-
-@pytest.mark.parametrize(
-    ("vocab", "symbol"),
-    [
-        (BYTES, "ab"),
-        (BYTES, ""),
-        (train_vocab("words", ["a b\n"]), "a b"),
-        (train_vocab("words", ["a a b b c\n"], 3), "c"),
-    ],
-    ids=["two", "none", "words", "unknown"],
-)
-def test_what_is_no_symbol_has_no_number(vocab, symbol):
-    with pytest.raises(ValueError, match=f"{symbol!r} is no symbol of the vocabulary of"):
-        vocab.number_of(symbol)
 
 
 def test_bpe_needs_room_for_every_byte():
@@ -217,16 +194,6 @@ def test_a_damaged_vocabulary_is_refused(change, message, tmp_path):
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
     with pytest.raises(DataError, match=message):
         load_vocab(tmp_path)
-
-
-@settings(max_examples=20)
-@given(st.binary(max_size=200))
-def test_a_vocabulary_file_of_noise_is_refused(tmp_path_factory, noise):
-    folder = tmp_path_factory.mktemp("noise")
-    BPE.save(folder)
-    (folder / "tokenizer.json").write_bytes(noise)
-    with pytest.raises(DataError, match="damaged or was edited"):
-        load_vocab(folder)
 
 
 @pytest.mark.parametrize("kind", ["chars", "words"])

@@ -63,15 +63,33 @@ def train_vocab(
         size = DEFAULT_BPE_SIZE if vocab_size is None else vocab_size
         tokenizer = _train_bpe(texts, size, apart)
     else:
-        count: Counter[str] = Counter()
+        counts = Counter[str]()
         for text in texts:
-            count.update(symbols_in(kind, text))
+            counts.update(symbols_in(kind, text))
         # Equal counts keep the order of appearance, as in the authors' vocabularies.
-        symbols = [symbol for symbol, _ in count.most_common()]
-        has_unknown = any(x not in count for text in held_out for x in symbols_in(kind, text))
-        return counted_vocab(
-            kind, symbols, vocab_size, has_unknown=has_unknown, by_frequency=by_frequency
-        )
+        symbols = [symbol for symbol, _ in counts.most_common()]
+        has_unknown = any(x not in counts for text in held_out for x in symbols_in(kind, text))
+        if kind == "words":
+            symbols = [*symbols, *([] if EOS in symbols else [EOS])]
+            has_unknown |= vocab_size is not None and len(symbols) > vocab_size
+        elif kind == "integers":
+            symbols = _integers(symbols, vocab_size)
+        elif not by_frequency:
+            symbols = sorted(symbols)
+        if has_unknown and UNK not in symbols and kind != "integers":
+            symbols = [*symbols, UNK]
+        if kind == "words" and vocab_size is not None:
+            symbols = _most_frequent(symbols, vocab_size)
+        ids = {symbol: number for number, symbol in enumerate(symbols)}
+        tokenizer = Tokenizer(models.WordLevel(vocab=ids, unk_token=UNK))
+        if kind == "chars":
+            tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+            tokenizer.decoder = decoders.Fuse()
+        else:
+            ends = normalizers.Replace("\n", f" {EOS} ")
+            tokenizer.normalizer = cast(normalizers.Normalizer, ends)
+            # As `symbols_in` does, so that both give the same IDs.
+            tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(f"[{SPACE}]+"), "removed")
     return Vocab(kind, tokenizer.to_str(pretty=True))
 
 
@@ -95,38 +113,6 @@ def _train_bpe(texts: Iterable[str], vocab_size: int, apart: Iterable[str]) -> T
         trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False),
     )
     return tokenizer
-
-
-def counted_vocab(
-    kind: VocabKind,
-    symbols: Sequence[str],
-    vocab_size: int | None,
-    *,
-    has_unknown: bool,
-    by_frequency: bool = False,
-) -> Vocab:
-    """Build a vocabulary of characters, words or integers from symbols by falling frequency."""
-    if kind == "words":
-        symbols = [*symbols, *([] if EOS in symbols else [EOS])]
-        has_unknown |= vocab_size is not None and len(symbols) > vocab_size
-    elif kind == "integers":
-        symbols = _integers(symbols, vocab_size)
-    elif not by_frequency:
-        symbols = sorted(symbols)
-    if has_unknown and UNK not in symbols and kind != "integers":
-        symbols = [*symbols, UNK]
-    if kind == "words" and vocab_size is not None:
-        symbols = _most_frequent(symbols, vocab_size)
-    ids = {symbol: number for number, symbol in enumerate(symbols)}
-    tokenizer = Tokenizer(models.WordLevel(vocab=ids, unk_token=UNK))
-    if kind == "chars":
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-        tokenizer.decoder = decoders.Fuse()
-    else:
-        tokenizer.normalizer = cast(normalizers.Normalizer, normalizers.Replace("\n", f" {EOS} "))
-        # As `symbols_in` does, so that both give the same IDs.
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(f"[{SPACE}]+"), "removed")
-    return Vocab(kind, tokenizer.to_str(pretty=True))
 
 
 def _integers(symbols: Sequence[str], vocab_size: int | None) -> list[str]:

@@ -40,7 +40,9 @@ def plain_texts(
     n_packed = sum(bool(unpacking_of(x, config)) for paths in replaced.values() for x in paths)
     if n_packed:
         say(f"unpacking {n_packed:,} files")
-    raw, is_joined = is_raw(config), not is_raw(config) and _needs_line_ends(config)
+    raw, kind = is_raw(config), divided_as(config.tokenizer) if config.tokenizer else config.vocab
+    # The others end the lines of each file, or have no line ends.
+    is_joined = not raw and kind not in ("words", "integers", "authors-bytes")
     changed: list[Counter[str]] = []
     for part, paths in files.parts.items():
         is_followed = False
@@ -101,10 +103,3 @@ def named_by_origin(origins: Mapping[Path, Path]) -> Iterator[None]:
                     deque(read_text(Span(origin, 0, origin.stat().st_size)), maxlen=0)
                 raise DataError(str(error).replace(str(copy), str(origin))) from error
         raise
-
-
-def _needs_line_ends(config: DataConfig) -> bool:
-    """Whether the last line of a file would go on in the next file without a line end."""
-    kind = divided_as(config.tokenizer) if config.tokenizer else config.vocab
-    # The others end the lines of each file, or have no line ends.
-    return kind not in ("words", "integers", "authors-bytes")

@@ -40,7 +40,7 @@ def local_copy(url: str, downloads: Path, say: Say) -> Path:
         raise InputError(f"{url} chains file systems with ::, which are not read here: give one")
     fsspec = optional_package("fsspec", f"{url}, read with fsspec,")
     # What a server compresses on the way has another size.
-    web = {"headers": {"Accept-Encoding": "identity"}} if url.startswith("http") else {}
+    web = {"headers": {"Accept-Encoding": "identity"}} if url.lower().startswith("http") else {}
     try:
         fs, path = fsspec.url_to_fs(url, **web)
     except (ValueError, ImportError) as error:
@@ -60,7 +60,8 @@ def local_copy(url: str, downloads: Path, say: Say) -> Path:
 
 
 def _downloaded(fs: Any, path: str, url: str, downloads: Path, say: Say) -> Path:
-    is_web, is_pattern = url.startswith("http"), "*" in path or "[" in path
+    is_web, is_pattern = url.lower().startswith("http"), "*" in path or "[" in path
+    fs.invalidate_cache()
     is_folder = path.endswith("/") if is_web else fs.isdir(path)
     paths = fs.glob(path) if is_pattern else fs.find(path) if is_folder else [path]
     with ThreadPoolExecutor(_CONNECTIONS) as pool:
@@ -79,6 +80,7 @@ def _downloaded(fs: Any, path: str, url: str, downloads: Path, say: Say) -> Path
 
     def download(path: str) -> None:
         write_atomically(copies[path], lambda temporary: fs.get_file(path, str(temporary)))
+        fs.invalidate_cache()
         if _version(fs.info(path)) != versions[path]:
             copies[path].unlink()
             raise OSError(f"{path} changed while it was read; try again")

@@ -4,6 +4,7 @@ What is read is data: no pickle, nothing that is executed.
 """
 
 import bz2
+import glob
 import gzip
 import importlib
 import io
@@ -122,7 +123,7 @@ def text_blocks(
     if how in ("", "text"):
         blocks = _bytes_of(path)
     elif how == "records":
-        splits = load_splits(str(path), _RECORDS[_suffix(path)], data_files=[str(path)])
+        splits = load_splits(str(path), _RECORDS[_suffix(path)], data_files=glob.escape(str(path)))
         blocks = texts_of(splits["train"], field, str(path))
     else:
         blocks = _json_integers(path, part) if how == "json" else _numpy_integers(path)
