@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from transformer_xl.data import EOS, UNK, ImportedVocab, Rules, Vocab, byte_characters
+from transformer_xl.data import EOS, HALF, UNK, ImportedVocab, Rules, Vocab, byte_characters
 from transformer_xl.errors import DataError
 from transformer_xl.interop.convert.cutting import Added, imported_vocab
 from transformer_xl.interop.convert.mapped_files import read_json
@@ -40,7 +40,6 @@ _ZIP, _TORCH, _PICKLE = b"PK\x03\x04", b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9", 
 # The largest, lm1b, has 793,471 words; text files contain no corpora, unlike pickles.
 _MAX_TEXT_BYTES = 32 << 20
 _MAX_SYMBOLS = 1 << 20
-_MAX_LINE = 10_000
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
@@ -105,7 +104,7 @@ def read_vocab(path: Path | str, *, size: int | None = None) -> Vocab:
     """Read the vocabulary of an old implementation.
 
     Args:
-        path: The file, whose format is detected from its content, or a folder with one.
+        path: The file, whose format is detected from its content.
         size: The vocabulary size of the model. Tokens beyond it, which were added to Hugging Face's
             tokenizer, are ignored.
 
@@ -115,11 +114,6 @@ def read_vocab(path: Path | str, *, size: int | None = None) -> Vocab:
         CheckpointError: The file, or one beside it, is damaged.
     """
     path = Path(path)
-    if path.is_dir():
-        file_in_folder = find_vocab(path)
-        if file_in_folder is None:
-            raise FileNotFoundError(f"{path} holds no vocabulary: none of {', '.join(_NAMES)}")
-        path = file_in_folder
     with path.open("rb") as file:
         head = file.read(len(_TORCH))
     if head.startswith((_ZIP, _TORCH)):
@@ -161,7 +155,7 @@ def vocab_from_object(
         state = attributes(content)
     kind = content.kind if isinstance(content, Instance) else ""
     stored = _converted(state, _State, path)
-    symbols = _symbols(stored, kind, path, is_python2)
+    symbols = _symbols(stored, path, is_python2)
     if stored.unk_idx is not None and not 0 <= stored.unk_idx < len(symbols):
         raise DataError(f"{path}: unk_idx is not the number of one of {len(symbols):,} symbols")
     unk = None if stored.unk_idx is None else symbols[stored.unk_idx]
@@ -170,16 +164,10 @@ def vocab_from_object(
     return _authors(symbols, unk, stored, path, dataset)
 
 
-def _symbols(stored: _State, kind: str, path: Path, is_python2: bool) -> list[str]:
+def _symbols(stored: _State, path: Path, is_python2: bool) -> list[str]:
     symbols, numbered = stored.idx2sym, stored.sym2idx
     if symbols is None:
-        if numbered is None:
-            named = f" of {kind[:80]}" if kind else ""
-            raise DataError(
-                f"{path} holds no vocabulary that can be read: its object{named} has no idx2sym, "
-                "the list of words"
-            )
-        symbols = sorted(numbered, key=numbered.__getitem__)
+        symbols = sorted(numbered or {}, key=(numbered or {}).__getitem__)
     if numbered is not None and numbered != {symbol: i for i, symbol in enumerate(symbols)}:
         raise DataError(
             f"{path}: idx2sym has {len(symbols):,} symbols, and the {len(numbered):,} of sym2idx "
@@ -193,9 +181,7 @@ def _symbols(stored: _State, kind: str, path: Path, is_python2: bool) -> list[st
 
 
 def _checked(symbols: list[str], path: Path) -> list[str]:
-    if not symbols:
-        raise DataError(f"{path}: the vocabulary is empty")
-    if len(symbols) > _MAX_SYMBOLS:
+    if not 0 < len(symbols) <= _MAX_SYMBOLS:
         raise DataError(
             f"{path} is not a vocabulary: it has {len(symbols):,} symbols, and the largest that is "
             f"read has {_MAX_SYMBOLS:,}"
@@ -203,9 +189,8 @@ def _checked(symbols: list[str], path: Path) -> list[str]:
     if len(set(symbols)) < len(symbols):
         twin, count = Counter(symbols).most_common(1)[0]
         raise DataError(f"{path}: the symbol {twin[:80]!r} occurs {count} times")
-    for symbol in symbols:
-        if any("\ud800" <= c <= "\udfff" for c in symbol):
-            raise DataError(f"{path}: the symbol {symbol[:80]!r} is not valid text")
+    if half := next(filter(HALF.search, symbols), None):
+        raise DataError(f"{path}: the symbol {half[:80]!r} is not valid text")
     return symbols
 
 
@@ -216,21 +201,15 @@ def _from_text(path: Path, size: int | None) -> Vocab:
             f"{path} is not a vocabulary: it has {n_bytes:,} bytes, and a list of words up to "
             f"{_MAX_TEXT_BYTES:,}"
         )
-    # A repeated word keeps its first index.
-    words: dict[str, None] = {}
     try:
         with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE), ""), 1):
-                word = line.split(None, 1)[:1]
-                if not word or len(line) == _MAX_LINE:
-                    about = "is too long" if word else "is empty"
-                    raise DataError(
-                        f"{path}: line {number} {about}; a vocabulary has one word a line"
-                    )
-                words[word[0]] = None
+            lines = [line.split(None, 1) for line in file]
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not a vocabulary: it is not UTF-8 ({error})") from error
-    symbols = _checked(list(words), path)
+    if not all(lines):
+        raise DataError(f"{path}: a line is empty; a vocabulary has one word a line")
+    # A repeated word keeps its first index.
+    symbols = _checked([*dict.fromkeys(line[0] for line in lines)], path)
     unk = next((name for name in ("<UNK>", UNK) if name in symbols), None)
     if unk is None:
         raise DataError(f"{path} is not a vocabulary of an old tokenizer: it lacks <unk> and <UNK>")
