@@ -72,6 +72,16 @@ def convert(
         FileExistsError: The folder is not empty.
         CheckpointError: The source is damaged or hostile.
         InputError: The source is not a Transformer-XL or lacks settings.
+
+    Example:
+        >>> from transformer_xl import ModelConfig, TransformerXL
+        >>> config = ModelConfig(vocab_size=10, n_layer=1, d_model=16, n_head=2, d_inner=16)
+        >>> weights = TransformerXL(config).state_dict()
+        >>> table = entries(config, clusters="natural", biases_in_layers=False)
+        >>> torch.save({x.theirs: weights[x.ours][x.part] for x in table}, "model.pt")
+        >>> folder = convert("model.pt", "new", settings={"mem_len": 8, "pre_lnorm": False})
+        >>> sorted(path.name for path in folder.iterdir())
+        ['config.json', 'model.safetensors']
     """
     # Absolute, because temporary files beside the folder need its name, also for ".".
     folder = Path(folder).absolute()
