@@ -14,12 +14,11 @@ for the space; neither has a symbol for a line break.
 Up to 1,048,576 symbols are read, and lists of words up to 32 MB.
 """
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -42,6 +41,7 @@ _MAX_TEXT_BYTES = 32 << 20
 _MAX_SYMBOLS = 1 << 20
 
 _T = TypeVar("_T", bound=msgspec.Struct)
+_Number = Annotated[str, msgspec.Meta(pattern="^[0-9]{1,9}$")]
 
 
 class _State(msgspec.Struct):
@@ -58,10 +58,10 @@ class _Token(msgspec.Struct):
     """A token with rules for matching it."""
 
     content: str
-    special: bool | None = None
-    lstrip: bool | None = None
-    rstrip: bool | None = None
-    single_word: bool | None = None
+    special: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
 
 
 class _Settings(msgspec.Struct):
@@ -72,7 +72,8 @@ class _Settings(msgspec.Struct):
     additional_special_tokens: list[str | _Token] = msgspec.field(
         default_factory=lambda: ["<formula>"]
     )
-    added_tokens_decoder: dict[str, _Token] = {}
+    added_tokens_decoder: dict[_Number, _Token] = {}
+    added_tokens: dict[str, int] = {}
     never_split: list[str] | None = None
     language: Literal["en"] = "en"
     delimiter: None = None
@@ -267,7 +268,8 @@ def _huggingface(
     """Build a vocabulary from the state of TransfoXLTokenizer and the settings in its folder."""
     about = _settings_beside(path, "tokenizer_config.json")
     special_tokens = _settings_beside(path, "special_tokens_map.json")
-    settings = _converted(about | special_tokens, _Settings, path)
+    numbered = {"added_tokens": _settings_beside(path, "added_tokens.json")}
+    settings = _converted(about | special_tokens | numbered, _Settings, path)
     eos, unknown, *additional = settings.words
     # The settings file takes precedence over the pickle; older releases have only the pickle.
     source = settings if about else stored
@@ -303,25 +305,19 @@ def _added(
     """Return the tokens that are matched before the text is split, with their indices."""
     numbers = {symbol: number for number, symbol in enumerate(symbols)}
     words = settings.words
-    tokens = {x: Added(x, numbers[x], {"special": True}) for x in words if x in numbers}
-    for content, number in _settings_beside(path, "added_tokens.json").items():
-        tokens[content] = Added(content, number, {"special": content in words})
-    for number, token in settings.added_tokens_decoder.items():
-        if not re.fullmatch("[0-9]{1,9}", number):
-            raise DataError(f"{path}: added_tokens_decoder is damaged at {number[:20]}")
-        names = ("special", "lstrip", "rstrip", "single_word")
-        options = {name: bool(getattr(token, name)) for name in names}
-        tokens[token.content] = Added(token.content, int(number), options)
-    added = sorted(tokens.values(), key=lambda x: x.number if type(x.number) is int else -1)
-    end = len(symbols)
-    for token in added:
-        expected = numbers.get(token.content, end)
-        if not token.content or type(token.number) is not int or token.number != expected:
+    tokens = {x: (numbers[x], _Token(x, special=True)) for x in words if x in numbers}
+    tokens |= {x: (n, _Token(x, special=x in words)) for x, n in settings.added_tokens.items()}
+    tokens |= {x.content: (int(n), x) for n, x in settings.added_tokens_decoder.items()}
+    added, end = [], len(symbols)
+    for content, (number, token) in sorted(tokens.items(), key=lambda x: x[1][0]):
+        if not content or number != numbers.get(content, end):
             raise DataError(
-                f"{path}: the added token {token.content[:80]!r} has the number "
-                f"{str(token.number)[:20]}, which must be {expected}"
+                f"{path}: the added token {content[:80]!r} has the number {number}, which must be "
+                f"{numbers.get(content, end)}"
             )
-        end += token.content not in numbers
+        end += content not in numbers
+        options = msgspec.structs.asdict(token)
+        added.append(Added(options.pop("content"), number, options))
     return [x for x in added if size is None or x.number < max(size, len(symbols))]
 
 
