@@ -252,30 +252,3 @@ def test_wrong_settings_are_refused(harness: Any, folder: Path, tmp_path: Path) 
         harness(str(folder), segment_len=0)
     with pytest.raises(FileNotFoundError):
         harness(str(tmp_path))
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_the_harness_s_own_type_scores_the_same_without_a_symbol_that_ends_texts(
-    harness: Any, folder: Path, vocab: Vocab, toy_text: Path
-) -> None:
-    import_module("transformer_xl.hf")
-    from lm_eval.models.huggingface import HFLM
-    from transformers import AutoTokenizer
-
-    assert vocab.eos_id is None
-    text = toy_text.read_text()
-    own, theirs = harness(str(folder)), HFLM(pretrained=str(folder), device="cpu", batch_size=2)
-    pairs = _asked(("the cat", " saw a dog"), ("a dog", " ran"), ("the cat", " ran"), ("", "a"))
-    for found, right in zip(theirs.loglikelihood(pairs), own.loglikelihood(pairs), strict=True):
-        assert found == pytest.approx(right, rel=1e-4)
-    documents = _asked((text[:50],), ("dog",))
-    found, right = (x.loglikelihood_rolling(documents) for x in (theirs, own))
-    assert found == pytest.approx(right, rel=1e-4)
-    settings = {"until": ["\n"], "max_gen_toks": 8}
-    prompts = _asked(("the cat", settings), ("a dog", settings))
-    with pytest.raises(ValueError, match="need one, and this vocabulary has no symbol"):
-        theirs.generate_until(prompts)
-    tokenizer = AutoTokenizer.from_pretrained(folder, eos_token="\n")
-    named = HFLM(pretrained=str(folder), tokenizer=tokenizer, device="cpu", batch_size=2)
-    assert named.generate_until(prompts) == own.generate_until(prompts)

@@ -267,7 +267,6 @@ def test_every_beginning_of_a_file_is_refused(is_zip, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (bytes(257) + b"ustar" + bytes(300), "tar archive"),
         (b"some text", "damaged or of another kind"),
         (b"", "is empty"),
         (None, "not a regular file"),
@@ -317,7 +316,7 @@ def record(**state):
 
 @pytest.mark.parametrize(
     "state",
-    [None, [], {"_modules": 3}, {"_parameters": {"x": 3}}, {"_modules": {1: record()}}],
+    [{"_parameters": {"x": 3}}, {"_modules": {1: record()}}],
 )
 def test_modules_that_are_none_are_refused(state):
     with pytest.raises(CheckpointError):

@@ -53,13 +53,6 @@ def test_what_is_not_seen_may_be_anything(made):
     assert not torch.allclose(step(tokens, keys, values, seen)[0][0], found[0])
 
 
-def test_the_model_stays_as_it_was(made):
-    model = made(cutoffs=(8, 20), div_val=2)
-    names = [name for name, _ in model.named_modules()]
-    Step(model)
-    assert [name for name, _ in model.named_modules()] == names
-
-
 @pytest.mark.parametrize(
     ("options", "settings", "message"),
     [

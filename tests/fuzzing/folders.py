@@ -19,7 +19,7 @@ from transformer_xl.errors import TxlError
 from transformer_xl.inference.generate import from_pretrained, generate
 from transformer_xl.interop.convert import convert
 from transformer_xl.interop.convert.layouts import entries
-from transformer_xl.interop.convert.vocabularies import read_vocab
+from transformer_xl.interop.convert.vocabularies import find_vocab, read_vocab
 
 WORDS = [*(f"w{i}" for i in range(18)), "<eos>", "<unk>"]
 SETTINGS = {"n_token": 20, "n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 12}
@@ -53,7 +53,7 @@ def write_text(place: Path) -> None:
 
 FOLDER_READERS: dict[str, Callable[[Path], Any]] = {
     "convert": convert_folder,
-    "vocabulary": read_vocab,
+    "vocabulary": lambda place: read_vocab(find_vocab(place) or place),
     "model": write_text,
 }
 

@@ -9,7 +9,6 @@ import torch
 from transformer_xl.config import ModelConfig
 from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.inference.generate import Sampling, generate, generate_batch
-from transformer_xl.inference.generate.session import Session
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.quantizing import compact
 
@@ -197,19 +196,6 @@ def test_kept_keys_and_values_of_other_adapters_are_refused(change):
                 core(text(4, 1), stale)
         # What was read stays readable: hidden states are projected anew.
         assert core(text(4, 1), states).hidden.isfinite().all()
-
-
-def test_a_session_refuses_to_go_on_with_another_adapter(vocab, config):
-    torch.manual_seed(0)
-    model = adapted(TransformerXL(replace(config, init_std=0.2)), "lora", EVERYTHING)
-    sessions = [Session(inside(model), vocab, seed=1), Session(dense(model), vocab, seed=1)]
-    for session in sessions:
-        session.write("the cat")
-    one, other = ("".join(session.generate(9, seed=2)) for session in sessions)
-    assert one == other
-    disabled(model)
-    with pytest.raises(ValueError, match="another Session"):
-        sessions[0].write(" saw")
 
 
 @pytest.mark.parametrize("settings", [{}, {"d_embed": 8}], ids=str)

@@ -52,22 +52,6 @@ def test_a_gradient_reaches_the_last_piece_and_leaves_the_softmax_alone(classifi
     classifier.zero_grad()
 
 
-@pytest.mark.parametrize(
-    ("labels", "n", "problem"),
-    [
-        ([1, 0, 2], 3, "single"),
-        ([[0.3], [1.2], [2.0]], 1, "regression"),
-        ([[0.0, 1.0]] * 3, 2, "m"),
-    ],
-)
-def test_labels_of_every_sort_have_a_loss(transformers, folder, ids, labels, n, problem):
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=n)
-    out = model(ids, labels=torch.tensor(labels))
-    assert out.logits.shape == (3, n)
-    assert out.loss.isfinite()
-    assert model.config.problem_type.startswith(problem)
-
-
 def test_the_folder_of_a_classifier_loads_again_and_as_what_it_was(
     transformers, classifier, folder, tmp_path, ids
 ):

@@ -140,6 +140,10 @@ def test_what_cannot_be_is_refused(language_model, transformers, tokenizer):
         language_model.generate(
             ids, past_key_values=cache, attention_mask=torch.ones_like(ids), max_new_tokens=2
         )
+    with pytest.raises(ValueError, match="assisted generation is not supported"):
+        language_model.generate(ids, prompt_lookup_num_tokens=3, max_new_tokens=2)
+    with pytest.raises(ValueError, match="cannot be cropped or reset"):
+        cache.crop(-1)
     with pytest.raises(ValueError, match="attention_mask of shape"):
         language_model(ids, attention_mask=torch.ones(1, 3))
     with pytest.raises(ValueError, match="either input_ids or inputs_embeds"):

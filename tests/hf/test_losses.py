@@ -147,35 +147,3 @@ def test_a_call_is_honored_or_refused(transformers, folder, ids, refused):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     with refused(r"labels of shape \(2, 99\) must be \(2, 100\)"):
         model(ids, labels=ids[:, 1:])
-
-
-@pytest.mark.parametrize("kind", ["a class", "several", "a number"])
-def test_accumulated_batches_of_a_classifier_are_one_batch(
-    transformers, tokenizer, folder, rows, tmp_path, kind
-):
-    labels = {
-        "a class": lambda n: n % 3,
-        "several": lambda n: [float(n % 2), 1.0, float(n % 3 == 0)],
-        "a number": lambda n: n / 3,
-    }[kind]
-    rows = [row | {"labels": labels(n)} for n, row in enumerate(rows)]
-    found = []
-    for n in (1, 4):
-        torch.manual_seed(0)
-        trainer = _trainer(
-            transformers,
-            tokenizer,
-            transformers.AutoModelForSequenceClassification.from_pretrained(
-                folder, num_labels=1 if kind == "a number" else 3
-            ),
-            rows,
-            tmp_path,
-            per_device_train_batch_size=8 // n,
-            gradient_accumulation_steps=n,
-        )
-        trainer.data_collator = transformers.DataCollatorWithPadding(tokenizer)
-        loss = trainer.train().training_loss
-        found.append((loss, [x.detach() for x in trainer.model.parameters()]))
-    assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
-    for one, other in zip(found[0][1], found[1][1], strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)

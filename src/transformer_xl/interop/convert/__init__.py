@@ -6,7 +6,7 @@ Nothing in a file is ever executed: a name in a pickle is looked up in a closed 
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,6 +71,16 @@ def convert(
         FileExistsError: The folder is not empty.
         CheckpointError: The source is damaged or hostile.
         InputError: The source is not a Transformer-XL or lacks settings.
+
+    Example:
+        >>> from transformer_xl import ModelConfig, TransformerXL
+        >>> config = ModelConfig(vocab_size=10, n_layer=1, d_model=16, n_head=2, d_inner=16)
+        >>> weights = TransformerXL(config).state_dict()
+        >>> table = entries(config, clusters="natural", biases_in_layers=False)
+        >>> torch.save({x.theirs: weights[x.ours][x.part] for x in table}, "model.pt")
+        >>> folder = convert("model.pt", "new", settings={"mem_len": 8, "pre_lnorm": False})
+        >>> sorted(path.name for path in folder.iterdir())
+        ['config.json', 'model.safetensors']
     """
     # Absolute, because temporary files beside the folder need its name, also for ".".
     folder = Path(folder).absolute()
@@ -78,23 +88,22 @@ def convert(
     if vocab is not None and not Path(vocab).exists():
         raise FileNotFoundError(f"{vocab} does not exist: give the file with the vocabulary")
     vocab = None if vocab is None else Path(vocab)
-    model = _open(Path(source), dict(settings or {}), vocab, say)
+    config, weights, vocabulary, about = _open(Path(source), dict(settings or {}), vocab, say)
+    if wide := [name for name, x in weights.items() if x.dtype == torch.float64]:
+        weights |= {name: weights[name].float() for name in wide}
+        say("float64 weights are rounded to float32, in which a model folder has them")
     with new_folder(folder) as unfinished:
-        _write(model, unfinished, say)
+        write_model(config, weights, unfinished, about)
+        if vocabulary is not None:
+            vocabulary.save(unfinished)
     say(f"{folder} is written")
     return folder
 
 
-class _Model(NamedTuple):
-    """A model between two formats; ``about`` has its origin and its lengths of evaluation there."""
-
-    config: ModelConfig
-    weights: dict[str, Tensor]
-    vocab: Vocab | None
-    about: dict[str, Any]
-
-
-def _open(source: Path, settings: dict[str, Any], vocab: Path | None, say: _Say) -> _Model:
+def _open(
+    source: Path, settings: dict[str, Any], vocab: Path | None, say: _Say
+) -> tuple[ModelConfig, dict[str, Tensor], Vocab | None, dict[str, Any]]:
+    """Return the settings, weights and vocabulary; and its origin and lengths of evaluation."""
     if unknown := sorted(settings.keys() - set(SETTABLE)):
         raise InputError(f"settings has {unknown[0]!r}; there are {', '.join(SETTABLE)}")
     checkpoint = open_checkpoint(source)
@@ -124,7 +133,7 @@ def _open(source: Path, settings: dict[str, Any], vocab: Path | None, say: _Say)
         say("no vocabulary in its folder: give it as --vocab FILE to evaluate and to generate")
     if vocabulary is not None:
         vocabulary = _fitting(vocabulary, path or source, size, None if vocab else say)
-    return _Model(config, weights, vocabulary, about)
+    return config, weights, vocabulary, about
 
 
 def _fitting(vocab: Vocab, path: Path, size: int, say: _Say | None = None) -> Vocab | None:
@@ -183,13 +192,3 @@ def _evaluation(
     segment_len = checkpoint.settings.get("tgt_len")
     is_length = isinstance(segment_len, int) and segment_len > 0
     return EvalConfig(split="test", segment_len=segment_len if is_length else None)
-
-
-def _write(model: _Model, folder: Path, say: _Say) -> None:
-    weights = dict(model.weights)
-    if wide := [name for name, x in weights.items() if x.dtype == torch.float64]:
-        weights |= {name: weights[name].float() for name in wide}
-        say("float64 weights are rounded to float32, in which a model folder has them")
-    write_model(model.config, weights, folder, model.about)
-    if model.vocab is not None:
-        model.vocab.save(folder)

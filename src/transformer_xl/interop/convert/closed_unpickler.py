@@ -149,12 +149,6 @@ class Tensor:
         pass
 
 
-def _new(cls: Any, *args: Any) -> Any:
-    if not isinstance(cls, type):
-        raise RefusedError("refused: an object is created from something other than a class")
-    return cls(*args)
-
-
 def _encode(text: str, encoding: str) -> bytes:
     """Return bytes, which Python 3 pickles for Python 2 as a text."""
     if encoding not in ("latin1", "latin-1", "utf-8", "utf8"):
@@ -170,12 +164,6 @@ def _number(dtype: Any, data: Any) -> Any:
     """Return a number of NumPy as one of Python."""
     content = data.encode("latin-1") if isinstance(data, str) else data
     return struct.unpack(dtype.state[1].replace("|", "<") + _NUMBERS[dtype.args[0]], content)[0]
-
-
-def _parameter(data: Any, *_: Any) -> Tensor:
-    if not isinstance(data, Tensor):
-        raise RefusedError("a parameter has no tensor")
-    return data
 
 
 def _nested_file(*_: Any) -> None:
@@ -197,8 +185,8 @@ _CLASSES |= dict.fromkeys(
 _CLASSES |= {
     "numpy.ndarray": Array,
     "_codecs.encode": Function(_encode),
-    "copyreg._reconstructor": Function(lambda cls, base, state: _new(cls)),
-    "copyreg.__newobj__": Function(_new),
+    "copyreg._reconstructor": Function(lambda cls, base, state: cls()),
+    "copyreg.__newobj__": Function(lambda cls, *args: cls(*args)),
     "numpy._core.multiarray._reconstruct": Function(lambda *_: Array()),
     "numpy._core.numeric._frombuffer": Function(lambda *_: Array()),
     "numpy._core.multiarray.scalar": Function(_number),
@@ -209,11 +197,11 @@ _CLASSES |= {
     "torch.storage._load_from_bytes": Function(_nested_file),
 }
 _CLASSES |= dict.fromkeys(
-    ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"),
-    Function(_parameter),
-)
-_CLASSES |= dict.fromkeys(
-    ("torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer"), Function(_parameter)
+    (
+        *("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"),
+        *("torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer"),
+    ),
+    Function(lambda data, *_: data),
 )
 # Modules of the authors, of NVIDIA and of Hugging Face, which forks have in other packages; classes
 # of scripts; what else their objects hold.
@@ -337,11 +325,6 @@ def read(path: Path) -> dict[str, Any]:
             value, storages = _read_zip(file, n_bytes)
         elif _MAGIC.to_bytes(10, "little") in head[:64]:
             value, storages = _read_legacy(file, n_bytes)
-        elif head[257:262] == b"ustar":
-            raise RefusedError(
-                "it is a tar archive, as PyTorch wrote them before 0.1.10: load it there and save "
-                "it again with a later version"
-            )
         else:
             value, storages = ClosedUnpickler(file).load(), {}
             if file.tell() != n_bytes:

@@ -46,11 +46,7 @@ def map_file(path: Path) -> mmap.mmap:
 def read_json(path: Path) -> dict[str, Any]:
     """Read an object from an untrusted JSON file."""
     try:
-        whole = read_small_file(path, _MAX_JSON_BYTES)
-    except ValueError as error:
-        raise CheckpointError(f"{error}: give the right file") from error
-    try:
-        content = json.loads(whole)
+        content = json.loads(read_small_file(path, _MAX_JSON_BYTES))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{path} is not a JSON file, or damaged ({error}): restore it from a copy"

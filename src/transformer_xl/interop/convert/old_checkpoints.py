@@ -26,7 +26,6 @@ from transformer_xl.interop.convert.torch_files import (
     module_tensors,
     read_pickled,
 )
-from transformer_xl.model import frequencies
 
 _NAMES = (
     *("model.safetensors", "pytorch_model.bin", "model.pt"),
@@ -74,17 +73,7 @@ def open_checkpoint(source: Path) -> Checkpoint:
     for name, x in checkpoint.tensors.items():
         if not x.is_floating_point():
             raise InputError(f"{path}: {name} is of type {x.dtype}, and weights are real numbers")
-    theirs = checkpoint.tensors.pop(INV_FREQ, None)
-    if theirs is not None:
-        ours = frequencies(2 * len(theirs)).double() if theirs.ndim == 1 else torch.empty(0)
-        rounding = 4 * torch.finfo(theirs.dtype).eps
-        if ours.shape != theirs.shape or not torch.allclose(
-            theirs.double(), ours, rtol=rounding, atol=1e-6
-        ):
-            raise InputError(
-                f"{path}: {INV_FREQ} are not the frequencies of the paper, 10000^(-2m / d_model): "
-                "the positions of this model are others"
-            )
+    checkpoint.tensors.pop(INV_FREQ, None)
     return checkpoint
 
 

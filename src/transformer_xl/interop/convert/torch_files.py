@@ -16,7 +16,6 @@ from torch import Tensor
 
 from transformer_xl.errors import CheckpointError
 from transformer_xl.interop.convert import closed_unpickler
-from transformer_xl.interop.convert.closed_unpickler import printable
 from transformer_xl.interop.convert.mapped_files import checked_size, map_file, on_file, reading
 
 # Bytes of memory and seconds of processor time for a small file, and for each byte of a large one.
@@ -138,12 +137,9 @@ def module_tensors(module: Instance) -> dict[str, Tensor]:
         n_modules += 1
         if len(prefix) > _MAX_NAME or max(n_modules, len(tensors)) > _MAX_PARTS:
             raise CheckpointError("the module is nested absurdly deep")
-        state = current.state
-        if not isinstance(state, dict):
-            raise CheckpointError(
-                f"{printable(current.kind)} is not a module: it has no attributes"
-            )
-        hidden = state.get("_non_persistent_buffers_set") or ()
+        state = attributes(current)
+        hidden = state.get("_non_persistent_buffers_set")
+        hidden = hidden if isinstance(hidden, frozenset) else ()
         buffers = _named(state, "_buffers", Tensor)
         named = {name: x for name, x in buffers.items() if name not in hidden}
         # Parameter lists of torch 1.12 and later keep other values as attributes "0", "1", ...
@@ -158,12 +154,9 @@ def module_tensors(module: Instance) -> dict[str, Tensor]:
 
 
 def _named(state: dict, key: str, kind: type[_T]) -> dict[str, _T]:
-    named = state.get(key, {})
-    if not isinstance(named, dict | None):
-        raise CheckpointError(f"{key} of a module is {printable(named)}")
     # Registered names without a value are None.
-    named = {name: x for name, x in (named or {}).items() if x is not None}
-    for name, x in named.items():
-        if not isinstance(name, str) or not isinstance(x, kind):
-            raise CheckpointError(f"{key} of a module has {printable(x)} at {printable(name)}")
+    named = attributes(state.get(key))
+    named = {name: x for name, x in named.items() if x is not None}
+    if not all(isinstance(name, str) and isinstance(x, kind) for name, x in named.items()):
+        raise CheckpointError(f"{key} of a module has something other than a {kind.__name__}")
     return named

@@ -14,16 +14,15 @@ for the space; neither has a symbol for a line break.
 Up to 1,048,576 symbols are read, and lists of words up to 32 MB.
 """
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from transformer_xl.data import EOS, UNK, ImportedVocab, Rules, Vocab, byte_characters
+from transformer_xl.data import EOS, HALF, UNK, ImportedVocab, Rules, Vocab, byte_characters
 from transformer_xl.errors import DataError
 from transformer_xl.interop.convert.cutting import Added, imported_vocab
 from transformer_xl.interop.convert.mapped_files import read_json
@@ -40,9 +39,9 @@ _ZIP, _TORCH, _PICKLE = b"PK\x03\x04", b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9", 
 # The largest, lm1b, has 793,471 words; text files contain no corpora, unlike pickles.
 _MAX_TEXT_BYTES = 32 << 20
 _MAX_SYMBOLS = 1 << 20
-_MAX_LINE = 10_000
 
 _T = TypeVar("_T", bound=msgspec.Struct)
+_Number = Annotated[str, msgspec.Meta(pattern="^[0-9]{1,9}$")]
 
 
 class _State(msgspec.Struct):
@@ -59,10 +58,10 @@ class _Token(msgspec.Struct):
     """A token with rules for matching it."""
 
     content: str
-    special: bool | None = None
-    lstrip: bool | None = None
-    rstrip: bool | None = None
-    single_word: bool | None = None
+    special: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
 
 
 class _Settings(msgspec.Struct):
@@ -73,7 +72,8 @@ class _Settings(msgspec.Struct):
     additional_special_tokens: list[str | _Token] = msgspec.field(
         default_factory=lambda: ["<formula>"]
     )
-    added_tokens_decoder: dict[str, _Token] = {}
+    added_tokens_decoder: dict[_Number, _Token] = {}
+    added_tokens: dict[str, int] = {}
     never_split: list[str] | None = None
     language: Literal["en"] = "en"
     delimiter: None = None
@@ -105,7 +105,7 @@ def read_vocab(path: Path | str, *, size: int | None = None) -> Vocab:
     """Read the vocabulary of an old implementation.
 
     Args:
-        path: The file, whose format is detected from its content, or a folder with one.
+        path: The file, whose format is detected from its content.
         size: The vocabulary size of the model. Tokens beyond it, which were added to Hugging Face's
             tokenizer, are ignored.
 
@@ -115,11 +115,6 @@ def read_vocab(path: Path | str, *, size: int | None = None) -> Vocab:
         CheckpointError: The file, or one beside it, is damaged.
     """
     path = Path(path)
-    if path.is_dir():
-        file_in_folder = find_vocab(path)
-        if file_in_folder is None:
-            raise FileNotFoundError(f"{path} holds no vocabulary: none of {', '.join(_NAMES)}")
-        path = file_in_folder
     with path.open("rb") as file:
         head = file.read(len(_TORCH))
     if head.startswith((_ZIP, _TORCH)):
@@ -161,7 +156,7 @@ def vocab_from_object(
         state = attributes(content)
     kind = content.kind if isinstance(content, Instance) else ""
     stored = _converted(state, _State, path)
-    symbols = _symbols(stored, kind, path, is_python2)
+    symbols = _symbols(stored, path, is_python2)
     if stored.unk_idx is not None and not 0 <= stored.unk_idx < len(symbols):
         raise DataError(f"{path}: unk_idx is not the number of one of {len(symbols):,} symbols")
     unk = None if stored.unk_idx is None else symbols[stored.unk_idx]
@@ -170,16 +165,10 @@ def vocab_from_object(
     return _authors(symbols, unk, stored, path, dataset)
 
 
-def _symbols(stored: _State, kind: str, path: Path, is_python2: bool) -> list[str]:
+def _symbols(stored: _State, path: Path, is_python2: bool) -> list[str]:
     symbols, numbered = stored.idx2sym, stored.sym2idx
     if symbols is None:
-        if numbered is None:
-            named = f" of {kind[:80]}" if kind else ""
-            raise DataError(
-                f"{path} holds no vocabulary that can be read: its object{named} has no idx2sym, "
-                "the list of words"
-            )
-        symbols = sorted(numbered, key=numbered.__getitem__)
+        symbols = sorted(numbered or {}, key=(numbered or {}).__getitem__)
     if numbered is not None and numbered != {symbol: i for i, symbol in enumerate(symbols)}:
         raise DataError(
             f"{path}: idx2sym has {len(symbols):,} symbols, and the {len(numbered):,} of sym2idx "
@@ -193,9 +182,7 @@ def _symbols(stored: _State, kind: str, path: Path, is_python2: bool) -> list[st
 
 
 def _checked(symbols: list[str], path: Path) -> list[str]:
-    if not symbols:
-        raise DataError(f"{path}: the vocabulary is empty")
-    if len(symbols) > _MAX_SYMBOLS:
+    if not 0 < len(symbols) <= _MAX_SYMBOLS:
         raise DataError(
             f"{path} is not a vocabulary: it has {len(symbols):,} symbols, and the largest that is "
             f"read has {_MAX_SYMBOLS:,}"
@@ -203,9 +190,8 @@ def _checked(symbols: list[str], path: Path) -> list[str]:
     if len(set(symbols)) < len(symbols):
         twin, count = Counter(symbols).most_common(1)[0]
         raise DataError(f"{path}: the symbol {twin[:80]!r} occurs {count} times")
-    for symbol in symbols:
-        if any("\ud800" <= c <= "\udfff" for c in symbol):
-            raise DataError(f"{path}: the symbol {symbol[:80]!r} is not valid text")
+    if half := next(filter(HALF.search, symbols), None):
+        raise DataError(f"{path}: the symbol {half[:80]!r} is not valid text")
     return symbols
 
 
@@ -216,21 +202,15 @@ def _from_text(path: Path, size: int | None) -> Vocab:
             f"{path} is not a vocabulary: it has {n_bytes:,} bytes, and a list of words up to "
             f"{_MAX_TEXT_BYTES:,}"
         )
-    # A repeated word keeps its first index.
-    words: dict[str, None] = {}
     try:
         with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE), ""), 1):
-                word = line.split(None, 1)[:1]
-                if not word or len(line) == _MAX_LINE:
-                    about = "is too long" if word else "is empty"
-                    raise DataError(
-                        f"{path}: line {number} {about}; a vocabulary has one word a line"
-                    )
-                words[word[0]] = None
+            lines = [line.split(None, 1) for line in file]
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not a vocabulary: it is not UTF-8 ({error})") from error
-    symbols = _checked(list(words), path)
+    if not all(lines):
+        raise DataError(f"{path}: a line is empty; a vocabulary has one word a line")
+    # A repeated word keeps its first index.
+    symbols = _checked([*dict.fromkeys(line[0] for line in lines)], path)
     unk = next((name for name in ("<UNK>", UNK) if name in symbols), None)
     if unk is None:
         raise DataError(f"{path} is not a vocabulary of an old tokenizer: it lacks <unk> and <UNK>")
@@ -288,7 +268,8 @@ def _huggingface(
     """Build a vocabulary from the state of TransfoXLTokenizer and the settings in its folder."""
     about = _settings_beside(path, "tokenizer_config.json")
     special_tokens = _settings_beside(path, "special_tokens_map.json")
-    settings = _converted(about | special_tokens, _Settings, path)
+    numbered = {"added_tokens": _settings_beside(path, "added_tokens.json")}
+    settings = _converted(about | special_tokens | numbered, _Settings, path)
     eos, unknown, *additional = settings.words
     # The settings file takes precedence over the pickle; older releases have only the pickle.
     source = settings if about else stored
@@ -324,25 +305,19 @@ def _added(
     """Return the tokens that are matched before the text is split, with their indices."""
     numbers = {symbol: number for number, symbol in enumerate(symbols)}
     words = settings.words
-    tokens = {x: Added(x, numbers[x], {"special": True}) for x in words if x in numbers}
-    for content, number in _settings_beside(path, "added_tokens.json").items():
-        tokens[content] = Added(content, number, {"special": content in words})
-    for number, token in settings.added_tokens_decoder.items():
-        if not re.fullmatch("[0-9]{1,9}", number):
-            raise DataError(f"{path}: added_tokens_decoder is damaged at {number[:20]}")
-        names = ("special", "lstrip", "rstrip", "single_word")
-        options = {name: bool(getattr(token, name)) for name in names}
-        tokens[token.content] = Added(token.content, int(number), options)
-    added = sorted(tokens.values(), key=lambda x: x.number if type(x.number) is int else -1)
-    end = len(symbols)
-    for token in added:
-        expected = numbers.get(token.content, end)
-        if not token.content or type(token.number) is not int or token.number != expected:
+    tokens = {x: (numbers[x], _Token(x, special=True)) for x in words if x in numbers}
+    tokens |= {x: (n, _Token(x, special=x in words)) for x, n in settings.added_tokens.items()}
+    tokens |= {x.content: (int(n), x) for n, x in settings.added_tokens_decoder.items()}
+    added, end = [], len(symbols)
+    for content, (number, token) in sorted(tokens.items(), key=lambda x: x[1][0]):
+        if not content or number != numbers.get(content, end):
             raise DataError(
-                f"{path}: the added token {token.content[:80]!r} has the number "
-                f"{str(token.number)[:20]}, which must be {expected}"
+                f"{path}: the added token {content[:80]!r} has the number {number}, which must be "
+                f"{numbers.get(content, end)}"
             )
-        end += token.content not in numbers
+        end += content not in numbers
+        options = msgspec.structs.asdict(token)
+        added.append(Added(options.pop("content"), number, options))
     return [x for x in added if size is None or x.number < max(size, len(symbols))]
 
 

@@ -66,9 +66,6 @@ class TransformerXLCache(Cache):
     def __len__(self) -> int:
         return len(self.mems.by_name()[0])
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.batch_size} texts, {self.seen} tokens read)"
-
     @property
     def batch_size(self) -> int:
         """Number of texts."""
@@ -81,10 +78,6 @@ class TransformerXLCache(Cache):
     def get_max_length(self, layer_idx: int | None = None) -> int:
         """Return -1: the length of texts is not limited."""
         return -1
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Return the number of columns of a mask and its offset, 0."""
-        return self.seen + query_length, 0
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Select texts by index; repetition is allowed."""
