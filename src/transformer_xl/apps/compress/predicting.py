@@ -171,8 +171,7 @@ def lengths(model: LanguageModel, mem_len: int) -> Lengths:
     require(
         model.is_exact,
         f"a model of kind={model.kind!r} cannot compress: read symbol by symbol, its probabilities "
-        "differ from those of a text that is read at once by more than decompression can bear; use "
-        "a model of kind 'transformer_xl', 'gpt' or 'lstm'",
+        "are not those of a text that is read at once",
     )
     ends_with_segment = model.config.input_recurrence and not mem_len
     at_once = 1 if model.depends_on_segments or ends_with_segment else AT_ONCE
