@@ -1,7 +1,7 @@
 """The command generate."""
 
 import sys
-from collections.abc import Collection
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -272,14 +272,12 @@ class Generate(ReadsModel, PrintsResult):
                 sys.stdout.write(f"--- {n} of {len(texts)}, {rank}\n")
             sys.stdout.write(f"{each['prompt']}{each['text']}\n")
 
-    def _say_looping(self, texts: Collection[int]) -> None:
+    def _say_looping(self, texts: Iterable[int]) -> None:
         """Say which texts were ended because they looped."""
-        if texts:
-            which = f"texts {', '.join(str(text + 1) for text in sorted(texts))}"
+        if numbers := ", ".join(str(n + 1) for n in sorted(texts)):
             say(
-                f"{which if self._is_several else 'the text'} ended early: the last "
-                f"{self.settings.loop_min_length} tokens or more repeat one sequence; --on_loop "
-                "continue goes on, --on_loop break avoids it"
+                f"texts that ended early: {numbers}. Their last {self.settings.loop_min_length} "
+                "tokens or more repeat one sequence; --on_loop continue goes on, break avoids it"
             )
 
     def _said(self, what: str, used: dict[str, Any], model: "LanguageModel") -> dict[str, Any]:
