@@ -126,7 +126,7 @@ def test_what_is_wrong_is_said_of_the_file_that_it_is_wrong_with(txl, notes, sma
         (["compress", notes, empty / "x", "--learn"], f"{empty} is a file, not a folder"),
         # A model that is none is not a damaged archive.
         (["decompress", small, out, "--model", folder], f"txl: {folder}"),
-        (["decompress", empty, out], f"{empty}: it is empty"),
+        (["decompress", empty, out], f"{empty}: it is not a file of txl compress"),
         (["compress", notes, out, "--learn", "--lr", "-1"], "lr=-1"),
         (["compress", notes, "-", "--learn", "--json"], "give an output file"),
     ):

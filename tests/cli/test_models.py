@@ -266,4 +266,6 @@ def test_a_text_that_loops_is_ended_and_that_is_said(txl, trained):
     text = ended.json["text"]
     assert len(text) < 150
     assert whole.json["text"].startswith(text)
-    assert "the text ended early: the last 20 tokens or more repeat one sequence" in ended.err
+    assert (
+        "texts that ended early: 1. Their last 20 tokens or more repeat one sequence" in ended.err
+    )

@@ -75,7 +75,7 @@ def test_without_a_model_that_fits_xz_is_used_and_that_is_said(
     assert "toy-1 is left out: " in said[0]
     assert "byte 0 is not UTF-8" in said[0]
     assert said[1].startswith(too_large)
-    assert said[2] == "stored: no model is better"
+    assert said[2] == "stored: no shipped model is better"
     monkeypatch.setattr(files, "SHIPPED", tmp_path / "none")
     with pytest.raises(ValueError, match="no shipped models: give a model"):
         compress_best(NOTES)

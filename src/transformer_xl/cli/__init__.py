@@ -120,23 +120,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = 0
         else:
             command = _checked([*argv])
-            code = command if isinstance(command, int) else _run(command)
+            if isinstance(command, int):
+                code = command
+            elif getattr(command, "any_size", False):
+                from transformer_xl.model import any_size
+
+                with any_size():
+                    code = command.run() or 0
+            else:
+                code = command.run() or 0
         # At exit, a broken pipe or a full disk could no longer be reported.
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         if (code := _explain(error)) is None:
             raise
     return code
-
-
-def _run(command: Any) -> int:
-    """Run a command; return its exit code."""
-    if not getattr(command, "any_size", False):
-        return command.run() or 0
-    from transformer_xl.model import any_size
-
-    with any_size():
-        return command.run() or 0
 
 
 def parse(argv: list[str]) -> Any:

@@ -88,7 +88,7 @@ def compress_best(
                 break
             say(choice.shipped.using)
             return result, choice
-    say(f"{stored.method if stored.method == 'stored' else 'stored with xz'}: no model is better")
+    say(f"{stored.method}: no shipped model is better")
     return stored, None
 
 

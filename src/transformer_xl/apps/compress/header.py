@@ -137,12 +137,8 @@ def unpack(content: bytes) -> tuple[Header, bytes]:
     Raises:
         ArchiveError: It is not an archive, has a newer version, or is damaged.
     """
-    if not content:
-        raise ArchiveError("it is empty, not a file of txl compress: restore it from a copy")
-    if content[: len(MAGIC)] != MAGIC:
-        raise ArchiveError("it is not a file of txl compress: it does not begin with TXLZ")
-    if len(content) < _PREFIX.size:
-        raise ArchiveError("it is damaged: it ends within its first bytes")
+    if content[: len(MAGIC)] != MAGIC or len(content) < _PREFIX.size:
+        raise ArchiveError("it is not a file of txl compress, or ends within its first bytes")
     _, version, length, crc = _PREFIX.unpack_from(content)
     if version not in READABLE:
         raise ArchiveError(
