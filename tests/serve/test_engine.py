@@ -132,17 +132,6 @@ def test_who_leaves_frees_the_place_and_keeps_what_was_written(made, start, ask,
     assert ended.state.last_token == left.tokens[-1]
 
 
-def test_late_texts_end_where_they_are(made, start, ask):
-    engine = start(max_batch=1)
-    asked = ask(made, [3], 100_000)
-    engine.submit([asked.text])
-    never = ask(made, [3], 5, deadline=0.0)
-    engine.submit([never.text])
-    assert never.end().reason == "late"
-    asked.text.deadline = 0.0
-    assert asked.end().reason == "length"
-
-
 def test_stopping_ends_all_and_keeps_their_states(made, start, ask, until):
     engine = start(max_batch=2)
     asked = [ask(made, [n], 100_000, keeps_state=True) for n in range(3)]

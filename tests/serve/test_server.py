@@ -31,13 +31,14 @@ def test_who_waits_for_a_session_that_cannot_be_saved_is_told(
         raise error
 
     with run_server(made, sessions=tmp_path) as server:
+        first = post(server, session="tale", max_tokens=3, seed=3).json()["choices"][0]["text"]
         monkeypatch.setattr(sessions, "write_state", fails)
-        body = {"prompt": "ab", "session": "tale", "max_tokens": 3}
-        answer = httpx.post(f"{server.address}/v1/completions", json=body, timeout=10)
+        answer = post(server, session="tale", max_tokens=3)
         assert answer.status_code == (507 if isinstance(error, OSError) else 500)
         monkeypatch.undo()
         # It goes on from where it had been.
-        assert httpx.post(f"{server.address}/v1/completions", json=body).status_code == 200
+        more = post(server, prompt="", session="tale", max_tokens=4).json()["choices"][0]["text"]
+        assert first + more == made.alone("abc", 7, seed=3)
 
 
 def test_what_is_too_much_is_refused(made, run_server):
@@ -55,12 +56,8 @@ def test_what_is_too_much_is_refused(made, run_server):
         assert answer.json()["settings"]["max_tokens"] == 10
         # Without a length that could be believed.
         pieces = (b" " * 100 for _ in range(10_000))
-        answer = httpx.post(
-            server.address + COMPLETIONS,
-            content=pieces,
-            headers={"Content-Type": "application/json"},
-        )
-        assert answer.status_code == 413
+        url, headers = server.address + COMPLETIONS, {"Content-Type": "application/json"}
+        assert httpx.post(url, content=pieces, headers=headers).status_code == 413
 
 
 def test_a_full_queue_is_said_with_when_to_come_again(made, run_server, until):

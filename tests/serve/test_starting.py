@@ -22,15 +22,6 @@ def test_more_texts_than_there_is_room_for_are_refused_with_how_many_there_are(m
         service(make_model(), max_batch=10**15)
 
 
-def test_a_memory_that_fits_nowhere_ends_the_command_before_it_listens(make_model, capsys):
-    made = make_model(mem_len=10**12)
-    assert main(["serve", str(made.folder), "--port", "0"]) == 2
-    said = capsys.readouterr().err
-    assert "mem_len=1000000000000" in said
-    assert "use a smaller model" in said
-    assert "listening" not in said
-
-
 @pytest.mark.parametrize(
     ("words", "said", "remedy"),
     [
