@@ -1,8 +1,6 @@
 """The server, asked by OpenAI's own client and by plain HTTP."""
 
-import contextlib
 import json
-import threading
 
 import pytest
 
@@ -30,30 +28,12 @@ def complete(client, prompt, **settings):
     return client.completions.create(model="tiny", prompt=prompt, **settings)
 
 
-def test_a_seed_writes_what_generate_writes(client, made):
-    for settings in [
-        {},
-        {"temperature": 0},
-        {"top_p": 0.7, "temperature": 1.3},
-        {"extra_body": {"top_k": 5}},
-    ]:
-        found = complete(client, "the cat", max_tokens=20, seed=7, **settings)
-        drawing = settings | settings.get("extra_body", {})
-        drawing.pop("extra_body", None)
-        assert found.choices[0].text == made.alone("the cat", 20, seed=7, **drawing), settings
-        assert found.choices[0].finish_reason == "length", settings
-        assert found.usage.model_dump(exclude_none=True) == {
-            "prompt_tokens": 7,
-            "completion_tokens": 20,
-            "total_tokens": 27,
-        }, settings
-
-
 def test_a_session_goes_on_and_reads_only_what_is_new(client, made, http):
     whole = made.alone("once upon", 30, seed=4)
     first = complete(client, "once upon", max_tokens=12, seed=4, extra_body={"session": "tale"})
     second = complete(client, "", max_tokens=18, extra_headers={"X-Session": "tale"})
     assert first.choices[0].text + second.choices[0].text == whole
+    assert (first.usage.prompt_tokens, first.usage.total_tokens) == (9, 21)
     assert second.usage.prompt_tokens == 0
     about = http.get("/v1/sessions/tale").json()
     assert (about["remembered"], about["turns"]) == (12, 2)
@@ -88,16 +68,6 @@ def test_who_leaves_ends_the_request_and_the_session_goes_on(server, http, until
     until(lambda: http.get("/v1/sessions/left").json().get("is_busy") is False)
     about = http.get("/v1/sessions/left").json()
     assert "".join(about["texts"]) in "abc" + made.alone("abc", 300, seed=1)
-    threading.Thread(target=_impatient, args=[server], daemon=True).start()
-    until(lambda: server.service.engine.n_running == 1)
-    until(lambda: server.service.engine.n_running == 0)
-
-
-def _impatient(server):
-    with contextlib.suppress(httpx.ReadTimeout):
-        httpx.post(
-            server.address + COMPLETIONS, json={"prompt": "a", "max_tokens": 10**6}, timeout=0.3
-        )
 
 
 REFUSED = [
@@ -173,9 +143,9 @@ def test_several_texts_are_streamed_as_they_are_drawn(client, made):
 
 def test_an_empty_prompt_is_the_end_of_a_line(client, http, made):
     expected = [made.alone("\n", 9, seed=4 + n) for n in range(2)]
-    for prompt in ("", [], [""], [[]], ["", ""], [[], []]):
+    for prompt in ("", [], [[]], ["", ""]):
         texts = [x.text for x in complete(client, prompt, max_tokens=9, seed=4).choices]
-        assert texts == expected[: len(prompt) if prompt in (["", ""], [[], []]) else 1]
+        assert texts == expected[: max(len(prompt), 1)]
     found = complete(client, "", max_tokens=9, seed=4, logprobs=0)
     assert found.choices[0].text == "".join(found.choices[0].logprobs.tokens) == expected[0]
     # It was read, and is no part of what was given.

@@ -1,5 +1,6 @@
 """The process: limits, the key, restarts, signals, the command line."""
 
+import errno
 import json
 import os
 import re
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +16,12 @@ for _name in ("fastapi", "uvicorn", "prometheus_client"):
     pytest.importorskip(_name, reason="needs pip install 'transformer-xl[serve]'")
 httpx = pytest.importorskip("httpx")
 
-from transformer_xl.apps.serve import sessions  # noqa: E402  (they need these)
+from transformer_xl.apps.serve import server as serving  # noqa: E402  (they need these)
+from transformer_xl.apps.serve import sessions  # noqa: E402
+from transformer_xl.apps.serve.serve_settings import ServeSettings  # noqa: E402
+from transformer_xl.apps.serve.service import Service  # noqa: E402
+from transformer_xl.cli import main, models  # noqa: E402
+from transformer_xl.config import GenerateConfig  # noqa: E402
 
 COMPLETIONS = "/v1/completions"
 
@@ -31,13 +38,14 @@ def test_who_waits_for_a_session_that_cannot_be_saved_is_told(
         raise error
 
     with run_server(made, sessions=tmp_path) as server:
+        first = post(server, session="tale", max_tokens=3, seed=3).json()["choices"][0]["text"]
         monkeypatch.setattr(sessions, "write_state", fails)
-        body = {"prompt": "ab", "session": "tale", "max_tokens": 3}
-        answer = httpx.post(f"{server.address}/v1/completions", json=body, timeout=10)
+        answer = post(server, session="tale", max_tokens=3)
         assert answer.status_code == (507 if isinstance(error, OSError) else 500)
         monkeypatch.undo()
         # It goes on from where it had been.
-        assert httpx.post(f"{server.address}/v1/completions", json=body).status_code == 200
+        more = post(server, prompt="", session="tale", max_tokens=4).json()["choices"][0]["text"]
+        assert first + more == made.alone("abc", 7, seed=3)
 
 
 def test_what_is_too_much_is_refused(made, run_server):
@@ -55,12 +63,8 @@ def test_what_is_too_much_is_refused(made, run_server):
         assert answer.json()["settings"]["max_tokens"] == 10
         # Without a length that could be believed.
         pieces = (b" " * 100 for _ in range(10_000))
-        answer = httpx.post(
-            server.address + COMPLETIONS,
-            content=pieces,
-            headers={"Content-Type": "application/json"},
-        )
-        assert answer.status_code == 413
+        url, headers = server.address + COMPLETIONS, {"Content-Type": "application/json"}
+        assert httpx.post(url, content=pieces, headers=headers).status_code == 413
 
 
 def test_a_full_queue_is_said_with_when_to_come_again(made, run_server, until):
@@ -164,16 +168,12 @@ def test_a_kill_loses_nothing_that_was_said(start, made):
 
 
 def test_what_is_missing_is_named_with_the_command(made, monkeypatch, capsys):
-    from transformer_xl.cli import main, models
-
     monkeypatch.setattr(models, "find_spec", lambda name: None)
     assert main(["serve", str(made.folder)]) == 1
     assert "pip install 'transformer-xl[serve]'" in capsys.readouterr().err
 
 
 def test_a_wrong_setting_is_named(made, capsys):
-    from transformer_xl.cli import main
-
     for words, message in [
         (["--sessions", ""], "sessions='' is no folder"),
         (["--api_key", "secret k\u00e9y"], "must be printable ASCII and not empty"),
@@ -203,7 +203,6 @@ def test_what_a_variable_of_the_environment_leaves_open_starts_no_server(
     made, monkeypatch, capsys, variable, option, message
 ):
     from transformer_xl.apps import serve
-    from transformer_xl.cli import main
 
     given = []
     monkeypatch.setattr(serve, "serve", lambda *words: given.append(words))
@@ -223,13 +222,54 @@ def test_what_a_variable_of_the_environment_leaves_open_starts_no_server(
 
 
 def test_two_servers_do_not_share_the_folder_of_their_sessions(tmp_path):
-    from transformer_xl.apps.serve.server import alone_in
-
-    with alone_in(tmp_path / "new"):
+    with serving.alone_in(tmp_path / "new"):
         said = pytest.raises(RuntimeError, match="another server keeps its sessions in")
-        with said, alone_in(tmp_path / "new"):
+        with said, serving.alone_in(tmp_path / "new"):
             pass
     (tmp_path / "file").touch()
     said = pytest.raises(OSError, match="is no folder that can be written to")
-    with said, alone_in(tmp_path / "file"):
+    with said, serving.alone_in(tmp_path / "file"):
         pass
+
+
+def service_of(made, settings, generation=None):
+    return Service(made.model, made.vocab, made.weights, settings, "it", generation)
+
+
+def test_more_texts_than_there_is_room_for_are_refused_with_how_many_there_are(make_model):
+    message = r"max_batch=1\d+, mem_len=12: .*would take.* lower --max_batch, to at most [\d,]+"
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        service_of(make_model(), ServeSettings(max_batch=10**15))
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "remedy"),
+    [
+        ((), "Address already in use", "or another --port; 0 is a free one"),
+        (("--host", "nowhere.invalid"), "cannot listen on nowhere.invalid", "as --host"),
+        (("--host", "192.0.2.1"), "Cannot assign requested address", "as --host"),
+        (("--port", "0", "--sessions", "read-only"), "Read-only file system", "leave --sessions"),
+    ],
+)
+def test_what_cannot_be_used_ends_the_command_in_one_line_before_the_model_is_loaded(
+    monkeypatch, capsys, tmp_path, words, said, remedy
+):
+    def mkdir(*given, **how):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    def load(*given):
+        raise AssertionError("the model is loaded")
+
+    monkeypatch.setattr(models, "load", load)
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with serving.listen("127.0.0.1", 0) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["serve", str(tmp_path), "--port", port, *words]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert remedy in line
+
+
+def test_a_folder_that_asks_for_beam_search_is_not_served(make_model, refused):
+    with refused("beam_size=4: the server samples, and streams what it has sampled"):
+        service_of(make_model(), ServeSettings(), GenerateConfig(beam_size=4))

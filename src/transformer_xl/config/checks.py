@@ -58,6 +58,7 @@ RULES = {
     "finite_number": "a finite number",
     "literal_error": "{expected}",
     "int_type": "an integer",
+    "int_parsing": "an integer",
     "float_type": "a number",
     "bool_type": "true or false",
     "string_type": "a text",

@@ -19,7 +19,7 @@ from transformer_xl.apps.serve.completions import complete
 from transformer_xl.apps.serve.errors import ApiError
 from transformer_xl.apps.serve.guard import Guard
 from transformer_xl.apps.serve.repeats import note_of
-from transformer_xl.apps.serve.responses import add_handlers
+from transformer_xl.apps.serve.responses import JsonResponse, add_handlers
 from transformer_xl.apps.serve.service import Service
 
 Name = Annotated[str, Path(pattern=schemas.NAME)]
@@ -34,6 +34,7 @@ def create_app(service: Service) -> FastAPI:
         title="Transformer-XL",
         version=__version__,
         description="OpenAI-compatible completions, and sessions that keep their memory.",
+        default_response_class=JsonResponse,
         responses={"default": {"model": schemas.ErrorBody, "description": "An error"}},
         lifespan=service.running,
         # These pages load scripts from other hosts.
@@ -174,21 +175,18 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
 
 def _add_page(app: FastAPI) -> None:
     page = (files("transformer_xl.apps.serve") / "page.html").read_text(encoding="utf-8")
-    headers = {"Content-Security-Policy": _policy(page), "X-Frame-Options": "DENY"}
-
-    @app.get("/", response_class=Response, include_in_schema=False)
-    async def show() -> Response:
-        return Response(page, headers=headers, media_type="text/html")
-
-
-def _policy(page: str) -> str:
-    """Return a policy that allows only the page's own style and script and this server."""
     hashes: dict[str, str] = {}
     for tag in ("style", "script"):
         (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.S)
         hashes[tag] = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-    return (
+    # Only the page's own style and script and this server.
+    policy = (
         "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; "
         "form-action 'none'; frame-ancestors 'none'; "
         f"style-src 'sha256-{hashes['style']}'; script-src 'sha256-{hashes['script']}'"
     )
+    headers = {"Content-Security-Policy": policy, "X-Frame-Options": "DENY"}
+
+    @app.get("/", response_class=Response, include_in_schema=False)
+    async def show() -> Response:
+        return Response(page, headers=headers, media_type="text/html")

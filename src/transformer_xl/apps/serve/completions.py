@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from transformer_xl.apps.serve.choices import Form
 from transformer_xl.apps.serve.errors import ApiError, NotStartedError
 from transformer_xl.apps.serve.repeats import Note, note_of
-from transformer_xl.apps.serve.responses import error_content
+from transformer_xl.apps.serve.responses import JsonResponse, error_content
 from transformer_xl.apps.serve.schemas import SAMPLING, CompletionRequest
 from transformer_xl.apps.serve.service import Service
 from transformer_xl.apps.serve.texts import Part, Text
@@ -40,14 +40,9 @@ async def complete(
     form: Form,
     key: str | None = None,
 ) -> Response:
-    """Handle a request for completions, or for messages.
+    """Handle a request for completions, or for messages, as the form says.
 
-    Args:
-        service: The server.
-        body: The request.
-        request: The HTTP request that it came with.
-        form: The form of the response.
-        key: The Idempotency-Key: a request whose session has it is answered as before.
+    A request whose session has its ``key``, the Idempotency-Key, is answered as before.
 
     Raises:
         ApiError: The request cannot be answered.
@@ -58,7 +53,7 @@ async def complete(
         if repeated := await answer.begin():
             content = json.loads(repeated) | {"repeated": True}
             events = _event(content) + _DONE
-            return _Events(iter([events])) if body.stream else JSONResponse(content)
+            return _Events(iter([events])) if body.stream else JsonResponse(content)
         # Before the headers are sent: an early failure is still returned as a status.
         await answer.wait()
         while not body.stream and answer.goes_on:
@@ -66,7 +61,7 @@ async def complete(
         answer.require_client()
         if not body.stream:
             answer.record()
-            return JSONResponse(answer.whole())
+            return JsonResponse(answer.whole())
         ending.pop_all()
         return _Events(answer.stream())
 
@@ -385,10 +380,7 @@ class _Events(StreamingResponse):
 
 
 def _tokens(service: Service, prompt: str | list[int]) -> tuple[Sequence[int], str]:
-    """Tokenize a prompt.
-
-    Returns:
-        Its tokens, and a warning about characters or words that are read as ``<unk>``, or "".
+    """Tokenize a prompt; return a warning about what is read as ``<unk>``, too, or "".
 
     Raises:
         ApiError: It cannot be tokenized or is too long.

@@ -1,5 +1,6 @@
-"""Errors of every kind in OpenAI's format."""
+"""Responses in JSON; errors of every kind in OpenAI's format."""
 
+import json
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -21,6 +22,14 @@ _HEADERS = {
 }
 
 
+class JsonResponse(JSONResponse):
+    """JSON in ASCII, which can also hold half of a surrogate pair, as of an unknown field."""
+
+    def render(self, content: Any) -> bytes:
+        """Encode a value."""
+        return json.dumps(content).encode()
+
+
 def error_content(error: ApiError) -> dict[str, Any]:
     """Return the JSON of an error."""
     kind = "invalid_request_error" if error.status < 500 else "server_error"
@@ -28,10 +37,10 @@ def error_content(error: ApiError) -> dict[str, Any]:
     return {"error": about}
 
 
-def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:
+def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> JsonResponse:
     """Return the response to a request that failed."""
     headers = {**(headers or {}), **_HEADERS.get(error.status, {})}
-    return JSONResponse(error_content(error), error.status, headers)
+    return JsonResponse(error_content(error), error.status, headers)
 
 
 def add_handlers(app: FastAPI) -> None:

@@ -101,7 +101,8 @@ class Sessions:
         try:
             if state is not None:
                 self._write(name, state)
-                self._used[name] = self._clock()
+                with self._lock:
+                    self._used[name] = self._clock()
         finally:
             self._release(name)
 
