@@ -21,5 +21,3 @@ def can_plot() -> bool:
     if not find_spec("matplotlib"):
         say("no plot: it requires pip install 'transformer-xl[plot]'")
     return bool(find_spec("matplotlib"))
-
-
