@@ -61,13 +61,13 @@ RESUMED = {
         {"random_segment_len": True, "loss": "half"},
         {"ext_len": 3},
     ),
-    "stages, sgd": ((1, 7), {**STAGED, **SGD}),
+    "stages, sgd, float16": ((1, 7), {**STAGED, **SGD, "precision": "float16"}),
     "tail, muon, gates": ((6,), {**TAIL, "optimizer": "muon"}, {"gate": "gru", "norm_first": True}),
     "lstm": ((8,), {"optimizer": "muon"}, LSTM),
 }
 
 
-QUICK = ("adamw", "stages, sgd", "lstm")
+QUICK = ("adamw", "stages, sgd, float16", "lstm")
 
 
 @pytest.mark.usefixtures("unfinished")

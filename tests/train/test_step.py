@@ -1,5 +1,6 @@
 """A step: its parts make the whole, its penalties, resets of the memory, scales of the loss."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from transformer_xl.config import TrainConfig
 from transformer_xl.config.distributed import World
 from transformer_xl.model import Memory, Output
+from transformer_xl.train import state
 from transformer_xl.train.checkpoint.checkpoints import Checkpoints
 from transformer_xl.train.step import activation_penalty
 
@@ -103,6 +105,42 @@ def test_a_checkpoint_has_the_masks_of_all_parts(begun, toy_recipe, tmp_path, mo
     assert [float(training.step().loss) for _ in range(2)] == [
         float(resumed.step().loss) for _ in range(2)
     ]
+
+
+def test_the_gradient_is_that_of_the_loss_whatever_its_scale(begun, toy_recipe, device):
+    sgd = {"optimizer": "sgd", "lr": 1e-3}
+    half = {"precision": "float16"}
+    training = begun(toy_recipe(model=EXACT, train=sgd | half), device)
+    exact = begun(toy_recipe(model=EXACT, train={**sgd, "precision": "float32"}), device)
+    assert training.state.loss_scale == 65_536
+    assert training.step().norm == pytest.approx(exact.step().norm, rel=1e-2)
+    assert {p.dtype for p in training.state.model.parameters()} == {torch.float32}
+
+
+def test_a_dynamic_scale_is_halved_by_an_overflow_and_doubled_after_a_while(
+    begun, toy_recipe, device, monkeypatch
+):
+    monkeypatch.setattr(state, "GROWS_AFTER", 3)
+    training = begun(toy_recipe(train={"precision": "float16", "max_skips": 0}), device)
+    run = training.state
+    run.loss_scale = 2.0**100
+    for n in (1, 2, 3):
+        update = training.step()
+        assert update.is_skipped
+        assert not math.isfinite(update.norm)
+        assert (run.loss_scale, run.skipped, run.n_finite) == (2.0 ** (100 - n), n, 0)
+    assert run.skipped_in_a_row == 0, "overflows of a dynamic scale end no run"
+    run.loss_scale, scales = 8.0, []
+    for _ in range(7):
+        assert not training.step().is_skipped
+        scales.append(run.loss_scale)
+    assert scales == [8.0, 8.0, 16.0, 16.0, 16.0, 32.0, 32.0]
+    # With a scale below 1, it is the loss that is not finite.
+    run.loss_scale = 0.75
+    with torch.no_grad():
+        next(run.model.parameters()).fill_(torch.nan)
+    with pytest.raises(RuntimeError, match=r"train\.max_skips=0"):
+        training.step()
 
 
 AVERAGES = {

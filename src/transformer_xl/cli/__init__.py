@@ -68,7 +68,7 @@ _GONE = {
     ("recl", "--recl.first"): "the shortest context is a step long; --recl.step sets both",
     ("recl", "--recl.threshold"): "a longer context counts from a gain of 0.01, as in the paper",
     ("recl", "--recl.batch_tokens"): "a batch has about 16,384 tokens",
-    ("train", "--train.loss_scale"): "training in float16 is gone: bfloat16 needs no scale",
+    ("train", "--train.loss_scale"): "the scale of the loss in float16 is found by itself",
     **dict.fromkeys(
         (("train", f"--train.{name}") for name in ("patience", "decay_rate")),
         "the schedule plateau is gone; constant_cooldown ends a training in its time",

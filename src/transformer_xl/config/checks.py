@@ -89,7 +89,7 @@ _GONE: dict[str, tuple[Any, str]] = {
     "generate.presence_penalty": (0, "repetition_penalty or dry_multiplier is for repetitions"),
     "generate.typical_p": (1, "top_p or min_p limits the tokens"),
     "train.decay_rate": (..., ""),
-    "train.loss_scale": (None, "training in float16 is gone: precision bfloat16 needs no scale"),
+    "train.loss_scale": (None, "the scale of the loss in float16 is always found by itself"),
     "train.patience": (..., ""),
     "train.skip_norm": (0, "updates are skipped where the gradient is not finite, and no others"),
     "train.spike": (..., ""),

@@ -13,8 +13,8 @@ import torch
 
 from transformer_xl.config.openmp import follow_load
 
-Precision = Literal["auto", "float32", "bfloat16"]
-Rounded = Literal["float32", "bfloat16"]
+Precision = Literal["auto", "float32", "bfloat16", "float16"]
+Rounded = Literal["float32", "bfloat16", "float16"]
 
 
 def pick_device() -> torch.device:
@@ -96,6 +96,8 @@ def has_bfloat16(device: torch.device) -> bool:
 
 def slow_precision(precision: Precision, device: torch.device) -> str | None:
     """Return why a precision is slow on a device; None if it is not."""
+    if precision == "float16" and device.type == "cpu":
+        return "float16 on a CPU is for trying out: it takes longer than float32"
     is_known = device.type == "cuda" or platform.machine().lower() in ("x86_64", "amd64")
     if precision != "bfloat16" or not is_known or has_bfloat16(device):
         return None

@@ -143,8 +143,11 @@ class TrainConfig:
     average_start: Share | None = None
     """Share of the training after which averaging begins; None: at once for ema, with the cooldown
     (1 - cooldown_fraction) for tail."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of matrix products (autocast); auto: bfloat16 where the hardware supports it."""
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Precision of matrix products (autocast); auto: bfloat16 where the hardware supports it. With
+    float16 the loss is scaled in the backward pass, so that small gradients are not rounded to
+    zero: by 65,536, halved when a gradient overflows, doubled after 2,000 updates without
+    overflow."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """What the processes that torchrun started share: gradients (DDP), or also weights and
     optimizer state (FSDP2). The batch is divided either way."""

@@ -34,7 +34,7 @@ from transformer_xl.model import (
 )
 from transformer_xl.train.optim import Average, Optimizer
 from transformer_xl.train.runner import shard
-from transformer_xl.train.state import TrainState, longest_segment
+from transformer_xl.train.state import INITIAL_LOSS_SCALE, TrainState, longest_segment
 
 _FREE = {
     *("mem_len", "ext_len", "attn_len", "layer_attn_lens", "clamp_len", "start_memory", "reset_at"),
@@ -231,6 +231,7 @@ def new_state(
         end_is_fixed=settings.minutes is None,
         world=world,
         average=average,
+        loss_scale=INITIAL_LOSS_SCALE if settings.precision == "float16" else 1.0,
         # The test text may be another one when a run goes on.
         corpus={name: x for name, x in corpus.checksums.items() if name != "test"},
         validation=validation(config),

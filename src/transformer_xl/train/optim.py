@@ -89,8 +89,10 @@ class Optimizer:
             for n in sorted({*stacked, 1}, key=(3, 1, 2, 4).index)
         ]
         device = next(model.parameters()).device
-        dtype = getattr(torch, pick_precision(config.precision, device))
-        if emulates(dtype, device.type):
+        precision = pick_precision(config.precision, device)
+        dtype = getattr(torch, precision)
+        # Its iterations were made for the range of bfloat16.
+        if precision == "float16" or emulates(dtype, device.type):
             dtype = torch.float32
         # Not with FSDP: a graph would keep whole matrices in each process.
         is_whole = not any(isinstance(x, DTensor) for x in parameters.values())

@@ -47,11 +47,15 @@ def random_segment_len(segment_len: int, seed: int, step: int) -> int:
 
 
 _SAVED = (
-    *("best", "cooldown_steps", "end_is_fixed", "losses", "seconds"),
+    *("best", "cooldown_steps", "end_is_fixed", "loss_scale", "losses", "n_finite", "seconds"),
     *("skipped", "skipped_in_a_row", "stage", "stage_seconds", "stage_step", "step"),
     *("total_steps", "validation"),
 )
 """Attributes of the state that are saved as JSON; checkpoints of earlier versions lack some."""
+INITIAL_LOSS_SCALE = 65_536.0
+"""Loss scale of float16 at the start; this and the next one are those of PyTorch's GradScaler."""
+GROWS_AFTER = 2_000
+"""Updates without overflow after which the loss scale is doubled."""
 
 
 @dataclass
@@ -83,6 +87,10 @@ class TrainState:
     """Losses since the last log record, on the device until they are read."""
     skipped: int = 0
     skipped_in_a_row: int = 0
+    loss_scale: float = 1.0
+    """Factor of the loss in the backward pass; 1 unless in float16."""
+    n_finite: int = 0
+    """Updates without overflow since the loss scale changed."""
     tokens: int = 0
     """Tokens read since the last log record, or since the start or resumption."""
     stage: int = 0
@@ -109,6 +117,16 @@ class TrainState:
     def lr_scale(self, config: TrainConfig) -> float:
         """Return the learning rate of the next step, as a share of the peak."""
         return lr_scale(config, self.step, self.total_steps, self.cooldown_steps)
+
+    def adapt_loss_scale(self, config: TrainConfig, *, is_finite: bool) -> None:
+        """Update the loss scale of float16 after a backward pass."""
+        if config.precision != "float16":
+            return
+        self.n_finite = self.n_finite + 1 if is_finite else 0
+        if not is_finite:
+            self.loss_scale /= 2
+        elif self.n_finite == GROWS_AFTER:
+            self.loss_scale, self.n_finite = 2 * self.loss_scale, 0
 
     def next_lengths(self, config: Config) -> tuple[int, float]:
         """Set the length of the next segment, which varies with stages and random lengths.

@@ -93,22 +93,29 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
             if settings.activation_reg or settings.temporal_activation_reg:
                 penalty = activation_penalty(settings, out, targets.shape[1])
                 objective = part_loss + penalty / parts
+            if state.loss_scale != 1:
+                objective = objective * state.loss_scale
             objective.backward()
         mems.append(out.mems)
         loss += part_loss.detach()
 
     trained = [p for p in state.model.parameters() if p.grad is not None]
     gradients = [p.grad for p in trained if p.grad is not None]
+    if state.loss_scale != 1:
+        torch._foreach_mul_(gradients, 1 / state.loss_scale)  # pyright: ignore[reportPrivateImportUsage]
     length = get_total_norm(gradients)
     length = length.full_tensor() if isinstance(length, DTensor) else length
     # Synchronizes the device, which is cheaper than corrupting the weights. The norm is that over
     # all processes, so all of them decide alike.
     norm = float(length)
+    state.adapt_loss_scale(settings, is_finite=math.isfinite(norm))
     if not math.isfinite(norm):
         state.model.zero_grad()
         state.step += 1
         state.skipped += 1
-        state.skipped_in_a_row += 1
+        # Overflows are how the loss scale finds its value; a loss that is not finite lowers it to
+        # below 1, and counts from there on.
+        state.skipped_in_a_row += settings.precision != "float16" or state.loss_scale < 1
         if state.skipped_in_a_row > settings.max_skips:
             raise diverged(
                 state.step,
