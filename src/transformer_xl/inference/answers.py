@@ -26,7 +26,11 @@ from transformer_xl.model import (
 Texts = Sequence[Sequence[int]]
 
 
-def _require_texts(texts: Texts, batch_size: int, least: int = 1) -> None:
+def _require_texts(
+    model: LanguageModel, texts: Texts, lengths: Lengths, batch_size: int, least: int = 1
+) -> None:
+    """Require texts of ``least`` tokens, and a model that remembers what it has read of them."""
+    require_remembering(model, lengths)
     require_at_least(1, batch_size=batch_size)
     if not len(texts) or min(map(len, texts)) < least:
         size = "one token" if least == 1 else f"{least} tokens"
@@ -43,9 +47,10 @@ def losses(
     :func:`~transformer_xl.evaluate`; texts are then read one at a time.
 
     Raises:
-        ValueError: There is no text, or one has fewer than two tokens.
+        ValueError: There is no text, one has fewer than two tokens, or the model keeps nothing
+            between segments.
     """
-    _require_texts(texts, batch_size, least=2)
+    _require_texts(model, texts, lengths, batch_size, least=2)
     nll = [np.empty(0)] * len(texts)
     # Texts of different lengths cannot share the positions that are read again.
     rows_at_once = 1 if lengths.ext_len else batch_size
@@ -91,8 +96,7 @@ def features_of(
         >>> features_of(model, texts, Lengths.of(model.config)).shape == (2, model.config.d_model)
         True
     """
-    require_remembering(model, lengths)
-    _require_texts(texts, batch_size)
+    _require_texts(model, texts, lengths, batch_size)
     features = torch.zeros(len(texts), model.config.d_model, device=model.device, dtype=model.dtype)
     sizes = torch.tensor([len(text) for text in texts], device=model.device)
     lengths = lengths._replace(ext_len=0)
@@ -133,8 +137,7 @@ def continuations(
     Raises:
         ValueError: There is no text, one is empty, or the model keeps nothing between segments.
     """
-    require_remembering(model, lengths)
-    _require_texts(texts, batch_size)
+    _require_texts(model, texts, lengths, batch_size)
     # What is read again would be missing in the memory from which the writing begins.
     lengths = lengths._replace(ext_len=0)
     mem_len = lengths.mem_len if model.remembers_positions else None
