@@ -25,19 +25,19 @@ from transformer_xl.model import (
 Texts = Sequence[Sequence[int]]
 
 
-def _require_texts(texts: Texts, batch_size: int, least: int = 1) -> None:
-    require_at_least(1, batch_size=batch_size)
-    if not len(texts) or min(map(len, texts)) < least:
-        size = "one token" if least == 1 else f"{least} tokens"
-        raise InputError(f"{len(texts)} texts, at least one, of at least {size} each are needed")
-
-
-def _require_memory(model: LanguageModel, lengths: Lengths) -> None:
+def _require_texts(
+    model: LanguageModel, texts: Texts, lengths: Lengths, batch_size: int, least: int = 1
+) -> None:
+    """Require texts of ``least`` tokens, and a model that remembers what it has read of them."""
     if model.remembers_positions and not lengths.mem_len:
         raise SettingsError(
             "mem_len=0: nothing is remembered from segment to segment; give a mem_len, such as the "
             "context of the training"
         )
+    require_at_least(1, batch_size=batch_size)
+    if not len(texts) or min(map(len, texts)) < least:
+        size = "one token" if least == 1 else f"{least} tokens"
+        raise InputError(f"{len(texts)} texts, at least one, of at least {size} each are needed")
 
 
 @torch.no_grad()
@@ -50,9 +50,10 @@ def losses(
     :func:`~transformer_xl.evaluate`; texts are then read one at a time.
 
     Raises:
-        ValueError: There is no text, or one has fewer than two tokens.
+        ValueError: There is no text, one has fewer than two tokens, or the model keeps nothing
+            between segments.
     """
-    _require_texts(texts, batch_size, least=2)
+    _require_texts(model, texts, lengths, batch_size, least=2)
     nll = [np.empty(0)] * len(texts)
     # Texts of different lengths cannot share the positions that are read again.
     rows_at_once = 1 if lengths.ext_len else batch_size
@@ -98,8 +99,7 @@ def features_of(
         >>> features_of(model, texts, Lengths.of(model.config)).shape == (2, model.config.d_model)
         True
     """
-    _require_memory(model, lengths)
-    _require_texts(texts, batch_size)
+    _require_texts(model, texts, lengths, batch_size)
     features = torch.zeros(len(texts), model.config.d_model, device=model.device, dtype=model.dtype)
     sizes = torch.tensor([len(text) for text in texts], device=model.device)
     lengths = lengths._replace(ext_len=0)
@@ -140,8 +140,7 @@ def continuations(
     Raises:
         ValueError: There is no text, one is empty, or the model keeps nothing between segments.
     """
-    _require_memory(model, lengths)
-    _require_texts(texts, batch_size)
+    _require_texts(model, texts, lengths, batch_size)
     # What is read again would be missing in the memory from which the writing begins.
     lengths = lengths._replace(ext_len=0)
     mem_len = lengths.mem_len if model.remembers_positions else None
