@@ -51,7 +51,7 @@ _READS_ANY = "use a model trained with --data.vocab bytes (or bpe), which reads 
 _NEEDED_NONE = (
     f"it has no <unk>, because its training text needed none: remove them, or {_READS_ANY}"
 )
-REMEDIES = {
+_REMEDIES = {
     "chars": _NEEDED_NONE,
     "words": _NEEDED_NONE,
     "integers": "it has the integers of its training text, or those below its size: remove the "
@@ -72,7 +72,6 @@ class Vocab:
             text begins after a line end; None if no single token does.
         token_bytes: Number of UTF-8 bytes of each token; None if tokens do not restore the text
             (words). ``<unk>`` counts 0, so that it never lowers the bits per byte.
-        skips_undecoded: Whether `encode_known` skips bytes that are not UTF-8 even with ``<unk>``.
         hash: SHA-256 of the definition; equal hashes mean equal IDs.
 
     Example:
@@ -94,7 +93,7 @@ class Vocab:
             raise ValueError("the numbers of a vocabulary must be 0, 1, 2, ... without a gap")
         self.eos_id = self._ids.get(EOS) if kind in ("words", "integers") else None
         self.unk_id = self._ids.get(UNK) if kind in ("chars", "words") else None
-        self.skips_undecoded = kind in ("bpe", "brought", "imported")
+        self._skips_undecoded = kind in ("bpe", "brought", "imported")
         self._bytes = self._symbol_bytes()
         self.token_bytes: Int32[np.ndarray, " V"] | None = None
         if self._bytes is not None:
@@ -188,10 +187,10 @@ class Vocab:
         """Encode a text as `encode_lines` does, skipping and counting unknown symbols.
 
         With an ``<unk>`` they are encoded as it. Bytes that are not UTF-8 (surrogates) are treated
-        alike, but always skipped if ``skips_undecoded``.
+        alike, but ``bpe``, ``brought`` and ``imported`` always skip them.
         """
         text = _as_text(text)
-        clean = UNDECODED.sub("", text) if self.skips_undecoded else text
+        clean = UNDECODED.sub("", text) if self._skips_undecoded else text
         ids = self._lookup_lines(clean)
         known = ids[ids != MISSING].tolist()
         is_whole = len(clean) == len(text) and len(known) == len(ids) and self.unk_id not in known
@@ -262,7 +261,7 @@ class Vocab:
     def refusal(self, unknown: Counter[str], line: int) -> ValueError:
         """Return the error for unknown symbols."""
         what = describe_unknown(unknown, line)
-        return ValueError(f"not in the {self._about_symbols()}: {what}; {REMEDIES[self.kind]}")
+        return ValueError(f"not in the {self._about_symbols()}: {what}; {_REMEDIES[self.kind]}")
 
     def _about_symbols(self) -> str:
         return f"vocabulary of {len(self):,} {self.kind}"
@@ -477,7 +476,7 @@ def treated(vocab: Vocab, unknown: Counter[str]) -> Counter[str]:
     n_left_out = unknown.total()
     if vocab.unk_id is not None:
         undecoded = (n for x, n in unknown.items() if UNDECODED.fullmatch(x))
-        n_left_out = sum(undecoded) if vocab.skips_undecoded else 0
+        n_left_out = sum(undecoded) if vocab._skips_undecoded else 0
     # Unary plus keeps positive counts only.
     return +Counter({"read as <unk>": unknown.total() - n_left_out, "left out": n_left_out})
 
