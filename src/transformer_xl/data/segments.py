@@ -78,9 +78,6 @@ class Segments:
         roll_seed: int | None = None,
         completions: ModelConfig | None = None,
     ) -> None:
-        for name, value in (("batch_size", batch_size), ("segment_len", segment_len)):
-            if value < 1:
-                raise InputError(f"{name}={value} must be at least 1")
         needed = batch_size * segment_len
         if len(tokens) < max(needed, 2):
             raise InputError(
