@@ -33,7 +33,7 @@ def nowhere():
 
 def corpus_of(*remotes):
     parts = dict(zip(("train", "valid", "test"), remotes, strict=False))
-    return KnownCorpus(summary="a toy", terms="none", files=parts)
+    return KnownCorpus(summary="a toy", files=parts)
 
 
 @pytest.fixture

@@ -41,8 +41,6 @@ class KnownCorpus:
     """A corpus that ``data.name`` may name."""
 
     summary: str
-    terms: str
-    """Licence or terms of the text, as its publishers state them."""
     files: Mapping[str, RemoteFile] = field(default_factory=dict)
     """By part: ``train`` (split as the settings say unless the others are there), ``valid``,
     ``test``. Empty for a corpus that every machine has."""
@@ -50,8 +48,6 @@ class KnownCorpus:
     """Text from which the authors built the vocabulary: the training text, or all."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Usual data settings of the corpus."""
-    symbols: Mapping[str, int] = field(default_factory=dict)
-    """Sizes of vocabularies, by ``data.vocab``."""
 
 
 _LISTED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))

@@ -23,6 +23,7 @@ from torch import Tensor
 from transformer_xl.config import ModelConfig
 from transformer_xl.data.completions import in_completion
 from transformer_xl.data.recordings import UNCOUNTED, Recordings
+from transformer_xl.errors import InputError, SettingsError
 
 
 class SegmentsState(TypedDict):
@@ -56,7 +57,7 @@ class Segments:
         starts: Where recordings begin in it; None for a text.
 
     Raises:
-        ValueError: The corpus is shorter than one segment per stream.
+        InputError: The corpus is shorter than one segment per stream.
 
     Example:
         >>> segments = Segments(np.arange(8), batch_size=2, segment_len=3)
@@ -77,12 +78,9 @@ class Segments:
         roll_seed: int | None = None,
         completions: ModelConfig | None = None,
     ) -> None:
-        for name, value in (("batch_size", batch_size), ("segment_len", segment_len)):
-            if value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
         needed = batch_size * segment_len
         if len(tokens) < max(needed, 2):
-            raise ValueError(
+            raise InputError(
                 f"the text has {len(tokens):,} tokens, fewer than one segment per stream: "
                 f"batch_size={batch_size} x segment_len={segment_len} needs {max(needed, 2):,}; "
                 "lower batch_size or segment_len (and give up train.stages, if there are any: "
@@ -164,12 +162,12 @@ class Segments:
         """Resume from a saved state.
 
         Raises:
-            ValueError: The state counts segments of another shape or of another text.
+            SettingsError: The state counts segments of another shape or of another text.
         """
         ours = self.state_dict()
         for name in ("n_tokens", "batch_size", "segment_len"):
             if state[name] != ours[name]:
-                raise ValueError(
+                raise SettingsError(
                     f"the saved position belongs to {name}={state[name]}, not {ours[name]}: "
                     "resume with the text and the settings that the run began with"
                 )

@@ -32,7 +32,7 @@ from jaxtyping import Int32
 from tokenizers import AddedToken, Tokenizer
 
 from transformer_xl.config import FORMAT_VERSION, replace_file
-from transformer_xl.errors import InputError
+from transformer_xl.errors import DataError, InputError
 
 VocabKind = Literal["bytes", "chars", "words", "bpe", "integers", "brought", "imported"]
 
@@ -51,7 +51,7 @@ _READS_ANY = "use a model trained with --data.vocab bytes (or bpe), which reads 
 _NEEDED_NONE = (
     f"it has no <unk>, because its training text needed none: remove them, or {_READS_ANY}"
 )
-REMEDIES = {
+_REMEDIES = {
     "chars": _NEEDED_NONE,
     "words": _NEEDED_NONE,
     "integers": "it has the integers of its training text, or those below its size: remove the "
@@ -72,7 +72,6 @@ class Vocab:
             text begins after a line end; None if no single token does.
         token_bytes: Number of UTF-8 bytes of each token; None if tokens do not restore the text
             (words). ``<unk>`` counts 0, so that it never lowers the bits per byte.
-        skips_undecoded: Whether `encode_known` skips bytes that are not UTF-8 even with ``<unk>``.
         hash: SHA-256 of the definition; equal hashes mean equal IDs.
 
     Example:
@@ -91,10 +90,10 @@ class Vocab:
         self._ids = self._tokenizer.get_vocab()
         self.symbols = sorted(self._ids, key=self._ids.__getitem__)
         if sorted(self._ids.values()) != list(range(len(self.symbols))):
-            raise ValueError("the numbers of a vocabulary must be 0, 1, 2, ... without a gap")
+            raise DataError("the numbers of a vocabulary must be 0, 1, 2, ... without a gap")
         self.eos_id = self._ids.get(EOS) if kind in ("words", "integers") else None
         self.unk_id = self._ids.get(UNK) if kind in ("chars", "words") else None
-        self.skips_undecoded = kind in ("bpe", "brought", "imported")
+        self._skips_undecoded = kind in ("bpe", "brought", "imported")
         self._bytes = self._symbol_bytes()
         self.token_bytes: Int32[np.ndarray, " V"] | None = None
         if self._bytes is not None:
@@ -133,11 +132,11 @@ class Vocab:
         """Return the vocabulary with further symbols at its end, which no text is encoded as.
 
         Raises:
-            ValueError: One is empty or holds a blank.
+            InputError: One is empty or holds a blank.
         """
         symbols = list(symbols)
         if bad := [x for x in symbols if not x or any(map(str.isspace, x))]:
-            raise ValueError(f"{bad[0]!r}: a symbol that is added has a name without blanks")
+            raise InputError(f"{bad[0]!r}: a symbol that is added has a name without blanks")
         tokenizer = Tokenizer.from_str(self.definition)
         tokenizer.add_special_tokens(
             [AddedToken(x, special=True, normalized=False) for x in symbols]
@@ -151,7 +150,7 @@ class Vocab:
         """Return the ID of a token, given as listed or as a text that is encoded as it.
 
         Raises:
-            ValueError: The vocabulary has no such token.
+            InputError: The vocabulary has no such token.
         """
         if _as_text(symbol) in self._ids:
             return self._ids[symbol]
@@ -161,14 +160,14 @@ class Vocab:
             # A half of a surrogate pair.
             found = []
         if len(found) != 1 or found[0] in (self.unk_id, MISSING):
-            raise ValueError(f"{symbol!r} is no symbol of the vocabulary of {len(self):,}")
+            raise InputError(f"{symbol!r} is no symbol of the vocabulary of {len(self):,}")
         return found[0]
 
     def encode(self, text: str) -> list[int]:
         """Encode a text as token IDs.
 
         Raises:
-            ValueError: It is no ``str``, or the vocabulary cannot encode part of it.
+            InputError: It is no ``str``, or the vocabulary cannot encode part of it.
         """
         return self._required(self._lookup(_as_text(text)), text).tolist()
 
@@ -188,10 +187,10 @@ class Vocab:
         """Encode a text as `encode_lines` does, skipping and counting unknown symbols.
 
         With an ``<unk>`` they are encoded as it. Bytes that are not UTF-8 (surrogates) are treated
-        alike, but always skipped if ``skips_undecoded``.
+        alike, but ``bpe``, ``brought`` and ``imported`` always skip them.
         """
         text = _as_text(text)
-        clean = UNDECODED.sub("", text) if self.skips_undecoded else text
+        clean = UNDECODED.sub("", text) if self._skips_undecoded else text
         ids = self._lookup_lines(clean)
         known = ids[ids != MISSING].tolist()
         is_whole = len(clean) == len(text) and len(known) == len(ids) and self.unk_id not in known
@@ -259,10 +258,10 @@ class Vocab:
         lines = enumerate(text.split("\n"), 1)
         return next((number for number, line in lines if self.unknown(line)), 1)
 
-    def refusal(self, unknown: Counter[str], line: int) -> ValueError:
+    def refusal(self, unknown: Counter[str], line: int) -> InputError:
         """Return the error for unknown symbols."""
         what = describe_unknown(unknown, line)
-        return ValueError(f"not in the {self._about_symbols()}: {what}; {REMEDIES[self.kind]}")
+        return InputError(f"not in the {self._about_symbols()}: {what}; {_REMEDIES[self.kind]}")
 
     def _about_symbols(self) -> str:
         return f"vocabulary of {len(self):,} {self.kind}"
@@ -271,7 +270,7 @@ class Vocab:
         """Decode token IDs to text. Bytes that are not UTF-8 become U+FFFD.
 
         Raises:
-            ValueError: An ID is not an integer or not in the vocabulary.
+            InputError: An ID is not an integer or not in the vocabulary.
         """
         decoder = self.stream_decoder()
         pieces = [decoder.push(token) for token in self._valid(ids)]
@@ -281,14 +280,14 @@ class Vocab:
         """Decode token IDs to the original bytes.
 
         Raises:
-            ValueError: The tokens do not determine the text (words, or an ``<unk>``), or an ID is
+            InputError: The tokens do not determine the text (words, or an ``<unk>``), or an ID is
                 not in the vocabulary.
         """
         if self._bytes is None:
-            raise ValueError("words do not restore the text: whitespace between them is not kept")
+            raise InputError("words do not restore the text: whitespace between them is not kept")
         numbers = self._valid(ids)
         if self.unk_id is not None and self.unk_id in numbers:
-            raise ValueError("the text holds characters outside the vocabulary, written as <unk>")
+            raise InputError("the text holds characters outside the vocabulary, written as <unk>")
         return b"".join([self._bytes[token] for token in numbers])
 
     def _valid(self, ids: Any) -> list[int]:
@@ -395,16 +394,16 @@ class StreamDecoder:
         return other
 
 
-def _no_symbol(number: int, n: int) -> ValueError:
-    return ValueError(
+def _no_symbol(number: int, n: int) -> InputError:
+    return InputError(
         f"{number} is no symbol: this vocabulary has 0 to {n - 1}; decode tokens with the "
         "vocabulary that encoded them, and leave out those of padding"
     )
 
 
-def half_refusal(place: int, text: str) -> ValueError:
+def half_refusal(place: int, text: str) -> InputError:
     """Return the error for half of a surrogate pair at a place of a text."""
-    return ValueError(
+    return InputError(
         f"character {place:,} is {text[place]!r}, half of a surrogate pair and no text: remove it, "
         "or decode the text again"
     )
@@ -424,14 +423,14 @@ def read_tokenizer(definition: str) -> Tokenizer:
     """Read the text of a ``tokenizer.json``, without its padding and truncation.
 
     Raises:
-        ValueError: It is no tokenizer.
+        DataError: It is no tokenizer.
     """
     try:
         tokenizer = Tokenizer.from_str(definition)
     except BaseException as error:
         if not is_of_tokenizer(error):
             raise
-        raise ValueError(f"it is no tokenizer: {error}") from error
+        raise DataError(f"it is no tokenizer: {error}") from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
@@ -477,7 +476,7 @@ def treated(vocab: Vocab, unknown: Counter[str]) -> Counter[str]:
     n_left_out = unknown.total()
     if vocab.unk_id is not None:
         undecoded = (n for x, n in unknown.items() if UNDECODED.fullmatch(x))
-        n_left_out = sum(undecoded) if vocab.skips_undecoded else 0
+        n_left_out = sum(undecoded) if vocab._skips_undecoded else 0
     # Unary plus keeps positive counts only.
     return +Counter({"read as <unk>": unknown.total() - n_left_out, "left out": n_left_out})
 

@@ -147,7 +147,7 @@ def definition_of(data: bytes) -> str:
     """Return the text of a ``tokenizer.json``.
 
     Raises:
-        ValueError: It is no JSON, or has too many rules, or rules that make a text much longer,
+        DataError: It is no JSON, or has too many rules, or rules that make a text much longer,
             which could take all memory.
     """
     n_rules, longest, growth = 0, 0, 1.0
@@ -166,14 +166,14 @@ def definition_of(data: bytes) -> str:
     try:
         json.loads(data, object_hook=count)
     except RecursionError:
-        raise ValueError("its rules are nested too deeply") from None
+        raise DataError("its rules are nested too deeply") from None
     for what, value, most in (
         ("rules", n_rules, _MOST_RULES),
         ("characters in a text of its rules", longest, _LONGEST),
         ("times the text after its Replace rules", growth, _MOST_GROWTH),
     ):
         if value > most:
-            raise ValueError(f"it has {value:,.15g} {what}, above the limit of {most:,}")
+            raise DataError(f"it has {value:,.15g} {what}, above the limit of {most:,}")
     return data.decode()
 
 
