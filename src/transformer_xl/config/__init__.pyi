@@ -28,10 +28,6 @@ from .config import (
 from .data import (
     DataConfig,
 )
-from .deprecation import (
-    listed,
-    warn_deprecated,
-)
 from .device import (
     Precision,
     Rounded,
@@ -195,7 +191,6 @@ __all__ = [
     "is_own_kind",
     "joined",
     "kind_other_than_file",
-    "listed",
     "load_recipe",
     "locate",
     "locate_here",
@@ -232,6 +227,5 @@ __all__ = [
     "stored",
     "sync",
     "total_memory",
-    "warn_deprecated",
     "write_atomically",
 ]

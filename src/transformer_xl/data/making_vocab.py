@@ -33,8 +33,6 @@ def train_vocab(
     vocab_size: int | None = None,
     held_out: Iterable[str] = (),
     apart: Iterable[str] = (),
-    *,
-    by_frequency: bool = False,
 ) -> Vocab:
     """Learn a vocabulary from a text.
 
@@ -45,8 +43,6 @@ def train_vocab(
             4,096 byte-pair units.
         held_out: Further text, used only to decide whether ``<unk>`` is needed.
         apart: For bpe, texts that are in no longer unit, such as a line end.
-        by_frequency: Number characters from the most frequent one on, as an adaptive softmax needs
-            them, and not by their code points. Words always are; other kinds are not counted.
 
     Raises:
         InputError: ``vocab_size`` is too small, or ``kind`` is ``imported`` or ``brought``.
@@ -74,7 +70,7 @@ def train_vocab(
             has_unknown |= vocab_size is not None and len(symbols) > vocab_size
         elif kind == "integers":
             symbols = _integers(symbols, vocab_size)
-        elif not by_frequency:
+        else:
             symbols = sorted(symbols)
         if has_unknown and UNK not in symbols and kind != "integers":
             symbols = [*symbols, UNK]

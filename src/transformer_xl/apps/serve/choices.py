@@ -8,9 +8,6 @@ from typing import Any
 from transformer_xl.apps.serve.chat import ChatTemplate
 from transformer_xl.apps.serve.texts import Part, Token
 
-_FINISH_REASONS = {"stop": "stop", "repetition": "stop"}
-"""OpenAI's reasons by ours; all others are "length"."""
-
 
 class Form:
     """The form of completions.
@@ -40,14 +37,13 @@ class Form:
         text = "".join(part.text for part in parts)
         tokens = [token for part in parts for token in part.tokens]
         reason = parts[-1].reason if parts else None
-        choice: dict[str, Any] = {
+        return {
             "index": index,
             **(self.delta(text, is_first) if is_event else self.content(text)),
             "logprobs": self.scores(tokens) if has_scores and (tokens or not is_event) else None,
-            "finish_reason": reason and _FINISH_REASONS.get(reason, "length"),
+            "finish_reason": reason and ("stop" if reason == "stop" else "length"),
             "token_ids": [token.id for token in tokens],
         }
-        return choice | ({"stop_reason": reason} if reason == "repetition" else {})
 
     def content(self, text: str) -> dict[str, Any]:
         """Return a whole text as keys of a choice."""
