@@ -109,7 +109,7 @@ def test_a_stop_string_ends_a_text_as_a_stop_token_does(of_bytes, first):
     # From 40 on, most tokens end a text, and the next ones have to be found.
     ends = [10] if first == 10 else [*range(first, 128)]
     settings, size = {"length": 5, "vocab": BYTES}, {"beam_size": 4, "n_best": 4}
-    prompts = [[*b"one"], [*b"two three"]]
+    prompts = [b"one", b"two three"]
     expected = beam_search(
         of_bytes, prompts, searching=Searching(stop_tokens=ends, **size), **settings
     )
