@@ -80,7 +80,7 @@ def test_an_interrupt_leaves_all_as_it_was(model, monkeypatch, step, is_after):
 
 def test_each_text_ends_at_its_own_stop_string(tiny_config):
     model = TransformerXL(replace(tiny_config, vocab_size=256, init_std=0.3)).eval()
-    prompts = [[*b"one "], [*b"two"], [*b"three"]]
+    prompts = [b"one ", b"two", b"three"]
     settings = {"length": 30, "seed": 5}
     alone = [list(generate(model, prompts[n], length=30, seed=5 + n)) for n in range(3)]
     expected = [BYTES.decode(ids) for ids in alone]

@@ -96,7 +96,7 @@ def of_bytes(tiny_config):
 def test_a_stop_string_ends_a_text_as_a_stop_token_does(of_bytes):
     ends = [10, 40]
     settings, size = {"length": 5, "vocab": BYTES}, {"beam_size": 4, "n_best": 4}
-    prompts = [[*b"one"], [*b"two three"]]
+    prompts = [b"one", b"two three"]
     expected = beam_search(
         of_bytes, prompts, searching=Searching(stop_tokens=ends, **size), **settings
     )

@@ -143,6 +143,7 @@ def test_another_error_stays_what_it_is(model, monkeypatch):
         model(tokens())
 
 
-def test_bytes_are_a_text_and_no_tokens(tiny_config):
+def test_bytes_are_tokens_of_a_vocabulary_of_bytes_alone(tiny_config):
+    assert as_tokens(b"ab", replace(tiny_config, vocab_size=256)).tolist() == [97, 98]
     with pytest.raises(ValueError, match=r"not the text b'ab', of which vocab\.encode makes them"):
         as_tokens(b"ab", tiny_config)

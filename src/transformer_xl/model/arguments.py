@@ -69,7 +69,9 @@ def as_tokens(ids: Any, config: ModelConfig, what: str = "ids") -> Int[Tensor, "
             vocabulary.
     """
     require_token_inputs(config)
-    ids = [*ids] if isinstance(ids, Iterator) else ids
+    # Bytes are the tokens of a vocabulary of bytes, which may have some symbols more.
+    is_bytes = isinstance(ids, bytes | bytearray) and 256 <= config.vocab_size < 320
+    ids = [*ids] if is_bytes or isinstance(ids, Iterator) else ids
     try:
         # NumPy, as torch cannot compare unsigned integers.
         array = np.asarray(ids.detach().cpu() if isinstance(ids, Tensor) else ids)
@@ -80,7 +82,7 @@ def as_tokens(ids: Any, config: ModelConfig, what: str = "ids") -> Int[Tensor, "
         described = shown(ids)
         if isinstance(ids, Tensor | np.ndarray):
             described = f"an array of shape {tuple(ids.shape)} and {ids.dtype}"
-        elif isinstance(ids, str | bytes):
+        elif isinstance(ids, str | bytes | bytearray):
             described = f"the text {described}, of which vocab.encode makes them"
         raise InputError(f"{what} must be integers in a row, not {described}")
     require_known(array, config.vocab_size, "" if what == "ids" else f" of {what}")
