@@ -5,7 +5,7 @@ import pickle
 import random
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from transformer_xl.data.imported import ImportedVocab, Rules
 from transformer_xl.data.making_vocab import train_vocab
@@ -34,16 +34,6 @@ def _brought():
     ]
     bpe["model"]["vocab"] |= {"<|endoftext|>": 270, "<|pad|>": 271}
     return BroughtVocab(json.dumps(bpe))
-
-
-def _lines():
-    """Each line is encoded as a text of its own, as by SentencePiece."""
-    pieces = ["<unk>", "</s>", "\u2581", *dict.fromkeys(f"\u2581{x}" for x in LINES.split())]
-    tokenizer = Tokenizer(models.WordLevel({x: n for n, x in enumerate(pieces)}, "<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
-    tokenizer.add_special_tokens([AddedToken("</s>", normalized=False)])
-    return BroughtVocab(tokenizer.to_str())
 
 
 MAKERS = {
@@ -184,8 +174,10 @@ def test_tokens_have_their_places_in_the_text(transformers, kind):
 
 
 def test_lines_that_are_texts_of_their_own_raise_an_error(transformers):
+    vocab = MAKERS["brought"]()
+    vocab.encodes_lines = True
     with pytest.raises(ValueError, match="encodes each line as a text of its own"):
-        TransformerXLTokenizer(vocab=_lines())
+        TransformerXLTokenizer(vocab=vocab)
 
 
 def test_folders_of_the_tokenizer_without_a_backend_open(transformers, tmp_path):
