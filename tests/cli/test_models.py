@@ -256,16 +256,3 @@ def test_the_command_names_the_preface_and_goes_without_it(txl):
     without = txl(*words, "--json", "--no_preface")
     assert "preface" not in without.err
     assert without.json["text"] != found.json["text"]
-
-
-def test_a_text_that_loops_is_ended_and_that_is_said(txl, trained):
-    words = ["--prompt", "the ", "--temperature", 0, "--length", 150, "--json"]
-    whole = txl("generate", trained, *words)
-    assert "ended early" not in whole.err
-    ended = txl("generate", trained, *words, "--on_loop", "end", "--loop_min_length", 20)
-    text = ended.json["text"]
-    assert len(text) < 150
-    assert whole.json["text"].startswith(text)
-    assert (
-        "texts that ended early: 1. Their last 20 tokens or more repeat one sequence" in ended.err
-    )
