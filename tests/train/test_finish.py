@@ -12,7 +12,6 @@ from transformer_xl.data import prepare
 from transformer_xl.inference.evaluate import (
     WithMemory,
     evaluate,
-    plan_dynamic,
 )
 from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.model import TransformerXL
@@ -143,20 +142,6 @@ def test_an_end_that_is_interrupted_is_made_by_the_same_command(tmp_path, short,
     results = train(short(), tmp_path, quiet=True)
     assert read(tmp_path, "results.json") == results
     assert (tmp_path / "report.html").exists()
-
-
-def test_learning_while_it_is_evaluated_is_a_result_of_its_own(tmp_path, short):
-    settings = {"dynamic": "rms", "dynamic_lr": 1e-3, "dynamic_tokens": 200, "segment_len": 16}
-    config = short(eval=settings)
-    results = train(config, tmp_path, quiet=True)
-    plain, learned = results["test"], results["dynamic"]
-    assert "dynamic" not in plain
-    assert (learned["dynamic"], learned["dynamic_lr"]) == ("rms", 1e-3)
-    assert learned["nll"] < plain["nll"]
-    corpus, model = prepare(config.data), TransformerXL.from_pretrained(tmp_path)
-    plan = plan_dynamic(config.eval, model, lambda: corpus.split("train"), segment_len=16)
-    found = evaluate(model, corpus.split("test"), plan)
-    assert learned["nll"] == pytest.approx(found.nll, rel=1e-6)
 
 
 @pytest.fixture
