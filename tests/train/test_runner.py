@@ -2,15 +2,16 @@
 
 import functools
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from transformer_xl.model import Memory, Output
+from transformer_xl.model import Memory, Output, TransformerXL
 from transformer_xl.train import Interrupted, runner, train
-from transformer_xl.train.runner import replays_steps
+from transformer_xl.train.runner import _replayed, replays_steps
 
 pytestmark = pytest.mark.usefixtures("one_thread", "unfinished")
 # Torch hides this warning, unless warnings are errors.
@@ -204,3 +205,13 @@ def test_steps_replayed_by_a_gpu_are_those_of_the_plain_model(begun, toy_recipe,
     assert len(state.mems[0]) == config.model.mem_len
     tolerance = 0.03 if "precision" in settings else 1e-3
     torch.testing.assert_close(losses[1], losses[0], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_replayed_pass_keeps_what_is_masked(tiny_config):
+    model = TransformerXL(replace(tiny_config, reset_at=3)).eval()
+    tokens = torch.tensor([[5, 6, 3, 7], [5, 6, 7, 8]])
+    with torch.no_grad():
+        plain, replayed = model(tokens), _replayed(model.forward)(tokens)
+    assert plain.mems.forgotten is not None
+    assert torch.equal(replayed.mems.forgotten, plain.mems.forgotten)

@@ -41,7 +41,7 @@ from transformer_xl.train import CHECKPOINTS, checkpoints_in, first_damaged
 
 _PACKAGES = (
     *("transformer-xl", "torch", "numpy", "safetensors", "tokenizers", "matplotlib", "lm_eval"),
-    *("transformers", "fastapi", "constriction", "onnxruntime", "datasets", "mido", "scikit-learn"),
+    *("transformers", "fastapi", "constriction", "onnxruntime", "datasets", "mido"),
 )
 """Packages whose versions are listed, if they are installed."""
 BAD = ("damaged", "not readable", "not examined")

@@ -175,7 +175,7 @@ class Decompress(_ArchiveCommand):
             else:
                 prepare_process()
                 with _named(self.file):
-                    choice = find(content, pick_device())
+                    choice = find(content, pick_device(), say)
                 coder = (choice.model, choice.vocab)
                 say(f"{choice.shipped.using}, which compressed it")
         with _progress("restoring") as progress, _named(self.file):

@@ -181,6 +181,10 @@ class Eval(ReadsModel, PrintsResult):
             return model, vocab, corpus.split(split), corpus.n_bytes(split)
         from transformer_xl.data import RAW_REMEDY
 
+        require(
+            not self.prepared or vocab.kind in ("words", "integers", "imported"),
+            f"--prepared has no effect with a vocabulary of kind {vocab.kind}",
+        )
         text = read_text(self.file, vocab, is_raw=self.text.raw, remedy=RAW_REMEDY)
         encode = partial(vocab.encode_lines, prepared=self.prepared)
         ids = encoded(name_of(self.file), text, vocab, encode)

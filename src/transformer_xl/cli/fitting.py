@@ -207,8 +207,7 @@ def fitted_to_text(config: Config, overrides: Mapping[str, Mapping[str, Any]], t
             )
             config = replace(config, generate=replace(config.generate, prompt=known))
     n_tokens, train = corpus.n_tokens("train"), config.train
-    sizes = {"batch_size", "segment_len", "stages", "accumulate"}
-    fitted = train if sizes & overrides.get("train", {}).keys() else _fitted_batch(train, n_tokens)
+    fitted = _fitted_batch(train, overrides.get("train", {}), n_tokens)
     if fitted != train:
         tell(
             f"note: the training text has {n_tokens:,} tokens; train.batch_size="
@@ -218,14 +217,19 @@ def fitted_to_text(config: Config, overrides: Mapping[str, Mapping[str, Any]], t
     return replace(config, train=fitted)
 
 
-def _fitted_batch(train: TrainConfig, n_tokens: int) -> TrainConfig:
+def _fitted_batch(train: TrainConfig, overrides: Mapping[str, Any], n_tokens: int) -> TrainConfig:
     """Return the settings with a batch that a text of so many tokens fills, if there is one."""
-    longest = max([train.segment_len, *(x for _, x, _ in train.stages)])
-    if n_tokens >= train.batch_size * longest:
+    batch_size = train.batch_size
+    segment_len = max([train.segment_len, *(x for _, x, _ in train.stages)])
+    if n_tokens >= batch_size * segment_len or "stages" in overrides:
         return train
-    batch_size = min(train.batch_size, max(n_tokens // longest, 1))
-    segment_len = min(longest, max(n_tokens // batch_size, 1))
+    if "batch_size" not in overrides:
+        batch_size = min(batch_size, max(n_tokens // segment_len, 1))
+    if "segment_len" not in overrides:
+        segment_len = min(segment_len, max(n_tokens // batch_size, 1))
     accumulate = train.accumulate if batch_size % train.accumulate == 0 else 1
+    if "accumulate" in overrides and accumulate != train.accumulate:
+        return train
     stages = train.stages and fitted_stages(train.stages, segment_len)
     sizes = {"batch_size": batch_size, "segment_len": segment_len, "accumulate": accumulate}
     return replace(train, stages=stages, **sizes)

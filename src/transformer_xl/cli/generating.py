@@ -126,7 +126,14 @@ class Generate(ReadsModel, PrintsResult):
         beam_size = self.settings.beam_size
         exclude(state=self.state, prompts=self.prompts, midi=self.midi)
         exclude(state=self.state, samples=self.samples > 1)
-        exclude(state=self.state, beam_size=beam_size)
+        if "beam_size" in self.given:
+            exclude(state=self.state, beam_size=beam_size)
+        require(
+            not (self.state and beam_size),
+            f"generate.beam_size={beam_size} of the recipe searches, and --state continues what is "
+            "drawn: give --beam_size None",
+        )
+        require(not self.force or bool(self.out), "--force overwrites the files of --out: give it")
         exclude(prompt="prompt" in self.given, prompts=self.prompts, midi=self.midi)
         # It may resume within a step of a piece, so that voices would be exchanged.
         exclude(state=self.state, out=of_music(self.out))

@@ -131,7 +131,7 @@ class LoadsModels:
     """A command that loads a model, which may be from elsewhere, or trains on from one."""
 
     any_size: bool = False
-    """Load a model even if it takes more memory than the machine has, or more than 2 minutes."""
+    """Load a model even if it takes more memory than the machine has."""
 
 
 @dataclass(kw_only=True)

@@ -455,13 +455,6 @@ class LSTMConfig(ModelConfig):
     kind: str = "lstm"
     """The kind, or one that was registered with these settings."""
 
-    def _check_own(self) -> None:
-        require(
-            not (self.variational_dropout and self.dropout and self.n_layer > 1),
-            "variational_dropout=True with kind='lstm' and dropout between its layers (AWD-LSTM) "
-            "is gone; revision 47b3a2d of transformer_xl has it",
-        )
-
 
 def is_own_kind(kind: str) -> bool:
     """Whether a kind is one of this package, and was not registered by another."""

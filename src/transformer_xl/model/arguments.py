@@ -71,6 +71,7 @@ def as_tokens(ids: Any, config: ModelConfig, what: str = "ids") -> Int[Tensor, "
     require_token_inputs(config)
     # Bytes are the tokens of a vocabulary of bytes, which may have some symbols more.
     is_bytes = isinstance(ids, bytes | bytearray) and 256 <= config.vocab_size < 320
+    is_text = not is_bytes and isinstance(ids, str | bytes | bytearray | memoryview)
     ids = [*ids] if is_bytes or isinstance(ids, Iterator) else ids
     try:
         # NumPy, as torch cannot compare unsigned integers.
@@ -78,11 +79,11 @@ def as_tokens(ids: Any, config: ModelConfig, what: str = "ids") -> Int[Tensor, "
     except (ValueError, TypeError):
         # Nested sequences, or tensors in a precision that NumPy does not have.
         array = np.asarray(None)
-    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+    if is_text or array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         described = shown(ids)
         if isinstance(ids, Tensor | np.ndarray):
             described = f"an array of shape {tuple(ids.shape)} and {ids.dtype}"
-        elif isinstance(ids, str | bytes | bytearray):
+        elif is_text:
             described = f"the text {described}, of which vocab.encode makes them"
         raise InputError(f"{what} must be integers in a row, not {described}")
     require_known(array, config.vocab_size, "" if what == "ids" else f" of {what}")

@@ -1,6 +1,7 @@
 """Lower bounds of memory use, and errors for settings that exceed the machine."""
 
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +22,9 @@ _TENSOR_BYTES = 6_000
 """What a tensor takes, however small, measured: its module is built twice, once without numbers."""
 _ANY_SIZE = "TXL_ANY_SIZE"
 """The environment variable that lifts the limit on loading, which child processes inherit."""
+_LIFTING = threading.Lock()
+_BEFORE: list[str | None] = []
+"""The values of the variable before each block of :func:`any_size` that was not left yet."""
 
 
 class MemoryLimitError(SettingsError):
@@ -38,11 +42,20 @@ def least_weights(config: ModelConfig) -> int:
         # Of a recipe whose vocabulary is not known yet, the least that it can be.
         ends = *config.cutoffs, config.reset_at or 0, config.completion_at or 0
         changes["vocab_size"] = 1 + max(ends)
-    with torch.device("meta"):
-        two, three = (
-            sum(x.numel() for x in builder(config.family)(smaller).parameters())
-            for smaller in (replace(config, n_layer=n, **changes) for n in (2, 3))
+    try:
+        with torch.device("meta"):
+            two, three = (
+                sum(x.numel() for x in builder(config.family)(smaller).parameters())
+                for smaller in (replace(config, n_layer=n, **changes) for n in (2, 3))
+            )
+    except RuntimeError as error:
+        # torch counts bytes in 64 bits.
+        sizes = (
+            f"d_model={config.d_model}, d_inner={config.d_inner}, vocab_size={config.vocab_size}"
         )
+        raise MemoryLimitError(
+            f"{sizes}: a matrix would take more than any machine has: make a smaller model"
+        ) from error
     return two + (config.n_layer - 2) * (three - two)
 
 
@@ -78,14 +91,20 @@ def any_size() -> Iterator[None]:
 
     It holds for all threads of this process, and for processes that are started inside.
     """
-    before = os.environ.get(_ANY_SIZE)
-    os.environ[_ANY_SIZE] = "1"
+    with _LIFTING:
+        _BEFORE.append(os.environ.get(_ANY_SIZE))
+        os.environ[_ANY_SIZE] = "1"
     try:
         yield
     finally:
-        del os.environ[_ANY_SIZE]
-        if before is not None:
-            os.environ[_ANY_SIZE] = before
+        with _LIFTING:
+            # The last block to be left, of whichever thread, restores the value of the first one.
+            first = _BEFORE[0]
+            _BEFORE.pop()
+            if not _BEFORE:
+                del os.environ[_ANY_SIZE]
+                if first is not None:
+                    os.environ[_ANY_SIZE] = first
 
 
 def require_loading(
@@ -125,13 +144,18 @@ def require_training(
 
     Raises:
         MemoryLimitError: It does not fit.
-        SettingsError: The softmax would be sampled.
+        SettingsError: It needs what is gone: a sampled softmax, or dropout as in AWD-LSTM.
     """
     model, train = config.model, config.train
     if model.sample_softmax:
         raise SettingsError(
             f"model.sample_softmax={model.sample_softmax}: there is no sampled softmax any more; "
             "for a large vocabulary, set model.cutoffs (an adaptive softmax)"
+        )
+    if model.family == "lstm" and model.variational_dropout and model.dropout and model.n_layer > 1:
+        raise SettingsError(
+            "model.variational_dropout=True with kind='lstm' and dropout between its layers "
+            "(AWD-LSTM) is gone; revision 47b3a2d of transformer_xl has it"
         )
     T = max([train.segment_len, *(length for _, length, _ in train.stages)])
     M = max([model.mem_len, *(length for *_, length in train.stages)])

@@ -231,6 +231,8 @@ class Memory:
         kind, names, ndim = KeysAndValues, ("keys", "values", "inputs"), 5
         if "states" in state:
             kind, names, ndim = Memory, Memory.names, 4
+        if missing := {*names[:2]} - state.keys():
+            raise InputError(f"the state of a memory lacks {min(missing)}: it is not complete")
         tensors = {name: state[name] for name in names if state.get(name) is not None}
         shapes = {name: tuple(x.shape) for name, x in tensors.items()}
         shape = shapes[names[0]]

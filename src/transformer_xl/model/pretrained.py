@@ -73,7 +73,8 @@ def weights_files(path: Path) -> list[Path]:
     if path.suffix != ".json":
         return [path]
     try:
-        names = sorted(set(dict(json.loads(read_small_file(path))["weight_map"]).values()))
+        # In the order of the index, in which the checksums of a folder are one.
+        names = [*dict.fromkeys(dict(json.loads(read_small_file(path))["weight_map"]).values())]
         for name in names:
             # The name of the parent folder passes the comparison; longer names raise OSError.
             if Path(name).name != name or name == ".." or len(name) > 255:

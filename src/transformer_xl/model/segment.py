@@ -49,6 +49,8 @@ class Lengths(NamedTuple):
             InputError: A length is no integer, or out of range.
             SettingsError: It has no effect.
         """
+        if unknown := lengths.keys() - {*cls._fields}:
+            raise TypeError(f"{min(unknown)}: no such length; there are {', '.join(cls._fields)}")
         lengths = {name: x for name, x in lengths.items() if x is not None}
         # Lengths were validated in an eager call before tracing.
         if not torch.compiler.is_compiling():

@@ -28,7 +28,7 @@ from transformer_xl.ops.products import (
     onednn,
 )
 from transformer_xl.ops.rms_norm import rms_norm
-from transformer_xl.ops.timing import ceiling, peak_mb, timed
+from transformer_xl.ops.timing import ceiling, timed
 
 __all__ = [
     "BACKENDS",
@@ -48,7 +48,6 @@ __all__ = [
     "linear_nll",
     "native",
     "onednn",
-    "peak_mb",
     "reference",
     "rel_attention",
     "relu_dropout",

@@ -3,7 +3,6 @@
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,17 +45,3 @@ def ceiling(dtype: str, device: torch.device) -> float:
     if device.type == "cpu" and has_onednn and not emulates(x.dtype, device.type):
         ways.append(lambda: torch.ops.mkldnn._linear_pointwise(x, x, None, "none", [], ""))
     return 2 * width**3 / 1e9 / min(timed(way, 5, device)["seconds"] for way in ways)
-
-
-def peak_mb(device: torch.device) -> float:
-    """Return the peak memory of this process in MB, on the accelerator if there is one."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
-    status = Path("/proc/self/status")
-    if status.exists():
-        # Not getrusage, whose peak includes that of the parent process.
-        lines = status.read_text(encoding="utf-8").splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

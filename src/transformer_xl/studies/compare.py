@@ -37,7 +37,7 @@ from transformer_xl.data import prepare
 from transformer_xl.errors import DataError, SettingsError
 from transformer_xl.studies import require_predicted
 from transformer_xl.studies.contestant import measured
-from transformer_xl.studies.pace import paces, steps_in
+from transformer_xl.studies.pace import paces, steps_in, with_others
 from transformer_xl.train import Diverged, Interrupted
 
 PREFIX = "compare-"
@@ -260,16 +260,22 @@ class Comparison:
         return {model: self._task(model, "pace") for model in self.plan.models}
 
     def _measure_paces(self) -> None:
-        """Measure the seconds of a step of the contestants whose pace is not known, in turns."""
-        tasks = {model: task for model, task in self._paces().items() if not self.done(task)}
-        if not tasks:
+        """Measure the seconds of a step of contestants whose pace is not known.
+
+        All take part in the turns. Those that are known keep their pace, and so their runs; that of
+        the others is scaled by how much faster or slower the known ones were measured.
+        """
+        tasks = self._paces()
+        known = {model: x.found["seconds"] for model in tasks if (x := self.done(tasks[model]))}
+        if len(known) == len(tasks):
             return
         self._say("measuring the pace of each contestant, in turns")
         seconds = 60 * _PACE_SHARE * self.plan.minutes * len(tasks)
         measured = paces({model: task.config for model, task in tasks.items()}, seconds)
-        for model, each in measured.items():
-            self._add(tasks[model], {"seconds": each})
-            self._say(f"{model}: {', '.join(f'{x:.4g}' for x in each)} s a step")
+        scaled = with_others(known, measured)
+        for model in [x for x in tasks if x not in known]:
+            self._add(tasks[model], {"seconds": scaled[model]})
+            self._say(f"{model}: {', '.join(f'{x:.4g}' for x in scaled[model])} s a step")
 
     def _task(self, model: str, phase: str, factor: float = 1.0, seed: int = 1) -> Task:
         plan, recipe = self.plan, self.plan.models[model]
@@ -284,11 +290,15 @@ class Comparison:
         # Resolved: `auto` where that is bfloat16 is the same run as bfloat16 elsewhere.
         precision = pick_precision(config.train.precision, device)
         training = _changed(replace(config.train, precision="auto"))
-        # Not part of the stored text.
-        of_text = [plan.data.reset_at, plan.data.completion_at]
-        trained = [_changed(config.model), training, dict(self.corpus.checksums), of_text]
+        trained = [_changed(config.model), training, dict(self.corpus.checksums)]
         trained += [torch.get_num_threads(), device.type, precision]
-        digest = _digest([trained, plan.eval_tokens, _changed(config.eval)])
+        # Not part of the stored text. Left out where unset, for the digests of earlier versions.
+        of_text = {"reset_at": plan.data.reset_at, "completion_at": plan.data.completion_at}
+        if used := {name: x for name, x in of_text.items() if x}:
+            trained.append(used)
+        # Earlier versions measured more of the first seed.
+        is_first = phase == "run" and seed == plan.seeds[0]
+        digest = _digest([trained, plan.eval_tokens, _changed(config.eval), is_first])
         name = f"search_{factor:g}" if phase == "search" else f"seed_{seed}"
         return Task(
             Run(

@@ -68,6 +68,27 @@ def paces(configs: Mapping[str, Config], seconds: float = math.inf) -> dict[str,
     }
 
 
+def with_others(
+    known: Mapping[str, list[float]], measured: Mapping[str, list[float]]
+) -> dict[str, list[float]]:
+    """Add measured paces to known ones, which stay, as the runs of these models depend on them.
+
+    Args:
+        known: Seconds of a step in each stage, by model.
+        measured: The same of more models, in the same turns as some of the known ones.
+
+    Returns:
+        The known ones, and the others, scaled by how much faster or slower the known ones were
+        measured, to five digits, so that a file of them gives the same steps.
+    """
+    both = [name for name in measured if name in known]
+    before = [x for name in both for x in known[name]]
+    now = [x for name in both for x in measured[name]]
+    ratio = median([x / y for x, y in zip(before, now, strict=True)] or [1.0])
+    added = {name: [float(f"{ratio * x:.5g}") for x in each] for name, each in measured.items()}
+    return {**added, **known}
+
+
 def steps_in(minutes: float, config: Config, seconds: list[float]) -> int:
     """Return how many steps take a time, if those of each stage take so many seconds."""
     starts = [start for start, _, _ in stages_of(config)]

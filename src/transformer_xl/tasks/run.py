@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -157,7 +158,7 @@ def prepared(task: Task, source: Path | None, out: Path, say: Callable[[str], No
         "source": None if source is None else str(source),
         "data": task.identity(source),
     }
-    if folder.is_dir() and _is_prepared(folder, json.loads(_json(about))):
+    if folder.is_dir() and _is_prepared(folder, json.loads(_json(about)), task.reads):
         return folder
     # What an interrupted call may have left.
     if writing.exists():
@@ -180,7 +181,7 @@ def prepared(task: Task, source: Path | None, out: Path, say: Callable[[str], No
     return folder
 
 
-def _is_prepared(folder: Path, about: dict[str, Any]) -> bool:
+def _is_prepared(folder: Path, about: dict[str, Any], reads: Sequence[str]) -> bool:
     """Return whether a folder holds the texts of these data; False: they may be written anew."""
     try:
         known = json.loads((folder / _ABOUT_FILE).read_bytes())
@@ -193,6 +194,10 @@ def _is_prepared(folder: Path, about: dict[str, Any]) -> bool:
             f"{about['source']}: give another --out"
         )
     before, now = known.get("data"), about["data"]
+    # An earlier version may have noted files that the task does not read.
+    if isinstance(before, dict):
+        is_read = {x: x in now or any(fnmatch(x, y) for y in reads) for x in before}
+        before = {x: before[x] for x in before if is_read[x]}
     if before == now:
         return True
     inside = (x for x in folder.parent.iterdir() if x.is_dir())

@@ -133,6 +133,8 @@ def train(
             f"config={shown(config)} is no Config: load_recipe(NAME_OR_FILE) reads that of a "
             "recipe, and Config(model=ModelConfig(), data=DataConfig(path=TEXT)) is one for a text"
         )
+    if not isinstance(run_dir, Path | str):
+        raise InputError(f"run_dir={shown(run_dir)} is not a path: give that of the run folder")
     device = pick_device()
     with (
         joined(device, config.train.hang_minutes) as world,

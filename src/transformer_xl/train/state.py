@@ -215,6 +215,8 @@ class TrainState:
         self.segments.load_state_dict(about["segments"])
         for name in _SAVED:
             setattr(self, name, about.get(name, getattr(self, name)))
+        # Earlier versions stored NaN for an update without a target.
+        self.losses = [loss for loss in self.losses if not math.isnan(loss)]
         if self.average is not None:
             self.average.n_averaged = about["averaged"]
         self.mems = [None] * len(self.mems)

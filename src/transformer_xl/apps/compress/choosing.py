@@ -14,7 +14,7 @@ from transformer_xl.apps.compress.planning import Settings, TooLargeError
 from transformer_xl.apps.compress.predicting import fingerprint
 from transformer_xl.config import ShippedModel, newest_models, shipped_models
 from transformer_xl.data import Vocab
-from transformer_xl.errors import InputError
+from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.inference.generate import from_pretrained
 from transformer_xl.model import LanguageModel
 
@@ -61,7 +61,6 @@ def compress_best(
 
     Raises:
         RuntimeError: The library for arithmetic coding is missing.
-        CheckpointError: A shipped model is damaged.
         InputError: No model is shipped, or the settings say that it learns.
     """
     arithmetic.check_installed()
@@ -73,7 +72,9 @@ def compress_best(
         raise InputError("this installation has no shipped models: give a model with --model DIR")
     stored, sample = store(data, settings.ram), sample_of(data)
     choices: list[tuple[float, Choice]] = []
-    for choice in (_loaded(shipped, device) for shipped in models) if data else ():
+    for choice in (_loaded(shipped, device, say) for shipped in models) if data else ():
+        if choice is None:
+            continue
         # Numbers written as text are no text that such a model was trained on.
         if choice.vocab.kind != "integers":
             result = _compressed(sample, choice, settings, say)
@@ -105,24 +106,26 @@ def _compressed(
     return replace(result, model=name)
 
 
-def find(content: bytes, device: torch.device | None = None) -> Choice:
+def find(
+    content: bytes, device: torch.device | None = None, say: Say = lambda text: None
+) -> Choice:
     """Find the shipped model with which an archive was compressed, by the checksum in it.
 
     Args:
         content: The archive; it needs a model.
         device: Device of the model. None: the CPU.
+        say: Called with messages: which models are left out.
 
     Raises:
         ArchiveError: It is not an archive, has another version, or is damaged.
-        CheckpointError: A shipped model is damaged.
-        InputError: None of the shipped models compressed it.
+        InputError: None of the shipped models that can be read compressed it.
     """
     coding = unpack(content)[0].model_coding
     if coding is None:
         raise InputError("it was compressed without a model")
     for shipped in shipped_models():
-        choice = _loaded(shipped, device)
-        if fingerprint(choice.model, choice.vocab.hash) == coding.model:
+        choice = _loaded(shipped, device, say)
+        if choice and fingerprint(choice.model, choice.vocab.hash) == coding.model:
             return choice
     names = ", ".join(shipped.full_name for shipped in shipped_models())
     raise InputError(
@@ -132,8 +135,13 @@ def find(content: bytes, device: torch.device | None = None) -> Choice:
     )
 
 
-def _loaded(shipped: ShippedModel, device: torch.device | None) -> Choice:
-    return Choice(shipped, *from_pretrained(shipped.folder, device))
+def _loaded(shipped: ShippedModel, device: torch.device | None, say: Say) -> Choice | None:
+    """Load a shipped model; None, and a message, if it is damaged."""
+    try:
+        return Choice(shipped, *from_pretrained(shipped.folder, device))
+    except CheckpointError as error:
+        say(f"{shipped.full_name} is left out, install transformer-xl again: {error}")
+        return None
 
 
 def sample_of(data: bytes) -> bytes:

@@ -6,7 +6,7 @@ the memory of the one that it extends.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple, SupportsIndex
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from transformer_xl.config import Count, Length, NotNegative, check, no_type_check, require
 from transformer_xl.data import Vocab
+from transformer_xl.errors import InputError
 from transformer_xl.inference.generate.prompts import Prompts, selected
 from transformer_xl.inference.generate.sampler import require_finite
 from transformer_xl.inference.generate.text_writer import TextWriter
@@ -61,6 +62,8 @@ class Searching:
     stop: str | tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.stop_tokens, Set | range):
+            object.__setattr__(self, "stop_tokens", tuple(self.stop_tokens))
         check(self)
         require(
             self.n_best <= self.beam_size,
@@ -169,6 +172,10 @@ def beam_search(
         (1, True)
     """
     searching = Searching() if searching is None else searching
+    if not isinstance(searching, Searching):
+        raise InputError(
+            f"searching={shown(searching)} must be a Searching: give searching=Searching(...)"
+        )
     config = require_model(model).config
     require(length is not None, "length=None: beam search needs the maximum number of tokens")
     most = whole("length", length, 1)

@@ -42,7 +42,7 @@ class Sampler:
         sampling: The settings. None: the defaults.
         vocab_size: Size of the vocabulary; a ``top_k`` of so many or more filters nothing.
         vocab: The vocabulary, whose line breaks DRY does not go beyond. None: the
-            ``dry_sequence_breakers`` of ``sampling`` are these tokens.
+            ``dry_sequence_breakers`` of ``sampling``, as where it has some.
     """
 
     def __init__(
@@ -57,8 +57,14 @@ class Sampler:
             )
         sampling = sampling or Sampling()
         config = self._config = sampling.config
-        has_vocab = vocab is not None and config.dry_multiplier
-        breakers = breaker_tokens(vocab) if has_vocab else sampling.dry_sequence_breakers
+        breakers = sampling.dry_sequence_breakers
+        if vocab is not None and config.dry_multiplier and not breakers:
+            breakers = breaker_tokens(vocab)
+        if vocab_size and max(breakers, default=-1) >= vocab_size:
+            raise InputError(
+                f"token {max(breakers)} of dry_sequence_breakers is outside the vocabulary of "
+                f"{vocab_size}"
+            )
         self._breakers = frozenset(breakers)
         self.needs_history = config.has_penalties or config.on_loop == "break"
         self._loop = LoopRule(config.loop_min_length)

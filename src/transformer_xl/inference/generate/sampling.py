@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
-from transformer_xl.config import GenerateConfig, checked, no_type_check
+from transformer_xl.config import GenerateConfig, checked, no_type_check, require
+from transformer_xl.model import shown, whole
 
 HOTTEST = 1e30
 """An infinite temperature is replaced by this one, with which all tokens are as likely."""
@@ -54,7 +55,12 @@ class Sampling:
 
     def __post_init__(self) -> None:
         values = {x.name: getattr(self, x.name) for x in fields(self) if x.init}
-        breakers = (*map(int, values.pop("dry_sequence_breakers")),)
+        tokens = values.pop("dry_sequence_breakers") or ()
+        breakers = tuple(whole("dry_sequence_breakers", token) for token in tokens)
+        require(
+            bool(self.dry_multiplier) or not breakers,
+            f"dry_sequence_breakers={shown(breakers)} has no effect with dry_multiplier=0",
+        )
         # Settings of a recipe must be finite, and this is equivalent.
         if values["temperature"] == math.inf:
             values["temperature"] = HOTTEST

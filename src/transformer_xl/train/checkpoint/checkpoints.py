@@ -16,6 +16,7 @@ tensors are copied first. An error is raised by the next call.
 import json
 import re
 import shutil
+import stat
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -24,8 +25,11 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.checkpoint import _hf_utils as hf_format
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future as TorchFuture
 
 from transformer_xl.config import (
     FORMAT_VERSION,
@@ -241,6 +245,40 @@ class _Writer(dcp.HuggingFaceStorageWriter):
         super().__init__(str(folder), save_distributed=True)
         self._folder, self._complete = folder, complete
 
+    def write_data(
+        self, plan: dcp.SavePlan, planner: dcp.SavePlanner
+    ) -> TorchFuture[list[WriteResult]]:
+        """Write the shards of this process.
+
+        As the base class, but without its two copies of all tensors, which would block training.
+        """
+        tensors, places = {}, {}
+        for item in plan.items:
+            assert item.tensor_data is not None
+            tensor = planner.resolve_data(item)
+            assert isinstance(tensor, Tensor)
+            tensors[item.index.fqn] = tensor.detach().contiguous()
+            places[item.index.fqn] = {hf_format.SAVED_OFFSETS_KEY: item.tensor_data.chunk.offsets}
+        if tensors:
+            shard = plan.storage_data["shard_index"]
+            path = self._folder / hf_format._gen_file_name(1, 1, shard)
+            about = {
+                hf_format.CUSTOM_METADATA_KEY: json.dumps(places),
+                hf_format.FORMAT_KEY: hf_format.FORMAT_VALUE,
+                hf_format.DCP_VERSION_KEY: str(hf_format.HF_DCP_VERSION),
+            }
+            # The mode according to the umask: safetensors writes files that only their owner reads.
+            path.touch()
+            mode = stat.S_IMODE(path.stat().st_mode)
+            save_file(tensors, path, about)
+            path.chmod(mode)
+            sync(path)
+        done: TorchFuture[list[WriteResult]] = TorchFuture()
+        done.set_result(
+            [WriteResult(item.index, tensors[item.index.fqn].nbytes, None) for item in plan.items]
+        )
+        return done
+
     def finish(self, metadata: dcp.Metadata, results: list[list[WriteResult]]) -> None:
         """Complete the checkpoint; called in the first process when all have written."""
         self._complete(self._folder)
@@ -269,7 +307,13 @@ def first_damaged(folder: Path, world: World) -> str | None:
 
     Raises:
         PermissionError: A file cannot be read.
+        CheckpointError: The checkpoint is of an earlier version.
     """
+    if (folder / "state.pt").exists():
+        raise CheckpointError(
+            f"{folder} is of an earlier version, whose runs cannot be resumed: give another "
+            "--out, or use that version. The models of that run, in model/, load as before"
+        )
     path = folder / CHECKSUMS_FILE
     try:
         sums = dict(json.loads(path.read_text()))
