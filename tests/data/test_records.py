@@ -54,12 +54,25 @@ def test_records_give_their_field_one_text_after_another(tmp_path, text_of):
     assert text_of("texts") == TEXT
 
 
+def test_what_is_not_read_of_json_lines_may_be_anything(tmp_path, text_of):
+    others = [{"meta": None}, {"meta": "x"}, {"meta": 1}, {"meta": {"a": 1}}, {"late": [1]}, {}]
+    dates = [{"text": f"2020-01-0{n}"} | other for n, other in enumerate(others, 1)]
+    (tmp_path / "a.jsonl").write_text(lines(*dates))
+    (tmp_path / "empty.jsonl").write_text("")
+    expected = "".join(f"{x['text']}\n" for x in dates)
+    assert text_of("a.jsonl", "empty.jsonl") == expected
+
+
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("a.jsonl", '{"text": "x"}\n{', r"a\.jsonl cannot be read by datasets: "),
-        ("a.jsonl", '{"body": "x"}', r"no text in the field 'text' \(its fields are body\); name"),
-        ("a.jsonl", '{"text": 1}', r"a\.jsonl has no text in the field 'text'"),
+        ("a.jsonl", '{"text": "x"}\n{', r"a\.jsonl: line 2 is not JSON: "),
+        (
+            "a.jsonl",
+            '{"body": "x"}',
+            r"line 1 has no text in .* 'text' \(its fields are body\); name",
+        ),
+        ("a.jsonl", '{"text": 1}', r"a\.jsonl: line 1 has no text in the field 'text'"),
         ("a.parquet", "PAR1", r"a\.parquet cannot be read by datasets: "),
     ],
 )
@@ -84,9 +97,9 @@ def test_trouble_of_the_machine_is_none_of_the_records(tmp_path, text_of, monkey
 
 def test_without_the_package_the_error_says_what_to_install(tmp_path, text_of, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    (tmp_path / "a.jsonl").write_text(lines(*RECORDS))
-    with pytest.raises(ValueError, match=r"a\.jsonl, read with datasets, needs.*pip install"):
-        text_of("a.jsonl")
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match=r"a\.parquet, read with datasets, needs.*pip install"):
+        text_of("a.parquet")
     with pytest.raises(ValueError, match=r"'hf:org/name', read with datasets, needs"):
         prepare(DataConfig(name="hf:org/name", cache_dir=str(tmp_path)))
 

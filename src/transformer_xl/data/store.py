@@ -69,11 +69,14 @@ def _downloaded(fs: Any, path: str, url: str, downloads: Path, say: Say) -> Path
         about = {x: info for x, info in sorted(listed) if info["type"] == "file"}
     if not about:
         raise FileNotFoundError(url)
-    versions = {x: _version(info) for x, info in about.items()}
-    folder = downloads / hashlib.sha256(json.dumps([url, versions]).encode()).hexdigest()[:16]
     root = f"{path}/" if is_folder else re.split(r"[*\[]", path)[0].rpartition("/")[0]
     plain = {x: unquote(urlsplit(x).path) or "/" if is_web else x for x in [root, *about]}
     names = {x: os.path.relpath(plain[x], plain[root]) for x in about}
+    if is_web and is_folder:
+        # A page of links has others, too: of its order, and of folders above.
+        names = {x: name for x, name in names.items() if not (urlsplit(x).query or name[0] == ".")}
+    versions = {x: _version(about[x]) for x in names}
+    folder = downloads / hashlib.sha256(json.dumps([url, versions]).encode()).hexdigest()[:16]
     if any(".." in Path(name).parts for name in names.values()):
         raise InputError(f"{url} has a name that leads out of the folder")
     copies = {x: folder / name for x, name in names.items()}

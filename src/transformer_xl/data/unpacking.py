@@ -28,8 +28,8 @@ Unpacking = Literal["", "text", "records", "json", "numpy"]
 _BLOCK = 1 << 20
 _READ_BYTES = 1 << 16
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-_RECORDS = {".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
-"""Loaders of ``datasets``, by the end of a name."""
+_JSON_LINES = (".jsonl", ".ndjson")
+_PARQUET = ".parquet"
 RAW_REMEDY = "--data.raw True reads every byte as it is"
 
 
@@ -58,8 +58,10 @@ def _suffix(path: Path) -> str:
 
 def unpacking_of(path: Path, config: DataConfig) -> Unpacking:
     """Say how the text in a file is found: by the end of its name; empty: it is plain text."""
-    if (suffix := _suffix(path)) in _RECORDS:
+    if (suffix := _suffix(path)) in (*_JSON_LINES, _PARQUET):
         return "records"
+    # A NumPy file is mapped, which a compressed one cannot be.
+    suffix = path.suffix.lower() if suffix == ".npy" else suffix
     if config.vocab == "integers" and suffix in (".json", ".npy"):
         return "json" if suffix == ".json" else "numpy"
     return "text" if path.suffix.lower() in COMPRESSED else ""
@@ -122,9 +124,11 @@ def text_blocks(
     """
     if how in ("", "text"):
         blocks = _bytes_of(path)
-    elif how == "records":
-        splits = load_splits(str(path), _RECORDS[_suffix(path)], data_files=glob.escape(str(path)))
+    elif how == "records" and _suffix(path) == _PARQUET:
+        splits = load_splits(str(path), "parquet", data_files=glob.escape(str(path)))
         blocks = texts_of(splits["train"], field, str(path))
+    elif how == "records":
+        blocks = _texts_of_lines(path, field)
     else:
         blocks = _json_integers(path, part) if how == "json" else _numpy_integers(path)
     if is_raw:
@@ -140,6 +144,46 @@ def _bytes_of(path: Path) -> Iterator[bytes]:
     with opened(path) as file:
         while block := file.read(_READ_BYTES):
             yield block
+
+
+def _lines_of(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file, normalized, without their line ends."""
+    parts: list[bytes] = []
+    for block in normalized(_bytes_of(path), Normalizer(str(path), RAW_REMEDY)):
+        first, *others = block.split(b"\n")
+        parts.append(first)
+        for line in others:
+            yield b"".join(parts)
+            parts = [line]
+    yield b"".join(parts)
+
+
+def _texts_of_lines(path: Path, field: str) -> Iterator[bytes]:
+    """Yield the texts of JSON lines, each with a line end.
+
+    Not by ``datasets``, which gives each field one type, also those that are not read, and turns
+    texts that look like dates into times.
+    """
+    for number, line in enumerate(_lines_of(path), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}: line {number:,} is not JSON: {error}") from None
+        text = record.get(field) if isinstance(record, dict) else None
+        if not isinstance(text, str):
+            fields = ", ".join(record) if isinstance(record, dict) else "none"
+            raise DataError(
+                f"{path}: line {number:,} has no text in the field {field!r} (its fields are "
+                f"{fields[:100]}); name the field with --data.json_field"
+            )
+        yield _with_line_end(text)
+
+
+def _with_line_end(text: str) -> bytes:
+    text = text if text.endswith("\n") else f"{text}\n"
+    return text.encode("utf-8", "surrogatepass")
 
 
 @contextmanager
@@ -172,7 +216,7 @@ def texts_of(rows: Iterable[Any], field: str, where: str) -> Iterator[bytes]:
                     f"{where} has no text in the field {field!r} (its fields are "
                     f"{', '.join(row)}); name the field with --data.json_field"
                 )
-            yield text.encode() if text.endswith("\n") else f"{text}\n".encode()
+            yield _with_line_end(text)
 
 
 def read_json(path: Path) -> Any:
