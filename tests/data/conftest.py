@@ -63,6 +63,8 @@ class Web:
             return
         if path.is_dir():
             links = [f"<a href='{x.name}{'/' * x.is_dir()}'>x</a>" for x in path.iterdir()]
+            # As Apache does: to sort them, and to the folder above.
+            links += [f"<a href='{x}'>x</a>" for x in ("?C=N;O=D", "/")]
             data, is_page = "".join(links).encode(), True
         else:
             data, is_page = path.read_bytes(), False

@@ -151,16 +151,6 @@ def test_a_text_at_a_url_is_the_text_in_a_folder(web, texts, tmp_path, path):
     assert corpora[0].manifest["splits"] == corpora[1].manifest["splits"]
 
 
-def test_of_a_page_of_links_only_files_below_it_are_read(web, tmp_path):
-    folder = web.folder / "listed"
-    folder.mkdir()
-    (folder / "a.txt").write_text("text")
-    links = ("?C=N;O=D", "/", "../other.txt", "a.txt")
-    (folder / "index.html").write_text("".join(f'<a href="{x}">{x}</a>' for x in links))
-    files = find(tmp_path, f"{web.url}/listed/").train
-    assert [(path.name, path.read_text()) for path in files] == [("a.txt", "text")]
-
-
 def test_a_prepared_corpus_at_a_url_is_the_corpus(web, tmp_path):
     (tmp_path / "text.txt").write_text("What light through yonder window breaks?\n" * 400)
     corpus = prepare(DataConfig(path=str(tmp_path / "text.txt"), vocab="chars"))

@@ -72,9 +72,12 @@ def _downloaded(fs: Any, path: str, url: str, downloads: Path, say: Say) -> Path
     root = f"{path}/" if is_folder else re.split(r"[*\[]", path)[0].rpartition("/")[0]
     plain = {x: unquote(urlsplit(x).path) or "/" if is_web else x for x in [root, *about]}
     names = {x: os.path.relpath(plain[x], plain[root]) for x in about}
-    if is_web and is_folder:
-        # A page of links has others, too: of its order, and of folders above.
-        names = {x: name for x, name in names.items() if not (urlsplit(x).query or name[0] == ".")}
+    if is_web and (is_folder or is_pattern):
+        # A page of links has others, too: to pages in another order, and of other folders.
+        pages = {
+            x for x, name in names.items() if urlsplit(x).query or x[-1] == "/" or name[0] == "."
+        }
+        names = {x: name for x, name in names.items() if x not in pages}
     versions = {x: _version(about[x]) for x in names}
     folder = downloads / hashlib.sha256(json.dumps([url, versions]).encode()).hexdigest()[:16]
     if any(".." in Path(name).parts for name in names.values()):
