@@ -18,10 +18,10 @@ from transformer_xl.cli.given import ReadsModel
 from transformer_xl.cli.loading import (
     is_within,
     load_with_state,
+    name_in_errors,
     name_of,
-    named,
     require_readable,
-    saved_at_end,
+    save_at_end,
     say_changes,
 )
 from transformer_xl.cli.printing import exclude, say, show
@@ -112,7 +112,7 @@ class Score(ReadsModel):
 
         failures: list[OSError] = []
         # The signals first: a named pipe that nobody has opened yet is waited for.
-        with saved_at_end(save):
+        with save_at_end(save):
             normalizer = Normalizer(name_of(self.file), _RAW_REMEDY)
             blocks = _blocks(self.file, failures, is_raw=is_raw)
             blocks = blocks if is_raw else normalized(blocks, normalizer)
@@ -199,7 +199,7 @@ def _blocks(path: Path, failures: list[OSError], *, is_raw: bool) -> Iterator[by
     from transformer_xl.data import opened
 
     with ExitStack() as stack:
-        with named(path):
+        with name_in_errors(path):
             if str(path) == "-":
                 file: Any = sys.stdin.buffer
             else:
@@ -207,7 +207,7 @@ def _blocks(path: Path, failures: list[OSError], *, is_raw: bool) -> Iterator[by
         # When an incomplete segment is scored, too; None: nothing is pending.
         deadline: float | None = None
         try:
-            with named(path, " to its end"):
+            with name_in_errors(path, " to its end"):
                 while True:
                     left = None if deadline is None else max(deadline - monotonic(), 0.0)
                     if not _is_ready(file, left):
