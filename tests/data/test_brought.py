@@ -200,7 +200,7 @@ def test_a_vocabulary_of_old_cuts_a_long_text_as_its_lines(tmp_path, monkeypatch
     if not folder.is_dir():
         pytest.skip(f"no {folder}")
     monkeypatch.setattr("transformer_xl.data.text.BLOCK_BYTES", 100)
-    vocab = read_vocab(folder)
+    vocab = read_vocab(folder / "vocab.pkl")
     (tmp_path / "model").mkdir()
     vocab.save(tmp_path / "model")
     text = "".join((folder / "corpus.txt").read_text().splitlines(keepends=True)[:100])

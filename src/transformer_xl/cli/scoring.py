@@ -125,7 +125,7 @@ class Score(ReadsModel):
 
     def _show(self, vocab: "Vocab", scored: "Iterator[Scored]") -> None:
         """Print scores as they come, and the sums even if reading is interrupted."""
-        from transformer_xl.data import describe_unknown, treated
+        from transformer_xl.data import count_by_treatment, describe_unknown
         from transformer_xl.inference.evaluate import Sums
 
         total, n_lines, unknown, n_warned = Sums(), 0, Counter[str](), 0
@@ -136,7 +136,7 @@ class Score(ReadsModel):
         try:
             for piece, of_tokens in scored:
                 if piece.unknown:
-                    treatment = treated(vocab, piece.unknown)
+                    treatment = count_by_treatment(vocab, piece.unknown)
                     if not unknown:
                         n_warned = treatment.total()
                         line = piece.line + vocab.first_unknown_line(piece.text) - 1
