@@ -60,9 +60,9 @@ def serve(words: Sequence[str], prepare: Prepare) -> None:
         step = prepare(build(way, job), job)
     # As the commands do, for models of all kinds; revisions from before there was that have none.
     with suppress(ImportError):
-        from transformer_xl.config.openmp import follow_load
+        from transformer_xl.config.openmp import adapt_spinning_to_load
 
-        follow_load()
+        adapt_spinning_to_load()
     work(step, repeats=int(repeats), device=job.device)
 
 

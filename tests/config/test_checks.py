@@ -21,7 +21,7 @@ from transformer_xl.config import (
     ModelConfig,
     TrainConfig,
 )
-from transformer_xl.config.checks import HIDDEN, Range
+from transformer_xl.config.checks import HIDDEN, Range, validate_settings
 from transformer_xl.config.recipes import dump_recipe, parse_recipe
 from transformer_xl.model.pretrained import load_config, load_eval_config
 
@@ -225,3 +225,13 @@ def test_a_server_is_checked_like_a_recipe_and_its_key_is_not_shown():
     hidden = [x.name for x in fields(ServeSettings) if x.metadata == HIDDEN]
     assert hidden == ["api_key"]
     assert str(ServeSettings(sessions="here").sessions) == "here"
+
+
+def test_values_of_unknown_names_are_not_dropped():
+    assert validate_settings(ModelConfig, {"n_layer": np.int64(2)}) == {"n_layer": 2}
+    for values, section, message in (
+        ({"n_layr": 2}, "model", "model.n_layr: no such setting; did you mean n_layer?"),
+        ({"xyzzy": 1}, "", "xyzzy: no such setting; there are "),
+    ):
+        refused = refusal(validate_settings, ModelConfig, values, section)
+        assert refused.startswith(message)

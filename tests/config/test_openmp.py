@@ -4,6 +4,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from transformer_xl.config import openmp
 
@@ -22,7 +23,7 @@ def wait_for(n):
         time.sleep(0.01)
     print(len(os.listdir("/proc/self/task")) - before == n)
 
-threading.Thread(target=openmp._idle, args=(openmp._gnu_openmp(), end)).start()
+threading.Thread(target=openmp._keep_idle_threads, args=(openmp._gnu_openmp(), 2, end)).start()
 # With the two that compute there are more than processors.
 wait_for(added)
 end.set()
@@ -50,6 +51,21 @@ def test_a_choice_of_the_user_is_kept(monkeypatch, name):
     assert openmp.reason_against_sleeping() == f"{name} is set"
 
 
+# OpenMP has a number of threads for each thread: a new one has that of the environment.
+def test_the_number_of_threads_is_that_of_the_calling_thread(monkeypatch):
+    gnu_openmp_or_skip()
+    started = []
+    thread = SimpleNamespace(start=lambda: None)
+    monkeypatch.setattr(openmp, "Thread", lambda args, **how: started.append(args) or thread)
+    n_before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(n_before + 1)
+        openmp.adapt_spinning_to_load.__wrapped__()
+    finally:
+        torch.set_num_threads(n_before)
+    assert [n_threads for _, n_threads in started] == [n_before + 1]
+
+
 @pytest.mark.usefixtures("one_thread")
 def test_one_thread_waits_for_nobody():
     gnu_openmp_or_skip()
@@ -71,7 +87,7 @@ def test_threads_that_wait_share_the_processors_and_four_quiet_looks_end_that(mo
     monkeypatch.setattr(openmp, "time", clock)
     monkeypatch.setattr(openmp, "_seconds_waited", lambda: {"1": waited[0]})
     thread = SimpleNamespace(start=lambda: None)
-    monkeypatch.setattr(openmp, "Thread", lambda args, **how: idle.append(args[1]) or thread)
+    monkeypatch.setattr(openmp, "Thread", lambda args, **how: idle.append(args[2]) or thread)
     with pytest.raises(StopIteration):
-        openmp._follow(SimpleNamespace(omp_get_max_threads=lambda: 1))
+        openmp._monitor_load(SimpleNamespace(), 1)
     assert states == [False] * 3 + [True] * 8 + [False]

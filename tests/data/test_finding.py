@@ -131,7 +131,7 @@ def test_an_empty_path_among_several_is_refused(folder, tmp_path, monkeypatch, g
 @pytest.mark.parametrize("key", ["path", "valid_path", "test_path"])
 def test_an_empty_path_is_not_the_current_folder(folder, tmp_path, monkeypatch, key):
     monkeypatch.chdir(folder)
-    with pytest.raises(ValueError, match=rf"data\.{key}='' is no file or folder.*None"):
+    with pytest.raises(ValueError, match=rf"data\.{key}='' is not a file or folder.*None"):
         find(tmp_path, **{"name": "python-stdlib", key: ""})
 
 

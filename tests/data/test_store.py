@@ -179,7 +179,7 @@ def test_a_prepared_corpus_at_a_url_is_the_corpus(web, tmp_path):
 def test_a_prepared_corpus_is_no_text_and_may_be_anywhere_on_the_disk(tmp_path):
     (tmp_path / "a.txt").write_text("text " * 100)
     corpus = prepare(DataConfig(path=str(tmp_path / "a.txt")))
-    with pytest.raises(ValueError, match=r"is a prepared corpus, no text: .*--data\.corpus"):
+    with pytest.raises(ValueError, match=r"is a prepared corpus, not a text: .*--data\.corpus"):
         find(tmp_path, str(corpus.folder))
     shutil.copytree(corpus.folder, tmp_path / "shared")
     for place in (str(tmp_path / "shared"), f"file://{tmp_path / 'shared'}"):

@@ -67,6 +67,8 @@ def test_what_is_wrong_with_a_chat_is_said(server):
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content=5 must be a text or"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "half of a surrogate pair"),
         ({"messages": USER, "tools": [{}]}, "'tools' is no field"),
+        ({"messages": USER, "top_logprobs": 3}, "top_logprobs requires logprobs=true"),
+        ({"messages": USER, "logprobs": False, "top_logprobs": 3}, "requires logprobs=true"),
         ({"messages": USER, "session": "a"}, "'session' is no field: GET /openapi.json lists them"),
     ]:
         content, headers = json.dumps(body), {"Content-Type": "application/json"}

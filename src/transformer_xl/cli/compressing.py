@@ -119,7 +119,7 @@ class Compress(_ArchiveCommand):
             )
         coder = load(self.model) if self.model else (None, None)
         data, started = read_bytes(self.file), time.perf_counter()
-        with _progress("compressing") as progress, _named(self.file):
+        with _progress("compressing") as progress, _name_in_errors(self.file):
             if self.model or self.learn:
                 result = compression.compress(data, *coder, settings, progress)
             else:
@@ -131,7 +131,10 @@ class Compress(_ArchiveCommand):
         if self.verify:
             decoder = coder if compression.needs_model(result.content) else (None, None)
             ram, is_same = max(self.ram, len(data) / 1e9), False
-            with _progress("verifying") as progress, _named(self.file, "; no archive was written"):
+            with (
+                _progress("verifying") as progress,
+                _name_in_errors(self.file, "; no archive was written"),
+            ):
                 is_same = compression.decompress(result.content, *decoder, progress, ram) == data
             if not is_same:
                 raise DataError(
@@ -164,7 +167,7 @@ class Decompress(_ArchiveCommand):
 
         content, coder = read_bytes(self.file), (None, None)
         started = time.perf_counter()
-        with _named(self.file):
+        with _name_in_errors(self.file):
             needs = needs_model(content)
         if self.model and not needs:
             say(f"{name_of(self.file)} needs no model: --model {self.model} is ignored")
@@ -174,11 +177,11 @@ class Decompress(_ArchiveCommand):
                 coder = load(self.model)
             else:
                 prepare_process()
-                with _named(self.file):
+                with _name_in_errors(self.file):
                     choice = find(content, pick_device(), say)
                 coder = (choice.model, choice.vocab)
                 say(f"{choice.shipped.using}, which compressed it")
-        with _progress("restoring") as progress, _named(self.file):
+        with _progress("restoring") as progress, _name_in_errors(self.file):
             data = decompress(content, *coder, progress, self.ram)
         seconds = time.perf_counter() - started
         sizes = {"bytes": len(data), "compressed_bytes": len(content)}
@@ -186,12 +189,17 @@ class Decompress(_ArchiveCommand):
 
 
 @contextmanager
-def _named(file: Path, after: str = "") -> Iterator[None]:
-    """Name the file in errors about it."""
+def _name_in_errors(file: Path, consequence: str = "") -> Iterator[None]:
+    """Raise a ValueError of a ``with`` block as a DataError that begins with the file.
+
+    Args:
+        file: The file.
+        consequence: The end of the message.
+    """
     try:
         yield
     except ValueError as error:
-        raise DataError(f"{name_of(file)}: {error}{after}") from error
+        raise DataError(f"{name_of(file)}: {error}{consequence}") from error
 
 
 @contextmanager

@@ -17,12 +17,12 @@ from transformer_xl.cli.given import (
 )
 from transformer_xl.cli.loading import (
     corpus_of,
-    encoded,
     evaluation_of,
     load,
     name_of,
     read_text,
     require_readable,
+    tokenize,
 )
 from transformer_xl.cli.printing import exclude, say_if_slow, show
 from transformer_xl.config import Config, DataConfig, EvalConfig, KnnConfig, recipe_of, require
@@ -187,7 +187,7 @@ class Eval(ReadsModel, PrintsResult):
         )
         text = read_text(self.file, vocab, is_raw=self.text.raw, remedy=RAW_REMEDY)
         encode = partial(vocab.encode_lines, prepared=self.prepared)
-        ids = encoded(name_of(self.file), text, vocab, encode)
+        ids = tokenize(name_of(self.file), text, vocab, encode)
         return model, vocab, ids, len(text.encode("utf-8", "surrogateescape"))
 
     def _corpus(self, vocab: "Vocab") -> "Corpus":

@@ -94,7 +94,7 @@ def fine_tuning_of(name: str, *, keeps_text: bool) -> Config:
     if not keeps_text or not locate(name).is_path:
         data = replace(data, name="", path=None, valid_path=None, test_path=None, corpus=None)
     if is_vocabulary(place):
-        data = replace(data, tokenizer=str(place))
+        data = replace(data, tokenizer=str(place), vocab_size=None, vocab_from=None)
         if recipe is None:
             base = replace(base, generate=GenerateConfig(prompt=prompt_for(load_vocab(place))))
     return replace(base, model=model, data=data, train=replace(base.train, init_from=str(place)))

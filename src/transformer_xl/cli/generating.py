@@ -11,11 +11,11 @@ import tyro
 
 from transformer_xl.cli.given import Given, PrintsResult, ReadsModel, nothing, refuse_others
 from transformer_xl.cli.loading import (
-    encoded_prompt,
     load_with_state,
     require_readable,
-    saved_at_end,
+    save_at_end,
     start_of,
+    tokenize_prompt,
 )
 from transformer_xl.cli.out_files import files_of, of_music, write_texts
 from transformer_xl.cli.printing import exclude, say, show
@@ -166,10 +166,11 @@ class Generate(ReadsModel, PrintsResult):
         steps = read_midi(self.midi, music, say=say)
         return (text_of(steps, music, marked=has_marks(vocab)),)
 
-    def _encoded(self, text: str, vocab: "Vocab") -> list[int]:
+    def _tokenize(self, text: str, vocab: "Vocab") -> list[int]:
+        """Return the tokens of a prompt; those of a piece of music are after an end."""
         recipe = recipe_of(self.dir)
         is_raw = recipe is not None and recipe.data.raw
-        ids = encoded_prompt(text, vocab, is_raw=is_raw)
+        ids = tokenize_prompt(text, vocab, is_raw=is_raw)
         # A piece begins where one ends; a prompt may stand anywhere in a text.
         return ids if self.midi is None else [*start_of(vocab), *ids]
 
@@ -182,7 +183,7 @@ class Generate(ReadsModel, PrintsResult):
         texts = self._texts(vocab)
         # Before there are lists of so many.
         require_texts(model, len(texts) * copies, self.mem_len, self.settings.length or None)
-        prompts = [self._encoded(text, vocab) or start_of(vocab) for text in texts]
+        prompts = [self._tokenize(text, vocab) or start_of(vocab) for text in texts]
         copied = [text for text in texts for _ in range(copies)]
         return copied, [ids for ids in prompts for _ in range(copies)]
 
@@ -201,7 +202,7 @@ class Generate(ReadsModel, PrintsResult):
             history = () if state.read is None else state.read.numpy()
             if state.random is not None and "seed" not in self.given:
                 seed = state.random
-        prompt = [*last_token, *self._encoded(text, vocab)] or start_of(vocab)
+        prompt = [*last_token, *self._tokenize(text, vocab)] or start_of(vocab)
         drawing, used = self._drawing(vocab)
         # None: a random state that was saved.
         used["seed"] = seed if isinstance(seed, int) else None
@@ -213,7 +214,7 @@ class Generate(ReadsModel, PrintsResult):
                 save_state(self.state, drawn, checksum)
                 say(f"saved the memory to {self.state}; the same command resumes from it")
 
-        with saved_at_end(save):
+        with save_at_end(save):
             goes_on = self.state is not None
             pieces = text_pieces(drawn, vocab, self._stops, prompt, history, goes_on=goes_on)
             if self.json or self.out:

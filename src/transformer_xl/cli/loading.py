@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 
 
 def require_model(name: Path | str) -> None:
-    """Require that a model exists, before anything is loaded; say which one a name means.
+    """Require that a model exists, before anything is loaded; print which one a name means.
 
     Raises:
         FileNotFoundError: There is no such model.
         OSError: The Hugging Face hub cannot be reached.
-        RuntimeError: The model on the hub is none of this package.
+        InputError: The name cannot be that of a model.
+        CheckpointError: The model on the hub is not one of this package.
     """
     if remark := locate(name).remark:
         say(remark)
@@ -64,8 +65,8 @@ def load_with_state(
     """Load a model, the state of a text if its file exists, and the checksum of the weights.
 
     Raises:
-        OSError: The state could not be written at the end: it is a folder, a link or a device, or
-            its folder cannot be written to.
+        OSError: The state could not be written at the end: ``path`` is a folder, a link or a
+            device, or its folder cannot be written to.
         CheckpointError: A file is damaged.
         ValueError: The state belongs to another model.
     """
@@ -82,7 +83,7 @@ def load_with_state(
 
 
 @contextmanager
-def saved_at_end(save: Callable[[], None]) -> Iterator[None]:
+def save_at_end(save: Callable[[], None]) -> Iterator[None]:
     """Call ``save`` at the end of a ``with`` block, also when Ctrl-C or SIGTERM ends it."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -120,8 +121,13 @@ def name_of(path: Path) -> str:
 
 
 @contextmanager
-def named(path: Path, part: str = "") -> Iterator[None]:
-    """Name a file in errors of reading it."""
+def name_in_errors(path: Path, part: str = "") -> Iterator[None]:
+    """Raise an OSError of a ``with`` block as one that says which file cannot be read.
+
+    Args:
+        path: The file.
+        part: The part that is read, as it follows the name.
+    """
     try:
         yield
     except OSError as error:
@@ -129,11 +135,16 @@ def named(path: Path, part: str = "") -> Iterator[None]:
 
 
 def require_readable(path: Path, *, is_text: bool = True) -> None:
-    """Require, before anything is loaded, that a file can be read and, if a text, is not empty."""
+    """Require, before anything is loaded, that a file can be read and, if a text, is not empty.
+
+    Raises:
+        OSError: The file cannot be read.
+        DataError: The text is empty.
+    """
     # A named pipe can be opened only once.
     if str(path) == "-" or (path.exists() and not (path.is_file() or path.is_dir())):
         return
-    with named(path), path.open("rb") as file:
+    with name_in_errors(path), path.open("rb") as file:
         if is_text and not file.read(1):
             raise DataError(f"{path} {_EMPTY}")
 
@@ -147,19 +158,30 @@ def is_within(file: Path, paths: str | None) -> bool:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a file; - is the standard input."""
-    with named(path):
+    """Return the contents of a file; - is the standard input.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    with name_in_errors(path):
         return sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
 
 
 def read_text(path: Path, vocab: "Vocab", *, is_raw: bool = False, remedy: str = "") -> str:
-    """Read a text, normalized unless it ``is_raw``; say what was changed.
+    """Return the text of a file; print what normalization changed in it.
 
-    ``remedy`` says which option of the command reads it as it is.
+    Args:
+        path: The file, which may be compressed; - is the standard input.
+        vocab: The vocabulary that is to encode the text.
+        is_raw: Whether to read every byte as it is: without decompression and normalization.
+        remedy: Says which option of the command reads the file as it is.
+
+    Returns:
+        The text; if the vocabulary is of bytes, those that are not UTF-8 are surrogates.
 
     Raises:
-        OSError: It cannot be read.
-        DataError: It is empty, or it is not UTF-8 and the vocabulary is not one of bytes.
+        OSError: The file cannot be read.
+        DataError: The text is empty, or is not UTF-8 and the vocabulary is not of bytes.
     """
     from transformer_xl.data import Normalizer, normalized, opened
 
@@ -167,7 +189,7 @@ def read_text(path: Path, vocab: "Vocab", *, is_raw: bool = False, remedy: str =
     if is_raw or str(path) == "-":
         content = read_bytes(path)
     else:
-        with named(path), opened(path) as file:
+        with name_in_errors(path), opened(path) as file:
             content = file.read()
     if not is_raw:
         normalizer = Normalizer(name, remedy)
@@ -175,19 +197,31 @@ def read_text(path: Path, vocab: "Vocab", *, is_raw: bool = False, remedy: str =
         say_changes(name, normalizer.changes, remedy)
     if not content:
         raise DataError(f"{name} {_EMPTY}")
-    return _decodable(content.decode("utf-8", "surrogateescape"), vocab, name)
+    text = content.decode("utf-8", "surrogateescape")
+    _require_decodable(text, vocab, name)
+    return text
 
 
 def say_changes(name: str, changes: Counter[str], remedy: str = "") -> None:
-    """Say in a line what normalization changed in a text, if it changed anything."""
+    """Print in a line what normalization changed in a text, if it changed anything."""
     from transformer_xl.data import describe_changes
 
     if described := describe_changes(changes):
         say(f"normalized the text of {name}: {described}{remedy and '; '}{remedy}")
 
 
-def encoded(name: str, text: str, vocab: "Vocab", encode: Callable[[str], list[int]]) -> list[int]:
-    """Tokenize a text, with a warning if parts are outside the vocabulary."""
+def tokenize(name: str, text: str, vocab: "Vocab", encode: Callable[[str], list[int]]) -> list[int]:
+    """Return the tokens of a text; print a warning about symbols that are read as ``<unk>``.
+
+    Args:
+        name: Name of the text in the warning and in errors.
+        text: The text.
+        vocab: The vocabulary.
+        encode: The method of the vocabulary that encodes the text.
+
+    Raises:
+        DataError: The text has symbols that the vocabulary cannot encode.
+    """
     from transformer_xl.data import unknown_warning
 
     try:
@@ -199,17 +233,24 @@ def encoded(name: str, text: str, vocab: "Vocab", encode: Callable[[str], list[i
     return ids
 
 
-def encoded_prompt(prompt: str, vocab: "Vocab", *, is_raw: bool = False) -> list[int]:
-    """Tokenize a prompt, with a warning if parts are outside the vocabulary.
+def tokenize_prompt(prompt: str, vocab: "Vocab", *, is_raw: bool = False) -> list[int]:
+    """Return the tokens of a prompt; print what was changed and what is read as ``<unk>``.
 
-    It is normalized unless the model reads raw text.
+    Args:
+        prompt: The prompt, as typed.
+        vocab: The vocabulary.
+        is_raw: Whether the model reads raw text, so that the prompt is not normalized.
+
+    Raises:
+        DataError: The prompt has bytes or symbols that the vocabulary cannot encode.
     """
     from transformer_xl.data import normalized_prompt
 
     if not is_raw:
         prompt, changes = normalized_prompt(prompt, vocab)
         say_changes("the prompt", changes)
-    return encoded("the prompt", _decodable(prompt, vocab, "the prompt"), vocab, vocab.encode)
+    _require_decodable(prompt, vocab, "the prompt")
+    return tokenize("the prompt", prompt, vocab, vocab.encode)
 
 
 def start_of(vocab: "Vocab") -> list[int]:
@@ -217,8 +258,17 @@ def start_of(vocab: "Vocab") -> list[int]:
     return [] if vocab.start_id is None else [vocab.start_id]
 
 
-def _decodable(text: str, vocab: "Vocab", name: str) -> str:
-    """Return the text; refuse bytes that are not UTF-8 unless the vocabulary is of bytes."""
+def _require_decodable(text: str, vocab: "Vocab", name: str) -> None:
+    """Require that a text has no bytes that are not UTF-8, unless the vocabulary is of bytes.
+
+    Args:
+        text: The text, in which such bytes are surrogates.
+        vocab: The vocabulary that is to encode it.
+        name: Name of the text in errors.
+
+    Raises:
+        DataError: There is such a byte.
+    """
     byte = next((x for x in text if "\udc80" <= x <= "\udcff"), None)
     if byte is not None and vocab.kind != "bytes":
         raise DataError(
@@ -226,4 +276,3 @@ def _decodable(text: str, vocab: "Vocab", name: str) -> str:
             f"0x{ord(byte) - 0xDC00:02x}, and the vocabulary has only {vocab.kind}: convert the "
             "text to UTF-8, or use a model of bytes"
         )
-    return text

@@ -18,10 +18,10 @@ from transformer_xl.cli.given import ReadsModel
 from transformer_xl.cli.loading import (
     is_within,
     load_with_state,
+    name_in_errors,
     name_of,
-    named,
     require_readable,
-    saved_at_end,
+    save_at_end,
     say_changes,
 )
 from transformer_xl.cli.printing import exclude, say, show
@@ -112,7 +112,7 @@ class Score(ReadsModel):
 
         failures: list[OSError] = []
         # The signals first: a named pipe that nobody has opened yet is waited for.
-        with saved_at_end(save):
+        with save_at_end(save):
             normalizer = Normalizer(name_of(self.file), _RAW_REMEDY)
             blocks = _blocks(self.file, failures, is_raw=is_raw)
             blocks = blocks if is_raw else normalized(blocks, normalizer)
@@ -125,7 +125,7 @@ class Score(ReadsModel):
 
     def _show(self, vocab: "Vocab", scored: "Iterator[Scored]") -> None:
         """Print scores as they come, and the sums even if reading is interrupted."""
-        from transformer_xl.data import describe_unknown, treated
+        from transformer_xl.data import count_by_treatment, describe_unknown
         from transformer_xl.inference.evaluate import Sums
 
         total, n_lines, unknown, n_warned = Sums(), 0, Counter[str](), 0
@@ -136,7 +136,7 @@ class Score(ReadsModel):
         try:
             for piece, of_tokens in scored:
                 if piece.unknown:
-                    treatment = treated(vocab, piece.unknown)
+                    treatment = count_by_treatment(vocab, piece.unknown)
                     if not unknown:
                         n_warned = treatment.total()
                         line = piece.line + vocab.first_unknown_line(piece.text) - 1
@@ -199,7 +199,7 @@ def _blocks(path: Path, failures: list[OSError], *, is_raw: bool) -> Iterator[by
     from transformer_xl.data import opened
 
     with ExitStack() as stack:
-        with named(path):
+        with name_in_errors(path):
             if str(path) == "-":
                 file: Any = sys.stdin.buffer
             else:
@@ -207,7 +207,7 @@ def _blocks(path: Path, failures: list[OSError], *, is_raw: bool) -> Iterator[by
         # When an incomplete segment is scored, too; None: nothing is pending.
         deadline: float | None = None
         try:
-            with named(path, " to its end"):
+            with name_in_errors(path, " to its end"):
                 while True:
                     left = None if deadline is None else max(deadline - monotonic(), 0.0)
                     if not _is_ready(file, left):

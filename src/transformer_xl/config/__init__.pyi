@@ -8,7 +8,6 @@ from .checks import (
     Share,
     UnusedError,
     check,
-    checked,
     classes_of,
     fields_of,
     hints_of,
@@ -19,6 +18,7 @@ from .checks import (
     require,
     rule_of,
     stored,
+    validate_settings,
 )
 from .config import (
     FORMAT_VERSION,
@@ -176,7 +176,6 @@ __all__ = [
     "changed",
     "check",
     "check_sums",
-    "checked",
     "checksum",
     "classes_of",
     "describe_machine",
@@ -227,5 +226,6 @@ __all__ = [
     "stored",
     "sync",
     "total_memory",
+    "validate_settings",
     "write_atomically",
 ]

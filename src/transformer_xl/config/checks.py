@@ -194,7 +194,7 @@ def refuse_unused(settings: Any, unused: Iterable[Unused]) -> None:
             raise UnusedError(message, settings, name, allowed)
 
 
-def stored(kind: type[_Settings], values: Mapping[str, Any]) -> _Settings:
+def stored(settings_class: type[_Settings], values: Mapping[str, Any]) -> _Settings:
     """Create settings from stored values, without those that have no effect.
 
     Earlier versions accepted and stored such settings.
@@ -205,7 +205,7 @@ def stored(kind: type[_Settings], values: Mapping[str, Any]) -> _Settings:
     values = dict(values)
     while True:
         try:
-            return kind(**values)
+            return settings_class(**values)
         except UnusedError as error:
             section = next((name for name, x in values.items() if x is error.settings), None)
             if section is None:
@@ -218,46 +218,63 @@ def check(settings: Any, section: str = "") -> None:
     """Validate and convert each field of a dataclass, in its ``__post_init__``.
 
     Raises:
-        SettingsError: As :func:`checked` does.
+        SettingsError: A value is of a wrong type or out of range.
     """
     values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
-    for name, value in checked(type(settings), values, section).items():
+    for name, value in validate_settings(type(settings), values, section).items():
         if value is not values[name]:
             object.__setattr__(settings, name, value)
 
 
-def checked(kind: type, values: Mapping[str, Any], section: str = "") -> dict[str, Any]:
-    """Validate values by the annotations of the settings of these names, and convert them.
+def validate_settings(
+    settings_class: type, values: Mapping[str, Any], section: str = ""
+) -> dict[str, Any]:
+    """Validate and convert values of some settings of a class, by the annotations of its fields.
 
     Lists become tuples, integers become floats where a float is declared, and NumPy and torch
-    numbers become Python numbers.
+    numbers become Python numbers. Constraints between settings are not checked.
 
     Args:
-        kind: The class of the settings.
-        values: Values of some of its settings.
-        section: Prefix of the names of settings in errors.
+        settings_class: The class of the settings.
+        values: Values by the names of the settings.
+        section: Section of the settings, which precedes their names in errors.
+
+    Returns:
+        The converted values, by the same names.
 
     Raises:
-        SettingsError: A value is of a wrong type or out of range.
+        SettingsError: There is no such setting, or a value is of a wrong type or out of range.
     """
     from pydantic import ValidationError
 
+    known = fields_of(settings_class)
+    for name in values:
+        if name not in known:
+            raise SettingsError(_describe_unknown_setting(name, known, section))
     values = {name: plain(value) for name, value in values.items()}
     try:
-        return _validator(kind).validate_python(values)
+        return _validator(settings_class).validate_python(values)
     except ValidationError as error:
         # The branches of a union have an error each.
         name = str(error.errors(include_url=False)[0]["loc"][0])
         details = [x for x in error.errors(include_url=False) if x["loc"][0] == name]
-    full = f"{section}.{name}" if section else name
+    path = f"{section}.{name}" if section else name
     rule = rule_of(details)
-    if "is_hidden" in fields_of(kind)[name].metadata:
-        raise SettingsError(f"{full} {rule}")
-    value, choices = details[-1]["input"], _words(hints_of(kind)[name])
+    if "is_hidden" in known[name].metadata:
+        raise SettingsError(f"{path} {rule}")
+    value, choices = details[-1]["input"], _words(hints_of(settings_class)[name])
     nearest = near(value, choices) if isinstance(value, str) else None
     hint = f"; did you mean {nearest!r}?" if nearest else ""
     indices = "".join(f"[{x}]" for x in details[-1]["loc"] if isinstance(x, int))
-    raise SettingsError(f"{full}{indices}={_shown(value)} {rule}{hint}")
+    raise SettingsError(f"{path}{indices}={_shown(value)} {rule}{hint}")
+
+
+def _describe_unknown_setting(name: str, known: Iterable[str], section: str) -> str:
+    """Return the message for a name that is not one of a class, with the most similar one."""
+    nearest = near(name, known)
+    hint = f"did you mean {nearest}?" if nearest else f"there are {', '.join(known)}"
+    path = f"{section}.{name}" if section else name
+    return f"{path}: no such setting; {hint}"
 
 
 def rule_of(errors: Iterable[Mapping[str, Any]]) -> str:
@@ -267,12 +284,17 @@ def rule_of(errors: Iterable[Mapping[str, Any]]) -> str:
 
 
 def read_settings(
-    kind: type[_Settings], values: Any, source: str, section: str = "", *, is_stored: bool = False
+    settings_class: type[_Settings],
+    values: Any,
+    source: str,
+    section: str = "",
+    *,
+    is_stored: bool = False,
 ) -> _Settings:
     """Create settings from the parsed contents of a file.
 
     Args:
-        kind: The settings class; its sections are dataclasses, too.
+        settings_class: The settings class; its sections are dataclasses, too.
         values: The parsed contents.
         source: Name of the file in errors.
         section: Prefix of names in errors.
@@ -284,7 +306,7 @@ def read_settings(
     if not isinstance(values, Mapping):
         message = f"{section} is a section: write [{section}] and keys below it"
         raise SettingsError(f"{source}: {message}")
-    fields: Any = fields_of(kind)
+    fields: Any = fields_of(settings_class)
     settings = {}
     for key, value in values.items():
         name = f"{section}.{key}" if section else str(key)
@@ -294,10 +316,9 @@ def read_settings(
             raise SettingsError(
                 f"{source}: {name}={value!r} is gone: {_GONE[name][1]}; leave it out"
             )
-        if key not in fields and key not in getattr(kind, "gone_settings", ()):
-            nearest = near(str(key), fields)
-            hint = f"did you mean {nearest}?" if nearest else f"there are {', '.join(fields)}"
-            raise SettingsError(f"{source}: {name}: no such setting; {hint}")
+        if key not in fields and key not in getattr(settings_class, "gone_settings", ()):
+            message = _describe_unknown_setting(str(key), fields, section)
+            raise SettingsError(f"{source}: {message}")
         if key in fields and dataclasses.is_dataclass(fields[key].type):
             value = read_settings(fields[key].type, value, source, name, is_stored=is_stored)
         settings[key] = value
@@ -305,7 +326,7 @@ def read_settings(
         if name not in settings and field.default is field.default_factory is dataclasses.MISSING:
             raise SettingsError(f"{source}: the section [{name}] is missing")
     try:
-        return stored(kind, settings) if is_stored else kind(**settings)
+        return stored(settings_class, settings) if is_stored else settings_class(**settings)
     except ValueError as error:
         is_named = not section or str(error).startswith(f"{section}.")
         raise SettingsError(f"{source}: {'' if is_named else f'{section}: '}{error}") from error
@@ -319,31 +340,33 @@ def near(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 @functools.cache
-def fields_of(kind: type) -> "dict[str, dataclasses.Field[Any]]":
+def fields_of(settings_class: type) -> "dict[str, dataclasses.Field[Any]]":
     """Return the settings of a class by name; those of all its kinds, if it has ``classes()``."""
-    return {x.name: x for each in classes_of(kind) for x in dataclasses.fields(each)}
+    return {x.name: x for each in classes_of(settings_class) for x in dataclasses.fields(each)}
 
 
-def classes_of(kind: type) -> tuple[Any, ...]:
+def classes_of(settings_class: type) -> tuple[Any, ...]:
     """Return the classes of the settings of all kinds of a class, or the class itself."""
-    return kind.classes()[::-1] if hasattr(kind, "classes") else (kind,)
+    return (
+        settings_class.classes()[::-1] if hasattr(settings_class, "classes") else (settings_class,)
+    )
 
 
-def hints_of(kind: type) -> dict[str, Any]:
+def hints_of(settings_class: type) -> dict[str, Any]:
     """Return the annotations of the settings of a class, or of all its kinds."""
     hints: dict[str, Any] = {}
-    for each in classes_of(kind):
+    for each in classes_of(settings_class):
         hints |= get_type_hints(each, include_extras=True)
-    return {name: hints[name] for name in fields_of(kind)}
+    return {name: hints[name] for name in fields_of(settings_class)}
 
 
 @functools.cache
-def _validator(kind: type) -> "TypeAdapter[dict[str, Any]]":
+def _validator(settings_class: type) -> "TypeAdapter[dict[str, Any]]":
     """Return what validates some of the fields of a settings class."""
     from pydantic import ConfigDict, TypeAdapter
 
-    rules = {name: _with_paths(rule) for name, rule in hints_of(kind).items()}
-    partial: Any = TypedDict(kind.__name__, rules, total=False)  # pyright: ignore[reportArgumentType]
+    rules = {name: _with_paths(rule) for name, rule in hints_of(settings_class).items()}
+    partial: Any = TypedDict(settings_class.__name__, rules, total=False)  # pyright: ignore[reportArgumentType]
     partial.__pydantic_config__ = ConfigDict(
         strict=True, allow_inf_nan=False, arbitrary_types_allowed=True
     )

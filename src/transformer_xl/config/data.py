@@ -103,16 +103,20 @@ class DataConfig:
         refuse_unused(self, self.unused())
 
     def unused(self) -> Iterator[Unused]:
-        """Yield the settings without effect."""
+        """Yield the settings that have no effect beside others, which must be at their defaults."""
         if self.vocab == "features":
             about = "vocab='features': the folder data.path holds the arrays of each split"
             texts = (x.name for x in fields(self) if x.name not in ("path", "vocab"))
             yield from (Unused(name, about) for name in texts)
             return
-        if self.tokenizer is None and self.vocab not in ("words", "bpe", "integers"):
-            yield Unused("vocab_size", f"vocab={self.vocab!r}")
-        if self.tokenizer is None and self.vocab not in ("words", "chars"):
-            yield Unused("vocab_from", f"vocab={self.vocab!r}: nothing is counted")
+        if self.tokenizer is not None:
+            yield Unused("vocab_size", f"tokenizer={self.tokenizer!r}, which has its vocabulary")
+            yield Unused("vocab_from", f"tokenizer={self.tokenizer!r}: nothing is counted")
+        else:
+            if self.vocab not in ("words", "bpe", "integers"):
+                yield Unused("vocab_size", f"vocab={self.vocab!r}")
+            if self.vocab not in ("words", "chars"):
+                yield Unused("vocab_from", f"vocab={self.vocab!r}: nothing is counted")
         if self.corpus:
             yield Unused("raw", f"corpus={self.corpus!r}, which is prepared already")
         if self.name.startswith("hf:"):

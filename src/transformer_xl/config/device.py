@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from transformer_xl.config.openmp import follow_load
+from transformer_xl.config.openmp import adapt_spinning_to_load
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 Rounded = Literal["float32", "bfloat16", "float16"]
@@ -56,7 +56,7 @@ def describe_machine() -> dict[str, Any]:
 def prepare_process() -> None:
     """Prepare for large tensors on a machine that may be shared, as the commands do."""
     keep_freed_memory()
-    follow_load()
+    adapt_spinning_to_load()
 
 
 def keep_freed_memory() -> None:

@@ -32,8 +32,8 @@ LONGEST_WORK = timedelta(days=7)
 LONGEST_CONNECTING = timedelta(seconds=20)
 """Timeout while process groups connect, once every process has arrived; gloo tries five times."""
 
-_times = count()
-_met: list[tuple[Store, int]] = []
+_group_numbers = count()
+_rendezvous_result: list[tuple[Store, int]] = []
 
 
 class Stalled(TxlError, RuntimeError):  # noqa: N818  (it says what happened)
@@ -55,8 +55,8 @@ class World:
     size: int = 1
     mesh: DeviceMesh | None = None
     background: Any = None
-    _patient: Any = None
-    _said: tuple[Any, torch.Tensor] | None = None
+    _patient_group: Any = None
+    _pending_maximum: tuple[Any, torch.Tensor] | None = None
 
     @property
     def is_first(self) -> bool:
@@ -64,7 +64,14 @@ class World:
         return self.rank == 0
 
     def rows(self, n_streams: int) -> range:
-        """Return the streams that this process owns."""
+        """Return the streams that this process owns.
+
+        Args:
+            n_streams: Number of streams of all processes.
+
+        Raises:
+            SettingsError: The streams cannot be divided evenly.
+        """
         if n_streams % self.size:
             raise SettingsError(
                 f"train.batch_size={n_streams} streams cannot be divided evenly over "
@@ -76,7 +83,12 @@ class World:
     def by_first(self, work: Callable[[], _T]) -> _T:
         """Call a function in the first process; return its result in all. Collective.
 
-        An exception is raised in all processes, as a RuntimeError if it cannot be pickled.
+        Args:
+            work: The function; its result must be picklable.
+
+        Raises:
+            Exception: The one that the function raised, in all processes; in the others as a
+                RuntimeError if it cannot be pickled.
         """
         if self.size == 1:
             return work()
@@ -87,7 +99,7 @@ class World:
                 outcome[0] = work()
             except Exception as raised:  # noqa: BLE001  (it is raised, in all of them)
                 error, outcome[1] = raised, _sendable(raised)
-        dist.broadcast_object_list(outcome, group=self._patient)
+        dist.broadcast_object_list(outcome, group=self._patient_group)
         if error := error or outcome[1]:
             raise error
         return outcome[0]
@@ -95,7 +107,7 @@ class World:
     def wait(self) -> None:
         """Wait for all processes, with the timeout of :data:`LONGEST_WORK`. Collective."""
         if self.size > 1:
-            dist.barrier(self._patient)
+            dist.barrier(self._patient_group)
 
     def mean(self, values: Sequence[float]) -> list[float]:
         """Return the elementwise means over all processes. Collective."""
@@ -109,8 +121,8 @@ class World:
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        with _named():
-            dist.all_gather_object(values, value, group=self._patient if is_long else None)
+        with _convert_network_errors():
+            dist.all_gather_object(values, value, group=self._patient_group if is_long else None)
         return values
 
     def largest_before(self, *values: float) -> list[float]:
@@ -122,13 +134,13 @@ class World:
         if self.size == 1:
             return list(values)
         before = [0.0] * len(values)
-        if self._said is not None:
-            work, largest = self._said
-            with _named():
+        if self._pending_maximum is not None:
+            work, largest = self._pending_maximum
+            with _convert_network_errors():
                 work.wait()
             before = largest.tolist()
         largest = torch.tensor(values, dtype=torch.float64)
-        self._said = dist.all_reduce(largest, dist.ReduceOp.MAX, async_op=True), largest
+        self._pending_maximum = dist.all_reduce(largest, dist.ReduceOp.MAX, async_op=True), largest
         return before
 
     def seed_apart(self, step: int = 0) -> None:
@@ -141,7 +153,7 @@ class World:
 
 
 def _sendable(error: Exception) -> Exception:
-    """Return an exception that can be pickled."""
+    """Return an exception, or a RuntimeError with its message if it cannot be pickled."""
     try:
         return pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001  (whatever its class makes of it)
@@ -157,7 +169,9 @@ def is_first_process() -> bool:
 def joined(device: torch.device, minutes: float) -> Iterator[World]:
     """Initialize the process group of torchrun, if any; destroy it at the end.
 
-    Collective operations of the block fail after ``minutes``.
+    Args:
+        device: The device of this process; on a GPU, collective operations use NCCL.
+        minutes: Timeout of collective operations in the block, in minutes.
 
     Raises:
         Stalled: Not all processes joined within the timeout.
@@ -170,14 +184,14 @@ def joined(device: torch.device, minutes: float) -> Iterator[World]:
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    with _named():
+    with _convert_network_errors():
         # A prefix hides the keys of earlier groups. The store of torchrun outlives the processes,
         # unless TORCH_DISABLE_SHARE_RDZV_TCP_STORE is set; then restarts are not in the prefix,
         # because launchers on several machines count them separately.
         store, rank = _rendezvous(timeout)
         is_shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_shared else "-"
-        store = PrefixStore(f"joined {restarts} {size} {next(_times)}", store)
+        store = PrefixStore(f"joined {restarts} {size} {next(_group_numbers)}", store)
         store.set(f"arrived {rank}", "")
         store.wait([f"arrived {other}" for other in range(size)], timeout)
         # A process can still be lost while the groups connect. Gloo tries for five times the
@@ -191,38 +205,43 @@ def joined(device: torch.device, minutes: float) -> Iterator[World]:
             size=size,
             mesh=init_device_mesh(device.type, (size,)),
             background=dist.new_group(backend="gloo", timeout=connecting),
-            _patient=dist.new_group(backend="gloo", timeout=connecting),
+            _patient_group=dist.new_group(backend="gloo", timeout=connecting),
         )
         for group, longest in (
             (dist.group.WORLD, timeout),
             (world.background, LONGEST_WORK),
-            (world._patient, LONGEST_WORK),
+            (world._patient_group, LONGEST_WORK),
         ):
             group.set_timeout(longest)  # pyright: ignore[reportOptionalMemberAccess]
     try:
-        with _named():
+        with _convert_network_errors():
             yield world
     finally:
         dist.destroy_process_group()
 
 
 def _rendezvous(timeout: timedelta) -> tuple[Store, int]:
+    """Return the store that the processes share, and the rank of this process."""
     # Once, as the first process may host the store.
-    if not _met:
+    if not _rendezvous_result:
         store, rank, _ = next(rendezvous("env://", timeout=timeout))
-        _met.append((store, rank))
-    return _met[0]
+        _rendezvous_result.append((store, rank))
+    return _rendezvous_result[0]
 
 
 @contextmanager
-def _named() -> Iterator[None]:
-    """Convert network errors of gloo and NCCL to :class:`Stalled`."""
+def _convert_network_errors() -> Iterator[None]:
+    """Raise network errors of gloo and NCCL in a ``with`` block as :class:`Stalled`.
+
+    Raises:
+        Stalled: The connection to another process was lost, or an operation timed out.
+    """
     try:
         yield
     except RuntimeError as error:
         # Gloo's errors contain the path of its source file.
-        words = ("third_party/gloo", "Gloo ", "NCCL", "ProcessGroup")
-        is_of_network = isinstance(error, dist.DistError) or any(x in str(error) for x in words)
+        origins = ("third_party/gloo", "Gloo ", "NCCL", "ProcessGroup")
+        is_of_network = isinstance(error, dist.DistError) or any(x in str(error) for x in origins)
         if isinstance(error, Stalled) or not is_of_network:
             raise
         raise Stalled(

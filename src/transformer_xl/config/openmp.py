@@ -17,26 +17,34 @@ from pathlib import Path
 from threading import Event, Thread
 
 _INTERVAL = 0.25
-"""Seconds between two looks at the load."""
+"""Seconds between two measurements of the load."""
 _SHARED, _ALONE = 0.05, 0.02
-"""Share of the time that a thread waits for a processor: above the first they are shared, below
-the second they are not."""
-_QUIET_LOOKS = 4
-"""Looks that must find them not shared before threads spin again."""
+"""Share of the time that a thread waits for a processor: above the first the processors are shared,
+below the second they are not."""
+_QUIET_INTERVALS = 4
+"""Intervals in a row in which the processors are not shared, before threads spin again."""
 
 
 @cache
-def follow_load() -> None:
-    """From now on, spin briefly while the processors are shared, if that is possible.
+def adapt_spinning_to_load() -> None:
+    """Start a thread that lets OpenMP spin only briefly while the processors are shared.
 
+    No effect where :func:`reason_against_sleeping` returns a reason. Call it in the thread that
+    computes, after its number of threads is set: in GNU OpenMP each thread has a number of its own.
     The commands call this; other programs may.
     """
     if reason_against_sleeping() is None:
-        Thread(target=_follow, args=(_gnu_openmp(),), daemon=True).start()
+        library = _gnu_openmp()
+        assert library is not None
+        n_threads = library.omp_get_max_threads()
+        Thread(target=_monitor_load, args=(library, n_threads), daemon=True).start()
 
 
 def reason_against_sleeping() -> str | None:
-    """Return why the load cannot be followed; None if it can. torch must have been imported."""
+    """Return why idle threads cannot make OpenMP spin briefly; None if they can.
+
+    It is for the calling thread; torch must have been imported.
+    """
     # Whoever sets one of these has chosen.
     for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_THREAD_LIMIT", "OMP_PROC_BIND"):
         if name in os.environ:
@@ -48,31 +56,46 @@ def reason_against_sleeping() -> str | None:
     return None if _seconds_waited() else "the system has no statistics of its scheduler"
 
 
-def _follow(library: ctypes.CDLL) -> None:
-    end, n_quiet, n_threads = None, 0, library.omp_get_max_threads()
-    before, then = _seconds_waited(), time.monotonic()
+def _monitor_load(library: ctypes.CDLL, n_threads: int) -> None:
+    """Measure the load forever; keep idle threads while the processors are shared.
+
+    Args:
+        library: GNU OpenMP.
+        n_threads: Number of threads that compute, whose waiting is the load.
+    """
+    end_of_idling: Event | None = None
+    n_quiet = 0
+    waited_before, time_before = _seconds_waited(), time.monotonic()
     while True:
         time.sleep(_INTERVAL)
-        present, now = _seconds_waited(), time.monotonic()
-        delay = sum(seconds - before.get(task, seconds) for task, seconds in present.items())
-        share = delay / (now - then) / n_threads
-        before, then = present, now
+        waited, now = _seconds_waited(), time.monotonic()
+        # Threads that are new have not waited before.
+        delay = sum(seconds - waited_before.get(task, seconds) for task, seconds in waited.items())
+        share = delay / (now - time_before) / n_threads
+        waited_before, time_before = waited, now
         n_quiet = n_quiet + 1 if share < _ALONE else 0
-        if share > _SHARED and end is None:
-            end = Event()
-            Thread(target=_idle, args=(library, end), daemon=True).start()
-        elif n_quiet >= _QUIET_LOOKS and end is not None:
-            end.set()
-            end = None
+        if share > _SHARED and end_of_idling is None:
+            end_of_idling = Event()
+            arguments = (library, n_threads, end_of_idling)
+            Thread(target=_keep_idle_threads, args=arguments, daemon=True).start()
+        elif n_quiet >= _QUIET_INTERVALS and end_of_idling is not None:
+            end_of_idling.set()
+            end_of_idling = None
 
 
-def _idle(library: ctypes.CDLL, end: Event) -> None:
-    """Keep as many sleeping OpenMP threads as make them more than processors, until ``end``."""
-    # Any C function, in a parallel region: what it starts lives as long as this thread.
+def _keep_idle_threads(library: ctypes.CDLL, n_threads: int, end: Event) -> None:
+    """Keep so many sleeping OpenMP threads that there are more threads than processors.
+
+    Args:
+        library: GNU OpenMP.
+        n_threads: Number of threads that compute.
+        end: Ends the sleeping threads when it is set.
+    """
+    # Any C function, in a parallel region: the threads of its team live as long as this thread.
     work = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p)
-    missing = library.omp_get_num_procs() + 1 - library.omp_get_max_threads()
-    # This thread takes part, and counts once more than the others.
-    library.GOMP_parallel(work, None, max(missing, 1) + 1, 0)
+    n_missing = max(library.omp_get_num_procs() + 1 - n_threads, 1)
+    # This thread is a member of the team in addition.
+    library.GOMP_parallel(work, None, n_missing + 1, 0)
     end.wait()
 
 

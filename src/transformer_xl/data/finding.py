@@ -30,16 +30,69 @@ from transformer_xl.errors import DataError, SettingsError
 HUB_PREFIX = "hf:"
 _HUB_SPLITS = {"test": ("test",), "valid": ("validation", "valid", "dev"), "train": ("train",)}
 _PROBE_BYTES = 8192
+"""Bytes at the beginning of a file by which it is recognized as text."""
 _LISTED_SKIPPED = 5
+"""Maximum number of skipped files that a line names."""
 _OWN_TEXT = "for text of your own, delete data.name in the recipe, or give --data.name ''"
 _SUBFOLDERS = ("", "data", "simple-examples/data")
-# Beside a URL, which has colons of its own, a colon divides before a URL or an absolute path.
+# Beside a URL, which itself has colons, a colon divides before a URL or an absolute path.
 _BETWEEN_URLS = rf"(?<!:){os.pathsep}(?=[A-Za-z][A-Za-z0-9+.-]+://)|{os.pathsep}(?=/(?!/))"
 Parts = dict[str, tuple[Path, ...]]
 
 
 def find_text(config: DataConfig, downloads: Path, say: Say) -> TextFiles:
-    """Find the files of a corpus, downloading them where they must be."""
+    """Return the files of a text and its splits; those of a known corpus or a URL are downloaded.
+
+    Args:
+        config: The source of the text, and of held-out texts.
+        downloads: Folder of downloaded files.
+        say: Called with lines about downloads, skipped files and copies that differ.
+
+    Returns:
+        The files. Those of the held-out texts are not in the training text, so that nothing is
+        trained on that is also evaluated.
+
+    Raises:
+        SettingsError: The settings name no source, or one that cannot be.
+        DataError: A folder has no text, a download has another checksum, or a dataset has no
+            training text.
+        FileNotFoundError: There is no such file or folder.
+        OSError: A file cannot be read, downloaded or written.
+    """
+    _require_source(config)
+    held_out = {
+        part: list_texts(path, config, downloads, say).train
+        for part, path in (("valid", config.valid_path), ("test", config.test_path))
+        if path is not None
+    }
+    root, parts = _find_source(config, downloads, say)
+    # The folder of the training text may have the held-out files in it.
+    held_out_files = {file.resolve() for files in held_out.values() for file in files}
+    train = tuple(file for file in parts["train"] if file.resolve() not in held_out_files)
+    if parts["train"] and not train:
+        raise SettingsError(f"{root} holds nothing but what data.valid_path and test_path hold out")
+    parts["train"] = train
+    if len(train) == 1 and unpacking_of(train[0], config) == "json":
+        # A file of JSON may have several splits in it.
+        parts |= dict.fromkeys(parts_within(train[0]), train)
+    parts |= held_out
+    corpus = KNOWN_CORPORA.get(config.name)
+    return TextFiles(
+        root=root,
+        description=corpus.summary if corpus else config.name or f"text at {config.path}",
+        train=parts["train"],
+        valid=parts.get("valid"),
+        test=parts.get("test"),
+    )
+
+
+def _require_source(config: DataConfig) -> None:
+    """Require that the settings name a source of text that can be, before anything is read.
+
+    Raises:
+        SettingsError: No source is named, a path is empty, the corpus is not a known one, or its
+            copy is at a URL.
+    """
     name, path = config.name, config.path
     if not (name or path):
         raise SettingsError(
@@ -49,12 +102,12 @@ def find_text(config: DataConfig, downloads: Path, say: Say) -> TextFiles:
     keys = ("path", "valid_path", "test_path")
     if empty := [key for key in keys if getattr(config, key) == ""]:
         raise SettingsError(
-            f"data.{empty[0]}='' is no file or folder: give one (. is the current folder), or None"
+            f"data.{empty[0]}='' is not a file or folder: give one (. is the current folder), or "
+            "None"
         )
-    is_hub, known = name.startswith(HUB_PREFIX), KNOWN_CORPORA.get(name)
-    if name and not is_hub and known is None:
+    if name and not name.startswith(HUB_PREFIX) and name not in KNOWN_CORPORA:
         raise SettingsError(
-            f"data.name={name!r} is no known corpus; there are {', '.join(KNOWN_CORPORA)}, and "
+            f"data.name={name!r} is not a known corpus; there are {', '.join(KNOWN_CORPORA)}, and "
             f"{HUB_PREFIX}ORG/NAME of Hugging Face datasets. For text of your own leave it empty "
             "and give --data.path FILE_OR_FOLDER"
         )
@@ -63,43 +116,54 @@ def find_text(config: DataConfig, downloads: Path, say: Say) -> TextFiles:
             f"data.name={name!r} with data.path={path!r}: of a known corpus, data.path takes a "
             "copy on this machine; leave out data.name to read any text at a URL"
         )
-    held_out = {
-        part: list_texts(place, config, downloads, say).train
-        for part, place in (("valid", config.valid_path), ("test", config.test_path))
-        if place is not None
-    }
-    if name == "python-stdlib":
-        root = Path(path or sysconfig.get_path("stdlib"))
-        parts = {"train": _python_sources(root)}
-    elif is_hub:
-        root, parts = find_hub_text(config, downloads, say)
-    elif name:
-        root, parts = _find_known(config, downloads, say)
-    else:
-        listed = list_texts(path or "", config, downloads, say)
-        root, parts = listed.root, listed.parts
-    # A folder may hold its held-out files itself; nothing is trained on that is also measured.
-    away = {file.resolve() for files in held_out.values() for file in files}
-    train = tuple(file for file in parts["train"] if file.resolve() not in away)
-    if parts["train"] and not train:
-        raise SettingsError(f"{root} holds nothing but what data.valid_path and test_path hold out")
-    parts["train"] = train
-    if len(train) == 1 and unpacking_of(train[0], config) == "json":
-        # Which parts it has is in it.
-        parts |= dict.fromkeys(parts_within(train[0]), train)
-    parts |= held_out
-    return TextFiles(
-        root=root,
-        description=known.summary if known else name or f"text at {path}",
-        train=parts["train"],
-        valid=parts.get("valid"),
-        test=parts.get("test"),
-    )
+
+
+def _find_source(config: DataConfig, downloads: Path, say: Say) -> tuple[Path, Parts]:
+    """Return the folder of the text that ``data.name`` or ``data.path`` names, and its files.
+
+    Args:
+        config: The source, which :func:`_require_source` has checked.
+        downloads: Folder of downloaded files.
+        say: Called with lines about what is done.
+
+    Returns:
+        The folder, and the files of each split that the source has.
+
+    Raises:
+        SettingsError: A path is empty, or is one of a prepared corpus.
+        DataError: A folder has no text, or a dataset no training text.
+        OSError: A file is missing or cannot be read, downloaded or written.
+    """
+    if config.name == "python-stdlib":
+        root = Path(config.path or sysconfig.get_path("stdlib"))
+        return root, {"train": _list_python_sources(root)}
+    if config.name.startswith(HUB_PREFIX):
+        return find_hub_text(config, downloads, say)
+    if config.name:
+        return _find_known(config, downloads, say)
+    listed = list_texts(config.path or "", config, downloads, say)
+    return listed.root, listed.parts
 
 
 def list_texts(path: str, config: DataConfig, downloads: Path, say: Say) -> TextFiles:
-    """List what ``data.path`` names: a file, folder, pattern or URL, or several, in that order."""
-    # A name with a colon or a star in it is a name first.
+    """Return the files that ``data.path`` names: a file, folder, pattern or URL, or several.
+
+    Args:
+        path: The names, separated by a colon.
+        config: How files are unpacked and decoded, which decides what is text.
+        downloads: Folder of downloaded files.
+        say: Called with lines about downloads and skipped files.
+
+    Returns:
+        The files as training text, in the order of the names, and the folder they have in common.
+
+    Raises:
+        SettingsError: A name is empty, or is that of a prepared corpus.
+        DataError: A folder has no text.
+        FileNotFoundError: There is no such file or folder, or no file matches a pattern.
+        OSError: A URL cannot be read.
+    """
+    # A file whose name has a colon or a star comes first.
     if Path(path).exists():
         items = [path]
     else:
@@ -135,17 +199,27 @@ def local_path(path: str) -> str:
 
 
 def list_text(path: Path, config: DataConfig, say: Say) -> tuple[Path, ...]:
-    """List a file, or the text files of a folder and its subfolders, sorted.
+    """Return a file, or the text files of a folder and its subfolders, sorted.
 
-    In a folder, hidden files are left out, and files that begin like no text; these are named.
-    Compressed files count by what is in them.
+    In a folder, hidden files are left out, and files that do not begin like text. Compressed files
+    count by their contents.
+
+    Args:
+        path: The file or folder.
+        config: How files are unpacked and decoded, which decides what is text.
+        say: Called with a line that names the files that are left out, but for hidden ones.
+
+    Raises:
+        SettingsError: The folder is a prepared corpus.
+        DataError: The folder has no text.
+        FileNotFoundError: There is no such file or folder.
     """
     if path.is_file():
         return (path,)
     if not path.is_dir():
         raise FileNotFoundError(f"there is no file or folder {path}")
     if {"manifest.json", "vocab.json", "train.bin"} <= {file.name for file in path.iterdir()}:
-        raise SettingsError(f"{path} is a prepared corpus, no text: give it with --data.corpus")
+        raise SettingsError(f"{path} is a prepared corpus, not a text: give it with --data.corpus")
     files = _walk(path, _is_hidden)
     texts = tuple(file for file in files if _begins_like_text(file, config))
     if skipped := [str(file.relative_to(path)) for file in files if file not in texts]:
@@ -165,16 +239,22 @@ def _is_hidden(name: str) -> bool:
 
 
 def _walk(root: Path, is_skipped: Callable[[str], bool]) -> list[Path]:
-    """List the files below a folder, sorted, without the folders and files that are skipped."""
-    found = []
+    """Return the files below a folder, sorted.
+
+    Args:
+        root: The folder.
+        is_skipped: Whether files and folders of a name are left out.
+    """
+    files: list[Path] = []
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if not is_skipped(name)]
-        files = (Path(folder, name) for name in names if not is_skipped(name))
-        found += [file for file in files if file.is_file()]
-    return sorted(found, key=lambda file: file.relative_to(root).as_posix())
+        paths = (Path(folder, name) for name in names if not is_skipped(name))
+        files += [path for path in paths if path.is_file()]
+    return sorted(files, key=lambda file: file.relative_to(root).as_posix())
 
 
 def _begins_like_text(file: Path, config: DataConfig) -> bool:
+    """Whether a file begins with text, or is of a format that is read as text."""
     if unpacking_of(file, config) == "numpy" or file.suffix.lower() == ".parquet":
         return True
     head = first_bytes(file, _PROBE_BYTES)
@@ -195,7 +275,13 @@ _NOT_PYTHON_LIBRARY = {
 }
 
 
-def _python_sources(root: Path) -> tuple[Path, ...]:
+def _list_python_sources(root: Path) -> tuple[Path, ...]:
+    """Return the sources of the library of Python below a folder.
+
+    Raises:
+        FileNotFoundError: There are none.
+    """
+
     def is_skipped(name: str) -> bool:
         return name in _NOT_PYTHON_LIBRARY or name.startswith((".", "config-", "_sysconfigdata"))
 
@@ -210,10 +296,20 @@ def _python_sources(root: Path) -> tuple[Path, ...]:
 
 
 def find_hub_text(config: DataConfig, downloads: Path, say: Say) -> tuple[Path, Parts]:
-    """Return the folder with the text of a data set of ``datasets``, and its files by part.
+    """Return the folder with the text of a data set of ``datasets``, and its files by split.
 
     ``hf:ORG/NAME`` or ``hf:ORG/NAME:CONFIG`` names one of the hub, ``hf:FOLDER`` a folder of files.
     The text of each split is written to a file; that of the training split last.
+
+    Args:
+        config: The name of the data set, and the column that holds the text.
+        downloads: Folder in which the texts are kept.
+        say: Called with a line before the data set is read.
+
+    Raises:
+        SettingsError: The name is empty.
+        DataError: The data set has no training split.
+        OSError: The data set cannot be read, or its text cannot be written.
     """
     name, _, configuration = config.name.removeprefix(HUB_PREFIX).partition(":")
     if not name:
@@ -247,13 +343,25 @@ def find_hub_text(config: DataConfig, downloads: Path, say: Say) -> tuple[Path, 
 
 
 def _find_known(config: DataConfig, downloads: Path, say: Say) -> tuple[Path, Parts]:
+    """Return the folder of a known corpus and its files by split: a copy, or downloaded ones.
+
+    Args:
+        config: The name of the corpus; ``data.path``: a copy of it.
+        downloads: Folder of downloaded files.
+        say: Called with lines about downloads, and with warnings if a copy differs.
+
+    Raises:
+        FileNotFoundError: The copy lacks a file other than the training text.
+        OSError: A download failed.
+    """
     name, corpus = config.name, KNOWN_CORPORA[config.name]
     remotes = corpus.files
     if config.path is None:
         folder = downloads / name
         return folder, {part: download(x, folder, corpus, name, say) for part, x in remotes.items()}
     place = Path(config.path)
-    parts = {part: _copies(place, x, len(remotes)) for part, x in remotes.items()}
+    is_single = len(remotes) == 1
+    parts = {part: _find_copies(place, x, is_single=is_single) for part, x in remotes.items()}
     missing = [remotes[part].name for part, files in parts.items() if not files]
     if missing == [remotes["train"].name] and len(parts) > 1:
         say(
@@ -271,17 +379,27 @@ def _find_known(config: DataConfig, downloads: Path, say: Say) -> tuple[Path, Pa
         )
     for part, files in parts.items():
         for file in files:
-            if problem := _difference(file, remotes[part], name):
+            if difference := _describe_difference(file, remotes[part], name):
                 say(
-                    f"warning: {file} {problem}: results will not compare with published ones; "
+                    f"warning: {file} {difference}: results will not compare with published ones; "
                     f"{_OWN_TEXT}"
                 )
     return (place if place.is_dir() else place.parent), parts
 
 
-def _copies(place: Path, remote: RemoteFile, n_parts: int) -> tuple[Path, ...]:
-    """Find a file of a known corpus below a path, under any of its names."""
-    if place.is_file() and n_parts == 1:
+def _find_copies(place: Path, remote: RemoteFile, *, is_single: bool) -> tuple[Path, ...]:
+    """Return the copy of a published file, or the copies if its name is a pattern.
+
+    Args:
+        place: The folder in which it is looked for, under any of its names; of a corpus with a
+            single file, also that file, whatever its name.
+        remote: The published file.
+        is_single: Whether it is the only file of its corpus.
+
+    Returns:
+        The files; empty if there is no copy.
+    """
+    if place.is_file() and is_single:
         return (place,)
     for name in (remote.name, *remote.also):
         for folder in _SUBFOLDERS:
@@ -290,9 +408,19 @@ def _copies(place: Path, remote: RemoteFile, n_parts: int) -> tuple[Path, ...]:
     return ()
 
 
-def _difference(file: Path, remote: RemoteFile, name: str) -> str:
-    """Say in what a copy differs from what was published, as far as that is known."""
+def _describe_difference(file: Path, remote: RemoteFile, corpus_name: str) -> str:
+    """Return in what a copy differs from the published file, as words that follow its name.
+
+    Args:
+        file: The copy.
+        remote: The published file, with its size and checksum where they are known.
+        corpus_name: The name of the corpus.
+
+    Returns:
+        The difference; empty if none is known.
+    """
     if remote.n_bytes is not None and (size := file.stat().st_size) < remote.n_bytes:
         return f"is a part of {remote.name}, {size:,} of {remote.n_bytes:,} bytes"
-    is_other = remote.checksum and differs(file, remote.checksum)
-    return f"differs from the published {remote.name} of {name}" if is_other else ""
+    if remote.checksum and differs(file, remote.checksum):
+        return f"differs from the published {remote.name} of {corpus_name}"
+    return ""

@@ -111,7 +111,7 @@ class ImportedVocab(Vocab):
             return [symbol.encode() for symbol in self.symbols]
         return None
 
-    def _remade(self, definition: str) -> Vocab:
+    def _with_definition(self, definition: str) -> Vocab:
         return ImportedVocab(definition, self.rules)
 
     def _about(self) -> dict[str, object]:

@@ -21,8 +21,10 @@ from transformer_xl.data.vocab import Vocab
 from transformer_xl.errors import DataError
 
 _SECONDS_BETWEEN_LINES = 10.0
-# Bytes without an ID: omitted ones, and those that are an error.
-_LEFT_OUT, _MISSING = -1, -2
+_LEFT_OUT = -1
+"""In place of the ID of a line break in a vocabulary of bytes that has none: it is left out."""
+_MISSING = -2
+"""In place of the ID of any other byte that a vocabulary has no symbol for: an error."""
 # Where a text of characters can be split for vocabularies with rules of their own for blanks.
 _WITHIN_A_WORD = re.compile(r"[!-~](?=[!-~])")
 
@@ -67,7 +69,7 @@ def write_split(
         n_tokens, said = 0, time.monotonic()
         for span in spans:
             try:
-                for tokens in _mapped(encode, _blocks(vocab, span), n_threads):
+                for tokens in _encode_blocks(encode, _read_blocks(vocab, span), n_threads):
                     yield tokens
                     n_tokens += len(tokens)
                     n_unknown += 0 if unk_id is None else int(np.count_nonzero(tokens == unk_id))
@@ -75,7 +77,7 @@ def write_split(
                         said = now
                         say(f"{path.stem}: {n_tokens:,} tokens so far")
             except ValueError as error:
-                raise _located(vocab, span, error) from error
+                raise _add_place(error, vocab, span) from error
 
     about = write_tokens(path, vocab, pieces())
     about |= {"bytes": sum(map(len, spans)), "unknown": n_unknown}
@@ -83,10 +85,10 @@ def write_split(
     return about
 
 
-def _mapped(
+def _encode_blocks(
     encode: Callable[[str | bytes], np.ndarray], blocks: Iterable[str | bytes], n_threads: int
 ) -> Iterator[np.ndarray]:
-    """Yield the tokens of each block, in order."""
+    """Yield the tokens of each block, in order; some blocks are encoded ahead, in threads."""
     blocks = iter(blocks)
     with ThreadPoolExecutor(n_threads) as pool:
         while group := [*islice(blocks, 4 * n_threads)]:
@@ -99,16 +101,16 @@ def _has_bytes(vocab: Vocab) -> bool:
     return vocab.kind == "bytes" or is_imported
 
 
-def _blocks(vocab: Vocab, span: Span) -> Iterable[str | bytes]:
+def _read_blocks(vocab: Vocab, span: Span) -> Iterable[str | bytes]:
     """Return a span in blocks whose ends no token crosses."""
     if _has_bytes(vocab):
         return read_bytes(span)
-    return (
-        _lines(vocab, span) if isinstance(vocab, ImportedVocab) else read_blocks(vocab.kind, [span])
-    )
+    if isinstance(vocab, ImportedVocab):
+        return _read_lines(vocab, span)
+    return read_blocks(vocab.kind, [span])
 
 
-def _lines(vocab: ImportedVocab, span: Span) -> Iterator[str]:
+def _read_lines(vocab: ImportedVocab, span: Span) -> Iterator[str]:
     """Read text in blocks of whole lines, or in parts of words if lines have no end."""
     waiting = ""
     for text in read_text(span):
@@ -123,36 +125,67 @@ def _lines(vocab: ImportedVocab, span: Span) -> Iterator[str]:
 
 
 def _encode(vocab: Vocab, block: str | bytes, *, is_prepared: bool) -> np.ndarray:
+    """Return the tokens of a block: a text, or bytes for a vocabulary of bytes.
+
+    Raises:
+        InputError: A text has symbols that the vocabulary lacks.
+        DataError: There are bytes that the vocabulary has no symbol for.
+    """
     if isinstance(block, str):
         return vocab.encode_array(block, prepared=is_prepared)
-    tokens = _id_of_bytes(vocab)[np.frombuffer(block, dtype=np.uint8)]
+    tokens = _byte_ids(vocab)[np.frombuffer(block, dtype=np.uint8)]
     if (tokens == _MISSING).any():
         raise DataError("it holds bytes that the vocabulary has no symbol for")
     return tokens[tokens >= 0]
 
 
 @lru_cache(maxsize=1)
-def _id_of_bytes(vocab: Vocab) -> np.ndarray:
+def _byte_ids(vocab: Vocab) -> np.ndarray:
+    """Return the IDs of the 256 bytes in a vocabulary of bytes.
+
+    Returns:
+        An array of shape (256,); :data:`_LEFT_OUT` or :data:`_MISSING` where a byte has no ID.
+    """
     ids = np.full(256, _MISSING, dtype=np.int64)
+    # Replaced below if the vocabulary has a line break.
     ids[ord("\n")] = _LEFT_OUT
-    for number in range(len(vocab)):
-        # Symbols that were added to the bytes are in no text.
-        if len(written := vocab.decode_bytes([number])) == 1:
-            ids[written[0]] = number
+    for token in range(len(vocab)):
+        symbol = vocab.decode_bytes([token])
+        # Symbols that were added to the bytes do not occur in texts.
+        if len(symbol) == 1:
+            ids[symbol[0]] = token
     return ids
 
 
-def _located(vocab: Vocab, span: Span, error: ValueError) -> ValueError:
-    """Return an error with the file, and the line of the first unknown symbol, if there is one."""
+def _add_place(error: ValueError, vocab: Vocab, span: Span) -> ValueError:
+    """Return an error about a text as one that names the file, and the line if a symbol is unknown.
+
+    Args:
+        error: The error.
+        vocab: The vocabulary.
+        span: The text.
+
+    Returns:
+        A DataError, or the error itself if it names the file already.
+    """
     if _has_bytes(vocab) or (place := find_unknown(vocab, [span])) is None:
-        named = str(span.path) in str(error)
-        return error if named else DataError(f"{span.path}: {error}")
+        is_named = str(span.path) in str(error)
+        return error if is_named else DataError(f"{span.path}: {error}")
     path, line, unknown = place
-    return DataError(f"{path}: {vocab.refusal(unknown, line)}")
+    return DataError(f"{path}: {vocab.unknown_error(unknown, line)}")
 
 
 def find_unknown(vocab: Vocab, spans: Iterable[Span]) -> tuple[Path, int, Counter[str]] | None:
-    """Find the unknown symbols of the first file with any, and the first line of them."""
+    """Return the unknown symbols of the first span that has any.
+
+    Args:
+        vocab: The vocabulary.
+        spans: The text.
+
+    Returns:
+        The file, the line of its first unknown symbol, from 1, and the number of each such symbol;
+        None if all symbols are known.
+    """
     for span in spans:
         line, first, unknown = 1, 0, Counter[str]()
         for block in read_bytes(Span(span.path, 0, span.start)):

@@ -132,7 +132,7 @@ class Vocab:
         """Return the vocabulary with further symbols at its end, which no text is encoded as.
 
         Raises:
-            InputError: One is empty or holds a blank.
+            InputError: A symbol is empty or has a blank in it.
         """
         symbols = list(symbols)
         if bad := [x for x in symbols if not x or any(map(str.isspace, x))]:
@@ -141,9 +141,10 @@ class Vocab:
         tokenizer.add_special_tokens(
             [AddedToken(x, special=True, normalized=False) for x in symbols]
         )
-        return self._remade(tokenizer.to_str())
+        return self._with_definition(tokenizer.to_str())
 
-    def _remade(self, definition: str) -> "Vocab":
+    def _with_definition(self, definition: str) -> "Vocab":
+        """Return a vocabulary of the same kind and rules, by another ``tokenizer.json``."""
         return Vocab(self.kind, definition)
 
     def number_of(self, symbol: str) -> int:
@@ -152,7 +153,7 @@ class Vocab:
         Raises:
             InputError: The vocabulary has no such token.
         """
-        if _as_text(symbol) in self._ids:
+        if _require_text(symbol) in self._ids:
             return self._ids[symbol]
         try:
             found = self._lookup(symbol).tolist()
@@ -167,9 +168,9 @@ class Vocab:
         """Encode a text as token IDs.
 
         Raises:
-            InputError: It is no ``str``, or the vocabulary cannot encode part of it.
+            InputError: The text is not a ``str``, or the vocabulary cannot encode part of it.
         """
-        return self._required(self._lookup(_as_text(text)), text).tolist()
+        return self._require_known(self._lookup(_require_text(text)), text).tolist()
 
     def encode_lines(self, text: str, *, prepared: bool = False) -> list[int]:
         """Encode the text of a file; if there is an ``<eos>``, it ends each line.
@@ -181,7 +182,8 @@ class Vocab:
 
     def encode_array(self, text: str, *, prepared: bool = False) -> np.ndarray:
         """Encode the text of a file as `encode_lines` does, as an array."""
-        return self._required(self._lookup_lines(_as_text(text), prepared=prepared), text)
+        ids = self._lookup_lines(_require_text(text), prepared=prepared)
+        return self._require_known(ids, text)
 
     def encode_known(self, text: str) -> tuple[list[int], Counter[str]]:
         """Encode a text as `encode_lines` does, skipping and counting unknown symbols.
@@ -189,16 +191,21 @@ class Vocab:
         With an ``<unk>`` they are encoded as it. Bytes that are not UTF-8 (surrogates) are treated
         alike, but ``bpe``, ``brought`` and ``imported`` always skip them.
         """
-        text = _as_text(text)
+        text = _require_text(text)
         clean = UNDECODED.sub("", text) if self._skips_undecoded else text
         ids = self._lookup_lines(clean)
         known = ids[ids != MISSING].tolist()
         is_whole = len(clean) == len(text) and len(known) == len(ids) and self.unk_id not in known
         return known, Counter() if is_whole else self.unknown(text)
 
-    def _required(self, ids: np.ndarray, text: str) -> np.ndarray:
+    def _require_known(self, ids: np.ndarray, text: str) -> np.ndarray:
+        """Return the IDs of a text.
+
+        Raises:
+            InputError: One is :data:`MISSING`.
+        """
         if (ids == MISSING).any():
-            raise self.refusal(self.unknown(text), self.first_unknown_line(text))
+            raise self.unknown_error(self.unknown(text), self.first_unknown_line(text))
         return ids
 
     def _lookup(self, text: str) -> np.ndarray:
@@ -208,11 +215,12 @@ class Vocab:
             try:
                 data = text.encode("utf-8", "surrogateescape")
             except UnicodeEncodeError as error:
-                raise half_refusal(error.start, text) from error
+                raise surrogate_error(error.start, text) from error
             return np.frombuffer(data, dtype=np.uint8).astype(np.int64)
         if self.kind == "chars":
             points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-            return self._id_by_point[np.minimum(points, len(self._id_by_point) - 1)]
+            ids = self._ids_by_code_point
+            return ids[np.minimum(points, len(ids) - 1)]
         if self.kind in ("words", "integers"):
             missing = MISSING if self.unk_id is None else self.unk_id
             ids = map(self._ids.get, symbols_in(self.kind, text), repeat(missing))
@@ -223,22 +231,31 @@ class Vocab:
         return self._lookup(text)
 
     @cached_property
-    def _id_by_point(self) -> np.ndarray:
-        """IDs of characters by code point; others find the last entry."""
-        ids = {ord(x): number for x, number in self._ids.items() if x != UNK and len(x) == 1}
+    def _ids_by_code_point(self) -> np.ndarray:
+        """The ID of each character by its code point, of shape (largest code point + 2,).
+
+        Characters without an ID have that of ``<unk>``, else :data:`MISSING`. So has the last
+        entry, which is for all code points beyond the largest of the vocabulary.
+        """
+        ids = {ord(x): token for x, token in self._ids.items() if x != UNK and len(x) == 1}
         missing = MISSING if self.unk_id is None else self.unk_id
         table = np.full(max(ids, default=0) + 2, missing, dtype=np.int64)
         table[list(ids)] = list(ids.values())
         return table
 
     def _token_ids(self, text: str, **how: bool) -> list[int]:
+        """Return the IDs that ``tokenizers`` encodes a text as, with its options ``how``.
+
+        Raises:
+            InputError: The text has half of a surrogate pair, or the tokenizer failed.
+        """
         try:
             # Without offsets, which takes less time, and without holding the interpreter lock.
             return self._tokenizer.encode_batch_fast([text], **how)[0].ids
         except BaseException as error:
             if half := HALF.search(text):
-                raise half_refusal(half.start(), text) from error
-            if not is_of_tokenizer(error):
+                raise surrogate_error(half.start(), text) from error
+            if not is_tokenizer_error(error):
                 raise
             raise InputError(f"the tokenizer failed on this text: {error}") from error
 
@@ -258,8 +275,13 @@ class Vocab:
         lines = enumerate(text.split("\n"), 1)
         return next((number for number, line in lines if self.unknown(line)), 1)
 
-    def refusal(self, unknown: Counter[str], line: int) -> InputError:
-        """Return the error for unknown symbols."""
+    def unknown_error(self, unknown: Counter[str], line: int) -> InputError:
+        """Return the error for unknown symbols.
+
+        Args:
+            unknown: The number of each unknown symbol.
+            line: The line of the first one, from 1.
+        """
         what = describe_unknown(unknown, line)
         return InputError(f"not in the {self._about_symbols()}: {what}; {_REMEDIES[self.kind]}")
 
@@ -273,7 +295,7 @@ class Vocab:
             InputError: An ID is not an integer or not in the vocabulary.
         """
         decoder = self.stream_decoder()
-        pieces = [decoder.push(token) for token in self._valid(ids)]
+        pieces = [decoder.push(token) for token in self._require_valid(ids)]
         return "".join(pieces) + decoder.flush()
 
     def decode_bytes(self, ids: Iterable[int] | np.ndarray) -> bytes:
@@ -285,13 +307,17 @@ class Vocab:
         """
         if self._bytes is None:
             raise InputError("words do not restore the text: whitespace between them is not kept")
-        numbers = self._valid(ids)
+        numbers = self._require_valid(ids)
         if self.unk_id is not None and self.unk_id in numbers:
             raise InputError("the text holds characters outside the vocabulary, written as <unk>")
         return b"".join([self._bytes[token] for token in numbers])
 
-    def _valid(self, ids: Any) -> list[int]:
-        """Return token IDs as a list, if all are in the vocabulary."""
+    def _require_valid(self, ids: Any) -> list[int]:
+        """Return token IDs as a list.
+
+        Raises:
+            InputError: One is not an integer, or not in the vocabulary.
+        """
         try:
             # Faster for arrays and tensors than iterating.
             numbers = list(map(index, ids.tolist() if hasattr(ids, "tolist") else ids))
@@ -401,16 +427,25 @@ def _no_symbol(number: int, n: int) -> InputError:
     )
 
 
-def half_refusal(place: int, text: str) -> InputError:
-    """Return the error for half of a surrogate pair at a place of a text."""
+def surrogate_error(place: int, text: str) -> InputError:
+    """Return the error for half of a surrogate pair in a text.
+
+    Args:
+        place: Its index in the text.
+        text: The text.
+    """
     return InputError(
         f"character {place:,} is {text[place]!r}, half of a surrogate pair and no text: remove it, "
         "or decode the text again"
     )
 
 
-def _as_text(text: Any) -> str:
-    """Return a text; raise an error for what is something else."""
+def _require_text(text: Any) -> str:
+    """Return a text.
+
+    Raises:
+        InputError: It is not a ``str``.
+    """
     if isinstance(text, str):
         return text
     raise InputError(
@@ -423,12 +458,12 @@ def read_tokenizer(definition: str) -> Tokenizer:
     """Read the text of a ``tokenizer.json``, without its padding and truncation.
 
     Raises:
-        DataError: It is no tokenizer.
+        DataError: The text does not define a tokenizer.
     """
     try:
         tokenizer = Tokenizer.from_str(definition)
     except BaseException as error:
-        if not is_of_tokenizer(error):
+        if not is_tokenizer_error(error):
             raise
         raise DataError(f"it is no tokenizer: {error}") from error
     tokenizer.no_padding()
@@ -436,13 +471,19 @@ def read_tokenizer(definition: str) -> Tokenizer:
     return tokenizer
 
 
-def is_of_tokenizer(error: BaseException) -> bool:
-    """Whether ``tokenizers`` raised an error, which has no class of its own.
+def is_tokenizer_error(error: BaseException) -> bool:
+    """Return whether what a call of ``tokenizers`` raised is about the text or the definition.
 
-    A panic of Rust, as if a pattern exceeds its backtracking limit, is not even an Exception.
+    The library has no class for its errors: it raises plain exceptions, and for a panic of Rust, as
+    where a pattern exceeds its backtracking limit, a BaseException. A TypeError is a wrong call and
+    a MemoryError is not the fault of the text; KeyboardInterrupt and the like are not errors.
+
+    Args:
+        error: What was raised.
     """
-    is_of_text = isinstance(error, Exception) or type(error).__name__ == "PanicException"
-    return is_of_text and not isinstance(error, (TypeError, MemoryError))
+    if isinstance(error, (TypeError, MemoryError)):
+        return False
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def definition_hash(kind: VocabKind, definition: bytes, rules: object = None) -> str:
@@ -471,8 +512,16 @@ def unknown_warning(vocab: Vocab, text: str, ids: Sequence[int]) -> str | None:
     return f"not in the vocabulary: {what}; read as <unk>"
 
 
-def treated(vocab: Vocab, unknown: Counter[str]) -> Counter[str]:
-    """Count unknown symbols by how `Vocab.encode_known` treats them."""
+def count_by_treatment(vocab: Vocab, unknown: Counter[str]) -> Counter[str]:
+    """Return the number of unknown symbols by how `Vocab.encode_known` treats them.
+
+    Args:
+        vocab: The vocabulary.
+        unknown: The number of each unknown symbol.
+
+    Returns:
+        The numbers that are not 0, by ``read as <unk>`` and ``left out``.
+    """
     n_left_out = unknown.total()
     if vocab.unk_id is not None:
         undecoded = (n for x, n in unknown.items() if UNDECODED.fullmatch(x))

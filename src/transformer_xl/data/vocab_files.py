@@ -206,7 +206,7 @@ class BroughtVocab(Vocab):
             return None
         return super()._symbol_bytes()
 
-    def _remade(self, definition: str) -> Vocab:
+    def _with_definition(self, definition: str) -> Vocab:
         return BroughtVocab(definition)
 
     def _cut(self, text: str) -> list[int]:

@@ -67,8 +67,10 @@ def place_of(monkeypatch, config):
 
 def threads_of(monkeypatch, config):
     seen = []
-    mapped = tokenizing._mapped
-    monkeypatch.setattr(tokenizing, "_mapped", lambda *x: seen.append(x[-1]) or mapped(*x))
+    encode_blocks = tokenizing._encode_blocks
+    monkeypatch.setattr(
+        tokenizing, "_encode_blocks", lambda *x: seen.append(x[-1]) or encode_blocks(*x)
+    )
     prepare(replace(config.data, cache_dir=f"{config.data.cache_dir}{config.data.workers}"))
     return seen
 

@@ -44,6 +44,8 @@ UNUSED = [
     ),
     (DataConfig, {"vocab": "chars"}, {"vocab_size": 50}),
     (DataConfig, {"vocab": "bpe"}, {"vocab_from": "all"}),
+    (DataConfig, {"vocab": "bpe", "tokenizer": "english"}, {"vocab_size": 1_000}),
+    (DataConfig, {"vocab": "words", "tokenizer": "english"}, {"vocab_from": "all"}),
     (DataConfig, {"name": "hf:any/thing"}, {"path": "text.txt"}),
     (DataConfig, {"vocab": "features"}, {"valid_fraction": 0.2}),
 ]

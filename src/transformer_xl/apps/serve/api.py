@@ -26,6 +26,8 @@ Name = Annotated[str, Path(pattern=schemas.NAME)]
 _ANY: dict[str, Any] = {"schema": {"type": "string"}}
 _STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": _ANY}}}
 _PLAIN: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": _ANY}}}
+_CHAT_TOKENS = 256
+"""Maximum tokens of a message if the request has no limit."""
 
 
 def create_app(service: Service) -> FastAPI:
@@ -54,6 +56,8 @@ def create_app(service: Service) -> FastAPI:
 
 
 def _add_completions(app: FastAPI, service: Service) -> None:
+    """Add the endpoints that generate text: ``/v1/completions`` and ``/v1/chat/completions``."""
+
     @app.post("/v1/completions", responses=_STREAMED)
     async def completions(
         body: schemas.CompletionRequest,
@@ -61,12 +65,15 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         x_session: Annotated[schemas.SessionName | None, Header()] = None,
         idempotency_key: Annotated[str | None, Header(pattern=schemas.KEY)] = None,
     ) -> Response:
-        """Continue texts.
+        """Continue one or more texts.
 
-        With `session`, or the header X-Session, the text continues from the memory of that
-        session, and the prompt has only the new part. A session handles one request at a time.
-        A request that is sent again with the same Idempotency-Key is answered as before, and
-        appends nothing; nor does one whose `session_turn` is not that of the session.
+        With the field `session` or the header `X-Session`, the text of that session is continued:
+        the model remembers it, so `prompt` holds only what is new. A session handles one request
+        at a time.
+
+        If a request is repeated with the same `Idempotency-Key`, the first answer is returned again
+        and nothing is appended to the session. If `session_turn` is not the number of answers that
+        the session has given, the request fails with status 409 and nothing is appended.
         """
         if x_session is not None:
             if body.session not in (None, x_session):
@@ -77,33 +84,51 @@ def _add_completions(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/chat/completions", responses=_STREAMED)
     async def chats(body: schemas.ChatRequest, request: Request) -> Response:
-        """Write the next message of a chat.
+        """Generate the next message of a chat.
 
-        The messages become a prompt by the template of the server or by a plain one:
-        `chat_template` of the response says which.
+        The messages are formatted as one prompt with the template of the server, or with a plain
+        template if it has none. The field `chat_template` of the response names which was used.
         """
         for header in ("X-Session", "Idempotency-Key"):
             if header in request.headers:
                 message = "a chat has no session, as each request has all its messages: leave "
                 raise ApiError(400, f"{message}{header} out", "unsupported_parameter", header)
-        template, limits = service.chat_template, (body.max_tokens, body.max_completion_tokens)
-        most = min([x for x in limits if x is not None] or [256, service.settings.max_tokens])
-        least = 0 if body.logprobs else None
-        completion = schemas.CompletionRequest(
-            **body.model_dump(include={*schemas.CompletionRequest.model_fields}, exclude_unset=True)
-            | {
-                "prompt": template.prompt(body.messages, service.vocab),
-                "max_tokens": most,
-                "logprobs": least if body.top_logprobs is None else body.top_logprobs,
-            }
-        )
-        return await complete(service, completion, request, ChatForm(template))
+        completion = _completion_request(body, service)
+        return await complete(service, completion, request, ChatForm(service.chat_template))
+
+
+def _completion_request(body: schemas.ChatRequest, service: Service) -> schemas.CompletionRequest:
+    """Return the request for the completion that is the next message of a chat.
+
+    Args:
+        body: The request for the message.
+        service: The server, with its template, vocabulary and limits.
+
+    Raises:
+        ApiError: ``top_logprobs`` is given without ``logprobs``.
+    """
+    if body.top_logprobs and not body.logprobs:
+        message = "top_logprobs requires logprobs=true"
+        raise ApiError(400, message, "unsupported_parameter", "top_logprobs")
+    limits = [x for x in (body.max_tokens, body.max_completion_tokens) if x is not None]
+    max_tokens = min(limits or [_CHAT_TOKENS, service.settings.max_tokens])
+    shared = body.model_dump(include={*schemas.CompletionRequest.model_fields}, exclude_unset=True)
+    return schemas.CompletionRequest(
+        **shared
+        | {
+            "prompt": service.chat_template.prompt(body.messages, service.vocab),
+            "max_tokens": max_tokens,
+            "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
+        }
+    )
 
 
 def _add_models(app: FastAPI, service: Service) -> None:
+    """Add the endpoints that describe the model."""
+
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """List the models, of which there is one."""
+        """List the models: the one that this server has."""
         return {"object": "list", "data": [await one_model(service.name)]}
 
     @app.get("/v1/models/{name:path}")
@@ -120,6 +145,8 @@ def _add_models(app: FastAPI, service: Service) -> None:
 
 
 def _add_health(app: FastAPI, service: Service) -> None:
+    """Add the endpoints that monitors read: liveness, readiness and metrics."""
+
     @app.get("/health/live")
     async def live() -> dict[str, str]:
         """Liveness: whether the server responds."""
@@ -140,6 +167,7 @@ def _add_health(app: FastAPI, service: Service) -> None:
 
 
 def _add_sessions(app: FastAPI, service: Service) -> None:
+    """Add the endpoints that list, describe and delete sessions."""
     sessions, path = service.sessions, "/v1/sessions/{name}"
 
     @app.get("/v1/sessions")
@@ -151,8 +179,8 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
     async def one_session(name: Name) -> dict[str, Any]:
         """Describe a session and the content of its memory.
 
-        `tokens` are the remembered ones, as far as they are known, and the last one, which is not
-        read yet; `texts` are these tokens as text.
+        `tokens` are the IDs of the remembered tokens, as far as they are known, followed by the
+        last token, which the model has not read yet. `texts` are the same tokens as text.
         """
         state = await service.with_session(sessions.peek, name)
         n_remembered, read = len(state.mems), [] if state.read is None else state.read.tolist()
@@ -174,6 +202,7 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
 
 
 def _add_page(app: FastAPI) -> None:
+    """Add the page for browsers, with a policy that lets it run nothing but its own script."""
     page = (files("transformer_xl.apps.serve") / "page.html").read_text(encoding="utf-8")
     hashes: dict[str, str] = {}
     for tag in ("style", "script"):

@@ -61,7 +61,7 @@ async def complete(
         answer.require_client()
         if not body.stream:
             answer.record()
-            return JsonResponse(answer.whole())
+            return JsonResponse(answer.response())
         ending.pop_all()
         return _Events(answer.stream())
 
@@ -85,8 +85,8 @@ class Answer:
             "created": int(time.time()),
             "model": service.name,
         }
-        most = min(16, service.settings.max_tokens)
-        self._max_tokens: int = most if body.max_tokens is None else body.max_tokens
+        default = min(16, service.settings.max_tokens)
+        self._max_tokens: int = default if body.max_tokens is None else body.max_tokens
         self._about: dict[str, Any] = {}
         """Settings of sampling, and warnings about the prompts."""
         self._session, self._state = body.session, None
@@ -95,7 +95,7 @@ class Answer:
         self._parts: list[list[Part]] = []
         """The parts of each text, until its end."""
         self._n_prompt = self._n_going = 0
-        self._gone = asyncio.ensure_future(_disconnected(request))
+        self._gone = asyncio.ensure_future(_wait_for_disconnect(request))
         self._woken = asyncio.Event()
         self._gone.add_done_callback(lambda _: self._woken.set())
         self._error: ApiError | None = None
@@ -112,7 +112,7 @@ class Answer:
             ApiError: The request is invalid, its session is not available, or the queue is full.
         """
         body, service = self._body, self._service
-        self._require_served()
+        self._require_supported()
         if self._session:
             self._state = await service.with_session(service.sessions.open, self._session)
         try:
@@ -133,7 +133,12 @@ class Answer:
             raise
         return ""
 
-    def _require_served(self) -> None:
+    def _require_supported(self) -> None:
+        """Require that this server can answer the request, before its session is opened.
+
+        Raises:
+            ApiError: The model is another one, a field is not supported, or a limit is exceeded.
+        """
         body, service = self._body, self._service
         if body.model not in (None, service.name):
             message = f"there is no model {body.model!r}: this server has {service.name!r}"
@@ -156,7 +161,7 @@ class Answer:
         """Return the prompts of the request, each as a text or as tokens.
 
         Raises:
-            ApiError: There is none, or there are too many.
+            ApiError: The request has no prompt, or too many.
         """
         prompts: Any = self._body.prompt
         if prompts is None and self._state is None:
@@ -175,6 +180,12 @@ class Answer:
         return prompts
 
     def _make_texts(self) -> None:
+        """Make the texts of the request: ``n`` of each prompt, with the settings of sampling.
+
+        Raises:
+            ApiError: A prompt cannot be tokenized or is too long, or there are too many.
+            SettingsError: A setting of sampling has no effect.
+        """
         body, service, state = self._body, self._service, self._state
         prompts = self._prompts()
         sampler = service.sampler(**body.model_dump(include=SAMPLING, exclude_none=True))
@@ -197,10 +208,10 @@ class Answer:
         for prompt in prompts:
             if isinstance(prompt, str):
                 prompt, _ = normalized_prompt(prompt, service.vocab)
-            ids, warning = _tokens(service, prompt)
+            ids, warning = _tokenize(service, prompt)
             if warning:
                 self._about.setdefault("warnings", []).append(warning)
-            context = last or (() if ids else (_start(service),))
+            context = last or (() if ids else (_start_id(service),))
             self._n_prompt += len(context) + len(ids) - len(last)
             for _ in range(body.n or 1):
                 number = len(self._texts)
@@ -239,10 +250,18 @@ class Answer:
             self._add(number, part)
 
     async def _save(self, part: Part, name: str) -> None:
+        """Save a session with the last part of its text, then report that part.
+
+        If the session cannot be saved, the request fails.
+
+        Args:
+            part: The last part, with the new state.
+            name: The name of the session.
+        """
         state = part.state
         try:
             if state is not None:
-                answer = json.dumps(self.whole([part])) if self._key else ""
+                answer = json.dumps(self.response(part)) if self._key else ""
                 note = self._note.after(self._body, self._key, answer)
                 state = state._replace(note=note.encoded())
             await asyncio.to_thread(self._service.sessions.close, name, state)
@@ -257,6 +276,7 @@ class Answer:
         self._add(0, part)
 
     def _add(self, number: int, part: Part) -> None:
+        """Report a part of a text to the request, which is woken when text is due."""
         self._parts[number].append(part)
         if part.reason:
             self._n_going -= 1
@@ -300,12 +320,18 @@ class Answer:
             text.is_cancelled |= self._key is None
         self._gone.cancel()
 
-    def whole(self, last: Sequence[Part] = ()) -> dict[str, Any]:
-        """Return the complete response; ``last``: a part that is not reported yet."""
+    def response(self, session_end: Part | None = None) -> dict[str, Any]:
+        """Return the content of the response that is not streamed.
+
+        Args:
+            session_end: The last part of the text of a session, while it is not reported yet; a
+                session has one text. None: all parts are reported.
+        """
         form, has_scores = self._form, self._body.logprobs is not None
-        choices = [
-            form.choice(n, [*parts, *last], has_scores) for n, parts in enumerate(self._parts)
-        ]
+        texts: Sequence[Sequence[Part]] = self._parts
+        if session_end is not None:
+            texts = [[*self._parts[0], session_end]]
+        choices = [form.choice(n, parts, has_scores) for n, parts in enumerate(texts)]
         content = {"object": form.object, "choices": choices, "usage": self._usage()}
         return self._head | content | self._about
 
@@ -379,11 +405,18 @@ class _Events(StreamingResponse):
         await self.stream_response(send)
 
 
-def _tokens(service: Service, prompt: str | list[int]) -> tuple[Sequence[int], str]:
-    """Tokenize a prompt; return a warning about what is read as ``<unk>``, too, or "".
+def _tokenize(service: Service, prompt: str | list[int]) -> tuple[Sequence[int], str]:
+    """Return the tokens of a prompt, and a warning about symbols that are read as ``<unk>``.
+
+    Args:
+        service: The server, with its vocabulary and limits.
+        prompt: A text, or tokens.
+
+    Returns:
+        The tokens, and the warning, which is empty if there is nothing to warn of.
 
     Raises:
-        ApiError: It cannot be tokenized or is too long.
+        ApiError: The prompt cannot be tokenized, or is too long.
     """
     vocab, limit, unknown, wrong = service.vocab, service.settings.max_prompt, None, None
     ids: Sequence[int] = ()
@@ -402,8 +435,12 @@ def _tokens(service: Service, prompt: str | list[int]) -> tuple[Sequence[int], s
     return ids, f"prompt: {unknown}" if unknown else ""
 
 
-def _start(service: Service) -> int:
-    """Return the token that an empty prompt stands for; raises an ApiError if there is none."""
+def _start_id(service: Service) -> int:
+    """Return the token that an empty prompt stands for.
+
+    Raises:
+        ApiError: The vocabulary has no such token.
+    """
     if service.vocab.start_id is None:
         message = (
             "the prompt is empty, and this vocabulary has no token for the beginning of a text: "
@@ -414,10 +451,11 @@ def _start(service: Service) -> int:
 
 
 def _event(value: dict[str, Any]) -> bytes:
+    """Return a value as a server-sent event."""
     return f"data: {json.dumps(value)}\n\n".encode()
 
 
-async def _disconnected(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     """Wait until the client disconnects."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -182,43 +182,58 @@ class Engine:
         while not is_stopping:
             with self._wake:
                 self._wake.wait_for(self._has_work)
-                came = self._dequeue()
+                dequeued = self._dequeue()
                 is_stopping = self._is_stopping
             try:
-                for text in came:
+                for text in dequeued:
                     self._reader.begin(text)
-                self._reading += came
+                self._reading += dequeued
                 self._end_early(is_stopping)
                 self._read()
                 self._write()
             except Exception:
                 # Whatever failed must not affect the texts that are submitted later.
                 log.exception("a step failed; the texts in it are given up")
-                self._give_up(came)
+                self._give_up(dequeued)
             if self._parts:
                 parts, self._parts = self._parts, []
                 self._deliver(parts)
 
     def _dequeue(self) -> list[Text]:
-        """Dequeue as many texts as there are free rows, and those that need none to end."""
+        """Remove and return the waiting texts that are handled in this step.
+
+        They are as many as there are free rows, and in addition all that are cancelled or late,
+        which end without a row. All are if the engine stops.
+        """
         free = self._settings.max_batch - self.n_running
         if self._is_stopping:
             free = len(self._waiting)
-        came = [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
+        dequeued = [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
         over = [text for text in self._waiting if text.is_over]
         for text in over:
             self._waiting.remove(text)
-        return came + over
+        return dequeued + over
 
     def _end_early(self, is_stopping: bool) -> None:
-        """End texts that were cancelled or whose deadline has passed."""
-        for text in [each for each in self._reading if is_stopping or each.is_over]:
+        """End texts that were cancelled or whose deadline has passed; all if the engine stops.
+
+        Args:
+            is_stopping: Whether to end all texts.
+        """
+        for text in [text for text in self._reading if is_stopping or text.is_over]:
             self._reading.remove(text)
-            reason = "late" if text.is_over else "stopping"
-            self._end(text, "cancelled" if text.is_cancelled else reason)
+            if text.is_cancelled:
+                self._end(text, "cancelled")
+            elif text.is_over:
+                self._end(text, "late")
+            else:
+                self._end(text, "stopping")
         for row, text in self._batch.texts.items():
-            if is_stopping or text.is_over:
-                self._end_row(row, "cancelled" if text.is_cancelled else "length")
+            if text.is_cancelled:
+                self._end_row(row, "cancelled")
+            elif text.is_over or is_stopping:
+                # Its tokens are an answer, which is only shorter.
+                self._end_row(row, "length")
 
     def _read(self) -> None:
         """Read a chunk of the oldest prompts; begin to generate where a prompt is complete."""
@@ -314,11 +329,17 @@ class Engine:
         self._batch.rows[row] = None
 
     def _end(self, text: Text, reason: Reason, mems: Memory | None = None) -> None:
+        """Queue the last part of a text, with the state for its session if it keeps one."""
         self._parts.append((text, text.end(reason, mems)))
 
-    def _give_up(self, came: Sequence[Text]) -> None:
+    def _give_up(self, dequeued: Sequence[Text]) -> None:
+        """End all texts as failed, but those that have ended, and begin with an empty batch.
+
+        Args:
+            dequeued: Texts that were dequeued in this step, and may not have reached the reader.
+        """
         ended = {text for text, part in self._parts if part.reason}
-        for text in dict.fromkeys([*self._batch.texts.values(), *self._reading, *came]):
+        for text in dict.fromkeys([*self._batch.texts.values(), *self._reading, *dequeued]):
             if text not in ended:
                 self._end(text, "failed")
         self._reset()

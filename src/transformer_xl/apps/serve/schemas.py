@@ -132,7 +132,7 @@ class ChatRequest(_Request):
         None, ge=0, description="OpenAI's newer name of max_tokens."
     )
     logprobs: StrictBool | None = None
-    top_logprobs: StrictInt | None = Field(None, ge=0, le=20)
+    top_logprobs: StrictInt | None = Field(None, ge=0, le=20, description="Only with logprobs.")
 
 
 class _Error(BaseModel):

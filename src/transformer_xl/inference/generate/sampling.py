@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
-from transformer_xl.config import GenerateConfig, checked, no_type_check, require
+from transformer_xl.config import GenerateConfig, no_type_check, require, validate_settings
 from transformer_xl.model import shown, whole
 
 HOTTEST = 1e30
@@ -64,7 +64,7 @@ class Sampling:
         # Settings of a recipe must be finite, and this is equivalent.
         if values["temperature"] == math.inf:
             values["temperature"] = HOTTEST
-        config = GenerateConfig(**checked(GenerateConfig, values))
+        config = GenerateConfig(**validate_settings(GenerateConfig, values))
         settings = {name: getattr(config, name) for name in values}
         settings |= {"config": config, "dry_sequence_breakers": breakers}
         for name, value in settings.items():

@@ -12,12 +12,12 @@ from transformer_xl.config import (
     MODEL_TYPE,
     Count,
     ModelConfig,
-    checked,
     fields_of,
     locate_here,
     near,
     no_type_check,
     stored,
+    validate_settings,
 )
 from transformer_xl.errors import SettingsError
 
@@ -94,7 +94,7 @@ class TransformerXLConfig(PreTrainedConfig):
             **settings,
             **{name: value for name, value in of_calls.items() if value is not None},
         }
-        calls = checked(_Calls, {name: settings.pop(name) for name in _CALLS})
+        calls = validate_settings(_Calls, {name: settings.pop(name) for name in _CALLS})
         for other, name in self.attribute_map.items():
             if other in settings:
                 settings[name] = settings.pop(other)

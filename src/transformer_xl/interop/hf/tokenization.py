@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import AddedToken
 from transformers import BatchEncoding, PreTrainedTokenizerFast
 
-from transformer_xl.data import HALF, Vocab, half_refusal, load_vocab, read_tokenizer
+from transformer_xl.data import HALF, Vocab, load_vocab, read_tokenizer, surrogate_error
 from transformer_xl.errors import InputError
 from transformer_xl.interop.hf.configuration import path_of
 
@@ -166,7 +166,7 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
             # The backend does not say what it lacks.
             for part in _strings((text, text_pair)):
                 if half := HALF.search(part):
-                    raise half_refusal(half.start(), part) from None
+                    raise surrogate_error(half.start(), part) from None
                 self._vocab.encode(part)
             raise
 
