@@ -61,7 +61,16 @@ def load(folder: Path | str, weights: Weights = "float32") -> tuple["LanguageMod
 def load_with_state(
     folder: Path | str, weights: Weights, path: Path | None
 ) -> tuple["LanguageModel", "Vocab", "State | None", str]:
-    """Load a model, the state of a text if its file exists, and the checksum of the weights.
+    """Load a model, and the state of a text from a file if it exists.
+
+    Args:
+        folder: Folder or name of the model.
+        weights: Precision of the weights.
+        path: The file of the state, to which the caller writes at the end. None: there is no state.
+
+    Returns:
+        The model, its vocabulary, the state or None, and the checksum of the weights, which is
+        empty without ``path``.
 
     Raises:
         OSError: The state could not be written at the end: it is a folder, a link or a device, or
@@ -175,7 +184,7 @@ def read_text(path: Path, vocab: "Vocab", *, is_raw: bool = False, remedy: str =
         say_changes(name, normalizer.changes, remedy)
     if not content:
         raise DataError(f"{name} {_EMPTY}")
-    return _decodable(content.decode("utf-8", "surrogateescape"), vocab, name)
+    return _require_decodable(content.decode("utf-8", "surrogateescape"), vocab, name)
 
 
 def say_changes(name: str, changes: Counter[str], remedy: str = "") -> None:
@@ -209,7 +218,9 @@ def encoded_prompt(prompt: str, vocab: "Vocab", *, is_raw: bool = False) -> list
     if not is_raw:
         prompt, changes = normalized_prompt(prompt, vocab)
         say_changes("the prompt", changes)
-    return encoded("the prompt", _decodable(prompt, vocab, "the prompt"), vocab, vocab.encode)
+    return encoded(
+        "the prompt", _require_decodable(prompt, vocab, "the prompt"), vocab, vocab.encode
+    )
 
 
 def start_of(vocab: "Vocab") -> list[int]:
@@ -217,13 +228,22 @@ def start_of(vocab: "Vocab") -> list[int]:
     return [] if vocab.start_id is None else [vocab.start_id]
 
 
-def _decodable(text: str, vocab: "Vocab", name: str) -> str:
-    """Return the text; refuse bytes that are not UTF-8 unless the vocabulary is of bytes."""
-    byte = next((x for x in text if "\udc80" <= x <= "\udcff"), None)
-    if byte is not None and vocab.kind != "bytes":
+def _require_decodable(text: str, vocab: "Vocab", name: str) -> str:
+    """Return the text, after checking that the vocabulary can represent bytes that are not UTF-8.
+
+    Args:
+        text: Text that was decoded with ``surrogateescape``.
+        vocab: The vocabulary; one of bytes represents any text.
+        name: What the text is, for the error.
+
+    Raises:
+        DataError: The text has a byte that is not UTF-8.
+    """
+    escaped = next((x for x in text if "\udc80" <= x <= "\udcff"), None)
+    if escaped is not None and vocab.kind != "bytes":
         raise DataError(
-            f"{name} is not UTF-8 text: character {text.index(byte):,} is the byte "
-            f"0x{ord(byte) - 0xDC00:02x}, and the vocabulary has only {vocab.kind}: convert the "
+            f"{name} is not UTF-8 text: character {text.index(escaped):,} is the byte "
+            f"0x{ord(escaped) - 0xDC00:02x}, and the vocabulary has only {vocab.kind}: convert the "
             "text to UTF-8, or use a model of bytes"
         )
     return text
