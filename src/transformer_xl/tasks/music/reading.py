@@ -68,16 +68,16 @@ def read_midi(
     """
     path, settings, counts = Path(path), settings or MusicConfig(), Counts()
     file = _file_of(path, counts)
-    played, n_ticks = _read_notes(file, counts)
+    part_notes, n_ticks = _read_notes(file, counts)
     but = " but those of the drum channel" if _DRUM_NOTES in counts else ""
-    require(bool(played), f"{path} has no notes{but}: give a file with notes of pitch")
+    require(bool(part_notes), f"{path} has no notes{but}: give a file with notes of pitch")
     per_step = file.ticks_per_beat / settings.steps_per_quarter
     require(
         n_ticks < _MOST_STEPS * per_step,
         f"{path} has more than the {_MOST_STEPS:,} steps that are read: cut it",
     )
     notes = []
-    for note in sorted(played, key=lambda note: note.begin):
+    for note in sorted(part_notes, key=lambda note: note.begin):
         begin, end = round(note.begin / per_step), round(note.end / per_step)
         notes.append(note._replace(begin=begin, end=max(end, begin + 1)))
     n_steps = max(round(n_ticks / per_step), *(note.end for note in notes))
