@@ -5,7 +5,7 @@ import pytest
 
 from transformer_xl.config import Config, ModelConfig
 from transformer_xl.model import build_model
-from transformer_xl.studies.ablate import ROWS, recipe_of, rows_of
+from transformer_xl.studies.ablate import ROWS, apply_row, rows_of
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def recipe(toy_recipe: Callable[..., Config]) -> Config:
 
 def test_a_row_changes_what_its_name_says_and_nothing_else(recipe: Config) -> None:
     for row in ROWS:
-        config = recipe_of(row, recipe, seed=3)
+        config = apply_row(row, recipe, seed=3)
         build_model(config.model)
         assert config.train.seed == 3, row
         recurrence, encoding, loss = row.name.split("-")
@@ -48,8 +48,8 @@ def test_the_tables_have_the_papers_rows() -> None:
 def test_rows_keep_their_length_from_the_beginning(recipe: Config) -> None:
     length = recipe.train.segment_len
     staged = replace(recipe.train, stages=((0.0, 1, 1), (0.5, length, recipe.model.mem_len)))
-    found = recipe_of(ROWS[0], replace(recipe, train=staged), 1)
-    assert found == recipe_of(ROWS[0], recipe, 1)
+    found = apply_row(ROWS[0], replace(recipe, train=staged), 1)
+    assert found == apply_row(ROWS[0], recipe, 1)
 
 
 def test_a_recipe_with_nothing_to_take_away_is_refused(
@@ -57,9 +57,9 @@ def test_a_recipe_with_nothing_to_take_away_is_refused(
 ) -> None:
     row = ROWS[0]
     with pytest.raises(ValueError, match=r"model\.mem_len=0: the recipe has no recurrence"):
-        recipe_of(row, replace(recipe, model=replace(recipe.model, mem_len=0)), 1)
+        apply_row(row, replace(recipe, model=replace(recipe.model, mem_len=0)), 1)
     with pytest.raises(ValueError, match=r"model\.kind='lstm'"):
-        recipe_of(row, replace(recipe, model=of_kind(recipe.model, "lstm")), 1)
+        apply_row(row, replace(recipe, model=of_kind(recipe.model, "lstm")), 1)
     with pytest.raises(ValueError, match="table=8 has no ablations; choose from 6, 7, 10"):
         rows_of(8)
     with pytest.raises(ValueError, match="'nonsense' is no row"):
@@ -70,7 +70,7 @@ def test_what_a_row_has_no_use_for_is_left_out(recipe: Config) -> None:
     for row in ROWS:
         model = replace(recipe.model, tie_biases=False)
         train = replace(recipe.train, reset_memory=0.2)
-        config = recipe_of(row, replace(recipe, model=model, train=train), seed=1)
+        config = apply_row(row, replace(recipe, model=model, train=train), seed=1)
         recurrence, encoding, _ = row.parts
         assert config.train.reset_memory == (0.2 if recurrence == "recurrence" else 0.0), row
         assert config.model.tie_biases == (encoding in ("sinusoids", "learned")), row

@@ -71,7 +71,7 @@ def made(monkeypatch):
         make(comparison, left)
 
     # Each look at a plan makes and names all its recipes anew; the tests of standings draw.
-    for name in ("recipe_of", "_changed"):
+    for name in ("plan_training", "_changed"):
         monkeypatch.setattr(compare, name, cache(getattr(compare, name)))
     monkeypatch.setattr(standings, "save_figure", lambda figure, path: path.write_text("<svg/>"))
     monkeypatch.setattr(compare.Comparison, "_make", noted)

@@ -7,7 +7,7 @@ import pytest
 from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.model import build_model, load_model
 from transformer_xl.studies import contestant
-from transformer_xl.studies.compare import recipe_of
+from transformer_xl.studies.compare import plan_training
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -27,7 +27,7 @@ def contestants(models):
 
 
 def short(recipe, data):
-    return recipe_of(recipe, data, steps=6, factor=1.0, seed=1)
+    return plan_training(recipe, data, steps=6, factor=1.0, seed=1)
 
 
 @pytest.mark.parametrize(

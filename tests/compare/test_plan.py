@@ -182,5 +182,5 @@ def test_all_read_the_same_text_with_their_own_network(tmp_path, models, made):
 def test_a_factor_scales_the_rate_of_muon_too(models):
     recipe = models["txl"]
     muon = replace(recipe, train=replace(recipe.train, optimizer="muon", muon_lr=0.04))
-    train = compare.recipe_of(muon, recipe.data, steps=70, factor=0.5, seed=3).train
+    train = compare.plan_training(muon, recipe.data, steps=70, factor=0.5, seed=3).train
     assert (train.muon_lr, train.lr, train.seed, train.steps) == (0.02, 0.005, 3, 70)

@@ -18,6 +18,7 @@ from transformer_xl.interop.hf.configuration import TransformerXLConfig
         ({"segment_len": 4.5}, "segment_len=4.5 must be an integer"),
         ({"segment_len": 0}, "segment_len=0 must be above 0"),
         ({"use_cache": "yes"}, "use_cache='yes' must be true or false"),
+        ({"d_model": 64, "hidden_size": 32}, "hidden_size=32 contradicts d_model=64"),
     ],
 )
 def test_what_is_misspelt_or_wrong_is_refused(settings, message):
@@ -36,3 +37,12 @@ def test_a_note_of_a_file_is_read_again_even_if_it_resembles_a_setting():
     config.max_position_embeddings = 512
     again = TransformerXLConfig.from_dict(json.loads(config.to_json_string()))
     assert again.max_position_embeddings == 512
+
+
+def test_an_alias_may_repeat_its_setting():
+    assert TransformerXLConfig(d_model=64, hidden_size=64).d_model == 64
+
+
+def test_a_value_given_on_load_wins_over_the_stored_one(tmp_path):
+    TransformerXLConfig(d_model=64).save_pretrained(tmp_path)
+    assert TransformerXLConfig.from_pretrained(tmp_path, hidden_size=32).d_model == 32

@@ -215,3 +215,20 @@ def test_each_voice_has_a_color_of_its_own():
         picture = piano_roll([tuple(range(50, 50 + n_voices))], "svg").decode()
         colors = {x.lower() for x in re.findall(r"fill: (#[0-9a-fA-F]{6}); opacity: 0.85", picture)}
         assert len(colors) == n_voices, n_voices
+
+
+def test_the_legend_has_the_color_of_a_voice_that_rests_in_the_first_row():
+    steps = [(72, -1)] * 300 + [(72, 48)] * 300
+    picture = piano_roll(steps, "svg").decode()
+    legend = picture[picture.index('id="legend_1"') :]
+    notes, handles = (
+        {x.lower() for x in re.findall(r"fill: (#[0-9a-fA-F]{6}); opacity: 0.85", part)}
+        for part in (picture.replace(legend, ""), legend)
+    )
+    assert handles == notes
+    assert len(notes) == 2
+
+
+def test_more_voices_than_colors_are_an_error():
+    with pytest.raises(ValueError, match="21 voices: a piano roll has colors for 20 at most"):
+        piano_roll([tuple(range(40, 61))])

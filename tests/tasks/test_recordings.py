@@ -132,7 +132,7 @@ def test_digits_are_prepared_trained_and_measured(archives, tmp_path, monkeypatc
     first, second = np.flatnonzero(valid.starts)[:2]
     assert (valid.targets[first:second] == -100).sum() == (second - first) // 2
     with pytest.raises(FileNotFoundError, match=r"train\.tar\.gz is missing"):
-        spoken_digits.recordings_of(tmp_path / "out")
+        spoken_digits.read_splits(tmp_path / "out")
 
 
 def test_series_are_made_from_their_seed_and_features_look_back_only():

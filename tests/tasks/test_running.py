@@ -9,7 +9,7 @@ import torch
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.tasks import load_task, run
 from transformer_xl.tasks.logs import task as logs_anomalies
-from transformer_xl.tasks.run import prepared, run_task
+from transformer_xl.tasks.run import prepare_data, run_task
 from transformer_xl.tasks.task import Measured, Task, Trained
 
 
@@ -54,7 +54,7 @@ def untrained(monkeypatch):
 
 
 def text(source, out, task=None):
-    return (prepared(task or Lengths(), source, out, print) / "train.txt").read_text()
+    return (prepare_data(task or Lengths(), source, out, print) / "train.txt").read_text()
 
 
 def test_changed_data_are_prepared_anew_until_a_run_may_have_read_them(source, tmp_path):
@@ -129,20 +129,20 @@ def test_an_error_of_a_program_that_makes_data_is_not_the_users(tmp_path):
             raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        prepared(Made(), None, tmp_path / "out", print)
+        prepare_data(Made(), None, tmp_path / "out", print)
 
 
 def test_made_data_are_told_apart_by_their_settings(tmp_path, monkeypatch):
     out = tmp_path / "out"
     for n in (20, 30, 30):
         monkeypatch.setattr(logs_anomalies, "LOGS", {"train": (1, n, 0.0)})
-        folder = prepared(load_task("logs"), None, out, print)
+        folder = prepare_data(load_task("logs"), None, out, print)
         assert len((folder / "train.txt").read_text().splitlines()) == n
     (out / "txl-1").mkdir()
-    prepared(load_task("logs"), None, out, print)
+    prepare_data(load_task("logs"), None, out, print)
     monkeypatch.setattr(logs_anomalies, "LOGS", {"train": (2, 30, 0.0)})
     with pytest.raises(ValueError, match=r"otherwise \(logs of logs changed since\)"):
-        prepared(load_task("logs"), None, out, print)
+        prepare_data(load_task("logs"), None, out, print)
 
 
 @pytest.mark.usefixtures("untrained")

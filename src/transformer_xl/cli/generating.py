@@ -266,11 +266,13 @@ class Generate(ReadsModel, PrintsResult):
             result["files"] = write_texts(self._files, texts, music, **options)
         if self.json:
             show(result, as_json=True)
-        for n, each in enumerate(() if self.json or self.out else texts, 1):
+        if self.json or self.out:
+            return
+        for n, text in enumerate(texts, 1):
             if self._is_several:
-                rank = f"score {each['score']:.4f}" if "score" in each else f"seed {each['seed']}"
+                rank = f"score {text['score']:.4f}" if "score" in text else f"seed {text['seed']}"
                 sys.stdout.write(f"--- {n} of {len(texts)}, {rank}\n")
-            sys.stdout.write(f"{each['prompt']}{each['text']}\n")
+            sys.stdout.write(f"{text['prompt']}{text['text']}\n")
 
     def _said(self, what: str, used: dict[str, Any], model: "LanguageModel") -> dict[str, Any]:
         """Return the settings and how tokens are decoded; print the settings that differ."""

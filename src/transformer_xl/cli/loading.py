@@ -62,7 +62,16 @@ def load(folder: Path | str, weights: Weights = "float32") -> tuple["LanguageMod
 def load_with_state(
     folder: Path | str, weights: Weights, path: Path | None
 ) -> tuple["LanguageModel", "Vocab", "State | None", str]:
-    """Load a model, the state of a text if its file exists, and the checksum of the weights.
+    """Load a model, and the state of a text from a file if it exists.
+
+    Args:
+        folder: Folder or name of the model.
+        weights: Precision of the weights.
+        path: The file of the state, to which the caller writes at the end. None: there is no state.
+
+    Returns:
+        The model, its vocabulary, the state or None, and the checksum of the weights, which is
+        empty without ``path``.
 
     Raises:
         OSError: The state could not be written at the end: ``path`` is a folder, a link or a
@@ -269,10 +278,10 @@ def _require_decodable(text: str, vocab: "Vocab", name: str) -> None:
     Raises:
         DataError: There is such a byte.
     """
-    byte = next((x for x in text if "\udc80" <= x <= "\udcff"), None)
-    if byte is not None and vocab.kind != "bytes":
+    escaped = next((x for x in text if "\udc80" <= x <= "\udcff"), None)
+    if escaped is not None and vocab.kind != "bytes":
         raise DataError(
-            f"{name} is not UTF-8 text: character {text.index(byte):,} is the byte "
-            f"0x{ord(byte) - 0xDC00:02x}, and the vocabulary has only {vocab.kind}: convert the "
+            f"{name} is not UTF-8 text: character {text.index(escaped):,} is the byte "
+            f"0x{ord(escaped) - 0xDC00:02x}, and the vocabulary has only {vocab.kind}: convert the "
             "text to UTF-8, or use a model of bytes"
         )

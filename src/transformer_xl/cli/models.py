@@ -42,21 +42,21 @@ class Models(PrintsResult):
     """The model to show, as python-code or python-code-1."""
 
     def run(self) -> None:
-        """Print the list or the card."""
+        """Print the list of models, or the card of one."""
         if not self.name:
-            about = {model.name: model.about() for model in newest_models()}
+            cards = {model.name: model.about() for model in newest_models()}
             lines = {
                 name: f"{card['summary']} ({card['parameters'] / 1e6:.1f} M parameters; "
                 + ", ".join(f"{value:g} {figure}" for figure, value in card["metrics"].items())
                 + ")"
-                for name, card in about.items()
+                for name, card in cards.items()
             }
-            show(about if self.json else lines, as_json=self.json)
+            show(cards if self.json else lines, as_json=self.json)
             return
         folder = shipped_path(self.name)
         if self.json:
-            about = next(model.about() for model in shipped_models() if model.folder == folder)
-            show(about, as_json=True)
+            card = next(model.about() for model in shipped_models() if model.folder == folder)
+            show(card, as_json=True)
         else:
             print((folder / "README.md").read_text(encoding="utf-8"), end="")
 

@@ -64,6 +64,11 @@ class Recipes(PrintsResult):
             show({x: y.removeprefix("# ") for x, y in summaries.items()}, as_json=self.json)
 
     def _copy(self, path: Path) -> None:
+        """Write the recipe to a new file, with a vocabulary of bytes, and say how to train it.
+
+        Raises:
+            OSError: The file exists or cannot be written.
+        """
         text = recipe_copy(self.name)
         try:
             with path.open("x", encoding="utf-8") as file:
@@ -167,17 +172,21 @@ class Train(FittedRecipe):
         return self.changed(self._recipe())
 
     def _recipe(self) -> Config:
-        """Return the recipe, that of a text, or that of fine-tuning a model."""
-        texts = [x for x in ("name", "path", "corpus") if self.data.get(x)]
+        """Return the recipe of that name, that of a text, or that of fine-tuning a model.
+
+        Raises:
+            SettingsError: The recipe is a text, and the options give another one.
+        """
+        text_options = [x for x in ("name", "path", "corpus") if self.data.get(x)]
         if is_text(self.recipe):
-            for name in texts:
+            for name in text_options:
                 raise SettingsError(
                     f"{self.recipe} and --data.{name} {self.data[name]} are two texts: leave "
                     "out one of them, or give a recipe in place of the first"
                 )
             return recipe_of_text(self.recipe)
         if is_model(self.recipe):
-            return fine_tuning_of(self.recipe, keeps_text=not texts)
+            return fine_tuning_of(self.recipe, keeps_text=not text_options)
         return load_recipe(self.recipe)
 
     def run(self) -> None:

@@ -78,7 +78,7 @@ class Score(ReadsModel):
     """Print one JSON object at the end: sums; by token also all ids and log_probs, held in RAM."""
 
     def run(self) -> None:
-        """Score and print."""
+        """Print the surprise of each token or line of the file; save the memory if asked for."""
         require_readable(self.file)
         require(self.top is None or self.top >= 1, f"top={self.top} must be at least 1")
         require(self.by == "line" or not self.top, "--top has no effect by token: give --by line")
@@ -99,8 +99,8 @@ class Score(ReadsModel):
         model, vocab, state, checksum = load_with_state(self.dir, self.weights, self.state)
         require_mem_len(model, self.mem_len)
         lengths = Lengths.of(model.config, segment_len=self.segment_len, mem_len=self.mem_len)
-        begun = state and ReaderState(state.mems, state.last_token, state.offset)
-        reader = Reader(model, lengths, begun)
+        earlier = state and ReaderState(state.mems, state.last_token, state.offset)
+        reader = Reader(model, lengths, earlier)
 
         def save() -> None:
             mems, last_token, offset = reader.state

@@ -28,16 +28,22 @@ Texts = Sequence[Sequence[int]]
 def _require_texts(
     model: LanguageModel, texts: Texts, lengths: Lengths, batch_size: int, least: int = 1
 ) -> None:
-    """Require texts of ``least`` tokens, and a model that remembers what it has read of them."""
+    """Require at least one text, ``least`` tokens in each, and a memory between segments.
+
+    Raises:
+        SettingsError: The memory length is 0, or the batch size is out of range.
+        InputError: There are too few texts or tokens.
+    """
     if model.remembers_positions and not lengths.mem_len:
         raise SettingsError(
             "mem_len=0: nothing is remembered from segment to segment; give a mem_len, such as the "
             "context of the training"
         )
     require_at_least(1, batch_size=batch_size)
-    if not len(texts) or min(map(len, texts)) < least:
-        size = "one token" if least == 1 else f"{least} tokens"
-        raise InputError(f"{len(texts)} texts, at least one, of at least {size} each are needed")
+    if not len(texts):
+        raise InputError("texts is empty: give at least one")
+    if (shortest := min(map(len, texts))) < least:
+        raise InputError(f"a text has {shortest} tokens: each must have at least {least}")
 
 
 @torch.no_grad()

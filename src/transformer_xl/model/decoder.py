@@ -177,7 +177,7 @@ class RingDecoder(Ring, Decoder):  # pyright: ignore[reportIncompatibleMethodOve
     ) -> None:
         memory = model.keep(memory)
         assert isinstance(memory, KeysAndValues)
-        model.require_own(memory)
+        model.bind_adapters(memory)
         super().__init__(memory, lengths.mem_len, is_fixed=step.is_fixed)
         self._model, self._clamp_len, self._make_step = model, lengths.clamp_len, step
         # How many keys a token sees at most, its own included.

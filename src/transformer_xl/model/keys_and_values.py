@@ -74,11 +74,14 @@ class KeysAndValues(Memory):
         cached = slice(self.start, self.stop)
         return tuple([x[:, :, cached] for x in layers] for layers in self._buffers)
 
-    def require(self, adapters: tuple[Any, ...]) -> None:
-        """Require the adapters with which the keys and values were projected.
+    def bind_adapters(self, adapters: tuple[Any, ...]) -> None:
+        """Store the adapters of the model if they are unknown; otherwise require the same ones.
+
+        Args:
+            adapters: What :func:`~transformer_xl.model.calling.adapters` returned for the model.
 
         Raises:
-            InputError: The adapters differ.
+            InputError: The keys and values were projected with other adapters.
         """
         if self.adapters is None:
             self.adapters = adapters

@@ -270,7 +270,7 @@ class LanguageModel(nn.Module, ABC):
             predicts: False: return the hidden states alone, as :meth:`read` does.
 
         Raises:
-            InputError: An argument is no tensor of the right type; shapes are inconsistent or do
+            InputError: An argument is not a tensor of the right type; shapes are inconsistent or do
                 not fit the memory; a length is out of range; a token or target is outside the
                 vocabulary (not on a GPU, where a device-side assertion fails, or the loss is NaN);
                 both or neither of ``tokens`` and ``inputs_embeds`` are given; ``lengths`` with

@@ -70,18 +70,25 @@ def full_memory(model: "LanguageModel", mem_len: int) -> int:
 def require_bytes(
     what: str, n_bytes: int, device: torch.device, settings: Mapping[str, object], remedy: str
 ) -> None:
-    """Require that a device has ``n_bytes``, a lower bound, for what these settings allocate.
+    """Require that the total memory of a device is at least ``n_bytes``.
+
+    Args:
+        what: What would be allocated, for the error.
+        n_bytes: A lower bound of its bytes.
+        device: The device. If its memory is unknown, the check passes.
+        settings: The settings that determine the size, for the error.
+        remedy: What to do about it, for the error.
 
     Raises:
         MemoryLimitError: The device has less memory.
     """
-    there = total_memory(device)
-    if there is not None and n_bytes > there:
-        named = ", ".join(f"{name}={value}" for name, value in settings.items())
+    available = total_memory(device)
+    if available is not None and n_bytes > available:
+        assignments = ", ".join(f"{name}={value}" for name, value in settings.items())
         where = "this machine" if device.type == "cpu" else f"the {device.type} device"
         raise MemoryLimitError(
-            f"{named}: {what} would take at least {readable(n_bytes)}, and {where} has "
-            f"{readable(there)}: {remedy}"
+            f"{assignments}: {what} would take at least {readable(n_bytes)}, and {where} has "
+            f"{readable(available)}: {remedy}"
         )
 
 

@@ -168,19 +168,26 @@ class TransformerXL(LanguageModel):
                     "a memory of keys and values needs fixed weights: use it under torch.no_grad()"
                 )
             if not torch.compiler.is_compiling():
-                self.require_own(mems)
+                self.bind_adapters(mems)
 
     @torch.no_grad()
-    def require_own(self, memory: KeysAndValues) -> None:
-        """Require keys and values that were projected with this model's adapters.
+    def bind_adapters(self, memory: KeysAndValues) -> None:
+        """Bind keys and values to the active adapters, or check that they are bound to these.
+
+        The projections of a memory depend on the adapters of its model. A memory whose adapters are
+        unknown, such as one from a file, is bound to those of this model: they are stored in
+        ``memory.adapters``. The cached position keys, which must come from the same weights, are
+        then dropped if the weights have changed. :meth:`keep` returns memories that are bound.
+
+        Args:
+            memory: The keys and values; modified in place if their adapters are unknown.
 
         Raises:
-            InputError: The adapters differ.
+            InputError: They were projected with other adapters.
         """
         if memory.adapters is None:
-            # Keys and values from a file, for example; `keep` has done this for its own.
             self.positions.renew(self)
-        memory.require(adapters(self))
+        memory.bind_adapters(adapters(self))
 
     @torch.no_grad()
     def keep(self, memory: Memory) -> Memory:

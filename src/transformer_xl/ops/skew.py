@@ -355,7 +355,23 @@ def _product(a: Tensor, b: Tensor, buffer: Tensor) -> Tensor:
 
 
 def _skew(position: Tensor, T: int, S: int) -> Tensor:
-    """View position scores, with a column for each distance, by key."""
+    r"""Return position scores as a view with a column for each key.
+
+    Entry [n, t, s] of the view is ``position[n, t, s + T - t]``: column c of a row stands for
+    distance S - c, and key s lies at distance S - T + t - s of query t. A key behind its query,
+    s > S - T + t, has no such column: its entry is one of the next row and undefined, so the
+    caller masks it. The first T entries of a matrix are not part of the view.
+
+    Args:
+        position: Scores by distance, as contiguous matrices of shape (N, T, S + 1), or of any shape
+            with the same layout, such as (H, B * T, S + 1). The first column is the additional one
+            in front. With T = 1 there is none: (N, 1, S).
+        T: Number of queries.
+        S: Number of keys.
+
+    Returns:
+        Scores by key, of shape (N, T, S). They share the memory of ``position``.
+    """
     if T == 1:
         # A single query needs no shift.
         return position.view(-1, 1, S)
@@ -364,7 +380,18 @@ def _skew(position: Tensor, T: int, S: int) -> Tensor:
 
 
 def _unskew(d_score: Tensor, buffer: Tensor, n_heads: int) -> Tensor:
-    """Copy the gradient of the scores to the layout of the position scores."""
+    """Return the gradient of position scores from that of the scores: the adjoint of `_skew`.
+
+    Args:
+        d_score: Gradient of the scores by key, of shape (N, T, S), and zero for masked keys. N is
+            ``n_heads`` times the number of streams.
+        buffer: At least N * T * (S + 1) numbers, which are overwritten.
+        n_heads: Number of heads.
+
+    Returns:
+        The gradient by distance, of shape (n_heads, streams * T, S + 1), in ``buffer``. With T = 1
+        there is no additional column: a view of ``d_score``, of shape (n_heads, streams, S).
+    """
     N, T, S = d_score.shape
     if T == 1:
         return d_score.view(n_heads, -1, S)

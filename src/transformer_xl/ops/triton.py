@@ -249,7 +249,7 @@ def _attend(*operands: Any) -> tuple[Tensor, Tensor]:
     blocks = _blocks("forward", by_content)
     with torch.cuda.device_of(by_content):
         triton_forward.attention_kernel[-(-T // blocks.queries) * B * H,](
-            *operands[:8], out, norms, **_arguments(operands, blocks)
+            *operands[:8], out, norms, **_kernel_arguments(operands, blocks)
         )
     return out, norms
 
@@ -285,7 +285,7 @@ def _gradients_of(
         triton_backward.gradient_kernel[-(-T // blocks.queries) * B * H,](
             *(*operands[:8], out, d_out, norms, d_by_head, weights, d_scores, d_turned),
             matrix_row=width,
-            **_arguments(operands, blocks, d_out),
+            **_kernel_arguments(operands, blocks, d_out),
         )
     k, r = _cleared_unseen(k, r, T, first_key, operands[8])
     dv, dk = weights.mT @ d_by_head, d_scores.mT @ by_content
@@ -352,16 +352,26 @@ def _blocks(kernel: str, x: Tensor) -> Blocks:
     return BLOCKS[key]
 
 
-def _arguments(
+def _kernel_arguments(
     operands: tuple[Any, ...], blocks: Blocks, d_out: Tensor | None = None
 ) -> dict[str, Any]:
-    """Collect the arguments that all kernels share."""
+    """Return what both kernels take by name: strides, sizes, constants and launch parameters.
+
+    Strides are in elements. The kernels have no argument for that of the last dimension, of width
+    K: it must be 1 in all tensors (:func:`_dense_rows`).
+
+    Args:
+        operands: The operands of the custom operators, in the order of :data:`_OPERANDS`.
+        blocks: Launch parameters of the kernel.
+        d_out: Gradient of the output, (B, T, H, K), of which the backward kernel takes the strides.
+            None: the forward kernel.
+    """
     by_content, _, k, v, r, distance_bias, first_key, _, attn_len, dropout = operands
     B, H, T, K = by_content.shape
-    strided = {"k": k, "v": v} | ({} if d_out is None else {"d": d_out})
+    tensors = {"k": k, "v": v} if d_out is None else {"k": k, "v": v, "d_out": d_out}
     strides = {}
-    for name, x in strided.items():
-        strides[name + "_stream"], strides[name + "_row"], strides[name + "_head"], _ = x.stride()
+    for name, x in tensors.items():
+        strides[f"{name}_stream"], strides[f"{name}_row"], strides[f"{name}_head"], _ = x.stride()
     # Scaled by the probability rounded to 16 bits, so that the expectation is exact.
     dropped = round(65536 * dropout)
     is_exact = k.dtype != torch.float32 or torch.backends.cuda.matmul.fp32_precision != "tf32"

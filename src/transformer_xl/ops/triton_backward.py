@@ -16,8 +16,8 @@ from transformer_xl.ops.triton_forward import (
     is_near,
     is_seen,
     load_rows,
-    position_chunk,
     product,
+    score_distances,
     seen_keys,
     store_rows,
     turn_to_distances,
@@ -43,7 +43,7 @@ def gradient_kernel(
     by_content, by_position, k, v, r, distance_bias, first_key, seed, out, d_out, norms,
     d_by_head, weights, d_scores, d_turned,
     k_stream, k_row, k_head, v_stream, v_row, v_head, r_row, r_head,
-    d_stream, d_row, d_head, first_stream, first_row,
+    d_out_stream, d_out_row, d_out_head, first_stream, first_row,
     B, T, S, H, matrix_row, attn_len, scale, dropped_of_65536, kept_scale,
     K: tl.constexpr, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_FIRST: tl.constexpr, DROPS: tl.constexpr,
@@ -63,7 +63,7 @@ def gradient_kernel(
     v += stream * v_stream + head * v_head
     r += head * r_head
     d_attended = load_rows(
-        d_out + stream * d_stream + head * d_head, t0, d_row, 0, T, BLOCK_T, K, WIDTH
+        d_out + stream * d_out_stream + head * d_out_head, t0, d_out_row, 0, T, BLOCK_T, K, WIDTH
     )
     attended = load_rows(out + (stream * T * H + head) * K, t0, H * K, 0, T, BLOCK_T, K, WIDTH)
     through = tl.sum(attended.to(tl.float32) * d_attended.to(tl.float32), 1)
@@ -102,7 +102,7 @@ def gradient_kernel(
         store_tile(d_turned, queries, matrix_row, rows, is_there, nothing)
 
     r_rows = load_rows(r, r0 + start, r_row, 0, S, BLOCK_S, K, WIDTH)
-    near = position_chunk(
+    near = score_distances(
         q_position, r_rows, r0 + start, distance_bias, head, S, H, HAS_BIAS, PRECISION, UPCAST
     )
     takes_near = is_near(BLOCK_T, BLOCK_S)
@@ -110,7 +110,7 @@ def gradient_kernel(
     for s0 in range(start, end, BLOCK_S):
         n0 = r0 + s0 + BLOCK_S
         r_rows = load_rows(r, n0, r_row, 0, S, BLOCK_S, K, WIDTH)
-        ahead = position_chunk(
+        ahead = score_distances(
             q_position, r_rows, n0, distance_bias, head, S, H, HAS_BIAS, PRECISION, UPCAST
         )
         score = turn_to_keys(tl.where(takes_near, near, ahead), BLOCK_T, BLOCK_S)

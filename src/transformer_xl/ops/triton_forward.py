@@ -66,18 +66,37 @@ def product(a, b, PRECISION: tl.constexpr, UPCAST: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def position_chunk(
+def score_distances(
     query, r_rows, start, distance_bias, head, S, H,
     HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Compute the scores of a chunk of distances, before it is turned to keys."""
-    chunk = product(query, tl.trans(r_rows), PRECISION, UPCAST)
+    """Return the position scores of a block of queries for a chunk of consecutive distances.
+
+    Column c belongs to row ``start + c`` of ``r``; :func:`turn_to_keys` orders columns by key.
+
+    Args:
+        query: Queries plus the bias v, of shape (BLOCK_T, WIDTH).
+        r_rows: Rows of ``r`` from ``start`` on, of shape (BLOCK_S, WIDTH); zero where ``r`` has no
+            such row.
+        start: Row of ``r``, (S, H, K), at which the chunk begins; may be negative.
+        distance_bias: Pointer to the contiguous biases by distance and head, (S, H).
+        head: Index of the head.
+        S: Number of distances.
+        H: Number of heads.
+        HAS_BIAS: Whether there is a ``distance_bias``; otherwise it is not read.
+        PRECISION: Precision of the product of float32 matrices, for Triton.
+        UPCAST: Whether to multiply in float32.
+
+    Returns:
+        Scores in float32, of shape (BLOCK_T, BLOCK_S), before scaling.
+    """
+    scores = product(query, tl.trans(r_rows), PRECISION, UPCAST)
     if HAS_BIAS:
         rows = start + tl.arange(0, r_rows.shape[0])
-        is_there = (rows >= 0) & (rows < S)
-        bias = tl.load(distance_bias + rows * H + head, mask=is_there, other=0.0)
-        chunk += bias.to(tl.float32)[None, :]
-    return chunk
+        is_in_range = (rows >= 0) & (rows < S)
+        bias = tl.load(distance_bias + rows * H + head, mask=is_in_range, other=0.0)
+        scores += bias.to(tl.float32)[None, :]
+    return scores
 
 
 @triton.jit
@@ -207,7 +226,7 @@ def attention_kernel(
     # The row of r at which the chunk for key 0 begins.
     r0 = T - t0 - BLOCK_T
     r_rows = load_rows(r, r0 + start, r_row, 0, S, BLOCK_S, K, WIDTH)
-    near = position_chunk(
+    near = score_distances(
         q_position, r_rows, r0 + start, distance_bias, head, S, H, HAS_BIAS, PRECISION, UPCAST
     )
     takes_near = is_near(BLOCK_T, BLOCK_S)
@@ -217,7 +236,7 @@ def attention_kernel(
     for s0 in range(start, end, BLOCK_S):
         n0 = r0 + s0 + BLOCK_S
         r_rows = load_rows(r, n0, r_row, 0, S, BLOCK_S, K, WIDTH)
-        ahead = position_chunk(
+        ahead = score_distances(
             q_position, r_rows, n0, distance_bias, head, S, H, HAS_BIAS, PRECISION, UPCAST
         )
         score = turn_to_keys(tl.where(takes_near, near, ahead), BLOCK_T, BLOCK_S)

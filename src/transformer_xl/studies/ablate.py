@@ -87,8 +87,8 @@ def rows_of(table: int, names: Sequence[str] = ()) -> list[Row]:
     return [row for row in ROWS if table in row.paper]
 
 
-def recipe_of(row: Row, recipe: Config, seed: int) -> Config:
-    """Return the recipe of a row and seed.
+def apply_row(row: Row, recipe: Config, seed: int) -> Config:
+    """Return the shared recipe with the recurrence, encoding and loss of a row.
 
     Args:
         row: The row.
@@ -175,7 +175,7 @@ def ablate(plan: Plan, folder: Path, say: Callable[[str], None] = print) -> list
         OSError: A folder holds something else, or cannot be written.
     """
     runs = [
-        (row, recipe_of(row, plan.recipe, seed), folder / row.name / f"seed_{seed}")
+        (row, apply_row(row, plan.recipe, seed), folder / row.name / f"seed_{seed}")
         for seed in plan.seeds
         for row in plan.rows
     ]

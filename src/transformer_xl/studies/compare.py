@@ -285,7 +285,7 @@ class Comparison:
             minutes = plan.searched_minutes if phase == "search" else plan.minutes
             if (pace := self.done(self._task(model, "pace"))) is not None:
                 steps = steps_in(minutes, recipe, pace.found["seconds"])
-        config = recipe_of(recipe, plan.data, steps=steps, factor=factor, seed=seed)
+        config = plan_training(recipe, plan.data, steps=steps, factor=factor, seed=seed)
         device = pick_device()
         # Resolved: `auto` where that is bfloat16 is the same run as bfloat16 elsewhere.
         precision = pick_precision(config.train.precision, device)
@@ -344,17 +344,30 @@ def _valid_nll(run: Run | None) -> float:
     return run.found["valid"]["nll"] if run and "valid" in run.found else math.inf
 
 
-def recipe_of(recipe: Config, data: DataConfig, *, steps: int, factor: float, seed: int) -> Config:
-    """Return the recipe of a run of a contestant."""
-    train: dict[str, Any] = {"lr": recipe.train.lr * factor}
+def plan_training(
+    recipe: Config, data: DataConfig, *, steps: int, factor: float, seed: int
+) -> Config:
+    """Return a contestant's recipe with the corpus, steps, learning rate and seed of one run.
+
+    The run is evaluated at its end only, without dynamic evaluation and with the memory length of
+    the recipe. The warmup is at most a tenth of the steps.
+
+    Args:
+        recipe: The recipe of the contestant. It is not modified.
+        data: The data settings that all contestants share.
+        steps: Number of training steps; the limit in minutes of the recipe does not apply.
+        factor: Factor of the learning rates, that of Muon included.
+        seed: Random seed of the training.
+    """
+    changes: dict[str, Any] = {"lr": recipe.train.lr * factor}
     if recipe.train.optimizer == "muon":
-        train["muon_lr"] = recipe.train.muon_lr * factor
+        changes["muon_lr"] = recipe.train.muon_lr * factor
     # Evaluated at the end only: it takes time that is not counted.
-    train |= {"steps": steps, "minutes": None, "seed": seed, "eval_every": 0}
-    train["warmup_steps"] = min(recipe.train.warmup_steps, steps // 10)
+    changes |= {"steps": steps, "minutes": None, "seed": seed, "eval_every": 0}
+    changes["warmup_steps"] = min(recipe.train.warmup_steps, steps // 10)
     return replace(
         recipe,
         data=data,
-        train=replace(recipe.train, **train),
+        train=replace(recipe.train, **changes),
         eval=replace(recipe.eval, mem_lens=(), **_NOT_DYNAMIC),
     )

@@ -184,7 +184,19 @@ def _window_losses(
     window: int | None,
     lengths: Lengths,
 ) -> dict[tuple[int, int], float]:
-    """Return the loss of token s + c in the window that begins at s, for each pair (s, c)."""
+    """Return the loss of token s + c in the window that begins at s, for each pair (s, c).
+
+    Args:
+        model: The model, in evaluation mode.
+        text: The text in tokens, of shape (n_tokens,).
+        pairs: Starts of windows and lengths of contexts.
+        window: Length of all windows, for a model without memory. None: a window is as long as the
+            longest context of its start.
+        lengths: How windows are read.
+
+    Returns:
+        Losses in nats, by pair.
+    """
     result: dict[tuple[int, int], float] = {}
     farthest: dict[int, int] = {}
     for start, c in pairs:
@@ -198,7 +210,7 @@ def _window_losses(
         batch = starts[first : first + n_windows]
         # Always a full window, as absolute positions are counted from its end.
         length = window or max(farthest[start] for start in batch)
-        # Tokens beyond the end of the text are clamped; they are no targets.
+        # Positions beyond the end of the text repeat its last token; their losses are not used.
         places = torch.tensor(batch)[:, None] + torch.arange(length + 1)
         tokens = text[places.clamp(max=len(text) - 1)]
         mems = model.keep(model.start_memory(len(batch), lengths.mem_len))

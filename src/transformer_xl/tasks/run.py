@@ -68,7 +68,7 @@ def run_task(
         raise InputError(f"task {task.name} {has}: txl task {task.name}{data}")
     stages = {name: _recipes(task, name) for name in models}
     _require_all_named(out, models, seeds, splits)
-    folder = prepared(task, source, out, say)
+    folder = prepare_data(task, source, out, say)
     results: dict[str, dict[str, list[Measured]]] = {}
 
     def note(name: str, title: str, split: str, measured: Measured) -> None:
@@ -142,14 +142,21 @@ def _require_all_named(
             )
 
 
-def prepared(task: Task, source: Path | None, out: Path, say: Callable[[str], None]) -> Path:
-    """Return the folder with the texts of a task, written if it is not there.
+def prepare_data(task: Task, source: Path | None, out: Path, say: Callable[[str], None]) -> Path:
+    """Write the texts of a task, unless they are there and up to date; return their folder.
 
-    If the data have changed since, it is written anew, unless there are runs that have read it.
+    If the data have changed since, the folder is replaced, unless there are runs that have read it.
+
+    Args:
+        task: The task.
+        source: The data from elsewhere. None: the task makes them.
+        out: The folder of the results, in which that of the texts is.
+        say: Called with a line if the texts are written.
 
     Raises:
         OSError: A file is missing or cannot be written.
-        InputError, DataError: The data are not those of the task, or the folder has other texts.
+        DataError: The data are not those of the task.
+        InputError: The folder holds other texts, or there are runs that have read other data.
     """
     folder, writing = out / _PREPARED, out / _INCOMPLETE
     source = None if source is None else source.resolve()

@@ -115,7 +115,14 @@ class Decoder:
         self._family = library.stream.model.Categorical(perfect=False)
 
     def get(self, probabilities: Float64[np.ndarray, "n V"]) -> Int32[np.ndarray, " n"]:
-        """Decode a symbol for each distribution."""
+        """Decode the next symbols, one for each distribution.
+
+        Args:
+            probabilities: A distribution over V symbols in each row, as the encoder had it.
+
+        Raises:
+            OtherNumbersError: The code is invalid.
+        """
         if not len(probabilities):
             return np.empty(0, dtype=np.int32)
         try:

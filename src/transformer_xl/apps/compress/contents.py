@@ -234,7 +234,7 @@ def to_tokens(data: bytes, vocab: Vocab | None) -> Int32[np.ndarray, " n"]:
     except UnicodeDecodeError as error:
         problem = f": byte {error.start:,} is not UTF-8"
     except ValueError as error:
-        # If a symbol is missing, not the error itself: its remedy does not apply here.
+        # Where a symbol is missing, the remedy of the error itself does not apply here.
         unknown = vocab.unknown(text)
         what = describe_unknown(unknown, vocab.first_unknown_line(text))
         problem = f": it has no symbol for {what}" if unknown else f": {error}"

@@ -98,11 +98,17 @@ def fresh_model(seed: int = 0) -> LanguageModel:
 
 @contextmanager
 def reproducible(threads: int) -> Iterator[None]:
-    """Compute deterministically inside a ``with`` block."""
+    """Compute with deterministic algorithms and a fixed number of threads in a ``with`` block.
+
+    The settings are those of the process, and are restored afterwards.
+
+    Args:
+        threads: Number of threads of an operator; results depend on it.
+    """
     # cuBLAS reads it before its first product.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     n_threads, details = torch.get_num_threads(), cast(Any, torch.utils.deterministic)
-    was_on = torch.are_deterministic_algorithms_enabled()
+    was_deterministic = torch.are_deterministic_algorithms_enabled()
     was_filling = details.fill_uninitialized_memory
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
@@ -112,7 +118,7 @@ def reproducible(threads: int) -> Iterator[None]:
         yield
     finally:
         details.fill_uninitialized_memory = was_filling
-        torch.use_deterministic_algorithms(was_on)
+        torch.use_deterministic_algorithms(was_deterministic)
         torch.set_num_threads(n_threads)
 
 

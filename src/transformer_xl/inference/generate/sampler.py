@@ -242,7 +242,10 @@ def extended(
 
 @lru_cache(maxsize=4)
 def breaker_tokens(vocab: Vocab) -> tuple[int, ...]:
-    """Return the tokens that contain a line break, beyond which no repetition of DRY goes."""
+    """Return the tokens that contain a line break, for ``Sampling.dry_sequence_breakers``.
+
+    In a vocabulary whose tokens have no bytes, ``<eos>`` counts as one.
+    """
 
     def breaks_line(token: int) -> bool:
         if vocab.token_bytes is not None and token != vocab.unk_id:

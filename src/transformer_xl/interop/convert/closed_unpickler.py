@@ -422,24 +422,27 @@ def _require_little(is_little: bool) -> None:
         )
 
 
-def _limit(n_bytes: int, seconds: int) -> None:
-    """Limit the memory and the processor time of this process, as far as the system can."""
+def _limit_process(n_bytes: int, seconds: int) -> None:
+    """Limit the memory and processor time of this process, and disable core dumps.
+
+    Has no effect on a system without the limits, such as Windows.
+    """
     with suppress(ImportError):
         import resource
 
         kinds = resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_CORE
-        for kind, most in zip(kinds, (n_bytes, seconds, 0), strict=True):
-            hard = resource.getrlimit(kind)[1]
-            # A lower limit, as of a shell with `ulimit -v`, can only be kept.
-            most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        for kind, limit in zip(kinds, (n_bytes, seconds, 0), strict=True):
+            _, hard = resource.getrlimit(kind)
+            # The soft limit cannot exceed the hard one, such as that of a shell with `ulimit -v`.
+            soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
             with suppress(ValueError, OSError):
-                resource.setrlimit(kind, (most, hard))
+                resource.setrlimit(kind, (soft, hard))
 
 
 def main() -> None:
     """Read the file of the command line; write what is in it to the standard output."""
     path, n_bytes, seconds = sys.argv[1:]
-    _limit(int(n_bytes), int(seconds))
+    _limit_process(int(n_bytes), int(seconds))
     try:
         text = json.dumps(read(Path(path)))
     except MemoryError:

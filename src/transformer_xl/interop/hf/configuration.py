@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -46,6 +47,26 @@ _OTHERS = vars(PreTrainedConfig()).keys()
 _DEFAULTS = {**_CALLS, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
+def _resolve_aliases(settings: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
+    """Return settings with each alias, such as ``hidden_size``, replaced by the name it stands for.
+
+    Raises:
+        SettingsError: An alias and its setting have different values.
+    """
+    resolved = {name: value for name, value in settings.items() if name not in aliases}
+    for alias, name in aliases.items():
+        if alias not in settings:
+            continue
+        value = settings[alias]
+        if name in resolved and resolved[name] != value:
+            raise SettingsError(
+                f"{alias}={value!r} contradicts {name}={resolved[name]!r}: both are the same "
+                "setting; give one of them"
+            )
+        resolved[name] = value
+    return resolved
+
+
 @no_type_check
 class TransformerXLConfig(PreTrainedConfig):
     """Settings of a model: those of :class:`~transformer_xl.config.ModelConfig` by their names.
@@ -59,10 +80,13 @@ class TransformerXLConfig(PreTrainedConfig):
         preface: Tokens that ``generate`` reads before a text that begins; None: none.
         transformers: Settings of transformers: that section of the file.
         settings: Those of :class:`~transformer_xl.config.ModelConfig`, and further ones of
-            transformers (``num_labels``, ``pad_token_id``, ...).
+            transformers (``num_labels``, ``pad_token_id``, ...). They take precedence over those in
+            ``transformers``. Names of transformers, such as ``hidden_size`` for ``d_model``, are
+            aliases.
 
     Raises:
-        SettingsError: A setting of the model is out of range or does not fit another one.
+        SettingsError: A setting of the model is out of range, does not fit another one or
+            contradicts its alias; or a name is misspelt.
     """
 
     model_type = MODEL_TYPE
@@ -83,35 +107,36 @@ class TransformerXLConfig(PreTrainedConfig):
         transformers: dict[str, Any] | None = None,
         **settings: Any,
     ) -> None:
-        section = dict(transformers or {})
-        if "num_labels" in settings and settings["num_labels"] != len(section.get("id2label", ())):
-            for name in ("id2label", "label2id"):
-                section.pop(name, None)
-        of_calls = {"segment_len": segment_len, "use_cache": use_cache}
-        settings = {
-            **_DEFAULTS,
-            **section,
-            **settings,
-            **{name: value for name, value in of_calls.items() if value is not None},
-        }
-        calls = validate_settings(_Calls, {name: settings.pop(name) for name in _CALLS})
-        for other, name in self.attribute_map.items():
-            if other in settings:
-                settings[name] = settings.pop(other)
-        of_model = {name: settings.pop(name) for name in _SETTINGS if name in settings}
-        # Validated, and completed with defaults.
-        is_stored = settings.pop("format_version", None) is not None
-        model = stored(ModelConfig, of_model) if is_stored else ModelConfig(**of_model)
-        # Also those of other kinds, at their defaults: transformers changes only what is there.
-        every = {name: getattr(model, name) for name in _SETTINGS}
-        for name, value in (calls | every | {"preface": preface}).items():
+        section = _resolve_aliases(transformers or {}, self.attribute_map)
+        keywords = _resolve_aliases(settings, self.attribute_map)
+        if "num_labels" in keywords and keywords["num_labels"] != len(section.get("id2label", ())):
+            # The stored names belong to another number of labels.
+            section.pop("id2label", None)
+            section.pop("label2id", None)
+        values = {**_DEFAULTS, **section, **keywords}
+        if segment_len is not None:
+            values["segment_len"] = segment_len
+        if use_cache is not None:
+            values["use_cache"] = use_cache
+
+        for name, value in validate_settings(_Calls, {name: values[name] for name in _CALLS}).items():
             setattr(self, name, value)
-        settings.pop("model_type", None)
+        # Validated, and completed with defaults.
+        model_values = {name: values[name] for name in _SETTINGS if name in values}
+        is_stored = values.get("format_version") is not None
+        model = stored(ModelConfig, model_values) if is_stored else ModelConfig(**model_values)
+        # Also those of other kinds, at their defaults: transformers changes only what is there.
+        for name in _SETTINGS:
+            setattr(self, name, getattr(model, name))
+        self.preface = preface
+
+        set_here = {*_CALLS, *_SETTINGS, "format_version", "model_type"}
+        others = {name: value for name, value in values.items() if name not in set_here}
         # Other unknown names are left to transformers, which keeps them, as are those of a file.
-        for name in settings.keys() - section.keys() - {*dir(PreTrainedConfig), *_OTHERS}:
+        for name in others.keys() - section.keys() - {*dir(PreTrainedConfig), *_OTHERS}:
             if not name.startswith("_") and (nearest := near(name, (*_SETTINGS, *_CALLS))):
                 raise SettingsError(f"{name}: no such setting; did you mean {nearest}?")
-        super().__init__(**settings)
+        super().__init__(**others)
 
     @classmethod
     def from_pretrained(

@@ -64,21 +64,25 @@ def baselines(
         names: Which baselines, in this order.
 
     Returns:
-        The rows.
+        One row for each of ``names``; for a compressor two, without the training text and with it.
 
     Raises:
         InputError: A name is unknown, its package is missing, the split is empty, the text has
             fewer than two tokens, or there is no training text.
     """
     if unknown := [name for name in names if name not in BASELINES]:
-        raise InputError(f"baseline {unknown[0]!r} is none of {', '.join(BASELINES)}")
+        raise InputError(f"baseline {unknown[0]!r} is unknown; choose from {', '.join(BASELINES)}")
     if split == "train":
-        raise InputError("split='train' is what baselines are trained on: give 'test' or 'valid'")
+        raise InputError(
+            "split='train' is the text that baselines are trained on: give 'test' or 'valid'"
+        )
     text, training = np.asarray(corpus.split(split)), corpus.split("train")
     if len(text) < 2:
-        raise InputError(f"the {split} text has {len(text)} token, and 2 are needed to predict one")
+        raise InputError(f"the {split} text has {len(text)} token: to predict one, give at least 2")
     vocab, n_bytes = corpus.vocab, corpus.n_bytes(split)
-    rest = bytes_of(token_bytes_in(vocab, text, n_bytes), text[1:])
+    # Compressors take the whole text; other baselines predict all tokens but the first.
+    n_predicted = len(text) - 1
+    predicted_bytes = bytes_of(token_bytes_in(vocab, text, n_bytes), text[1:])
     rows: list[Baseline] = []
 
     def add(name: str, trained: bool, bits: float, n_tokens: int, n_bytes: float | None) -> None:
@@ -94,23 +98,23 @@ def baselines(
 
     for name in names:
         if name in COMPRESSORS:
-            data, before = _texts(corpus, split)
-            whole = None if vocab.token_bytes is None else n_bytes
+            data, training_data = _texts(corpus, split)
+            text_bytes = None if vocab.token_bytes is None else n_bytes
             for trained in (False, True):
-                bits = 8 * compressed_bytes(name, data, before if trained else b"")
-                add(name, trained, bits, len(text), whole)
+                bits = 8 * compressed_bytes(name, data, training_data if trained else b"")
+                add(name, trained, bits, len(text), text_bytes)
             continue
         if name == "uniform":
-            bits = (len(text) - 1) * math.log2(len(vocab))
+            bits = n_predicted * math.log2(len(vocab))
         elif name == "unigram":
             bits = unigram_nll(training, text, len(vocab))[1:].sum() / math.log(2)
         else:
             order = _ORDERS[len(vocab) > _SMALL_VOCAB]
             model = KneserNey(training[-TRAINING_TOKENS:], len(vocab), order=order)
-            has_valid = corpus.n_tokens("valid")
-            best = model.best_order(corpus.split("valid")) if has_valid else model.order
+            n_valid = corpus.n_tokens("valid")
+            best = model.best_order(corpus.split("valid")) if n_valid else model.order
             name, bits = f"{best}-gram", model.nll(text, order=best)[1:].sum() / math.log(2)
-        add(name, name != "uniform", bits, len(text) - 1, rest)
+        add(name, name != "uniform", bits, n_predicted, predicted_bytes)
     return rows
 
 

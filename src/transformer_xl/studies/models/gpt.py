@@ -49,10 +49,12 @@ class GPT(LanguageModel):
     recomputes = True
 
     def _build(self, config: ModelConfig) -> None:
-        # The layers of a model whose positions are none of their business.
-        own = replace(config, kind="transformer_xl", attn_type=2, norm_first=True)
+        # With absolute positions (`attn_type` 2) the layers of a Transformer-XL have no parameters
+        # for them. Rotary positions take their place.
+        layer_config = replace(config, kind="transformer_xl", attn_type=2, norm_first=True)
         self.layers: Sequence[DecoderLayer] = nn.ModuleList(  # pyright: ignore[reportAttributeAccessIssue]
-            DecoderLayer(own, n, RotaryAttention(own)) for n in range(config.n_layer)
+            DecoderLayer(layer_config, n, RotaryAttention(layer_config))
+            for n in range(config.n_layer)
         )
         self.final_norm = make_norm(config)
 

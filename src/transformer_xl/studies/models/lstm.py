@@ -80,7 +80,11 @@ class LSTMModel(LanguageModel):
             return super()._embedded(segment)
 
     def require_readable(self, segment: Segment, mems: Any, lengths: Lengths) -> None:
-        """Require a memory of this model, and no extended context."""
+        """Require a memory of this model, and an ``ext_len`` of 0.
+
+        Raises:
+            InputError: Tokens would be read again, or the memory is not one of this model.
+        """
         if lengths.ext_len:
             raise InputError(
                 f"ext_len={lengths.ext_len}: a model of kind={self.kind!r} cannot take back what "

@@ -173,19 +173,29 @@ def aligned(
     return steps[:, 0], steps[:, 1]
 
 
-def mixed(
+def interpolate(
     frames: Float[np.ndarray, "n mels"],
     other: Float[np.ndarray, "m mels"],
     draw: np.random.Generator,
 ) -> Float[np.ndarray, "_ mels"]:
-    """Return a voice between two recordings of the same words, or a little beyond the first.
+    """Interpolate or extrapolate between two recordings of the same word.
 
-    The tempo is that of one of them.
+    The recordings are aligned; each pair of frames becomes (1 - w) times the first plus w times the
+    second, with w drawn between -0.5 and 0.5. A negative weight leads away from ``other``.
+
+    Args:
+        frames: Log-mel frames of a recording, of shape (n, mels).
+        other: Frames of another recording of the word, of shape (m, mels).
+        draw: Random numbers: which recording the tempo is that of, and the weight.
+
+    Returns:
+        As many frames as the recording has whose tempo was drawn, n or m.
     """
-    steps = aligned(frames, other)
-    first = np.unique(steps[draw.integers(0, 2)], return_index=True)[1]
-    share = draw.uniform(-0.5, 0.5)
-    return (1 - share) * frames[steps[0][first]] + share * other[steps[1][first]]
+    alignment = aligned(frames, other)
+    # The first step at each frame of the recording whose tempo is taken.
+    _, steps = np.unique(alignment[draw.integers(0, 2)], return_index=True)
+    weight = draw.uniform(-0.5, 0.5)
+    return (1 - weight) * frames[alignment[0][steps]] + weight * other[alignment[1][steps]]
 
 
 def masked(

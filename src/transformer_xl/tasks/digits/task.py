@@ -17,9 +17,9 @@ from transformer_xl.tasks.digits.speech import (
     RATE,
     WINDOW,
     augmented,
+    interpolate,
     log_mel,
     masked,
-    mixed,
     normalized,
     recordings_in,
     stacked,
@@ -53,7 +53,7 @@ class SpokenDigits(Task):
     def prepare(self, source: Path, folder: Path) -> None:
         """Write frames and mean spectra; ``source`` holds train.tar.gz and test.tar.gz."""
         draw = np.random.default_rng(0)
-        for split, recordings in recordings_of(source).items():
+        for split, recordings in read_splits(source).items():
             parts = []
             for _ in range(self.copies if split == "train" else 1):
                 inputs = _inputs(recordings, draw if split == "train" else None)
@@ -95,7 +95,8 @@ def _inputs(
     """Return the inputs of recordings, normalized by speaker.
 
     If random numbers are given, they are those of other speakers: each speaker is augmented with
-    one length of the vocal tract, and most recordings are mixed with another of the same digit.
+    one length of the vocal tract, and most recordings are interpolated with
+    another of the same digit.
     """
     frames: dict[int, np.ndarray] = {}
     for rows in _grouped([_speaker(name) for name, _ in recordings]).values():
@@ -110,7 +111,7 @@ def _inputs(
         by_digit = _grouped([name[0] for name, _ in recordings])
         others = [frames[draw.choice(by_digit[name[0]])] for name, _ in recordings]
         frames = {
-            n: masked(mixed(x, others[n], draw) if draw.random() < 0.7 else x, draw)
+            n: masked(interpolate(x, others[n], draw) if draw.random() < 0.7 else x, draw)
             for n, x in frames.items()
         }
     return [stacked(frames[n]) for n in range(len(recordings))]
@@ -121,43 +122,53 @@ def _grouped(keys: Sequence[str]) -> dict[str, list[int]]:
     return {key: [n for n, x in enumerate(keys) if x == key] for key in dict.fromkeys(keys)}
 
 
-def recordings_of(source: Path) -> dict[str, list[Named]]:
-    """Return names, such as ``7_theo_3``, and samples by split.
+def read_splits(source: Path) -> dict[str, list[Named]]:
+    """Read the recordings of each split, as pairs of a name and samples.
+
+    ``test.tar.gz`` is the test split. Recordings of ``train.tar.gz`` with an index from 20 to 24
+    are the validation split, the others the training split.
+
+    Args:
+        source: The folder with both archives. A file in them is a mono 16-bit WAV file at 8 kHz
+            named DIGIT_SPEAKER_INDEX.wav, such as ``7_theo_3.wav``.
+
+    Returns:
+        The recordings by split, in the order of their paths in the archive.
 
     Raises:
-        FileNotFoundError: An archive is missing.
-        DataError: A recording is of another kind, has another name or is too short, or a split has
-            none.
+        FileNotFoundError: ``train.tar.gz`` or ``test.tar.gz`` is missing.
+        DataError: An archive is not a gzip-compressed tar archive; a recording is not such a WAV
+            file, is named otherwise or is shorter than 50 ms; or a split is empty.
     """
     archives = {}
-    for part in ("train", "test"):
-        path = source / f"{part}.tar.gz"
+    for archive in ("train", "test"):
+        path = source / f"{archive}.tar.gz"
         if not path.is_file():
             raise FileNotFoundError(
-                f"{path} is missing: recordings named DIGIT_SPEAKER_INDEX.wav in train.tar.gz and "
-                "test.tar.gz are read"
+                f"{path} is missing: the task reads train.tar.gz and test.tar.gz with recordings "
+                "named DIGIT_SPEAKER_INDEX.wav"
             )
-        archives[part] = [*recordings_in(path)]
-        for name, samples in archives[part]:
+        archives[archive] = [*recordings_in(path)]
+        for name, samples in archives[archive]:
             if not _NAME.fullmatch(name):
                 raise DataError(
                     f"{path}: {name}.wav is not named DIGIT_SPEAKER_INDEX.wav, such as 7_theo_3.wav"
                 )
             if len(samples) < _SHORTEST:
                 raise DataError(
-                    f"{path}: {name}.wav has {len(samples)} samples: {_SHORTEST} "
-                    f"({1000 * _SHORTEST // RATE} ms) are needed"
+                    f"{path}: {name}.wav has {len(samples)} samples: a recording needs at "
+                    f"least {_SHORTEST} ({1000 * _SHORTEST // RATE} ms)"
                 )
     by_split = {split: archives["test"] if split == "test" else [] for split in SPLITS}
-    for recording in archives["train"]:
-        is_held_out = int(recording[0].split("_")[2]) in _HELD_OUT
-        by_split["valid" if is_held_out else "train"].append(recording)
+    for name, samples in archives["train"]:
+        _, _, index = name.split("_")
+        by_split["valid" if int(index) in _HELD_OUT else "train"].append((name, samples))
     for split, recordings in by_split.items():
         if not recordings:
             raise DataError(
-                f"{source}: there is no recording for the split {split}: test.tar.gz is the test, "
-                f"and of train.tar.gz the indices {_HELD_OUT[0]} to {_HELD_OUT[-1]} are for "
-                "validation, the others to train on"
+                f"{source}: the split {split} is empty: it takes the recordings of test.tar.gz for "
+                f"test, those of train.tar.gz with the indices {_HELD_OUT[0]} to {_HELD_OUT[-1]} "
+                "for valid, and its others for train"
             )
     return by_split
 

@@ -24,6 +24,7 @@ _LEFT_OUT, _CHANGED = "left out", "changed"
 _DRUM_NOTES = _LEFT_OUT, "note{s} of the drum channel"
 _DOUBLED = _LEFT_OUT, "note{s} that others double"
 _REPEATED = _CHANGED, "repeated note{s} held"
+_WITHOUT_END = _CHANGED, "note{s} without an end, held to the end of the track"
 _MOST_STEPS = 1_000_000
 """Steps that are read from a MIDI file at most; a pause may be of any length there."""
 _MOST_BYTES = 1 << 22
@@ -67,16 +68,16 @@ def read_midi(
     """
     path, settings, counts = Path(path), settings or MusicConfig(), Counts()
     file = _file_of(path, counts)
-    played, n_ticks = _played(file, counts)
+    part_notes, n_ticks = _read_notes(file, counts)
     but = " but those of the drum channel" if _DRUM_NOTES in counts else ""
-    require(bool(played), f"{path} has no notes{but}: give a file with notes of pitch")
+    require(bool(part_notes), f"{path} has no notes{but}: give a file with notes of pitch")
     per_step = file.ticks_per_beat / settings.steps_per_quarter
     require(
         n_ticks < _MOST_STEPS * per_step,
         f"{path} has more than the {_MOST_STEPS:,} steps that are read: cut it",
     )
     notes = []
-    for note in sorted(played, key=lambda note: note.begin):
+    for note in sorted(part_notes, key=lambda note: note.begin):
         begin, end = round(note.begin / per_step), round(note.end / per_step)
         notes.append(note._replace(begin=begin, end=max(end, begin + 1)))
     n_steps = max(round(n_ticks / per_step), *(note.end for note in notes))
@@ -96,7 +97,7 @@ def read_midi(
     return [tuple(step) for step in steps.tolist()]
 
 
-class _Played(NamedTuple):
+class _PartNote(NamedTuple):
     """A note of a part. Its begin and end are in ticks of the file, or in steps."""
 
     part: int
@@ -139,15 +140,24 @@ def _file_of(path: Path, counts: Counts) -> Any:
     return file
 
 
-def _played(file: Any, counts: Counts) -> tuple[list[_Played], int]:
-    """Return the notes of a file, and its length in ticks; count what is left out."""
-    notes: list[_Played] = []
-    n_ticks = first = 0
+def _read_notes(file: Any, counts: Counts) -> tuple[list[_PartNote], int]:
+    """Return the notes of a file, with begin and end in ticks, and the length of the file in ticks.
+
+    A part is a channel of a track. A note that begins while the same one sounds ends that one; a
+    note without an end lasts as long as its track. The tracks of format 2 follow one another, those
+    of other formats begin together.
+
+    Args:
+        file: The file, as mido reads it.
+        counts: How many of what is left out or changed; these are added.
+    """
+    notes: list[_PartNote] = []
+    n_ticks = track_start = 0
     for n, track in enumerate(file.tracks):
-        begun: dict[tuple[int, int], int] = {}
-        at = first
+        sounding: dict[tuple[int, int], int] = {}  # begin by channel and pitch
+        now = track_start
         for message in track:
-            at += message.time
+            now += message.time
             if message.type == "pitchwheel" and message.pitch:
                 counts[_LEFT_OUT, "pitch bend{s}"] += 1
             elif message.is_cc(_SUSTAIN) and message.value >= 64:
@@ -155,28 +165,32 @@ def _played(file: Any, counts: Counts) -> tuple[list[_Played], int]:
             if message.type not in ("note_on", "note_off"):
                 continue
             key = message.channel, message.note
+            # A velocity of 0 ends a note.
             is_begin = message.type == "note_on" and message.velocity > 0
             if message.channel == DRUMS:
-                counts.update([_DRUM_NOTES] * is_begin)
+                if is_begin:
+                    counts[_DRUM_NOTES] += 1
                 continue
-            if is_begin and begun.get(key) == at:
+            if is_begin and sounding.get(key) == now:
                 counts[_DOUBLED] += 1
                 continue
-            if key in begun:
-                notes.append(_Played(16 * n + key[0], key[1], begun.pop(key), at))
+            if key in sounding:
+                part = 16 * n + message.channel
+                notes.append(_PartNote(part, message.note, sounding.pop(key), now))
             if is_begin:
-                begun[key] = at
-        if begun:
-            counts[_CHANGED, "note{s} without an end, held to the end of the track"] += len(begun)
-        notes += [_Played(16 * n + key[0], key[1], begin, at) for key, begin in begun.items()]
-        n_ticks = max(n_ticks, at)
+                sounding[key] = now
+        if sounding:
+            counts[_WITHOUT_END] += len(sounding)
+        for (channel, pitch), begin in sounding.items():
+            notes.append(_PartNote(16 * n + channel, pitch, begin, now))
+        n_ticks = max(n_ticks, now)
         if file.type == 2:
-            first = at
+            track_start = now
     return notes, n_ticks
 
 
 def _steps_by_part(
-    notes: list[_Played], n_steps: int, n_voices: int, counts: Counts
+    notes: list[_PartNote], n_steps: int, n_voices: int, counts: Counts
 ) -> Int[np.ndarray, "steps voices"] | None:
     """Return the steps of notes that have a part for each voice; None: they have not, or chords."""
     parts = sorted({note.part for note in notes})
@@ -195,7 +209,7 @@ def _steps_by_part(
 
 
 def _steps_by_pitch(
-    notes: list[_Played], n_steps: int, n_voices: int, counts: Counts
+    notes: list[_PartNote], n_steps: int, n_voices: int, counts: Counts
 ) -> Int[np.ndarray, "steps voices"]:
     """Return the steps of notes that are spread over the voices; count what has no voice."""
     begins: dict[int, list[int]] = {}

@@ -53,6 +53,7 @@ _LABELED = {0: "C", 4: "E", 7: "G"}
 _TICKS = 120
 """Ticks of a MIDI file in a step."""
 _VELOCITY = 80
+_OPACITY = 0.85
 _BARS, _ROWS = 16, 32
 """Bars in a row of a piano roll at the least, and rows at the most."""
 
@@ -229,7 +230,7 @@ def midi(steps: Steps, settings: MusicConfig | None = None) -> bytes:
 
     Raises:
         DataError: mido is not installed.
-        ValueError: They are not the steps of a piece (`notes_of`), or have more than 15 voices.
+        ValueError: The steps are not those of a piece (`notes_of`), or have more than 15 voices.
     """
     mido = library_of(".mid")
     settings = settings or MusicConfig()
@@ -288,14 +289,21 @@ def piano_roll(steps: Steps, form: str = "png", settings: MusicConfig | None = N
 
     Raises:
         DataError: matplotlib is not installed.
-        ValueError: They are not the steps of a piece (`notes_of`), or the form is neither.
+        ValueError: The form is another one, the steps are not those of a piece (`notes_of`), or
+            they have more than 20 voices.
     """
     more_colors = library_of(".png").colormaps["tab20"].colors
+    from matplotlib.patches import Patch
+
     from transformer_xl.train import rendered
 
     require(f".{form}" in PICTURE_SUFFIXES, f"form={form!r} must be png or svg")
     bar = 4 * (settings or MusicConfig()).steps_per_quarter
     notes, n_voices, n_bars = notes_of(steps), len(steps[0]), -(-len(steps) // bar)
+    require(
+        n_voices <= len(more_colors),
+        f"{n_voices} voices: a piano roll has colors for {len(more_colors)} at most",
+    )
     per_row = min(n_bars, max(_BARS, -(-n_bars // _ROWS)))
     n_rows = -(-n_bars // per_row)
     colors = _COLORS if n_voices <= len(_COLORS) else more_colors
@@ -310,16 +318,15 @@ def piano_roll(steps: Steps, form: str = "png", settings: MusicConfig | None = N
             start, end = row * per_row * bar, (row + 1) * per_row * bar
             in_row = [x for x in notes if x.start < end and x.start + x.length > start]
             for voice in range(n_voices):
-                sung = [note for note in in_row if note.voice == voice]
+                in_voice = [note for note in in_row if note.voice == voice]
                 axes.barh(
-                    [note.pitch for note in sung],
+                    [note.pitch for note in in_voice],
                     # A gap shows where one note ends and the next of the same pitch begins.
-                    [note.length - 0.15 for note in sung],
-                    left=[note.start for note in sung],
+                    [note.length - 0.15 for note in in_voice],
+                    left=[note.start for note in in_voice],
                     height=0.9,
                     color=colors[voice],
-                    alpha=0.85,
-                    label=_voice_name(voice, n_voices),
+                    alpha=_OPACITY,
                 )
             axes.set(xlim=(start, end), ylim=(lowest, highest))
             bars = range(row * per_row, (row + 1) * per_row, max(1, per_row // _BARS))
@@ -328,8 +335,12 @@ def piano_roll(steps: Steps, form: str = "png", settings: MusicConfig | None = N
             labeled = [x for x in range(lowest, highest + 1) if x % 12 in _LABELED]
             axes.set_yticks(labeled, [f"{_LABELED[x % 12]}{x // 12 - 1}" for x in labeled])
         rows[-1].set_xlabel("bar")
-        handles, labels = rows[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper right", ncols=n_voices)
+        # Of colors, as a voice may rest throughout a row.
+        handles = [
+            Patch(facecolor=colors[voice], alpha=_OPACITY, label=_voice_name(voice, n_voices))
+            for voice in range(n_voices)
+        ]
+        figure.legend(handles=handles, loc="outside upper right", ncols=n_voices)
 
     return rendered(form, draw, (width, height))
 
@@ -352,7 +363,8 @@ def write_music(
     Raises:
         FileExistsError: The file exists.
         DataError: mido or matplotlib is not installed.
-        ValueError: The name ends otherwise, or they are not the steps of a piece (`notes_of`).
+        ValueError: The name ends otherwise, the steps are not those of a piece (`notes_of`), or
+            have more voices than the file can represent.
     """
     path = Path(path)
     suffix = path.suffix.lower()
