@@ -119,7 +119,9 @@ class TransformerXLConfig(PreTrainedConfig):
         if use_cache is not None:
             values["use_cache"] = use_cache
 
-        for name, value in validate_settings(_Calls, {name: values[name] for name in _CALLS}).items():
+        for name, value in validate_settings(
+            _Calls, {name: values[name] for name in _CALLS}
+        ).items():
             setattr(self, name, value)
         # Validated, and completed with defaults.
         model_values = {name: values[name] for name in _SETTINGS if name in values}
