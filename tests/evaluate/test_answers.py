@@ -32,10 +32,11 @@ def test_texts_of_any_lengths_are_read_whole_in_any_batch(model, lengths, batch_
 
 
 def test_texts_that_cannot_be_read_are_named(model, lengths):
-    for wrong in ([], [[1], []]):
-        with pytest.raises(ValueError, match="at least one token each"):
-            features_of(model, wrong, lengths)
-    with pytest.raises(ValueError, match="at least 2 tokens each"):
+    with pytest.raises(ValueError, match="texts is empty: give at least one"):
+        features_of(model, [], lengths)
+    with pytest.raises(ValueError, match="each text needs 1 or more tokens: the shortest has 0"):
+        features_of(model, [[1], []], lengths)
+    with pytest.raises(ValueError, match="each text needs 2 or more tokens: the shortest has 1"):
         losses(model, [[1, 2], [1]], lengths)
     with pytest.raises(ValueError, match="mem_len=0: nothing is remembered"):
         features_of(model, [[1]], lengths._replace(mem_len=0))

@@ -198,9 +198,10 @@ def test_a_continuation_is_the_most_likely_token_each_time(model, vocab, batch_s
 
 def test_empty_texts_are_refused(model, vocab):
     lengths = Lengths.of(CONFIG, segment_len=4)
-    for wrong in ([], [[1], []]):
-        with pytest.raises(ValueError, match="at least one token each"):
-            continuations(model, vocab, wrong, lengths, length=1, stop="\n")
+    with pytest.raises(ValueError, match="texts is empty: give at least one"):
+        continuations(model, vocab, [], lengths, length=1, stop="\n")
+    with pytest.raises(ValueError, match="each text needs 1 or more tokens: the shortest has 0"):
+        continuations(model, vocab, [[1], []], lengths, length=1, stop="\n")
 
 
 def test_a_document_is_a_story_with_some_of_its_questions(tmp_path):

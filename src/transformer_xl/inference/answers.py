@@ -43,7 +43,7 @@ def _require_texts(
     if not len(texts):
         raise InputError("texts is empty: give at least one")
     if (shortest := min(map(len, texts))) < least:
-        raise InputError(f"a text has {shortest} tokens: each must have at least {least}")
+        raise InputError(f"each text needs {least} or more tokens: the shortest has {shortest}")
 
 
 @torch.no_grad()
