@@ -14,9 +14,9 @@ from transformer_xl.train.checkpoint import checkpoints as module
 from transformer_xl.train.checkpoint.checkpoints import (
     Checkpoints,
     read_about,
+    read_metadata,
     read_tensors,
     read_whole,
-    stored,
 )
 
 SHARD = "shard-00001-model-00001-of-00001.safetensors"
@@ -75,7 +75,7 @@ def test_what_was_saved_is_loaded(folder):
     assert Checkpoints(folder, World()).newest() is None
     save(folder, 3, 12)
     assert loaded(folder) == (12, [])
-    assert {name: x.size for name, x in stored(folder / "step_00000012").items()} == {
+    assert {name: x.size for name, x in read_metadata(folder / "step_00000012").items()} == {
         "a.weight": torch.Size([3, 2]),
         "b": torch.Size([1]),
     }
@@ -122,10 +122,10 @@ def test_a_checkpoint_is_on_the_disk_before_it_gets_its_name(folder, monkeypatch
 def test_before_it_counts_it_can_be_read(folder):
     found = []
 
-    def before(place: Path) -> None:
+    def read(place: Path) -> None:
         found.append((read_whole(place, "b")[""].tolist(), names(folder)))
 
-    save(folder, 4, before=before)
+    save(folder, 4, before_rename=read)
     assert found == [([4], [".unfinished-step_00000004"])]
 
 

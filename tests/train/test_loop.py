@@ -179,7 +179,7 @@ def test_what_cannot_work_is_said_before_anything_is_written(tmp_path, toy_recip
         ({"data": {"valid_fraction": 0.0}}, "no valid split"),
         ({"data": {"valid_fraction": 0.0002}}, "validation text has one token"),
         ({"generate": {"prompt": "Ω"}}, r"generate\.prompt='Ω': not in the vocabulary"),
-        ({"generate": {"prompt": ""}}, r"generate\.prompt='': the sample at the end"),
+        ({"generate": {"prompt": ""}}, r"generate\.prompt='': the sample at the end needs a token"),
         # The file is not there, so nothing has looked for it.
         ({"data": {"path": "tex\udce9.txt"}}, r"tex\\udce9.*must be UTF-8"),
         ({"generate": {"stop": ("\udce9",)}}, r"\\udce9.*must be UTF-8"),

@@ -62,8 +62,11 @@ class Interrupted(Exception):  # noqa: N818  (it is no error)
 
 
 @contextmanager
-def caught_interrupts() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM; the first one restores the default handler of SIGINT."""
+def catch_interrupts() -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM in a ``with`` block, whose target is the list of their numbers.
+
+    After the first signal, SIGINT has its previous handler, so that a second one ends at once.
+    """
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield caught
@@ -177,7 +180,7 @@ def train(
             progress.say(f"resuming after step {state.step} of {state.total_steps}")
         if state.step < state.total_steps:
             log = MetricsLog(folder.path, state.step) if world.is_first else None
-            with log or nullcontext(), caught_interrupts() as caught:
+            with log or nullcontext(), catch_interrupts() as caught:
                 _Run(config, folder, corpus, state, checkpoints, log, progress).go(caught)
         progress.stop()
         if not reports:
@@ -275,10 +278,12 @@ class _Run:
         raise stopped
 
     def _record(self, kind: str, **values: float) -> None:
+        """Write values of this step to the log; no effect in processes other than the first."""
         if self.log is not None:
             self.log.log(kind, self.state.step, **values)
 
     def _report_skip(self, update: Update) -> None:
+        """Record and show that an update was skipped. Collective."""
         state = self.state
         (loss,) = state.world.mean([float(update.loss)])
         self._record("skip", nll=loss, norm=update.norm, offset=update.offset)
@@ -289,6 +294,7 @@ class _Run:
         )
 
     def _write_log(self, lr: float) -> None:
+        """Record and show the mean loss and the speed since the last time."""
         state = self.state
         losses = state.read_losses()
         bits = sum(losses) / len(losses) / math.log(2) if losses else math.nan
@@ -301,17 +307,22 @@ class _Run:
         self.progress.update(state.step, bits if losses else None, speed)
 
     def _evaluate(self) -> None:
+        """Evaluate the validation text, and save the model if it is the best so far. Collective.
+
+        Raises:
+            Diverged: The weights are not finite.
+        """
         state, config = self.state, self.config
         self._require_finite_weights()
         model = whole_model(state.shown, config, state.world)
 
-        def judge() -> Result:
+        def evaluate_and_save_best() -> Result:
             result = _validate(config, self.corpus, model)
             if result.nll < state.best:
                 self._save_model("best", model_weights(model))
             return result
 
-        result = state.world.by_first(judge)
+        result = state.world.by_first(evaluate_and_save_best)
         bits, per_byte = result.bits_per_token, result.bits_per_byte
         self._record("valid", bits_per_token=bits, nll=result.nll)
         line = f"step {state.step}: validation {result.nll:.4f} nats, {bits:.4f} bits per token"
@@ -321,23 +332,43 @@ class _Run:
         state.best = min(state.best, result.nll)
 
     def _save(self) -> None:
+        """Start writing a checkpoint of this step, and the weights to evaluate as model ``last``.
+
+        The log and the model are on disk before the checkpoint gets its name. So when a run resumes
+        from a checkpoint, its folder has the log and the model of that step at least. Collective.
+
+        Raises:
+            Diverged: The weights are not finite.
+            OSError: The previous checkpoint could not be written.
+        """
         state = self.state
         self._require_finite_weights()
         if self.log is not None:
             self.log.sync()
-        about = state.about()
+        values = state.about()
 
-        # The checkpoint comes last: a run that goes on from it finds the rest as it should be.
-        def save_last(checkpoint: Path) -> None:
-            self._save_model("last", read_whole(checkpoint, f"{about['shown']}."))
+        def save_last_model(checkpoint: Path) -> None:
+            # Read from the checkpoint, as training may have changed the weights since.
+            self._save_model("last", read_whole(checkpoint, f"{values['shown']}."))
 
-        keep = self.config.train.keep_checkpoints
-        self.checkpoints.save(state.step, state.tensors(), about, keep, before=save_last)
+        self.checkpoints.save(
+            state.step,
+            state.tensors(),
+            values,
+            self.config.train.keep_checkpoints,
+            before_rename=save_last_model,
+        )
 
     def _save_model(self, name: str, weights: dict[str, Tensor]) -> None:
+        """Write a model folder of the run, with the vocabulary."""
         self.folder.save_model(name, self.config.model, weights, self.corpus.vocab)
 
     def _require_finite_weights(self) -> None:
+        """Require finite weights in all processes. Collective.
+
+        Raises:
+            Diverged: A weight is infinite or not a number.
+        """
         # Finite gradients may still lead to infinite weights.
         own = all(bool(local(p).isfinite().all()) for p in self.state.model.parameters())
         if not all(self.state.world.gather(own)):

@@ -15,7 +15,12 @@ from transformer_xl.config import Config, Stage, TrainConfig, World
 from transformer_xl.data import Segments
 from transformer_xl.errors import DataError
 from transformer_xl.model import LanguageModel, Memory
-from transformer_xl.train.checkpoint.checkpoints import empty, read_about, read_tensors, stored
+from transformer_xl.train.checkpoint.checkpoints import (
+    allocate,
+    read_about,
+    read_metadata,
+    read_tensors,
+)
 from transformer_xl.train.checkpoint.run_folder import OF_RAW_TEXT
 from transformer_xl.train.optim import Average, Optimizer, lr_scale
 
@@ -206,7 +211,7 @@ class TrainState:
             DataError: The checkpoint belongs to a run on another text.
             CheckpointError: The checkpoint does not fit the model.
         """
-        about, files = read_about(checkpoint), stored(checkpoint)
+        about, metadata = read_about(checkpoint), read_metadata(checkpoint)
         if about["corpus"] != self.corpus:
             raise DataError(
                 "the text is not the one that the run began with: its tokens have another "
@@ -220,16 +225,16 @@ class TrainState:
         if self.average is not None:
             self.average.n_averaged = about["averaged"]
         self.mems = [None] * len(self.mems)
-        self.optimizer.allocate(files)
+        self.optimizer.allocate(metadata)
         # Loaded in place.
         buffers, device = self.tensors(), self.model.device
         generators = {name for name in buffers if name.startswith("random")}
-        is_same_world = about["processes"] == self.world.size and generators <= files.keys()
+        is_same_world = about["processes"] == self.world.size and generators <= metadata.keys()
         if not is_same_world:
             buffers = {name: x for name, x in buffers.items() if name not in generators}
-        remembered = [name for name in files if name.startswith("mems.")]
+        remembered = [name for name in metadata if name.startswith("mems.")]
         for name in remembered:
-            whole = empty(name, files)
+            whole = allocate(metadata[name])
             rows = len(self.world.rows(len(whole)))
             buffers[name] = self._of_streams(whole.new_empty(rows, *whole.shape[1:], device=device))
         read_tensors(checkpoint, buffers, self.world)

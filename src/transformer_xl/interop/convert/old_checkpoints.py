@@ -55,13 +55,27 @@ class Checkpoint:
 
 
 def open_checkpoint(source: Path) -> Checkpoint:
-    """Open a checkpoint of any of the old implementations."""
+    """Open a checkpoint of any of the old implementations.
+
+    Args:
+        source: The file with the weights, or the folder; see :func:`find_weights`.
+
+    Returns:
+        The checkpoint. Its own settings precede those of files beside it.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        InputError: The source is not a checkpoint of a Transformer-XL.
+        CheckpointError: A file is damaged.
+    """
     path = find_weights(source)
     if path.suffix == ".safetensors":
         try:
-            checkpoint = _huggingface(path, load_file(path))
+            checkpoint = _from_huggingface(path, load_file(path))
         except SafetensorError as error:
-            raise CheckpointError(f"{path} is damaged or no safetensors file: {error}") from error
+            raise CheckpointError(
+                f"{path} is damaged or not a safetensors file: {error}"
+            ) from error
     elif path.suffix == ".index":
         tensors, cutoffs = from_tensorflow(read_tensorflow(path))
         checkpoint = Checkpoint(
@@ -69,7 +83,7 @@ def open_checkpoint(source: Path) -> Checkpoint:
         )
     else:
         checkpoint = _from_torch(path, read_pickled(path))
-    checkpoint.settings = _settings_beside(path) | checkpoint.settings
+    checkpoint.settings = _read_settings_beside(path) | checkpoint.settings
     for name, x in checkpoint.tensors.items():
         if not x.is_floating_point():
             raise InputError(f"{path}: {name} is of type {x.dtype}, and weights are real numbers")
@@ -115,23 +129,33 @@ def find_weights(source: Path) -> Path:
 
 
 def _from_torch(path: Path, content: object) -> Checkpoint:
+    """Return the checkpoint of a file of PyTorch, from what is pickled in it.
+
+    Raises:
+        InputError: The content is not a model.
+    """
     if isinstance(content, Instance):
-        return _module(path, content)
+        return _from_module(path, content)
     if isinstance(content, dict):
         if "model_state" in content:
-            return _nvidia(path, content)
+            return _from_nvidia(path, content)
         # The most frequent key in files saved by hand.
         for name in ("model", "state_dict", "model_state_dict"):
             if isinstance(content.get(name), dict | Instance):
                 return _from_torch(path, content[name])
         tensors = _named_tensors(path, content)
         if any(name.startswith("transformer.layers.") for name in tensors):
-            return _huggingface(path, tensors)
+            return _from_huggingface(path, tensors)
         return Checkpoint(path, "authors", tensors)
-    raise InputError(f"{path} holds a {type(content).__name__} and no model")
+    raise InputError(f"{path} holds a {type(content).__name__}, not a model")
 
 
 def _named_tensors(path: Path, content: Mapping[Any, Any]) -> dict[str, Tensor]:
+    """Return the tensors of a state dict, without prefixes of DataParallel.
+
+    Raises:
+        InputError: The content is not a state dict.
+    """
     tensors = {}
     for name, value in content.items():
         if isinstance(name, str) and isinstance(value, int | float | str | None):
@@ -149,13 +173,17 @@ def _named_tensors(path: Path, content: Mapping[Any, Any]) -> dict[str, Tensor]:
     return tensors
 
 
-def _module(path: Path, module: Instance) -> Checkpoint:
-    """A whole pickled module, as the authors' train.py saves it."""
+def _from_module(path: Path, module: Instance) -> Checkpoint:
+    """Return the checkpoint of a whole pickled module, as the authors' train.py saves it.
+
+    Raises:
+        InputError: The module is not a Transformer-XL.
+    """
     if (inner := _child(module, "module")) is not None:
         return _from_torch(path, inner)
     state = attributes(module)
     if "n_layer" not in state:
-        raise InputError(f"{path} holds a {module.kind} and no Transformer-XL")
+        raise InputError(f"{path} holds a {module.kind}, not a Transformer-XL")
     settings = {name: state[name] for name in _MODULE_SETTINGS if name in state}
     attention = ("layers", "0", "dec_attn")
     for place, name, ours in (
@@ -169,7 +197,7 @@ def _module(path: Path, module: Instance) -> Checkpoint:
         values = attributes(_child(module, *place))
         if name in values:
             settings[ours] = values[name]
-    settings = _plain(settings)
+    settings = _select_plain(settings)
     if isinstance(cutoffs := settings.get("cutoffs"), list):
         settings["cutoffs"] = [x for x in cutoffs if x != settings.get("n_token")]
     return Checkpoint(path, "authors", module_tensors(module), settings)
@@ -182,13 +210,19 @@ _MODULE_SETTINGS = (
 
 
 def _child(module: Instance, *names: str) -> Instance | None:
+    """Return the submodule at a path of names; None if there is none."""
     child: object = module
     for name in names:
         child = attributes(attributes(child).get("_modules")).get(name)
     return child if isinstance(child, Instance) else None
 
 
-def _nvidia(path: Path, content: dict[Any, Any]) -> Checkpoint:
+def _from_nvidia(path: Path, content: dict[Any, Any]) -> Checkpoint:
+    """Return the checkpoint of a file of NVIDIA's implementation.
+
+    Raises:
+        InputError: The content is not a model.
+    """
     if not isinstance(content["model_state"], dict):
         raise InputError(f"{path}: its model_state is not a state dict")
     tensors = {
@@ -198,11 +232,14 @@ def _nvidia(path: Path, content: dict[Any, Any]) -> Checkpoint:
         if not name.startswith("crit.shared_out_projs.")
     }
     settings = content.get("model_config")
-    settings = _plain(settings if isinstance(settings, dict) else attributes(content.get("args")))
+    settings = _select_plain(
+        settings if isinstance(settings, dict) else attributes(content.get("args"))
+    )
     return Checkpoint(path, "nvidia", tensors, settings, content.get("vocab"))
 
 
-def _huggingface(path: Path, tensors: Mapping[str, Tensor]) -> Checkpoint:
+def _from_huggingface(path: Path, tensors: Mapping[str, Tensor]) -> Checkpoint:
+    """Return the checkpoint of tensors by the names of transformers."""
     named = {name.removeprefix("transformer."): x for name, x in tensors.items()}
     for bias in ("r_w_bias", "r_r_bias"):
         pattern = re.compile(rf"layers\.\d+\.dec_attn\.{bias}")
@@ -214,7 +251,18 @@ def _huggingface(path: Path, tensors: Mapping[str, Tensor]) -> Checkpoint:
 
 
 def from_tensorflow(variables: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[int]]:
-    """Rename TensorFlow variables to the authors' PyTorch names, without the optimizer's."""
+    """Rename TensorFlow variables to the authors' PyTorch names, without those of the optimizer.
+
+    Args:
+        variables: Tensors by the names of TensorFlow.
+
+    Returns:
+        Tensors by the authors' PyTorch names, and the cutoffs; no cutoffs if each cluster has an
+        embedding table, or there is one.
+
+    Raises:
+        InputError: A variable is not one of a Transformer-XL.
+    """
     tensors: dict[str, Tensor] = {}
     biases: dict[int, Tensor] = {}
     for name, x in variables.items():
@@ -265,23 +313,43 @@ _TENSORFLOW_NAMES = (
 )
 
 
-def _settings_beside(path: Path) -> dict[str, Any]:
-    """Read ``config.json`` and ``corpus-info.json`` in the folder of a checkpoint."""
+def _read_settings_beside(path: Path) -> dict[str, Any]:
+    """Read the settings in the JSON files beside the weights of a checkpoint.
+
+    Those of ``config.json`` precede those of ``corpus-info.json``. Of a file that has no settings
+    of a model, only the cutoffs of the vocabulary are used.
+
+    Args:
+        path: The file with the weights.
+
+    Returns:
+        Settings by the authors' names; empty if there are no such files.
+
+    Raises:
+        CheckpointError: A file is damaged.
+    """
     settings: dict[str, Any] = {}
+    # The later file replaces settings of the earlier one.
     for name in ("corpus-info.json", "config.json"):
         file = path.with_name(name)
-        if file.is_file():
-            content = read_json(file)
-            # The arguments of a model are at the top level, or in one of the objects.
-            objects = [attributes(x) for x in (content, *content.values())]
-            models = [x for x in objects if {"n_layer", "d_model"} <= x.keys()]
-            cutoffs = {key: content[key] for key in ("cutoffs",) if key in content}
-            settings |= _plain(models[0] if models else cutoffs)
+        if not file.is_file():
+            continue
+        content = read_json(file)
+        # The settings of a model are at the top level, or in one of the objects.
+        objects = [attributes(x) for x in (content, *content.values())]
+        models = [x for x in objects if {"n_layer", "d_model"} <= x.keys()]
+        if models:
+            settings |= _select_plain(models[0])
+        elif "cutoffs" in content:
+            settings |= _select_plain({"cutoffs": content["cutoffs"]})
     return settings
 
 
-def _plain(settings: Mapping[Any, Any]) -> dict[str, Any]:
-    """Keep values that can be settings; a file can have anything under any name."""
+def _select_plain(settings: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the values that can be settings: numbers, texts, None, and lists of them.
+
+    A file can have anything under any name.
+    """
 
     def is_plain(value: object) -> bool:
         if isinstance(value, int):

@@ -123,7 +123,7 @@ def read_vocab(path: Path | str, *, size: int | None = None) -> Vocab:
         return _from_text(path, size)
     dataset = None
     if path.stem == "cache":
-        dataset = _settings_beside(path, "corpus-info.json").get("dataset")
+        dataset = _read_settings_beside(path, "corpus-info.json").get("dataset")
     is_python2 = head[1:2] <= b"\x02" or head[:1] != _PICKLE
     return vocab_from_object(
         read_pickled(path), path, size=size, dataset=dataset, is_python2=is_python2
@@ -266,9 +266,9 @@ def _huggingface(
     size: int | None,
 ) -> ImportedVocab:
     """Build a vocabulary from the state of TransfoXLTokenizer and the settings in its folder."""
-    about = _settings_beside(path, "tokenizer_config.json")
-    special_tokens = _settings_beside(path, "special_tokens_map.json")
-    numbered = {"added_tokens": _settings_beside(path, "added_tokens.json")}
+    about = _read_settings_beside(path, "tokenizer_config.json")
+    special_tokens = _read_settings_beside(path, "special_tokens_map.json")
+    numbered = {"added_tokens": _read_settings_beside(path, "added_tokens.json")}
     settings = _converted(about | special_tokens | numbered, _Settings, path)
     eos, unknown, *additional = settings.words
     # The settings file takes precedence over the pickle; older releases have only the pickle.
@@ -321,7 +321,7 @@ def _added(
     return [x for x in added if size is None or x.number < max(size, len(symbols))]
 
 
-def _settings_beside(path: Path, name: str) -> dict[str, Any]:
+def _read_settings_beside(path: Path, name: str) -> dict[str, Any]:
     """Read a settings file in the folder of another file; empty if it does not exist."""
     place = path.with_name(name)
     return read_json(place) if place.is_file() else {}

@@ -75,36 +75,39 @@ class Checkpoints:
         self,
         step: int,
         tensors: Mapping[str, Tensor],
-        about: Mapping[str, Any],
+        state: Mapping[str, Any],
         keep: int,
         *,
-        before: Callable[[Path], object] | None = None,
+        before_rename: Callable[[Path], object] | None = None,
     ) -> None:
         """Start writing a checkpoint. Collective: call on every rank in the same step.
 
         The tensors are copied and may change when this returns; shards are written by their owners,
-        replicated tensors once. When it is written, older checkpoints but the newest ``keep`` are
-        removed, and so are those of later steps, which were damaged.
+        replicated tensors once.
+
+        When the checkpoint is written, all others but the newest of earlier steps are removed.
+        Those of later steps are damaged: training would have resumed from an intact one.
 
         Args:
             step: The step.
             tensors: Tensors by name.
-            about: Values for ``state.json``.
-            keep: How many checkpoints to keep.
-            before: Called in the first process with the temporary folder, when it has all tensors.
+            state: Values for ``state.json``.
+            keep: Number of checkpoints to keep, this one included.
+            before_rename: Called in the first process with the temporary folder, when all tensors
+                are in it, and before it gets the name of a checkpoint.
 
         Raises:
             OSError: The previous checkpoint could not be written.
         """
         self.wait()
         # Serialized now, as training changes it.
-        state = json.dumps({"format_version": FORMAT_VERSION, **about}).encode()
+        content = json.dumps({"format_version": FORMAT_VERSION, **state}).encode()
         final = self.folder / f"step_{step:08d}"
 
         def complete(folder: Path) -> None:
-            replace_file(folder / STATE_FILE, state)
-            if before is not None:
-                before(folder)
+            replace_file(folder / STATE_FILE, content)
+            if before_rename is not None:
+                before_rename(folder)
             sums = {path.name: checksum(path) for path in sorted(folder.iterdir())}
             replace_file(folder / CHECKSUMS_FILE, json.dumps(sums).encode())
             sync(folder)
@@ -138,7 +141,7 @@ class Checkpoints:
         """Wait until the pending checkpoint is on disk.
 
         Raises:
-            OSError: It could not be written; earlier checkpoints are intact.
+            OSError: The checkpoint could not be written; earlier ones are intact.
         """
         if self._writing is None:
             return
@@ -199,8 +202,8 @@ def read_about(checkpoint: Path) -> dict[str, Any]:
     return json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
 
 
-def stored(checkpoint: Path) -> dict[str, dcp.TensorStorageMetadata]:
-    """Return the metadata of the tensors in a checkpoint, by name."""
+def read_metadata(checkpoint: Path) -> dict[str, dcp.TensorStorageMetadata]:
+    """Return the metadata of the tensors in a checkpoint, by name, without loading them."""
     metadata: Any = dcp.HuggingFaceStorageReader(str(checkpoint)).read_metadata()
     # A safetensors file has nothing but tensors.
     return metadata.state_dict_metadata
@@ -226,16 +229,28 @@ def read_tensors(checkpoint: Path, tensors: Mapping[str, Tensor], world: World) 
 
 
 def read_whole(checkpoint: Path, prefix: str) -> dict[str, Tensor]:
-    """Load the whole tensors whose names start with ``prefix``; return them without the prefix."""
-    files = stored(checkpoint)
-    tensors = {name: empty(name, files) for name in files if name.startswith(prefix)}
+    """Load the whole tensors whose names start with a prefix.
+
+    Args:
+        checkpoint: The checkpoint.
+        prefix: The beginning of the names.
+
+    Returns:
+        The tensors, by their names without the prefix.
+
+    Raises:
+        CheckpointError: The tensors cannot be read.
+    """
+    metadata = read_metadata(checkpoint)
+    names = (name for name in metadata if name.startswith(prefix))
+    tensors = {name: allocate(metadata[name]) for name in names}
     read_tensors(checkpoint, tensors, World())
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
-def empty(name: str, files: Mapping[str, dcp.TensorStorageMetadata]) -> Tensor:
-    """Allocate a whole tensor of a checkpoint, given the result of :func:`stored`."""
-    return torch.empty(files[name].size, dtype=files[name].properties.dtype)
+def allocate(metadata: dcp.TensorStorageMetadata) -> Tensor:
+    """Return an uninitialized tensor of the size and type of one in a checkpoint."""
+    return torch.empty(metadata.size, dtype=metadata.properties.dtype)
 
 
 class _Writer(dcp.HuggingFaceStorageWriter):
@@ -285,7 +300,7 @@ class _Writer(dcp.HuggingFaceStorageWriter):
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """Return the errors of all processes."""
+    """Return the errors of all processes that an error of a collective operation stands for."""
     if isinstance(error, dcp.CheckpointException):
         return [cause for cause, _ in error.failures.values()]
     return [error]
@@ -298,6 +313,7 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 
 def _remove(folder: Path) -> None:
+    """Remove a checkpoint."""
     # Renamed first, so that a half-removed checkpoint is not taken for a damaged one.
     shutil.rmtree(folder.rename(folder.with_name(f"{UNFINISHED}old-{folder.name}")))
 
