@@ -15,6 +15,17 @@ import transformer_xl as txl
 from transformer_xl.interop.convert.layouts import entries, read_weights
 from transformer_xl.interop.convert.old_checkpoints import from_tensorflow, open_checkpoint
 from transformer_xl.interop.convert.old_settings import model_config
+from transformer_xl.model import build_model
+
+
+def save_model(config, folder):
+    """Write one of our models with random weights; return its weights."""
+    model = build_model(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3)
+    model.save_pretrained(folder)
+    return load_file(folder / "model.safetensors")
 
 
 def nvidia_checkpoint(folder, tmp_path):
@@ -60,9 +71,7 @@ def renamed(config, weights, *, biases_in_layers):
 
 
 @pytest.mark.parametrize("kept", ["layers.0.dec_attn.", "layers.2.dec_attn.", ""])
-def test_a_shared_bias_of_hugging_face_may_have_any_of_its_names(
-    save_model, tiny_config, tmp_path, kept
-):
+def test_a_shared_bias_of_hugging_face_may_have_any_of_its_names(tiny_config, tmp_path, kept):
     before = save_model(tiny_config, tmp_path / "ours")
     state = renamed(tiny_config, before, biases_in_layers=True)
     biases = {f"{kept}{name}" for name in ("r_w_bias", "r_r_bias")}
@@ -134,7 +143,7 @@ def tensorflow_variables(config, weights):
 
 
 @pytest.mark.parametrize("name", TENSORFLOW)
-def test_every_kind_of_tensorflow_model_is_understood(save_model, tiny_config, tmp_path, name):
+def test_every_kind_of_tensorflow_model_is_understood(tiny_config, tmp_path, name):
     config = replace(tiny_config, **TENSORFLOW[name])
     before = save_model(config, tmp_path / "ours")
     theirs, cutoffs = from_tensorflow(tensorflow_variables(config, before))

@@ -5,6 +5,7 @@ import struct
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.convert.test_protobuf import field, written
 
 from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.interop.convert.old_checkpoints import find_weights
@@ -22,20 +23,6 @@ NUMBERS = {
     torch.bfloat16: 14,
     torch.float16: 19,
 }
-
-
-def varint(n):
-    parts = []
-    while n > 127:
-        parts.append(n & 127 | 128)
-        n >>= 7
-    return bytes([*parts, n])
-
-
-def field(number, value):
-    if isinstance(value, int):
-        return varint(number << 3) + varint(value)
-    return varint(number << 3 | 2) + varint(len(value)) + value
 
 
 def masked_crc(content):
@@ -56,7 +43,7 @@ def block(entries, kind=b"\x00"):
         while shared < min(len(key), len(before)) and key[shared] == before[shared]:
             shared += 1
         own = key[shared:]
-        content += varint(shared) + varint(len(own)) + varint(len(value)) + own + value
+        content += written(shared) + written(len(own)) + written(len(value)) + own + value
         before = key
     content += struct.pack("<II", 0, 1)
     return bytes(content) + kind + masked_crc(content + kind)
@@ -68,11 +55,11 @@ def table(entries, kind=b"\x00"):
     parts = [names[: len(names) // 2], names[len(names) // 2 :]]
     content, handles = b"", {}
     for part in parts:
-        written = block({name: entries[name] for name in part}, kind)
-        handles[part[-1] if part else b""] = varint(len(content)) + varint(len(written) - 5)
-        content += written
+        own = block({name: entries[name] for name in part}, kind)
+        handles[part[-1] if part else b""] = written(len(content)) + written(len(own) - 5)
+        content += own
     index = block(handles)
-    footer = varint(0) + varint(0) + varint(len(content)) + varint(len(index) - 5)
+    footer = written(0) + written(0) + written(len(content)) + written(len(index) - 5)
     return content + index + footer.ljust(40, b"\0") + struct.pack("<Q", 0xDB4775248B80FB57)
 
 

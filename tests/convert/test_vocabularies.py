@@ -248,6 +248,37 @@ def test_damaged_settings_are_refused(tmp_path):
         (tmp_path / name).unlink()
 
 
+ABSURD = [None, True, -1, 2**63, 1e308, "", "x", [], {}, [None], ["<eos>"], "1" * 30]
+SETTINGS = {
+    "tokenizer_config.json": {
+        "eos_token": "<eos>",
+        "unk_token": {"content": "<unk>"},
+        "additional_special_tokens": ["<x>"],
+        "added_tokens_decoder": {"2": {"content": "<x>", "special": True}},
+        "never_split": ["<x>"],
+        "delimiter": None,
+        "lower_case": False,
+        "language": "en",
+        "clean_up_tokenization_spaces": True,
+    },
+    "special_tokens_map.json": {"eos_token": "<eos>", "additional_special_tokens": ["<x>"]},
+    "added_tokens.json": {"<x>": 2},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_whatever_settings_say_a_vocabulary_is_read_or_refused(name, tmp_path):
+    (tmp_path / "vocab.txt").write_text("<eos>\n<unk>\n")
+    n_refused = 0
+    for key in SETTINGS[name]:
+        for value in ABSURD:
+            (tmp_path / name).write_text(json.dumps(SETTINGS[name] | {key: value}))
+            said = refusal(read_vocab, tmp_path / "vocab.txt")
+            assert not said or str(tmp_path) in said
+            n_refused += bool(said)
+    assert n_refused
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -1,6 +1,7 @@
 """Filters and penalties are what they are elsewhere, and every path applies them alike."""
 
 import copy
+import math
 import random
 from dataclasses import fields, replace
 from itertools import product
@@ -69,6 +70,7 @@ def probabilities(sampler, softmax, histories=()):
 @pytest.mark.parametrize(
     "settings",
     [
+        {}, {"top_k": 9}, {"top_k": 99}, {"top_p": 0.8}, {"top_k": 9, "top_p": 0.7},
         {"min_p": 0.1}, {"min_p": 1.0}, {"repetition_penalty": 1.4}, {"repetition_penalty": 0.7},
         {"top_k": 9, "min_p": 0.1}, {"top_p": 0.8, "min_p": 0.2},
         {"top_k": 9, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.2},
@@ -170,6 +172,8 @@ def test_the_largest_penalties_leave_finite_logits(logits):
     found = probabilities(sampler, softmax_of(logits), [History([1, 2] * 60)] * ROWS)
     assert found.isfinite().all()
     assert not found[:, 1].any()
+    even = probabilities(Sampler(Sampling(temperature=math.inf)), softmax_of(logits))
+    torch.testing.assert_close(even, torch.full_like(even, 1 / V))
     for temperature, penalty in product((0.5, 1.0), (1e-300, 1e-40, 1e39, 1e300)):
         sampler = Sampler(Sampling(temperature=temperature, repetition_penalty=penalty))
         found = probabilities(sampler, softmax_of(logits), [History([1, 2, 3])] * ROWS)

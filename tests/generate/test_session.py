@@ -253,12 +253,8 @@ def test_what_cannot_be_is_named(session, folder, tiny_config, tmp_path):
     drawn = generate(session.model, [10], length=5, seed=3).decode(BYTES)
     assert "".join(session.fork().generate(5, seed=3)) == drawn
     session.write("a")
-    for settings, message in (
-        ({"length": -1}, "length=-1 must be at least 0"),
-        ({"stop": [""]}, "a stop string is empty"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            session.generate(**settings)
+    with pytest.raises(ValueError, match="length=-1 must be at least 0"):
+        session.generate(length=-1)
     with pytest.raises(ValueError, match="mem_len=-1 must be at least 0"):
         Session.open(folder, mem_len=-1)
     with pytest.raises(ValueError, match="token 256 is outside the vocabulary"):

@@ -52,13 +52,19 @@ def test_a_file_with_room_is_of_one_size_and_holds_the_same(model, weights, tmp_
     assert sizes == {2 * 3 * 12 * 16 * 4}
 
 
-def test_a_state_without_random_numbers_is_read(model, weights, tmp_path):
-    path = tmp_path / "state"
+def saved(path, model, weights):
+    """Save a state; return what the file says of it, without the checksum."""
     save_state(path, generate(model, [1, 2], length=4), weights)
     with safe_open(path, "pt") as file:
         about = file.metadata()
-    # What follows is found without its help, too.
-    about.pop(CHECKSUM_KEY)
+    # What is damaged is found without its help, too.
+    del about[CHECKSUM_KEY]
+    return about
+
+
+def test_a_state_without_random_numbers_is_read(model, weights, tmp_path):
+    path = tmp_path / "state"
+    about = saved(path, model, weights)
     tensors = load_file(path)
     del tensors["random"]
     save_file(tensors, path, about)
@@ -136,12 +142,8 @@ DAMAGES = [
 def test_a_damaged_state_is_named(model, weights, tmp_path):
     for damage in DAMAGES:
         path = tmp_path / "state"
-        save_state(path, generate(model, [1, 2], length=4), weights)
+        about = saved(path, model, weights)
         tensors, content = load_file(path), path.read_bytes()
-        with safe_open(path, "pt") as file:
-            about = file.metadata()
-        # What follows is found without its help, too.
-        about.pop(CHECKSUM_KEY)
         if damage == "no metadata":
             save_file(tensors, path)
         elif damage == "no number":
@@ -164,11 +166,7 @@ def test_a_damaged_state_is_named(model, weights, tmp_path):
 
 def test_a_newer_state_is_refused_with_its_remedy(model, weights, tmp_path):
     path = tmp_path / "state"
-    save_state(path, generate(model, [1, 2], length=4), weights)
-    with safe_open(path, "pt") as file:
-        about = file.metadata()
-    # What follows is found without its help, too.
-    about.pop(CHECKSUM_KEY)
+    about = saved(path, model, weights)
     save_file(load_file(path), path, about | {"format_version": "2"})
     with pytest.raises(RuntimeError, match=r"has format 2; .* up to 1: update transformer_xl"):
         load_state(path, weights)

@@ -40,18 +40,6 @@ def _written(model, batch, **settings):
     return out[:, batch["input_ids"].shape[1] :]
 
 
-@pytest.mark.parametrize("way", ["greedy", "beams"])
-def test_a_padded_row_is_written_as_if_it_were_alone(language_model, tokenizer, texts, way):
-    batch = tokenizer(texts, padding=True, return_tensors="pt")
-    written = _written(language_model, batch, **WAYS[way])
-    for row, text in zip(written, texts, strict=True):
-        alone = _written(language_model, tokenizer(text, return_tensors="pt"), **WAYS[way])
-        assert torch.equal(row, alone[0])
-    # What stands in the padding does not matter, be it no symbol at all.
-    batch["input_ids"].masked_fill_(batch["attention_mask"] == 0, 10_000)
-    assert torch.equal(written, _written(language_model, batch, **WAYS[way]))
-
-
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0])
 @pytest.mark.parametrize("beam_size", [2, 5])
 def test_beams_are_our_own_beam_search(
@@ -82,8 +70,12 @@ def test_every_kind_of_model_writes_the_same_with_cache_and_padding(
     for way in ("beams", "greedy"):
         written = _written(model, batch, **WAYS[way])
         assert torch.equal(written, _written(model, batch, use_cache=False, **WAYS[way]))
-        alone = _written(model, tokenizer(texts[1], return_tensors="pt"), **WAYS[way])
-        assert torch.equal(written[1], alone[0])
+        for row, text in zip(written, texts[:3], strict=True):
+            alone = _written(model, tokenizer(text, return_tensors="pt"), **WAYS[way])
+            assert torch.equal(row, alone[0])
+        # What stands in the padding does not matter, be it no symbol at all.
+        ids = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, 10_000)
+        assert torch.equal(written, _written(model, {**batch, "input_ids": ids}, **WAYS[way]))
     if kind != "without memory":
         ids = tokenizer(texts[0])["input_ids"]
         assert written[0].tolist() == [
@@ -148,3 +140,37 @@ def test_what_cannot_be_is_refused(language_model, transformers, tokenizer):
         language_model(ids, attention_mask=torch.ones(1, 3))
     with pytest.raises(ValueError, match="either input_ids or inputs_embeds"):
         language_model()
+
+
+def test_rows_padded_on_the_right_go_on_behind_their_text(language_model, tokenizer, texts):
+    left, right = (
+        tokenizer(texts, padding=True, padding_side=side, return_tensors="pt")
+        for side in ("left", "right")
+    )
+    expected = _written(language_model, left, **WAYS["greedy"])
+    assert torch.equal(_written(language_model, right, **WAYS["greedy"]), expected)
+
+
+def test_padding_needs_a_mask(language_model, tokenizer, texts, any_folder, transformers):
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    ids = batch["input_ids"]
+    message = r"input_ids hold 15, and the model has 15 tokens, 0 to 14: if .* attention_mask"
+    for call in (language_model, language_model.generate):
+        with pytest.raises(ValueError, match=message):
+            call(ids)
+    with pytest.raises(ValueError, match="input_ids hold -100"):
+        language_model(torch.tensor([[-100]]))
+    with pytest.raises(ValueError, match=message):
+        language_model.generate(ids, attention_mask=torch.ones_like(ids))
+    with pytest.raises(ValueError, match="a prompt is empty"):
+        language_model.generate(ids, attention_mask=torch.zeros_like(ids))
+    # A model without a memory reads the whole text for each token.
+    other = transformers.AutoModelForCausalLM.from_pretrained(any_folder(mem_len=0)[1])
+    how = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": 3}
+    how["pad_token_id"] = tokenizer.pad_token_id
+    written = other.generate(**batch, **how)
+    for row, text in zip(written, texts, strict=True):
+        alone = other.generate(**tokenizer(text, return_tensors="pt"), **how)[0]
+        assert tokenizer.decode(row, skip_special_tokens=True) == tokenizer.decode(
+            alone, skip_special_tokens=True
+        )

@@ -40,11 +40,6 @@ def tuned(request, transformers, folder):
 
 
 def _trainer(transformers, tokenizer, model, rows, out, **settings):
-    kwargs = {
-        name: settings.pop(name)
-        for name in ("compute_metrics", "preprocess_logits_for_metrics")
-        if name in settings
-    }
     collator = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
     settings = {"per_device_train_batch_size": len(rows), "optim": "sgd"} | settings
     arguments = transformers.TrainingArguments(
@@ -61,7 +56,7 @@ def _trainer(transformers, tokenizer, model, rows, out, **settings):
         **settings,
     )
     return transformers.Trainer(
-        model, arguments, train_dataset=rows, eval_dataset=rows, data_collator=collator, **kwargs
+        model, arguments, train_dataset=rows, eval_dataset=rows, data_collator=collator
     )
 
 

@@ -9,10 +9,6 @@ def ids(vocab, text):
     return torch.tensor([vocab.encode(text[:100]), vocab.encode(text[900:1000])])
 
 
-def test_logits_are_our_log_probabilities(language_model, model, ids):
-    torch.testing.assert_close(language_model(ids).logits, model(ids).log_probs)
-
-
 def test_inputs_that_cannot_be_are_refused(language_model, ids, refused):
     with refused(r"input_ids of shape \(100,\) must be \(texts, length\)"):
         language_model(ids[0])

@@ -8,23 +8,6 @@ from transformer_xl.model import TransformerXL
 accelerate = pytest.importorskip("accelerate", reason="Trainer needs accelerate")
 
 
-def _arguments(transformers, folder, **settings):
-    return transformers.TrainingArguments(
-        output_dir=str(folder),
-        per_device_train_batch_size=4,
-        learning_rate=3e-3,
-        lr_scheduler_type="constant",
-        save_strategy="steps",
-        save_steps=2,
-        logging_steps=1,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        dataloader_num_workers=0,
-        **settings,
-    )
-
-
 @pytest.fixture
 def rows(vocab, text):
     """Texts of different lengths, which the model has not learned: backwards."""
@@ -43,8 +26,21 @@ def test_a_language_model_is_tuned_saved_and_resumed(
         model = transformers.AutoModelForCausalLM.from_pretrained(folder)
         tokenizer.padding_side = side
         collator = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
-        arguments = _arguments(
-            transformers, out, max_steps=steps, gradient_accumulation_steps=2, seed=1
+        arguments = transformers.TrainingArguments(
+            output_dir=str(out),
+            per_device_train_batch_size=4,
+            gradient_accumulation_steps=2,
+            max_steps=steps,
+            learning_rate=3e-3,
+            lr_scheduler_type="constant",
+            save_strategy="steps",
+            save_steps=2,
+            logging_steps=1,
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+            dataloader_num_workers=0,
+            seed=1,
         )
         return transformers.Trainer(
             model, arguments, train_dataset=rows, eval_dataset=rows, data_collator=collator

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from tests.ops.test_nll import Largest
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model import AdaptiveEmbedding, AdaptiveSoftmax, Embedding
@@ -133,20 +133,6 @@ def test_what_is_tied_is_the_same_and_what_is_not_is_not(pair):
         assert isinstance(proj, torch.nn.Identity) != cluster.has_proj
         if cluster.has_proj:
             assert (id(proj.weight) in projs) == cluster.ties_proj
-
-
-class Largest(TorchDispatchMode):
-    """Keeps the size of the largest tensor that was made."""
-
-    def __init__(self):
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for x in out if isinstance(out, list | tuple) else [out]:
-            self.numel = max(self.numel, x.numel() if isinstance(x, torch.Tensor) else 0)
-        return out
 
 
 @pytest.mark.parametrize("settings", [{}, {"div_val": 2}], ids=str)

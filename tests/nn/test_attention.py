@@ -2,16 +2,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.nn.conftest import filled
 
 from transformer_xl.model import Positions, RelAttention, layer
 
 
 def made(config):
-    module = RelAttention(config)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.normal_(0, 0.3)
-    return module
+    return filled(RelAttention(config), 0.3)
 
 
 def operands(module, B=2, T=3, S=7):

@@ -3,15 +3,9 @@ from inspect import unwrap
 import pytest
 import torch
 
-from transformer_xl.model import TransformerXL
 from transformer_xl.model.quantizing import compact
 
 SMALL = ["bfloat16", "int8"]
-
-
-@pytest.fixture
-def paper(tiny_config):
-    return TransformerXL(tiny_config).eval()
 
 
 @pytest.mark.parametrize("weights", SMALL)

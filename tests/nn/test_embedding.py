@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.nn.conftest import filled
 from torch._subclasses import FakeTensorMode
 
 from transformer_xl.model import (
@@ -20,23 +21,19 @@ def encodings(S, d_model=8, clamp_len=None, dtype=torch.float64):
     return relative_positions(S, d_model, clamp_len, dtype, CPU)
 
 
-def filled(config):
-    embedding = (AdaptiveEmbedding if config.div_val > 1 else Embedding)(config)
-    with torch.no_grad():
-        for parameter in embedding.parameters():
-            parameter.normal_()
-    return embedding
+def made(config):
+    return filled((AdaptiveEmbedding if config.div_val > 1 else Embedding)(config), 1.0)
 
 
 def test_an_embedding_is_a_row_times_the_root_of_the_width(tiny_config):
-    embedding = filled(tiny_config)
+    embedding = made(tiny_config)
     tokens = torch.tensor([[0, 30, 7], [7, 7, 1]])
     assert embedding.proj is None
     assert torch.equal(embedding(tokens), embedding.weight[tokens] * 4)
 
 
 def test_a_narrow_embedding_is_projected_first(tiny_config):
-    embedding = filled(replace(tiny_config, d_embed=6))
+    embedding = made(replace(tiny_config, d_embed=6))
     tokens = torch.tensor([[0, 30, 7]])
     assert embedding.weight.shape == (31, 6)
     assert embedding.proj.weight.shape == (16, 6)
@@ -55,7 +52,7 @@ ADAPTIVE = {
 
 @pytest.fixture(params=ADAPTIVE)
 def adaptive(request, tiny_config):
-    return filled(replace(tiny_config, **ADAPTIVE[request.param]))
+    return made(replace(tiny_config, **ADAPTIVE[request.param]))
 
 
 def test_an_adaptive_embedding_is_the_row_of_its_cluster_projected(adaptive):

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import torch
+from tests.nn.conftest import filled
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model import DecoderLayer, GRUGate, Positions
@@ -20,13 +21,6 @@ CONFIG = ModelConfig(
 )
 
 
-def filled(module):
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.normal_(0, 0.5)
-    return module.double().eval()
-
-
 def equations(gate, x, y):
     """Section 3.2 of Parisotto et al., each matrix by its own name."""
     W_r, W_z, W_g = gate.made_proj.weight.chunk(3)
@@ -38,14 +32,14 @@ def equations(gate, x, y):
 
 
 def test_a_gate_computes_the_equations():
-    gate = filled(GRUGate(CONFIG))
+    gate = filled(GRUGate(CONFIG)).double()
     x, y = torch.randn(2, 3, 5, 6, dtype=torch.float64)
     torch.testing.assert_close(gate(x, y), equations(gate, x, y))
     assert sum(p.numel() for p in gate.parameters()) == 6 * 6**2 + 6
 
 
 def test_a_gated_layer_is_that_of_the_paper():
-    layer = filled(DecoderLayer(CONFIG))
+    layer = filled(DecoderLayer(CONFIG)).double()
     x, memory = torch.randn(2, 3, 6).double(), torch.randn(2, 4, 6).double()
     r, (u, w) = torch.randn(7, 2, 3).double(), torch.randn(2, 2, 3).double()
     plain = replace(CONFIG, gate="none")

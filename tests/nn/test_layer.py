@@ -4,18 +4,12 @@ from itertools import product
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.nn.conftest import filled
 
 from transformer_xl.model import DecoderLayer, FeedForward, Positions
 from transformer_xl.ops import reference
 
 B, T, M, H, K, D = 2, 3, 4, 2, 8, 16
-
-
-def filled(module):
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.normal_(0, 0.4)
-    return module.eval()
 
 
 def surroundings(M=M):

@@ -29,13 +29,6 @@ VARIANTS = {
 }
 
 
-@pytest.fixture
-def folder(tiny_config, tmp_path):
-    """A saved model."""
-    TransformerXL(tiny_config).save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
-
-
 def edit_config(folder, **changes):
     path = folder / "config.json"
     values = json.loads(path.read_text()) | changes

@@ -19,18 +19,6 @@ from transformer_xl.model.pretrained import (
 
 
 @pytest.fixture
-def model(tiny_config):
-    return TransformerXL(tiny_config).eval()
-
-
-@pytest.fixture
-def folder(model, tmp_path):
-    """A saved model."""
-    model.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
-
-
-@pytest.fixture
 def weights(folder):
     return folder / "model.safetensors"
 
@@ -78,15 +66,15 @@ def test_weights_of_another_type_are_refused_by_name(folder, weights, dtype):
         TransformerXL.from_pretrained(folder)
 
 
-def test_weights_that_would_not_load_again_leave_what_was_there(model, folder, tiny_config):
+def test_weights_that_would_not_load_again_leave_what_was_there(paper, folder, tiny_config):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     other = TransformerXL(replace(tiny_config, n_layer=2))
     with pytest.raises(ValueError, match=r"is float64; weights are stored as float32.*float\(\)"):
         other.double().save_pretrained(folder)
     with torch.no_grad():
-        model.content_bias.fill_(float("nan"))
+        paper.content_bias.fill_(float("nan"))
     with pytest.raises(ValueError, match="content_bias has values that are not finite"):
-        model.save_pretrained(folder)
+        paper.save_pretrained(folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
@@ -100,29 +88,29 @@ def test_values_that_are_not_finite_are_refused_by_name(folder, weights, value):
         TransformerXL.from_pretrained(folder)
 
 
-def test_weights_without_a_checksum_load_with_a_note(model, folder, weights, caplog):
+def test_weights_without_a_checksum_load_with_a_note(paper, folder, weights, caplog):
     rewrite(weights)
     again = TransformerXL.from_pretrained(folder)
     assert "has no checksum" in caplog.text
-    assert all(map(torch.equal, model.parameters(), again.parameters()))
+    assert all(map(torch.equal, paper.parameters(), again.parameters()))
     caplog.clear()
     again.save_pretrained(folder)
     TransformerXL.from_pretrained(folder)
     assert not caplog.text
 
 
-def test_the_same_weights_make_the_same_file(model, tmp_path):
+def test_the_same_weights_make_the_same_file(paper, tmp_path):
     for name in ("one", "two"):
-        model.save_pretrained(tmp_path / name)
+        paper.save_pretrained(tmp_path / name)
     assert weights_checksum(tmp_path / "one" / "model.safetensors") == weights_checksum(
         tmp_path / "two" / "model.safetensors"
     )
 
 
-def test_several_weights_files_are_one_model(model, folder):
+def test_several_weights_files_are_one_model(paper, folder):
     shard(folder)
     again = TransformerXL.from_pretrained(folder)
-    assert all(map(torch.equal, model.parameters(), again.parameters()))
+    assert all(map(torch.equal, paper.parameters(), again.parameters()))
     assert main(["doctor", str(folder)]) == 0
 
 
@@ -185,9 +173,9 @@ def _make_infinite(tensors, about):
         (_make_infinite, "states that are not finite"),
     ],
 )
-def test_a_damaged_memory_is_found(model, tmp_path, damage, message):
+def test_a_damaged_memory_is_found(paper, tmp_path, damage, message):
     path = tmp_path / "state"
-    _, mems = model.read(torch.tensor([[1, 2, 3]]))
+    _, mems = paper.read(torch.tensor([[1, 2, 3]]))
     write_state(path, State(mems, 1, None), "x")
     with safe_open(path, "pt") as file:
         about = file.metadata()
@@ -195,4 +183,4 @@ def test_a_damaged_memory_is_found(model, tmp_path, damage, message):
     damage(tensors, about)
     save_file(tensors, path, about)
     with pytest.raises(RuntimeError, match=message):
-        load_state(path, "x", model)
+        load_state(path, "x", paper)

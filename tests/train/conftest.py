@@ -2,6 +2,7 @@
 
 import itertools
 import signal
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from transformer_xl.config.distributed import World
 from transformer_xl.data import prepare
+from transformer_xl.inference.evaluate import evaluate
 from transformer_xl.train import Network, loop, train_step
 from transformer_xl.train.beginning import fit_to_corpus, new_state
 from transformer_xl.train.metrics import read_metrics
@@ -94,3 +96,20 @@ def clock(monkeypatch):
         monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
 
     return set_pace
+
+
+@pytest.fixture
+def validated(monkeypatch):
+    """Set the losses of the validations to come; return the weights that they are of."""
+
+    def set_losses(*losses):
+        weights, left = [], iter(losses)
+
+        def validate(config, corpus, model):
+            weights.append(model.content_bias.detach().clone())
+            return replace(evaluate(model, corpus.split("valid")[:20]), nll=next(left))
+
+        monkeypatch.setattr(loop, "_validate", validate)
+        return weights
+
+    return set_losses

@@ -144,22 +144,12 @@ def test_an_end_that_is_interrupted_is_made_by_the_same_command(tmp_path, short,
     assert (tmp_path / "report.html").exists()
 
 
-@pytest.fixture
-def tested(tmp_path, short):
-    """Makes recipes with a test text of its own."""
-
-    def make(name, text):
-        path = tmp_path / f"{name}.txt"
-        path.write_text(text * 20)
-        return short(data={"test_path": str(path)})
-
-    return make
-
-
 def test_another_test_text_or_length_is_evaluated_without_training_again(
-    tmp_path, tested, monkeypatch, no_work
+    tmp_path, short, monkeypatch, no_work
 ):
-    one, other = tested("one", "the cat ran to sea\n"), tested("other", "sea to ran dog cat the\n")
+    for name, text in (("one", "the cat ran to sea\n"), ("other", "sea to ran dog cat the\n")):
+        (tmp_path / name).write_text(text * 20)
+    one, other = (short(data={"test_path": str(tmp_path / name)}) for name in ("one", "other"))
     first = train(one, tmp_path / "run", quiet=True)
     monkeypatch.setattr(loop, "train_step", None)
     results = train(other, tmp_path / "run", quiet=True)

@@ -2,8 +2,6 @@
 
 import math
 import signal
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +9,8 @@ from safetensors.torch import load_file
 
 from transformer_xl.config.device import pick_device
 from transformer_xl.data import prepare
-from transformer_xl.inference.evaluate import evaluate
 from transformer_xl.model import TransformerXL
-from transformer_xl.train import Interrupted, loop, train
+from transformer_xl.train import Interrupted, train
 from transformer_xl.train.checkpoint.checkpoints import read_about, read_whole
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -152,16 +149,8 @@ def test_weights_that_are_no_numbers_are_never_kept(tmp_path, toy_recipe, at_ste
 
 
 @pytest.mark.usefixtures("unfinished")
-def test_the_best_model_is_that_of_the_lowest_validation_loss(tmp_path, toy_recipe, monkeypatch):
-    weights = []
-    losses = iter([3.0, 1.0, 2.0])
-
-    def validate(config, corpus, model):
-        weights.append(model.content_bias.detach().clone())
-        result = evaluate(model, corpus.split("valid")[:20])
-        return replace(result, nll=next(losses))
-
-    monkeypatch.setattr(loop, "_validate", validate)
+def test_the_best_model_is_that_of_the_lowest_validation_loss(tmp_path, toy_recipe, validated):
+    weights = validated(3.0, 1.0, 2.0)
     train(toy_recipe(), tmp_path, quiet=True)
     best = TransformerXL.from_pretrained(tmp_path / "model" / "best")
     assert torch.equal(best.content_bias, weights[1])
@@ -189,25 +178,16 @@ def test_what_cannot_work_is_said_before_anything_is_written(tmp_path, toy_recip
         assert not (tmp_path / "run").exists(), sections
 
 
-@pytest.fixture
-def long_prompt(tmp_path):
-    """The data of a table whose first prompt is long, with the same text for all splits."""
-    data = {"reset_at": "\n", "completion_at": "\t"}
-    for name in ("path", "valid_path", "test_path"):
-        path = tmp_path / f"{name}.txt"
-        path.write_text("the cat " * 50 + "\tyes\n" + "a dog\tno\n" * 50)
-        data[name] = str(path)
-    return data
-
-
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
 def test_a_text_without_a_completion_is_refused_before_anything_is_written(
-    tmp_path, toy_recipe, long_prompt, split
+    tmp_path, toy_recipe, split
 ):
-    path = Path(long_prompt["path" if split == "train" else f"{split}_path"])
-    path.write_text("the cat saw a dog\n" * 20 + "\t" * (split == "train"))
     # All characters of the held-out text must be in the vocabulary.
-    data = {**long_prompt, "vocab_from": "all"}
+    data = {"reset_at": "\n", "completion_at": "\t", "vocab_from": "all"}
+    for name in ("train", "valid", "test"):
+        path = tmp_path / f"{name}.txt"
+        path.write_text(("a dog\tno\n" if name != split else "the cat saw a dog\n") * 60)
+        data["path" if name == "train" else f"{name}_path"] = str(path)
     with pytest.raises(ValueError, match=f"{split}: the text has no completion: the token "):
         train(toy_recipe(data=data), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()

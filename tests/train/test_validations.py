@@ -1,33 +1,13 @@
 """Validations with other settings are not compared with those before, and the user is told."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from transformer_xl.inference.evaluate import evaluate
 from transformer_xl.model import TransformerXL
-from transformer_xl.train import Interrupted, loop, train
+from transformer_xl.train import Interrupted, train
 from transformer_xl.train.checkpoint.checkpoints import read_about
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread", "unfinished")]
-
-
-@pytest.fixture
-def validated(monkeypatch):
-    """Set the losses of the validations to come; return the weights that they are of."""
-
-    def set_losses(*losses):
-        weights, left = [], iter(losses)
-
-        def validate(config, corpus, model):
-            weights.append(model.content_bias.detach().clone())
-            return replace(evaluate(model, corpus.split("valid")[:20]), nll=next(left))
-
-        monkeypatch.setattr(loop, "_validate", validate)
-        return weights
-
-    return set_losses
 
 
 @pytest.fixture
