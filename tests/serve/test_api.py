@@ -9,6 +9,8 @@ for _name in ("fastapi", "uvicorn", "prometheus_client"):
 httpx = pytest.importorskip("httpx")
 openai = pytest.importorskip("openai")
 
+from transformer_xl.apps.serve import serve_settings  # noqa: E402  (it needs these)
+
 COMPLETIONS = "/v1/completions"
 
 
@@ -186,22 +188,38 @@ def test_where_no_token_begins_a_text_an_empty_prompt_is_refused(made, run_serve
 
 
 def test_the_path_of_a_model_may_have_slashes_and_names_are_accepted_hosts(made, run_server):
-    with run_server(made, name="group/tiny", names=("Models.example",)) as server:
+    with run_server(made, name="group/tiny", names=("Models.example", "*.b.example")) as server:
         url = f"{server.address}/v1/models"
         (listed,) = httpx.get(url).json()["data"]
         assert httpx.get(f"{url}/group%2Ftiny").json() == listed
         assert httpx.get(f"{url}/tiny").json()["error"]["code"] == "model_not_found"
-        for host, status in [("models.example", 200), ("models.example:443", 200), ("x.y", 400)]:
-            assert httpx.get(url, headers={"Host": host}).status_code == status
+        hosts = [
+            "models.example",
+            "MODELS.example.:443",
+            "a.b.example",
+            "10.1.2.3:80",
+            "[fe80::1]:80",
+        ]
+        for host in [*hosts, "x.y", "b.example", "x.models.example", "1.evil.example"]:
+            status = 200 if host in hosts else 400
+            assert httpx.get(url, headers={"Host": host}).status_code == status, host
 
 
 def test_pages_of_other_hosts_are_kept_out(http):
     plain = {"Content-Type": "text/plain"}
     body = json.dumps({"prompt": "a"}).encode()
     assert http.post(COMPLETIONS, content=body, headers=plain).status_code == 415
-    assert http.get("/v1/models", headers={"Host": "evil.example"}).status_code == 400
+    answer = http.get("/v1/models", headers={"Host": "evil.example"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unknown_host")
+    assert "'evil.example' is not accepted: start txl serve with --names NAME" in answer.text
     answer = http.get("/v1/models", headers={"Origin": "http://evil.example"})
     assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize("host", ["LOCALHOST", "127.1", "2130706433", "::1", "::ffff:127.0.0.1"])
+def test_each_spelling_of_a_loopback_address_accepts_its_own_names(host):
+    assert serve_settings.ServeSettings(host=host).hosts == ("localhost", host.lower())
+    assert not serve_settings.ServeSettings(host="0.0.0.0").hosts
 
 
 def test_models_health_and_numbers(client, http):

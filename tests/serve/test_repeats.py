@@ -10,6 +10,8 @@ for _name in ("fastapi", "uvicorn", "prometheus_client"):
 httpx = pytest.importorskip("httpx")
 
 from transformer_xl.apps.serve import errors, repeats, schemas  # noqa: E402  (they need these)
+from transformer_xl.apps.serve.serve_settings import ServeSettings  # noqa: E402
+from transformer_xl.apps.serve.service import Service  # noqa: E402
 
 ASKED = {"prompt": "abc", "session": "tale", "max_tokens": 7}
 
@@ -34,7 +36,7 @@ def test_the_same_key_gets_the_same_answer_and_appends_nothing(made, run_server,
     with run_server(made, sessions=tmp_path) as server:
         first = post(server, "one", seed=3).json()
         assert post(server, "one", seed=3).json() == first | {"repeated": True}
-        body = {"prompt": "d", "max_tokens": 5, "logprobs": 2}
+        body = {"prompt": "d", "max_tokens": 5}
         streamed = events(post(server, "two", stream=True, **body))
     # After a restart, too, and in a stream.
     with run_server(made, sessions=tmp_path) as server:
@@ -68,6 +70,9 @@ def test_a_key_belongs_to_one_request_of_a_session(made, run_server):
         assert post(server, "a key").status_code == 400
         assert post(server, "x" * 256).status_code == 400
         assert post(server, session=None, session_turn=0).status_code == 400
+        refused = post(server, "two", logprobs=0)
+        assert refused.status_code == 400
+        assert "logprobs are not stored with an Idempotency-Key" in refused.text
 
 
 def test_a_request_for_another_turn_is_refused(made, run_server):
@@ -104,9 +109,27 @@ def test_a_note_of_the_version_before_has_its_turns_and_damage_is_told():
     body = schemas.CompletionRequest(prompt="a", session="tale")
     assert repeats.note_of("") == repeats.Note()
     old = repeats.note_of('{"turns": 3, "told": [{"key": "one", "turn": 3}]}')
-    assert old.after(body, "two", "{}").turns == 4
-    with pytest.raises(errors.ApiError, match="was used for another request"):
-        old.answered(body, "one")
+    for note in (old, old.after(body, "two", "{}"), old.after(body, None, "{}")):
+        with pytest.raises(errors.ApiError, match=r"is not stored.*: nothing is appended"):
+            repeats.note_of(note.encoded()).answered(body, "one")
+    assert note.turns == 4
     for damaged in ("{", "[]", '{"turns": -1}', '{"turns": 1, "more": 2}', '{"told": [1]}'):
         with pytest.raises(errors.SessionError, match="damaged"):
             repeats.note_of(damaged)
+
+
+def test_the_answers_of_keys_have_room_in_session_bytes(made):
+    body = schemas.CompletionRequest(prompt="a", session="tale")
+    for size, stored in ((repeats.LARGEST_ANSWER, True), (repeats.LARGEST_ANSWER + 1, False)):
+        note = repeats.Note().after(body, "one", '"' * size)
+        assert len(note.encoded()) < 2 * repeats.LARGEST_ANSWER + 500
+        if stored:
+            assert note.answered(body, "one") == '"' * size
+    with pytest.raises(errors.ApiError, match="is not stored, as it was too long"):
+        note.answered(body, "one")
+    settings = ServeSettings(session_bytes=4 * repeats.LARGEST_ANSWER + 100_000)
+    sessions = Service(made.model, made.vocab, made.weights, settings, "it").sessions
+    sessions.open("a")
+    sessions.open("b")
+    with pytest.raises(errors.SessionError, match="there are 2 sessions"):
+        sessions.open("c")

@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -104,7 +105,7 @@ def test_there_is_an_end_to_how_many_there_are(made, state, tmp_path, in_folder,
     put(kept, "a", state)
 
 
-def test_what_nobody_uses_is_deleted(made, state, tmp_path, caplog):
+def test_what_nobody_uses_is_deleted(made, state, tmp_path, caplog, monkeypatch):
     now = [1000.0]
     kept = sessions_in(made.weights, tmp_path, session_idle=60, clock=lambda: now[0])
     for name in "abc":
@@ -114,16 +115,41 @@ def test_what_nobody_uses_is_deleted(made, state, tmp_path, caplog):
     now[0] += 20
     kept.open("c")
     # What cannot be deleted does not keep others from it.
-    path_of(tmp_path, "a").unlink()
-    path_of(tmp_path, "a").mkdir()
-    kept.expire()
-    assert "session a cannot be deleted: " in caplog.text
-    path_of(tmp_path, "a").rmdir()
+    unlink = Path.unlink
+
+    def fails(path, **how):
+        if path == path_of(tmp_path, "a"):
+            raise OSError("the disk is gone")
+        unlink(path, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", fails)
+        kept.expire()
+    assert "session a cannot be deleted: the disk is gone" in caplog.text
     assert {s["id"] for s in kept.all()} == {"a", "c", "new"}
     kept.close("c", state)
     kept.expire()
     assert [s["id"] for s in kept.all()] == ["c", "new"]
     assert len(list(tmp_path.rglob("*.safetensors"))) == 2
+
+
+def test_a_session_whose_file_was_removed_is_gone(made, state, tmp_path):
+    kept = sessions_in(made.weights, tmp_path)
+    for name in "ab":
+        put(kept, name, state)
+        path_of(tmp_path, name).unlink()
+    with pytest.raises(SessionError, match="there is no session 'a'"):
+        kept.peek("a")
+    assert kept.open("b") is None
+    assert not kept.all()
+    kept.close("b", state)
+    assert same(kept.peek("b"), state)
+    # Nor does a folder in its place stay listed, and it is left alone.
+    path_of(tmp_path, "b").unlink()
+    path_of(tmp_path, "b").mkdir()
+    kept.delete("b")
+    assert not kept.all()
+    assert path_of(tmp_path, "b").is_dir()
 
 
 def test_sessions_belong_to_the_weights_that_were_loaded(made, make_model, state, tmp_path):

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Path, Query
 from prometheus_client import generate_latest
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -45,8 +44,6 @@ def create_app(service: Service) -> FastAPI:
         # A proxy may have removed a part of the path that a redirect would need.
         redirect_slashes=False,
     )
-    hosts = [*service.settings.hosts]
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
     app.add_middleware(Guard, service=service)
     add_handlers(app)
     for add in (_add_completions, _add_models, _add_health, _add_sessions):

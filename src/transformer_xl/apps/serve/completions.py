@@ -152,6 +152,9 @@ class Answer:
         if self._max_tokens > service.settings.max_tokens:
             message = f"max_tokens={body.max_tokens} must be at most {service.settings.max_tokens}"
             raise ApiError(400, message, "too_long", "max_tokens")
+        if self._key is not None and body.logprobs is not None:
+            message = "logprobs are not stored with an Idempotency-Key: leave one of them out"
+            raise ApiError(400, message, "unsupported", "logprobs")
         if not body.session and (self._key is not None or body.session_turn is not None):
             param = "session_turn" if self._key is None else "Idempotency-Key"
             message = f"{param} is for sessions: name one, or leave it out"

@@ -1,7 +1,8 @@
-"""Middleware for every request: keys, size and type of the body, metrics, the access log."""
+"""Middleware for every request: hosts, keys, size and type of the body, metrics, the access log."""
 
 import hmac
 import logging
+import re
 import time
 
 from starlette.exceptions import HTTPException
@@ -11,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from transformer_xl.apps.serve.errors import ApiError
 from transformer_xl.apps.serve.responses import error_response
 from transformer_xl.apps.serve.service import Service
+from transformer_xl.model import shown
 
 log = logging.getLogger("transformer_xl.serve")
 
@@ -25,6 +27,8 @@ class Guard:
         self._app, self._service = app, service
         self._limit = service.settings.max_body
         self._keys = [key.encode() for key in service.settings.keys]
+        self._hosts = service.settings.hosts
+        self._domains = tuple(name[1:] for name in self._hosts if name.startswith("*"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or respond with an error."""
@@ -63,12 +67,20 @@ class Guard:
             log.info("%s %s %d %.3f s%s", scope["method"], path, status, seconds, note)
 
     def _require_allowed(self, request: Request) -> None:
-        """Require a key, and JSON.
+        """Require an accepted host, a key, and JSON.
 
         Raises:
-            ApiError: The key is missing or wrong, or the body is of another type.
+            ApiError: The host is another one, the key is missing or wrong, or the body is of
+                another type.
         """
         headers, path = request.headers, request.scope["path"]
+        host = re.sub(r":[0-9]*$", "", headers.get("host", "").lower()).removesuffix(".")
+        # Only a name can be made to mean another machine, and an address cannot.
+        is_address = re.fullmatch(r"[0-9.]+|\[[0-9a-f:.]+\]", host) is not None
+        is_known = is_address or host in self._hosts or host.endswith(self._domains)
+        if self._hosts and not is_known:
+            message = f"the host {shown(host)} is not accepted: start txl serve with --names NAME"
+            raise ApiError(400, message, "unknown_host")
         if self._keys and path not in _PUBLIC_PATHS:
             scheme, _, key = headers.get("authorization", "").partition(" ")
             sent = key.strip().encode("latin-1")

@@ -14,6 +14,9 @@ import msgspec
 from transformer_xl.apps.serve.errors import ApiError, SessionError
 from transformer_xl.apps.serve.schemas import CompletionRequest
 
+LARGEST_ANSWER = 1 << 17
+"""Characters of a response, in ASCII, that are stored with its Idempotency-Key."""
+
 
 class Note(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True):
     """What a session keeps with its state."""
@@ -25,7 +28,7 @@ class Note(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, froze
     request: str = ""
     """A digest of that request."""
     answer: str = ""
-    """The JSON of its answer."""
+    """The JSON of its answer; "": it was too large."""
     told: list[dict[str, object]] = []
     """Answers that a version before kept in another form."""
 
@@ -35,19 +38,30 @@ class Note(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, froze
 
     def after(self, body: CompletionRequest, key: str | None, answer: str) -> "Note":
         """Return the note after another answer; its JSON is kept if the request has a key."""
+        note = msgspec.structs.replace(self, turns=self.turns + 1)
         if key is None:
-            return Note(self.turns + 1, self.key, self.request, self.answer)
-        return Note(self.turns + 1, key, digest(body), answer)
+            return note
+        answer = answer if len(answer) <= LARGEST_ANSWER else ""
+        return msgspec.structs.replace(note, key=key, request=digest(body), answer=answer)
 
     def answered(self, body: CompletionRequest, key: str | None) -> str:
         """Return the answer that was given to a request; "" if it is a new one.
 
         Raises:
-            ApiError: The key was given with another request, or the request is for another turn.
+            ApiError: The key was given with another request, its answer is not stored, or the
+                request is for another turn.
         """
-        if key and key == self.key and self.request == digest(body):
+        is_repeated = key is not None and key == self.key and self.request == digest(body)
+        if is_repeated and self.answer:
             return self.answer
-        if key and key in (self.key, *(each.get("key") for each in self.told)):
+        if is_repeated or (key and key in [each.get("key") for each in self.told]):
+            message = (
+                "this Idempotency-Key was answered, and the answer is not stored, as it was too "
+                "long or of the version before: nothing is appended; GET /v1/sessions/NAME has "
+                "the tokens"
+            )
+            raise ApiError(409, message, "answer_not_stored", "Idempotency-Key")
+        if key and key == self.key:
             message = "this Idempotency-Key was used for another request: take a new one"
             raise ApiError(409, message, "idempotency_key_reused", "Idempotency-Key")
         if body.session_turn not in (None, self.turns):

@@ -1,7 +1,9 @@
 """How a model is served: addresses and limits."""
 
 import re
+import socket
 from dataclasses import dataclass, field
+from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import Annotated
 
@@ -27,8 +29,8 @@ class ServeSettings:
     port: Annotated[int, Range(ge=0, le=65_535)] = 8000
     """Port to listen on; 0: a free one, which is logged."""
     names: tuple[str, ...] = ()
-    """Host names that are accepted besides localhost, such as that of a proxy; *.example.com: all
-    of that domain. None are needed with another --host than 127.0.0.1, which accepts all."""
+    """Host names that are accepted besides localhost and IP addresses, such as that of a proxy;
+    *.example.com: all of that domain. Without any, another --host than 127.0.0.1 accepts all."""
     preface: bool = True
     """Read the preface of the model, if it has one, into the memory before texts that begin."""
     api_key: str | None = field(default=None, metadata=HIDDEN)
@@ -99,12 +101,18 @@ class ServeSettings:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts that requests may name: a page elsewhere can let its name mean this machine."""
-        is_local = self.host in ("localhost", "::1") or self.host.startswith("127.")
-        if not (is_local or self.names):
-            return ("*",)
-        own = f"[{self.host}]" if ":" in self.host else self.host
-        return "localhost", "127.0.0.1", "[::1]", own, *self.names
+        """Names, besides all IP addresses, that requests may have as their host; none: any.
+
+        On a loopback address a page elsewhere could let its own name mean this machine.
+        """
+        found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0][4][0]
+        address = ip_address(found)
+        if isinstance(address, IPv6Address):
+            address = address.ipv4_mapped or address
+        if not (address.is_loopback or self.names):
+            return ()
+        names = "localhost", self.host, *self.names
+        return tuple(name.lower().removesuffix(".") for name in names)
 
     @property
     def folder(self) -> Path | None:

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from transformer_xl.apps.serve.chat import chat_template
 from transformer_xl.apps.serve.engine import Engine, Parts, tell
 from transformer_xl.apps.serve.errors import session_error
+from transformer_xl.apps.serve.repeats import LARGEST_ANSWER
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.sessions import Sessions
 from transformer_xl.config import MAX_HISTORY, GenerateConfig, require, total_memory
@@ -68,7 +69,8 @@ class Service:
         self.created = int(time.time())
         self.n_streams = 0
         mem_len = model.config.mem_len
-        largest = largest_state(model, mem_len, max(mem_len, MAX_HISTORY))
+        # In the note the answer is a text of JSON once more: quotation marks are escaped.
+        largest = largest_state(model, mem_len, max(mem_len, MAX_HISTORY)) + 2 * LARGEST_ANSWER
         self.sessions = Sessions(settings, weights, model, largest=largest)
         self.engine = Engine(model, settings, self._deliver)
         self.metrics = registry = CollectorRegistry()

@@ -87,6 +87,7 @@ class Sessions:
                 raise SessionError(429, "too_many_sessions", message)
             self._busy.add(name)
         try:
+            # Without its file, if someone removed it, the session begins anew.
             return self._read(name) if exists else None
         except BaseException:
             self._release(name)
@@ -116,13 +117,15 @@ class Sessions:
             if name not in self._used:
                 self._require_free(name)
             self.describe(name)
-        return self._read(name)
+        if state := self._read(name):
+            return state
+        raise _not_found(name)
 
     def describe(self, name: str) -> dict[str, Any]:
         """Describe a session, as a list of them shows it, without loading it."""
         with self._lock:
             if name not in self._used and name not in self._busy:
-                raise SessionError(404, "session_not_found", f"there is no session {name!r}")
+                raise _not_found(name)
             used = int(self._used.get(name, self._clock()))
             return {"id": name, "object": "session", "used": used, "is_busy": name in self._busy}
 
@@ -138,8 +141,9 @@ class Sessions:
             self._require_free(name)
             if self._folder is None:
                 del self._states[name]
-            else:
-                path_of(self._folder, name).unlink(missing_ok=True)
+            elif not _kind_other_than_file(path := path_of(self._folder, name)):
+                # What took its place is not a session's: it is left alone.
+                path.unlink(missing_ok=True)
             del self._used[name]
 
     def expire(self) -> None:
@@ -154,10 +158,20 @@ class Sessions:
                 except OSError as error:
                     log.error("session %s cannot be deleted: %s", name, error)
 
-    def _read(self, name: str) -> State:
+    def _read(self, name: str) -> State | None:
+        """Return the state of a session; None, and the session is gone, if its file is missing."""
         if self._folder is None:
-            return self._states[name]
-        return load_state(path_of(self._folder, name), self._weights, self._model, follow=False)
+            return self._states.get(name)
+        path = path_of(self._folder, name)
+        try:
+            return load_state(path, self._weights, self._model, follow=False)
+        except FileNotFoundError:
+            log.warning("session %s is gone: its file %s was removed", name, path)
+            with self._lock:
+                # Since it was removed, it may have begun anew.
+                if not path.exists():
+                    self._used.pop(name, None)
+            return None
 
     def _write(self, name: str, state: State) -> None:
         if self._folder is None:
@@ -179,6 +193,10 @@ class Sessions:
         if name in self._busy:
             message = f"session {name!r} is in use by another request: wait until it has ended"
             raise SessionError(409, "session_busy", message)
+
+
+def _not_found(name: str) -> SessionError:
+    return SessionError(404, "session_not_found", f"there is no session {name!r}")
 
 
 def path_of(folder: Path, name: str) -> Path:

@@ -24,8 +24,8 @@ _PROMPT_CONTEXT = 1024
 """Tokens of a prompt that decide how what follows it is decoded: it may have an open quotation."""
 
 Reason = Literal["stop", "length", "cancelled", "late", "stopping", "failed"]
-"""Why a text ends. repetition: it loops. late: the deadline passed before it began. stopping: the
-server stops before it began. failed: an internal error of the server."""
+"""Why a text ends. late: the deadline passed before it began. stopping: the server stops before it
+began. failed: an internal error of the server."""
 
 
 class Scored(NamedTuple):
