@@ -44,7 +44,7 @@ dist:
 docs:
 	@scripts/setup dev
 	# Sphinx keeps pages of what is gone.
-	@rm -rf build/docs/_modules build/docs/generated
+	@rm -rf build/docs/*
 	.venv/bin/python -m sphinx --quiet --write-all --fail-on-warning --keep-going docs build/docs
 	.venv/bin/python scripts/docs/site_links.py build/docs
 
