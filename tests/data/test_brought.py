@@ -277,6 +277,6 @@ def test_a_word_without_a_token_is_an_error_of_ours(tmp_path):
 def test_what_is_no_tokenizer_is_named(tmp_path, name, data):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(
-        ValueError, match=r"data\.tokenizer=.* is no tokenizer\.json .*transformers writes"
+        ValueError, match=r"data\.tokenizer=.* is not a tokenizer\.json .*transformers writes"
     ):
         bring(tmp_path / name)

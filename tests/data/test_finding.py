@@ -46,7 +46,7 @@ def test_a_folder_is_read_in_order_without_what_is_no_text(tmp_path):
     found = list_folder(tmp_path, said)
     assert [file.relative_to(tmp_path).as_posix() for file in found] == ["a.py", "a/z.md", "b.txt"]
     assert said == [
-        f"skipped 3 files of {tmp_path} that are empty or no text: empty, image.png, latin"
+        f"skipped 3 files of {tmp_path} that are empty or not text: empty, image.png, latin"
     ]
 
 

@@ -96,7 +96,7 @@ def test_edited_rules_are_refused(change, tmp_path):
 
 
 def test_rules_name_symbols_that_exist():
-    with pytest.raises(ValueError, match="eos='</s>' is no symbol"):
+    with pytest.raises(ValueError, match="eos='</s>' is not a symbol"):
         imported(dataclasses.replace(MOSES, eos="</s>"))
     with pytest.raises(ValueError, match="needs an eos"):
         imported(Rules(join="words", line_ends="after"))

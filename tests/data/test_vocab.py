@@ -200,20 +200,20 @@ def test_a_damaged_vocabulary_is_refused(change, message, tmp_path):
 def test_what_is_no_row_of_symbols_is_not_decoded(kind, refused):
     vocab = train_vocab(kind, ["to be or not to be"])
     for ids in ([-1], [10**9], [1.0], ["1"], 1, "1", None, [[1]]):
-        with refused(r"is no symbol|must be integers in a row"):
+        with refused(r"is not a symbol|must be integers in a row"):
             unwrap(type(vocab).decode)(vocab, ids)
         if kind != "words":
-            with refused(r"is no symbol|must be integers in a row"):
+            with refused(r"is not a symbol|must be integers in a row"):
                 unwrap(type(vocab).decode_bytes)(vocab, ids)
     for number in (-1, len(vocab)):
-        with refused(f"{number} is no symbol: this vocabulary has 0 to"):
+        with refused(f"{number} is not a symbol: this vocabulary has 0 to"):
             vocab.stream_decoder().push(number)
 
 
 def test_what_is_no_text_is_refused_with_what_to_give():
     for text in (b"a b", Path("a.txt"), None, ["a b"]):
         for encode in (BPE.encode, BPE.encode_lines, BPE.encode_known, BPE.number_of):
-            with pytest.raises(ValueError, match=r" is \w+ and no text \(str\): give one text, as"):
+            with pytest.raises(ValueError, match=r" is \w+, not a text \(str\): give one text, as"):
                 encode(text)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from transformer_xl.apps.serve.engine import Engine, tell
+from transformer_xl.apps.serve.engine import Engine, deliver_to_sinks
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.texts import Part, Text
 from transformer_xl.config import GenerateConfig, ModelConfig
@@ -145,7 +145,7 @@ def start(made: Made) -> Iterator[Callable[..., Engine]]:
     engines: list[Engine] = []
 
     def begin(
-        model: TransformerXL | None = None, deliver: Callable = tell, **settings: Any
+        model: TransformerXL | None = None, deliver: Callable = deliver_to_sinks, **settings: Any
     ) -> Engine:
         engines.append(Engine(model or made.model, ServeSettings(**settings), deliver))
         engines[-1].start()

@@ -163,7 +163,7 @@ def test_what_cannot_work_is_said_before_anything_is_written(tmp_path, toy_recip
     for sections, message in (
         ({"train": {"batch_size": 4000}}, "batch_size=4000 x segment_len=8 needs 32,000"),
         ({"model": {"vocab_size": 99}}, "vocab_size=99 is not the size .* leave it out"),
-        ({"data": {"reset_at": "<eos>"}}, "data.reset_at: '<eos>' is no symbol"),
+        ({"data": {"reset_at": "<eos>"}}, "data.reset_at: '<eos>' is not a symbol"),
         ({"data": {"reset_at": "\n"}, "model": {"reset_at": 3}}, "reset_at=3 is not the number"),
         ({"data": {"valid_fraction": 0.0}}, "no valid split"),
         ({"data": {"valid_fraction": 0.0002}}, "validation text has one token"),

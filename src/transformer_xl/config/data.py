@@ -78,7 +78,8 @@ class DataConfig:
     """Where token files are cached; None: TXL_CACHE, else ~/.cache/transformer_xl."""
     corpus: str | None = None
     """A corpus that txl prepare has built: its folder, or the URL of a copy, which is downloaded.
-    None: prepare the text at data.name or data.path."""
+    Other settings of the text must be those that it was built with, or at their defaults. None:
+    prepare the text at data.name or data.path."""
     verify: Literal["once", "always", "never"] = "once"
     """Verify the checksums of token files once until they change, each time they are opened, or
     never. Sizes are always compared."""

@@ -225,7 +225,7 @@ def list_text(path: Path, config: DataConfig, say: Say) -> tuple[Path, ...]:
     if skipped := [str(file.relative_to(path)) for file in files if file not in texts]:
         more = len(skipped) - _LISTED_SKIPPED
         say(
-            f"skipped {len(skipped)} files of {path} that are empty or no text: "
+            f"skipped {len(skipped)} files of {path} that are empty or not text: "
             + ", ".join(skipped[:_LISTED_SKIPPED])
             + (f" and {more} more" if more > 0 else "")
         )

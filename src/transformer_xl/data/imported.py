@@ -96,7 +96,7 @@ class ImportedVocab(Vocab):
         self.hash = definition_hash("imported", definition.encode(), rules.to_json())
         for role, symbol in (("eos", rules.eos), ("unk", rules.unk)):
             if symbol is not None and symbol not in self._ids:
-                raise ValueError(f"{role}={symbol!r} is no symbol of the vocabulary")
+                raise ValueError(f"{role}={symbol!r} is not a symbol of the vocabulary")
         if rules.line_ends != "none" and rules.eos is None:
             raise ValueError(f"line_ends={rules.line_ends!r} needs an eos symbol, and eos is None")
         self.eos_id = None if rules.eos is None else self._ids[rules.eos]

@@ -161,7 +161,7 @@ class Vocab:
             # A half of a surrogate pair.
             found = []
         if len(found) != 1 or found[0] in (self.unk_id, MISSING):
-            raise InputError(f"{symbol!r} is no symbol of the vocabulary of {len(self):,}")
+            raise InputError(f"{symbol!r} is not a symbol of the vocabulary of {len(self):,}")
         return found[0]
 
     def encode(self, text: str) -> list[int]:
@@ -202,7 +202,7 @@ class Vocab:
         """Return the IDs of a text.
 
         Raises:
-            InputError: One is :data:`MISSING`.
+            InputError: An ID is :data:`MISSING`.
         """
         if (ids == MISSING).any():
             raise self.unknown_error(self.unknown(text), self.first_unknown_line(text))
@@ -316,7 +316,7 @@ class Vocab:
         """Return token IDs as a list.
 
         Raises:
-            InputError: One is not an integer, or not in the vocabulary.
+            InputError: An ID is not an integer, or not in the vocabulary.
         """
         try:
             # Faster for arrays and tensors than iterating.
@@ -327,7 +327,7 @@ class Vocab:
                 "decode([number]) writes a single one, batch.decode(vocab) several texts"
             ) from None
         if numbers and not 0 <= min(numbers) <= max(numbers) < len(self):
-            raise _no_symbol(next(x for x in numbers if not 0 <= x < len(self)), len(self))
+            raise _not_a_symbol(next(x for x in numbers if not 0 <= x < len(self)), len(self))
         return numbers
 
     def stream_decoder(self) -> "StreamDecoder":
@@ -376,7 +376,7 @@ class StreamDecoder:
     def push(self, token: int) -> str:
         """Decode one token; return the text that it completes."""
         if not 0 <= token < len(self._symbols):
-            raise _no_symbol(token, len(self._symbols))
+            raise _not_a_symbol(token, len(self._symbols))
         if self._bytes is not None:
             return self._utf8.decode(self._bytes[token])
         symbol = self._symbols[token]
@@ -420,9 +420,10 @@ class StreamDecoder:
         return other
 
 
-def _no_symbol(number: int, n: int) -> InputError:
+def _not_a_symbol(number: int, n: int) -> InputError:
+    """Return the error for a number that is not an ID of a vocabulary of ``n`` symbols."""
     return InputError(
-        f"{number} is no symbol: this vocabulary has 0 to {n - 1}; decode tokens with the "
+        f"{number} is not a symbol: this vocabulary has 0 to {n - 1}; decode tokens with the "
         "vocabulary that encoded them, and leave out those of padding"
     )
 
@@ -435,7 +436,7 @@ def surrogate_error(place: int, text: str) -> InputError:
         text: The text.
     """
     return InputError(
-        f"character {place:,} is {text[place]!r}, half of a surrogate pair and no text: remove it, "
+        f"character {place:,} is {text[place]!r}, half of a surrogate pair, not text: remove it, "
         "or decode the text again"
     )
 
@@ -444,12 +445,12 @@ def _require_text(text: Any) -> str:
     """Return a text.
 
     Raises:
-        InputError: It is not a ``str``.
+        InputError: The text is not a ``str``.
     """
     if isinstance(text, str):
         return text
     raise InputError(
-        f"{text!r:.60} is {type(text).__name__} and no text (str): give one text, as with "
+        f"{text!r:.60} is {type(text).__name__}, not a text (str): give one text, as with "
         'data.decode("utf-8", "surrogateescape") or path.read_text("utf-8")'
     )
 
@@ -465,7 +466,7 @@ def read_tokenizer(definition: str) -> Tokenizer:
     except BaseException as error:
         if not is_tokenizer_error(error):
             raise
-        raise DataError(f"it is no tokenizer: {error}") from error
+        raise DataError(f"it is not a tokenizer: {error}") from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer

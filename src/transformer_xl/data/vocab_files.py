@@ -128,7 +128,7 @@ def bring(tokenizer: str) -> Vocab:
 
     Raises:
         FileNotFoundError: There is no such file.
-        DataError: It is no tokenizer, or damaged.
+        DataError: The file is not a tokenizer, or is damaged.
     """
     path = tokenizer_path(tokenizer)
     if path.is_dir():
@@ -137,7 +137,7 @@ def bring(tokenizer: str) -> Vocab:
         return BroughtVocab(definition_of(read_small_file(path, _LARGEST)))
     except Exception as error:  # tokenizers has no class of its own.
         raise DataError(
-            f"data.tokenizer={str(path)!r} is no tokenizer.json that can be used: {error}. "
+            f"data.tokenizer={str(path)!r} is not a tokenizer.json that can be used: {error}. "
             "transformers writes one of other tokenizers, also of a .model of SentencePiece: "
             'AutoTokenizer.from_pretrained("FOLDER").save_pretrained("NEW")'
         ) from error

@@ -111,8 +111,9 @@ def train(
         ``reports``.
 
     Raises:
-        InputError: ``config`` is no recipe.
-        SettingsError: It does not fit the run folder, the machine or the number of processes.
+        InputError: ``config`` is not a recipe.
+        SettingsError: The recipe does not fit the run folder, the machine or the number of
+            processes.
         DataError: The corpus does not fit the recipe, or is damaged.
         CheckpointError: A checkpoint is damaged.
         OSError: A file cannot be read or written.
@@ -133,7 +134,7 @@ def train(
     """
     if not isinstance(config, Config):
         raise InputError(
-            f"config={shown(config)} is no Config: load_recipe(NAME_OR_FILE) reads that of a "
+            f"config={shown(config)} is not a Config: load_recipe(NAME_OR_FILE) reads that of a "
             "recipe, and Config(model=ModelConfig(), data=DataConfig(path=TEXT)) is one for a text"
         )
     if not isinstance(run_dir, Path | str):
@@ -173,7 +174,7 @@ def train(
                     "replaces model/best, even by a worse model; copy that folder to keep it"
                 )
         progress.expect(state.total_steps, state.step)
-        progress.say(_opening(config, corpus, state, n_parameters))
+        progress.say(_describe_run(config, corpus, state, n_parameters))
         if cost := cost_of(config.eval, corpus.n_tokens("valid") - 1):
             progress.say(f"each validation, by eval.{cost}")
         if state.step:
@@ -193,9 +194,10 @@ def train(
             raise Interrupted(signal.SIGINT, "before the report, with the training done") from None
 
 
-def _opening(
+def _describe_run(
     config: Config, corpus: Corpus | FeatureCorpus, state: TrainState, n_parameters: int
 ) -> str:
+    """Return the first line of a run: its parameters, devices, precision and text."""
     device, size = state.model.device, state.world.size
     precision = pick_precision(config.train.precision, device)
     attention = choose_backend(device, getattr(torch, precision), config.model.head_width).backend

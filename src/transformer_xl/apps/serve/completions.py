@@ -56,7 +56,7 @@ async def complete(
             return _Events(iter([events])) if body.stream else JsonResponse(content)
         # Before the headers are sent: an early failure is still returned as a status.
         await answer.wait()
-        while not body.stream and answer.goes_on:
+        while not body.stream and answer.has_more:
             await answer.wait()
         answer.require_client()
         if not body.stream:
@@ -94,10 +94,10 @@ class Answer:
         self._texts: list[Text] = []
         self._parts: list[list[Part]] = []
         """The parts of each text, until its end."""
-        self._n_prompt = self._n_going = 0
-        self._gone = asyncio.ensure_future(_wait_for_disconnect(request))
+        self._n_prompt = self._n_unfinished = 0
+        self._disconnect = asyncio.ensure_future(_wait_for_disconnect(request))
         self._woken = asyncio.Event()
-        self._gone.add_done_callback(lambda _: self._woken.set())
+        self._disconnect.add_done_callback(lambda _: self._woken.set())
         self._error: ApiError | None = None
         self._due = 0.0 if body.stream else float("inf")
         """When the next event may be sent."""
@@ -125,7 +125,7 @@ class Answer:
                 self.require_client()
             # A long prompt takes long to tokenize.
             await asyncio.to_thread(self._make_texts)
-            self._n_going = len(self._texts)
+            self._n_unfinished = len(self._texts)
             service.engine.submit(self._texts)
         except BaseException:
             if self._session:
@@ -173,9 +173,9 @@ class Answer:
         # An empty list has no tokens, as an empty text.
         if isinstance(prompts, str) or not prompts or isinstance(prompts[0], int):
             prompts = [prompts or ""]
-        n, most = self._body.n or 1, self._service.settings.max_queue
-        if n * len(prompts) > most:
-            message = f"{len(prompts)} prompts times n={n} must be at most {most}"
+        n, limit = self._body.n or 1, self._service.settings.max_queue
+        if n * len(prompts) > limit:
+            message = f"{len(prompts)} prompts times n={n} must be at most {limit}"
             raise ApiError(400, message, "too_many", "n")
         if self._session and n * len(prompts) > 1:
             message = "a session is continued by one text: give one prompt, and n=1"
@@ -194,18 +194,19 @@ class Answer:
         sampler = service.sampler(**body.model_dump(include=SAMPLING, exclude_none=True))
         stops = service.generation.stop if body.stop is None else body.stop
         stops = (*([stops] if isinstance(stops, str) else stops), *self._form.stop)
-        last, before = (), ()
+        # Of a session: the token that was sampled and not read, and those in the memory.
+        unread, before = (), ()
         if state is not None:
-            last, before = (state.last_token,), () if state.read is None else state.read.numpy()
+            unread, before = (state.last_token,), () if state.read is None else state.read.numpy()
         seed: Any = body.seed
         if seed is None:
             # A session continues its random numbers; else the response returns a new seed.
             seed = secrets.randbits(_SEED_BITS) if state is None else state.random
         is_seed = isinstance(seed, int)
-        shown = {"seed": seed if is_seed else None, "max_tokens": self._max_tokens}
+        settings = {"seed": seed if is_seed else None, "max_tokens": self._max_tokens}
         if service.model.preface and state is None:
-            shown["preface"] = len(service.model.preface)
-        self._about = {"settings": sampler.settings | shown, **self._form.about}
+            settings["preface"] = len(service.model.preface)
+        self._about = {"settings": sampler.settings | settings, **self._form.about}
         if self._session:
             self._about["session_turn"] = self._note.turns + 1
         for prompt in prompts:
@@ -214,8 +215,8 @@ class Answer:
             ids, warning = _tokenize(service, prompt)
             if warning:
                 self._about.setdefault("warnings", []).append(warning)
-            context = last or (() if ids else (_start_id(service),))
-            self._n_prompt += len(context) + len(ids) - len(last)
+            context = unread or (() if ids else (_start_id(service),))
+            self._n_prompt += len(context) + len(ids) - len(unread)
             for _ in range(body.n or 1):
                 number = len(self._texts)
                 numbers = random_numbers(seed_of(seed, number) if is_seed else seed)
@@ -282,11 +283,11 @@ class Answer:
         """Report a part of a text to the request, which is woken when text is due."""
         self._parts[number].append(part)
         if part.reason:
-            self._n_going -= 1
+            self._n_unfinished -= 1
             if part.reason == "failed" and self._error is None:
                 self._error = ApiError(500, "the model failed", "failed")
             # Texts that were drawn are returned, and those beside them that had no time are empty.
-            drew = self._n_going or any(text.written for text in self._texts)
+            drew = self._n_unfinished or any(text.written for text in self._texts)
             reasons = [] if drew else [parts[-1].reason for parts in self._parts]
             for reason in ("late", "stopping"):
                 if reason in reasons and self._error is None:
@@ -308,20 +309,20 @@ class Answer:
             raise self._error
 
     @property
-    def goes_on(self) -> bool:
+    def has_more(self) -> bool:
         """Whether there will be more text for the client."""
-        return bool(self._n_going) and not self._gone.done()
+        return bool(self._n_unfinished) and not self._disconnect.done()
 
     def require_client(self) -> None:
         """Raise an ApiError if the client has disconnected."""
-        if self._gone.done():
+        if self._disconnect.done():
             raise ApiError(499, "the client has left", "client_closed_request")
 
     def end(self) -> None:
         """Cancel all texts; no effect on those that have ended, or whose answer is kept."""
         for text in self._texts:
             text.is_cancelled |= self._key is None
-        self._gone.cancel()
+        self._disconnect.cancel()
 
     def response(self, session_end: Part | None = None) -> dict[str, Any]:
         """Return the content of the response that is not streamed.
@@ -354,10 +355,10 @@ class Answer:
         self._woken.set()
         self._service.n_streams += 1
         try:
-            goes_on = True
-            while goes_on:
+            has_more = True
+            while has_more:
                 await self.wait()
-                goes_on = self.goes_on
+                has_more = self.has_more
                 for n, parts in enumerate(self._parts):
                     if new := parts[n_sent[n] :]:
                         # One choice for each event, as at OpenAI: clients look at the first alone.
@@ -365,7 +366,7 @@ class Answer:
                         choice = form.choice(n, new, has_scores, is_event=True, is_first=first)
                         written += _event(head | {"choices": [choice]} | about)
                         n_sent[n], about = len(parts), {}
-                if written and goes_on:
+                if written and has_more:
                     yield written
                     written = b""
                     self._due = time.monotonic() + _EVENT_SECONDS * self._service.n_streams

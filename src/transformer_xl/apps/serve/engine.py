@@ -55,9 +55,9 @@ class Batch:
         if not self.rows:
             self._decoder, self.rows = Decoder.of(self._model, self._lengths, memory), [None]
         elif None not in self.rows:
-            more = min(size, self._max_batch - size)
-            self._decoder = self._decoder.select([*range(size), *[0] * more])
-            self.rows += [None] * more
+            n_new = min(size, self._max_batch - size)
+            self._decoder = self._decoder.select([*range(size), *[0] * n_new])
+            self.rows += [None] * n_new
         row = self.rows.index(None)
         # Before a longer memory is added: free rows must not keep stale positions.
         self._decoder.reset(self._free_rows())
@@ -73,8 +73,8 @@ class Batch:
         rows, size = [*self.texts], len(self.rows)
         n = len(rows)
         # Below one half, else one text that starts and ends would resize it each time.
-        few = n * 2 <= size if size <= 4 else n * 8 < size * 3
-        if few and n:
+        is_mostly_free = n * 2 <= size if size <= 4 else n * 8 < size * 3
+        if is_mostly_free and n:
             free = max(n, size // 2) - n
             self._decoder = self._decoder.select(rows + [rows[0]] * free)
             self.rows = [self.rows[row] for row in rows] + [None] * free
@@ -89,7 +89,7 @@ class Batch:
         return [row for row, text in enumerate(self.rows) if text is None]
 
 
-def tell(parts: Parts) -> None:
+def deliver_to_sinks(parts: Parts) -> None:
     """Pass each part to the ``sink`` of its text."""
     for text, part in parts:
         text.sink(part)
@@ -112,7 +112,7 @@ class Engine:
         self,
         model: LanguageModel,
         settings: ServeSettings,
-        deliver: Callable[[Parts], object] = tell,
+        deliver: Callable[[Parts], object] = deliver_to_sinks,
     ) -> None:
         self._model, self._settings, self._deliver = model, settings, deliver
         self._wake = threading.Condition()
@@ -307,17 +307,29 @@ class Engine:
     def _scores(
         self, texts: Sequence[Text], hidden: Float[Tensor, "B D"], tokens: dict[int, int]
     ) -> dict[int, Scored]:
-        """Score the tokens of the texts that ask for it, batched; return the scores by row."""
-        most = {row: n for row in tokens if (n := texts[row].logprobs) is not None}
-        if not most:
+        """Return the scores of the texts that ask for them, computed in a batch.
+
+        Args:
+            texts: The texts of the batch.
+            hidden: The hidden states from which their tokens were sampled.
+            tokens: The sampled token by row; none where sampling failed.
+
+        Returns:
+            The score of the token, and the most probable tokens with theirs, by row.
+        """
+        n_top = {row: n for row in tokens if (n := texts[row].logprobs) is not None}
+        if not n_top:
             return {}
-        log_probs = self._model.head.log_probs(hidden[[*most]]).clamp(min=_MIN_LOG_PROB)
-        values, ids = log_probs.topk(min(max(most.values()), log_probs.shape[-1]))
-        drawn = log_probs[torch.arange(len(most)), torch.tensor([tokens[row] for row in most])]
-        rows = zip(most.items(), drawn.tolist(), ids.tolist(), values.tolist(), strict=True)
+        log_probs = self._model.head.log_probs(hidden[[*n_top]]).clamp(min=_MIN_LOG_PROB)
+        values, ids = log_probs.topk(min(max(n_top.values()), log_probs.shape[-1]))
+        sampled = torch.tensor([tokens[row] for row in n_top])
+        log_prob_of_token = log_probs[torch.arange(len(n_top)), sampled]
+        rows = zip(
+            n_top.items(), log_prob_of_token.tolist(), ids.tolist(), values.tolist(), strict=True
+        )
         return {
-            row: Scored(log_prob, [*zip(likeliest[:n], near[:n], strict=True)])
-            for (row, n), log_prob, likeliest, near in rows
+            row: Scored(log_prob, [*zip(top_ids[:n], top_values[:n], strict=True)])
+            for (row, n), log_prob, top_ids, top_values in rows
         }
 
     def _end_row(self, row: int, reason: Reason) -> None:

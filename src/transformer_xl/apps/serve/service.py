@@ -11,7 +11,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from transformer_xl.apps.serve.chat import chat_template
-from transformer_xl.apps.serve.engine import Engine, Parts, tell
+from transformer_xl.apps.serve.engine import Engine, Parts, deliver_to_sinks
 from transformer_xl.apps.serve.errors import session_error
 from transformer_xl.apps.serve.repeats import LARGEST_ANSWER
 from transformer_xl.apps.serve.serve_settings import ServeSettings
@@ -129,7 +129,7 @@ class Service:
     def _deliver(self, parts: Parts) -> None:
         """Pass the parts of the engine to the thread of the event loop."""
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(tell, parts)
+        self._loop.call_soon_threadsafe(deliver_to_sinks, parts)
 
     async def _expire(self) -> None:
         while True:
