@@ -166,6 +166,9 @@ class Sessions:
         try:
             return load_state(path, self._weights, self._model, follow=False)
         except FileNotFoundError:
+            # Where the folder is gone, too, it may come back, as a disk that was unmounted does.
+            if not self._folder.is_dir():
+                raise
             log.warning("session %s is gone: its file %s was removed", name, path)
             with self._lock:
                 # Since it was removed, it may have begun anew.
