@@ -21,7 +21,7 @@ from transformer_xl.config import (
     Config,
     Stalled,
     autocast,
-    joined,
+    join_processes,
     names_nearest,
     pick_device,
     pick_precision,
@@ -139,7 +139,7 @@ def train(
         )
     device = pick_device()
     with (
-        joined(device, config.train.hang_minutes) as world,
+        join_processes(device, config.train.hang_minutes) as world,
         Progress(config.train.steps, quiet=quiet or not world.is_first) as progress,
         closing(RunFolder(run_dir)) as folder,
         Checkpoints(folder.path / CHECKPOINTS, world) as checkpoints,

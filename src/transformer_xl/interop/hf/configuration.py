@@ -12,11 +12,11 @@ from transformer_xl.config import (
     MODEL_TYPE,
     Count,
     ModelConfig,
+    create_from_stored,
     fields_of,
     locate_here,
     near,
     no_type_check,
-    stored,
     validate_settings,
 )
 from transformer_xl.errors import SettingsError
@@ -101,7 +101,7 @@ class TransformerXLConfig(PreTrainedConfig):
         of_model = {name: settings.pop(name) for name in _SETTINGS if name in settings}
         # Validated, and completed with defaults.
         is_stored = settings.pop("format_version", None) is not None
-        model = stored(ModelConfig, of_model) if is_stored else ModelConfig(**of_model)
+        model = create_from_stored(ModelConfig, of_model) if is_stored else ModelConfig(**of_model)
         # Also those of other kinds, at their defaults: transformers changes only what is there.
         every = {name: getattr(model, name) for name in _SETTINGS}
         for name, value in (calls | every | {"preface": preface}).items():
