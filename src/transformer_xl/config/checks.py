@@ -330,11 +330,9 @@ def read_settings(
         if name not in settings and field.default is field.default_factory is dataclasses.MISSING:
             raise SettingsError(f"{source}: the section [{name}] is missing")
     try:
-        return (
-            create_from_stored(settings_class, settings)
-            if is_stored
-            else settings_class(**settings)
-        )
+        if is_stored:
+            return create_from_stored(settings_class, settings)
+        return settings_class(**settings)
     except ValueError as error:
         is_named = not section or str(error).startswith(f"{section}.")
         raise SettingsError(f"{source}: {'' if is_named else f'{section}: '}{error}") from error
