@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from transformer_xl import Session, convert, generate, load_state, load_vocab
 from transformer_xl.apps.compress import decompress, needs_model
 from transformer_xl.config import ModelConfig
-from transformer_xl.config.checks import stored
+from transformer_xl.config.checks import create_from_stored
 from transformer_xl.config.distributed import World
 from transformer_xl.data import Corpus
 from transformer_xl.inference.generate import Sampling
@@ -110,7 +110,7 @@ def _require_model(found: dict[str, Any], known: dict[str, Any]) -> None:
         assert found.pop(name) == pytest.approx(known.pop(name), **FLOAT64)
     settings = found.pop("settings")
     written = known.pop("settings")
-    expected = json.loads(json.dumps(asdict(stored(ModelConfig, written))))
+    expected = json.loads(json.dumps(asdict(create_from_stored(ModelConfig, written))))
     assert settings == expected
     assert found == known
 

@@ -9,6 +9,7 @@ from .checks import (
     UnusedError,
     check,
     classes_of,
+    create_from_stored,
     fields_of,
     hints_of,
     names_nearest,
@@ -17,7 +18,6 @@ from .checks import (
     read_settings,
     require,
     rule_of,
-    stored,
     validate_settings,
 )
 from .config import (
@@ -43,7 +43,7 @@ from .distributed import (
     Stalled,
     World,
     is_first_process,
-    joined,
+    join_processes,
 )
 from .evaluation import (
     MAX_HISTORY,
@@ -178,6 +178,7 @@ __all__ = [
     "check_sums",
     "checksum",
     "classes_of",
+    "create_from_stored",
     "describe_machine",
     "differences",
     "dump_recipe",
@@ -188,7 +189,7 @@ __all__ = [
     "is_disk_full",
     "is_first_process",
     "is_own_kind",
-    "joined",
+    "join_processes",
     "kind_other_than_file",
     "load_recipe",
     "locate",
@@ -223,7 +224,6 @@ __all__ = [
     "shipped_models",
     "shipped_path",
     "slow_precision",
-    "stored",
     "sync",
     "total_memory",
     "validate_settings",

@@ -194,10 +194,14 @@ def refuse_unused(settings: Any, unused: Iterable[Unused]) -> None:
             raise UnusedError(message, settings, name, allowed)
 
 
-def stored(settings_class: type[_Settings], values: Mapping[str, Any]) -> _Settings:
-    """Create settings from stored values, without those that have no effect.
+def create_from_stored(settings_class: type[_Settings], values: Mapping[str, Any]) -> _Settings:
+    """Return settings from stored values, without those that have no effect.
 
     Earlier versions accepted and stored such settings.
+
+    Args:
+        settings_class: The class of the settings.
+        values: Values by the names of the settings; sections are settings themselves.
 
     Raises:
         SettingsError: A value is invalid.
@@ -298,7 +302,7 @@ def read_settings(
         values: The parsed contents.
         source: Name of the file in errors.
         section: Prefix of names in errors.
-        is_stored: Whether to drop settings without effect, as :func:`stored` does.
+        is_stored: Whether to drop settings without effect, as :func:`create_from_stored` does.
 
     Raises:
         SettingsError: A name is unknown, a section is missing, or a value is invalid.
@@ -326,7 +330,9 @@ def read_settings(
         if name not in settings and field.default is field.default_factory is dataclasses.MISSING:
             raise SettingsError(f"{source}: the section [{name}] is missing")
     try:
-        return stored(settings_class, settings) if is_stored else settings_class(**settings)
+        if is_stored:
+            return create_from_stored(settings_class, settings)
+        return settings_class(**settings)
     except ValueError as error:
         is_named = not section or str(error).startswith(f"{section}.")
         raise SettingsError(f"{source}: {'' if is_named else f'{section}: '}{error}") from error

@@ -166,7 +166,7 @@ def is_first_process() -> bool:
 
 
 @contextmanager
-def joined(device: torch.device, minutes: float) -> Iterator[World]:
+def join_processes(device: torch.device, minutes: float) -> Iterator[World]:
     """Initialize the process group of torchrun, if any; destroy it at the end.
 
     Args:

@@ -21,7 +21,7 @@ from transformer_xl.config import (
     Config,
     Stalled,
     autocast,
-    joined,
+    join_processes,
     names_nearest,
     pick_device,
     pick_precision,
@@ -141,7 +141,7 @@ def train(
         raise InputError(f"run_dir={shown(run_dir)} is not a path: give that of the run folder")
     device = pick_device()
     with (
-        joined(device, config.train.hang_minutes) as world,
+        join_processes(device, config.train.hang_minutes) as world,
         Progress(config.train.steps, quiet=quiet or not world.is_first) as progress,
         closing(RunFolder(run_dir)) as folder,
         Checkpoints(folder.path / CHECKPOINTS, world) as checkpoints,

@@ -121,10 +121,10 @@ def skips(monkeypatch, begun, config):
 
 
 def waits(monkeypatch, begun, config):
-    def joined(device, minutes):
+    def join_processes(device, minutes):
         raise TimeoutError(minutes)
 
-    monkeypatch.setattr(loop, "joined", joined)
+    monkeypatch.setattr(loop, "join_processes", join_processes)
     with pytest.raises(TimeoutError) as caught:
         train(config, "nowhere", quiet=True)
     return caught.value.args

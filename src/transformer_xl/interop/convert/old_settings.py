@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from torch import Tensor
 
-from transformer_xl.config import ModelConfig, Quirk, stored
+from transformer_xl.config import ModelConfig, Quirk, create_from_stored
 from transformer_xl.errors import SettingsError
 
 _MOST_LAYERS = 1000
@@ -163,7 +163,7 @@ def model_config(
                 "settings belong to another model"
             )
     # Such as shared biases with absolute positions, which have no biases.
-    return stored(ModelConfig, config)
+    return create_from_stored(ModelConfig, config)
 
 
 def _require(old: OldSettings, needed: Mapping[str, str]) -> None:

@@ -13,11 +13,11 @@ from transformer_xl.config import (
     MODEL_TYPE,
     Count,
     ModelConfig,
+    create_from_stored,
     fields_of,
     locate_here,
     near,
     no_type_check,
-    stored,
     validate_settings,
 )
 from transformer_xl.errors import SettingsError
@@ -126,7 +126,7 @@ class TransformerXLConfig(PreTrainedConfig):
         # Validated, and completed with defaults.
         model_values = {name: values[name] for name in _SETTINGS if name in values}
         is_stored = values.get("format_version") is not None
-        model = stored(ModelConfig, model_values) if is_stored else ModelConfig(**model_values)
+        model = create_from_stored(ModelConfig, model_values) if is_stored else ModelConfig(**model_values)
         # Also those of other kinds, at their defaults: transformers changes only what is there.
         for name in _SETTINGS:
             setattr(self, name, getattr(model, name))
