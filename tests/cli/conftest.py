@@ -1,6 +1,8 @@
 """A trained run, and `txl` as a function."""
 
+import io
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +11,8 @@ import pytest
 
 from transformer_xl.cli import main
 from transformer_xl.config.recipes import dump_recipe
+
+TEXT = "the cat saw a dog.\nthe dog ran to sea.\n" * 5
 
 
 class Ended(NamedTuple):
@@ -35,6 +39,24 @@ def txl(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
         return Ended(code, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file that holds TEXT."""
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture
+def stdin(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
+    """Set what the standard input holds."""
+
+    def give(content: bytes) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+    return give
 
 
 @pytest.fixture(scope="session")

@@ -45,20 +45,15 @@ def test_an_old_checkpoint_becomes_a_model_that_every_command_takes(txl, shared,
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
+    ("source", "message"),
     [
-        (["missing.pt", "out"], 1, "missing.pt does not exist: give a checkpoint or its folder"),
-        (["security/malicious_model.pt", "out"], 1, "the file names posix.system"),
-        (["pt_01_base/model.pt", "pt_01_base"], 1, "is not empty: choose another folder"),
-        (["pt_01_base/model.pt", "out", "--mem_len", "-3"], 2, "mem_len=-3 must be at least 0"),
+        ("missing.pt", "missing.pt does not exist: give a checkpoint or its folder"),
+        ("malicious_model.pt", "the file names posix.system"),
     ],
-    ids=str,
 )
-def test_what_cannot_be_converted_is_said(txl, shared, tmp_path, monkeypatch, words, code, message):
-    for name in ("security", "pt_01_base"):
-        shutil.copytree(shared / "goldens" / name, tmp_path / name)
+def test_what_cannot_be_converted_is_said(txl, shared, tmp_path, monkeypatch, source, message):
     monkeypatch.chdir(tmp_path)
-    ended = txl("convert", *words)
-    assert (ended.code, ended.out) == (code, "")
+    ended = txl("convert", shared / "goldens/security" / source, "out")
+    assert (ended.code, ended.out) == (1, "")
     assert message in ended.err
-    assert sorted(x.name for x in tmp_path.iterdir()) == ["pt_01_base", "security"]
+    assert not [*tmp_path.iterdir()]

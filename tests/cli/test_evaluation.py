@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from tests.cli.conftest import TEXT
 
 from transformer_xl.config.knn import KnnConfig
 from transformer_xl.config.recipes import load_recipe
@@ -19,15 +20,7 @@ from transformer_xl.model import TransformerXL
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-TEXT = "the cat saw a dog.\nthe dog ran to sea.\n" * 5
 SHORT = TEXT[:100]
-
-
-@pytest.fixture
-def text(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text(TEXT)
-    return path
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """export, as a user types it."""
 
 import json
-import sys
 
 import pytest
 
@@ -21,15 +20,3 @@ def test_export_says_what_it_has_checked(txl, trained, tmp_path):
     manifest = json.loads((tmp_path / "out" / "step.json").read_text())
     assert ended.json == manifest
     assert (manifest["mem_len"], manifest["vocabulary"]) == (3, "tokenizer.json")
-    again = txl("export", trained, tmp_path / "out", "--format", "torch")
-    assert (again.code, again.out) == (1, "")
-    assert "exists and is not empty: choose another folder" in again.err
-
-
-def test_without_its_library_onnx_is_refused(txl, trained, tmp_path, monkeypatch):
-    pytest.importorskip("onnx")
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
-    ended = txl("export", trained, tmp_path / "out")
-    assert (ended.code, ended.out) == (1, "")
-    assert "--format onnx needs onnxscript: pip install 'transformer-xl[onnx]'" in ended.err
-    assert not (tmp_path / "out").exists()

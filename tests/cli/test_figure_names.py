@@ -15,7 +15,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "glossary.md"
 SETTINGS = {"dynamic_lr", "dynamic_decay", "dynamic_eps", "temperature", "threshold", "top"}
 """Numbers that somebody has chosen: nothing that was measured."""
-TEXT = "the cat saw a dog.\nthe dog ran to sea.\n" * 3
 
 
 def table() -> dict[str, str]:
@@ -39,13 +38,6 @@ def figures(found: Any, name: str = "") -> Iterator[str]:
             yield from figures(value, name)
     elif isinstance(found, float):
         yield name
-
-
-@pytest.fixture(scope="session")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text(TEXT)
-    return path
 
 
 def outputs(

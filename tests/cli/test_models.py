@@ -1,14 +1,13 @@
 """eval, score and generate, as a user types them."""
 
-import io
 import json
 import os
 import re
 import shutil
-import sys
 
 import pytest
 import torch
+from tests.cli.conftest import TEXT
 
 from transformer_xl.cli import loading
 from transformer_xl.config import ModelConfig
@@ -20,28 +19,11 @@ from transformer_xl.model import TransformerXL
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-TEXT = "the cat saw a dog.\nthe dog ran to sea.\n"
-
-
-@pytest.fixture
-def text(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text(TEXT)
-    return path
-
 
 @pytest.fixture
 def alone(trained, tmp_path):
     """A model folder that was taken out of its run."""
     return shutil.copytree(trained / "model" / "best", tmp_path / "alone")
-
-
-@pytest.fixture
-def stdin(monkeypatch):
-    def give(content):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
-
-    return give
 
 
 @pytest.fixture
@@ -67,25 +49,18 @@ def test_eval_repeats_the_result_of_the_run(txl, trained):
 
 
 def test_eval_takes_other_lengths_and_other_text(txl, trained, text):
-    words = ["--eval.mem_len", 3, "--eval.segment_len", 2, "--eval.attn_len", 4]
-    found = txl("eval", trained, "--file", text, *words, "--eval.clamp_len", 2, "--json").json
-    vocab = load_vocab(trained / "model" / "best")
-    expected = evaluate(
-        TransformerXL.from_pretrained(trained),
-        torch.tensor(vocab.encode(TEXT)),
-        WithMemory(mem_len=3, segment_len=2, attn_len=4, clamp_len=2),
-    )
+    lengths = {"mem_len": 3, "segment_len": 2, "attn_len": 4, "clamp_len": 2}
+    words = [word for name, n in lengths.items() for word in (f"--eval.{name}", n)]
+    found = txl("eval", trained, "--file", text, *words, "--json").json
+    ids = load_vocab(trained / "model" / "best").encode(TEXT)
+    expected = evaluate(TransformerXL.from_pretrained(trained), ids, WithMemory(**lengths))
     assert found["nll"] == pytest.approx(expected.nll)
     assert (found["split"], found["tokens"]) == (str(text), len(TEXT) - 1)
-    assert [found[key] for key in ("mem_len", "segment_len", "attn_len", "clamp_len")] == [
-        3,
-        2,
-        4,
-        2,
-    ]
+    assert {name: found[name] for name in lengths} == lengths
 
 
-def test_a_text_that_the_model_cannot_read_is_explained(txl, trained, text):
+def test_a_text_that_the_model_cannot_read_is_explained(txl, trained, tmp_path):
+    text = tmp_path / "text.txt"
     for content, message in [
         (b"", "is empty (0 tokens): at least 2 tokens are needed"),
         (b"t", "a text of 1 tokens"),
@@ -102,7 +77,9 @@ def test_a_text_that_the_model_cannot_read_is_explained(txl, trained, text):
 
 
 def test_score_gives_each_token_what_evaluate_counts(txl, trained, text, stdin):
-    ended = txl("score", trained, text)
+    # In the segments of the evaluation.
+    words = ("--segment_len", 64)
+    ended = txl("score", trained, text, *words)
     assert (ended.code, ended.err) == (0, "")
     records = [json.loads(line) for line in ended.out.splitlines()]
     assert "".join(record["text"] for record in records) == TEXT
@@ -111,12 +88,12 @@ def test_score_gives_each_token_what_evaluate_counts(txl, trained, text, stdin):
     assert nll == pytest.approx(
         txl("eval", trained, "--file", text, "--json").json["nll"], rel=1e-5
     )
-    found = txl("score", trained, text, "--json").json
+    found = txl("score", trained, text, *words, "--json").json
     assert found["log_probs"] == [record["log_prob"] for record in records]
     assert found["ids"] == [record["id"] for record in records]
     assert (found["tokens"], found["nll"]) == (len(TEXT) - 1, pytest.approx(nll))
     stdin(TEXT.encode())
-    assert txl("score", trained, "-") == ended
+    assert txl("score", trained, "-", *words) == ended
 
 
 def test_generate_writes_the_prompt_and_goes_on(txl, trained):
@@ -232,7 +209,6 @@ def test_generate_explains_what_it_cannot_do(txl, trained):
         (["--length", 0, "--json"], "length=0 generates without end, and --json needs"),
         (["--length", 0, "--samples", 2], "without end, and several texts needs"),
         (["--samples", 0], "samples=0 must be at least 1"),
-        (["--beam_size", 2, "--samples", 3], "n_best=3 must be from 1 to beam_size=2"),
         (["--samples", 2, "--state", "x"], "--state and --samples exclude each other"),
         (["--prompt", "a", "--prompts", "b", "c"], "--prompt and --prompts exclude each other"),
         (["--knn.k", 8], "txl generate --knn.k is gone: txl eval has it; leave it out"),

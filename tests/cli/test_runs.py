@@ -1,6 +1,5 @@
 """recipes, prepare, train and doctor, as a user types them."""
 
-import json
 import re
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import torch
 
 from transformer_xl.config.recipes import load_recipe, recipe_names, recipe_text
 from transformer_xl.ops import timing
-from transformer_xl.train import loop
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -63,28 +61,13 @@ def test_train_prints_its_result_on_stdout_and_the_rest_on_stderr(txl, toy_toml,
     assert "step 2: validation" in ended.err
     assert f"next: txl generate {tmp_path / 'run'}" in ended.err
     assert load_recipe(tmp_path / "run" / "recipe.toml").train.steps == 2
-    # Without --json and --quiet, the figures that it ends with are not repeated.
-    ended = txl("train", toy_toml, "--out", tmp_path / "run", "--train.steps", 2)
-    assert ended.out == ""
-    assert ended.err.count("nats, perplexity") == 1
 
 
-def test_train_goes_on_and_a_finished_run_is_not_trained_again(txl, toy_toml, trained, monkeypatch):
-    monkeypatch.setattr(loop, "train_step", None)
-    ended = txl("train", toy_toml, "--out", trained, "--json", "--quiet")
-    assert (ended.code, ended.err) == (0, "")
-    results = json.loads((trained / "results.json").read_text())
-    assert ended.json["nll"] == results["test"]["nll"]
-
-
-def test_train_refuses_a_folder_of_another_recipe_and_of_other_things(txl, toy_toml, trained):
+def test_train_refuses_a_folder_of_another_recipe(txl, toy_toml, trained):
     before = {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
     code, out, err = txl("train", toy_toml, "--out", trained, "--model.n_layer", 1)
     assert (code, out) == (2, "")
     assert "run of another recipe (there, here): model.n_layer: 2, 1. Give another --out" in err
-    code, out, err = txl("train", toy_toml, "--out", trained / "model")
-    assert (code, out) == (1, "")
-    assert "exists and is no run folder: nothing in it was touched" in err
     code, out, err = txl("train", toy_toml, "--out", trained, "--train.steps", 99)
     assert (code, out) == (2, "")
     assert f"begins anew: txl train {trained} --out NEW" in err

@@ -22,48 +22,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 TEXT = "the cat saw a dog.\nthe dog ran to sea.\n" * 9
 
 
-@pytest.fixture
-def stdin(monkeypatch):
-    files = []
-
-    def give(content, *, is_pipe=False):
-        binary = io.BytesIO(content)
-        if is_pipe:
-            reader, writer = os.pipe()
-            os.write(writer, content)
-            os.close(writer)
-            binary = os.fdopen(reader, "rb")
-        files.append(io.TextIOWrapper(binary))
-        monkeypatch.setattr(sys, "stdin", files[-1])
-
-    yield give
-    for file in files:
-        file.close()
-
-
 def records(ended):
     assert (ended.code, ended.err) == (0, "")
     return [json.loads(line) for line in ended.out.splitlines()]
-
-
-def test_lines_have_the_sums_of_their_tokens(txl, trained, stdin):
-    for is_pipe in [False, True]:
-        stdin(TEXT.encode())
-        tokens = records(txl("score", trained, "-"))
-        stdin(TEXT.encode(), is_pipe=is_pipe)
-        lines = records(txl("score", trained, "-", "--by", "line"))
-        assert [line["text"] for line in lines] == TEXT.splitlines()
-        for line in lines:
-            n = len(line["text"]) + 1
-            own, tokens = [x["log_prob"] for x in tokens[:n]], tokens[n:]
-            known = [x for x in own if x is not None]
-            assert (line["tokens"], line["nll_sum"]) == (
-                len(known),
-                pytest.approx(-sum(known), 1e-4),
-            )
-            assert line["nll"] == pytest.approx(line["nll_sum"] / len(known))
-            assert line["bits_per_byte"] == line["bits_per_token"]
-        assert not tokens
 
 
 def test_the_sums_of_all_lines_are_one_object(txl, trained, stdin):
