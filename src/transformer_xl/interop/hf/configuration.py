@@ -126,7 +126,11 @@ class TransformerXLConfig(PreTrainedConfig):
         # Validated, and completed with defaults.
         model_values = {name: values[name] for name in _SETTINGS if name in values}
         is_stored = values.get("format_version") is not None
-        model = create_from_stored(ModelConfig, model_values) if is_stored else ModelConfig(**model_values)
+        model = (
+            create_from_stored(ModelConfig, model_values)
+            if is_stored
+            else ModelConfig(**model_values)
+        )
         # Also those of other kinds, at their defaults: transformers changes only what is there.
         for name in _SETTINGS:
             setattr(self, name, getattr(model, name))
