@@ -1,5 +1,4 @@
 import json
-import os
 import shutil
 from dataclasses import replace
 from importlib import import_module
@@ -10,7 +9,6 @@ import torch
 import transformer_xl as txl
 from transformer_xl.config import EvalConfig
 from transformer_xl.errors import CheckpointError
-from transformer_xl.interop.convert.mapped_files import read_json
 from transformer_xl.model.pretrained import load_eval_config
 
 
@@ -37,7 +35,6 @@ def test_files_that_contain_themselves_end_in_the_one_error(tmp_path):
         txl.convert(tmp_path / "model.pt", tmp_path / "out")
 
 
-@pytest.mark.skipif(os.name == "nt", reason="needs pipes")
 def test_settings_that_are_no_small_file_are_refused(shared, tmp_path):
     source = spoiled(shared / "goldens/pt_01_base", tmp_path, lambda state: None)
     settings = tmp_path / "config.json"
@@ -45,11 +42,6 @@ def test_settings_that_are_no_small_file_are_refused(shared, tmp_path):
         file.truncate(5 << 20)
     with pytest.raises(CheckpointError, match=r"config.json has more than 4,194,304 bytes"):
         txl.convert(source, tmp_path / "out")
-    settings.unlink()
-    os.mkfifo(settings)
-    # Reading it would wait for a writer.
-    with pytest.raises(OSError, match=r"config.json is a named pipe, and not a regular file"):
-        read_json(settings)
 
 
 def bare(shared, tmp_path, name="pt_01_base"):

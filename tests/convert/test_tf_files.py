@@ -4,7 +4,6 @@ import struct
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from tests.convert.test_protobuf import field, written
 
 from transformer_xl.errors import CheckpointError, InputError
@@ -106,25 +105,6 @@ def test_variables_of_all_types_are_read(n_shards, tmp_path):
     for name, x in tensors.items():
         assert got[name].dtype == x.dtype
         assert torch.equal(got[name], x)
-
-
-def test_variables_that_tensorflow_wrote_are_read(shared):
-    folders = sorted((shared / "goldens").glob("tf_*"))
-    assert folders
-    for folder in folders:
-        golden = load_file(folder / "golden.safetensors")
-        expected = {x.removeprefix("param."): golden[x] for x in golden if x.startswith("param.")}
-        got = read_tensorflow(find_weights(folder))
-        assert expected
-        for name, x in expected.items():
-            assert torch.equal(got[name], x), name
-
-
-def test_the_checkpoint_of_a_third_party_is_read(shared):
-    got = read_tensorflow(find_weights(shared / "goldens" / "keras_tf" / "test_checkpoint_div_2"))
-    assert {x.dtype for x in got.values()} == {torch.float32}
-    assert got["transformer/adaptive_embed/cutoff_0/lookup_table"].shape[1] == 32
-    assert all(x.isfinite().all() for x in got.values())
 
 
 @pytest.mark.parametrize("name", ["", "m.index", "m.meta", "m.data-00000-of-00001", "m"])

@@ -283,12 +283,6 @@ def test_other_kinds_of_files_are_refused_with_a_remedy(content, message, tmp_pa
         read_pickled(path)
 
 
-def test_a_module_has_the_tensors_of_its_state_dict_in_order(shared):
-    for name in ("pt_01_base", "pt_04_adaptive_div2", "pt_14_untied"):
-        state = read_pickled(shared / "goldens" / name / "state_dict.pt")
-        same(module_tensors(read_pickled(shared / "goldens" / name / "model.pt")), state)
-
-
 def test_modules_of_todays_torch_are_read(tmp_path, monkeypatch):
     class Parts(nn.Module):
         def __init__(self):

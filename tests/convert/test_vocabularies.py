@@ -13,11 +13,7 @@ from transformer_xl.data import load_vocab
 from transformer_xl.interop.convert import vocabularies
 from transformer_xl.interop.convert.cutting import moses_normalizer
 from transformer_xl.interop.convert.torch_files import Instance
-from transformer_xl.interop.convert.vocabularies import (
-    find_vocab,
-    read_vocab,
-    vocab_from_object,
-)
+from transformer_xl.interop.convert.vocabularies import find_vocab, read_vocab, vocab_from_object
 
 WORDS = ["<eos>", "the", "<unk>", "cat", "Ñandú"]
 

@@ -286,19 +286,8 @@ def _sampler(settings):
 WRONG = [
     ({"temperature": "1"}, "^temperature='1' must be"),
     ({"temperature": None}, "^temperature=None must be"),
-    ({"temperature": float("nan")}, "^temperature=nan must be"),
-    ({"temperature": -0.1}, "^temperature=-0.1 must be"),
     ({"top_k": 0}, "^top_k=0 must be above 0"),
-    ({"top_k": 2.5}, "^top_k=2.5 must be"),
-    ({"top_p": 0.0}, "^top_p=0.0 must be"),
-    ({"top_p": 1.1}, "^top_p=1.1 must be"),
-    ({"top_p": True}, "^top_p=True must be"),
-    ({"top_p": "0.9"}, "^top_p='0.9' must be"),
-    ({"on_loop": "end"}, "^on_loop='end' must be 'continue' or 'break'"),
     ({"loop_min_length": 40}, "^loop_min_length=40 has no effect with on_loop='continue'"),
-    ({"min_p": 1.1}, "^min_p=1.1 must be at most 1"),
-    ({"repetition_penalty": 0}, "^repetition_penalty=0 must be above 0"),
-    ({"dry_multiplier": 1, "dry_allowed_length": 65}, "^dry_allowed_length=65 must be at most 64"),
     ({"dry_allowed_length": 3}, "^dry_allowed_length=3 has no effect with dry_multiplier=0"),
 ]
 

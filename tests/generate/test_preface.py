@@ -12,12 +12,7 @@ from transformer_xl import beam_search, evaluate, generate, load_vocab
 from transformer_xl.config.shipped import shipped_path
 from transformer_xl.data import train_vocab
 from transformer_xl.inference.evaluate import WithMemory
-from transformer_xl.inference.generate import (
-    Sampling,
-    Searching,
-    Session,
-    generate_batch,
-)
+from transformer_xl.inference.generate import Sampling, Searching, Session, generate_batch
 from transformer_xl.model import load_model
 from transformer_xl.model.quantizing import compact
 from transformer_xl.model.reading import read_all

@@ -27,13 +27,10 @@ def made(kind):
     return softmax
 
 
-def draws(kind, temperature=1.0, top_k=None, top_p=None, seed=1):
+def draws(kind, **settings):
     """Tokens without end."""
-    sampler, softmax = (
-        Sampler(Sampling(temperature=temperature, top_k=top_k, top_p=top_p)),
-        made(kind),
-    )
-    generator = torch.Generator().manual_seed(seed)
+    sampler, softmax = Sampler(Sampling(**settings)), made(kind)
+    generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         while True:
             numbers = torch.rand(1, dtype=torch.float64, generator=generator)

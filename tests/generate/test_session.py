@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from importlib import import_module
-from itertools import islice
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from safetensors.torch import load_file
 from transformer_xl import Session
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.inference.evaluate import WithMemory, evaluate
-from transformer_xl.inference.generate import Sampler, Sampling, generate
+from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.inference.generate.history import History
 from transformer_xl.model import TransformerXL, build_model
 from transformer_xl.model.quantizing import compact
@@ -76,21 +75,6 @@ def test_every_token_sees_the_same_however_the_text_came(tiny_config, kind):
     how = WithMemory(segment_len=50, attn_len=attn_len)
     nll = evaluate(model, list((TEXT * 3).encode()), how).nll
     assert -sum(whole[1:]) / len(whole[1:]) == pytest.approx(nll, abs=1e-10)
-
-
-def test_what_was_drawn_is_remembered_as_if_it_had_been_read(tiny_config):
-    model = made(tiny_config).double()
-    session = Session(model, BYTES, seed=3)
-    session.write(TEXT)
-    drawn = list(islice(session._drawn(None, _sampler(), None), 30))
-    again = Session(model, BYTES)
-    again.write([*TEXT.encode(), *drawn])
-    assert session.score(TEXT) == pytest.approx(again.score(TEXT), abs=1e-10)
-    assert len(set(drawn)) > 10
-
-
-def _sampler():
-    return Sampler(Sampling(temperature=2.0))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -5,13 +5,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from transformer_xl.inference.generate import (
-    State,
-    generate,
-    load_state,
-    save_state,
-    write_state,
-)
+from transformer_xl.inference.generate import State, generate, load_state, save_state, write_state
 from transformer_xl.model import Memory, TransformerXL
 from transformer_xl.model.keys_and_values import KeysAndValues
 from transformer_xl.model.pretrained import CHECKSUM_KEY
@@ -78,88 +72,60 @@ def test_a_memory_of_another_model_is_refused(model, weights, tmp_path):
         load_state(tmp_path / "state", tmp_path / "other" / "model.safetensors")
 
 
-def _changed(state, what):
-    """Return a state that no text of the model can have left."""
-    mems, M = state.mems, len(state.mems)
-    both = mems.by_name()
-    if what == "fewer layers":
-        both = [tensors[1:] for tensors in both]
-    if what in (dims := {"wider heads": -1, "more heads": 0, "two texts": 1}):
-        both = [[torch.cat([x, x], dims[what]) for x in tensors] for tensors in both]
-    mems = KeysAndValues(*both, forgotten=mems.forgotten)
-    if what == "hidden states":
-        mems = Memory([torch.zeros(1, M, 5)] * 3)
-    if what == "all forgotten and more":
-        mems = mems.forgetting(torch.tensor([M + 1]))
-    changed = {
-        "no such token": {"last_token": 31},
-        "a negative token": {"last_token": -1},
-        "no such tokens before": {"read": torch.tensor([1, 31])},
-    }
-    return state._replace(mems=mems, **changed.get(what, {}))
+def changed_states(state):
+    """States that no text of the model can have left."""
+    mems, both = state.mems, state.mems.by_name()
 
+    def with_keys_and_values(change):
+        changed = [change(tensors) for tensors in both]
+        return state._replace(mems=KeysAndValues(*changed, forgotten=mems.forgotten))
 
-CHANGES = [
-    "fewer layers",
-    "wider heads",
-    "more heads",
-    "two texts",
-    "hidden states",
-    "all forgotten and more",
-    "no such token",
-    "a negative token",
-    "no such tokens before",
-]
+    return [
+        # Fewer layers, wider heads, more heads, two texts.
+        with_keys_and_values(lambda tensors: tensors[1:]),
+        *(
+            with_keys_and_values(lambda tensors, dim=dim: [torch.cat([x, x], dim) for x in tensors])
+            for dim in (-1, 0, 1)
+        ),
+        state._replace(mems=Memory([torch.zeros(1, len(mems), 5)] * 3)),
+        state._replace(mems=mems.forgetting(torch.tensor([len(mems) + 1]))),
+        state._replace(last_token=31),
+        state._replace(last_token=-1),
+        state._replace(read=torch.tensor([1, 31])),
+    ]
 
 
 def test_a_state_that_does_not_fit_its_model_is_refused(model, weights, tmp_path):
-    for what in CHANGES:
-        generation = generate(model, [1, 2, 3], length=4, seed=1)
-        list(generation)
-        mems = generation.mems
-        mems = type(mems).from_state_dict(mems.state_dict())
-        state = State(mems, 3, generation.random_state)
-        write_state(tmp_path / "state", state, weights)
-        assert load_state(tmp_path / "state", weights, model).last_token == 3
-        write_state(tmp_path / "state", _changed(state, what), weights)
+    generation = generate(model, [1, 2, 3], length=4, seed=1)
+    list(generation)
+    mems = type(generation.mems).from_state_dict(generation.mems.state_dict())
+    state = State(mems, 3, generation.random_state)
+    write_state(tmp_path / "state", state, weights)
+    assert load_state(tmp_path / "state", weights, model).last_token == 3
+    for changed in changed_states(state):
+        write_state(tmp_path / "state", changed, weights)
         with pytest.raises(RuntimeError, match=r"state is damaged"):
             load_state(tmp_path / "state", weights, model)
 
 
-DAMAGES = [
-    "empty",
-    "cut",
-    "text",
-    "no metadata",
-    "no number",
-    "no values",
-    "other tensors",
-    "no random",
-    "no room",
-]
-
-
 def test_a_damaged_state_is_named(model, weights, tmp_path):
-    for damage in DAMAGES:
-        path = tmp_path / "state"
-        about = saved(path, model, weights)
-        tensors, content = load_file(path), path.read_bytes()
-        if damage == "no metadata":
-            save_file(tensors, path)
-        elif damage == "no number":
-            save_file(tensors, path, about | {"last_token": "seven"})
-        elif damage == "no room":
-            save_file(tensors, path, about | {"unused": "-1"})
-        elif damage == "no values":
-            save_file({"keys": tensors["keys"]}, path, about)
-        elif damage == "no random":
-            save_file(tensors | {"random": torch.zeros(7, dtype=torch.uint8)}, path, about)
-        elif damage == "other tensors":
-            save_file({"keys": torch.zeros(3), "values": torch.zeros(3)}, path, about)
-        else:
-            path.write_bytes(
-                {"empty": b"", "cut": content[:-5], "text": json.dumps(about).encode()}[damage]
-            )
+    path = tmp_path / "state"
+    about = saved(path, model, weights)
+    content = path.read_bytes()
+    # Copies, as the file is written over.
+    tensors = {name: x.clone() for name, x in load_file(path).items()}
+    for damage in (
+        lambda: path.write_bytes(b""),
+        lambda: path.write_bytes(content[:-5]),
+        lambda: path.write_text(json.dumps(about)),
+        lambda: save_file(tensors, path),
+        lambda: save_file(tensors, path, about | {"last_token": "seven"}),
+        lambda: save_file(tensors, path, about | {"unused": "-1"}),
+        lambda: save_file({"keys": tensors["keys"]}, path, about),
+        lambda: save_file(tensors | {"random": torch.zeros(7).byte()}, path, about),
+        lambda: save_file({"keys": torch.zeros(3), "values": torch.zeros(3)}, path, about),
+    ):
+        damage()
         with pytest.raises(RuntimeError, match=r"state is damaged"):
             load_state(path, weights)
 

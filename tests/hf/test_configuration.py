@@ -13,8 +13,6 @@ from transformer_xl.interop.hf.configuration import TransformerXLConfig
         ({"n_layers": 3}, "n_layers: no such setting; did you mean n_layer"),
         ({"attention_dropout": 0.1}, "attention_dropout: .* did you mean attn_dropout"),
         ({"segment_length": 3}, "segment_length: .* did you mean segment_len"),
-        ({"norm": "batch"}, "model.norm='batch' must be 'layer' or 'rms'"),
-        ({"n_layer": 2.5}, "model.n_layer=2.5 must be an integer"),
         ({"segment_len": 4.5}, "segment_len=4.5 must be an integer"),
         ({"segment_len": 0}, "segment_len=0 must be above 0"),
         ({"use_cache": "yes"}, "use_cache='yes' must be true or false"),

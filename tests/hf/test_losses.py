@@ -39,21 +39,18 @@ def tuned(request, transformers, folder):
     return wrapped.requires_grad_(True)
 
 
-def _trainer(transformers, tokenizer, model, rows, out, **settings):
+def trainer_of(transformers, tokenizer, model, rows, out, **settings):
     collator = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
-    settings = {"per_device_train_batch_size": len(rows), "optim": "sgd"} | settings
     arguments = transformers.TrainingArguments(
         output_dir=str(out),
-        learning_rate=0.5,
         lr_scheduler_type="constant",
-        max_grad_norm=0.0,
-        max_steps=1,
         logging_steps=1,
-        save_strategy="no",
         report_to=[],
         use_cpu=True,
         disable_tqdm=True,
-        **settings,
+        **{"per_device_train_batch_size": len(rows), "max_steps": 1, "save_strategy": "no"}
+        | {"optim": "sgd", "learning_rate": 0.5, "max_grad_norm": 0.0}
+        | settings,
     )
     return transformers.Trainer(
         model, arguments, train_dataset=rows, eval_dataset=rows, data_collator=collator
@@ -97,7 +94,7 @@ def test_trainer_minimizes_and_reports_the_mean_of_the_shifted_loss(
         if x.requires_grad and x.grad is not None
     }
     tuned.zero_grad()
-    trainer = _trainer(
+    trainer = trainer_of(
         transformers, padded_right, tuned, rows, tmp_path, label_smoothing_factor=smoothing
     )
     evaluated = trainer.evaluate()["eval_loss"]
@@ -115,7 +112,7 @@ def test_accumulated_batches_are_one_batch(
     found = []
     for n in (1, 4):
         torch.manual_seed(0)
-        trainer = _trainer(
+        trainer = trainer_of(
             transformers,
             padded_right,
             copy.deepcopy(tuned),

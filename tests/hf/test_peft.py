@@ -17,12 +17,12 @@ def base(transformers, folder):
     return transformers.AutoModelForCausalLM.from_pretrained(folder)
 
 
-def adapted(base, seed=1, targets=TARGETS):
-    torch.manual_seed(seed)
-    config = peft.LoraConfig(
-        task_type="CAUSAL_LM", r=4, target_modules=targets, init_lora_weights=False
+@pytest.fixture
+def lora():
+    torch.manual_seed(1)
+    return peft.LoraConfig(
+        task_type="CAUSAL_LM", r=4, target_modules=TARGETS, init_lora_weights=False
     )
-    return peft.get_peft_model(base, config).eval()
 
 
 @pytest.fixture
@@ -30,10 +30,10 @@ def tokens(vocab, text):
     return torch.tensor([vocab.encode(text[:40]), vocab.encode(text[300:340])])
 
 
-def test_what_is_generated_is_that_of_the_merged_model(base, tokens):
+def test_what_is_generated_is_that_of_the_merged_model(base, lora, tokens):
     settings = {"max_new_tokens": 12, "do_sample": False}
     plain = base.generate(tokens, **settings)
-    model = adapted(base)
+    model = peft.get_peft_model(base, lora).eval()
     found = model.generate(input_ids=tokens, **settings)
     without_cache = model.generate(input_ids=tokens, use_cache=False, **settings)
     with model.disable_adapter():
@@ -47,12 +47,9 @@ def test_what_is_generated_is_that_of_the_merged_model(base, tokens):
 
 
 def test_adapters_that_transformers_adds_are_saved_alone(
-    transformers, base, folder, tokens, tmp_path
+    transformers, base, lora, folder, tokens, tmp_path
 ):
-    torch.manual_seed(1)
-    base.add_adapter(
-        peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=TARGETS, init_lora_weights=False)
-    )
+    base.add_adapter(lora)
     expected = base.eval()(tokens).logits
     base.save_pretrained(tmp_path)
     assert not (tmp_path / "model.safetensors").exists()

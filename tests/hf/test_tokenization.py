@@ -47,14 +47,18 @@ MAKERS = {
 }
 
 
+def opened(transformers, vocab, folder):
+    """The tokenizer of a folder with a vocabulary."""
+    vocab.save(folder)
+    config = transformers.AutoConfig.for_model("transformer-xl", vocab_size=len(vocab))
+    config.save_pretrained(folder)
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
 @pytest.mark.parametrize("kind", MAKERS)
 def test_text_is_cut_and_joined_as_by_the_vocabulary(transformers, tmp_path, kind):
-    vocab = MAKERS[kind]()
     text = "3 1\n5 2\n" if kind == "integers" else LINES
-    vocab.save(tmp_path)
-    config = transformers.AutoConfig.for_model("transformer-xl", vocab_size=len(vocab))
-    config.save_pretrained(tmp_path)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer = opened(transformers, vocab := MAKERS[kind](), tmp_path)
     ids = vocab.encode(text)
     assert tokenizer(text)["input_ids"] == ids
     assert tokenizer.decode(ids) == vocab.decode(ids)

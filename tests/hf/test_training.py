@@ -2,10 +2,9 @@
 
 import pytest
 import torch
+from tests.hf.test_losses import trainer_of
 
 from transformer_xl.model import TransformerXL
-
-accelerate = pytest.importorskip("accelerate", reason="Trainer needs accelerate")
 
 
 @pytest.fixture
@@ -22,29 +21,14 @@ def rows(vocab, text):
 def test_a_language_model_is_tuned_saved_and_resumed(
     transformers, folder, tokenizer, rows, tmp_path, side
 ):
+    batches = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "seed": 1}
+    updates = {"optim": "adamw_torch", "learning_rate": 3e-3, "max_grad_norm": 1.0}
+    settings = {**batches, **updates, "save_strategy": "steps", "save_steps": 2}
+
     def trainer(steps, out):
         model = transformers.AutoModelForCausalLM.from_pretrained(folder)
         tokenizer.padding_side = side
-        collator = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
-        arguments = transformers.TrainingArguments(
-            output_dir=str(out),
-            per_device_train_batch_size=4,
-            gradient_accumulation_steps=2,
-            max_steps=steps,
-            learning_rate=3e-3,
-            lr_scheduler_type="constant",
-            save_strategy="steps",
-            save_steps=2,
-            logging_steps=1,
-            report_to=[],
-            use_cpu=True,
-            disable_tqdm=True,
-            dataloader_num_workers=0,
-            seed=1,
-        )
-        return transformers.Trainer(
-            model, arguments, train_dataset=rows, eval_dataset=rows, data_collator=collator
-        )
+        return trainer_of(transformers, tokenizer, model, rows, out, max_steps=steps, **settings)
 
     whole = trainer(4, tmp_path / "whole")
     before = whole.evaluate()["eval_loss"]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hf.test_tokenization import LINES, MAKERS
+from tests.hf.test_tokenization import LINES, MAKERS, opened
 
 from transformer_xl.data.vocab_files import load_vocab
 from transformer_xl.model import TransformerXL
@@ -88,12 +88,8 @@ def test_an_adapter_on_the_embedding_is_not_lost(transformers, folder):
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_added_tokens_are_symbols_of_the_folder(transformers, tmp_path, kind):
-    vocab = MAKERS[kind]()
     text = "3 1\n" if kind == "integers" else LINES
-    vocab.save(tmp_path)
-    config = transformers.AutoConfig.for_model("transformer-xl", vocab_size=len(vocab))
-    config.save_pretrained(tmp_path)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer = opened(transformers, vocab := MAKERS[kind](), tmp_path)
     ids, n = tokenizer(text)["input_ids"], len(vocab)
     assert tokenizer.add_special_tokens({"extra_special_tokens": ["<|sep|>", "<|sep|>2"]}) == 2
     assert tokenizer.add_tokens(["<|sep|>"]) == 0

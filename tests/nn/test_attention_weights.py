@@ -5,13 +5,11 @@ from threading import Thread
 
 import pytest
 import torch
+from tests.laws.conftest import CONFIG
 
-from transformer_xl.config import ModelConfig
 from transformer_xl.model import TransformerXL, build_model
 
-CONFIG = ModelConfig(
-    vocab_size=23, n_layer=3, n_head=2, d_model=12, d_inner=20, mem_len=6, init_std=0.4
-)
+CONFIG = replace(CONFIG, n_layer=3)
 VARIANTS = {
     "paper": {},
     "pre-norm": {"norm_first": True},

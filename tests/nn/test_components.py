@@ -1,11 +1,13 @@
 """What a model is put together from: positions of a user, and linear maps that are called."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from tests.laws.conftest import CONFIG
 from torch import nn
 
 from transformer_xl import Positions, PositionScheme
-from transformer_xl.config import ModelConfig
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.decoder import Decoder
 from transformer_xl.model.layer import project
@@ -13,9 +15,7 @@ from transformer_xl.model.positions import RelativeSinusoids
 from transformer_xl.model.segment import Lengths
 from transformer_xl.ops import Linear
 
-CONFIG = ModelConfig(
-    vocab_size=23, n_layer=2, n_head=2, d_model=12, d_inner=20, mem_len=40, dropout=0, init_std=0.4
-)
+CONFIG = replace(CONFIG, mem_len=40)
 
 
 class Slopes(PositionScheme):

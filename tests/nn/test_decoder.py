@@ -4,30 +4,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.laws.conftest import CONFIG
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model import Decoder, TransformerXL, build_model
-from transformer_xl.model.decoder import (
-    EagerDecoder,
-    RingDecoder,
-    choose_step,
-)
+from transformer_xl.model.decoder import EagerDecoder, RingDecoder, choose_step
 from transformer_xl.model.segment import Lengths
 from transformer_xl.model.steps import CapturedStep, CompiledStep
 from transformer_xl.ops import native, reference, triton
 
 B = 3
-CONFIG = ModelConfig(
-    vocab_size=23,
-    n_layer=2,
-    n_head=2,
-    d_model=12,
-    d_inner=20,
-    mem_len=6,
-    dropout=0.0,
-    init_std=0.4,
-    proj_init_std=0.4,
-)
 VARIANTS = {
     "post-norm": {},
     "pre-norm": {"norm_first": True, "final_norm": True},

@@ -5,26 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from transformer_xl.config import ModelConfig
 from transformer_xl.model import Memory, TransformerXL
 from transformer_xl.model.memory import join
 
-CONFIG = ModelConfig(
-    vocab_size=31,
-    n_layer=2,
-    n_head=2,
-    d_model=16,
-    d_inner=24,
-    mem_len=6,
-    dropout=0.0,
-    input_recurrence=True,
-    init_std=0.5,
-)
-
 
 @pytest.fixture
-def model():
-    return TransformerXL(CONFIG).double().eval()
+def model(tiny_config):
+    config = replace(tiny_config, mem_len=6, input_recurrence=True, init_std=0.5)
+    return TransformerXL(config).double().eval()
 
 
 def inputs_of(model, tokens, mems=None, **options):
@@ -102,7 +90,7 @@ def test_keys_and_values_are_cached_with_the_inputs(model):
     for memory in (kept, again, kept.select([0, 1]), join([kept])):
         found, _ = inputs_of(model, tokens[:, 9:], memory)
         torch.testing.assert_close(found, one_by_one(model, tokens[:, 9:], first[:, -1]))
-    plain = TransformerXL(replace(CONFIG, input_recurrence=False)).double().eval()
+    plain = TransformerXL(replace(model.config, input_recurrence=False)).double().eval()
     with pytest.raises(ValueError, match="memory"):
         model(tokens, plain.keep(mems))
     with pytest.raises(ValueError, match="memory"):

@@ -4,23 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.laws.conftest import CONFIG
 
-from transformer_xl.config import ModelConfig
 from transformer_xl.model import TransformerXL
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-CONFIG = ModelConfig(
-    vocab_size=23,
-    n_layer=3,
-    n_head=2,
-    d_model=12,
-    d_inner=20,
-    mem_len=8,
-    dropout=0.0,
-    init_std=0.4,
-    layer_attn_lens=(2, 9, 4),
-)
+CONFIG = replace(CONFIG, n_layer=3, mem_len=8, layer_attn_lens=(2, 9, 4))
 NETWORKS = {
     "paper": {},
     "learned distances": {"attn_type": 1, "n_positions": 9},

@@ -4,37 +4,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.laws.conftest import VARIANTS, made
 
-from transformer_xl.config import ModelConfig
 from transformer_xl.model import TransformerXL
 
 EXACT = {"rtol": 0, "atol": 1e-12}
 V = 23
-CONFIG = ModelConfig(
-    vocab_size=V, n_layer=3, n_head=2, d_model=12, d_inner=20, mem_len=6, dropout=0.0, init_std=0.4
-)
-MODERN = {
-    "norm_first": True,
-    "final_norm": True,
-    "norm": "rms",
-    "activation": "relu_squared",
-    "qk_norm": True,
-}
 ENHANCED = {
     "with zeros": {"start_memory": "zeros"},
     "learned distances": {"attn_type": 1, "n_positions": 9},
     "limited": {"attn_len": 4, "clamp_len": 3},
-    "modern": MODERN,
+    "modern": VARIANTS["modern"],
 }
-
-
-@torch.no_grad()
-def made(settings):
-    model = TransformerXL(replace(CONFIG, **settings)).double().eval()
-    for parameter in model.parameters():
-        # Biases too: what begins as zero hides mistakes.
-        parameter.add_(0.2 * torch.randn_like(parameter))
-    return model
 
 
 def some_text(B=2, length=12):
@@ -53,7 +34,7 @@ def read(model, text, T, mems, **lengths):
 @pytest.mark.parametrize("name", ENHANCED)
 @torch.no_grad()
 def test_enhanced_recurrence_remembers_what_each_layer_put_out(name):
-    model = made({"enhanced_recurrence": True} | ENHANCED[name])
+    model = made({"n_layer": 3, "enhanced_recurrence": True} | ENHANCED[name])
     put_out = []
     for layer in model.layers:
         layer.register_forward_hook(lambda _, given, out: put_out.append(out))
@@ -75,7 +56,7 @@ def test_enhanced_recurrence_remembers_what_each_layer_put_out(name):
 @pytest.mark.parametrize("is_enhanced", [False, True])
 @torch.no_grad()
 def test_enhanced_recurrence_reaches_back_without_limit(is_enhanced):
-    model = made({"enhanced_recurrence": is_enhanced})
+    model = made({"n_layer": 3, "enhanced_recurrence": is_enhanced})
     text = some_text(1, 80)
     other = text.clone()
     other[0, 0] = (text[0, 0] + 1) % V
@@ -96,7 +77,8 @@ NEUTRAL = {
 @pytest.mark.parametrize("setting", NEUTRAL)
 @torch.no_grad()
 def test_with_neutral_factors_a_variant_is_the_model_without_it(setting):
-    model, plain = made({setting: True}), TransformerXL(CONFIG).double().eval()
+    model = made({"n_layer": 3, setting: True})
+    plain = TransformerXL(replace(model.config, **{setting: False})).double().eval()
     for name, factor in NEUTRAL[setting].items():
         getattr(model, name).fill_(factor)
     plain.load_state_dict(model.state_dict(), strict=False)

@@ -4,32 +4,20 @@ from dataclasses import replace
 
 import torch
 
-from transformer_xl.config import ModelConfig
 from transformer_xl.model import TransformerXL
-
-CONFIG = ModelConfig(
-    vocab_size=31,
-    n_layer=3,
-    n_head=2,
-    d_model=16,
-    d_inner=24,
-    mem_len=6,
-    dropout=0.0,
-    init_std=0.5,
-)
 
 
 @torch.no_grad()
-def made(kind, **settings):
-    model = TransformerXL(replace(CONFIG, **{f"{kind}_residual": True}, **settings))
+def made(tiny_config, kind, **settings):
+    model = TransformerXL(replace(tiny_config, **{f"{kind}_residual": True}, **settings))
     model.get_parameter(f"{kind}_own").copy_(torch.tensor([0.3, 1.7]))
     model.get_parameter(f"{kind}_first").copy_(torch.tensor([-0.8, 0.6]))
     return model.double().eval()
 
 
 @torch.no_grad()
-def test_inputs_are_mixed_with_the_normalized_embedding():
-    model = made("embedding")
+def test_inputs_are_mixed_with_the_normalized_embedding(tiny_config):
+    model = made(tiny_config, "embedding", init_std=0.5)
     inputs, outputs = [], []
 
     def note(layer, given, out):
@@ -43,7 +31,7 @@ def test_inputs_are_mixed_with_the_normalized_embedding():
     after = model(tokens[:, 6:], mems).mems
     embedded = model.embedding(tokens[:, 6:])
     torch.testing.assert_close(inputs[0], embedded)
-    size = (embedded**2).mean(-1, keepdim=True) + CONFIG.norm_eps
+    size = (embedded**2).mean(-1, keepdim=True) + tiny_config.norm_eps
     for n in (1, 2):
         a, b = model.embedding_own[n - 1], model.embedding_first[n - 1]
         torch.testing.assert_close(inputs[n], a * outputs[n - 1] + b * embedded / size.sqrt())
@@ -52,8 +40,8 @@ def test_inputs_are_mixed_with_the_normalized_embedding():
 
 
 @torch.no_grad()
-def test_values_are_mixed_with_those_of_the_first_layer():
-    model, own, values = made("value", norm_first=True, init_std=0.3), [], []
+def test_values_are_mixed_with_those_of_the_first_layer(tiny_config):
+    model, own, values = made(tiny_config, "value", norm_first=True, init_std=0.3), [], []
     tokens = torch.randint(31, (2, 10))
     mems = model(tokens[:, :6]).mems
 

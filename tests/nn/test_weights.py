@@ -12,10 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformer_xl.cli import main
 from transformer_xl.inference.generate import State, load_state, write_state
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.pretrained import (
-    CHECKSUM_KEY,
-    weights_checksum,
-)
+from transformer_xl.model.pretrained import CHECKSUM_KEY, weights_checksum
 
 
 @pytest.fixture

@@ -9,10 +9,7 @@ from functools import partial
 import pytest
 
 from transformer_xl.data import prepare
-from transformer_xl.inference.evaluate import (
-    WithMemory,
-    evaluate,
-)
+from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.model import TransformerXL
 from transformer_xl.train import Interrupted, finish, loop, report, train
@@ -171,8 +168,6 @@ def test_a_training_ends_with_its_figures_once(tmp_path, short, monkeypatch, cap
     for line in figures.splitlines():
         assert said.count(line) == 1, line
     # Two memories and the compressors.
-    assert [line.split()[0] for line in figures.splitlines()] == [
-        *("memory", "memory", "gzip:"),
-    ]
+    assert [line.split()[0] for line in figures.splitlines()] == ["memory", "memory", "gzip:"]
     assert results == json.loads((tmp_path / "results.json").read_text())
     assert repr(train(config, tmp_path, quiet=True)) == figures

@@ -131,35 +131,3 @@ def test_muon_takes_stacked_matrices_one_by_one(settings, expected):
     shapes = {group["parts"]: {p.shape for p in group["params"]} for group in muon.param_groups}
     del shapes[1]
     assert shapes == {n: {shape} for n, shape in expected.items()}
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        *({"optimizer": name} for name in ("adamw", "muon", "lamb")),
-        {"optimizer": "sgd", "momentum": 0.9},
-    ],
-    ids=str,
-)
-def test_an_optimizer_goes_on_from_its_state(model, settings):
-    config = TrainConfig(**settings, lr=0.1, weight_decay=0.1)
-    first = Optimizer(with_gradients(model), config)
-    first.step(lr_scale(config, 0, 10))
-    state = {name: x.detach().clone() for name, x in first.tensors().items()}
-    twin = TransformerXL(model.config)
-    twin.load_state_dict(model.state_dict())
-    second = Optimizer(twin, config)
-    second.allocate(state)
-    rooms = second.tensors()
-    assert rooms.keys() == state.keys()
-    for name, room in rooms.items():
-        room.copy_(state[name])
-    fresh = TransformerXL(model.config)
-    fresh.load_state_dict(model.state_dict())
-    for each, found in ((model, first), (twin, second), (fresh, Optimizer(fresh, config))):
-        torch.manual_seed(1)
-        with_gradients(each)
-        found.step(lr_scale(config, 1, 10))
-    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(one, other)
-    assert not all(map(torch.equal, model.parameters(), fresh.parameters()))

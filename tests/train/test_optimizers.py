@@ -9,13 +9,18 @@ from torch import nn
 from transformer_xl.train.optimizers import COEFFICIENTS, Lamb, Muon, orthogonalize
 
 
-def stepped(weight, *grads, **settings):
-    parameter = nn.Parameter(torch.tensor(weight))
-    optimizer = Lamb([parameter], **settings)
-    for grad in grads:
-        parameter.grad = torch.tensor(grad)
+def step(optimizer_class, weight, gradients, **settings):
+    """Weights after some updates."""
+    parameter = nn.Parameter(weight.clone())
+    optimizer = optimizer_class([parameter], **settings)
+    for gradient in gradients:
+        parameter.grad = gradient.clone()
         optimizer.step()
     return parameter.detach()
+
+
+def stepped(weight, *grads, **settings):
+    return step(Lamb, torch.tensor(weight), map(torch.tensor, grads), **settings)
 
 
 def test_two_updates_by_hand():
@@ -48,16 +53,6 @@ def test_zeros_move_as_with_adam_and_no_gradient_moves_nothing():
     parameter = nn.Parameter(torch.ones(2))
     Lamb([parameter]).step()
     assert torch.equal(parameter.detach(), torch.ones(2))
-
-
-def step(optimizer_class, weight, gradients, **settings):
-    """Weights after some updates."""
-    parameter = nn.Parameter(weight.clone())
-    optimizer = optimizer_class([parameter], **settings)
-    for gradient in gradients:
-        parameter.grad = gradient.clone()
-        optimizer.step()
-    return parameter.detach()
 
 
 def polynomial(x, iterations=5):
