@@ -143,15 +143,15 @@ def test_a_tutorial_is_executed_again_when_a_package_that_it_uses_has_changed(
     notebook = nbformat.read(tutorials.OUTPUTS / f"{path.stem}.ipynb", as_version=4)
     used = notebook["metadata"]["transformer_xl"]
     assert {"config", "data", "model", "ops", "train"} <= {*used["packages"]}
-    assert "studies" not in used["packages"]
-    for name in (*used["packages"], "studies"):
+    assert "interop" not in used["packages"]
+    for name in (*used["packages"], "interop"):
         source = tutorials.PACKAGE / name
         shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("*.so", "*.pyc"))
     monkeypatch.setattr(tutorials, "PACKAGE", tmp_path)
     monkeypatch.setattr(tutorials, "OUTPUTS", tmp_path)
     used["digest"] = tutorials.digest(used["packages"])
     nbformat.write(notebook, tmp_path / f"{path.stem}.ipynb")
-    (tmp_path / "studies" / "new.py").write_text("x = 1\n")
+    (tmp_path / "interop" / "new.py").write_text("x = 1\n")
     assert tutorials.is_current(path)
     (tmp_path / "model" / "new.py").write_text("x = 1\n")
     assert not tutorials.is_current(path)
