@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.nn.conftest import filled
 from tests.ops.test_nll import Largest
 
 from transformer_xl.config import ModelConfig
@@ -45,15 +46,12 @@ MEMBERS = {
 }
 
 
-@torch.no_grad()
-def made(seed=0, **settings):
-    torch.manual_seed(seed)
+def made(**settings):
+    torch.manual_seed(0)
     config = replace(CONFIG, **settings)
     embedding = (AdaptiveEmbedding if config.div_val > 1 else Embedding)(config)
     softmax = AdaptiveSoftmax(config, embedding)
-    for parameter in {**named(embedding), **named(softmax)}.values():
-        parameter.normal_(std=0.7)
-    return embedding.double(), softmax.double()
+    return filled(embedding, 0.7).double(), filled(softmax, 0.7).double()
 
 
 def named(module):

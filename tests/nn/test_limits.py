@@ -31,12 +31,6 @@ KINDS = [
 ]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    build_model(TINY).save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
-
-
 def change(folder: Path, **settings: object) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
@@ -145,9 +139,9 @@ def test_what_fits_is_compared_with_what_the_machine_has() -> None:
 
 
 def test_a_model_is_not_built_beyond_the_limit_which_a_flag_lifts(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tiny_config: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    n_bytes = 4 * limits.least_weights(TINY) + 50 * limits._TENSOR_BYTES
+    n_bytes = 4 * limits.least_weights(tiny_config) + 50 * limits._TENSOR_BYTES
     monkeypatch.setattr(limits, "total_memory", lambda device: n_bytes)
     load_model(folder)
     monkeypatch.setattr(limits, "total_memory", lambda device: n_bytes // 10)

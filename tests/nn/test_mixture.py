@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from tests.nn.conftest import filled
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 
 from transformer_xl.config import ModelConfig
@@ -15,10 +16,7 @@ CONFIG = ModelConfig(n_features=2, n_mixtures=3, n_layer=1, n_head=1, d_model=8,
 
 def head(std=1.0):
     torch.manual_seed(0)
-    made = MixtureHead(CONFIG).double()
-    for parameter in made.parameters():
-        torch.nn.init.normal_(parameter, std=std)
-    return made
+    return filled(MixtureHead(CONFIG).double(), std)
 
 
 def mixture():
