@@ -45,6 +45,7 @@ from .limits import (
 )
 from .loading import (
     build_model,
+    builder,
     copy_weights,
     load_model,
     read_model_weights,
@@ -173,6 +174,7 @@ __all__ = [
     "any_size",
     "as_tokens",
     "build_model",
+    "builder",
     "captured",
     "choose_step",
     "compact",

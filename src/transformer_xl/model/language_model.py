@@ -357,7 +357,7 @@ class LanguageModel(nn.Module, ABC):
         Raises:
             InputError: The model has no attention, or the memory does not fit it or the segment.
         """
-        from transformer_xl.model.observing import observed
+        from transformer_xl.model import observed
 
         with evaluating(self), observed(self, attentions=True) as record:
             self.read(tokens, mems, **options)

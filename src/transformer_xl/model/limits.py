@@ -33,7 +33,7 @@ class MemoryLimitError(SettingsError):
 
 def least_weights(config: ModelConfig) -> int:
     """Count the parameters, from those of models of two and three layers on the meta device."""
-    from transformer_xl.model.loading import builder
+    from transformer_xl.model import builder
 
     changes: dict[str, object] = {"kind": config.family}
     if config.layer_attn_lens:

@@ -226,7 +226,7 @@ class Memory:
         Raises:
             InputError: A shape, dtype or count is wrong.
         """
-        from transformer_xl.model.keys_and_values import KeysAndValues
+        from transformer_xl.model import KeysAndValues
 
         kind, names, ndim = KeysAndValues, ("keys", "values", "inputs"), 5
         if "states" in state:
