@@ -83,7 +83,7 @@ def test_reset_hides_the_past_of_these_streams_alone(make):
         assert after.forgotten.tolist() == expected
     for rows, message in (
         ([B], f"the memory has the streams 0 to {B - 1}"),
-        ([0.5], "must be the numbers of streams, or a mask"),
+        (torch.tensor([0.5]), "must be the numbers of streams, or a mask"),
         (torch.tensor([True]), f"a mask of 1 streams for a memory of {B}"),
     ):
         with pytest.raises(ValueError, match=message):
