@@ -48,7 +48,7 @@ def nested(depth: int) -> bytes:
         (made(added_tokens=[{"id": 9, "content": "x" * 10_001}]), "10,001 characters"),
         (nested(100), "recursion limit"),
         (nested(100_000), "nested too deeply"),
-        (b'{"version": "1.0"}', "no tokenizer"),
+        (b'{"version": "1.0"}', "not a tokenizer"),
         (b"{\xff}", "utf-8"),
         (b"", "Expecting value"),
     ],
