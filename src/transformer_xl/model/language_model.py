@@ -105,8 +105,6 @@ class LanguageModel(nn.Module, ABC):
         has_attention: Whether :meth:`attention_weights` is available.
         remembers_positions: Whether the memory holds up to ``mem_len`` positions. False: it holds
             a single recurrent state.
-        is_exact: Whether a text read token by token gives the results of one read at once, up to
-            rounding in the precision of the weights.
         recomputes: Whether ``recompute`` has an effect.
         recompute: Activation checkpointing: recompute the activations of the layers in the
             backward pass (Chen et al., arXiv 1604.06174). True, or a function that calls a layer
@@ -133,7 +131,6 @@ class LanguageModel(nn.Module, ABC):
     _title: ClassVar[str]
     has_attention: ClassVar[bool] = False
     remembers_positions: ClassVar[bool] = True
-    is_exact: ClassVar[bool] = True
     recomputes: ClassVar[bool] = False
     recompute: bool | Callable[..., Any] = False
     recompute_every = 1
