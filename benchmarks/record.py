@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from result_file import write_result_file
 
-from transformer_xl.model.pretrained import WEIGHTS_FILE, find_model_folder
+from transformer_xl.model.pretrained import WEIGHTS_FILE, ModelFolder
 from transformer_xl.studies.ablate import MEASURED_FILE
 from transformer_xl.train.checkpoint.checkpoints import read_about
 from transformer_xl.train.figures import series, smoothed, thinned
@@ -142,7 +142,7 @@ def _spent(folder: Path) -> tuple[int, float]:
 def _parameters(folder: Path) -> int:
     from safetensors import safe_open
 
-    with safe_open(find_model_folder(folder) / WEIGHTS_FILE, "pt") as file:
+    with safe_open(ModelFolder.find(folder).path / WEIGHTS_FILE, "pt") as file:
         shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
     return sum(torch.Size(shape).numel() for shape in shapes)
 

@@ -28,7 +28,7 @@ from transformer_xl.config.device import pick_device
 from transformer_xl.config.files import replace_file
 from transformer_xl.inference.answers import losses
 from transformer_xl.inference.generate import Sampling, for_tokens, generate_batch, seed_of
-from transformer_xl.model.pretrained import find_model_folder, weights_checksum, weights_path
+from transformer_xl.model.pretrained import ModelFolder
 from transformer_xl.model.segment import Lengths
 
 LONGEST_LINE = 64 << 20
@@ -185,11 +185,11 @@ def note(work: Work, digest: str, out: Path) -> Path | None:
     Raises:
         SystemExit: The folder has the results of something else.
     """
-    folder, path = find_model_folder(work.model), out / "about.json"
+    folder, path = ModelFolder.find(work.model), out / "about.json"
     settings = {name: x for name, x in asdict(work).items() if name != "mem_len" or x is not None}
     about = {
         "work": settings,
-        "weights": weights_checksum(weights_path(folder)),
+        "weights": folder.weights.checksum,
         "vocab": load_vocab(folder).hash,
         "source": digest,
     }

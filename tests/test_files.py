@@ -226,12 +226,12 @@ def test_a_link_is_not_replaced_unasked(tmp_path):
 )
 @pytest.mark.skipif(os.name == "nt", reason="names are not bytes")
 def test_any_name_that_the_system_takes_is_written_and_read(tmp_path, name):
-    from transformer_xl.model.pretrained import verified_tensors, write_tensors
+    from transformer_xl.model.pretrained import read_tensors, write_tensors
 
     folder = tmp_path / os.fsdecode(name)
     path = folder / os.fsdecode(name)
     write_tensors({"a": torch.ones(2)}, path, {"key": "value"})
-    tensors, about = verified_tensors(path)
+    tensors, about = read_tensors(path)
     assert (tensors["a"].tolist(), about) == ([1, 1], {"key": "value"})
     assert [x.name for x in folder.iterdir()] == [path.name]
 
@@ -279,4 +279,4 @@ def test_a_file_that_is_exchanged_while_it_is_opened_is_not_read(tmp_path, monke
         return files.same_file(path, opened)
 
     monkeypatch.setattr(pretrained, "same_file", exchange)
-    assert pretrained.verified_tensors(path)[0]["a"].tolist() == [1, 1]
+    assert pretrained.read_tensors(path)[0]["a"].tolist() == [1, 1]

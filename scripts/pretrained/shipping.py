@@ -33,14 +33,7 @@ from transformer_xl.config.shipped import (
 )
 from transformer_xl.data import load_vocab
 from transformer_xl.inference.generate import from_pretrained
-from transformer_xl.model.loading import read_model_weights
-from transformer_xl.model.pretrained import (
-    CONFIG_FILE,
-    WEIGHTS_FILE,
-    find_model_folder,
-    load_config,
-    write_model,
-)
+from transformer_xl.model.pretrained import CONFIG_FILE, WEIGHTS_FILE, ModelFolder
 
 ROOT = Path(__file__).parents[2]
 HEADINGS = ("Data", "Licence", "Revision", "Command", "Hardware", "Hours", "Figures", "Limits")
@@ -133,16 +126,17 @@ def write_rounded(run: Path, folder: Path, recipe: Path | None = None) -> None:
     Raises:
         ValueError: There is no recipe.
     """
-    source = find_model_folder(run)
-    config = load_config(source / CONFIG_FILE)
-    weights = read_model_weights(source, config)
+    source = ModelFolder.find(run)
+    config = source.read_config()
+    weights = source.read_weights(config)
     settings = load_recipe(recipe) if recipe else recipe_of(run)
     if settings is None:
         raise ValueError(f"{run} has no recipe.toml: give --recipe")
     # transformers would load weights in the precision of the file.
     in_float32 = {"transformers": {"dtype": "float32"}}
-    write_model(config, {x: y.bfloat16() for x, y in weights.items()}, folder, in_float32)
-    load_vocab(source).save(folder)
+    rounded = {x: y.bfloat16() for x, y in weights.items()}
+    ModelFolder(folder).write(config, rounded, in_float32)
+    load_vocab(source.path).save(folder)
     (folder / "recipe.toml").write_text(dump_recipe(settings), encoding="utf-8")
 
 

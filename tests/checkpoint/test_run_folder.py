@@ -13,7 +13,6 @@ from transformer_xl.config import FORMAT_VERSION, ModelConfig
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data import load_vocab, train_vocab
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.pretrained import model_weights
 from transformer_xl.train.checkpoint import RunFolder, run_folder
 
 SMALL = ModelConfig(vocab_size=256, n_layer=1, n_head=1, d_model=4, d_inner=4)
@@ -144,7 +143,7 @@ def test_a_folder_that_was_killed_while_it_was_made_is_completed(tmp_path, toy_r
 
 
 def test_a_model_folder_loads(run, model, vocab):
-    run.save_model("best", model.config, model_weights(model), vocab)
+    run.save_model("best", model.config, model.named_weights(), vocab)
     folder = run.path / "model" / "best"
     assert torch.equal(TransformerXL.from_pretrained(folder).content_bias, model.content_bias)
     assert load_vocab(folder).hash == vocab.hash

@@ -4,7 +4,7 @@ import os
 
 from transformer_xl.cli import commands
 from transformer_xl.cli.given import LoadsModels
-from transformer_xl.model import limits, loading
+from transformer_xl.model import limits, pretrained
 
 
 def test_all_commands_that_load_a_model_have_the_flag():
@@ -16,7 +16,7 @@ def test_all_commands_that_load_a_model_have_the_flag():
 def test_doctor_examines_nothing_beyond_the_limit_and_says_so(txl, trained, monkeypatch):
     folder = trained / "model" / "best"
     monkeypatch.setattr(limits, "_TENSOR_BYTES", 1 << 60)
-    monkeypatch.setattr(loading, "build_model", None)
+    monkeypatch.setattr(pretrained, "build_model", None)
     ended = txl("doctor", folder, "--json")
     (message,) = ended.json.values()
     assert ended.code == 1

@@ -23,7 +23,7 @@ from transformer_xl.config import (
 )
 from transformer_xl.config.checks import HIDDEN, Range, validate_settings
 from transformer_xl.config.recipes import dump_recipe, parse_recipe
-from transformer_xl.model.pretrained import load_config, load_eval_config
+from transformer_xl.model.pretrained import ModelFolder
 
 SECTIONS = {
     "model": ModelConfig,
@@ -124,8 +124,9 @@ def test_a_value_that_a_setting_cannot_have_is_named_wherever_it_comes_from(tmp_
         if section in ("model", "eval"):
             own = {name: value} if section == "model" else {"eval": {name: value}}
             path.write_text(json.dumps(MODEL_FOLDER | own))
-            load = load_config if section == "model" else load_eval_config
-            assert refusal(load, path) == f"{path}: {message}", about
+            folder = ModelFolder(tmp_path)
+            load = folder.read_config if section == "model" else folder.read_eval_config
+            assert refusal(load) == f"{path}: {message}", about
 
 
 # Each takes a tenth of a second.

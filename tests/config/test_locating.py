@@ -10,7 +10,7 @@ import pytest
 import transformer_xl as txl
 from transformer_xl.config import locating
 from transformer_xl.config.locating import Located, locate, may_be_on_hub
-from transformer_xl.model.pretrained import find_model_folder, model_weights
+from transformer_xl.model.pretrained import ModelFolder
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_a_shipped_model_is_found_by_its_name(shipped):
     for name, version in (("notes", 2), ("notes-1", 1), ("toy", 1)):
         path, remark, is_path = locate(name)
         own = name.partition("-")[0]
-        assert path == find_model_folder(Path(name)) == shipped / f"{own}-{version}"
+        assert path == ModelFolder.find(Path(name)).path == shipped / f"{own}-{version}"
         assert remark == f"using the shipped model {own} (version {version})"
         assert not is_path
 
@@ -85,10 +85,10 @@ def test_an_empty_name_is_not_the_folder_one_is_in(shipped, monkeypatch):
 
 def test_everything_that_loads_takes_a_name(shipped):
     folder = shipped / "toy-1"
-    expected = model_weights(txl.TransformerXL.from_pretrained(folder))
+    expected = txl.TransformerXL.from_pretrained(folder).named_weights()
     model, vocab = txl.from_pretrained("toy")
     for loaded in (model, txl.TransformerXL.from_pretrained("toy"), txl.Session.open("toy").model):
-        found = model_weights(loaded)
+        found = loaded.named_weights()
         assert all(found[name].equal(x) for name, x in expected.items())
     assert vocab.hash == txl.load_vocab("toy").hash == txl.load_vocab(folder).hash
     with pytest.raises(FileNotFoundError, match="toz does not exist"):

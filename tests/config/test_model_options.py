@@ -19,7 +19,7 @@ from transformer_xl.config.checks import UnusedError, read_settings
 from transformer_xl.config.model import KINDS
 from transformer_xl.config.recipes import differences, load_recipe
 from transformer_xl.errors import SettingsError
-from transformer_xl.model.pretrained import load_config
+from transformer_xl.model.pretrained import ModelFolder
 
 OPTIONS = {
     "kind": "transformer_xl",
@@ -118,7 +118,7 @@ def test_an_older_file_of_settings_is_the_papers_network(tmp_path):
     path, config = tmp_path / "config.json", ModelConfig(vocab_size=9)
     old = {name: value for name, value in asdict(config).items() if name not in OPTIONS}
     path.write_text(json.dumps({"model_type": "transformer-xl", "format_version": 1, **old}))
-    assert load_config(path) == config
+    assert ModelFolder(path.parent).read_config() == config
     assert {name: getattr(config, name) for name in OPTIONS} == OPTIONS
 
 

@@ -9,7 +9,7 @@ import torch
 import transformer_xl as txl
 from transformer_xl.config import EvalConfig
 from transformer_xl.errors import CheckpointError
-from transformer_xl.model.pretrained import load_eval_config
+from transformer_xl.model.pretrained import ModelFolder
 
 
 def test_weights_in_double_precision_are_rounded(shared, tmp_path):
@@ -67,7 +67,7 @@ def test_what_a_state_dict_does_not_say_is_asked_for(shared, tmp_path):
 def test_a_segment_length_that_is_given_is_that_of_the_evaluation(shared, tmp_path, monkeypatch):
     source, given = bare(shared, tmp_path), {"mem_len": 9, "pre_lnorm": False, "tgt_len": 70}
     txl.convert(source, tmp_path / "plain", settings=given)
-    assert load_eval_config(tmp_path / "plain/config.json").segment_len == 70
+    assert ModelFolder(tmp_path / "plain").read_eval_config().segment_len == 70
     # As if it had the sizes of a published model.
     known = EvalConfig(split="test", segment_len=80, mem_len=2100)
     name = "published_evaluation"
@@ -75,12 +75,12 @@ def test_a_segment_length_that_is_given_is_that_of_the_evaluation(shared, tmp_pa
     monkeypatch.setattr(module, name, lambda config, *, is_pytorch: ("enwik8-base", known))
     said = []
     txl.convert(source, tmp_path / "known", settings=given, say=said.append)
-    found = load_eval_config(tmp_path / "known/config.json")
+    found = ModelFolder(tmp_path / "known").read_eval_config()
     assert (found.segment_len, found.mem_len) == (70, 2100)
     assert any("enwik8-base" in text and "segments of 70 tokens" in text for text in said)
     del given["tgt_len"]
     txl.convert(source, tmp_path / "published", settings=given)
-    assert load_eval_config(tmp_path / "published/config.json").segment_len == 80
+    assert ModelFolder(tmp_path / "published").read_eval_config().segment_len == 80
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_one_tensor_named_hundreds_of_times_takes_no_room(shared, tmp_path):
 
 def test_how_a_model_is_evaluated_comes_with_it(shared, tmp_path):
     txl.convert(shared / "goldens/pt_09_mem20_tgt5/model.pt", tmp_path / "out")
-    settings = load_eval_config(tmp_path / "out/config.json")
+    settings = ModelFolder(tmp_path / "out").read_eval_config()
     assert (settings.segment_len, settings.mem_len) == (5, None)
     about = json.loads((tmp_path / "out/config.json").read_text())["origin"]
     assert about["format"] == "authors"

@@ -14,7 +14,7 @@ from transformer_xl.data.vocab_files import load_vocab
 from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.interop import export as writing
 from transformer_xl.interop.export import Step
-from transformer_xl.model.pretrained import WEIGHTS_FILE, weights_checksum
+from transformer_xl.model.pretrained import ModelFolder
 
 VOCAB = train_vocab("chars", ["abcdefghijklmnopqrstuvwxyz .,\n!"])
 
@@ -106,7 +106,7 @@ def test_the_folder_is_described_and_the_terminal_stays_clean(made, tmp_path, ca
     assert (about["start"], about["mem_len"], about["vocab_size"]) == ({"seen": 0}, 7, 31)
     assert about["difference"] < 1e-5
     # It was made of these weights.
-    assert about["weights"] == weights_checksum(source / WEIGHTS_FILE)
+    assert about["weights"] == ModelFolder(source).weights.checksum
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from transformer_xl import from_pretrained, shipped_path
-from transformer_xl.model.pretrained import model_weights
 
 PROMPT = "the cat saw a d"
 
@@ -23,8 +22,8 @@ def test_our_classes_take_a_name(hf, shipped):
         assert tokenizer.vocab.hash == vocab.hash
         assert hf.TransformerXLConfig.from_pretrained(name).to_model_config() == model.config
         loaded = hf.TransformerXLForCausalLM.from_pretrained(name)
-        own = model_weights(loaded.transformer)
-        assert all(own[x].equal(weight) for x, weight in model_weights(model).items())
+        own = loaded.transformer.named_weights()
+        assert all(own[x].equal(weight) for x, weight in model.named_weights().items())
         with torch.no_grad():
             ids = torch.tensor([vocab.encode(PROMPT)])
             expected = model.head.log_probs(model.read(ids)[0])

@@ -12,7 +12,6 @@ from transformer_xl.config import EvalConfig, GenerateConfig
 from transformer_xl.config.recipes import dump_recipe
 from transformer_xl.data import prepare
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.pretrained import model_weights
 from transformer_xl.train import finish, loop, report
 from transformer_xl.train.beginning import fit_to_corpus
 from transformer_xl.train.checkpoint import RunFolder
@@ -69,7 +68,7 @@ def run(config, corpus, model, tmp_path_factory):
     """The folder of a run that has not ended yet."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     folder.mkdir()
-    RunFolder(folder).save_model("best", model.config, model_weights(model), corpus.vocab)
+    RunFolder(folder).save_model("best", model.config, model.named_weights(), corpus.vocab)
     (folder / "recipe.toml").write_text(dump_recipe(config))
     return folder
 

@@ -15,7 +15,7 @@ import transformer_xl as txl
 from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
 from transformer_xl.config.device import total_memory
 from transformer_xl.data import train_vocab
-from transformer_xl.model import build_model, limits, load_model, loading
+from transformer_xl.model import build_model, limits, load_model, pretrained
 
 CPU = torch.device("cpu")
 TINY = ModelConfig(vocab_size=11, n_layer=2, n_head=2, d_model=8, d_inner=12, mem_len=4)
@@ -105,9 +105,9 @@ def test_a_text_without_end_needs_room_for_its_whole_memory() -> None:
 
 def test_a_full_memory_is_counted_and_not_made() -> None:
     zeros = build_model(replace(TINY, start_memory="zeros"))
-    assert limits.full_memory(zeros, 10**12) == 2 * 2 * 8 * 4 * 10**12
+    assert zeros.memory_bytes(10**12) == 2 * 2 * 8 * 4 * 10**12
     lstm = ModelConfig(kind="lstm", vocab_size=11, n_layer=2, d_model=8, mem_len=0)
-    assert limits.full_memory(build_model(lstm), 10**12) == 2 * 16 * 4
+    assert build_model(lstm).memory_bytes(10**12) == 2 * 16 * 4
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_model_is_not_built_beyond_the_limit_which_a_flag_lifts(
     with limits.any_size():
         load_model(folder)
     assert limits._ANY_SIZE not in os.environ
-    monkeypatch.setattr(loading, "build_model", None)
+    monkeypatch.setattr(pretrained, "build_model", None)
     with pytest.raises(limits.MemoryLimitError, match=r"to load .*: --any_size loads it all the"):
         load_model(folder)
     monkeypatch.setenv(limits._ANY_SIZE, "yes")

@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file
 
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.pretrained import find_model_folder
+from transformer_xl.model.pretrained import ModelFolder
 
 
 def edit_config(folder, **changes):
@@ -33,9 +33,9 @@ def test_what_is_tied_is_saved_once_and_tied_again(tiny_config, tmp_path):
 
 def test_a_run_folder_gives_its_best_model_or_else_its_last(tiny_config, tmp_path):
     TransformerXL(tiny_config).save_pretrained(tmp_path / "model" / "last")
-    assert find_model_folder(tmp_path) == tmp_path / "model" / "last"
+    assert ModelFolder.find(tmp_path).path == tmp_path / "model" / "last"
     TransformerXL(replace(tiny_config, n_layer=1)).save_pretrained(tmp_path / "model" / "best")
-    assert find_model_folder(str(tmp_path)) == tmp_path / "model" / "best"
+    assert ModelFolder.find(str(tmp_path)).path == tmp_path / "model" / "best"
     assert TransformerXL.from_pretrained(tmp_path).config.n_layer == 1
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformer_xl.cli import main
 from transformer_xl.inference.generate import State, load_state, write_state
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.pretrained import CHECKSUM_KEY, weights_checksum
+from transformer_xl.model.pretrained import CHECKSUM_KEY, ModelFolder
 
 
 @pytest.fixture
@@ -99,9 +99,8 @@ def test_weights_without_a_checksum_load_with_a_note(paper, folder, weights, cap
 def test_the_same_weights_make_the_same_file(paper, tmp_path):
     for name in ("one", "two"):
         paper.save_pretrained(tmp_path / name)
-    assert weights_checksum(tmp_path / "one" / "model.safetensors") == weights_checksum(
-        tmp_path / "two" / "model.safetensors"
-    )
+    one, two = (ModelFolder(tmp_path / name).weights.checksum for name in ("one", "two"))
+    assert one == two
 
 
 def test_several_weights_files_are_one_model(paper, folder):

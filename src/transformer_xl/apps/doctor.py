@@ -24,17 +24,11 @@ from transformer_xl.config import (
 from transformer_xl.data import cache_folder, load_vocab
 from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.model import (
-    CONFIG_FILE,
     MemoryLimitError,
+    ModelFolder,
     TransformerXL,
-    has_checksum,
-    load_config,
-    model_folders,
-    read_model_weights,
-    verified_tensors,
-    verify_weights,
-    weights_files,
-    weights_path,
+    WeightsFiles,
+    read_tensors,
 )
 from transformer_xl.ops import ceiling, choose_backend, native, triton
 from transformer_xl.train import CHECKPOINTS, checkpoints_in, first_damaged
@@ -106,12 +100,12 @@ def verify(name: Path | str) -> dict[str, str]:
     """
     path = locate(name).path
     checks: dict[Path, Callable[[Path], str]] = {path: _verified_file} if path.is_file() else {}
-    for folder in () if checks else model_folders(path):
-        if (folder / CONFIG_FILE).is_file():
-            checks[folder] = _verified_model
+    for folder in () if checks else ModelFolder.candidates(path):
+        if folder.config_file.is_file():
+            checks[folder.path] = _verified_model
     checks |= dict.fromkeys(checkpoints_in(path / CHECKPOINTS), _verified_checkpoint)
     if not checks:
-        raise FileNotFoundError(f"{path} has no {CONFIG_FILE}, no model and no checkpoint of a run")
+        raise FileNotFoundError(f"{path} has no config.json, no model and no checkpoint of a run")
     messages: dict[str, str] = {}
     for place, check in checks.items():
         try:
@@ -123,29 +117,31 @@ def verify(name: Path | str) -> dict[str, str]:
     return messages
 
 
-def _verified_model(folder: Path) -> str:
-    if (folder / SUMS_FILE).is_file():
-        check_sums(folder)
+def _verified_model(path: Path) -> str:
+    if (path / SUMS_FILE).is_file():
+        check_sums(path)
     with suppress(FileNotFoundError):
-        load_vocab(folder)
+        load_vocab(path)
+    folder = ModelFolder(path)
     try:
-        read_model_weights(folder, load_config(folder / CONFIG_FILE))
+        folder.read_weights(folder.read_config())
     except MemoryLimitError as error:
         # Too large for this machine is not damaged.
-        verify_weights(weights_path(folder))
+        folder.weights.verify()
         return f"not examined whether its weights fit: {error}"
-    return _checksums_of(weights_path(folder))
+    return _checksums_of(folder.weights)
 
 
 def _verified_file(path: Path) -> str:
     # Only weights have an entry "format"; the states of sessions hold integers, too.
-    if path.suffix == ".json" or "format" in verified_tensors(path)[1]:
-        verify_weights(path)
-    return _checksums_of(path)
+    weights = WeightsFiles(path)
+    if path.suffix == ".json" or "format" in read_tensors(path)[1]:
+        weights.verify()
+    return _checksums_of(weights)
 
 
-def _checksums_of(path: Path) -> str:
-    if all(map(has_checksum, weights_files(path))):
+def _checksums_of(weights: WeightsFiles) -> str:
+    if weights.has_checksums:
         return "verified"
     return "not verified (no checksum); types, shapes and values are valid"
 

@@ -84,10 +84,10 @@ def fine_tuning_of(name: str, *, keeps_text: bool) -> Config:
     """
     from transformer_xl.data import is_vocabulary, load_vocab
     from transformer_xl.inference.generate import prompt_for
-    from transformer_xl.model import CONFIG_FILE, find_model_folder, load_config
+    from transformer_xl.model import ModelFolder
 
-    place, recipe = find_model_folder(name), recipe_of(name)
-    model = load_config(place / CONFIG_FILE)
+    folder, recipe = ModelFolder.find(name), recipe_of(name)
+    place, model = folder.path, folder.read_config()
     data = DataConfig(vocab="features") if model.n_features else DataConfig()
     base = recipe or Config(model=model, data=data, eval=evaluation_of(name, None))
     data = base.data

@@ -45,9 +45,9 @@ def evaluation_of(folder: Path | str, recipe: Config | None) -> EvalConfig:
     """Return the evaluation settings of the recipe of a model, else those of its settings file."""
     if recipe is not None:
         return recipe.eval
-    from transformer_xl.model import CONFIG_FILE, find_model_folder, load_eval_config
+    from transformer_xl.model import ModelFolder
 
-    return load_eval_config(find_model_folder(folder) / CONFIG_FILE) or EvalConfig()
+    return ModelFolder.find(folder).read_eval_config() or EvalConfig()
 
 
 def load(folder: Path | str, weights: Weights = "float32") -> tuple["LanguageModel", "Vocab"]:
@@ -82,10 +82,10 @@ def load_with_state(
     if path:
         require_new_file(path, force=True)
     from transformer_xl.inference.generate import load_state
-    from transformer_xl.model import find_model_folder, weights_checksum, weights_path
+    from transformer_xl.model import ModelFolder
 
     # Computed first: a running training may replace the weights later.
-    checksum = weights_checksum(weights_path(find_model_folder(folder))) if path else ""
+    checksum = ModelFolder.find(folder).weights.checksum if path else ""
     model, vocab = load(folder, weights)
     state = load_state(path, checksum, model) if path and path.exists() else None
     return model, vocab, state, checksum

@@ -196,7 +196,7 @@ class Serve(ReadsModel):
         )
         from transformer_xl.apps.serve import alone_in, listen, serve
         from transformer_xl.config import generation_of
-        from transformer_xl.model import find_model_folder, weights_path
+        from transformer_xl.model import ModelFolder
 
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
         logging.getLogger("transformer_xl.serve").setLevel(logging.INFO)
@@ -209,7 +209,7 @@ class Serve(ReadsModel):
             model.preface = ()
         # Not resolved: a symbolic link keeps its own name.
         folder = Path(os.path.abspath(self.dir)).name or "transformer-xl"  # noqa: PTH100
-        weights = weights_path(find_model_folder(self.dir))
+        weights = ModelFolder.find(self.dir).weights.path
         serve(model, vocab, weights, settings, settings.name or folder, generation)
 
 

@@ -240,11 +240,11 @@ def _names(folders: tuple[str, ...]) -> list[str]:
 
 def _shared_vocabulary(folders: tuple[str, ...]) -> "Vocab":
     from transformer_xl.data import load_vocab
-    from transformer_xl.model import find_model_folder
+    from transformer_xl.model import ModelFolder
 
-    first = load_vocab(find_model_folder(folders[0]))
+    first = load_vocab(ModelFolder.find(folders[0]).path)
     for folder in folders[1:]:
-        vocab = load_vocab(find_model_folder(folder))
+        vocab = load_vocab(ModelFolder.find(folder).path)
         require(
             vocab.hash == first.hash,
             f"{folders[0]} and {folder} have different vocabularies ({len(first):,} {first.kind}, "

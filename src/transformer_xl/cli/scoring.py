@@ -94,10 +94,10 @@ class Score(ReadsModel):
         from transformer_xl.data import Normalizer, normalized
         from transformer_xl.inference.evaluate import pieces_of, scores
         from transformer_xl.inference.generate import State, write_state
-        from transformer_xl.model import Lengths, Reader, ReaderState, require_mem_len
+        from transformer_xl.model import Lengths, Reader, ReaderState
 
         model, vocab, state, checksum = load_with_state(self.dir, self.weights, self.state)
-        require_mem_len(model, self.mem_len)
+        model.require_mem_len(self.mem_len)
         lengths = Lengths.of(model.config, segment_len=self.segment_len, mem_len=self.mem_len)
         earlier = state and ReaderState(state.mems, state.last_token, state.offset)
         reader = Reader(model, lengths, earlier)

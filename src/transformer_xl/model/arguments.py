@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from operator import index
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
+from typing import Any, SupportsIndex, TypeVar, overload
 
 import numpy as np
 import torch
@@ -10,10 +10,7 @@ from jaxtyping import Int, Integer
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.errors import InputError, SettingsError
-
-if TYPE_CHECKING:
-    from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.errors import InputError
 
 Text = Sequence[int] | Integer[np.ndarray | Tensor, " length"]
 """A tokenized text, in memory or memory-mapped."""
@@ -147,19 +144,6 @@ def require_model(model: _Model) -> _Model:
             "reads one; that of transformer_xl.interop.hf has one as its attribute transformer"
         )
     return model
-
-
-def require_mem_len(model: "LanguageModel", mem_len: object) -> None:
-    """Require ``mem_len`` None for a model with a single recurrent state.
-
-    Raises:
-        SettingsError: ``mem_len`` would have no effect.
-    """
-    if mem_len is not None and not model.remembers_positions:
-        raise SettingsError(
-            f"mem_len={mem_len} has no effect with kind={model.kind!r}, which remembers one state "
-            "of all that it has read; leave it out"
-        )
 
 
 def require_tensor(name: str, value: Any, *, kind: str = "") -> Tensor:

@@ -1,11 +1,11 @@
 """What all models share: the inputs and outputs of a call, embedding and softmax, loading."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, TypeGuard
 
 import torch
 from jaxtyping import Bool, Float, Int, Integer
@@ -15,22 +15,12 @@ from torch.utils.checkpoint import checkpoint
 from transformer_xl.config import ModelConfig
 from transformer_xl.errors import InputError, SettingsError
 from transformer_xl.model.arguments import explain_unknown, require_tensor, shown
+from transformer_xl.model.building import BUILDERS, build_model, builder, weight_shapes
 from transformer_xl.model.calling import evaluating
-from transformer_xl.model.loading import (
-    BUILDERS,
-    build_model,
-    builder,
-    loaded,
-    require_own_weights,
-)
+from transformer_xl.model.limits import require_bytes
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.mixture import Mixture, MixtureHead
-from transformer_xl.model.pretrained import (
-    SavesItself,
-    is_preface,
-    model_weights,
-    write_model,
-)
+from transformer_xl.model.pretrained import ModelFolder
 from transformer_xl.model.segment import Lengths, Segment, View
 from transformer_xl.model.tokens import (
     CalledSoftmax,
@@ -86,6 +76,14 @@ class Output:
 def counted_targets(targets: Tensor) -> Bool[Tensor, "*batch"]:
     """Mark the targets that are predicted: those that are not -100, or NaN if they are real."""
     return ~targets.isnan() if targets.is_floating_point() else targets != IGNORED
+
+
+class SavesItself(Protocol):
+    """The interface of a vocabulary that a model folder needs."""
+
+    def save(self, folder: Path) -> None:
+        """Write the vocabulary to a folder."""
+        ...
 
 
 class LanguageModel(nn.Module, ABC):
@@ -206,6 +204,38 @@ class LanguageModel(nn.Module, ABC):
         shape = batch_size, M, self._state_width
         zeros = torch.zeros(shape, device=self.device, dtype=self.dtype)
         return Memory([zeros] * self.config.n_layer)
+
+    def memory_bytes(self, mem_len: int) -> int:
+        """Return the bytes of a full memory of one stream."""
+        start = self.keep(self.start_memory(1, 0))
+        widths = [x.shape[:-2].numel() * x.shape[-1] * x.element_size() for x in start.tensors]
+        # A recurrent model has a single state.
+        return sum(widths) * (mem_len if self.remembers_positions else 1)
+
+    def require_capacity(self, mem_len: int, n_streams: int = 1) -> None:
+        """Require that a full memory of every stream fits.
+
+        Raises:
+            MemoryLimitError: It does not fit.
+        """
+        settings: dict[str, object] = {"mem_len": mem_len}
+        settings |= {"texts": n_streams} if n_streams > 1 else {}
+        settings |= {name: getattr(self.config, name) for name in ("n_layer", "d_model")}
+        remedy = "remember fewer positions, or generate fewer texts at once"
+        needed = n_streams * self.memory_bytes(mem_len)
+        require_bytes("the memory, once full,", needed, self.device, settings, remedy)
+
+    def require_mem_len(self, mem_len: object) -> None:
+        """Require ``mem_len`` None of a model with a single recurrent state.
+
+        Raises:
+            SettingsError: ``mem_len`` would have no effect.
+        """
+        if mem_len is not None and not self.remembers_positions:
+            raise SettingsError(
+                f"mem_len={mem_len} has no effect with kind={self.kind!r}, which remembers one "
+                "state of all that it has read; leave it out"
+            )
 
     def is_own(self, mems: Memory) -> bool:
         """Whether a memory has the number of layers and the widths of this model."""
@@ -447,15 +477,14 @@ class LanguageModel(nn.Module, ABC):
                 f"positions={kinds[1].__name__}: kind={self.config.kind!r} does not say so, and no "
                 "folder could be loaded again; register_model adds a kind that has them"
             )
-        weights = model_weights(self)
-        require_own_weights(weights, self.config)
-        if not is_preface(self.preface, self.config.vocab_size):
+        self.require_own_weights()
+        if not self.is_preface(self.preface, self.config.vocab_size):
             raise InputError(
                 f"preface={self.preface!r:.60} must be tokens below {self.config.vocab_size}; "
                 "model.preface = () goes without one"
             )
         about = {"preface": list(self.preface)} if self.preface else {}
-        write_model(self.config, weights, Path(folder), about)
+        ModelFolder(Path(folder)).write(self.config, self.named_weights(), about)
         if vocab is not None:
             vocab.save(Path(folder))
 
@@ -470,4 +499,38 @@ class LanguageModel(nn.Module, ABC):
         """
         kind = getattr(cls, "kind", None)
         is_described = kind not in BUILDERS or builder(kind) is cls
-        return loaded(name, build_model if is_described else cls)
+        return ModelFolder.find(name).load(build_model if is_described else cls)
+
+    def named_weights(self) -> dict[str, Tensor]:
+        """Return the weights by name, on the CPU, tied weights once."""
+        # named_parameters() omits the second name of a tied weight.
+        return {name: x.detach().cpu().contiguous() for name, x in self.named_parameters()}
+
+    @torch.no_grad()
+    def copy_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy weights into the model, by name."""
+        for name, parameter in self.named_parameters():
+            parameter.copy_(weights[name])
+
+    def require_own_weights(self) -> None:
+        """Require exactly the parameters that ``config`` implies, as a model folder holds them.
+
+        Raises:
+            InputError: A parameter is missing or unexpected.
+        """
+        expected = weight_shapes(self.config).keys()
+        names = {name for name, _ in self.named_parameters()}
+        for other, what in ((names - expected, "has"), (expected - names, "lacks")):
+            if other:
+                raise InputError(
+                    f"the model {what} {min(other)}, as a part of it was wrapped or replaced: no "
+                    "model folder can hold that. Save the adapter alone (the save_pretrained of "
+                    "PEFT's model), or merge it first (model.merge_and_unload())"
+                )
+
+    @staticmethod
+    def is_preface(tokens: object, vocab_size: int) -> TypeGuard[Sequence[int]]:
+        """Whether a value is a list of tokens of a vocabulary."""
+        if not isinstance(tokens, list | tuple):
+            return False
+        return all(type(x) is int and 0 <= x < vocab_size for x in tokens)

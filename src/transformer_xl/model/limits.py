@@ -6,15 +6,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from transformer_xl.config import Config, ModelConfig, total_memory
 from transformer_xl.errors import SettingsError
-
-if TYPE_CHECKING:
-    from transformer_xl.model.language_model import LanguageModel
 
 _FLOAT = 4
 """Bytes of a float32."""
@@ -57,14 +53,6 @@ def least_weights(config: ModelConfig) -> int:
             f"{sizes}: a matrix would take more than any machine has: make a smaller model"
         ) from error
     return two + (config.n_layer - 2) * (three - two)
-
-
-def full_memory(model: "LanguageModel", mem_len: int) -> int:
-    """Return the bytes of a full memory of one stream."""
-    start = model.keep(model.start_memory(1, 0))
-    widths = [x.shape[:-2].numel() * x.shape[-1] * x.element_size() for x in start.tensors]
-    # A recurrent model has a single state.
-    return sum(widths) * (mem_len if model.remembers_positions else 1)
 
 
 def require_bytes(
@@ -124,7 +112,7 @@ def require_loading(
     Args:
         config: The settings of the model.
         n_tensors: How many tensors the headers of the files name.
-        weights: From :func:`~transformer_xl.model.pretrained.weights_path`.
+        weights: The file with the weights, or the index.
         number_bytes: Bytes of a parameter once it is loaded, at least.
 
     Raises:
@@ -182,20 +170,6 @@ def require_training(
         "smaller model"
     )
     require_bytes("a step", _FLOAT * numbers, device, settings, remedy)
-
-
-def require_capacity(model: "LanguageModel", mem_len: int, n_streams: int = 1) -> None:
-    """Require that a full memory of every stream fits.
-
-    Raises:
-        MemoryLimitError: It does not fit.
-    """
-    settings: dict[str, object] = {"mem_len": mem_len}
-    settings |= {"texts": n_streams} if n_streams > 1 else {}
-    settings |= {name: getattr(model.config, name) for name in ("n_layer", "d_model")}
-    remedy = "remember fewer positions, or generate fewer texts at once"
-    needed = n_streams * full_memory(model, mem_len)
-    require_bytes("the memory, once full,", needed, model.device, settings, remedy)
 
 
 def readable(n_bytes: int) -> str:

@@ -1,7 +1,7 @@
 """Models with quantized weights, for inference: decoding is bound by memory bandwidth."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -9,12 +9,9 @@ from torch import Tensor, nn
 from transformer_xl.config import names_nearest
 from transformer_xl.errors import InputError
 from transformer_xl.model.calling import first_wrapped
-from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.language_model import LanguageModel, SavesItself
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.ops import Int8Weight
-
-if TYPE_CHECKING:
-    from transformer_xl.model.pretrained import SavesItself
 
 Weights = Literal["float32", "bfloat16", "int8"]
 
@@ -37,7 +34,7 @@ class CompactTransformerXL(TransformerXL):
             raise InputError(f"a compact model cannot be trained: {_REMEDY}")
         return super().train(mode)
 
-    def save_pretrained(self, folder: Path | str, vocab: "SavesItself | None" = None) -> None:
+    def save_pretrained(self, folder: Path | str, vocab: SavesItself | None = None) -> None:
         """Refuse to save, as the weights are rounded.
 
         Raises:

@@ -16,7 +16,6 @@ from torch.nn.utils.rnn import pad_sequence
 from transformer_xl.model.arguments import as_tokens
 from transformer_xl.model.calling import evaluating
 from transformer_xl.model.language_model import LanguageModel, Output
-from transformer_xl.model.limits import require_capacity
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.segment import Lengths
 
@@ -217,7 +216,7 @@ class Reader:
     ) -> None:
         self.model, self.lengths = model, lengths._replace(ext_len=0)
         mem_len = lengths.mem_len
-        require_capacity(model, mem_len)
+        model.require_capacity(mem_len)
         mems, last_token, offset = state or ReaderState(model.start_memory(1, mem_len), None)
         # The state may be of a reader with longer segments.
         offset = offset if offset < lengths.segment_len else 0

@@ -7,9 +7,9 @@ from torch import nn
 
 from transformer_xl.errors import InputError
 from transformer_xl.model.arguments import require_at_least
+from transformer_xl.model.building import build_model
 from transformer_xl.model.calling import first_wrapped
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.loading import build_model
 
 
 @torch.no_grad()

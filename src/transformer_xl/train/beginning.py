@@ -21,17 +21,7 @@ from transformer_xl.data import (
 from transformer_xl.errors import DataError, InputError, SettingsError
 from transformer_xl.inference.evaluate import Passage, require_recordings
 from transformer_xl.inference.generate import for_tokens
-from transformer_xl.model import (
-    CONFIG_FILE,
-    Lengths,
-    build_model,
-    copy_weights,
-    find_model_folder,
-    load_config,
-    read_model_weights,
-    require_capacity,
-    require_training,
-)
+from transformer_xl.model import Lengths, ModelFolder, build_model, require_training
 from transformer_xl.train.optim import Average, Optimizer
 from transformer_xl.train.runner import shard
 from transformer_xl.train.state import INITIAL_LOSS_SCALE, TrainState, longest_segment
@@ -76,8 +66,8 @@ def initial_weights(config: Config) -> dict[str, Tensor] | None:
     init_from = config.train.init_from
     if init_from is None:
         return None
-    folder = find_model_folder(init_from)
-    stored = load_config(folder / CONFIG_FILE)
+    folder = ModelFolder.find(init_from)
+    stored = folder.read_config()
     here, there = (
         asdict(x) | {"d_head": x.head_width, "d_embed": x.embed_width}
         for x in (config.model, stored)
@@ -95,7 +85,7 @@ def initial_weights(config: Config) -> dict[str, Tensor] | None:
             f"{', '.join(different)}. `txl train {init_from}` takes the network and the "
             "vocabulary that it has"
         )
-    return read_model_weights(folder, stored)
+    return folder.read_weights(stored)
 
 
 def require_vocabulary(config: Config, corpus: Corpus | FeatureCorpus) -> None:
@@ -105,7 +95,7 @@ def require_vocabulary(config: Config, corpus: Corpus | FeatureCorpus) -> None:
         DataError: The vocabularies differ.
     """
     assert config.train.init_from is not None
-    folder = find_model_folder(config.train.init_from)
+    folder = ModelFolder.find(config.train.init_from).path
     # A converted model may have none; then only the sizes are compared.
     if corpus.vocab is None or not is_vocabulary(folder):
         return
@@ -207,13 +197,13 @@ def new_state(
     torch.manual_seed(settings.seed)
     model = build_model(config.model)
     if weights is not None:
-        copy_weights(model, weights)
+        model.copy_weights(weights)
     model = model.to(device)
     # The memories of a training grow with its steps, and those of evaluations may be longer.
     longest = config.model.mem_len
     if config.model.start_memory == "zeros":
         longest = max(longest, validation(config)["mem_len"] or 0, *config.eval.mem_lens)
-    require_capacity(model, longest)
+    model.require_capacity(longest)
     model.recompute = settings.recompute
     average = None
     if settings.average != "none":

@@ -29,7 +29,7 @@ from transformer_xl.config import (
 from transformer_xl.data import Corpus, FeatureCorpus, open_corpus
 from transformer_xl.errors import InputError
 from transformer_xl.inference.evaluate import Result, cost_of, evaluate_by
-from transformer_xl.model import LanguageModel, model_weights, shown
+from transformer_xl.model import LanguageModel, shown
 from transformer_xl.ops import choose_backend
 from transformer_xl.train.beginning import (
     check_machine,
@@ -321,7 +321,7 @@ class _Run:
         def evaluate_and_save_best() -> Result:
             result = _validate(config, self.corpus, model)
             if result.nll < state.best:
-                self._save_model("best", model_weights(model))
+                self._save_model("best", model.named_weights())
             return result
 
         result = state.world.by_first(evaluate_and_save_best)

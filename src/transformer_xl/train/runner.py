@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from transformer_xl.config import Config, TrainConfig, World, pick_precision
-from transformer_xl.model import LanguageModel, Memory, Output, build_model, copy_weights
+from transformer_xl.model import LanguageModel, Memory, Output, build_model
 
 # Without mixed orders of reduction, whose partial sums are added up by 48 slow kernels of a
 # 12-layer model, one for each weight and bias of a layer normalization.
@@ -250,7 +250,7 @@ def whole_model(model: LanguageModel, config: Config, world: World) -> LanguageM
     # Building the model draws initial weights, which must not advance the generator of training.
     with torch.random.fork_rng(devices=[]):
         whole = build_model(config.model)
-    copy_weights(whole, weights)
+    whole.copy_weights(weights)
     return whole.to(model.device)
 
 

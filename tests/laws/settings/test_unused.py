@@ -9,7 +9,7 @@ import tomli_w
 
 from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
 from transformer_xl.config.recipes import dump_recipe, load_recipe
-from transformer_xl.model.pretrained import load_config, write_model
+from transformer_xl.model.pretrained import ModelFolder
 
 BASE = Config(model=ModelConfig(), data=DataConfig())
 LSTM = {"kind": "lstm", "n_head": 8, "d_inner": 2048}
@@ -76,10 +76,10 @@ def test_a_setting_that_changes_nothing_is_refused_and_left_out_of_what_is_store
         with pytest.raises(ValueError, match=f"{name}=.* has no effect"):
             load_recipe(tmp_path / "recipe.toml")
         if section is ModelConfig:
-            write_model(kept, {}, tmp_path)
+            ModelFolder(tmp_path).write(kept, {})
             content = json.loads((tmp_path / "config.json").read_text()) | unused
             (tmp_path / "config.json").write_text(json.dumps(content))
-            assert load_config(tmp_path / "config.json") == kept, (base, unused)
+            assert ModelFolder(tmp_path).read_config() == kept, (base, unused)
 
 
 def test_layers_that_differ_are_not_compiled_as_one():

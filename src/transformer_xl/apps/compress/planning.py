@@ -17,7 +17,7 @@ from transformer_xl.apps.compress.header import ArchiveError, Coding, Header, Le
 from transformer_xl.apps.compress.predicting import FRESH_LR, TRAINED_LR, fingerprint
 from transformer_xl.config import ModelConfig, Range, check, no_type_check, require
 from transformer_xl.errors import SettingsError
-from transformer_xl.model import LanguageModel, Lengths, require_mem_len
+from transformer_xl.model import LanguageModel, Lengths
 
 GIGABYTE = 1 << 30
 RAM = 4.0
@@ -169,7 +169,7 @@ def plan(
     most, segment_len = (32, 32) if learning else (256, 64)
     streams = settings.streams or min(most, max(1, n_tokens // _SYMBOLS_PER_STREAM))
     streams = min(streams, n_tokens)
-    require_mem_len(model, settings.mem_len)
+    model.require_mem_len(settings.mem_len)
     mem_len = Lengths.of(model.config, mem_len=settings.mem_len).mem_len
     model_hash = fingerprint(model, vocab_hash)
     while True:

@@ -21,15 +21,7 @@ from torch import Tensor
 
 from transformer_xl.apps.compress.header import Coding
 from transformer_xl.config import ModelConfig, TrainConfig
-from transformer_xl.model import (
-    Decoder,
-    LanguageModel,
-    Lengths,
-    Memory,
-    build_model,
-    model_weights,
-    read,
-)
+from transformer_xl.model import Decoder, LanguageModel, Lengths, Memory, build_model, read
 from transformer_xl.train import Optimizer, lr_scale
 
 FRESH = ModelConfig(
@@ -189,7 +181,7 @@ def fingerprint(model: LanguageModel, vocab_hash: str) -> bytes:
     settings = dataclasses.asdict(model.config) | dict(model.left_out)
     changed = {name: x for name, x in settings.items() if x != default.get(name)}
     digest.update(json.dumps(changed, sort_keys=True).encode())
-    for name, weight in sorted(model_weights(model).items()):
+    for name, weight in sorted(model.named_weights().items()):
         digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
         digest.update(weight.flatten().view(torch.uint8).numpy().data)
     return digest.digest()

@@ -20,7 +20,7 @@ from transformer_xl.config import MAX_HISTORY, GenerateConfig, require, total_me
 from transformer_xl.data import Vocab
 from transformer_xl.errors import TxlError
 from transformer_xl.inference.generate import Sampler, Sampling, largest_state
-from transformer_xl.model import LanguageModel, full_memory, require_bytes
+from transformer_xl.model import LanguageModel, require_bytes
 
 log = logging.getLogger("transformer_xl.serve")
 
@@ -46,7 +46,7 @@ class Service:
         name: str,
         generation: GenerateConfig | None = None,
     ) -> None:
-        each, n_texts = full_memory(model, model.config.mem_len), settings.max_batch
+        each, n_texts = model.memory_bytes(model.config.mem_len), settings.max_batch
         fitting = (total_memory(model.device) or 0) // max(each, 1)
         require_bytes(
             "the memories of all texts, once full,",

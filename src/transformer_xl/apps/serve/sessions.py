@@ -20,7 +20,7 @@ from transformer_xl.apps.serve.schemas import NAME
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.config import NotRegularError, kind_other_than_file
 from transformer_xl.inference.generate import State, load_state, write_state
-from transformer_xl.model import LanguageModel, weights_checksum
+from transformer_xl.model import LanguageModel, WeightsFiles
 
 log = logging.getLogger("transformer_xl.serve")
 
@@ -55,7 +55,7 @@ class Sessions:
         clock: Callable[[], float] = time.time,
     ) -> None:
         # At the start: while the server runs, another model may be written to this folder.
-        self._weights, self._model = weights_checksum(weights), model
+        self._weights, self._model = WeightsFiles(weights).checksum, model
         self._folder, self._idle, self._clock = settings.folder, settings.session_idle, clock
         self._most = settings.max_sessions
         self._states: dict[str, State] = {}

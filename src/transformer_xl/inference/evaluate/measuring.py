@@ -26,7 +26,6 @@ from transformer_xl.model import (
     LanguageModel,
     Text,
     evaluating,
-    full_memory,
     require_bytes,
     require_model,
     shown,
@@ -151,7 +150,7 @@ def evaluate(
     rows = min(how.batch_size, n)
     require_bytes(
         "the memory",
-        rows * full_memory(model, longest),
+        rows * model.memory_bytes(longest),
         model.device,
         {"mem_len": longest, "batch_size": rows},
         "shorten the memory, or lower the batch size",

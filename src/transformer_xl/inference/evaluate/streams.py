@@ -23,7 +23,6 @@ from transformer_xl.model import (
     join,
     read,
     read_all,
-    require_mem_len,
 )
 from transformer_xl.ops import IGNORED
 
@@ -187,7 +186,7 @@ def score(
         >>> first is None, len(others), max(others) < 0
         (True, 5, True)
     """
-    require_mem_len(model, mem_len)
+    model.require_mem_len(mem_len)
     reader = Reader(model, Lengths.of(model.config, segment_len=segment_len, mem_len=mem_len))
     text = as_tokens(ids, model.config)
     # The first token has no score, and is read with the segment after it.

@@ -20,8 +20,6 @@ from transformer_xl.model import (
     join,
     read,
     read_all,
-    require_capacity,
-    require_mem_len,
     shown,
 )
 
@@ -61,7 +59,7 @@ class Prompts:
     ) -> None:
         if isinstance(prompts, str) or not len(prompts):
             raise InputError(f"prompts={shown(prompts)}: give a list of prompts, one at least")
-        require_mem_len(model, mem_len)
+        model.require_mem_len(mem_len)
         self._model, self._start = model, mems
         # ext_len=0, as nothing is read again.
         sizes = {"segment_len": PROMPT_SEGMENT, "mem_len": mem_len, "ext_len": 0}
@@ -125,9 +123,9 @@ def require_texts(
         ValueError: They do not fit.
     """
     mem_len = Lengths.of(model.config, mem_len=mem_len).mem_len
-    require_capacity(model, mem_len)
+    model.require_capacity(mem_len)
     positions = mem_len if n_tokens is None else min(mem_len, n_tokens)
-    require_capacity(model, positions, n_texts)
+    model.require_capacity(positions, n_texts)
 
 
 @torch.no_grad()

@@ -29,23 +29,18 @@ from transformer_xl.inference.generate.state import (
 )
 from transformer_xl.inference.generate.text_writer import TextWriter
 from transformer_xl.model import (
-    CONFIG_FILE,
     LanguageModel,
     Lengths,
+    ModelFolder,
     Reader,
     ReaderState,
     Weights,
     as_tokens,
     compact,
-    find_model_folder,
-    load_config,
     load_model,
-    require_mem_len,
     require_model,
     require_token_inputs,
     shown,
-    weights_checksum,
-    weights_path,
     whole,
 )
 from transformer_xl.model import Text as Tokens
@@ -77,8 +72,9 @@ def from_pretrained(
         >>> model.config.n_layer, model.config.vocab_size == len(vocab)
         (3, True)
     """
-    folder = find_model_folder(name)
-    require_token_inputs(load_config(folder / CONFIG_FILE))
+    place = ModelFolder.find(name)
+    require_token_inputs(place.read_config())
+    folder = place.path
     # Both take long for a large model.
     with ThreadPoolExecutor(1) as executor:
         loading = executor.submit(load_vocab, folder)
@@ -140,7 +136,7 @@ class Session:
                 f"vocab={shown(vocab)} is no vocabulary of {config.vocab_size} symbols, as the "
                 "model has: load_vocab(folder) reads the one beside a model"
             )
-        require_mem_len(model, mem_len)
+        model.require_mem_len(mem_len)
         lengths = Lengths.of(config, segment_len=PROMPT_SEGMENT, mem_len=mem_len)
         self.model, self.vocab, self.mem_len = model, vocab, lengths.mem_len
         self._chosen, self._weights = mem_len, ""
@@ -169,7 +165,7 @@ class Session:
     ) -> "Session":
         """Start a session with a model that :func:`from_pretrained` loads."""
         # Before loading, as a training may replace the file later.
-        checksum = weights_checksum(weights_path(find_model_folder(folder)))
+        checksum = ModelFolder.find(folder).weights.checksum
         model, vocab = from_pretrained(folder, pick_device(), weights)
         session = cls(model, vocab, mem_len=mem_len, seed=seed, preface=preface)
         session._weights = checksum

@@ -12,14 +12,7 @@ from torch import Tensor
 from transformer_xl.config import FORMAT_VERSION, MAX_HISTORY
 from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.inference.generate.batch import Generation, random_numbers
-from transformer_xl.model import (
-    LanguageModel,
-    Memory,
-    full_memory,
-    verified_tensors,
-    weights_checksum,
-    write_tensors,
-)
+from transformer_xl.model import LanguageModel, Memory, WeightsFiles, read_tensors, write_tensors
 
 _POSITIONED = ("states", "keys", "values", "inputs")
 
@@ -44,7 +37,7 @@ class State(NamedTuple):
 def largest_state(model: LanguageModel, mem_len: int, n_tokens: int = MAX_HISTORY) -> int:
     """Return the maximum bytes of a state: memory, last tokens, and random numbers."""
     random = random_numbers(0).get_state()
-    return full_memory(model, mem_len) + n_tokens * np.dtype(np.int32).itemsize + random.nbytes
+    return model.memory_bytes(mem_len) + n_tokens * np.dtype(np.int32).itemsize + random.nbytes
 
 
 def save_state(path: Path, generation: Generation, weights: Path | str) -> None:
@@ -87,7 +80,7 @@ def write_state(path: Path, state: State, weights: Path | str, *, positions: int
         "format_version": str(FORMAT_VERSION),
         # Zero-padded, so that the header has a constant size.
         **{name: f"{number:012}" for name, number in numbers.items()},
-        "weights": weights_checksum(weights),
+        "weights": _checksum_of(weights),
     }
     write_tensors(tensors, path, about | ({"note": state.note} if state.note else {}))
 
@@ -123,7 +116,7 @@ def load_state(
         >>> tokens + list(again) == list(generate(model, prompt, greedy, length=6))
         True
     """
-    tensors, about = verified_tensors(path, follow=follow)
+    tensors, about = read_tensors(path, follow=follow)
     # Copied, because rounding in products depends on the alignment of tensors, and in the file that
     # depends on the length of the header.
     tensors = {name: x.clone() for name, x in tensors.items()}
@@ -149,7 +142,7 @@ def load_state(
             f"{path} has format {version}; this version reads up to {FORMAT_VERSION}: "
             "update transformer_xl"
         )
-    if belongs_to != weights_checksum(weights):
+    if belongs_to != _checksum_of(weights):
         this = weights if isinstance(weights, Path) else "this one"
         raise InputError(f"the memory in {path} was made by another model than {this}")
     if model is None:
@@ -162,3 +155,7 @@ def load_state(
     if not (is_known and model.is_own(mems) and mems.batch_size == 1):
         raise CheckpointError(f"{path} is damaged: no text of this model goes on from it")
     return state._replace(mems=mems.to(model.device, model.dtype))
+
+
+def _checksum_of(weights: Path | str) -> str:
+    return weights if isinstance(weights, str) else WeightsFiles(weights).checksum

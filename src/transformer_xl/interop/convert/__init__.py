@@ -29,10 +29,7 @@ from transformer_xl.interop.convert.old_settings import (
 )
 from transformer_xl.interop.convert.published import published_evaluation
 from transformer_xl.interop.convert.vocabularies import find_vocab, read_vocab, vocab_from_object
-from transformer_xl.model import (
-    weight_shapes,
-    write_model,
-)
+from transformer_xl.model import ModelFolder, weight_shapes
 
 __all__ = ["SETTABLE", "convert"]
 
@@ -93,7 +90,7 @@ def convert(
         weights |= {name: weights[name].float() for name in wide}
         say("float64 weights are rounded to float32, in which a model folder has them")
     with new_folder(folder) as unfinished:
-        write_model(config, weights, unfinished, about)
+        ModelFolder(unfinished).write(config, weights, about)
         if vocabulary is not None:
             vocabulary.save(unfinished)
     say(f"{folder} is written")

@@ -24,14 +24,12 @@ from transformer_xl.model import (
     LanguageModel,
     Lengths,
     Memory,
+    ModelFolder,
     TransformerXL,
-    find_model_folder,
     load_model,
     read,
     read_all,
     require_token_inputs,
-    weights_checksum,
-    weights_path,
 )
 
 __all__ = ["Exported", "Format", "Step", "compare", "export"]
@@ -238,7 +236,7 @@ def export(
         >>> sorted(path.name for path in step.folder.iterdir())
         ['step.json', 'step.pt2', 'tokenizer.json', 'vocab.json']
     """
-    source, folder = find_model_folder(source), Path(folder).absolute()
+    model_folder, folder = ModelFolder.find(source), Path(folder).absolute()
     if format not in get_args(Format):
         raise InputError(f"format={format!r} is unknown; choose from {', '.join(get_args(Format))}")
     require_new(folder)
@@ -250,7 +248,9 @@ def export(
             raise RuntimeError(
                 f"--format onnx needs {error.name}: pip install 'transformer-xl[onnx]'"
             ) from error
-    step = Step(load_model(source).requires_grad_(False), mem_len=mem_len, n_tokens=n_tokens)
+    step = Step(
+        load_model(model_folder.path).requires_grad_(False), mem_len=mem_len, n_tokens=n_tokens
+    )
     with new_folder(folder) as unfinished:
         path, difference = unfinished / PROGRAM_FILES[format], None
         with warnings.catch_warnings():
@@ -265,10 +265,10 @@ def export(
                     f"explains {allowed:.1e}, so it is not the model and was not written; another "
                     "--format or other versions of torch and onnxruntime may do better"
                 )
-        about = _about(step, format) | {"weights": weights_checksum(weights_path(source))}
+        about = _about(step, format) | {"weights": model_folder.weights.checksum}
         about["difference"] = difference
         try:
-            load_vocab(source).save(unfinished)
+            load_vocab(model_folder.path).save(unfinished)
             about["vocabulary"] = "tokenizer.json"
         except FileNotFoundError:
             about["vocabulary"] = None

@@ -24,17 +24,13 @@ from transformer_xl.model import (
     Decoder,
     Lengths,
     Memory,
-    add_checksums,
+    ModelFolder,
+    WeightsFiles,
     build_model,
-    is_preface,
     require_loading,
-    require_own_weights,
-    require_storable,
     require_token_inputs,
     resize_vocabulary,
     unwrapped,
-    verify_weights,
-    weights_path,
 )
 
 _LOGGER = logging.get_logger(__name__)
@@ -120,7 +116,7 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
             size = replace(self.transformer.config, vocab_size=size).vocab_size
             resize_vocabulary(self.transformer, size, draws=not mean_resizing)
             self.config.vocab_size = size
-            if not is_preface(self.config.preface or (), size):
+            if not self.transformer.is_preface(self.config.preface or (), size):
                 self.config.preface = None
                 _LOGGER.warning(
                     f"config.preface has tokens beyond the new vocabulary of {size}: it is None "
@@ -149,8 +145,9 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         if name is not None:
             name = path_of(name)
             folder = Path(name, kwargs.get("subfolder") or "")
-            if (path := weights_path(folder, kwargs.get("variant"))).is_file():
-                config, n_tensors = kwargs.get("config"), verify_weights(path)
+            weights = ModelFolder(folder, kwargs.get("variant")).weights
+            if (path := weights.path).is_file():
+                config, n_tensors = kwargs.get("config"), weights.verify()
                 if not isinstance(config, TransformerXLConfig):
                     config = TransformerXLConfig.from_pretrained(folder)
                 try:
@@ -198,27 +195,27 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
                 "settings of model.config were changed after the model was built: change them "
                 "back, or load the folder with from_pretrained(folder, NAME=VALUE)"
             )
-        if not is_preface(self.config.preface or (), self.vocab_size):
+        if not self.transformer.is_preface(self.config.preface or (), self.vocab_size):
             raise SettingsError(
                 f"config.preface={self.config.preface!r} could not be loaded again: give a list of "
                 f"tokens below {self.vocab_size}, or None"
             )
-        own_names = (name for name, _ in self.transformer.named_parameters())
-        require_own_weights(own_names, self.config.to_model_config())
+        self.transformer.require_own_weights()
         state = self.state_dict() if state_dict is None else state_dict
         prefix, second = f"{self.base_model_prefix}.", self._tied_weights_keys or {}
         stored = {name.removeprefix(prefix): x for name, x in state.items() if name not in second}
         if not is_main_process:
             super().save_pretrained(save_directory, is_main_process, stored, **kwargs)
             return
-        require_storable(stored)
+        WeightsFiles.require_storable(stored)
         super().save_pretrained(save_directory, is_main_process, stored, **kwargs)
-        weights = weights_path(Path(save_directory), kwargs.get("variant"))
+        folder = ModelFolder(Path(save_directory), kwargs.get("variant"))
+        weights = folder.weights.path
         for index in weights.parent.glob("*.safetensors.index*.json"):
             if weights != index and weights.stat().st_mtime_ns < index.stat().st_mtime_ns:
                 # Sharded weights were written; loaders would prefer the old single file.
                 weights.unlink()
-        add_checksums(weights_path(weights.parent, kwargs.get("variant")))
+        folder.weights.add_checksums()
 
     def _lengths(self) -> Lengths:
         # Everything read enters the memory, so no extended context is read again.

@@ -46,7 +46,7 @@ from transformer_xl.config import (
 )
 from transformer_xl.data import VOCAB_FILE, Vocab
 from transformer_xl.errors import SettingsError
-from transformer_xl.model import write_model
+from transformer_xl.model import ModelFolder
 
 RECIPE_FILE = "recipe.toml"
 ENVIRONMENT_FILE = "environment.json"
@@ -217,7 +217,7 @@ class RunFolder:
         n_parameters = sum(x.numel() for x in weights.values())
         card = template.render(name=name, config=config, vocab=vocab, n_parameters=n_parameters)
         replace_file(folder / "README.md", card.encode())
-        write_model(config, weights, folder)
+        ModelFolder(folder).write(config, weights)
 
     def write_json(self, name: str, values: dict[str, Any]) -> None:
         """Write a JSON file of the folder."""
