@@ -50,7 +50,7 @@ _TOP = (
         "EvalConfig", "GenerateConfig",
     )),
     ("Evaluation and generation", "Read a text and write one.", (
-        "evaluate", "Result", "WithMemory", "SlidingWindow", "Dynamic", "WithNeighbours",
+        "evaluate", "Result", "WithMemory", "SlidingWindow", "Dynamic",
         "generate", "generate_batch", "Sampling", "beam_search", "Searching", "Hypothesis",
         "Session",
         "save_state", "load_state",
@@ -71,8 +71,6 @@ _PACKAGES = (
     ("inference.generate", "Writing, token by token, with memory."),
     ("inference.answers", "Losses, features and continuations of texts of any length."),
     ("tasks.series.forecast", "Real-valued series, continued by sampling."),
-    ("inference.knn", "kNN-LM: a mixture with the nearest past positions of the text."),
-    ("config.knn", "Settings of kNN-LM."),
     ("config.music", "Settings of music."),
     ("studies.baselines", "What a text takes without training by gradient."),
     ("interop.convert", "Old checkpoints."),

@@ -15,7 +15,6 @@ from .inference.evaluate import (
     Result,
     SlidingWindow,
     WithMemory,
-    WithNeighbours,
     evaluate,
 )
 from .inference.generate import (
@@ -72,7 +71,6 @@ __all__ = [
     "TxlError",
     "Vocab",
     "WithMemory",
-    "WithNeighbours",
     "__version__",
     "beam_search",
     "compact",

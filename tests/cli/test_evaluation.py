@@ -5,14 +5,12 @@ from dataclasses import replace
 import pytest
 from tests.cli.conftest import TEXT
 
-from transformer_xl.config.knn import KnnConfig
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data import load_vocab, prepare
 from transformer_xl.inference.evaluate import (
     Dynamic,
     SlidingWindow,
     WithMemory,
-    WithNeighbours,
     evaluate,
     gradient_squares,
 )
@@ -49,21 +47,6 @@ def test_eval_learns_as_it_goes_and_leaves_the_run_as_it_is(txl, trained, text):
     assert found["nll"] == pytest.approx(expected.nll)
     assert found["nll"] < evaluate(model, ids, WithMemory(segment_len=16)).nll
     assert (found["dynamic"], found["batch_size"]) == ("rms", 1)
-
-
-def test_eval_searches_the_past_of_the_text(txl, trained, text):
-    words = ["--file", text, "--knn.k", 5, "--knn.share", 0.3, "--knn.window", 40]
-    found = txl("eval", trained, *words, "--json").json
-    model, ids = TransformerXL.from_pretrained(trained), load_vocab(trained / "model" / "best")
-    knn = KnnConfig(k=5, share=0.3, window=40)
-    expected = evaluate(
-        model, ids.encode(TEXT), WithNeighbours(segment_len=found["segment_len"], knn=knn)
-    )
-    assert found["nll"] == pytest.approx(expected.nll, rel=1e-5)
-    assert found["nll"] < txl("eval", trained, "--file", text, "--json").json["nll"]
-    assert (found["knn_k"], found["knn_window"], found["batch_size"]) == (5, 40, 1)
-    curve = txl("eval", trained, *words, "--eval.mem_lens", 0, "--json").json["memory_curve"]
-    assert [(row["mem_len"], row["knn_k"]) for row in curve] == [(0, 5), (8, 5)]
 
 
 def test_eval_takes_the_text_as_its_second_word(txl, trained, short):
@@ -114,9 +97,7 @@ def test_eval_explains_what_cannot_be(txl, trained, text):
         (["--data.path", "x"], "--data.path x has no effect here: --file is the text;"),
         (["--eval.dynamic", "sgd", "--data.path", "x"], "--data.path x has no effect here"),
         (["--eval.split", "test"], "--file and --eval.split exclude each other"),
-        (["--knn.k", 4, "--eval.window", 3], "--knn and --eval.window exclude"),
-        (["--knn.k", 4, "--eval.dynamic", "sgd"], "--knn and --eval.dynamic exclude"),
-        (["--knn.k", 4, "--batch_size", 2], "--knn and --eval.batch_size exclude"),
+        (["--knn.k", 4], "txl eval --knn.k is gone: the distribution is that of the model"),
     ]:
         ended = txl("eval", trained, "--file", text, *words)
         assert (ended.code, ended.out) == (2, ""), words

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from transformer_xl.config.knn import KnnConfig
 from transformer_xl.data import train_vocab
 from transformer_xl.inference.evaluate import (
     Dynamic,
     SlidingWindow,
     WithMemory,
-    WithNeighbours,
     evaluate,
     score,
     token_bytes_in,
@@ -161,7 +159,6 @@ WRONG_CALLS = [
     {"token_bytes": np.ones(30)},
     {"token_bytes": "utf-8"},
     {"how": "rms"},
-    {"how": KnnConfig()},
     {"model": "runs/demo"},
 ]
 WRONG_SETTINGS = [
@@ -189,11 +186,6 @@ def test_a_wrong_setting_is_named_where_a_strategy_is_made(refused):
         (name,) = settings
         with refused(name):
             WithMemory(**settings)
-        if name not in ("batch_size", "max_steps"):
-            with refused(name):
-                WithNeighbours(**settings)
-    with refused(r"knn=64 must be"):
-        WithNeighbours(knn=64)
     with refused("window=0 must be at least 1"):
         SlidingWindow(window=0)
 

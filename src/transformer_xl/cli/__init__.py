@@ -42,13 +42,20 @@ _GONE = {
         "into words, as wiki.test.tokens is, needs --prepared"
     ),
     **dict.fromkeys(
+        (
+            (command, f"--knn.{x}")
+            for command in ("eval", "generate")
+            for x in ("k", "share", "temperature", "window")
+        ),
+        "the distribution is that of the model alone; leave it out",
+    ),
+    **dict.fromkeys(
         (("generate", "--presence_penalty"), ("generate", "--frequency_penalty")),
         "--repetition_penalty or --dry_multiplier is for repetitions",
     ),
     **{
         ("generate", f"--{name}"): f"{what}; leave it out"
         for name, what in (
-            *((f"knn.{x}", "txl eval has it") for x in ("k", "share", "temperature", "window")),
             ("typical_p", "--top_p or --min_p limits the tokens"),
             ("penalty_window", "penalties consider the last 1,024 tokens"),
             ("dry_base", "the factor of DRY is 1.75"),

@@ -25,7 +25,7 @@ from transformer_xl.cli.loading import (
     tokenize,
 )
 from transformer_xl.cli.printing import exclude, say_if_slow, show
-from transformer_xl.config import Config, DataConfig, EvalConfig, KnnConfig, recipe_of, require
+from transformer_xl.config import Config, DataConfig, EvalConfig, recipe_of, require
 
 if TYPE_CHECKING:
     from transformer_xl.data import Corpus, Vocab
@@ -39,8 +39,7 @@ class Eval(ReadsModel, PrintsResult):
     --eval.dynamic evaluates dynamically: a gradient step on each segment after it was scored; the
     stored model does not change. --eval.window evaluates with a sliding window and no memory.
     --eval.mem_lens evaluates with each of these memory lengths as well; those of the recipe apply
-    to the end of its training only. --knn.k, or any other option of --knn, mixes the distribution
-    of the model with that of the nearest past positions of the text (kNN-LM), in one stream.
+    to the end of its training only.
 
     Examples:
       txl eval runs/demo --eval.split test
@@ -51,7 +50,6 @@ class Eval(ReadsModel, PrintsResult):
       txl eval runs/demo --weights int8
       txl eval runs/demo --eval.dynamic rms --eval.dynamic_lr 1e-4 --eval.dynamic_decay 0.001
       txl eval runs/demo --file notes.txt --eval.window 128 --batch_size 16
-      txl eval runs/demo --knn.k 64 --knn.share 0.2
     """
 
     place: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")] = None
@@ -62,7 +60,6 @@ class Eval(ReadsModel, PrintsResult):
     """Evaluate this text instead of the corpus of the run; - reads the standard input."""
     eval: GivenWithLengths[EvalConfig] = field(default_factory=nothing)
     data: Given[DataConfig] = field(default_factory=nothing)
-    knn: Given[KnnConfig] = field(default_factory=nothing)
 
     def __post_init__(self) -> None:
         self.file = self.file or self.place
@@ -84,7 +81,7 @@ class Eval(ReadsModel, PrintsResult):
         without_effect = {
             ("mem_lens",): True,
             ("segment_len", "mem_len", "ext_len", "max_steps"): window is not None,
-            ("batch_size",): dynamic is not None or bool(self.knn),
+            ("batch_size",): dynamic is not None,
             ("ext_len",): dynamic is not None,
             ("dynamic_lr", "dynamic_decay"): dynamic is None,
             ("dynamic_eps", "dynamic_tokens"): dynamic != "rms",
@@ -103,7 +100,7 @@ class Eval(ReadsModel, PrintsResult):
         """Evaluate and print."""
         self._check()
         from transformer_xl.config import autocast
-        from transformer_xl.inference.evaluate import WithNeighbours, evaluate_by, plan_dynamic
+        from transformer_xl.inference.evaluate import evaluate_by, plan_dynamic
         from transformer_xl.model import SEGMENT_LEN, Lengths
         from transformer_xl.train import describe, memory_line, reading
 
@@ -123,11 +120,7 @@ class Eval(ReadsModel, PrintsResult):
                 settings, name = replace(settings, mem_len=mem_len), f"memory {mem_len:,}"
             sizes: dict[str, Any] = {"n_bytes": n_bytes, "segment_len": segment_len}
             with autocast(precision, model.device):
-                if self.knn:
-                    lengths = settings.lengths_after(segment_len)
-                    knn, max_steps = KnnConfig(**self.knn), settings.max_steps
-                    how = WithNeighbours(knn=knn, max_steps=max_steps, **lengths)
-                elif vocab is not None:
+                if vocab is not None:
                     training = partial(lambda of: self._corpus(of).split("train"), vocab)
                     how = plan_dynamic(settings, model, training, segment_len=segment_len)
                 with reading(model, len(ids) - 1, f"evaluating, {name}"):
@@ -142,8 +135,8 @@ class Eval(ReadsModel, PrintsResult):
 
     def _check(self) -> None:
         """Check that no option is without effect, before any work is done."""
-        settings, file, knn = self.settings, self.file, self.knn
-        window, dynamic, _ = settings.window, settings.dynamic, KnnConfig(**knn)
+        settings, file = self.settings, self.file
+        window, dynamic = settings.window, settings.dynamic
         require(
             self.place in (None, file),
             f"{self.place} and --file {file} are two texts: leave out one of them",
@@ -151,9 +144,8 @@ class Eval(ReadsModel, PrintsResult):
         exclude(file=file, eval__split="split" in self.eval)
         exclude(eval__window=window, eval__segment_len=settings.segment_len)
         exclude(eval__dynamic=dynamic, weights=self.weights != "float32")
-        # A dynamic evaluation, and the search of the past, read one stream.
-        exclude(knn=knn, eval__window=window, eval__dynamic=dynamic)
-        exclude(knn=knn, eval__dynamic=dynamic, eval__batch_size=settings.batch_size != 1)
+        # A dynamic evaluation reads one stream.
+        exclude(eval__dynamic=dynamic, eval__batch_size=settings.batch_size != 1)
         if file:
             require_readable(file)
             if dynamic != "rms":
@@ -161,7 +153,7 @@ class Eval(ReadsModel, PrintsResult):
                 refuse_others(self.data, "data.", ("raw",), why)
         require(bool(file) or not self.prepared, "--prepared describes the text of --file")
         if self.text.vocab == "features":
-            of_text = {"file": file, "knn": knn, "eval.window": window, "eval.dynamic": dynamic}
+            of_text = {"file": file, "eval.window": window, "eval.dynamic": dynamic}
             for name, value in (of_text | {"weights": self.weights != "float32"}).items():
                 require(not value, f"--{name} is for text: {self.dir} was trained on recordings")
 

@@ -69,9 +69,6 @@ from .files import (
     sync,
     write_atomically,
 )
-from .knn import (
-    KnnConfig,
-)
 from .locating import (
     locate,
     locate_here,
@@ -151,7 +148,6 @@ __all__ = [
     "EvalConfig",
     "GPTConfig",
     "GenerateConfig",
-    "KnnConfig",
     "LSTMConfig",
     "Length",
     "ModelConfig",

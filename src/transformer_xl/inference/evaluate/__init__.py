@@ -1,4 +1,4 @@
-"""Evaluation: with memory, by sliding windows, dynamic, or with nearest neighbours."""
+"""Evaluation: with memory, by sliding windows, or dynamic."""
 
 import lazy_loader
 

@@ -1,34 +1,8 @@
-from .dynamic import (
-    Dynamic,
-    gradient_squares,
-    plan_dynamic,
-)
-from .flow import (
-    Piece,
-    Scored,
-    Sums,
-    pieces_of,
-    scores,
-)
-from .measuring import (
-    Result,
-    bytes_of,
-    cost_of,
-    evaluate,
-    evaluate_by,
-    token_bytes_in,
-)
-from .strategies import (
-    SlidingWindow,
-    Strategy,
-    WithMemory,
-    WithNeighbours,
-)
-from .streams import (
-    Passage,
-    require_recordings,
-    score,
-)
+from .dynamic import Dynamic, gradient_squares, plan_dynamic
+from .flow import Piece, Scored, Sums, pieces_of, scores
+from .measuring import Result, bytes_of, cost_of, evaluate, evaluate_by, token_bytes_in
+from .strategies import SlidingWindow, Strategy, WithMemory
+from .streams import Passage, require_recordings, score
 
 __all__ = [
     "Dynamic",
@@ -40,7 +14,6 @@ __all__ = [
     "Strategy",
     "Sums",
     "WithMemory",
-    "WithNeighbours",
     "bytes_of",
     "cost_of",
     "evaluate",

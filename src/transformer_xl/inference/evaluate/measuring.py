@@ -15,12 +15,7 @@ from transformer_xl.config import EvalConfig
 from transformer_xl.data import Recordings, Vocab
 from transformer_xl.errors import InputError
 from transformer_xl.inference.evaluate.dynamic import Dynamic
-from transformer_xl.inference.evaluate.strategies import (
-    SlidingWindow,
-    Strategy,
-    WithMemory,
-    WithNeighbours,
-)
+from transformer_xl.inference.evaluate.strategies import SlidingWindow, Strategy, WithMemory
 from transformer_xl.inference.evaluate.streams import Passage
 from transformer_xl.model import (
     LanguageModel,
@@ -73,11 +68,6 @@ class Result:
     dynamic_lr: float | None = None
     dynamic_decay: float | None = None
     dynamic_eps: float | None = None
-    knn_k: int | None = None
-    """Nearest positions of kNN-LM; None: the distribution of the model alone."""
-    knn_share: float | None = None
-    knn_temperature: float | None = None
-    knn_window: int | None = None
 
     def __repr__(self) -> str:
         known = {name: x for name, x in asdict(self).items() if x is not None}
@@ -102,9 +92,8 @@ def evaluate(
     Args:
         model: The model, which is not modified; its mode is restored afterwards.
         ids: The text in tokens, or recordings.
-        how: What each token is predicted from: :class:`WithMemory`, :class:`SlidingWindow`,
-            :class:`Dynamic` or :class:`WithNeighbours`. Recordings are read with memory. None:
-            ``WithMemory()``.
+        how: What each token is predicted from: :class:`WithMemory`, :class:`SlidingWindow` or
+            :class:`Dynamic`. Recordings are read with memory. None: ``WithMemory()``.
         token_bytes: The bytes of text of each token, for ``bits_per_byte``; 0: unknown, as of
             ``<unk>``. :func:`token_bytes_in` computes them.
         per_character: Whether the tokens are characters, for ``bpc``.
@@ -130,8 +119,7 @@ def evaluate(
     how = WithMemory(**with_memory) if how is None else how
     if not isinstance(how, Strategy):
         raise InputError(
-            f"how={shown(how)} must be WithMemory(...), SlidingWindow(...), Dynamic(...) or "
-            "WithNeighbours(...)"
+            f"how={shown(how)} must be WithMemory(...), SlidingWindow(...) or Dynamic(...)"
         )
     lengths = how.lengths(config)
     is_text = not isinstance(ids, Recordings)
@@ -228,7 +216,7 @@ def evaluate_by(
     vocab: Vocab | None,
     n_bytes: int,
     segment_len: int,
-    how: Dynamic | WithNeighbours | None = None,
+    how: Dynamic | None = None,
 ) -> Result:
     """Call :func:`evaluate` with the strategy that settings imply.
 

@@ -5,20 +5,17 @@ A :class:`Strategy` is a value with the settings of one kind of evaluation.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transformer_xl.config import KnnConfig, Length, ModelConfig, Range, check, no_type_check
+from transformer_xl.config import Length, ModelConfig, Range, check, no_type_check
 from transformer_xl.inference.evaluate.streams import Losses, Passage, read_parts
-from transformer_xl.inference.knn import Past
 from transformer_xl.model import SEGMENT_LEN, LanguageModel, Lengths, read
 
-_ROWS = 256
-"""Positions that search the past at once."""
 AtLeastOne = Annotated[int, Range(ge=1)]
 
 
@@ -109,45 +106,6 @@ class WithMemory(InSegments):
     def losses(self, model: LanguageModel, passage: Passage, lengths: Lengths) -> Iterator[Losses]:
         """See :meth:`Strategy.losses`."""
         return read_parts(model, passage, lengths, self.batch_size, self.max_steps)
-
-
-@no_type_check
-@dataclass(frozen=True, kw_only=True)
-class WithNeighbours(InSegments):
-    """Evaluation with memory in one stream, mixed with the nearest past positions (kNN-LM).
-
-    Raises:
-        ValueError: A value is out of range.
-
-    Example:
-        >>> WithNeighbours(mem_len=256).knn.k
-        64
-    """
-
-    knn: KnnConfig = field(default_factory=KnnConfig)
-    """How the nearest past positions of the text are mixed with the distribution of the model."""
-    ext_len: Length | None = None
-    """Tokens before each segment that are read again with it instead of being kept in memory.
-    None: as configured."""
-
-    def losses(self, model: LanguageModel, passage: Passage, lengths: Lengths) -> Iterator[Losses]:
-        """See :meth:`Strategy.losses`."""
-        text, past, start = self.part_of(passage, lengths), Past(self.knn, model.config.reset_at), 0
-        mems = model.keep(model.start_memory(1, lengths.mem_len))
-        for piece in read(model, text[None, :-1], lengths, mems, targets=text[None, 1:]):
-            assert piece.nll is not None
-            T = piece.nll.shape[1]
-            # With ext_len, the first columns were read before.
-            hidden, targets = piece.hidden[0, -T:], text[piece.start + 1 : piece.start + 1 + T]
-            # In parts, as the scores of all past positions are held.
-            rows = piece.nll[0], hidden, targets.to(hidden.device)
-            for part in zip(*(x.split(_ROWS) for x in rows), strict=True):
-                yield in_order(past.mixed_nll(*part), start)
-                start += len(part[0])
-
-    def reported(self) -> dict[str, Any]:
-        """See :meth:`Strategy.reported`."""
-        return {f"knn_{name}": value for name, value in asdict(self.knn).items()}
 
 
 @no_type_check
