@@ -33,9 +33,9 @@ from turns import circumstances
 from transformer_xl.config.files import write_atomically
 from transformer_xl.config.recipes import recipe_of
 from transformer_xl.errors import InputError
+from transformer_xl.inference.answers import read_each
 from transformer_xl.model import LanguageModel, load_model
 from transformer_xl.model.calling import evaluating
-from transformer_xl.model.reading import read_each
 from transformer_xl.model.segment import SEGMENT_LEN, Lengths
 from transformer_xl.studies import markdown_table
 

@@ -23,7 +23,7 @@ from writing import adjacent_equal, collected
 from transformer_xl import from_pretrained, generate_batch
 from transformer_xl.config.recipes import generation_of
 from transformer_xl.data import Vocab
-from transformer_xl.inference.generate import Sampling, for_tokens
+from transformer_xl.inference.generate import Sampling
 
 FIRST, LONGEST = 30, 8
 """Tokens of a text that count, and of a sequence that is repeated."""
@@ -84,7 +84,7 @@ def counted(texts: Sequence[Sequence[int]], vocab: Vocab) -> dict[str, float]:
 def measured(name: str, prompts: Sequence[str], n_seeds: int, real: Path | None) -> dict[str, Any]:
     """Return the figures of a model with its preface, without one, and of real text."""
     model, vocab = from_pretrained(name)
-    how = Sampling(**for_tokens(generation_of(name).sampling, vocab))
+    how = Sampling.of(generation_of(name), vocab)
     encoded = [vocab.encode(prompt) for prompt in prompts]
     found: dict[str, Any] = {"texts": len(prompts) * n_seeds, "preface": len(model.preface)}
     for preface in dict.fromkeys(((), model.preface)):

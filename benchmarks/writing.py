@@ -40,9 +40,10 @@ from result_file import write_result_file
 from turns import circumstances
 
 from transformer_xl.cli.loading import load
+from transformer_xl.config import GenerateConfig
 from transformer_xl.config.recipes import generation_of
 from transformer_xl.data import Vocab
-from transformer_xl.inference.generate import Sampling, for_tokens, generate, generate_batch
+from transformer_xl.inference.generate import Sampling, generate, generate_batch
 from transformer_xl.model import LanguageModel
 
 WINDOW = 50
@@ -203,11 +204,11 @@ def write(
     model: LanguageModel,
     prompts: Sequence[Sequence[int]],
     length: int,
-    settings: dict[str, Any],
+    sampling: Sampling,
     carried: bool,
 ) -> list[list[int]]:
     """Continue prompts: as one batch, or one after another with the memory carried."""
-    how = {"sampling": Sampling(**settings), "length": length}
+    how = {"sampling": sampling, "length": length}
     if not carried:
         return collected(generate_batch(model, prompts, seed=1, **how), len(prompts))
     pieces, last, before = [], [], {}
@@ -270,9 +271,9 @@ def main() -> None:
     print("real text", _shown(rows["real text"]), flush=True)
     own = generation_of(arguments.model).sampling
     for name, settings in named or [("recipe", own)]:
-        settings = for_tokens(settings, vocab)
+        how = Sampling.of(GenerateConfig(**settings), vocab)
         with torch.inference_mode():
-            pieces = write(model, prompts, arguments.length, settings, arguments.carried)
+            pieces = write(model, prompts, arguments.length, how, arguments.carried)
         rows[name] = measure(pieces, vocab, prompts, training, arguments.python)
         print(name, _shown(rows[name]), flush=True)
         if arguments.show:

@@ -20,7 +20,7 @@ from writing_rows import writing_rows  # noqa: E402
 from transformer_xl.cli.loading import load  # noqa: E402
 from transformer_xl.config.recipes import generation_of  # noqa: E402
 from transformer_xl.data import Corpus  # noqa: E402
-from transformer_xl.inference.generate import Sampling, for_tokens, generate_batch  # noqa: E402
+from transformer_xl.inference.generate import Sampling, generate_batch  # noqa: E402
 from transformer_xl.studies.baselines import compressed_bytes  # noqa: E402
 
 Figures = dict[str, Any]
@@ -98,7 +98,7 @@ def _poems(folder: Path, corpus: Corpus) -> Figures:
     texts = {part: corpus.vocab.decode(corpus.split(part)) for part in ("train", "valid", "test")}
     titles = [x.partition("\n")[0] + "\n" for x in texts["test"].split(POEM_END)[:N_POEMS]]
     model, vocab = load(folder)
-    sampling = Sampling(**for_tokens(generation_of(folder).sampling, vocab))
+    sampling = Sampling.of(generation_of(folder), vocab)
     prompts = [vocab.encode(POEM_END + title) for title in titles]
     batch = generate_batch(model, prompts, sampling, length=400, seed=1)
     poems = batch.decode(vocab, POEM_END)
@@ -129,7 +129,7 @@ def _chorales(folder: Path, corpus: Corpus) -> Figures:
     settings = generation_of(folder)
     model, vocab = load(folder)
     prompts = [vocab.encode(settings.prompt)] * N_CHORALES
-    sampling = Sampling(**for_tokens(settings.sampling, vocab))
+    sampling = Sampling.of(settings, vocab)
     batch = generate_batch(model, prompts, sampling, length=settings.length, seed=1)
     texts = batch.decode(vocab, "\n")
     ended = [len(text.split()) < settings.length for text in texts]

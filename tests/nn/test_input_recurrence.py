@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from transformer_xl.model import Memory, TransformerXL
-from transformer_xl.model.memory import join
+from transformer_xl.model import TransformerXL
+from transformer_xl.model.memory import Memory
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_keys_and_values_are_cached_with_the_inputs(model):
     inputs = kept.state_dict()["inputs"]
     assert torch.equal(inputs[0, 0], first[:, 3:])
     again = Memory.from_state_dict(kept.state_dict())
-    for memory in (kept, again, kept.select([0, 1]), join([kept])):
+    for memory in (kept, again, kept.select([0, 1]), Memory.cat([kept])):
         found, _ = inputs_of(model, tokens[:, 9:], memory)
         torch.testing.assert_close(found, one_by_one(model, tokens[:, 9:], first[:, -1]))
     plain = TransformerXL(replace(model.config, input_recurrence=False)).double().eval()

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from transformer_xl.model import Memory, build_model
+from transformer_xl.model import build_model
 from transformer_xl.model.keys_and_values import KeysAndValues
-from transformer_xl.model.memory import join
+from transformer_xl.model.memory import Memory
 
 B, H, K, D, N = 3, 2, 4, 6, 2
 
@@ -219,7 +219,7 @@ def test_most_steps_move_nothing_and_the_room_stays_bounded():
 @pytest.mark.parametrize("make", [lambda M, rows: Memory(states(M, rows)), kept])
 def test_joined_streams_keep_what_each_had(make):
     long, short, none = make(5, 2).reset([1]), make(3, 1), make(0, 1)
-    joined = join([long, short, none])
+    joined = Memory.cat([long, short, none])
     assert type(joined) is type(long)
     assert (len(joined), joined.batch_size) == (5, 4)
     assert joined.forgotten.tolist() == [0, 5, 2, 5]

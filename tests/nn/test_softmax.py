@@ -4,8 +4,8 @@ import pytest
 import torch
 from tests.nn.conftest import filled
 
+from transformer_xl.inference.generate.sampler import drawn
 from transformer_xl.model import Embedding, Softmax
-from transformer_xl.model.tokens import drawn
 
 WIDTHS = [{}, {"d_embed": 6}, {"d_embed": 6, "tie_projections": True}]
 

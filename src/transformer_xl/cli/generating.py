@@ -178,11 +178,12 @@ class Generate(ReadsModel, PrintsResult):
         self, model: "LanguageModel", vocab: "Vocab", copies: int = 1
     ) -> tuple[list[str], list[list[int]]]:
         """Return the prompts as texts and as tokens, each ``copies`` times."""
-        from transformer_xl.inference.generate import require_texts
+        from transformer_xl.model import Lengths
 
         texts = self._texts(vocab)
         # Before there are lists of so many.
-        require_texts(model, len(texts) * copies, self.mem_len, self.settings.length or None)
+        mem_len = Lengths.of(model.config, mem_len=self.mem_len).mem_len
+        model.require_capacity(mem_len, len(texts) * copies, self.settings.length or None)
         prompts = [self._tokenize(text, vocab) or start_of(vocab) for text in texts]
         copied = [text for text in texts for _ in range(copies)]
         return copied, [ids for ids in prompts for _ in range(copies)]
@@ -191,7 +192,7 @@ class Generate(ReadsModel, PrintsResult):
         self, model: "LanguageModel", vocab: "Vocab", state: "State | None", checksum: str
     ) -> None:
         """Write one text as it is drawn."""
-        from transformer_xl.inference.generate import generate, save_state, text_pieces
+        from transformer_xl.inference.generate import TextWriter, generate, save_state
 
         (text,), seed = self._texts(vocab), self.settings.seed
         last_token, mems, history = [], None, ()
@@ -216,7 +217,8 @@ class Generate(ReadsModel, PrintsResult):
 
         with save_at_end(save):
             goes_on = self.state is not None
-            pieces = text_pieces(drawn, vocab, self._stops, prompt, history, goes_on=goes_on)
+            writer = TextWriter(vocab, self._stops, prompt, history)
+            pieces = writer.pieces(drawn, goes_on=goes_on)
             if self.json or self.out:
                 self._show([{"prompt": text, "text": "".join(pieces)}], about)
             else:
@@ -293,10 +295,11 @@ class Generate(ReadsModel, PrintsResult):
 
     def _drawing(self, vocab: "Vocab") -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the arguments of generation, and its settings as they are printed."""
-        from transformer_xl.inference.generate import Sampler, Sampling, for_tokens
+        from transformer_xl.inference.generate import Sampler, Sampling
 
         settings = self.settings
-        used = Sampler(Sampling(**settings.sampling), len(vocab), vocab).settings
-        drawing: dict[str, Any] = {"sampling": Sampling(**for_tokens(settings.sampling, vocab))}
+        sampling = Sampling.of(settings, vocab)
+        used = Sampler(sampling, len(vocab)).settings
+        drawing: dict[str, Any] = {"sampling": sampling}
         drawing |= {"length": settings.length or None, "mem_len": self.mem_len}
         return drawing, used

@@ -28,8 +28,8 @@ from transformer_xl.cli.printing import exclude, say, show
 from transformer_xl.config import recipe_of, require
 
 if TYPE_CHECKING:
+    from transformer_xl.cli.flow import Scored
     from transformer_xl.data import Vocab
-    from transformer_xl.inference.evaluate import Scored
 
 _BLOCK = 1 << 16
 _IDLE_SECONDS = 0.02
@@ -91,8 +91,8 @@ class Score(ReadsModel):
                 "surprising, odd lines included; score a text that it was not trained on"
             )
         # Slow imports come after all checks of the arguments.
+        from transformer_xl.cli.flow import pieces_of, scores
         from transformer_xl.data import Normalizer, normalized
-        from transformer_xl.inference.evaluate import pieces_of, scores
         from transformer_xl.inference.generate import State, write_state
         from transformer_xl.model import Lengths, Reader, ReaderState
 
@@ -125,8 +125,8 @@ class Score(ReadsModel):
 
     def _show(self, vocab: "Vocab", scored: "Iterator[Scored]") -> None:
         """Print scores as they come, and the sums even if reading is interrupted."""
+        from transformer_xl.cli.flow import Sums
         from transformer_xl.data import count_by_treatment, describe_unknown
-        from transformer_xl.inference.evaluate import Sums
 
         total, n_lines, unknown, n_warned = Sums(), 0, Counter[str](), 0
         ids: list[int] = []

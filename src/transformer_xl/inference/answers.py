@@ -4,23 +4,18 @@ Texts of any length are read with the memory carried, several as a batch. Dimens
 D width of the model, V size of the vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from transformer_xl.data import Vocab
 from transformer_xl.errors import InputError, SettingsError
 from transformer_xl.inference.generate import Sampling, generate_batch
-from transformer_xl.model import (
-    LanguageModel,
-    Lengths,
-    evaluating,
-    read_each,
-    require_at_least,
-)
+from transformer_xl.model import LanguageModel, Lengths, Piece, evaluating, read, whole
 
 Texts = Sequence[Sequence[int]]
 
@@ -39,7 +34,7 @@ def _require_texts(
             "mem_len=0: nothing is remembered from segment to segment; give a mem_len, such as the "
             "context of the training"
         )
-    require_at_least(1, batch_size=batch_size)
+    whole("batch_size", batch_size, 1)
     if not len(texts):
         raise InputError("texts is empty: give at least one")
     if (shortest := min(map(len, texts))) < least:
@@ -163,3 +158,44 @@ def continuations(
             for row, output in zip(rows, batch.decode(vocab, stop=stop), strict=True):
                 outputs[row] = output
     return outputs
+
+
+def read_each(
+    model: LanguageModel,
+    texts: Texts,
+    lengths: Lengths,
+    *,
+    batch_size: int,
+    predicts: bool = False,
+) -> Iterator[tuple[list[int], Iterator[Piece]]]:
+    """Read texts of any lengths from their start, those of similar length as a padded batch.
+
+    Args:
+        model: The model, as for :func:`read`.
+        texts: The texts in tokens; none is empty.
+        lengths: The lengths.
+        batch_size: Texts in a batch, at most.
+        predicts: Whether the tokens but the first are predicted. The last one is then not read.
+
+    Returns:
+        For each batch the indices of its texts, and what reading their segments yields; positions
+        behind the end of a text are of no meaning.
+    """
+    order = sorted(range(len(texts)), key=lambda n: len(texts[n]))
+    for first in range(0, len(order), batch_size):
+        rows = order[first : first + batch_size]
+        batch = [texts[row] for row in rows]
+        targets = _padded([text[1:] for text in batch])[0] if predicts else None
+        tokens, sizes = _padded([text[:-1] for text in batch] if predicts else batch)
+        mems = model.keep(model.start_memory(len(rows), lengths.mem_len))
+        yield rows, read(model, tokens, lengths, mems, targets=targets, sizes=sizes)
+
+
+def _padded(
+    texts: Texts,
+) -> tuple[Int[Tensor, "N longest"], Tensor | None]:
+    """Return texts as rows padded with 0, and their lengths; None if all are equally long."""
+    sizes = torch.tensor([len(text) for text in texts])
+    rows = [torch.as_tensor(text, dtype=torch.int64) for text in texts]
+    tokens = pad_sequence(rows, batch_first=True)
+    return tokens, sizes if int(sizes.min()) < tokens.shape[1] else None

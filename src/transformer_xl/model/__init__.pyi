@@ -1,30 +1,22 @@
-from .arguments import (
-    Text,
-    as_tokens,
-    require_at_least,
-    require_model,
-    require_token_inputs,
-    shown,
-    whole,
-)
+from .arguments import Text, as_tokens, require_model, require_token_inputs, shown, whole
 from .building import build_model, builder, register_model, weight_shapes
-from .calling import evaluating, evaluating_all, unwrapped
+from .calling import evaluating, unwrapped
 from .capture import captured
 from .decoder import Decoder, EagerDecoder, choose_step
 from .keys_and_values import KeysAndValues
 from .language_model import LanguageModel, Output
 from .layer import DecoderLayer, FeedForward, RelAttention, draw_weights
 from .limits import MemoryLimitError, any_size, require_bytes, require_loading, require_training
-from .memory import Memory, join
+from .memory import Memory
 from .mixture import MixtureHead
 from .observing import observed
 from .positions import Positions, PositionScheme, frequencies, relative_positions, sinusoids
 from .pretrained import ModelFolder, WeightsFiles, load_model, read_tensors, write_tensors
-from .quantizing import CompactTransformerXL, Weights, compact
-from .reading import Piece, Reader, ReaderState, padded, read, read_all, read_each
+from .quantizing import Weights, compact
+from .reading import Piece, Reader, ReaderState, read, read_all
 from .resizing import resize_vocabulary
 from .segment import NO_LIMITS, SEGMENT_LEN, Lengths, Segment, View
-from .tokens import Embedding, Predictor, Softmax, drawn
+from .tokens import Embedding, Predictor, Softmax
 from .transformer_xl import TransformerXL
 from .variants.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from .variants.gates import GRUGate
@@ -36,7 +28,6 @@ __all__ = [
     "SEGMENT_LEN",
     "AdaptiveEmbedding",
     "AdaptiveSoftmax",
-    "CompactTransformerXL",
     "ContentAttention",
     "Decoder",
     "DecoderLayer",
@@ -74,22 +65,16 @@ __all__ = [
     "choose_step",
     "compact",
     "draw_weights",
-    "drawn",
     "evaluating",
-    "evaluating_all",
     "frequencies",
-    "join",
     "load_model",
     "make_norm",
     "observed",
-    "padded",
     "read",
     "read_all",
-    "read_each",
     "read_tensors",
     "register_model",
     "relative_positions",
-    "require_at_least",
     "require_bytes",
     "require_loading",
     "require_model",

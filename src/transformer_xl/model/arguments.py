@@ -46,16 +46,6 @@ def whole(name: str, value: Any, least: int = 0) -> int | None:
     return number
 
 
-def require_at_least(least: int, **values: Any) -> None:
-    """Require integers of at least ``least``, given by name; None passes.
-
-    Raises:
-        InputError: One is no integer, or too small.
-    """
-    for name, value in values.items():
-        whole(name, value, least)
-
-
 def as_tokens(ids: Any, config: ModelConfig, what: str = "ids") -> Int[Tensor, " length"]:
     """Return tokens, in any array, tensor or sequence, as one tensor on the CPU.
 

@@ -5,7 +5,7 @@ whether a call would give another one.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -19,18 +19,17 @@ Adapters = tuple[tuple[Any, ...], ...]
 """A fingerprint of the adapters of a model."""
 
 
-def evaluating(module: nn.Module) -> AbstractContextManager[None]:
+@contextmanager
+def evaluating(modules: nn.Module | Sequence[nn.Module]) -> Iterator[None]:
     """Put a module and its submodules in evaluation mode inside a ``with`` block.
 
     Each submodule gets its own previous mode back. Not thread-safe for a module in training mode:
     call ``eval()`` before sharing it between threads.
+
+    Args:
+        modules: The module; or the list of all of them, where it is used often.
     """
-    return evaluating_all([*module.modules()])
-
-
-@contextmanager
-def evaluating_all(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Put modules in evaluation mode, as :func:`evaluating`; for a list that is used often."""
+    modules = [*modules.modules()] if isinstance(modules, nn.Module) else modules
     in_training = [module for module in modules if module.training]
     for module in in_training:
         module.training = False

@@ -16,7 +16,7 @@ from transformer_xl.model.arguments import Rows
 from transformer_xl.model.calling import first_wrapped
 from transformer_xl.model.keys_and_values import KeysAndValues
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.memory import OTHER_ADAPTERS, Memory, join
+from transformer_xl.model.memory import OTHER_ADAPTERS, Memory
 from transformer_xl.model.positions import Positions
 from transformer_xl.model.reading import read
 from transformer_xl.model.ring import Ring
@@ -150,7 +150,7 @@ class EagerDecoder(Decoder):
     def put(self, row: int, memory: Memory) -> None:
         """See :meth:`Decoder.put`."""
         order = [self.batch_size if n == row else n for n in range(self.batch_size)]
-        self.state = join([self.state, self._cut(self._model.keep(memory))]).select(order)
+        self.state = Memory.cat([self.state, self._cut(self._model.keep(memory))]).select(order)
 
     def reset(self, rows: Rows) -> None:
         """See :meth:`Decoder.reset`."""

@@ -212,18 +212,22 @@ class LanguageModel(nn.Module, ABC):
         # A recurrent model has a single state.
         return sum(widths) * (mem_len if self.remembers_positions else 1)
 
-    def require_capacity(self, mem_len: int, n_streams: int = 1) -> None:
-        """Require that a full memory of every stream fits.
+    def require_capacity(self, mem_len: int, n_texts: int = 1, n_tokens: int | None = None) -> None:
+        """Require that a full memory fits, and those of texts of at most ``n_tokens`` tokens.
 
         Raises:
-            MemoryLimitError: It does not fit.
+            MemoryLimitError: They do not fit.
         """
-        settings: dict[str, object] = {"mem_len": mem_len}
-        settings |= {"texts": n_streams} if n_streams > 1 else {}
-        settings |= {name: getattr(self.config, name) for name in ("n_layer", "d_model")}
-        remedy = "remember fewer positions, or generate fewer texts at once"
-        needed = n_streams * self.memory_bytes(mem_len)
-        require_bytes("the memory, once full,", needed, self.device, settings, remedy)
+        shorter = mem_len if n_tokens is None else min(mem_len, n_tokens)
+        for positions, n in ((mem_len, 1), (shorter, n_texts)):
+            settings = {"mem_len": positions} | ({"texts": n} if n > 1 else {})
+            settings |= {name: getattr(self.config, name) for name in ("n_layer", "d_model")}
+            remedy = "remember fewer positions, or generate fewer texts at once"
+            needed = n * self.memory_bytes(positions)
+            require_bytes("the memory, once full,", needed, self.device, settings, remedy)
+
+    def require_trainable(self) -> None:
+        """Require weights that can be trained: those of every model but a compact one."""
 
     def require_mem_len(self, mem_len: object) -> None:
         """Require ``mem_len`` None of a model with a single recurrent state.

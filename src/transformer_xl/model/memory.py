@@ -255,44 +255,44 @@ class Memory:
             )
         return kind(*(x.unbind() for x in tensors.values()), forgotten=forgotten)
 
+    @staticmethod
+    def cat(memories: Sequence["Memory"]) -> "Memory":
+        """Concatenate memories along the batch dimension.
+
+        Shorter ones are padded in front, and the padding is masked.
+
+        Raises:
+            InputError: The list is empty, or the memories differ in kind, depth, width or adapters.
+        """
+        shared = {
+            (type(memory), *((*x.shape[:-3], x.shape[-1]) for x in memory.tensors))
+            for memory in memories
+        }
+        if len(shared) != 1:
+            raise InputError(
+                f"{len(memories)} memories cannot be joined: there must be one at least, and all "
+                "of one kind, as deep and as wide"
+            )
+        adapters = {memory.adapters for memory in memories} - {None}
+        if len(adapters) > 1:
+            raise InputError(OTHER_ADAPTERS)
+        M = max(memory.length for memory in memories)
+        forgotten = torch.cat([memory._mask() + M - memory.length for memory in memories])
+        joined: Any = [
+            [
+                torch.cat([F.pad(x, (0, 0, M - x.shape[-2], 0)) for x in layer], -3)
+                for layer in zip(*tensors, strict=True)
+            ]
+            for tensors in zip(*(memory.by_name() for memory in memories), strict=True)
+        ]
+        memory = type(memories[0])(*joined, forgotten=forgotten if forgotten.any() else None)
+        memory.adapters = next(iter(adapters), None)
+        return memory
+
     def _mask(self) -> Int[Tensor, " B"]:
         if self.forgotten is not None:
             return self.forgotten
         return torch.zeros(self.batch_size, dtype=torch.int64, device=self.device)
-
-
-def join(memories: Sequence[Memory]) -> Memory:
-    """Concatenate memories along the batch dimension.
-
-    Shorter ones are padded in front, and the padding is masked.
-
-    Raises:
-        InputError: The list is empty, or the memories differ in kind, depth, width or adapters.
-    """
-    shared = {
-        (type(memory), *((*x.shape[:-3], x.shape[-1]) for x in memory.tensors))
-        for memory in memories
-    }
-    if len(shared) != 1:
-        raise InputError(
-            f"{len(memories)} memories cannot be joined: there must be one at least, and all of "
-            "one kind, as deep and as wide"
-        )
-    adapters = {memory.adapters for memory in memories} - {None}
-    if len(adapters) > 1:
-        raise InputError(OTHER_ADAPTERS)
-    M = max(memory.length for memory in memories)
-    forgotten = torch.cat([memory._mask() + M - memory.length for memory in memories])
-    joined: Any = [
-        [
-            torch.cat([F.pad(x, (0, 0, M - x.shape[-2], 0)) for x in layer], -3)
-            for layer in zip(*tensors, strict=True)
-        ]
-        for tensors in zip(*(memory.by_name() for memory in memories), strict=True)
-    ]
-    memory = type(memories[0])(*joined, forgotten=forgotten if forgotten.any() else None)
-    memory.adapters = next(iter(adapters), None)
-    return memory
 
 
 def is_sealed(x: Tensor) -> bool:

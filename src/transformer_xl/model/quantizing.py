@@ -31,8 +31,12 @@ class CompactTransformerXL(TransformerXL):
             InputError: ``mode`` is True.
         """
         if mode:
-            raise InputError(f"a compact model cannot be trained: {_REMEDY}")
+            self.require_trainable()
         return super().train(mode)
+
+    def require_trainable(self) -> None:
+        """Raise InputError: the weights are rounded."""
+        raise InputError(f"a compact model cannot be trained: {_REMEDY}")
 
     def save_pretrained(self, folder: Path | str, vocab: SavesItself | None = None) -> None:
         """Refuse to save, as the weights are rounded.

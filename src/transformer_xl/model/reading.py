@@ -1,8 +1,7 @@
 """The reader: advances a memory over texts, segment by segment.
 
-:func:`read` is the loop over a batch of complete texts, :func:`read_each` reads texts of any
-lengths in padded batches, and :class:`Reader` a single text that is streamed in pieces of any
-length.
+:func:`read` is the loop over a batch of complete texts, and :class:`Reader` reads a single text
+that is streamed in pieces of any length.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from transformer_xl.model.arguments import as_tokens
 from transformer_xl.model.calling import evaluating
@@ -120,47 +118,6 @@ def read_all(
     for piece in read(model, texts, lengths, mems, sizes=sizes, starts=starts):
         mems = piece.mems
     return mems
-
-
-def read_each(
-    model: LanguageModel,
-    texts: Sequence[Sequence[int] | Int[Tensor, " _"]],
-    lengths: Lengths,
-    *,
-    batch_size: int,
-    predicts: bool = False,
-) -> Iterator[tuple[list[int], Iterator[Piece]]]:
-    """Read texts of any lengths from their start, those of similar length as a padded batch.
-
-    Args:
-        model: The model, as for :func:`read`.
-        texts: The texts in tokens; none is empty.
-        lengths: The lengths.
-        batch_size: Texts in a batch, at most.
-        predicts: Whether the tokens but the first are predicted. The last one is then not read.
-
-    Returns:
-        For each batch the indices of its texts, and what reading their segments yields; positions
-        behind the end of a text are of no meaning.
-    """
-    order = sorted(range(len(texts)), key=lambda n: len(texts[n]))
-    for first in range(0, len(order), batch_size):
-        rows = order[first : first + batch_size]
-        batch = [texts[row] for row in rows]
-        targets = padded([text[1:] for text in batch])[0] if predicts else None
-        tokens, sizes = padded([text[:-1] for text in batch] if predicts else batch)
-        mems = model.keep(model.start_memory(len(rows), lengths.mem_len))
-        yield rows, read(model, tokens, lengths, mems, targets=targets, sizes=sizes)
-
-
-def padded(
-    texts: Sequence[Sequence[int] | Int[Tensor, " _"]],
-) -> tuple[Int[Tensor, "N longest"], Tensor | None]:
-    """Return texts as rows padded with 0, and their lengths; None if all are equally long."""
-    sizes = torch.tensor([len(text) for text in texts])
-    rows = [torch.as_tensor(text, dtype=torch.int64) for text in texts]
-    tokens = pad_sequence(rows, batch_first=True)
-    return tokens, sizes if int(sizes.min()) < tokens.shape[1] else None
 
 
 def _width(rows: Tensor | Sequence[Tensor] | None) -> int:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from transformer_xl.errors import InputError
-from transformer_xl.model.arguments import require_at_least
+from transformer_xl.model.arguments import whole
 from transformer_xl.model.building import build_model
 from transformer_xl.model.calling import first_wrapped
 from transformer_xl.model.language_model import LanguageModel
@@ -30,7 +30,7 @@ def resize_vocabulary(model: LanguageModel, vocab_size: int, *, draws: bool = Fa
         InputError: The size is no positive integer, or does not fit another setting (the last of
             ``cutoffs``); or the embedding or the softmax was wrapped, by an adapter for example.
     """
-    require_at_least(1, vocab_size=vocab_size)
+    whole("vocab_size", vocab_size, 1)
     # A name for each weight: of tied ones the first.
     old = dict(model.named_parameters())
     config = replace(model.config, vocab_size=vocab_size)

@@ -1,6 +1,6 @@
 """Both ends of a model, which share a table: the embedding of tokens, and the softmax over them.
 
-Its parts, in this order: embeddings, the softmax, the draw of a symbol.
+Its parts, in this order: embeddings, the softmax.
 """
 
 from abc import ABC, abstractmethod
@@ -12,7 +12,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.errors import CheckpointError
 from transformer_xl.model.arguments import explain_unknown
 from transformer_xl.model.calling import is_plain, unwrapped
 from transformer_xl.ops import IGNORED, dropout, linear, linear_nll, native
@@ -244,21 +243,3 @@ def log_softmax(logits: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch V"]:
     """Return log-probabilities, in float32 at least."""
     # Sums over a vocabulary need more precision than float16 or bfloat16 have.
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-
-
-def drawn(probs: Float[Tensor, "B n"], numbers: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
-    """Sample indices by inversion of the cumulative distribution.
-
-    Args:
-        probs: Probabilities, or unnormalized weights.
-        numbers: Uniform numbers from [0, 1), in float64 for the sake of rare symbols.
-
-    Raises:
-        CheckpointError: The probabilities are not finite.
-    """
-    sums = probs.double().cumsum(-1)
-    if not sums[:, -1].isfinite().all():
-        raise CheckpointError("the model's probabilities are not finite: its weights are damaged")
-    points = numbers.to(sums)[:, None] * sums[:, -1:]
-    places = torch.searchsorted(sums, points, right=True)
-    return places[:, 0].clamp_(max=probs.shape[-1] - 1)

@@ -9,17 +9,10 @@ from typing import Any
 
 import torch
 
-from transformer_xl.config import Config, autocast
+from transformer_xl.config import Config, EvalConfig, autocast
 from transformer_xl.data import Corpus, FeatureCorpus, raw_split
-from transformer_xl.inference.evaluate import Result, cost_of, evaluate_by
-from transformer_xl.inference.generate import (
-    Sampling,
-    Searching,
-    beam_search,
-    for_tokens,
-    generate,
-    text_pieces,
-)
+from transformer_xl.inference.evaluate import Result, evaluate_by
+from transformer_xl.inference.generate import Sampling, Searching, TextWriter, beam_search, generate
 from transformer_xl.model import LanguageModel, Lengths, any_size, load_model
 from transformer_xl.train.checkpoint import RESULTS_FILE, SAMPLE_FILE, RunFolder
 from transformer_xl.train.metrics import reading
@@ -172,8 +165,18 @@ def _sample(config: Config, corpus: Corpus, model: LanguageModel) -> dict[str, A
         ((best,),) = beam_search(model, [prompt], search, length=length, vocab=vocab)
         text = best.text
     else:
-        sampling = Sampling(**for_tokens(settings.sampling, vocab))
+        sampling = Sampling.of(settings, vocab)
         tokens = generate(model, prompt, sampling, length=length, seed=settings.seed)
-        text = "".join(text_pieces(tokens, vocab, settings.stop, prompt))
+        text = "".join(TextWriter(vocab, settings.stop, prompt).pieces(tokens))
         how = {**settings.sampling, "seed": settings.seed}
     return {"prompt": settings.prompt, "text": text, "settings": how}
+
+
+def cost_of(settings: EvalConfig, n_tokens: int) -> str | None:
+    """Describe the cost of an evaluation by sliding windows; None for other evaluations."""
+    if settings.window is None:
+        return None
+    return (
+        f"window={settings.window}: each of {n_tokens:,} tokens is predicted from a window read "
+        f"anew, about {min(settings.window, n_tokens):,} times the work of reading the text once"
+    )

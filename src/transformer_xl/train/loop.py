@@ -28,7 +28,7 @@ from transformer_xl.config import (
 )
 from transformer_xl.data import Corpus, FeatureCorpus, open_corpus
 from transformer_xl.errors import InputError
-from transformer_xl.inference.evaluate import Result, cost_of, evaluate_by
+from transformer_xl.inference.evaluate import Result, evaluate_by
 from transformer_xl.model import LanguageModel, shown
 from transformer_xl.ops import choose_backend
 from transformer_xl.train.beginning import (
@@ -41,7 +41,7 @@ from transformer_xl.train.beginning import (
 )
 from transformer_xl.train.checkpoint import CHECKPOINTS, RunFolder
 from transformer_xl.train.checkpoint.checkpoints import Checkpoints, read_whole
-from transformer_xl.train.finish import finish
+from transformer_xl.train.finish import cost_of, finish
 from transformer_xl.train.metrics import MetricsLog, Progress
 from transformer_xl.train.minutes import TimeLimit
 from transformer_xl.train.runner import Network, whole_model

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -22,7 +23,7 @@ from transformer_xl.apps.serve.schemas import SAMPLING, CompletionRequest
 from transformer_xl.apps.serve.service import Service
 from transformer_xl.apps.serve.texts import Part, Text
 from transformer_xl.data import normalized_prompt, unknown_warning
-from transformer_xl.inference.generate import TextWriter, Tokens, random_numbers, seed_of
+from transformer_xl.inference.generate import TextWriter, random_numbers, seed_of
 
 log = logging.getLogger("transformer_xl.serve")
 
@@ -238,7 +239,9 @@ class Answer:
                 self._texts.append(text)
                 self._parts.append([])
 
-    def _offset(self, prompt: str | list[int], context: Tokens, before: Tokens) -> int:
+    def _offset(
+        self, prompt: str | list[int], context: Sequence[int], before: Sequence[int] | np.ndarray
+    ) -> int:
         """Return the place of the first character: as at OpenAI, behind those of the prompt."""
         if self._body.logprobs is None or isinstance(prompt, str):
             return len(prompt)

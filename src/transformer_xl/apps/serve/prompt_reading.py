@@ -12,7 +12,7 @@ import torch
 
 from transformer_xl.apps.serve.texts import Text
 from transformer_xl.inference.generate import PROMPT_SEGMENT, text_start
-from transformer_xl.model import LanguageModel, Lengths, join, read
+from transformer_xl.model import LanguageModel, Lengths, Memory, read
 
 _CHUNKS_PER_BATCH = 8
 """A batch of chunks has at most as many tokens, with padding, as so many full chunks."""
@@ -51,7 +51,7 @@ class PromptReader:
             # Padded on the right: no token sees the tokens after it.
             tokens[row, : len(chunk)] = torch.tensor(chunk, dtype=torch.int64)
         memories = [text.mems for text in group if text.mems is not None]
-        before = memories[0] if len(group) == 1 else join(memories)
+        before = memories[0] if len(group) == 1 else Memory.cat(memories)
         # The memory is truncated only at the end of a segment.
         mem_len = len(before) + longest if self._is_kept else self._mem_len
         (piece,) = read(self._model, tokens, self._lengths._replace(mem_len=mem_len), before)

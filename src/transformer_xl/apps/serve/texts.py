@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from transformer_xl.config import MAX_HISTORY
 from transformer_xl.data import Vocab
-from transformer_xl.inference.generate import History, Sampler, State, TextWriter, Tokens, joined
+from transformer_xl.inference.generate import History, Sampler, State, TextWriter
 from transformer_xl.model import Memory
 
 _PROMPT_CONTEXT = 1024
@@ -80,7 +81,7 @@ class Text:
     """Called with each part in the thread of the engine's ``deliver``; it must not block."""
     mems: Memory | None = None
     """The memory; None: as at the start of a text, after the preface of the model."""
-    before: Tokens = ()
+    before: Sequence[int] | np.ndarray = ()
     """The tokens in that memory, as far as they are known."""
     stop: Sequence[str] = ()
     logprobs: int | None = None
@@ -182,8 +183,9 @@ class Text:
             return part._replace(reason=reason)
         # At most what is remembered, and what penalties can see.
         most = max(len(mems), MAX_HISTORY)
-        read = joined(self.before, self.prompt, self.written, most=most + 1)[:-1]
-        known = torch.from_numpy(read[-most:])
+        parts = (self.before, self.prompt, self.written)
+        read = np.concatenate([np.asarray(part[-most - 1 :], np.int32) for part in parts])
+        known = torch.from_numpy(read[-most - 1 : -1])
         state = State(mems, self.last_token, self.generator.get_state(), read=known)
         return part._replace(reason=reason, state=state)
 

@@ -31,7 +31,7 @@ from transformer_xl.config import EvalConfig, NotNegative, Positive, Share, no_t
 from transformer_xl.errors import InputError
 from transformer_xl.inference.evaluate.strategies import InSegments, in_order
 from transformer_xl.inference.evaluate.streams import Losses, Passage, as_text
-from transformer_xl.model import CompactTransformerXL, LanguageModel, Lengths, Text, read
+from transformer_xl.model import LanguageModel, Lengths, Text, read
 
 DEFAULT_LR = {"rms": 1e-4, "sgd": 0.01}
 """Default learning rates."""
@@ -217,8 +217,7 @@ def _mean_loss(nll: Float[Tensor, "1 T"], counted: Bool[Tensor, " T"] | None) ->
 
 
 def _learning_copy(model: LanguageModel) -> LanguageModel:
-    if isinstance(model, CompactTransformerXL):
-        raise InputError("a compact model cannot learn: use the model it was made from")
+    model.require_trainable()
     learning = copy.deepcopy(model).eval().requires_grad_(True)
     learning.zero_grad(set_to_none=True)
     return learning

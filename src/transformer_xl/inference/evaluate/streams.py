@@ -20,7 +20,6 @@ from transformer_xl.model import (
     Reader,
     Text,
     as_tokens,
-    join,
     read,
     read_all,
 )
@@ -169,7 +168,7 @@ def _warm_memory(
     padded = None if bool((sizes == sizes[0]).all()) else sizes
     # ext_len=0, so that all of it is kept in the memory.
     whole = lengths._replace(ext_len=0)
-    return join([first, read_all(model, before, whole, mems, sizes=padded, starts=starts)])
+    return Memory.cat([first, read_all(model, before, whole, mems, sizes=padded, starts=starts)])
 
 
 def score(

@@ -1,33 +1,11 @@
-from .batch import (
-    Generation,
-    GenerationBatch,
-    generate,
-    generate_batch,
-    random_numbers,
-    seed_of,
-)
+from .batch import Generation, GenerationBatch, generate, generate_batch, random_numbers, seed_of
 from .beams import Hypothesis, Searching, beam_search
-from .history import History, Tokens, joined
-from .prompts import (
-    PROMPT_SEGMENT,
-    require_texts,
-    selected,
-    text_start,
-)
-from .sampler import Sampler, breaker_tokens, for_tokens
-from .sampling import Sampling
-from .session import (
-    Mark,
-    Session,
-    from_pretrained,
-)
-from .state import (
-    State,
-    largest_state,
-    load_state,
-    save_state,
-    write_state,
-)
+from .history import History
+from .prompts import PROMPT_SEGMENT, selected, text_start
+from .sampler import Sampler
+from .sampling import Sampling, breaker_tokens
+from .session import Mark, Session, from_pretrained
+from .state import State, largest_state, load_state, save_state, write_state
 from .text_writer import TextWriter, prompt_for, text_pieces
 
 __all__ = [
@@ -43,19 +21,15 @@ __all__ = [
     "Session",
     "State",
     "TextWriter",
-    "Tokens",
     "beam_search",
     "breaker_tokens",
-    "for_tokens",
     "from_pretrained",
     "generate",
     "generate_batch",
-    "joined",
     "largest_state",
     "load_state",
     "prompt_for",
     "random_numbers",
-    "require_texts",
     "save_state",
     "seed_of",
     "selected",

@@ -23,7 +23,7 @@ from transformer_xl.model import (
     LanguageModel,
     Memory,
     as_tokens,
-    evaluating_all,
+    evaluating,
     require_model,
     shown,
     whole,
@@ -248,7 +248,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
             decoder of these rows.
         """
         now = self._now
-        with evaluating_all(self._modules):
+        with evaluating(self._modules):
             decoder = self.decoder()
             if decoder is None:
                 hidden, mems = self._prompts.read(rows)

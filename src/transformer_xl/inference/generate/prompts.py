@@ -17,7 +17,6 @@ from transformer_xl.model import (
     Memory,
     as_tokens,
     evaluating,
-    join,
     read,
     read_all,
     shown,
@@ -70,7 +69,7 @@ class Prompts:
         self.tokens = [(*each,) for each in tokens]
         longest = max(map(len, self.tokens)) + len(model.preface)
         n_tokens = None if mems is not None or length is None else longest + length
-        require_texts(model, len(prompts) * copies, self.lengths.mem_len, n_tokens)
+        model.require_capacity(self.lengths.mem_len, len(prompts) * copies, n_tokens)
         if mems is not None:
             model.require_memory(mems)
             if mems.batch_size not in (1, len(prompts)):
@@ -110,22 +109,8 @@ class Prompts:
             mems.append(last.mems)
         place = {each: row for row, each in enumerate(distinct)}
         back = [place[each] for each in unread]
-        memory = mems[0] if len(mems) == 1 else join(mems)
+        memory = mems[0] if len(mems) == 1 else Memory.cat(mems)
         return torch.cat(hidden)[back], selected(memory, back)
-
-
-def require_texts(
-    model: LanguageModel, n_texts: int, mem_len: int | None = None, n_tokens: int | None = None
-) -> None:
-    """Require that a full memory fits, and those of several texts of at most ``n_tokens`` tokens.
-
-    Raises:
-        ValueError: They do not fit.
-    """
-    mem_len = Lengths.of(model.config, mem_len=mem_len).mem_len
-    model.require_capacity(mem_len)
-    positions = mem_len if n_tokens is None else min(mem_len, n_tokens)
-    model.require_capacity(positions, n_texts)
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,8 @@ from transformer_xl.data import Vocab
 from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.inference.generate.history import History
 from transformer_xl.inference.generate.loops import LoopRule
-from transformer_xl.inference.generate.sampling import HOTTEST, Sampling
-from transformer_xl.model import Predictor, drawn, shown
+from transformer_xl.inference.generate.sampling import HOTTEST, Sampling, breaker_tokens
+from transformer_xl.model import Predictor, shown
 
 _COLDEST = 1e-30
 """Temperatures are clamped to this and HOTTEST, beyond which float32 under- or overflows."""
@@ -240,26 +240,22 @@ def extended(
     return lengths_by_token
 
 
-@lru_cache(maxsize=4)
-def breaker_tokens(vocab: Vocab) -> tuple[int, ...]:
-    """Return the tokens that contain a line break, for ``Sampling.dry_sequence_breakers``.
+def drawn(probs: Float[Tensor, "B n"], numbers: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
+    """Sample indices by inversion of the cumulative distribution.
 
-    In a vocabulary whose tokens have no bytes, ``<eos>`` counts as one.
+    Args:
+        probs: Probabilities, or unnormalized weights.
+        numbers: Uniform numbers from [0, 1), in float64 for the sake of rare symbols.
+
+    Raises:
+        CheckpointError: The probabilities are not finite.
     """
-
-    def breaks_line(token: int) -> bool:
-        if vocab.token_bytes is not None and token != vocab.unk_id:
-            return b"\n" in vocab.decode_bytes([token])
-        return token == vocab.eos_id or "\n" in vocab.symbols[token]
-
-    return tuple(token for token in range(len(vocab)) if breaks_line(token))
-
-
-def for_tokens(sampling: dict[str, Any], vocab: Vocab) -> dict[str, Any]:
-    """Return settings of sampling as :func:`generate` takes them: with the breakers of DRY."""
-    if "dry_multiplier" not in sampling:
-        return sampling
-    return sampling | {"dry_sequence_breakers": breaker_tokens(vocab)}
+    sums = probs.double().cumsum(-1)
+    if not sums[:, -1].isfinite().all():
+        raise CheckpointError("the model's probabilities are not finite: its weights are damaged")
+    points = numbers.to(sums)[:, None] * sums[:, -1:]
+    places = torch.searchsorted(sums, points, right=True)
+    return places[:, 0].clamp_(max=probs.shape[-1] - 1)
 
 
 def _with_probability(

@@ -3,9 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import Literal
 
 from transformer_xl.config import GenerateConfig, no_type_check, require, validate_settings
+from transformer_xl.data import Vocab
 from transformer_xl.model import shown, whole
 
 HOTTEST = 1e30
@@ -69,3 +71,25 @@ class Sampling:
         settings |= {"config": config, "dry_sequence_breakers": breakers}
         for name, value in settings.items():
             object.__setattr__(self, name, value)
+
+    @classmethod
+    def of(cls, settings: GenerateConfig, vocab: Vocab) -> "Sampling":
+        """Return the settings of a recipe, with the line breaks of its vocabulary for DRY."""
+        values = settings.sampling
+        breakers = breaker_tokens(vocab) if "dry_multiplier" in values else ()
+        return cls(**values, dry_sequence_breakers=breakers)
+
+
+@lru_cache(maxsize=4)
+def breaker_tokens(vocab: Vocab) -> tuple[int, ...]:
+    """Return the tokens that contain a line break, for ``Sampling.dry_sequence_breakers``.
+
+    In a vocabulary whose tokens have no bytes, ``<eos>`` counts as one.
+    """
+
+    def breaks_line(token: int) -> bool:
+        if vocab.token_bytes is not None and token != vocab.unk_id:
+            return b"\n" in vocab.decode_bytes([token])
+        return token == vocab.eos_id or "\n" in vocab.symbols[token]
+
+    return tuple(token for token in range(len(vocab)) if breaks_line(token))

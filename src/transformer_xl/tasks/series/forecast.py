@@ -15,8 +15,8 @@ from transformer_xl.model import (
     MixtureHead,
     evaluating,
     read,
-    require_at_least,
     require_model,
+    whole,
 )
 
 _BATCH_SIZE = 1_000
@@ -60,7 +60,8 @@ def forecast(
         InputError: The model has no mixture, or a shape or length does not fit.
     """
     config = require_model(model).config
-    require_at_least(1, horizon=horizon, paths=paths)
+    for name, value in (("horizon", horizon), ("paths", paths)):
+        whole(name, value, 1)
     if not config.n_mixtures:
         raise InputError(
             "a forecast needs a model that predicts real values (n_mixtures above 0), and this one "

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from transformer_xl.data import Vocab, split_point
-from transformer_xl.inference.evaluate.measuring import bytes_of, token_bytes_in
+from transformer_xl.inference.evaluate import bytes_of, token_bytes_in
 from transformer_xl.model import Reader
 
 Unit = Literal["token", "line"]
