@@ -20,12 +20,12 @@ import torch
 from result_file import write_result_file
 from turns import circumstances
 
+from transformer_xl.apps.timing import median_and_range, timed
 from transformer_xl.config import ModelConfig
 from transformer_xl.config.device import autocast, pick_device, pick_precision, prepare_process
 from transformer_xl.model import Memory, TransformerXL
 from transformer_xl.model.reading import read
 from transformer_xl.model.segment import Lengths
-from transformer_xl.ops.timing import median_and_range, timed
 
 ENWIK8 = ModelConfig(vocab_size=204, clamp_len=820)
 """The paper's model of 12 layers for enwik8."""

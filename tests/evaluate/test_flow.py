@@ -11,10 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from transformer_xl.cli import flow
 from transformer_xl.cli.flow import Sums, pieces_of, scores
 from transformer_xl.data.imported import Rules
 from transformer_xl.data.making_vocab import train_vocab
-from transformer_xl.inference.evaluate import flow, score
+from transformer_xl.inference.evaluate import score
 from transformer_xl.interop.convert.cutting import imported_vocab
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.reading import Reader

@@ -5,7 +5,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from transformer_xl.inference.generate import State, generate, load_state, save_state, write_state
+from transformer_xl.inference.generate import State, generate, load_state, save_state
 from transformer_xl.model import Memory, TransformerXL
 from transformer_xl.model.keys_and_values import KeysAndValues
 from transformer_xl.model.pretrained import CHECKSUM_KEY
@@ -36,7 +36,7 @@ def test_a_file_with_room_is_of_one_size_and_holds_the_same(model, weights, tmp_
         mems = generation.mems
         for memory in (mems, mems.reset([0])):
             state = State(memory, 3, generation.random_state, offset=length)
-            write_state(tmp_path / "state", state, weights, positions=12)
+            save_state(tmp_path / "state", state, weights, positions=12)
             again = load_state(tmp_path / "state", weights)
             assert (again.last_token, again.offset, len(again.mems)) == (3, length, len(mems))
             assert torch.equal(again.mems.state_dict()["keys"], mems.state_dict()["keys"])
@@ -100,10 +100,10 @@ def test_a_state_that_does_not_fit_its_model_is_refused(model, weights, tmp_path
     list(generation)
     mems = type(generation.mems).from_state_dict(generation.mems.state_dict())
     state = State(mems, 3, generation.random_state)
-    write_state(tmp_path / "state", state, weights)
+    save_state(tmp_path / "state", state, weights)
     assert load_state(tmp_path / "state", weights, model).last_token == 3
     for changed in changed_states(state):
-        write_state(tmp_path / "state", changed, weights)
+        save_state(tmp_path / "state", changed, weights)
         with pytest.raises(RuntimeError, match=r"state is damaged"):
             load_state(tmp_path / "state", weights, model)
 

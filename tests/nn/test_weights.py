@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from transformer_xl.cli import main
-from transformer_xl.inference.generate import State, load_state, write_state
+from transformer_xl.inference.generate import State, load_state, save_state
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.pretrained import CHECKSUM_KEY, ModelFolder
 
@@ -172,7 +172,7 @@ def _make_infinite(tensors, about):
 def test_a_damaged_memory_is_found(paper, tmp_path, damage, message):
     path = tmp_path / "state"
     _, mems = paper.read(torch.tensor([[1, 2, 3]]))
-    write_state(path, State(mems, 1, None), "x")
+    save_state(path, State(mems, 1, None), "x")
     with safe_open(path, "pt") as file:
         about = file.metadata()
     tensors = load_file(path)

@@ -39,7 +39,7 @@ def test_who_waits_for_a_session_that_cannot_be_saved_is_told(
 
     with run_server(made, sessions=tmp_path) as server:
         first = post(server, session="tale", max_tokens=3, seed=3).json()["choices"][0]["text"]
-        monkeypatch.setattr(sessions, "write_state", fails)
+        monkeypatch.setattr(sessions, "save_state", fails)
         answer = post(server, session="tale", max_tokens=3)
         assert answer.status_code == (507 if isinstance(error, OSError) else 500)
         monkeypatch.undo()

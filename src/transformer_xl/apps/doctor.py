@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from transformer_xl.apps.timing import ceiling
 from transformer_xl.config import (
     SUMS_FILE,
     DataConfig,
@@ -30,7 +31,7 @@ from transformer_xl.model import (
     WeightsFiles,
     read_tensors,
 )
-from transformer_xl.ops import ceiling, choose_backend, native, triton
+from transformer_xl.ops import choose_backend, native, triton
 from transformer_xl.train import CHECKPOINTS, checkpoints_in, first_damaged
 
 _PACKAGES = (

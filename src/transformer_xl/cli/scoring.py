@@ -93,7 +93,7 @@ class Score(ReadsModel):
         # Slow imports come after all checks of the arguments.
         from transformer_xl.cli.flow import pieces_of, scores
         from transformer_xl.data import Normalizer, normalized
-        from transformer_xl.inference.generate import State, write_state
+        from transformer_xl.inference.generate import State, save_state
         from transformer_xl.model import Lengths, Reader, ReaderState
 
         model, vocab, state, checksum = load_with_state(self.dir, self.weights, self.state)
@@ -107,7 +107,7 @@ class Score(ReadsModel):
             if self.state and last_token is not None:
                 random = None if state is None else state.random
                 last = State(mems, last_token, random, offset)
-                write_state(self.state, last, checksum, positions=reader.most_positions)
+                save_state(self.state, last, checksum, positions=reader.most_positions)
                 say(f"saved the memory to {self.state}; the same command resumes from it")
 
         failures: list[OSError] = []

@@ -1,6 +1,6 @@
 from .arguments import Text, as_tokens, require_model, require_token_inputs, shown, whole
 from .building import build_model, builder, register_model, weight_shapes
-from .calling import evaluating, unwrapped
+from .calling import evaluating
 from .capture import captured
 from .decoder import Decoder, EagerDecoder, choose_step
 from .keys_and_values import KeysAndValues
@@ -9,7 +9,6 @@ from .layer import DecoderLayer, FeedForward, RelAttention, draw_weights
 from .limits import MemoryLimitError, any_size, require_bytes, require_loading, require_training
 from .memory import Memory
 from .mixture import MixtureHead
-from .observing import observed
 from .positions import Positions, PositionScheme, frequencies, relative_positions, sinusoids
 from .pretrained import ModelFolder, WeightsFiles, load_model, read_tensors, write_tensors
 from .quantizing import Weights, compact
@@ -69,7 +68,6 @@ __all__ = [
     "frequencies",
     "load_model",
     "make_norm",
-    "observed",
     "read",
     "read_all",
     "read_tensors",
@@ -83,7 +81,6 @@ __all__ = [
     "resize_vocabulary",
     "shown",
     "sinusoids",
-    "unwrapped",
     "weight_shapes",
     "whole",
     "write_tensors",

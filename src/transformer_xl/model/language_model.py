@@ -2,10 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard
 
 import torch
 from jaxtyping import Bool, Float, Int, Integer
@@ -16,7 +17,7 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.errors import InputError, SettingsError
 from transformer_xl.model.arguments import explain_unknown, require_tensor, shown
 from transformer_xl.model.building import BUILDERS, build_model, builder, weight_shapes
-from transformer_xl.model.calling import evaluating
+from transformer_xl.model.calling import evaluating, unwrapped
 from transformer_xl.model.limits import require_bytes
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.mixture import Mixture, MixtureHead
@@ -32,6 +33,9 @@ from transformer_xl.model.tokens import (
 )
 from transformer_xl.model.variants.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from transformer_xl.ops import IGNORED, dropout
+
+if TYPE_CHECKING:
+    from transformer_xl.model.observing import Observed
 
 
 @dataclass(kw_only=True)
@@ -388,11 +392,15 @@ class LanguageModel(nn.Module, ABC):
         Raises:
             InputError: The model has no attention, or the memory does not fit it or the segment.
         """
-        from transformer_xl.model import observed
-
-        with evaluating(self), observed(self, attentions=True) as record:
+        with evaluating(self), self.observed(attentions=True) as record:
             self.read(tokens, mems, **options)
         return record.attentions
+
+    def observed(self, *, attentions: bool = False) -> "AbstractContextManager[Observed]":
+        """Record what the layers compute in a ``with`` block; see :func:`observing.observed`."""
+        from transformer_xl.model.observing import observed
+
+        return observed(self, attentions=attentions)
 
     @property
     def head(self) -> Predictor:
@@ -407,6 +415,12 @@ class LanguageModel(nn.Module, ABC):
                 "probabilities of tokens; transformer_xl.tasks.series.forecast draws what follows"
             )
         return self.softmax if isinstance(self.softmax, Predictor) else CalledSoftmax(self.softmax)
+
+    def widened(self, embedded: Float[Tensor, "B T E"]) -> Float[Tensor, "B T D"]:
+        """Project vectors of the width of the table of embeddings to that of the model."""
+        embedding = unwrapped(self.embedding, "widened")
+        is_narrow = embedded.shape[-1] == getattr(embedding, "embedding_dim", None)
+        return embedding.widened(embedded) if is_narrow else embedded
 
     def _embedded(self, segment: Segment) -> Float[Tensor, "B T D"]:
         """Return the input of the first layer."""

@@ -28,7 +28,6 @@ from transformer_xl.ops.products import (
     onednn,
 )
 from transformer_xl.ops.rms_norm import rms_norm
-from transformer_xl.ops.timing import ceiling, timed
 
 __all__ = [
     "BACKENDS",
@@ -40,7 +39,6 @@ __all__ = [
     "attention",
     "batches_take_onednn",
     "cached",
-    "ceiling",
     "choose_backend",
     "dropout",
     "emulates",
@@ -53,7 +51,6 @@ __all__ = [
     "relu_dropout",
     "relu_squared_dropout",
     "rms_norm",
-    "timed",
     "triton",
     "use_backend",
 ]

@@ -23,7 +23,7 @@ from transformer_xl.apps.serve.schemas import SAMPLING, CompletionRequest
 from transformer_xl.apps.serve.service import Service
 from transformer_xl.apps.serve.texts import Part, Text
 from transformer_xl.data import normalized_prompt, unknown_warning
-from transformer_xl.inference.generate import TextWriter, random_numbers, seed_of
+from transformer_xl.inference.generate import TextWriter, random_numbers
 
 log = logging.getLogger("transformer_xl.serve")
 
@@ -220,7 +220,7 @@ class Answer:
             self._n_prompt += len(context) + len(ids) - len(unread)
             for _ in range(body.n or 1):
                 number = len(self._texts)
-                numbers = random_numbers(seed_of(seed, number) if is_seed else seed)
+                numbers = random_numbers(seed, number)
                 text = Text(
                     vocab=service.vocab,
                     prompt=(*context, *ids),

@@ -19,7 +19,7 @@ from transformer_xl.apps.serve.errors import SessionError
 from transformer_xl.apps.serve.schemas import NAME
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.config import NotRegularError, kind_other_than_file
-from transformer_xl.inference.generate import State, load_state, write_state
+from transformer_xl.inference.generate import State, load_state, save_state
 from transformer_xl.model import LanguageModel, WeightsFiles
 
 log = logging.getLogger("transformer_xl.serve")
@@ -183,7 +183,7 @@ class Sessions:
         path = path_of(self._folder, name)
         if kind := _kind_other_than_file(path):
             raise NotRegularError(f"{path} is {kind}, and not the file of a session")
-        write_state(path, state, self._weights)
+        save_state(path, state, self._weights)
 
     def _release(self, name: str) -> None:
         with self._lock:

@@ -5,7 +5,7 @@ from .prompts import PROMPT_SEGMENT, selected, text_start
 from .sampler import Sampler
 from .sampling import Sampling, breaker_tokens
 from .session import Mark, Session, from_pretrained
-from .state import State, largest_state, load_state, save_state, write_state
+from .state import State, load_state, save_state
 from .text_writer import TextWriter, prompt_for, text_pieces
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "from_pretrained",
     "generate",
     "generate_batch",
-    "largest_state",
     "load_state",
     "prompt_for",
     "random_numbers",
@@ -35,5 +34,4 @@ __all__ = [
     "selected",
     "text_pieces",
     "text_start",
-    "write_state",
 ]

@@ -30,8 +30,10 @@ from transformer_xl.model import (
 )
 
 
-def random_numbers(seed: Any) -> torch.Generator:
-    """Return a generator with a seed or with a saved state; None: a nondeterministic seed.
+def random_numbers(seed: SupportsIndex | Tensor | None, n: int = 0) -> torch.Generator:
+    """Return the generator of text ``n`` of a batch.
+
+    Its seed is ``seed + n``, or nondeterministic if that is None; or it has a saved state.
 
     Raises:
         ValueError: The seed is neither a 64-bit integer nor a state.
@@ -49,7 +51,7 @@ def random_numbers(seed: Any) -> torch.Generator:
             ) from error
     else:
         # torch takes unsigned seeds.
-        generator.manual_seed(seed_of(seed, 0) % 2**64)
+        generator.manual_seed(seed_of(seed, n) % 2**64)
     return generator
 
 
@@ -58,10 +60,10 @@ def seed_of(seed: SupportsIndex, n: int) -> int:
 
     Seeds are signed or unsigned 64-bit integers; the largest one wraps around to 0.
     """
-    seed = whole("seed", seed, -(2**63))
-    if seed >= 2**64:
-        raise InputError(f"seed={seed} must be below 2**64")
-    return (seed + n) % 2**64 if seed + n >= 2**64 else seed + n
+    number = whole("seed", seed, -(2**63))
+    if number >= 2**64:
+        raise InputError(f"seed={number} must be below 2**64")
+    return (number + n) % 2**64 if number + n >= 2**64 else number + n
 
 
 @dataclass(frozen=True)

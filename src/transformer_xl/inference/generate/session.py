@@ -23,9 +23,8 @@ from transformer_xl.inference.generate.sampler import Sampler
 from transformer_xl.inference.generate.sampling import Sampling
 from transformer_xl.inference.generate.state import (
     State,
-    largest_state,
     load_state,
-    write_state,
+    save_state,
 )
 from transformer_xl.inference.generate.text_writer import TextWriter
 from transformer_xl.model import (
@@ -214,7 +213,7 @@ class Session:
         read = torch.from_numpy(self._history.kept[:-1])
         positions = self.mem_len if self.model.remembers_positions else 1
         state = State(mems, last_token, self._random, read=read)
-        write_state(Path(path), state, self._weights, positions=positions)
+        save_state(Path(path), state, self._weights, positions=positions)
 
     @property
     def nbytes(self) -> int:
@@ -227,7 +226,7 @@ class Session:
         state of each layer in place of the memory, whatever ``mem_len`` (an LSTM: n_layer x 2 x
         d_model values). A file also has a header of less than 1,000 bytes.
         """
-        return largest_state(self.model, self.mem_len)
+        return State.largest(self.model, self.mem_len)
 
     def write(self, text: Text, *, scored: bool = False) -> list[float | None]:
         """Read a text into the memory.

@@ -33,15 +33,31 @@ class State(NamedTuple):
     note: str = ""
     """A text that a program keeps with it."""
 
+    @classmethod
+    def of(cls, text: Generation) -> "State":
+        """Return the state of a generation."""
+        read = torch.from_numpy(text.history)
+        return cls(text.mems, text.last_token, text.random_state, read=read)
 
-def largest_state(model: LanguageModel, mem_len: int, n_tokens: int = MAX_HISTORY) -> int:
-    """Return the maximum bytes of a state: memory, last tokens, and random numbers."""
-    random = random_numbers(0).get_state()
-    return model.memory_bytes(mem_len) + n_tokens * np.dtype(np.int32).itemsize + random.nbytes
+    @staticmethod
+    def largest(model: LanguageModel, mem_len: int, n_tokens: int = MAX_HISTORY) -> int:
+        """Return the maximum bytes of a state: memory, last tokens, and random numbers."""
+        random = random_numbers(0).get_state()
+        return model.memory_bytes(mem_len) + n_tokens * np.dtype(np.int32).itemsize + random.nbytes
 
 
-def save_state(path: Path, generation: Generation, weights: Path | str) -> None:
-    """Write the state of a generation, as :func:`write_state` does.
+def save_state(
+    path: Path, text: Generation | State, weights: Path | str, *, positions: int = 0
+) -> None:
+    """Write the state of a text to a safetensors file, atomically.
+
+    Args:
+        path: The file.
+        text: The generation, or its state.
+        weights: The weights file of the model, which :func:`load_state` compares; or, if the file
+            may have been replaced since, its SHA-256 at the time of loading.
+        positions: Pad the memory to this length, so that all files have the same size, and the
+            tokens in it to 4,096.
 
     Example:
         >>> from transformer_xl import from_pretrained, generate, shipped_path
@@ -49,22 +65,7 @@ def save_state(path: Path, generation: Generation, weights: Path | str) -> None:
         >>> weights = shipped_path("shakespeare") / "model.safetensors"
         >>> save_state(Path("romeo.safetensors"), generate(model, vocab.encode("ROMEO:")), weights)
     """
-    read = torch.from_numpy(generation.history)
-    state = State(generation.mems, generation.last_token, generation.random_state, read=read)
-    write_state(path, state, weights)
-
-
-def write_state(path: Path, state: State, weights: Path | str, *, positions: int = 0) -> None:
-    """Write a state to a safetensors file, atomically.
-
-    Args:
-        path: The file.
-        state: The state.
-        weights: The weights file of the model, which :func:`load_state` compares; or, if the file
-            may have been replaced since, its SHA-256 at the time of loading.
-        positions: Pad the memory to this length, so that all files have the same size, and the
-            tokens in it to 4,096.
-    """
+    state = text if isinstance(text, State) else State.of(text)
     unused, read = max(positions - len(state.mems), 0), state.read
     n_read = 0 if read is None else len(read)
     if read is not None and positions:
@@ -92,7 +93,7 @@ def load_state(
 
     Args:
         path: The file.
-        weights: As for :func:`write_state`.
+        weights: As for :func:`save_state`.
         model: The model that will use it: shapes are validated, and the memory is moved to its
             device and precision. None: the state is returned as stored.
         follow: Whether the file, or the folder that it is in, may be a symbolic link.

@@ -30,7 +30,6 @@ from transformer_xl.model import (
     require_loading,
     require_token_inputs,
     resize_vocabulary,
-    unwrapped,
 )
 
 _LOGGER = logging.get_logger(__name__)
@@ -253,9 +252,7 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
                 "leave it out"
             )
         if inputs_embeds is not None:
-            embedding = unwrapped(self.transformer.embedding, "widened")
-            if inputs_embeds.shape[-1] == getattr(embedding, "embedding_dim", None):
-                inputs_embeds = embedding.widened(inputs_embeds)
+            inputs_embeds = self.transformer.widened(inputs_embeds)
         inputs = Inputs.of(input_ids, inputs_embeds, attention_mask, self.config.vocab_size)
         cache = require_cache(past_key_values)
         if cache is None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from transformer_xl.errors import InputError
-from transformer_xl.model import LanguageModel, Lengths, Memory, Segment, observed
+from transformer_xl.model import LanguageModel, Lengths, Memory, Segment
 from transformer_xl.model import read as read_segments
 
 # The label of ignored positions.
@@ -169,7 +169,7 @@ def read(
         inputs = inputs.columns(order)
     tokens, vectors, *_ = inputs.segment
     pieces_read, layers, attentions = [], [], []
-    looking = observed(model, attentions=wanted.attentions) if any(wanted) else nullcontext()
+    looking = model.observed(attentions=wanted.attentions) if any(wanted) else nullcontext()
     with looking as observation:
         for piece in read_segments(
             model, tokens, lengths, mems, sizes=sizes, inputs_embeds=vectors
