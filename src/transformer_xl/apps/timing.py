@@ -30,7 +30,7 @@ def timed(
     return median_and_range(seconds[warm_up:])
 
 
-def median_and_range(seconds: list[float]) -> dict[str, Any]:
+def median_and_range(seconds: list[float]) -> dict[str, float | list[float]]:
     """Return the median of measured seconds, and the least and the most."""
     return {"seconds": statistics.median(seconds), "seconds_range": [min(seconds), max(seconds)]}
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from operator import index
-from typing import Any, SupportsIndex, TypeVar, overload
+from typing import SupportsIndex, TypeVar, overload
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ _SHOWN = 60
 def whole(name: str, value: None, least: int = 0) -> None: ...
 @overload
 def whole(name: str, value: SupportsIndex, least: int = 0) -> int: ...
-def whole(name: str, value: Any, least: int = 0) -> int | None:
+def whole(name: str, value: object, least: int = 0) -> int | None:
     """Return a length or count, also a NumPy or torch integer, as an int; None passes.
 
     Raises:
@@ -35,7 +35,7 @@ def whole(name: str, value: Any, least: int = 0) -> int | None:
     if value is None:
         return None
     try:
-        number = index(value)
+        number = index(value) if isinstance(value, SupportsIndex) else None
     except TypeError:
         number = None
     is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
@@ -46,7 +46,7 @@ def whole(name: str, value: Any, least: int = 0) -> int | None:
     return number
 
 
-def as_tokens(ids: Any, config: ModelConfig, what: str = "ids") -> Int[Tensor, " length"]:
+def as_tokens(ids: object, config: ModelConfig, what: str = "ids") -> Int[Tensor, " length"]:
     """Return tokens, in any array, tensor or sequence, as one tensor on the CPU.
 
     They must be in the vocabulary of the model; errors call them ``what``.
@@ -59,7 +59,8 @@ def as_tokens(ids: Any, config: ModelConfig, what: str = "ids") -> Int[Tensor, "
     # Bytes are the tokens of a vocabulary of bytes, which may have some symbols more.
     is_bytes = isinstance(ids, bytes | bytearray) and 256 <= config.vocab_size < 320
     is_text = not is_bytes and isinstance(ids, str | bytes | bytearray | memoryview)
-    ids = [*ids] if is_bytes or isinstance(ids, Iterator) else ids
+    if isinstance(ids, Iterator) or (is_bytes and isinstance(ids, bytes | bytearray)):
+        ids = [*ids]
     try:
         # NumPy, as torch cannot compare unsigned integers.
         array = np.asarray(ids.detach().cpu() if isinstance(ids, Tensor) else ids)
@@ -136,7 +137,7 @@ def require_model(model: _Model) -> _Model:
     return model
 
 
-def require_tensor(name: str, value: Any, *, kind: str = "") -> Tensor:
+def require_tensor(name: str, value: object, *, kind: str = "") -> Tensor:
     """Require a tensor, and return it, integers of any width as int64.
 
     Args:

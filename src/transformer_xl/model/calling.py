@@ -15,7 +15,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 _BUILT_IN = ("transformer_xl.", "torch.nn.modules.")
 
-Adapters = tuple[tuple[Any, ...], ...]
+Adapters = tuple[tuple[object, ...], ...]
 """A fingerprint of the adapters of a model."""
 
 
@@ -83,7 +83,7 @@ def _takes_adapters(kind: type) -> bool:
     return hasattr(kind, "active_adapters")
 
 
-def _state(module: Any) -> tuple[Any, ...]:
+def _state(module: Any) -> tuple[object, ...]:
     return (
         id(module),
         tuple(module.active_adapters),

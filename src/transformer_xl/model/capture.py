@@ -1,13 +1,14 @@
 """Capture of a function as a CUDA graph, which a GPU replays with a single launch."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def captured(step: Callable[[], None], first: Tensor, pool: Any = None) -> Callable[[], None]:
+def captured(
+    step: Callable[[], None], first: Tensor, pool: "torch.cuda._POOL_HANDLE | None" = None
+) -> Callable[[], None]:
     """Capture a step as a CUDA graph, on a GPU; ``first`` is restored after the warm-up calls.
 
     Steps that are replayed one after the other may share the memory ``pool`` of their graphs, a

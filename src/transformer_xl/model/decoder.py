@@ -187,7 +187,7 @@ class RingDecoder(Ring, Decoder):  # pyright: ignore[reportIncompatibleMethodOve
         self._positions: list[Positions] = []
         self._step: Step | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Leave out the step, which is made again for the buffers of a copy."""
         return self.__dict__ | {"_step": None}
 

@@ -1,7 +1,6 @@
 """Keys and values projected from the hidden states of a memory, for fixed weights."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -39,7 +38,7 @@ class KeysAndValues(Memory):
         inputs: Sequence[Float[Tensor, "1 B capacity D"]] = (),
         *,
         forgotten: Int[Tensor, " B"] | None = None,
-        adapters: tuple[Any, ...] | None = None,
+        adapters: tuple[object, ...] | None = None,
     ) -> None:
         self.forgotten = forgotten
         self.keys, self.values, self.inputs = list(keys), list(values), list(inputs)
@@ -74,7 +73,7 @@ class KeysAndValues(Memory):
         cached = slice(self.start, self.stop)
         return tuple([x[:, :, cached] for x in layers] for layers in self._buffers)
 
-    def bind_adapters(self, adapters: tuple[Any, ...]) -> None:
+    def bind_adapters(self, adapters: tuple[object, ...]) -> None:
         """Store the adapters of the model if they are unknown; otherwise require the same ones.
 
         Args:
@@ -154,7 +153,7 @@ class KeysAndValues(Memory):
         to[layer][:, :, self.stop : self.stop + new.shape[2]] = new
 
     def extend(
-        self, states: Sequence[Any], mem_len: int, n_kept: int | None = None
+        self, states: Sequence[Tensor], mem_len: int, n_kept: int | None = None
     ) -> "KeysAndValues":
         """See :meth:`Memory.extend`; keys and values have been joined already."""
         n_kept = int(states[0].shape[1]) if n_kept is None else n_kept
@@ -178,8 +177,8 @@ class KeysAndValues(Memory):
 
         The inputs of a recurrence are in float32 at least.
         """
-        memory: Any = super().to(device, dtype)
-        if dtype is not None:
+        memory = super().to(device, dtype)
+        if isinstance(memory, KeysAndValues) and dtype is not None:
             exact = torch.promote_types(dtype, torch.float32)
             cached = self.by_name()[2:]
             memory.inputs = [x.to(device=device, dtype=exact) for layers in cached for x in layers]

@@ -134,11 +134,11 @@ class LanguageModel(nn.Module, ABC):
     has_attention: ClassVar[bool] = False
     remembers_positions: ClassVar[bool] = True
     recomputes: ClassVar[bool] = False
-    recompute: bool | Callable[..., Any] = False
+    recompute: bool | Callable[..., Tensor] = False
     recompute_every = 1
     frequency_precision: torch.dtype = torch.float32
     preface: tuple[int, ...] = ()
-    left_out: Mapping[str, Any] = {}
+    left_out: Mapping[str, object] = {}
 
     def __init__(self, config: ModelConfig, **parts: Any) -> None:
         super().__init__()
@@ -430,7 +430,7 @@ class LanguageModel(nn.Module, ABC):
             x = segment.inputs.to(self.dtype)
         return self.dropped_input(x)
 
-    def _through(self, n: int, layer: nn.Module, *arguments: Any) -> Any:
+    def _through(self, n: int, layer: nn.Module, *arguments: object) -> Tensor:
         """Call layer ``n``, whose activations may be recomputed in the backward pass."""
         if not (self.recompute and torch.is_grad_enabled()) or n % self.recompute_every:
             return layer(*arguments)
@@ -445,7 +445,7 @@ class LanguageModel(nn.Module, ABC):
         """Apply the dropout of what the first layer reads, embeddings and positions."""
         return self._dropped(x, self.config.dropouts.input)
 
-    def require_memory(self, mems: Any, batch_size: int | None = None) -> None:
+    def require_memory(self, mems: object, batch_size: int | None = None) -> None:
         """Require a memory of this model, with ``batch_size`` streams unless None.
 
         Raises:
@@ -467,7 +467,7 @@ class LanguageModel(nn.Module, ABC):
                 "use mems.select(rows), or mems=None to begin anew"
             )
 
-    def require_readable(self, segment: Segment, mems: Any, lengths: Lengths) -> None:
+    def require_readable(self, segment: Segment, mems: Memory, lengths: Lengths) -> None:
         """Require a memory that can be continued with a segment.
 
         Raises:

@@ -1,6 +1,6 @@
 """The memory: hidden states of previous segments; every operation returns a new one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -53,7 +53,7 @@ class Memory:
     names: tuple[str, ...] = ("states",)
     join: Join | None = None
     """How layers append to the keys and values of the memory; None: it holds none."""
-    adapters: tuple[Any, ...] | None = None
+    adapters: tuple[object, ...] | None = None
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class Memory:
     def __len__(self) -> int:
         return self.length
 
-    def extend(self, states: Sequence[Any], mem_len: int, n_kept: int | None = None) -> "Memory":
+    def extend(self, states: Sequence[Tensor], mem_len: int, n_kept: int | None = None) -> "Memory":
         """Return the memory after another segment: its newest ``mem_len`` positions.
 
         Args:
@@ -209,7 +209,7 @@ class Memory:
         forgotten = None if self.forgotten is None else self.forgotten.to(device)
         return self.changed(lambda x: x.to(device=device, dtype=dtype)).masking(forgotten)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Tensor | None]:
         """Return the memory as plain tensors.
 
         They are ``states`` (N, B, M, D), or ``keys`` and ``values`` (N, H, B, M, K), with
@@ -220,7 +220,7 @@ class Memory:
         return stacked | {"forgotten": self.forgotten}
 
     @classmethod
-    def from_state_dict(cls, state: dict[str, Any]) -> "Memory":
+    def from_state_dict(cls, state: Mapping[str, Tensor | None]) -> "Memory":
         """Rebuild a memory, of hidden states or of keys and values, from :meth:`state_dict`.
 
         Raises:
@@ -233,7 +233,7 @@ class Memory:
             kind, names, ndim = Memory, Memory.names, 4
         if missing := {*names[:2]} - state.keys():
             raise InputError(f"the state of a memory lacks {min(missing)}: it is not complete")
-        tensors = {name: state[name] for name in names if state.get(name) is not None}
+        tensors = {name: x for name in names if (x := state.get(name)) is not None}
         shapes = {name: tuple(x.shape) for name, x in tensors.items()}
         shape = shapes[names[0]]
         expected = dict.fromkeys(shapes, shape)

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from transformer_xl.errors import InputError
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.layer import DecoderLayer
+from transformer_xl.model.layer import Attention, DecoderLayer
 
 
 class Observed:
@@ -58,11 +58,11 @@ def observed(model: LanguageModel, *, attentions: bool = False) -> Iterator[Obse
     record, thread = Observed(), get_ident()
 
     # Another thread may be reading with the same model.
-    def remember(layer: Any, inputs: tuple[Any, ...], out: Any) -> None:
+    def remember(layer: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
         if get_ident() == thread:
             record.hidden += [out] if record.hidden else [inputs[0], out]
 
-    def attend(attention: Any, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
+    def attend(attention: Attention, inputs: tuple, out: Tensor) -> Tensor:
         if get_ident() != thread:
             return out
         attended, weights = attention.attended_with_weights(*inputs)

@@ -1,7 +1,7 @@
 """The paper's components. A variant replaces one of them."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -9,6 +9,9 @@ from torch import Tensor, nn
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.positions import LayerPositions
 from transformer_xl.model.segment import View
+
+if TYPE_CHECKING:
+    from transformer_xl.model.transformer_xl import TransformerXL
 
 Mix = Callable[[int, Tensor], Tensor]
 """Mixes a tensor of a layer, given its number, with that of the first layer."""
@@ -34,10 +37,10 @@ NOT_MIXED = FirstLayer()
 class Residuals:
     """Residual connections to the first layer: none."""
 
-    def add_parameters(self, model: Any) -> None:
+    def add_parameters(self, model: "TransformerXL") -> None:
         """Register parameters on the model, under the names that they have in files."""
 
-    def __call__(self, model: Any) -> FirstLayer:
+    def __call__(self, model: "TransformerXL") -> FirstLayer:
         """Return what is mixed in one forward pass."""
         return NOT_MIXED
 
@@ -45,11 +48,11 @@ class Residuals:
 class InputStage:
     """What happens to embeddings before the first layer: nothing."""
 
-    def add_parameters(self, model: Any) -> None:
+    def add_parameters(self, model: "TransformerXL") -> None:
         """Register parameters on the model, under the names that they have in files."""
 
     def __call__(
-        self, model: Any, x: Float[Tensor, "B T D"], memory: Memory, view: View
+        self, model: "TransformerXL", x: Float[Tensor, "B T D"], memory: Memory, view: View
     ) -> Float[Tensor, "B T D"]:
         """Return the input of the first layer."""
         return x
@@ -93,7 +96,7 @@ class PostNorm:
         """Return what the block reads, given the input."""
         return x
 
-    def after(self, norm: nn.Module, gate: Any, x: Tensor, y: Tensor) -> Tensor:
+    def after(self, norm: nn.Module, gate: nn.Module | None, x: Tensor, y: Tensor) -> Tensor:
         """Return the output, given the input x and what the block computed, y."""
         return norm(x + y)
 
@@ -105,6 +108,6 @@ class PreNorm:
         """Return what the block reads, given the input."""
         return norm(x)
 
-    def after(self, norm: nn.Module, gate: Any, x: Tensor, y: Tensor) -> Tensor:
+    def after(self, norm: nn.Module, gate: nn.Module | None, x: Tensor, y: Tensor) -> Tensor:
         """Return the output, given the input x and what the block computed, y."""
         return x + y

@@ -1,7 +1,8 @@
 """Models with quantized weights, for inference: decoding is bound by memory bandwidth."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +54,9 @@ class CompactTransformerXL(TransformerXL):
         compact = sum(x.nbytes for x in matrices if isinstance(x, Int8Weight))
         return compact + sum(x.nbytes for x in self.parameters())
 
-    def _apply(self, fn: Any, recurse: bool = True) -> "CompactTransformerXL":
+    def _apply(
+        self, fn: Callable[[Tensor], Tensor], recurse: bool = True
+    ) -> "CompactTransformerXL":
         # to(), float(), cuda() and the like call this.
         raise InputError(f"a compact model stays where and as it is: {_REMEDY}")
 

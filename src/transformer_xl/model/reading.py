@@ -5,7 +5,7 @@ that is streamed in pieces of any length.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -196,7 +196,7 @@ class Reader:
         return self.lengths.segment_len - self.state.offset + is_first
 
     @torch.no_grad()
-    def read(self, ids: Any, *, scored: bool = True) -> list[float | None]:
+    def read(self, ids: object, *, scored: bool = True) -> list[float | None]:
         """Read tokens; return the log-probability of each, in nats; None for the first of a text.
 
         Args:

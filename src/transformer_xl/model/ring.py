@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -169,7 +169,7 @@ class Ring:
         return (position - self._origin) % self.capacity
 
     def _lay_out(
-        self, tensors: Sequence[Sequence[Tensor]], slots: Any, M: int, capacity: int
+        self, tensors: Sequence[Sequence[Tensor]], slots: slice | Tensor, M: int, capacity: int
     ) -> None:
         """Copy the newest ``M`` positions, which are at ``slots``, in order into new buffers."""
 

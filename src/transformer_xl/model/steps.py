@@ -7,11 +7,11 @@ CUDA graph, on a GPU. Both have the addresses of the tensors of a
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from transformer_xl.model.capture import captured
 from transformer_xl.model.positions import Positions
@@ -64,8 +64,10 @@ class CompiledStep(Step):
     kind = "compiled"
     is_fixed = False
 
-    def __init__(self, model: "TransformerXL", ring: Ring, *arguments: Any) -> None:
-        super().__init__(model, ring, *arguments)
+    def __init__(
+        self, model: "TransformerXL", ring: Ring, positions: Sequence[Positions], limit: int
+    ) -> None:
+        super().__init__(model, ring, positions, limit)
         self._layers = _described(model, ring, self._positions)
         self._is_recurrent = model.input_decay is not None
 
@@ -111,8 +113,10 @@ class CapturedStep(Step):
     kind = "captured"
     is_fixed = True
 
-    def __init__(self, model: "TransformerXL", ring: Ring, *arguments: Any) -> None:
-        super().__init__(model, ring, *arguments)
+    def __init__(
+        self, model: "TransformerXL", ring: Ring, positions: Sequence[Positions], limit: int
+    ) -> None:
+        super().__init__(model, ring, positions, limit)
         B, config, device = ring.batch_size, model.config, ring.first.device
         # Inputs and output of a step, at fixed addresses.
         self._position, self._newest = (
@@ -179,7 +183,11 @@ class CapturedStep(Step):
 
 
 def recurrent(
-    model: "TransformerXL", ring: Ring, x: Float[Tensor, "B D"], position: Any, before: Any
+    model: "TransformerXL",
+    ring: Ring,
+    x: Float[Tensor, "B D"],
+    position: int | Tensor,
+    before: int | Tensor,
 ) -> Float[Tensor, "B D"]:
     """Return the inputs of the first layer by the recurrence of the inputs, in their precision.
 
@@ -201,12 +209,12 @@ def recurrent(
 def _described(model: "TransformerXL", ring: Ring, positions: Sequence[Positions]) -> native.Layers:
     """Describe the layers of a model and their rings for the compiled library."""
     config = model.config
-    final: Any = model.final_norm
+    final = model.final_norm
     of_values = factors(model.value_own, model.value_first, config.n_layer)
     of_embedding = factors(model.embedding_own, model.embedding_first, config.n_layer)
     layers = []
     for n, layer in enumerate(model.layers):
-        tensors: dict[str, Any] = {"keys": ring.keys[n], "values": ring.values[n]}
+        tensors: dict[str, object] = {"keys": ring.keys[n], "values": ring.values[n]}
         tensors |= positions[n]._asdict()
         for name, matrix in zip(("qkv", "o", "inner", "outer"), layer.matrices, strict=True):
             tensors |= {name: matrix.weight, f"{name}_bias": matrix.bias}
@@ -221,7 +229,7 @@ def _described(model: "TransformerXL", ring: Ring, positions: Sequence[Positions
         layers.append(tensors)
     return native.Layers(
         layers,
-        (final.weight, getattr(final, "bias", None)) if config.final_norm else None,
+        None if isinstance(final, nn.Identity) else (final.weight, getattr(final, "bias", None)),
         activation=config.activation,
         norm_first=config.norm_first,
         is_rms=config.norm == "rms",

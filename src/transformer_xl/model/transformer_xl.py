@@ -1,7 +1,6 @@
 """Transformer-XL: embedding, layers with memory, softmax."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -159,7 +158,7 @@ class TransformerXL(LanguageModel):
             return torch.device(hook.execution_device)
         return self._weight.device
 
-    def require_readable(self, segment: Segment, mems: Any, lengths: Lengths) -> None:
+    def require_readable(self, segment: Segment, mems: Memory, lengths: Lengths) -> None:
         """Require that a memory can be continued with a segment."""
         super().require_readable(segment, mems, lengths)
         if isinstance(mems, KeysAndValues):

@@ -1,8 +1,7 @@
 """Cached tensors that depend on sizes alone, such as masks and sinusoids."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import lru_cache, wraps
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,14 +16,14 @@ def cached(maxsize: int) -> Callable[[Callable[..., Tensor]], Callable[..., Tens
     """
 
     def decorate(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def outside_inference_mode(*sizes: Any) -> Tensor:
+        def outside_inference_mode(*sizes: Hashable) -> Tensor:
             with torch.inference_mode(False):
                 return compute(*sizes)
 
         memoized = lru_cache(maxsize)(outside_inference_mode)
 
         @wraps(compute)
-        def constant(*sizes: Any) -> Tensor:
+        def constant(*sizes: Hashable) -> Tensor:
             is_replaced = torch._C._len_torch_dispatch_stack() > 0
             return (outside_inference_mode if is_replaced else memoized)(*sizes)
 

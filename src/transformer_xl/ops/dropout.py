@@ -5,13 +5,15 @@ seed instead of saving it. Probabilities are rounded to multiples of 2^-16, and 
 the rounded probability.
 """
 
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from transformer_xl.ops.context import Context
 
 _STEPS = 1 << 16
 
@@ -98,14 +100,14 @@ def _dropped(x: Tensor, p: float, seed: int, scale: float = 1.0) -> Tensor:
 
 class _Dropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, p: float, seed: int) -> Tensor:
+    def forward(ctx: Context, x: Tensor, p: float, seed: int) -> Tensor:
         ctx.settings = p, seed
         return _dropped(x, p, seed)
 
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, *grad_outputs: Tensor
+        ctx: Context, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
         p, seed = ctx.settings
         return _dropped(grad_outputs[0], p, seed), None, None
@@ -113,25 +115,25 @@ class _Dropout(torch.autograd.Function):
 
 class _ReLUDropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, p: float, seed: int) -> Tensor:
+    def forward(ctx: Context, x: Tensor, p: float, seed: int) -> Tensor:
         y = _dropped(torch.relu(x), p, seed)
         ctx.save_for_backward(y)
-        ctx.p = p
+        ctx.settings = (p,)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, *grad_outputs: Tensor
+        ctx: Context, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
-        (y,) = ctx.saved_tensors
+        (y,), (p,) = ctx.saved_tensors, ctx.settings
         dx = torch.ops.aten.threshold_backward(grad_outputs[0], y, 0)
-        return dx.mul_(1 / (1 - rounded(ctx.p))), None, None
+        return dx.mul_(1 / (1 - rounded(p))), None, None
 
 
 class _ReLUSquaredDropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, p: float, seed: int) -> Tensor:
+    def forward(ctx: Context, x: Tensor, p: float, seed: int) -> Tensor:
         positive = torch.relu(x)
         slope = _dropped(positive, p, seed, scale=2.0)
         ctx.save_for_backward(slope)
@@ -140,7 +142,7 @@ class _ReLUSquaredDropout(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, *grad_outputs: Tensor
+        ctx: Context, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
         (slope,) = ctx.saved_tensors
         return grad_outputs[0] * slope, None, None

@@ -8,7 +8,7 @@ with a mean, the backward pass only scales them; otherwise it recomputes the chu
 """
 
 from importlib import import_module
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from transformer_xl.ops import triton
+from transformer_xl.ops.context import Context
 from transformer_xl.ops.products import add_product, product
 
 CHUNK = 2 << 20
@@ -73,25 +74,25 @@ def _nll(x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, dtype: torch.
 class _LinearNLL(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, dtype: torch.dtype
+        ctx: Context, x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, dtype: torch.dtype
     ) -> Tensor:
         # Comparing upstream gradients would synchronize a GPU.
         is_at_once = x.device.type == "cpu"
         needed = ctx.needs_input_grad[:3] if is_at_once else (False, False, False)
         nll, gradients = _pass(x, weight, bias, targets, dtype, None, needed)
-        ctx.gradients = gradients if is_at_once else None
         ctx.save_for_backward(x, weight, bias, targets)
-        ctx.dtype = dtype
+        ctx.settings = gradients if is_at_once else None, dtype
         return nll
 
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, *grad_outputs: Tensor
+        ctx: Context, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
         scale = grad_outputs[0]
         # Released, as autograd may modify them; a second backward pass recomputes them.
-        gradients, ctx.gradients = ctx.gradients, None
+        gradients, dtype = ctx.settings
+        ctx.settings = None, dtype
         if gradients is not None and bool((scale == scale[:1]).all()):
             for gradient in gradients:
                 if gradient is not None and len(scale):
@@ -100,7 +101,7 @@ class _LinearNLL(torch.autograd.Function):
             x, weight, bias, targets = ctx.saved_tensors
             needed = ctx.needs_input_grad[:3]
             scale = _counted(scale, targets)
-            _, gradients = _pass(x, weight, bias, targets, ctx.dtype, scale, needed)
+            _, gradients = _pass(x, weight, bias, targets, dtype, scale, needed)
         return *gradients, None, None
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from threading import Lock
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from transformer_xl.ops.context import Context
 from transformer_xl.ops.packed import Int8Weight
 
 LEAST_WORK = 1 << 22
@@ -195,9 +196,9 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None
+        ctx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None
     ) -> Tensor:
-        ctx.dtypes = x.dtype, None if bias is None else bias.dtype
+        ctx.settings = x.dtype, None if bias is None else bias.dtype
         x, rounded = x.to(dtype or x.dtype), weight.to(dtype or weight.dtype)
         ctx.save_for_backward(x, weight)
         return _linear(x, rounded, None if bias is None else bias.to(x.dtype))
@@ -205,10 +206,10 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, *grad_outputs: Tensor
+        ctx: Context, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        x_dtype, bias_dtype = ctx.dtypes
+        x_dtype, bias_dtype = ctx.settings
         d_out = grad_outputs[0]
         d_out = d_out.reshape(-1, d_out.shape[-1])
         dx = dw = db = None

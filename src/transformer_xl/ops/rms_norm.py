@@ -4,13 +4,15 @@ torch computes it on a CPU operation by operation, while the layer normalization
 kernel serves here too: given a mean of zero, it subtracts one term too many, which is added again.
 """
 
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from transformer_xl.ops.context import Context
 
 
 def rms_norm(
@@ -33,7 +35,7 @@ def rms_norm(
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Context, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         D = x.shape[-1]
         x = x.contiguous()
         mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().mul_(1 / D)
@@ -44,7 +46,7 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, *grad_outputs: Tensor
+        ctx: Context, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
         x, scale, weight = ctx.saved_tensors
         needed = [*ctx.needs_input_grad[:2], False]

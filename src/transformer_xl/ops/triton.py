@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from transformer_xl.errors import InputError
+from transformer_xl.ops.context import Context
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDEST = 128
@@ -328,16 +329,17 @@ def _(
     return torch.empty_like(by_content), torch.empty_like(by_position), dk, dv, dr, d_bias
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.attn_len, ctx.dropout = inputs
+def _remember(ctx: Context, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    *tensors, attn_len, dropout = inputs
+    ctx.settings = attn_len, dropout
     ctx.save_for_backward(*output, *tensors)
     # The norms have no gradient; do not allocate zeros for it.
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, d_out: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Context, d_out: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     out, norms, *tensors = ctx.saved_tensors
-    operands = (*tensors, ctx.attn_len, ctx.dropout)
+    operands = (*tensors, *ctx.settings)
     *gradients, d_bias = _gradients_of(_dense_rows(d_out), norms, out, *operands)
     return *gradients, d_bias if ctx.needs_input_grad[5] else None, None, None, None, None
 
@@ -353,8 +355,8 @@ def _blocks(kernel: str, x: Tensor) -> Blocks:
 
 
 def _kernel_arguments(
-    operands: tuple[Any, ...], blocks: Blocks, d_out: Tensor | None = None
-) -> dict[str, Any]:
+    operands: tuple, blocks: Blocks, d_out: Tensor | None = None
+) -> dict[str, object]:
     """Return what both kernels take by name: strides, sizes, constants and launch parameters.
 
     Strides are in elements. The kernels have no argument for that of the last dimension, of width

@@ -44,7 +44,7 @@ def cross_entropy(
     block = min(BLOCK, max(128, 1 << (V - 1).bit_length()))
     statistics = torch.empty(2, n, dtype=torch.float32, device=logits.device)
     operands = (logits, bias, targets.contiguous(), statistics)
-    options: dict[str, Any] = {"BLOCK": block, "num_warps": 8 if block > 1024 else 4}
+    options = {"BLOCK": block, "num_warps": 8 if block > 1024 else 4}
     with torch.cuda.device_of(logits):
         loss_kernel[n,](*operands, nll, n, V, row, **options)
         if scale is not None:

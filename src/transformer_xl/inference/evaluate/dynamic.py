@@ -97,7 +97,7 @@ class Dynamic(InSegments):
             mems = piece.mems
             yield in_order(piece.nll.detach()[0], start)
 
-    def reported(self) -> dict[str, Any]:
+    def reported(self) -> dict[str, object]:
         """See :meth:`Strategy.reported`."""
         return {
             "dynamic": self.rule,
@@ -170,8 +170,15 @@ def plan_dynamic(
     if rule == "rms":
         squares = gradient_squares(model, training_text()[: settings.dynamic_tokens], **lengths)
     lr = DEFAULT_LR[rule] if settings.dynamic_lr is None else settings.dynamic_lr
-    rates: Any = {"lr": lr, "decay": settings.dynamic_decay, "eps": settings.dynamic_eps}
-    return Dynamic(rule=rule, squares=squares, max_steps=settings.max_steps, **rates, **lengths)
+    return Dynamic(
+        rule=rule,
+        lr=lr,
+        decay=settings.dynamic_decay,
+        eps=settings.dynamic_eps,
+        squares=squares,
+        max_steps=settings.max_steps,
+        **lengths,
+    )
 
 
 def gradient_squares(model: LanguageModel, ids: Text, **lengths: Any) -> Squares:

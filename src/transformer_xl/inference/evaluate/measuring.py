@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -164,7 +164,7 @@ def evaluate(
     bits, n_bytes = mean / math.log(2), None
     if token_bytes is not None:
         n_bytes = bytes_of(token_bytes, passage.targets[torch.cat(counted).sort().values])
-    return Result(
+    result = Result(
         nll=mean,
         ppl=math.exp(mean) if mean < 700 else math.inf,
         bits_per_token=bits,
@@ -175,8 +175,8 @@ def evaluate(
         batch_size=rows,
         seconds=seconds,
         tokens_per_second=n_read / seconds,
-        **how.reported(),
     )
+    return replace(result, **how.reported())
 
 
 def token_bytes_in(

@@ -45,14 +45,14 @@ class Strategy(ABC):
             ValueError: A length has no effect in such a model.
         """
         # A strategy without a setting reads nothing again.
-        values: Any = {name: getattr(self, name, 0) for name in Lengths._fields}
+        values: dict[str, Any] = {name: getattr(self, name, 0) for name in Lengths._fields}
         return Lengths.of(config, **values)
 
     @abstractmethod
     def losses(self, model: LanguageModel, passage: Passage, lengths: Lengths) -> Iterator[Losses]:
         """Yield -log p of the targets; the caller sets the mode and disables gradients."""
 
-    def reported(self) -> dict[str, Any]:
+    def reported(self) -> dict[str, object]:
         """Return the fields of a result that describe the strategy."""
         return {}
 
@@ -152,6 +152,6 @@ class SlidingWindow(Strategy):
             assert piece.nll is not None
             yield in_order(piece.nll[:, 0], window - 1 + i)
 
-    def reported(self) -> dict[str, Any]:
+    def reported(self) -> dict[str, object]:
         """See :meth:`Strategy.reported`."""
         return {"window": self.window}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,7 +26,7 @@ from transformer_xl.model import (
 from transformer_xl.ops import IGNORED
 
 
-def as_text(ids: Any, config: ModelConfig) -> Int[Tensor, " length"]:
+def as_text(ids: object, config: ModelConfig) -> Int[Tensor, " length"]:
     """Return a text as :func:`as_tokens` does; require at least two tokens."""
     text = as_tokens(ids, config)
     if len(text) < 2:

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from typing import Any, SupportsIndex
+from typing import SupportsIndex
 
 import numpy as np
 import torch
@@ -83,7 +83,7 @@ class _Progress:
     """The state of the random number generator of each text."""
     decoder: Decoder | None = None
     """What reads the next tokens. None: the prompts are read first."""
-    state: Any = None
+    state: object = None
     """The state of the decoder after the last step that was completed."""
     n_drawn: int = 0
     """Tokens drawn for each text that goes on."""
@@ -112,13 +112,13 @@ class GenerationBatch(Iterator[dict[int, int]]):
     def __init__(
         self,
         model: LanguageModel,
-        prompts: Sequence[Any],
-        length: Any,
+        prompts: Sequence[object],
+        length: SupportsIndex | None,
         mems: Memory | Decoder | None,
         sampler: Sampler,
-        seeds: Sequence[Any],
-        mem_len: Any,
-        before: Any = (),
+        seeds: Sequence[SupportsIndex | Tensor | None],
+        mem_len: SupportsIndex | None,
+        before: object = (),
     ) -> None:
         self._length: int | None = whole("length", length)
         decoder = mems if isinstance(mems, Decoder) else None

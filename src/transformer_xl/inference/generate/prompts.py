@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import groupby
-from typing import Any
+from typing import SupportsIndex
 
 import torch
 from jaxtyping import Float
@@ -49,9 +49,9 @@ class Prompts:
     def __init__(
         self,
         model: LanguageModel,
-        prompts: Sequence[Any],
+        prompts: Sequence[object],
         mems: Memory | None,
-        mem_len: Any,
+        mem_len: SupportsIndex | None,
         *,
         length: int | None = None,
         copies: int = 1,

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -76,7 +75,7 @@ class Sampler:
         self.min_p = config.min_p or None
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """Temperature, top_k and top_p (None: no filter), and the others that have an effect."""
         settings = self._config.sampling | {"top_k": self.top_k, "top_p": self.top_p}
         if self.min_p is None:

@@ -238,7 +238,7 @@ class AdaptiveSoftmax(Predictor, nn.Module):
 _disabled: Callable[..., Tensor] | None = None
 
 
-def _nll_eagerly(*arguments: Any) -> Tensor:
+def _nll_eagerly(*arguments: object) -> Tensor:
     global _disabled
     nll = _disabled
     if nll is None:

@@ -1,7 +1,5 @@
 """Gates in the place of residual connections."""
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -64,6 +62,7 @@ class GatedPreNorm(PreNorm):
     $$E' = g'(Y, \mathrm{ReLU}(f(\mathrm{LayerNorm}(Y))))$$
     """
 
-    def after(self, norm: nn.Module, gate: Any, x: Tensor, y: Tensor) -> Tensor:
+    def after(self, norm: nn.Module, gate: nn.Module | None, x: Tensor, y: Tensor) -> Tensor:
         """Return the output of a block, given its input and what it computed."""
+        assert gate is not None
         return gate(x, torch.relu(y))
