@@ -51,7 +51,7 @@ _TOP = (
     )),
     ("Evaluation and generation", "Read a text and write one.", (
         "evaluate", "Result", "WithMemory", "SlidingWindow", "Dynamic",
-        "generate", "generate_batch", "Sampling", "beam_search", "Searching", "Hypothesis",
+        "generate", "generate_batch", "Sampling",
         "Session",
         "save_state", "load_state",
     )),

@@ -31,7 +31,6 @@ FITTED = [
     ("shakespeare", {"train": {"segment_len": 64}},
      {"train.stages": ((0.0, 32, 32), (0.15, 64, 64), (0.3, 64, 128))}),
     ("english", {"train": {"cooldown_fraction": 0.9}}, {"train.stages": ()}),
-    ("english", {"generate": {"beam_size": 2}}, {"generate.on_loop": "continue"}),
 ]  # fmt: skip
 
 

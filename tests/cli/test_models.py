@@ -183,25 +183,6 @@ def test_samples_are_the_texts_of_their_seeds(txl, trained):
     )
 
 
-def test_beam_search_writes_the_best_of_each_prompt(txl, trained):
-    words = ["--length", 12, "--stop", "dog", "--beam_size", 3]
-    ended = txl("generate", trained, "--prompt", "the c", *words)
-    assert ended.code == 0
-    assert ended.err.startswith("searching with beam_size 3\n")
-    assert ended.out == txl("generate", trained, "--prompt", "the c", *words).out
-    one = txl("generate", trained, "--prompt", "the c", *words, "--json").json
-    assert ended.out == f"the c{one['text']}\n"
-    assert one["settings"]["length_penalty"] == 1.0
-    best = txl("generate", trained, "--prompt", "the c", *words, "--samples", 3, "--json").json
-    assert best["texts"][0] == {name: one[name] for name in ("prompt", "text", "score")}
-    scores = [each["score"] for each in best["texts"]]
-    assert scores == sorted(scores, reverse=True)
-    several = txl("generate", trained, "--prompts", "to", "the c", *words).out
-    first, _, rest = several.partition("\n")
-    assert first.startswith("--- 1 of 2, score -")
-    assert rest.endswith(f"--- 2 of 2, score {one['score']:.4f}\n{ended.out}")
-
-
 def test_generate_explains_what_it_cannot_do(txl, trained):
     for words, message in [
         (["--prompt", "Ωmega"], "not in the vocabulary of 15 chars: 'Ω', 'm'"),
@@ -212,7 +193,7 @@ def test_generate_explains_what_it_cannot_do(txl, trained):
         (["--samples", 2, "--state", "x"], "--state and --samples exclude each other"),
         (["--prompt", "a", "--prompts", "b", "c"], "--prompt and --prompts exclude each other"),
         (["--dry_base", 2], "txl generate --dry_base is gone: the factor of DRY is 1.75"),
-        (["--beam_size", 2, "--state", "x"], "--state and --beam_size exclude each other"),
+        (["--beam_size", 2], "txl generate --beam_size is gone: model.generate(..., num_beams=4)"),
     ]:
         ended = txl("generate", trained, *words)
         assert (ended.code, ended.out) == (2, ""), words

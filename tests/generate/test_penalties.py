@@ -214,7 +214,7 @@ def test_settings_that_are_off_change_nothing(model):
 
 
 def test_all_settings_of_a_recipe_are_settings_of_the_sampler():
-    others = {"prompt", "length", "stop", "seed", "beam_size", "length_penalty"}
+    others = {"prompt", "length", "stop", "seed"}
     names = {field.name for field in fields(GenerateConfig)} - others
     assert {x.name for x in fields(Sampling)} == names | {"dry_sequence_breakers", "config"}
     assert {*Sampler(Sampling()).settings} == {"temperature", "top_k", "top_p"}

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from transformer_xl import beam_search, evaluate, generate, load_vocab
+from transformer_xl import evaluate, generate, load_vocab
 from transformer_xl.config.shipped import shipped_path
 from transformer_xl.data import train_vocab
 from transformer_xl.inference.evaluate import WithMemory
-from transformer_xl.inference.generate import Sampling, Searching, Session, generate_batch
+from transformer_xl.inference.generate import Sampling, Session, generate_batch
 from transformer_xl.model import load_model
 from transformer_xl.model.quantizing import compact
 from transformer_xl.model.reading import read_all
@@ -38,16 +38,11 @@ def test_texts_begin_after_the_preface(model, after):
         list(generate(model, ids, mems=after, **SETTINGS | {"seed": seed}))
         for ids, seed in (([2], 3), ([7, 7, 7], 4))
     ]
-    ((best,),) = beam_search(
-        model, [PROMPT], length=6, searching=Searching(beam_size=3), mems=after
-    )
     model.preface = PREFACE
     assert list(generate(model, PROMPT, **SETTINGS)) == expected != cold
     drawn = [*generate_batch(model, [[2], [7, 7, 7]], **SETTINGS)]
     assert [step[0] for step in drawn] == several[0]
     assert [step[1] for step in drawn] == several[1]
-    ((found,),) = beam_search(model, [PROMPT], length=6, searching=Searching(beam_size=3))
-    assert found.tokens == best.tokens
     # A text that goes on from a memory has begun.
     assert list(generate(model, PROMPT, mems=after, **SETTINGS)) == expected
     model.preface = ()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import transformer_xl as txl
-from transformer_xl.inference.generate import Sampling, Searching
+from transformer_xl.inference.generate import Sampling
 
 N = 12
 WAYS = {
@@ -38,26 +38,6 @@ def _written(model, batch, **settings):
     torch.manual_seed(3)
     out = model.generate(**batch, max_new_tokens=N, pad_token_id=0, **settings)
     return out[:, batch["input_ids"].shape[1] :]
-
-
-@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0])
-@pytest.mark.parametrize("beam_size", [2, 5])
-def test_beams_are_our_own_beam_search(
-    language_model, tokenizer, model, vocab, texts, beam_size, length_penalty
-):
-    (end,) = vocab.encode("e")
-    batch = tokenizer(texts, padding=True, return_tensors="pt")
-    settings = {"num_beams": beam_size, "length_penalty": length_penalty, "eos_token_id": end}
-    written = _written(language_model, batch, do_sample=False, **settings).tolist()
-    found = txl.beam_search(
-        model,
-        [vocab.encode(text) for text in texts],
-        length=N,
-        searching=Searching(beam_size=beam_size, length_penalty=length_penalty, stop_tokens=[end]),
-    )
-    for row, (best,) in zip(written, found, strict=True):
-        assert row[: len(best.tokens)] == [*best.tokens]
-        assert best.is_ended == (end in row)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -188,8 +188,6 @@ DRAWN = {
     "loop_min_length": ({"length": 99, "top_k": 1, "on_loop": "break", "loop_min_length": 80}, 60),
     "stop": ({}, ("e",)),
     "seed": ({}, 2),
-    "beam_size": ({}, 3),
-    "length_penalty": ({"beam_size": 3, "stop": (" ",)}, 0.0),
 }
 
 

@@ -21,7 +21,6 @@ from transformer_xl.apps.serve import sessions  # noqa: E402
 from transformer_xl.apps.serve.serve_settings import ServeSettings  # noqa: E402
 from transformer_xl.apps.serve.service import Service  # noqa: E402
 from transformer_xl.cli import main, models  # noqa: E402
-from transformer_xl.config import GenerateConfig  # noqa: E402
 
 COMPLETIONS = "/v1/completions"
 
@@ -268,8 +267,3 @@ def test_what_cannot_be_used_ends_the_command_in_one_line_before_the_model_is_lo
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
     assert remedy in line
-
-
-def test_a_folder_that_asks_for_beam_search_is_not_served(make_model, refused):
-    with refused("beam_size=4: the server samples, and streams what it has sampled"):
-        service_of(make_model(), ServeSettings(), GenerateConfig(beam_size=4))

@@ -56,6 +56,8 @@ _GONE = {
     **{
         ("generate", f"--{name}"): f"{what}; leave it out"
         for name, what in (
+            ("beam_size", "model.generate(..., num_beams=4) of transformers searches with beams"),
+            ("length_penalty", "it was for beam search, which transformers has"),
             ("typical_p", "--top_p or --min_p limits the tokens"),
             ("penalty_window", "penalties consider the last 1,024 tokens"),
             ("dry_base", "the factor of DRY is 1.75"),

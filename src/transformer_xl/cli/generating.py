@@ -47,7 +47,6 @@ class Generate(ReadsModel, PrintsResult):
       txl generate runs/demo --length 0 --temperature 0.8 --top_p 0.95
       txl generate runs/demo --state session.safetensors --prompt 'class A'
       txl generate runs/demo --samples 8 --weights bfloat16 --json
-      txl generate runs/demo --prompt 'def main' --stop ':' --beam_size 4
       txl generate runs/chorales --out bach.mid bach.png
       txl generate runs/chorales --midi begun.mid --out continued.mid
     """
@@ -62,8 +61,8 @@ class Generate(ReadsModel, PrintsResult):
     notes beyond the voices are counted. --music.voices and --music.steps_per_quarter say how it is
     read."""
     samples: int = 1
-    """Samples of each prompt, generated as one batch. The seed of sample n is the first plus n.
-    With beam search, the best hypotheses of each prompt, at most beam_size."""
+    """Samples of each prompt, generated as one batch. The seed of sample n is the first plus
+    n."""
     mem_len: int | None = None
     """Memory length; None: as configured in the model."""
     preface: bool = True
@@ -104,9 +103,7 @@ class Generate(ReadsModel, PrintsResult):
             require_pitches(vocab)
         if not self.preface:
             model.preface = ()
-        if self.settings.beam_size:
-            self._search(model, vocab)
-        elif self._is_several:
+        if self._is_several:
             self._draw_several(model, vocab)
         else:
             self._draw(model, vocab, state, checksum)
@@ -123,16 +120,8 @@ class Generate(ReadsModel, PrintsResult):
             f"length=0 generates without end, and {endless} needs a --length above 0",
         )
         # A state holds the memory of one text.
-        beam_size = self.settings.beam_size
         exclude(state=self.state, prompts=self.prompts, midi=self.midi)
         exclude(state=self.state, samples=self.samples > 1)
-        if "beam_size" in self.given:
-            exclude(state=self.state, beam_size=beam_size)
-        require(
-            not (self.state and beam_size),
-            f"generate.beam_size={beam_size} of the recipe searches, and --state continues what is "
-            "drawn: give --beam_size None",
-        )
         require(not self.force or bool(self.out), "--force overwrites the files of --out: give it")
         exclude(prompt="prompt" in self.given, prompts=self.prompts, midi=self.midi)
         # It may resume within a step of a piece, so that voices would be exchanged.
@@ -174,13 +163,11 @@ class Generate(ReadsModel, PrintsResult):
         # A piece begins where one ends; a prompt may stand anywhere in a text.
         return ids if self.midi is None else [*start_of(vocab), *ids]
 
-    def _batch(
-        self, model: "LanguageModel", vocab: "Vocab", copies: int = 1
-    ) -> tuple[list[str], list[list[int]]]:
-        """Return the prompts as texts and as tokens, each ``copies`` times."""
+    def _batch(self, model: "LanguageModel", vocab: "Vocab") -> tuple[list[str], list[list[int]]]:
+        """Return the prompts as texts and as tokens, each as many times as there are samples."""
         from transformer_xl.model import Lengths
 
-        texts = self._texts(vocab)
+        texts, copies = self._texts(vocab), self.samples
         # Before there are lists of so many.
         mem_len = Lengths.of(model.config, mem_len=self.mem_len).mem_len
         model.require_capacity(mem_len, len(texts) * copies, self.settings.length or None)
@@ -207,7 +194,7 @@ class Generate(ReadsModel, PrintsResult):
         drawing, used = self._drawing(vocab)
         # None: a random state that was saved.
         used["seed"] = seed if isinstance(seed, int) else None
-        about = self._said("sampling", used, model)
+        about = self._said(used, model)
         drawn = generate(model, prompt, mems=mems, seed=seed, history=history, **drawing)
 
         def save() -> None:
@@ -230,32 +217,15 @@ class Generate(ReadsModel, PrintsResult):
         """Write several texts that are drawn as one batch."""
         from transformer_xl.inference.generate import generate_batch, seed_of
 
-        texts, prompts = self._batch(model, vocab, self.samples)
+        texts, prompts = self._batch(model, vocab)
         seed = self.settings.seed
         drawing, used = self._drawing(vocab)
-        about = self._said("sampling", used | {"seed": seed}, model)
+        about = self._said(used | {"seed": seed}, model)
         batch = generate_batch(model, prompts, seed=seed, **drawing)
         both = zip(texts, batch.decode(vocab, self._stops), strict=True)
         written = [
             {"prompt": prompt, "text": text, "seed": seed_of(seed, n)}
             for n, (prompt, text) in enumerate(both)
-        ]
-        self._show(written, about)
-
-    def _search(self, model: "LanguageModel", vocab: "Vocab") -> None:
-        """Write what beam search finds."""
-        from transformer_xl.inference.generate import Searching, beam_search
-
-        texts, prompts = self._batch(model, vocab)
-        settings = self.settings.searching or {}
-        searching = Searching(**settings, n_best=self.samples, stop=self._stops)
-        about = self._said("searching", settings, model)
-        lengths = {"length": self.settings.length, "mem_len": self.mem_len}
-        hypotheses = beam_search(model, prompts, searching, vocab=vocab, **lengths)
-        written = [
-            {"prompt": text, "text": each.text, "score": each.score}
-            for text, of_text in zip(texts, hypotheses, strict=True)
-            for each in of_text
         ]
         self._show(written, about)
 
@@ -272,11 +242,10 @@ class Generate(ReadsModel, PrintsResult):
             return
         for n, text in enumerate(texts, 1):
             if self._is_several:
-                rank = f"score {text['score']:.4f}" if "score" in text else f"seed {text['seed']}"
-                sys.stdout.write(f"--- {n} of {len(texts)}, {rank}\n")
+                sys.stdout.write(f"--- {n} of {len(texts)}, seed {text['seed']}\n")
             sys.stdout.write(f"{text['prompt']}{text['text']}\n")
 
-    def _said(self, what: str, used: dict[str, Any], model: "LanguageModel") -> dict[str, Any]:
+    def _said(self, used: dict[str, Any], model: "LanguageModel") -> dict[str, Any]:
         """Return the settings and how tokens are decoded; print the settings that differ."""
         from transformer_xl.model import Lengths, choose_step
 
@@ -289,7 +258,7 @@ class Generate(ReadsModel, PrintsResult):
         shown = [f"{name} {x}" for name, x in settings.items() if x != defaults.get(name)]
         if preface:
             shown[-1] += " tokens (--no_preface: without)"
-        say(f"{what} with {', '.join(shown) or 'the defaults'}")
+        say(f"sampling with {', '.join(shown) or 'the defaults'}")
         settings["length"] = self.settings.length or None
         return {"settings": settings, "decoding": choose_step(model)[1]}
 

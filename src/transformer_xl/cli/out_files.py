@@ -68,8 +68,7 @@ def write_texts(
     """
     names: list[str] = []
     problems: list[str] = []
-    # Beam search may find fewer texts.
-    for paths, each in zip(files, texts, strict=False):
+    for paths, each in zip(files, texts, strict=True):
         text, scores = f"{each['prompt']}{each['text']}", of_music(paths)
         for path in paths:
             if path not in scores:

@@ -80,9 +80,11 @@ RULES = {
 _SHOWN = 100
 """Maximum characters of a value in an error."""
 _GONE: dict[str, tuple[Any, str]] = {
+    "generate.beam_size": (None, "num_beams of transformers searches with beams"),
     "generate.dry_base": (1.75, "the factor of DRY is 1.75"),
     "generate.dry_sequence_breakers": (["\n"], "no repetition of DRY goes beyond a line break"),
     "generate.frequency_penalty": (0, "repetition_penalty or dry_multiplier is for repetitions"),
+    "generate.length_penalty": (1.0, "length_penalty of transformers is for beams"),
     "generate.loop_max_period": (256, "a loop repeats at most 256 tokens"),
     "generate.loop_min_count": (4, "a loop repeats them at least 4 times"),
     "generate.penalty_window": (1_024, "penalties consider the last 1,024 tokens"),

@@ -133,12 +133,6 @@ _DYNAMIC_RULES = {
 }
 """The values of ``dynamic`` with which a setting has an effect."""
 
-_SAMPLED = (
-    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "dry_multiplier"),
-    *("on_loop", "seed"),
-)
-"""Settings that beam search does not have; it ranks texts by the probabilities of the model."""
-
 
 @no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,12 +176,6 @@ class GenerateConfig:
     """Stop strings: a text ends before the first of them."""
     seed: Integer = 1
     """Random seed; the same seed generates the same text."""
-    beam_size: Count | None = None
-    """Beam search: the number of hypotheses, of which the best one is written; nothing is sampled.
-    None: sampling."""
-    length_penalty: NotNegative = 1.0
-    """Beam search: the exponent A of the length in the score log p / length^A of a hypothesis; 1:
-    the mean log-probability of a token, 0: the log-probability, which favours short texts."""
 
     def __post_init__(self) -> None:
         check(self, "generate")
@@ -196,19 +184,9 @@ class GenerateConfig:
             all(self.stop),
             "stop: a stop string is empty, so every text would be empty; leave it out",
         )
-        require(
-            self.beam_size is None or self.length > 0,
-            f"length=0 with beam_size={self.beam_size}: beam search compares whole texts and needs "
-            "a maximum length; set length",
-        )
 
     def _unused(self) -> Iterator[Unused]:
         """Yield settings that have no effect because of another one."""
-        if self.beam_size is None:
-            yield Unused("length_penalty", "beam_size=None")
-        else:
-            for name in _SAMPLED:
-                yield Unused(name, f"beam_size={self.beam_size}: nothing is sampled")
         if not self.dry_multiplier:
             yield Unused("dry_allowed_length", "dry_multiplier=0")
         if self.on_loop == "continue":
@@ -231,16 +209,9 @@ class GenerateConfig:
         if self.on_loop != "continue":
             used.add("loop_min_length")
         values = {x.name: (getattr(self, x.name), x.default) for x in fields(self)}
-        for name in ("prompt", "length", "stop", "seed", "beam_size", "length_penalty"):
+        for name in ("prompt", "length", "stop", "seed"):
             del values[name]
         return {name: x for name, (x, off) in values.items() if name in used or x != off}
-
-    @property
-    def searching(self) -> dict[str, Any] | None:
-        """The settings of beam search, by name; None: sampling."""
-        if self.beam_size is None:
-            return None
-        return {"beam_size": self.beam_size, "length_penalty": self.length_penalty}
 
     def changed(self, **given: Any) -> "GenerateConfig":
         """Return the settings with others in their place; what loses its effect is reset.

@@ -12,7 +12,7 @@ import torch
 from transformer_xl.config import Config, EvalConfig, autocast
 from transformer_xl.data import Corpus, FeatureCorpus, raw_split
 from transformer_xl.inference.evaluate import Result, evaluate_by
-from transformer_xl.inference.generate import Sampling, Searching, TextWriter, beam_search, generate
+from transformer_xl.inference.generate import Sampling, TextWriter, generate
 from transformer_xl.model import LanguageModel, Lengths, any_size, load_model
 from transformer_xl.train.checkpoint import RESULTS_FILE, SAMPLE_FILE, RunFolder
 from transformer_xl.train.metrics import reading
@@ -160,15 +160,10 @@ def memory_line(row: dict[str, Any]) -> str:
 def _sample(config: Config, corpus: Corpus, model: LanguageModel) -> dict[str, Any]:
     settings, vocab, length = config.generate, corpus.vocab, config.generate.length
     prompt = vocab.encode(settings.prompt)
-    if how := settings.searching:
-        search = Searching(**how, stop=settings.stop)
-        ((best,),) = beam_search(model, [prompt], search, length=length, vocab=vocab)
-        text = best.text
-    else:
-        sampling = Sampling.of(settings, vocab)
-        tokens = generate(model, prompt, sampling, length=length, seed=settings.seed)
-        text = "".join(TextWriter(vocab, settings.stop, prompt).pieces(tokens))
-        how = {**settings.sampling, "seed": settings.seed}
+    sampling = Sampling.of(settings, vocab)
+    tokens = generate(model, prompt, sampling, length=length, seed=settings.seed)
+    text = "".join(TextWriter(vocab, settings.stop, prompt).pieces(tokens))
+    how = {**settings.sampling, "seed": settings.seed}
     return {"prompt": settings.prompt, "text": text, "settings": how}
 
 

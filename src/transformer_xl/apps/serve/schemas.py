@@ -47,7 +47,7 @@ def _sampling() -> dict[str, Any]:
     options: dict[str, Any] = {}
     hints: dict[str, Any] = get_type_hints(GenerateConfig, include_extras=True)
     for name, kind in hints.items():
-        if name in ("prompt", "length", "stop", "seed", "beam_size", "length_penalty"):
+        if name in ("prompt", "length", "stop", "seed"):
             continue
         kind = get_args(kind)[0] if get_origin(kind) in (Union, UnionType) else kind
         if get_origin(kind) is Annotated:

@@ -16,7 +16,7 @@ from transformer_xl.apps.serve.errors import session_error
 from transformer_xl.apps.serve.repeats import LARGEST_ANSWER
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.sessions import Sessions
-from transformer_xl.config import MAX_HISTORY, GenerateConfig, require, total_memory
+from transformer_xl.config import MAX_HISTORY, GenerateConfig, total_memory
 from transformer_xl.data import Vocab
 from transformer_xl.errors import TxlError
 from transformer_xl.inference.generate import Sampler, Sampling, State
@@ -56,12 +56,6 @@ class Service:
             f"lower --max_batch, to at most {fitting:,}" if fitting else "use a smaller model",
         )
         self.generation = generation or GenerateConfig()
-        require(
-            self.generation.beam_size is None,
-            f"beam_size={self.generation.beam_size}: the server samples, and streams what it has "
-            "sampled; `txl generate` searches. Remove beam_size from [generate] of the recipe.toml "
-            "in the folder to serve the model",
-        )
         self.chat_template = chat_template(weights.parent, vocab, settings.template)
         self.model, self.vocab, self.settings, self.name = model, vocab, settings, name
         # Not with each request: a setting may not fit the vocabulary.

@@ -1,5 +1,4 @@
 from .batch import Generation, GenerationBatch, generate, generate_batch, random_numbers, seed_of
-from .beams import Hypothesis, Searching, beam_search
 from .history import History
 from .prompts import PROMPT_SEGMENT, selected, text_start
 from .sampler import Sampler
@@ -13,15 +12,12 @@ __all__ = [
     "Generation",
     "GenerationBatch",
     "History",
-    "Hypothesis",
     "Mark",
     "Sampler",
     "Sampling",
-    "Searching",
     "Session",
     "State",
     "TextWriter",
-    "beam_search",
     "breaker_tokens",
     "from_pretrained",
     "generate",

@@ -54,7 +54,6 @@ class Prompts:
         mem_len: SupportsIndex | None,
         *,
         length: int | None = None,
-        copies: int = 1,
     ) -> None:
         if isinstance(prompts, str) or not len(prompts):
             raise InputError(f"prompts={shown(prompts)}: give a list of prompts, one at least")
@@ -69,7 +68,7 @@ class Prompts:
         self.tokens = [(*each,) for each in tokens]
         longest = max(map(len, self.tokens)) + len(model.preface)
         n_tokens = None if mems is not None or length is None else longest + length
-        model.require_capacity(self.lengths.mem_len, len(prompts) * copies, n_tokens)
+        model.require_capacity(self.lengths.mem_len, len(prompts), n_tokens)
         if mems is not None:
             model.require_memory(mems)
             if mems.batch_size not in (1, len(prompts)):
