@@ -181,28 +181,6 @@ def test_an_error_names_the_setting_the_value_what_is_allowed_and_what_is_near()
         assert message is None or said == message
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "nearest"),
-    [
-        (ModelConfig, "n_layers", "n_layer"),
-        (ModelConfig, "memlen", "mem_len"),
-        (TrainConfig, "step", "steps"),
-        (GenerateConfig, "Temperature_", "temperature"),
-        (Config, "modle", "model"),
-    ],
-)
-def test_an_unknown_setting_in_python_is_a_type_error_with_the_nearest_name(kind, name, nearest):
-    message = rf"Config.*unexpected keyword argument '{name}': did you mean '{nearest}'\?"
-    with pytest.raises(TypeError, match=message):
-        kind(**{name: 1})
-    if kind is not Config:
-        with pytest.raises(TypeError, match=message):
-            replace(kind(), **{name: 1})
-    # Python's own words where nothing is similar.
-    with pytest.raises(TypeError, match=r"unexpected keyword argument 'xyzzy'$"):
-        kind(xyzzy=1)
-
-
 def test_numbers_of_numpy_and_torch_and_lists_become_what_files_can_hold():
     train = TrainConfig(
         steps=np.int64(40), lr=np.float32(0.5), seed=torch.tensor(3), stages=[[0, 128, 8]]

@@ -303,7 +303,7 @@ def test_settings_are_values_with_names():
     other = Sampling(temperature=2.0, dry_multiplier=1.0, dry_sequence_breakers=(3, 1))
     assert hash(sampling) == hash(other)
     assert sampling == other != Sampling(temperature=2)
-    with pytest.raises(TypeError, match="did you mean 'temperature'"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'temperatur'"):
         Sampling(temperatur=1)
 
 

@@ -25,7 +25,6 @@ from transformer_xl.config import (
     Range,
     check,
     load_recipe,
-    no_type_check,
     recipe_of,
     require,
 )
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from transformer_xl.model import LanguageModel, Lengths
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReclConfig:
     """How the effective context length is measured (Appendix C of the paper)."""

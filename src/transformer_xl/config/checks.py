@@ -8,7 +8,6 @@ are validated alike, and then :func:`require` for constraints between settings.
 import dataclasses
 import difflib
 import functools
-import inspect
 import types
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,7 +18,6 @@ from typing import (
     NamedTuple,
     TypeVar,
     Union,
-    cast,
     get_args,
     get_origin,
 )
@@ -49,7 +47,6 @@ HIDDEN = types.MappingProxyType({"is_hidden": True})
 """Metadata of a field whose value must not appear in errors."""
 
 _Settings = TypeVar("_Settings")
-_Any = TypeVar("_Any")
 RULES = {
     "greater_than": "above {gt}",
     "greater_than_equal": "at least {ge}",
@@ -96,42 +93,6 @@ _GONE: dict[str, tuple[Any, str]] = {
 }
 """Settings of earlier versions: the value without effect on results (``...``: any), which is
 ignored, and what is said of others."""
-
-
-def no_type_check(checks_itself: _Any) -> _Any:
-    """Mark a class or function that validates and converts its arguments itself.
-
-    The type checks installed by the tests skip decorators of this name. That of the standard
-    library would remove the annotations, which define the rules. A class is decorated with
-    :func:`names_nearest`, too.
-    """
-    return names_nearest(checks_itself) if isinstance(checks_itself, type) else checks_itself
-
-
-def names_nearest(called: _Any) -> _Any:
-    """Let the TypeError of an unknown keyword argument name the most similar one.
-
-    Decorates a function, or the ``__init__`` of a class. What takes any keyword is left as it is.
-    """
-    function: Any = called
-    if isinstance(function, type):
-        function.__init__ = names_nearest(function.__init__)
-        return called
-    known = inspect.signature(function).parameters
-    if any(x.kind == x.VAR_KEYWORD for x in known.values()):
-        return called
-
-    @functools.wraps(function)
-    def call(*args: Any, **keywords: Any) -> Any:
-        for name in keywords.keys() - known.keys():
-            if nearest := near(name, known):
-                raise TypeError(
-                    f"{function.__qualname__}() got an unexpected keyword argument {name!r}: "
-                    f"did you mean {nearest!r}?"
-                )
-        return function(*args, **keywords)
-
-    return cast(_Any, call)
 
 
 def require(holds: bool, message: str, settings: Any = None, **remedy: Any) -> None:

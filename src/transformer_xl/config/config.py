@@ -6,7 +6,7 @@ A recipe file is one :class:`Config`; the command line overrides single fields a
 
 from dataclasses import dataclass, field, fields
 
-from transformer_xl.config.checks import Unused, check, no_type_check, refuse_unused, require
+from transformer_xl.config.checks import Unused, check, refuse_unused, require
 from transformer_xl.config.data import DataConfig
 from transformer_xl.config.evaluation import EvalConfig, GenerateConfig
 from transformer_xl.config.model import ModelConfig, TransformerXLConfig
@@ -18,7 +18,6 @@ MODEL_TYPE = "transformer-xl"
 """The type of our models in the settings file of a model folder."""
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     """Everything a run needs: one recipe.

@@ -15,7 +15,6 @@ from transformer_xl.config.checks import (
     Unused,
     UnusedError,
     check,
-    no_type_check,
     refuse_unused,
     require,
 )
@@ -24,7 +23,6 @@ MAX_HISTORY = 4_096
 """Tokens of the end of a text that are kept for the penalties of sampling."""
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalConfig:
     """How the model is evaluated: lengths that may differ from those of training.
@@ -140,7 +138,6 @@ _SAMPLED = (
 """Settings that beam search does not have; it ranks texts by the probabilities of the model."""
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateConfig:
     """How text is generated.

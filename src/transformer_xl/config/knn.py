@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from transformer_xl.config.checks import Count, Positive, Range, check, no_type_check
+from transformer_xl.config.checks import Count, Positive, Range, check
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnnConfig:
     """kNN-LM over the past of a text: its nearest positions vote for the next token."""

@@ -17,7 +17,6 @@ from transformer_xl.config.checks import (
     check,
     fields_of,
     near,
-    no_type_check,
     plain,
     refuse_unused,
     require,
@@ -59,7 +58,6 @@ class _ByKind(type):
         return super().__call__(**settings)
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig(metaclass=_ByKind):
     """Settings that all kinds of models have. Widths are in features, lengths in tokens.
@@ -252,7 +250,6 @@ class ModelConfig(metaclass=_ByKind):
         return self.d_embed or self.d_model
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _WithHeads(ModelConfig):
     """Settings of attention, of its feed-forward layers and normalizations."""
@@ -294,7 +291,6 @@ class _WithHeads(ModelConfig):
         )
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransformerXLConfig(_WithHeads):
     """Settings of a Transformer-XL (Dai et al., 2019) and of its variants."""
@@ -388,7 +384,6 @@ class TransformerXLConfig(_WithHeads):
             yield Unused("tie_biases", f"{about}, which has no attention biases")
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuthorsConfig(TransformerXLConfig):
     """Settings of a Transformer-XL that recipes and checkpoints of other implementations have."""
@@ -431,7 +426,6 @@ class AuthorsConfig(TransformerXLConfig):
             yield Unused("proj_same_dim", f"{about}: no projection is left out")
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GPTConfig(_WithHeads):
     """Settings of a GPT with rotary positions."""
@@ -447,7 +441,6 @@ class GPTConfig(_WithHeads):
         )
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LSTMConfig(ModelConfig):
     """Settings of an LSTM."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_xl.config import files
-from transformer_xl.config.checks import check, near, no_type_check, read_settings
+from transformer_xl.config.checks import check, near, read_settings
 from transformer_xl.config.files import checksum
 from transformer_xl.errors import CheckpointError, InputError
 
@@ -29,7 +29,6 @@ TEXT_FILE = "README.md"
 SUMS_FILE = "SHA256SUMS"
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
     """What programs need to know of a shipped model: the contents of ``model.toml``."""

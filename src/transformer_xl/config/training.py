@@ -16,7 +16,6 @@ from transformer_xl.config.checks import (
     Share,
     Unused,
     check,
-    no_type_check,
     refuse_unused,
     require,
 )
@@ -55,7 +54,6 @@ def fitted_stages(
     return found if len(found) > 1 else ()
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
     """How the model is trained. A step is one update of the weights.

@@ -12,7 +12,6 @@ from transformer_xl.config import (
     FORMAT_VERSION,
     locate,
     locate_here,
-    names_nearest,
     read_small_file,
 )
 from transformer_xl.data.imported import ImportedVocab, Rules
@@ -33,7 +32,6 @@ _MOST_GROWTH = 100
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")
 
 
-@names_nearest
 def load_vocab(name: Path | str) -> Vocab:
     """Load the vocabulary of a model, or of a corpus folder.
 

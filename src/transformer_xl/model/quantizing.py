@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from transformer_xl.config import names_nearest
 from transformer_xl.errors import InputError
 from transformer_xl.model.calling import first_wrapped
 from transformer_xl.model.language_model import LanguageModel
@@ -60,7 +59,6 @@ class CompactTransformerXL(TransformerXL):
 _REMEDY = "use the model it was made from, and make it compact again afterwards"
 
 
-@names_nearest
 @torch.no_grad()
 def compact(model: LanguageModel, weights: Weights) -> LanguageModel:
     """Quantize the weights of a model for inference; ``float32`` returns the model itself.

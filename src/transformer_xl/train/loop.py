@@ -22,7 +22,6 @@ from transformer_xl.config import (
     Stalled,
     autocast,
     join_processes,
-    names_nearest,
     pick_device,
     pick_precision,
 )
@@ -89,7 +88,6 @@ def catch_interrupts() -> Iterator[list[int]]:
             signal.signal(number, before[number])
 
 
-@names_nearest
 def train(
     config: Config, run_dir: Path | str, *, quiet: bool = False, reports: bool = True
 ) -> dict[str, Any]:

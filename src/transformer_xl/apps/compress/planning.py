@@ -15,7 +15,7 @@ from transformer_xl.apps.compress import arithmetic
 from transformer_xl.apps.compress.coding import CHECK_EVERY
 from transformer_xl.apps.compress.header import ArchiveError, Coding, Header, Learning
 from transformer_xl.apps.compress.predicting import FRESH_LR, TRAINED_LR, fingerprint
-from transformer_xl.config import ModelConfig, Range, check, no_type_check, require
+from transformer_xl.config import ModelConfig, Range, check, require
 from transformer_xl.errors import SettingsError
 from transformer_xl.model import LanguageModel, Lengths, require_mem_len
 
@@ -105,7 +105,6 @@ def check_possible(
         raise ArchiveError(problem)
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """How a text is coded."""

@@ -14,12 +14,10 @@ from transformer_xl.config import (
     Positive,
     Range,
     check,
-    no_type_check,
     require,
 )
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServeSettings:
     """How a model is served."""

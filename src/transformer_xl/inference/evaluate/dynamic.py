@@ -27,7 +27,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from transformer_xl.config import EvalConfig, NotNegative, Positive, Share, no_type_check, require
+from transformer_xl.config import EvalConfig, NotNegative, Positive, Share, require
 from transformer_xl.errors import InputError
 from transformer_xl.inference.evaluate.strategies import InSegments, in_order
 from transformer_xl.inference.evaluate.streams import Losses, Passage, as_text
@@ -40,7 +40,6 @@ Squares = dict[str, Tensor]
 """Mean squared gradients of each weight, by name."""
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True)
 class Dynamic(InSegments):
     """Dynamic evaluation in one stream with memory.

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transformer_xl.config import KnnConfig, Length, ModelConfig, Range, check, no_type_check
+from transformer_xl.config import KnnConfig, Length, ModelConfig, Range, check
 from transformer_xl.inference.evaluate.streams import Losses, Passage, read_parts
 from transformer_xl.inference.knn import Past
 from transformer_xl.model import SEGMENT_LEN, LanguageModel, Lengths, read
@@ -22,7 +22,6 @@ _ROWS = 256
 AtLeastOne = Annotated[int, Range(ge=1)]
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True)
 class Strategy(ABC):
     """How a text is evaluated: one of the classes below.
@@ -60,7 +59,6 @@ class Strategy(ABC):
         return {}
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True)
 class InSegments(Strategy):
     """Evaluation by segments with memory."""
@@ -84,7 +82,6 @@ def in_order(nll: Float[Tensor, " T"], start: int = 0) -> Losses:
     return nll[None], torch.arange(start, start + len(nll))[None]
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True)
 class WithMemory(InSegments):
     """Evaluation by segments with memory, as in the paper.
@@ -111,7 +108,6 @@ class WithMemory(InSegments):
         return read_parts(model, passage, lengths, self.batch_size, self.max_steps)
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True)
 class WithNeighbours(InSegments):
     """Evaluation with memory in one stream, mixed with the nearest past positions (kNN-LM).
@@ -150,7 +146,6 @@ class WithNeighbours(InSegments):
         return {f"knn_{name}": value for name, value in asdict(self.knn).items()}
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True)
 class SlidingWindow(Strategy):
     """Evaluation by sliding windows, without memory (Al-Rfou et al., 2018).

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transformer_xl.config import Count, Length, NotNegative, check, no_type_check, require
+from transformer_xl.config import Count, Length, NotNegative, check, require
 from transformer_xl.data import Vocab
 from transformer_xl.errors import InputError
 from transformer_xl.inference.generate.prompts import Prompts, selected
@@ -34,7 +34,6 @@ from transformer_xl.model import (
 )
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Searching:
     """How beam search ranks, ends and returns hypotheses.

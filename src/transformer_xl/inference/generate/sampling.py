@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
-from transformer_xl.config import GenerateConfig, no_type_check, require, validate_settings
+from transformer_xl.config import GenerateConfig, require, validate_settings
 from transformer_xl.model import shown, whole
 
 HOTTEST = 1e30
@@ -13,7 +13,6 @@ HOTTEST = 1e30
 _DEFAULT = GenerateConfig()
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
     """How a token is drawn from the distribution of the model.

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int32
 from torch import Tensor
 
-from transformer_xl.config import names_nearest, pick_device
+from transformer_xl.config import pick_device
 from transformer_xl.data import Vocab, load_vocab
 from transformer_xl.errors import DataError, InputError
 from transformer_xl.inference.generate.batch import GenerationBatch, random_numbers
@@ -54,7 +54,6 @@ Text = str | Tokens
 """A text, or its tokens."""
 
 
-@names_nearest
 def from_pretrained(
     name: Path | str, device: torch.device | None = None, weights: Weights = "float32"
 ) -> tuple[LanguageModel, Vocab]:
