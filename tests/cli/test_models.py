@@ -211,7 +211,7 @@ def test_generate_explains_what_it_cannot_do(txl, trained):
         (["--samples", 0], "samples=0 must be at least 1"),
         (["--samples", 2, "--state", "x"], "--state and --samples exclude each other"),
         (["--prompt", "a", "--prompts", "b", "c"], "--prompt and --prompts exclude each other"),
-        (["--knn.k", 8], "txl generate --knn.k is gone: txl eval has it; leave it out"),
+        (["--knn.k", 8], "txl generate --knn.k is gone: txl eval has it"),
         (["--dry_base", 2], "txl generate --dry_base is gone: the factor of DRY is 1.75"),
         (["--beam_size", 2, "--state", "x"], "--state and --beam_size exclude each other"),
     ]:

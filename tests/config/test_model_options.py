@@ -90,13 +90,14 @@ def test_an_unknown_kind_is_named_before_settings_of_a_kind(kind):
 
 def test_what_belonged_to_kinds_that_are_gone_is_ignored_or_named():
     stored = {"state_size": 128, "expand": 2, "conv_width": 4, "weight_dropout": 0.0}
-    assert read_settings(ModelConfig, stored, "f") == ModelConfig(**stored) == ModelConfig()
-    with pytest.raises(SettingsError, match=r"model\.expand=3 is gone: leave it out"):
+    for config in (read_settings(ModelConfig, stored, "f", "model"), ModelConfig(**stored)):
+        assert config == ModelConfig()
+    with pytest.raises(SettingsError, match=r"model\.expand=3 is gone: revision 47b3a2d"):
         ModelConfig(expand=3)
     for kind in ("mamba2", "rwkv", "xlnet", "xlstm"):
         message = f"'{kind}' is gone; there are 'transformer_xl', 'lstm', 'gpt'; revision 47b3a2d"
         with pytest.raises(SettingsError, match=message):
-            read_settings(ModelConfig, stored | {"kind": kind, "expand": 3}, "f", is_stored=True)
+            read_settings(ModelConfig, stored | {"kind": kind}, "f", "model")
         with pytest.raises(SettingsError, match=f"recipe compare-{kind} is gone: .* 47b3a2d"):
             load_recipe(f"compare-{kind}")
 

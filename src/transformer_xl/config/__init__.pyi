@@ -67,6 +67,9 @@ from .files import (
     sync,
     write_atomically,
 )
+from .gone import (
+    GONE,
+)
 from .knn import (
     KnnConfig,
 )
@@ -129,6 +132,7 @@ from .training import (
 
 __all__ = [
     "FORMAT_VERSION",
+    "GONE",
     "HIDDEN",
     "HIGHEST",
     "KINDS",

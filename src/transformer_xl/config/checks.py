@@ -25,6 +25,7 @@ from typing import (
 from annotated_types import Interval, Len
 from typing_extensions import TypedDict, get_type_hints
 
+from transformer_xl.config.gone import without_gone
 from transformer_xl.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -76,23 +77,6 @@ RULES = {
 """What a value must be, by pydantic's name of the error and with its limits."""
 _SHOWN = 100
 """Maximum characters of a value in an error."""
-_GONE: dict[str, tuple[Any, str]] = {
-    "generate.dry_base": (1.75, "the factor of DRY is 1.75"),
-    "generate.dry_sequence_breakers": (["\n"], "no repetition of DRY goes beyond a line break"),
-    "generate.frequency_penalty": (0, "repetition_penalty or dry_multiplier is for repetitions"),
-    "generate.loop_max_period": (256, "a loop repeats at most 256 tokens"),
-    "generate.loop_min_count": (4, "a loop repeats them at least 4 times"),
-    "generate.penalty_window": (1_024, "penalties consider the last 1,024 tokens"),
-    "generate.presence_penalty": (0, "repetition_penalty or dry_multiplier is for repetitions"),
-    "generate.typical_p": (1, "top_p or min_p limits the tokens"),
-    "train.decay_rate": (..., ""),
-    "train.loss_scale": (None, "the scale of the loss in float16 is always found by itself"),
-    "train.patience": (..., ""),
-    "train.skip_norm": (0, "updates are skipped where the gradient is not finite, and no others"),
-    "train.spike": (..., ""),
-}
-"""Settings of earlier versions: the value without effect on results (``...``: any), which is
-ignored, and what is said of others."""
 
 
 def require(holds: bool, message: str, settings: Any = None, **remedy: Any) -> None:
@@ -250,7 +234,7 @@ def rule_of(errors: Iterable[Mapping[str, Any]]) -> str:
 
 def read_settings(
     settings_class: type[_Settings],
-    values: Any,
+    values: object,
     source: str,
     section: str = "",
     *,
@@ -268,35 +252,36 @@ def read_settings(
     Raises:
         SettingsError: A name is unknown, a section is missing, or a value is invalid.
     """
+    try:
+        return _read_section(settings_class, values, section, is_stored=is_stored)
+    except ValueError as error:
+        raise SettingsError(f"{source}: {error}") from error
+
+
+def _read_section(
+    settings_class: type[_Settings], values: object, section: str, *, is_stored: bool
+) -> _Settings:
+    """Create settings as :func:`read_settings` does, with errors that do not name the file."""
     if not isinstance(values, Mapping):
-        message = f"{section} is a section: write [{section}] and keys below it"
-        raise SettingsError(f"{source}: {message}")
-    fields: Any = fields_of(settings_class)
-    settings = {}
-    for key, value in values.items():
-        name = f"{section}.{key}" if section else str(key)
-        if name in _GONE:
-            if _GONE[name][0] in (..., value):
-                continue
-            raise SettingsError(
-                f"{source}: {name}={value!r} is gone: {_GONE[name][1]}; leave it out"
-            )
-        if key not in fields and key not in getattr(settings_class, "gone_settings", ()):
-            message = _describe_unknown_setting(str(key), fields, section)
-            raise SettingsError(f"{source}: {message}")
-        if key in fields and dataclasses.is_dataclass(fields[key].type):
-            value = read_settings(fields[key].type, value, source, name, is_stored=is_stored)
-        settings[key] = value
+        raise SettingsError(f"{section} is a section: write [{section}] and keys below it")
+    settings, fields = without_gone(values, section), fields_of(settings_class)
+    for name in settings:
+        if name not in fields:
+            raise SettingsError(_describe_unknown_setting(name, fields, section))
     for name, field in fields.items():
-        if name not in settings and field.default is field.default_factory is dataclasses.MISSING:
-            raise SettingsError(f"{source}: the section [{name}] is missing")
+        if isinstance(kind := field.type, type) and dataclasses.is_dataclass(kind):
+            if name in settings:
+                settings[name] = _read_section(kind, settings[name], name, is_stored=is_stored)
+            elif field.default_factory is dataclasses.MISSING:
+                raise SettingsError(f"the section [{name}] is missing")
     try:
         if is_stored:
             return create_from_stored(settings_class, settings)
         return settings_class(**settings)
     except ValueError as error:
-        is_named = not section or str(error).startswith(f"{section}.")
-        raise SettingsError(f"{source}: {'' if is_named else f'{section}: '}{error}") from error
+        if not section or str(error).startswith(f"{section}."):
+            raise
+        raise SettingsError(f"{section}: {error}") from error
 
 
 def near(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:

@@ -21,6 +21,7 @@ from transformer_xl.config.checks import (
     refuse_unused,
     require,
 )
+from transformer_xl.config.gone import without_gone
 from transformer_xl.config.model_types import Activation, Cluster, Dropouts, Quirk
 
 MOST_CUTOFFS = 1_000
@@ -30,8 +31,6 @@ KINDS: "dict[str, type[ModelConfig]]" = {}
 """The class of the settings of each kind of model."""
 
 _GONE_KINDS = ("mamba2", "rwkv", "xlnet", "xlstm")
-_GONE_SETTINGS = {"state_size": 128, "expand": 2, "conv_width": 4, "weight_dropout": 0.0}
-"""Settings of kinds that are gone; earlier versions stored them, at these defaults, for all."""
 
 _OF_TABLES = (
     *("reset_at", "d_embed", "cutoffs", "div_val", "tie_embeddings", "tie_projections"),
@@ -47,14 +46,7 @@ class _ByKind(type):
         kind = settings.get("kind", fields_of(cls)["kind"].default)
         if cls in _CLASSES:
             _require_kind(kind)
-            for name, default in _GONE_SETTINGS.items():
-                value = settings.pop(name, default)
-                require(
-                    value == default,
-                    f"model.{name}={value!r} is gone: leave it out; revision 47b3a2d of "
-                    "transformer_xl has it",
-                )
-            cls, settings = _of_kind(kind, settings)
+            cls, settings = _of_kind(kind, without_gone(settings, "model"))
         return super().__call__(**settings)
 
 
@@ -132,7 +124,6 @@ class ModelConfig(metaclass=_ByKind):
     """Standard deviation of the initial embedding projections."""
 
     has_attention = False
-    gone_settings = (*_GONE_SETTINGS,)
 
     if TYPE_CHECKING:
 
