@@ -21,7 +21,7 @@ from result_file import write_result_file
 from turns import circumstances
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.config.device import autocast, pick_device, pick_precision, prepare_process
+from transformer_xl.config.device import Precision, pick_device, prepare_process
 from transformer_xl.model import Memory, TransformerXL
 from transformer_xl.model.reading import read
 from transformer_xl.model.segment import Lengths
@@ -115,13 +115,13 @@ def main() -> None:
     prepare_process()
     device = pick_device()
     result = circumstances(device.type) | sizes
-    result |= {"dtype": pick_precision(arguments.precision, device), "rows": []}
+    result |= {"dtype": Precision(arguments.precision, device).name, "rows": []}
     print(
         "| keys | window, ms/token | batch | memory, ms/token | slowdown | paper |\n"
         + "|--:" * 6
         + "|"
     )
-    with torch.no_grad(), autocast(arguments.precision, device):
+    with torch.no_grad(), Precision(arguments.precision, device).autocast():
         for attn_len in arguments.attn_lens:
             row = compared(model, attn_len, arguments)
             result["rows"].append(row)

@@ -27,12 +27,12 @@ LOST = """
 import os, signal, sys
 import torch
 import torch.distributed as dist
-from transformer_xl.config.distributed import Stalled, join_processes
+from transformer_xl.config.distributed import Stalled, World
 
 if os.environ["RANK"] == "1":
     setattr(dist, sys.argv[1], lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL))
 try:
-    with join_processes(torch.device("cpu"), minutes=0.05):
+    with World.join(torch.device("cpu"), minutes=0.05):
         pass
 except Stalled as error:
     sys.exit(str(error))

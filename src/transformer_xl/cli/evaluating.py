@@ -102,7 +102,7 @@ class Eval(ReadsModel, PrintsResult):
     def run(self) -> None:
         """Evaluate and print."""
         self._check()
-        from transformer_xl.config import autocast
+        from transformer_xl.config import Precision
         from transformer_xl.inference.evaluate import WithNeighbours, evaluate_by, plan_dynamic
         from transformer_xl.model import SEGMENT_LEN, Lengths
         from transformer_xl.train import describe, memory_line, reading
@@ -122,7 +122,7 @@ class Eval(ReadsModel, PrintsResult):
             if settings.window is None:
                 settings, name = replace(settings, mem_len=mem_len), f"memory {mem_len:,}"
             sizes: dict[str, Any] = {"n_bytes": n_bytes, "segment_len": segment_len}
-            with autocast(precision, model.device):
+            with Precision(precision, model.device).autocast():
                 if self.knn:
                     lengths = settings.lengths_after(segment_len)
                     knn, max_steps = KnnConfig(**self.knn), settings.max_steps

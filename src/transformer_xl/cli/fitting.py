@@ -60,9 +60,9 @@ class FittedRecipe(LoadsModels, PrintsResult):
 
     def say(self, text: str) -> None:
         """Print a message, unless the command is quiet or another process prints it."""
-        from transformer_xl.config import is_first_process
+        from transformer_xl.config import World
 
-        if not getattr(self, "quiet", False) and is_first_process():
+        if not getattr(self, "quiet", False) and World.is_first_here():
             say(text)
 
 

@@ -3,12 +3,9 @@
 import json
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformer_xl.errors import SettingsError
-
-if TYPE_CHECKING:
-    from transformer_xl.config import Precision
 
 
 def say(text: str) -> None:
@@ -16,11 +13,11 @@ def say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def say_if_slow(precision: "Precision") -> None:
+def say_if_slow(precision: str) -> None:
     """Print a note if this machine does not compute in a precision."""
-    from transformer_xl.config import is_first_process, pick_device, slow_precision
+    from transformer_xl.config import Precision, World, pick_device
 
-    if is_first_process() and (why := slow_precision(precision, pick_device())):
+    if World.is_first_here() and (why := Precision(precision, pick_device()).why_slow):
         say(f"note: {why}")
 
 

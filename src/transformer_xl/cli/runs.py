@@ -191,14 +191,14 @@ class Train(FittedRecipe):
 
     def run(self) -> None:
         """Train, evaluate, report."""
-        from transformer_xl.config import Stalled, is_first_process, prepare_process
+        from transformer_xl.config import Stalled, World, prepare_process
         from transformer_xl.train import CHECKPOINTS, RunFolder, train
 
         prepare_process()
         models = [self.recipe] if is_model(self.recipe) else []
         if (model := self.train.get("init_from")) is not None:
             models.append(model)
-        for name in models if is_first_process() else ():
+        for name in models if World.is_first_here() else ():
             require_model(name)
         folder = self.folder
         RunFolder(folder).require_writable()
@@ -218,7 +218,7 @@ class Train(FittedRecipe):
             # Not sys.exit: threads may still wait for the process that hangs.
             sys.stderr.flush()
             os._exit(1)
-        if not is_first_process():
+        if not World.is_first_here():
             return
         after = f"generate {folder} --prompt 'some text to continue'"
         self.say(f"next: txl {after if has_text else f'eval {folder}'}")

@@ -28,20 +28,14 @@ from .data import (
 )
 from .device import (
     Precision,
-    Rounded,
-    autocast,
     describe_machine,
     pick_device,
-    pick_precision,
     prepare_process,
-    slow_precision,
     total_memory,
 )
 from .distributed import (
     Stalled,
     World,
-    is_first_process,
-    join_processes,
 )
 from .evaluation import (
     MAX_HISTORY,
@@ -164,7 +158,6 @@ __all__ = [
     "Precision",
     "Quirk",
     "Range",
-    "Rounded",
     "Say",
     "Share",
     "ShippedModel",
@@ -174,7 +167,6 @@ __all__ = [
     "TransformerXLConfig",
     "UnusedError",
     "World",
-    "autocast",
     "changed",
     "check",
     "check_sums",
@@ -189,9 +181,7 @@ __all__ = [
     "generation_of",
     "hints_of",
     "is_disk_full",
-    "is_first_process",
     "is_own_kind",
-    "join_processes",
     "kind_other_than_file",
     "load_recipe",
     "locate",
@@ -203,7 +193,6 @@ __all__ = [
     "newest_models",
     "open_regular",
     "pick_device",
-    "pick_precision",
     "prepare_process",
     "read_settings",
     "read_small_file",
@@ -223,7 +212,6 @@ __all__ = [
     "shipped_model",
     "shipped_models",
     "shipped_path",
-    "slow_precision",
     "sync",
     "total_memory",
     "validate_settings",
