@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from transformer_xl.config import (
-    SUMS_FILE,
     DataConfig,
     ModelConfig,
     Precision,
+    ShippedModel,
     World,
-    check_sums,
     describe_machine,
     locate,
     pick_device,
@@ -122,8 +121,7 @@ def verify(name: Path | str) -> dict[str, str]:
 
 
 def _verified_model(folder: Path) -> str:
-    if (folder / SUMS_FILE).is_file():
-        check_sums(folder)
+    ShippedModel.verify(folder)
     with suppress(FileNotFoundError):
         load_vocab(folder)
     try:

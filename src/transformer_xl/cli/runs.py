@@ -25,12 +25,12 @@ from transformer_xl.cli.printing import say, say_if_slow, show
 from transformer_xl.config import (
     Config,
     DataConfig,
+    ShippedModel,
     load_recipe,
     recipe_copy,
     recipe_names,
     recipe_text,
     require,
-    shipped_model,
 )
 from transformer_xl.errors import SettingsError
 
@@ -233,7 +233,7 @@ class Train(FittedRecipe):
         if (model := self.train.get("init_from", recipe.train.init_from)) is not None:
             return f"from the weights of {model}"
         is_of_text = is_text(self.recipe)
-        shipped = shipped_model("english" if is_of_text else self.recipe)
+        shipped = ShippedModel.find("english" if is_of_text else self.recipe)
         model = shipped.full_name if shipped else "MODEL"
         how = f"byte by byte, as {TEXT_RECIPE}" if is_of_text else f"by the recipe {self.recipe}"
         text = self.recipe if is_of_text else self.data.get("path") or "TEXT"

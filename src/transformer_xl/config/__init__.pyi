@@ -110,12 +110,7 @@ from .recipes import (
     recipe_text,
 )
 from .shipped import (
-    SUMS_FILE,
     ShippedModel,
-    check_sums,
-    newest_models,
-    shipped_model,
-    shipped_models,
     shipped_path,
 )
 from .training import (
@@ -137,7 +132,6 @@ __all__ = [
     "MUSIC_SUFFIXES",
     "PICTURE_SUFFIXES",
     "REST",
-    "SUMS_FILE",
     "UNFINISHED",
     "AuthorsConfig",
     "Cluster",
@@ -169,7 +163,6 @@ __all__ = [
     "World",
     "changed",
     "check",
-    "check_sums",
     "checksum",
     "classes_of",
     "create_from_stored",
@@ -190,7 +183,6 @@ __all__ = [
     "may_be_on_hub",
     "near",
     "new_folder",
-    "newest_models",
     "open_regular",
     "pick_device",
     "prepare_process",
@@ -209,8 +201,6 @@ __all__ = [
     "require_space",
     "rule_of",
     "same_file",
-    "shipped_model",
-    "shipped_models",
     "shipped_path",
     "sync",
     "total_memory",

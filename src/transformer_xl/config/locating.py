@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from transformer_xl.config.config import MODEL_TYPE
-from transformer_xl.config.shipped import hint, shipped_model
+from transformer_xl.config.shipped import ShippedModel, hint
 from transformer_xl.errors import CheckpointError, InputError
 
 # What a model folder or a run folder has at least one of.
@@ -72,7 +72,7 @@ def locate_here(name: Path | str) -> Located | None:
         raise InputError(f"{name!r} is no name of a model: {_REMEDY}")
     path = Path(name)
     # The text itself: ./python-code is a path.
-    model = shipped_model(str(name))
+    model = ShippedModel.find(str(name))
     if path.exists() and (model is None or any((path / mark).exists() for mark in _MARKS)):
         other = f"using the folder {name}, not the shipped model"
         return Located(path, f"{other} {model.full_name}" if model else "")
