@@ -22,7 +22,7 @@ from safetensors import safe_open
 import transformer_xl
 from transformer_xl.config import files
 from transformer_xl.config.checks import require
-from transformer_xl.config.recipes import dump_recipe, load_recipe, recipe_of
+from transformer_xl.config.recipes import load_recipe, recipe_of
 from transformer_xl.config.shipped import CARD_FILE, SUMS_FILE, TEXT_FILE, ShippedModel
 from transformer_xl.data import load_vocab
 from transformer_xl.inference.generate import from_pretrained
@@ -136,7 +136,7 @@ def write_rounded(run: Path, folder: Path, recipe: Path | None = None) -> None:
     in_float32 = {"transformers": {"dtype": "float32"}}
     write_model(config, {x: y.bfloat16() for x, y in weights.items()}, folder, in_float32)
     load_vocab(source).save(folder)
-    (folder / "recipe.toml").write_text(dump_recipe(settings), encoding="utf-8")
+    (folder / "recipe.toml").write_text(settings.to_toml(), encoding="utf-8")
 
 
 def problems(folder: Path) -> list[str]:

@@ -8,7 +8,7 @@ import tyro
 from transformer_xl.cli import fitting, parse
 from transformer_xl.cli.given import lists_of_numbers
 from transformer_xl.config import EvalConfig, TransformerXLConfig
-from transformer_xl.config.recipes import changed, load_recipe
+from transformer_xl.config.recipes import load_recipe
 from transformer_xl.train import loop
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -38,7 +38,7 @@ FITTED = [
 @pytest.mark.parametrize(("recipe", "given", "expected"), FITTED, ids=str)
 def test_settings_of_a_recipe_give_way_to_given_ones(recipe, given, expected):
     said = []
-    before, found = load_recipe(recipe), changed(load_recipe(recipe), given, said.append)
+    before, found = load_recipe(recipe), load_recipe(recipe).changed(given, said.append)
     for name, value in expected.items():
         section, _, key = name.partition(".")
         assert getattr(getattr(found, section), key) == value
@@ -62,7 +62,7 @@ def test_settings_of_a_recipe_give_way_to_given_ones(recipe, given, expected):
 )
 def test_given_settings_never_give_way(given, message):
     with pytest.raises(ValueError, match=message):
-        changed(load_recipe("demo"), given, pytest.fail)
+        load_recipe("demo").changed(given, pytest.fail)
 
 
 def test_a_text_in_place_of_a_recipe_is_trained_on_by_bytes(txl, monkeypatch):

@@ -17,7 +17,7 @@ from transformer_xl.config import (
 )
 from transformer_xl.config.checks import UnusedError, read_settings
 from transformer_xl.config.model import KINDS
-from transformer_xl.config.recipes import differences, load_recipe
+from transformer_xl.config.recipes import load_recipe
 from transformer_xl.errors import SettingsError
 from transformer_xl.model.pretrained import load_config
 
@@ -112,7 +112,7 @@ def test_recipes_differ_in_what_they_say_and_not_in_what_a_kind_lacks():
         Config(model=ModelConfig(start_memory=start), data=DataConfig(path="a"))
         for start in ("empty", "zeros")
     )
-    assert differences(one, other) == ["model.start_memory: 'empty', 'zeros'"]
+    assert one.differences(other) == ["model.start_memory: 'empty', 'zeros'"]
 
 
 def test_an_older_file_of_settings_is_the_papers_network(tmp_path):

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from transformer_xl.config.distributed import Stalled, World
-from transformer_xl.config.recipes import dump_recipe, load_recipe
+from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data import prepare
 from transformer_xl.train import Interrupted, loop, train
 from transformer_xl.train.beginning import fit_to_corpus, new_state
@@ -108,9 +108,9 @@ def found(toy_recipe, tmp_path_factory):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         for name in VARIANTS:
-            (folder / f"{name}.toml").write_text(dump_recipe(toy_recipe(**VARIANTS[name])))
+            (folder / f"{name}.toml").write_text(toy_recipe(**VARIANTS[name]).to_toml())
         switched = toy_recipe(**SWITCHED)
-        (folder / "switched").write_text(dump_recipe(switched))
+        (folder / "switched").write_text(switched.to_toml())
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(loop, "finish", lambda *about: {})
             for name in VARIANTS:

@@ -16,7 +16,6 @@ from transformer_xl.config import (
     GenerateConfig,
     ModelConfig,
     TrainConfig,
-    changed,
     fitted_stages,
     load_recipe,
     locate,
@@ -56,7 +55,7 @@ class FittedRecipe(LoadsModels, PrintsResult):
         """Return a configuration with the settings of the command line."""
         overrides = {x: getattr(self, x) for x in config.__dataclass_fields__}
         overrides["data"] = text_settings(config.data, overrides["data"])
-        return changed(config, overrides, self.say)
+        return config.changed(overrides, self.say)
 
     def say(self, text: str) -> None:
         """Print a message, unless the command is quiet or another process prints it."""

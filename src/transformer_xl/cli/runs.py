@@ -1,6 +1,7 @@
 """The commands recipes, prepare and train."""
 
 import os
+import re
 import shlex
 import sys
 from dataclasses import asdict, dataclass, field, replace
@@ -27,12 +28,15 @@ from transformer_xl.config import (
     DataConfig,
     ShippedModel,
     load_recipe,
-    recipe_copy,
     recipe_names,
     recipe_text,
     require,
 )
 from transformer_xl.errors import SettingsError
+
+_OF_BYTES = (
+    '# Any text: the recipe has "chars", the characters of its corpus alone.\nvocab = "bytes"'
+)
 
 
 @dataclass(kw_only=True)
@@ -69,13 +73,14 @@ class Recipes(PrintsResult):
         Raises:
             OSError: The file exists or cannot be written.
         """
-        text = recipe_copy(self.name)
+        original = recipe_text(self.name)
+        text = re.sub(r'^vocab = "chars"$', _OF_BYTES, original, flags=re.MULTILINE)
         try:
             with path.open("x", encoding="utf-8") as file:
                 file.write(text)
         except OSError as error:
             raise type(error)(f"cannot write {path}: {error.strerror}") from error
-        if text != recipe_text(self.name):
+        if text != original:
             say(f'vocab = "bytes" encodes any text; txl recipes {self.name} prints the original')
         say(f"wrote {path}; train it with: txl train {path} --out runs/mine")
         if self.json:

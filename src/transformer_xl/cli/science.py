@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
+from annotated_types import Interval
 
 from transformer_xl.cli.fitting import FittedRecipe, is_text, recipe_of_text
 from transformer_xl.cli.given import (
@@ -22,7 +23,6 @@ from transformer_xl.config import (
     Config,
     Count,
     EvalConfig,
-    Range,
     check,
     load_recipe,
     recipe_of,
@@ -45,7 +45,7 @@ class ReclConfig:
     """The longest context; a model that still gains there is reported as at least this."""
     tokens: Count = 2000
     """Number of tokens of the text that are predicted."""
-    top: tuple[Annotated[float, Range(gt=0, le=1)], ...] = (0.1, 0.5, 1.0)
+    top: tuple[Annotated[float, Interval(gt=0, le=1)], ...] = (0.1, 0.5, 1.0)
     """Fractions r: only the r hardest of these tokens are compared."""
 
     def __post_init__(self) -> None:

@@ -44,9 +44,6 @@ Fraction = Annotated[float, Interval(ge=0, lt=1)]
 Range = Interval
 Items = Len
 
-HIDDEN = types.MappingProxyType({"is_hidden": True})
-"""Metadata of a field whose value must not appear in errors."""
-
 _Settings = TypeVar("_Settings")
 RULES = {
     "greater_than": "above {gt}",
@@ -165,6 +162,8 @@ def create_from_stored(settings_class: type[_Settings], values: Mapping[str, Any
 
 def check(settings: Any, section: str = "") -> None:
     """Validate and convert each field of a dataclass, in its ``__post_init__``.
+
+    The value of a field with the metadata ``{"is_hidden": True}`` does not appear in errors.
 
     Raises:
         SettingsError: A value is of a wrong type or out of range.

@@ -1,4 +1,4 @@
-"""What earlier versions had: commands, options and settings, with what replaces them."""
+"""What earlier versions had: commands, options, settings and recipes, with what replaces them."""
 
 from collections.abc import Mapping
 
@@ -28,6 +28,10 @@ _NAMES = {
     "generate.loop_min_count",
     "revision 47b3a2d of transformer_xl has it": "model.state_size model.expand model.conv_width "
     "model.weight_dropout",
+    "it was in revision 47b3a2d of transformer_xl; `txl recipes` lists the recipes": (
+        "compare-mamba2 compare-rwkv compare-xlnet compare-xlstm compare-lstm-awd digits-raw poems "
+        "polarity sentiment sentiment-language sentiment-tuned translation-de-en translation-en-fr"
+    ),
     "--json has the gains, from which any program draws the curve": "recl.plot",
     "--recl.step, --recl.longest, --recl.tokens and --recl.top are its settings": "recl.first "
     "recl.threshold recl.batch_tokens recl.window",

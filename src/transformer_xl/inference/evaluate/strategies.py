@@ -9,17 +9,18 @@ from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 import torch
+from annotated_types import Interval
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transformer_xl.config import KnnConfig, Length, ModelConfig, Range, check
+from transformer_xl.config import KnnConfig, Length, ModelConfig, check
 from transformer_xl.inference.evaluate.streams import Losses, Passage, read_parts
 from transformer_xl.inference.knn import Past
 from transformer_xl.model import SEGMENT_LEN, LanguageModel, Lengths, read
 
 _ROWS = 256
 """Positions that search the past at once."""
-AtLeastOne = Annotated[int, Range(ge=1)]
+AtLeastOne = Annotated[int, Interval(ge=1)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,13 +9,14 @@ import math
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple, SupportsIndex
+from typing import Annotated, NamedTuple, SupportsIndex
 
 import torch
+from annotated_types import Interval
 from jaxtyping import Float
 from torch import Tensor
 
-from transformer_xl.config import Count, Length, NotNegative, check, require
+from transformer_xl.config import Count, Length, check, require
 from transformer_xl.data import Vocab
 from transformer_xl.errors import InputError
 from transformer_xl.inference.generate.prompts import Prompts, selected
@@ -55,7 +56,7 @@ class Searching:
     """
 
     beam_size: Count = 4
-    length_penalty: NotNegative = 1.0
+    length_penalty: Annotated[float, Interval(ge=0)] = 1.0
     n_best: Count = 1
     stop_tokens: tuple[Length, ...] = ()
     stop: str | tuple[str, ...] = ()
