@@ -16,7 +16,6 @@ from transformer_xl.config import (
     GenerateConfig,
     ModelConfig,
     TrainConfig,
-    fitted_stages,
     load_recipe,
     locate,
     locate_here,
@@ -229,6 +228,6 @@ def _fitted_batch(train: TrainConfig, overrides: Mapping[str, Any], n_tokens: in
     accumulate = train.accumulate if batch_size % train.accumulate == 0 else 1
     if "accumulate" in overrides and accumulate != train.accumulate:
         return train
-    stages = train.stages and fitted_stages(train.stages, segment_len)
+    stages = train.stages and train.fitted_stages(segment_len)
     sizes = {"batch_size": batch_size, "segment_len": segment_len, "accumulate": accumulate}
     return replace(train, stages=stages, **sizes)

@@ -19,7 +19,7 @@ import tyro
 from docstring_parser import parse_from_object
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from transformer_xl.config import classes_of, fields_of, hints_of
+from transformer_xl.config import fields_of
 from transformer_xl.errors import SettingsError
 
 _Section = TypeVar("_Section")
@@ -48,9 +48,8 @@ class Given(dict[str, Any], Generic[_Section]):
         @cache
         def __class_getitem__(cls, section: type) -> Any:
             """Return the type of such a dictionary for a section."""
-            hints = hints_of(section)
             keys = {
-                name: Annotated[hints[name], _argument(section, x, name in cls._short)]
+                name: Annotated[x.type, _argument(section, x, name in cls._short)]
                 for name, x in fields_of(section).items()
             }
             return Annotated[TypedDict(section.__name__, keys, total=False), Value]
@@ -84,7 +83,8 @@ def _argument(section: type, field: Field, has_short_name: bool) -> Any:
 def field_docstrings(section: type) -> dict[str, str]:
     """Return the docstring below each field of a class."""
     texts: dict[str, str] = {}
-    for cls in {base: None for each in classes_of(section) for base in each.__mro__[-2::-1]}:
+    every = getattr(section, "classes", lambda: (section,))()
+    for cls in {base: None for each in reversed(every) for base in each.__mro__[-2::-1]}:
         for field in parse_from_object(cls).params:
             texts.setdefault(field.arg_name, " ".join((field.description or "").split()))
     return texts

@@ -3,10 +3,8 @@ from .checks import (
     Length,
     UnusedError,
     check,
-    classes_of,
     create_from_stored,
     fields_of,
-    hints_of,
     near,
     read_settings,
     require,
@@ -33,12 +31,10 @@ from .distributed import (
     World,
 )
 from .evaluation import (
-    MAX_HISTORY,
     EvalConfig,
     GenerateConfig,
 )
 from .files import (
-    UNFINISHED,
     NotRegularError,
     checksum,
     is_disk_full,
@@ -72,17 +68,11 @@ from .locking import (
     locked,
 )
 from .model import (
-    KINDS,
     AuthorsConfig,
     GPTConfig,
     LSTMConfig,
     ModelConfig,
     TransformerXLConfig,
-    is_own_kind,
-)
-from .model_types import (
-    Cluster,
-    Quirk,
 )
 from .music import (
     HIGHEST,
@@ -105,26 +95,20 @@ from .shipped import (
     shipped_path,
 )
 from .training import (
-    Stage,
     TrainConfig,
-    fitted_stages,
 )
 
 __all__ = [
     "FORMAT_VERSION",
     "GONE",
     "HIGHEST",
-    "KINDS",
     "MARKS",
-    "MAX_HISTORY",
     "MIDI_SUFFIXES",
     "MODEL_TYPE",
     "MUSIC_SUFFIXES",
     "PICTURE_SUFFIXES",
     "REST",
-    "UNFINISHED",
     "AuthorsConfig",
-    "Cluster",
     "Config",
     "Count",
     "DataConfig",
@@ -138,10 +122,8 @@ __all__ = [
     "MusicConfig",
     "NotRegularError",
     "Precision",
-    "Quirk",
     "Say",
     "ShippedModel",
-    "Stage",
     "Stalled",
     "TrainConfig",
     "TransformerXLConfig",
@@ -149,15 +131,11 @@ __all__ = [
     "World",
     "check",
     "checksum",
-    "classes_of",
     "create_from_stored",
     "describe_machine",
     "fields_of",
-    "fitted_stages",
     "generation_of",
-    "hints_of",
     "is_disk_full",
-    "is_own_kind",
     "kind_other_than_file",
     "load_recipe",
     "locate",

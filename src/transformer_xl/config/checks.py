@@ -23,7 +23,7 @@ from typing import (
 )
 
 from annotated_types import Interval, Len
-from typing_extensions import TypedDict, get_type_hints
+from typing_extensions import TypedDict
 
 from transformer_xl.config.gone import without_gone
 from transformer_xl.errors import SettingsError
@@ -210,7 +210,7 @@ def validate_settings(
     rule = rule_of(details)
     if "is_hidden" in known[name].metadata:
         raise SettingsError(f"{path} {rule}")
-    value, choices = details[-1]["input"], _words(hints_of(settings_class)[name])
+    value, choices = details[-1]["input"], _words(known[name].type)
     nearest = near(value, choices) if isinstance(value, str) else None
     hint = f"; did you mean {nearest!r}?" if nearest else ""
     indices = "".join(f"[{x}]" for x in details[-1]["loc"] if isinstance(x, int))
@@ -291,24 +291,10 @@ def near(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 @functools.cache
-def fields_of(settings_class: type) -> "dict[str, dataclasses.Field[Any]]":
+def fields_of(settings_class: type) -> "dict[str, dataclasses.Field[object]]":
     """Return the settings of a class by name; those of all its kinds, if it has ``classes()``."""
-    return {x.name: x for each in classes_of(settings_class) for x in dataclasses.fields(each)}
-
-
-def classes_of(settings_class: type) -> tuple[Any, ...]:
-    """Return the classes of the settings of all kinds of a class, or the class itself."""
-    return (
-        settings_class.classes()[::-1] if hasattr(settings_class, "classes") else (settings_class,)
-    )
-
-
-def hints_of(settings_class: type) -> dict[str, Any]:
-    """Return the annotations of the settings of a class, or of all its kinds."""
-    hints: dict[str, Any] = {}
-    for each in classes_of(settings_class):
-        hints |= get_type_hints(each, include_extras=True)
-    return {name: hints[name] for name in fields_of(settings_class)}
+    every = getattr(settings_class, "classes", lambda: (settings_class,))()
+    return {x.name: x for each in reversed(every) for x in dataclasses.fields(each)}
 
 
 @functools.cache
@@ -316,7 +302,7 @@ def _validator(settings_class: type) -> "TypeAdapter[dict[str, Any]]":
     """Return what validates some of the fields of a settings class."""
     from pydantic import ConfigDict, TypeAdapter
 
-    rules = {name: _with_paths(rule) for name, rule in hints_of(settings_class).items()}
+    rules = {name: _with_paths(x.type) for name, x in fields_of(settings_class).items()}
     partial: Any = TypedDict(settings_class.__name__, rules, total=False)  # pyright: ignore[reportArgumentType]
     partial.__pydantic_config__ = ConfigDict(
         strict=True, allow_inf_nan=False, arbitrary_types_allowed=True

@@ -20,7 +20,7 @@ from transformer_xl.config.checks import (
 from transformer_xl.config.data import DataConfig
 from transformer_xl.config.evaluation import EvalConfig, GenerateConfig
 from transformer_xl.config.model import ModelConfig, TransformerXLConfig
-from transformer_xl.config.training import TrainConfig, fitted_stages
+from transformer_xl.config.training import TrainConfig
 
 FORMAT_VERSION = 1
 """Version of the model folder, the run folder and the corpus folder; older ones keep loading."""
@@ -62,7 +62,7 @@ class Config:
             f"model.mem_len={self.model.mem_len}. For one length from the beginning: "
             "--train.stages with nothing behind it",
             self.train,
-            stages=stages and fitted_stages(stages, self.train.segment_len, self.model.mem_len),
+            stages=stages and self.train.fitted_stages(self.train.segment_len, self.model.mem_len),
         )
         require(
             self.train.compile != "layers"

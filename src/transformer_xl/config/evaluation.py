@@ -19,9 +19,6 @@ from transformer_xl.config.checks import (
     require,
 )
 
-MAX_HISTORY = 4_096
-"""Tokens of the end of a text that are kept for the penalties of sampling."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalConfig:
@@ -146,6 +143,9 @@ class GenerateConfig:
         >>> GenerateConfig(temperature=0.8, top_p=0.95).top_k is None
         True
     """
+
+    MAX_HISTORY = 4_096
+    """Tokens of the end of a text that are kept for the penalties of sampling."""
 
     prompt: str = "\n"
     """Text to continue."""

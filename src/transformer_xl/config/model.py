@@ -23,6 +23,7 @@ from transformer_xl.config.checks import (
 )
 from transformer_xl.config.gone import without_gone
 from transformer_xl.config.model_types import Activation, Cluster, Dropouts, Quirk
+from transformer_xl.errors import InputError
 
 MOST_CUTOFFS = 1_000
 """Maximum number of cutoffs of an adaptive softmax; the paper has three."""
@@ -134,6 +135,20 @@ class ModelConfig(metaclass=_ByKind):
     def classes(cls) -> "tuple[type[ModelConfig], ...]":
         """Return the class, or those of all kinds for :class:`ModelConfig` itself."""
         return (AuthorsConfig, *KINDS.values()) if cls is ModelConfig else (cls,)
+
+    @staticmethod
+    def register(kind: str, settings_of: str) -> None:
+        """Let models of a kind have the settings of another one.
+
+        Raises:
+            InputError: ``kind`` is one of this package, or ``settings_of`` is none.
+        """
+        own = {name for name, x in KINDS.items() if fields_of(x)["kind"].default == name}
+        if kind in own:
+            raise InputError(f"kind={kind!r} is one of this package: choose another name")
+        if settings_of not in own:
+            raise InputError(f"settings_of={settings_of!r} is no kind of this package")
+        KINDS[kind] = KINDS[settings_of]
 
     def __post_init__(self) -> None:
         check(self, "model")
@@ -438,11 +453,6 @@ class LSTMConfig(ModelConfig):
 
     kind: str = "lstm"
     """The kind, or one that was registered with these settings."""
-
-
-def is_own_kind(kind: str) -> bool:
-    """Whether a kind is one of this package, and was not registered by another."""
-    return kind in KINDS and fields_of(KINDS[kind])["kind"].default == kind
 
 
 KINDS |= {

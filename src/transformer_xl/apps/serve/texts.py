@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transformer_xl.config import MAX_HISTORY
+from transformer_xl.config import GenerateConfig
 from transformer_xl.data import Vocab
 from transformer_xl.inference.generate import History, Sampler, State, TextWriter, Tokens, joined
 from transformer_xl.model import Memory
@@ -181,7 +181,7 @@ class Text:
         if mems is None or not self.keeps_state:
             return part._replace(reason=reason)
         # At most what is remembered, and what penalties can see.
-        most = max(len(mems), MAX_HISTORY)
+        most = max(len(mems), GenerateConfig.MAX_HISTORY)
         read = joined(self.before, self.prompt, self.written, most=most + 1)[:-1]
         known = torch.from_numpy(read[-most:])
         state = State(mems, self.last_token, self.generator.get_state(), read=known)

@@ -31,7 +31,6 @@ from torch import Tensor
 
 from transformer_xl.config import (
     FORMAT_VERSION,
-    UNFINISHED,
     Config,
     ModelConfig,
     describe_machine,
@@ -52,6 +51,8 @@ METRICS_FILE = "metrics.jsonl"
 RESULTS_FILE = "results.json"
 SAMPLE_FILE = "sample.json"
 CHECKPOINTS = "checkpoints"
+UNFINISHED = ".unfinished-"
+"""Prefix of folders that are being written or removed; a killed process leaves them behind."""
 _LOCK_FILE = ".lock"
 _CARD = Path(__file__).with_name("model_card.md")
 OF_RAW_TEXT = "a run of an earlier version, which normalized no text, goes on with --data.raw True"
