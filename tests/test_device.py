@@ -45,9 +45,6 @@ def test_a_processor_computes_in_bfloat16_only_where_it_has_the_instructions(
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
     assert Precision("auto", CPU).name == expected
-    # Asked for where it is emulated, it is said.
-    assert (Precision("bfloat16", CPU).why_slow is None) == (expected == "bfloat16")
-    assert Precision("auto", CPU).why_slow is None
 
 
 @pytest.mark.parametrize(("supported", "expected"), [(True, "bfloat16"), (False, "float32")])

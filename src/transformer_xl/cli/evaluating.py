@@ -24,7 +24,7 @@ from transformer_xl.cli.loading import (
     require_readable,
     tokenize,
 )
-from transformer_xl.cli.printing import exclude, say_if_slow, show
+from transformer_xl.cli.printing import exclude, show
 from transformer_xl.config import Config, DataConfig, EvalConfig, KnnConfig, recipe_of, require
 
 if TYPE_CHECKING:
@@ -115,7 +115,6 @@ class Eval(ReadsModel, PrintsResult):
         mem_lens = sorted({*self.settings.mem_lens, configured})
         # Quantized weights determine the precision of the computation.
         precision = recipe.train.precision if recipe and self.weights == "float32" else "float32"
-        say_if_slow(precision)
         rows = {}
         for mem_len in mem_lens:
             settings, name, how = self.settings, "a window", None
@@ -168,11 +167,11 @@ class Eval(ReadsModel, PrintsResult):
     def _opened(self) -> tuple["LanguageModel", "Vocab | None", Any, int]:
         """Return the model, its vocabulary, and the text or recordings with the bytes of a text."""
         if self.text.vocab == "features":
-            from transformer_xl.config import pick_device, prepare_process
+            from transformer_xl.config import keep_freed_memory, pick_device
             from transformer_xl.data import open_features
             from transformer_xl.model import load_model
 
-            prepare_process()
+            keep_freed_memory()
             model = load_model(self.dir).to(pick_device())
             return model, None, open_features(self.text).split(self.settings.split), 0
         model, vocab = load(self.dir, self.weights)

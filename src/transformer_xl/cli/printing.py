@@ -13,14 +13,6 @@ def say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def say_if_slow(precision: str) -> None:
-    """Print a note if this machine does not compute in a precision."""
-    from transformer_xl.config import Precision, World, pick_device
-
-    if World.is_first_here() and (why := Precision(precision, pick_device()).why_slow):
-        say(f"note: {why}")
-
-
 def exclude(**options: object) -> None:
     """Require that at most one of several options is set.
 

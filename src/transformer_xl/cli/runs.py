@@ -22,7 +22,7 @@ from transformer_xl.cli.fitting import (
 )
 from transformer_xl.cli.given import Given, PrintsResult, Recipe, nothing
 from transformer_xl.cli.loading import require_model
-from transformer_xl.cli.printing import say, say_if_slow, show
+from transformer_xl.cli.printing import say, show
 from transformer_xl.config import (
     Config,
     DataConfig,
@@ -196,10 +196,10 @@ class Train(FittedRecipe):
 
     def run(self) -> None:
         """Train, evaluate, report."""
-        from transformer_xl.config import Stalled, World, prepare_process
+        from transformer_xl.config import Stalled, World, keep_freed_memory
         from transformer_xl.train import CHECKPOINTS, RunFolder, train
 
-        prepare_process()
+        keep_freed_memory()
         models = [self.recipe] if is_model(self.recipe) else []
         if (model := self.train.get("init_from")) is not None:
             models.append(model)
@@ -212,7 +212,6 @@ class Train(FittedRecipe):
             if not any((folder / CHECKPOINTS).glob("step_*")):
                 self.say(self._beginning(recipe))
             config = self.changed(recipe)
-            say_if_slow(config.train.precision)
             has_text = config.data.vocab != "features"
             if (self.data or is_text(self.recipe)) and has_text:
                 overrides = {"train": self.train, "generate": self.generate}

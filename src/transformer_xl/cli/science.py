@@ -17,7 +17,7 @@ from transformer_xl.cli.given import (
     refuse_others,
 )
 from transformer_xl.cli.loading import corpus_of, evaluation_of, read_text, require_model
-from transformer_xl.cli.printing import say, say_if_slow, show
+from transformer_xl.cli.printing import say, show
 from transformer_xl.cli.tables import can_plot, write_results
 from transformer_xl.config import (
     Config,
@@ -206,15 +206,14 @@ class Ablate(FittedRecipe):
         """Train, measure, print."""
         why = "an ablation searches for the best lengths; see --attn_lens, --split, --tokens"
         refuse_others(self.eval, "eval.", ("batch_size",), why)
-        from transformer_xl.config import prepare_process
+        from transformer_xl.config import keep_freed_memory
         from transformer_xl.studies import ablate as study
 
-        prepare_process()
+        keep_freed_memory()
         names = ("seeds", "attn_lens", "split", "tokens")
         options = {name: getattr(self, name) for name in names}
         chosen = tuple(study.rows_of(self.table, self.rows))
         plan = study.Plan(recipe=self.config(), rows=chosen, **options)
-        say_if_slow(plan.recipe.train.precision)
         measured = study.ablate(plan, self.out, say)
         result = {"table": self.table, "rows": study.summary(measured, self.table)}
         table = study.markdown(result["rows"])

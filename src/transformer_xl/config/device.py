@@ -10,8 +10,6 @@ from pathlib import Path
 
 import torch
 
-from transformer_xl.config.openmp import adapt_spinning_to_load
-
 
 def pick_device() -> torch.device:
     """Return the CUDA device if there is one, else the CPU."""
@@ -47,12 +45,6 @@ def describe_machine() -> dict[str, str | int | None]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
-
-
-def prepare_process() -> None:
-    """Prepare for large tensors on a machine that may be shared, as the commands do."""
-    keep_freed_memory()
-    adapt_spinning_to_load()
 
 
 def keep_freed_memory() -> None:
@@ -92,20 +84,6 @@ class Precision:
         if self.name == "float32":
             return nullcontext()
         return torch.autocast(self._device.type, getattr(torch, self.name))
-
-    @property
-    def why_slow(self) -> str | None:
-        """Why the precision is slow on the device; None if it is not."""
-        device = self._device.type
-        if self.name == "float16" and device == "cpu":
-            return "float16 on a CPU is for trying out: it takes longer than float32"
-        is_known = device == "cuda" or platform.machine().lower() in ("x86_64", "amd64")
-        if self.name != "bfloat16" or not is_known or _has_bfloat16(self._device):
-            return None
-        return (
-            f"this {device} has no bfloat16 arithmetic, so bfloat16 takes longer than float32, "
-            "which auto chooses here"
-        )
 
 
 def _has_bfloat16(device: torch.device) -> bool:
