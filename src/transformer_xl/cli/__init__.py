@@ -72,13 +72,9 @@ def parse(argv: list[str]) -> Any:
     # Imported late, so that Ctrl-C is handled from the start.
     import tyro
 
-    from transformer_xl.cli.given import lists_of_numbers
-
     _require_current(argv)
     kinds = commands()
     options: Any = {"use_underscores": True, "config": (tyro.conf.FlagCreatePairsOff,)}
-    # Lists of numbers may be divided by commas.
-    options["registry"] = lists_of_numbers()
     # Parsed by itself, so that a message about an option does not list those of other commands.
     if argv and (kind := kinds.get(argv[0])) is not None:
         name, *rest = argv

@@ -19,7 +19,6 @@ from transformer_xl.config import (
     load_recipe,
     locate,
     locate_here,
-    may_be_on_hub,
     read_small_file,
     recipe_names,
     recipe_of,
@@ -72,7 +71,7 @@ def is_model(name: str) -> bool:
     if name in recipe_names() or name.endswith(".toml"):
         return False
     place = locate_here(name)
-    return may_be_on_hub(name) if place is None else place.path.is_dir()
+    return place is not None and place.path.is_dir()
 
 
 def fine_tuning_of(name: str, *, keeps_text: bool) -> Config:

@@ -11,13 +11,10 @@ from typing import (
     Literal,
     TypedDict,
     TypeVar,
-    get_args,
-    get_origin,
 )
 
 import tyro
 from docstring_parser import parse_from_object
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from transformer_xl.config import fields_of
 from transformer_xl.errors import SettingsError
@@ -95,35 +92,6 @@ def refuse_others(given: Mapping[str, Any], section: str, names: tuple[str, ...]
     for name, value in given.items():
         if name not in names:
             raise SettingsError(f"--{section}{name} {value} has no effect here: {why}")
-
-
-def lists_of_numbers() -> ConstructorRegistry:
-    """Return the rule by which the parser reads lists of numbers: ``0 128``, ``0,128``, ``0, 128``.
-
-    Texts are not divided at commas, which may belong to them.
-    """
-
-    def rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-        kind, *rest = get_args(info.type) or (None,)
-        if get_origin(kind) is Annotated:
-            # With a range.
-            kind = get_args(kind)[0]
-        if get_origin(info.type) is not tuple or rest != [...] or kind not in (int, float):
-            return None
-        name = kind.__name__.upper()
-        return PrimitiveConstructorSpec(
-            nargs="*",
-            metavar=f"[{name} [{name} ...]]",
-            instance_from_str=lambda words: tuple(
-                kind(x) for word in words for x in word.split(",") if x.strip()
-            ),
-            is_instance=lambda value: isinstance(value, tuple),
-            str_from_instance=lambda value: [*map(str, value)],
-        )
-
-    registry = ConstructorRegistry()
-    registry.primitive_rule(rule)
-    return registry
 
 
 @dataclass(kw_only=True)

@@ -33,9 +33,7 @@ def require_model(name: Path | str) -> None:
 
     Raises:
         FileNotFoundError: There is no such model.
-        OSError: The Hugging Face hub cannot be reached.
         InputError: The name cannot be that of a model.
-        CheckpointError: The model on the hub is not one of this package.
     """
     if remark := locate(name).remark:
         say(remark)

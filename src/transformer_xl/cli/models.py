@@ -23,8 +23,7 @@ class Models(PrintsResult):
     """List the models that come with the package, or show the card of one.
 
     Whatever takes a model folder takes the name of such a model, without a version or with one, as
-    in python-code-1. A model folder or run folder of that name comes first; after both,
-    OWNER/NAME is looked up on the Hugging Face hub.
+    in python-code-1. A model folder or run folder of that name comes first.
 
     Examples:
       txl models

@@ -61,7 +61,6 @@ from .knn import (
 from .locating import (
     locate,
     locate_here,
-    may_be_on_hub,
 )
 from .locking import (
     Say,
@@ -142,7 +141,6 @@ __all__ = [
     "locate",
     "locate_here",
     "locked",
-    "may_be_on_hub",
     "near",
     "new_folder",
     "open_regular",

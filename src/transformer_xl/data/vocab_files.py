@@ -36,8 +36,7 @@ def load_vocab(name: Path | str) -> Vocab:
     """Load the vocabulary of a model, or of a corpus folder.
 
     Args:
-        name: A model folder, run folder or corpus folder, the name of a shipped model, or
-            ``OWNER/NAME`` of the Hugging Face hub.
+        name: A model folder, run folder or corpus folder, or the name of a shipped model.
 
     Raises:
         FileNotFoundError: There is no such folder or model, or it has no vocabulary.

@@ -82,8 +82,8 @@ def load_model(name: Path | str) -> "LanguageModel":
     """Load a model of any kind in float32, in evaluation mode.
 
     Args:
-        name: A model folder, a run folder, of which the best model is loaded, the name of a shipped
-            model, or ``OWNER/NAME`` of the Hugging Face hub.
+        name: A model folder, a run folder, of which the best model is loaded, or the name of a
+            shipped model.
 
     Raises:
         FileNotFoundError: There is no such model, or the folder holds none.

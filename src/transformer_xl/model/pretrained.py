@@ -331,12 +331,10 @@ def find_model_folder(name: Path | str) -> Path:
     """Return the folder of a model: a model folder, or the best or last model of a run folder.
 
     Args:
-        name: The path of one, the name of a shipped model, or ``OWNER/NAME`` of the hub.
+        name: The path of one, or the name of a shipped model.
 
     Raises:
         FileNotFoundError: There is none.
-        OSError: The hub cannot be reached.
-        CheckpointError: The model on the hub is none of this package.
     """
     path = locate(name).path
     for folder in model_folders(path):
