@@ -3,11 +3,8 @@
 from pathlib import Path
 
 import pytest
-import tyro
 
 from transformer_xl.cli import fitting, parse
-from transformer_xl.cli.given import lists_of_numbers
-from transformer_xl.config import EvalConfig, TransformerXLConfig
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.train import loop
 
@@ -167,20 +164,3 @@ def test_two_texts_are_one_too_many(txl):
     code, out, err = txl("train", "mine.txt", "--data.path", "other.txt")
     assert (code, out) == (2, "")
     assert "mine.txt and --data.path other.txt are two texts" in err
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "words", "expected"),
-    [
-        (EvalConfig, "mem_lens", ["0,128,256"], (0, 128, 256)),
-        (EvalConfig, "mem_lens", ["0", "128,", "256"], (0, 128, 256)),
-        (EvalConfig, "mem_lens", [], ()),
-        (TransformerXLConfig, "layer_attn_lens", ["3,4"], (3, 4)),
-    ],
-    ids=str,
-)
-def test_lists_of_numbers_are_divided_by_spaces_and_commas(kind, name, words, expected):
-    rule = kind.__annotations__[name]
-    assert tyro.cli(rule, args=words, registry=lists_of_numbers()) == expected
-    with pytest.raises(SystemExit):
-        tyro.cli(rule, args=["1,a"], registry=lists_of_numbers())

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, Protocol, Union
 
 from transformer_xl.cli.printing import say
 from transformer_xl.config import GONE, is_disk_full, near
@@ -29,6 +29,13 @@ _OPTIONS = ("-h", "--help", "--version", "--tyro-print-completion", "--tyro-writ
 """The options before a command."""
 
 
+class Command(Protocol):
+    """What is parsed from a command line."""
+
+    def run(self) -> int | None:
+        """Run the command; return the exit code, None for 0."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; return 0 (success), 1 (failure), 2 (usage error) or 130 (Ctrl-C)."""
     if argv is None:
@@ -38,22 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if shutil.get_terminal_size().columns < _LEAST_COLUMNS:
             os.environ["COLUMNS"] = str(_LEAST_COLUMNS)
     try:
-        if [*argv] == ["--version"]:
-            from transformer_xl import __version__
-
-            print(__version__)
-            code = 0
-        else:
-            command = _checked([*argv])
-            if isinstance(command, int):
-                code = command
-            elif getattr(command, "any_size", False):
-                from transformer_xl.model import any_size
-
-                with any_size():
-                    code = command.run() or 0
-            else:
-                code = command.run() or 0
+        code = _run([*argv])
         # At exit, a broken pipe or a full disk could no longer be reported.
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
@@ -62,8 +54,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def parse(argv: list[str]) -> Any:
-    """Parse a command line to a command, whose ``run()`` returns the exit code, or None for 0.
+def _run(argv: list[str]) -> int:
+    """Run a command line; return its exit code."""
+    if argv == ["--version"]:
+        from transformer_xl import __version__
+
+        print(__version__)
+        return 0
+    try:
+        command = parse(argv or ["--help"])
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        return code if argv else 2
+    if (name := getattr(command, "dir", None)) is not None:
+        from transformer_xl.cli.loading import require_model
+
+        require_model(name)
+    if not getattr(command, "any_size", False):
+        return command.run() or 0
+    from transformer_xl.model import any_size
+
+    with any_size():
+        return command.run() or 0
+
+
+def parse(argv: list[str]) -> "Command":
+    """Parse a command line to a command.
 
     Raises:
         SystemExit: With 0 if help was requested, with 2 for a usage error.
@@ -73,23 +89,26 @@ def parse(argv: list[str]) -> Any:
     import tyro
 
     _require_current(argv)
-    kinds = commands()
-    options: Any = {"use_underscores": True, "config": (tyro.conf.FlagCreatePairsOff,)}
+    kinds, how = commands(), (tyro.conf.FlagCreatePairsOff,)
     # Parsed by itself, so that a message about an option does not list those of other commands.
     if argv and (kind := kinds.get(argv[0])) is not None:
-        name, *rest = argv
-        about = inspect.getdoc(kind)
-        return tyro.cli(kind, prog=f"txl {name}", description=about, args=rest, **options)
+        prog, about = f"txl {argv[0]}", inspect.getdoc(kind)
+        return tyro.cli(
+            kind, prog=prog, description=about, args=argv[1:], use_underscores=True, config=how
+        )
     if argv and argv[0].partition("=")[0] not in _OPTIONS:
         nearest = near(argv[0], [*kinds, *_OPTIONS])
         hint = f"did you mean {nearest}?" if nearest else f"the commands are {', '.join(kinds)}"
         raise SettingsError(f"there is no command or option {argv[0]}: {hint}")
+    first_lines = {name: str(kind.__doc__).partition("\n")[0] for name, kind in kinds.items()}
     choices = tuple(
-        Annotated[kind, tyro.conf.subcommand(name, description=kind.__doc__.partition("\n")[0])]
+        Annotated[kind, tyro.conf.subcommand(name, description=first_lines[name])]
         for name, kind in kinds.items()
     )
     choice: Any = Union[choices]  # noqa: UP007  (of a tuple)
-    return tyro.cli(choice, prog="txl", description=_DESCRIPTION, args=argv, **options)
+    return tyro.cli(
+        choice, prog="txl", description=_DESCRIPTION, args=argv, use_underscores=True, config=how
+    )
 
 
 def _require_current(argv: list[str]) -> None:
@@ -105,7 +124,7 @@ def _require_current(argv: list[str]) -> None:
             raise SettingsError(f"txl {command}{option and f' --{option}'} is gone: {why}")
 
 
-def commands() -> dict[str, Any]:
+def commands() -> "dict[str, type[Command]]":
     """Return the command classes by name."""
     from transformer_xl.cli.comparing import Compare
     from transformer_xl.cli.compressing import Compress, Decompress
@@ -122,20 +141,6 @@ def commands() -> dict[str, Any]:
         *(Compress, Decompress, Serve, Recl, Ablate, Compare, Task, Doctor),
     )
     return {kind.__name__.lower(): kind for kind in kinds}
-
-
-def _checked(argv: list[str]) -> Any:
-    """Parse and validate a command line; return an exit code if the parser has answered it."""
-    try:
-        command = parse(argv or ["--help"])
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-        return code if argv else 2
-    if (name := getattr(command, "dir", None)) is not None:
-        from transformer_xl.cli.loading import require_model
-
-        require_model(name)
-    return command
 
 
 def _explain(error: BaseException) -> int | None:

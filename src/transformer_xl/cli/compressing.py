@@ -2,11 +2,11 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
@@ -56,7 +56,7 @@ class _ArchiveCommand(LoadsModels, PrintsResult):
             require_model(self.model)
         return None if str(out) == "-" else out
 
-    def _write(self, out: Path | None, content: bytes, report: dict[str, Any]) -> None:
+    def _write(self, out: Path | None, content: bytes, report: Mapping[str, object]) -> None:
         """Write the output, and print what it is."""
         if out is None:
             sys.stdout.buffer.write(content)

@@ -179,7 +179,9 @@ def _is_copy(name: str, path: Path) -> bool:
     return not {Path(x).name for x in names}.isdisjoint(file.name for file in files)
 
 
-def fitted_to_text(config: Config, overrides: Mapping[str, Mapping[str, Any]], tell: Say) -> Config:
+def fitted_to_text(
+    config: Config, overrides: Mapping[str, Mapping[str, object]], tell: Say
+) -> Config:
     """Return a recipe whose own prompt and batch suit the text, which is prepared.
 
     A prompt that the vocabulary cannot encode is replaced, and a batch that is larger than the
@@ -214,7 +216,9 @@ def fitted_to_text(config: Config, overrides: Mapping[str, Mapping[str, Any]], t
     return replace(config, train=fitted)
 
 
-def _fitted_batch(train: TrainConfig, overrides: Mapping[str, Any], n_tokens: int) -> TrainConfig:
+def _fitted_batch(
+    train: TrainConfig, overrides: Mapping[str, object], n_tokens: int
+) -> TrainConfig:
     """Return the settings with a batch that a text of so many tokens fills, if there is one."""
     batch_size = train.batch_size
     segment_len = max([train.segment_len, *(x for _, x, _ in train.stages)])

@@ -87,7 +87,9 @@ def field_docstrings(section: type) -> dict[str, str]:
     return texts
 
 
-def refuse_others(given: Mapping[str, Any], section: str, names: tuple[str, ...], why: str) -> None:
+def refuse_others(
+    given: Mapping[str, object], section: str, names: tuple[str, ...], why: str
+) -> None:
     """Refuse settings that would have no effect: those that are not in ``names``."""
     for name, value in given.items():
         if name not in names:

@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 from transformer_xl.errors import SettingsError
 
@@ -27,7 +26,7 @@ def exclude(**options: object) -> None:
         raise SettingsError(f"{names[0]} and {names[1]} exclude each other: leave out one of them")
 
 
-def show(values: Mapping[str, Any], *, as_json: bool) -> None:
+def show(values: Mapping[str, object], *, as_json: bool) -> None:
     """Print a result: a table, or one line of JSON."""
     if as_json:
         try:

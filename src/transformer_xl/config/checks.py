@@ -76,7 +76,7 @@ _SHOWN = 100
 """Maximum characters of a value in an error."""
 
 
-def require(holds: bool, message: str, settings: Any = None, **remedy: Any) -> None:
+def require(holds: bool, message: str, settings: object = None, **remedy: object) -> None:
     """Raise a SettingsError unless a constraint holds.
 
     Args:
@@ -101,7 +101,7 @@ class ContradictionError(SettingsError):
         value: A value with which it suits the other.
     """
 
-    def __init__(self, message: str, settings: Any, name: str, value: Any) -> None:
+    def __init__(self, message: str, settings: Any, name: str, value: object) -> None:
         super().__init__(message)
         self.settings, self.name, self.value = settings, name, value
 
@@ -121,7 +121,7 @@ class Unused(NamedTuple):
     """The item of a list that has no effect. None: the setting as a whole."""
 
 
-def refuse_unused(settings: Any, unused: Iterable[Unused]) -> None:
+def refuse_unused(settings: object, unused: Iterable[Unused]) -> None:
     """Raise an UnusedError if a setting without effect is not at its default."""
     known = fields_of(type(settings))
     for name, beside, part in unused:
@@ -136,7 +136,7 @@ def refuse_unused(settings: Any, unused: Iterable[Unused]) -> None:
             raise UnusedError(message, settings, name, allowed)
 
 
-def create_from_stored(settings_class: type[_Settings], values: Mapping[str, Any]) -> _Settings:
+def create_from_stored(settings_class: type[_Settings], values: Mapping[str, object]) -> _Settings:
     """Return settings from stored values, without those that have no effect.
 
     Earlier versions accepted and stored such settings.
@@ -175,7 +175,7 @@ def check(settings: Any, section: str = "") -> None:
 
 
 def validate_settings(
-    settings_class: type, values: Mapping[str, Any], section: str = ""
+    settings_class: type, values: Mapping[str, object], section: str = ""
 ) -> dict[str, Any]:
     """Validate and convert values of some settings of a class, by the annotations of its fields.
 
@@ -310,7 +310,7 @@ def _validator(settings_class: type) -> "TypeAdapter[dict[str, Any]]":
     return TypeAdapter(partial)
 
 
-def _with_paths(rule: Any) -> Any:
+def _with_paths(rule: object) -> object:
     """Let a path be a text, too; otherwise nothing is converted to another type."""
     from pydantic import Strict
 
@@ -319,14 +319,14 @@ def _with_paths(rule: Any) -> Any:
     return Annotated[Path, Strict(False)] if rule is Path else rule
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> object:
     """Convert NumPy and torch numbers to Python numbers, and lists to tuples."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
+    if callable(to_list := getattr(value, "tolist", None)):
+        value = to_list()
     return tuple(map(plain, value)) if isinstance(value, list | tuple) else value
 
 
-def _words(rule: Any) -> list[str]:
+def _words(rule: object) -> list[str]:
     """Return the words that a setting can be chosen from."""
     return [
         word
@@ -335,14 +335,16 @@ def _words(rule: Any) -> list[str]:
     ]
 
 
-def _limits(error: Mapping[str, Any]) -> dict[str, Any]:
+def _limits(error: Mapping[str, Any]) -> dict[str, object]:
     """Return the limits of a rule by pydantic's names, as an error shows them."""
     limits = error.get("ctx", {})
-    words = {name: f"{x:g}" if isinstance(x, float) else x for name, x in limits.items()}
+    words: dict[str, object] = {
+        name: f"{x:g}" if isinstance(x, float) else x for name, x in limits.items()
+    }
     return words | {name: "2**64" for name, x in limits.items() if x == _LIMIT}
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     try:
         text = repr(value)
     except ValueError:

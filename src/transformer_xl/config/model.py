@@ -467,7 +467,7 @@ for _name, _field in fields_of(ModelConfig).items():
         setattr(ModelConfig, _name, _field.default)
 
 
-def _require_kind(kind: Any) -> None:
+def _require_kind(kind: object) -> None:
     """Require a kind that is known, before the settings, of which each kind has its own."""
     require(
         kind not in _GONE_KINDS,
