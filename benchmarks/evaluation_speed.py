@@ -22,7 +22,7 @@ from turns import circumstances
 
 from transformer_xl.apps.timing import median_and_range, timed
 from transformer_xl.config import ModelConfig
-from transformer_xl.config.device import autocast, pick_device, pick_precision, prepare_process
+from transformer_xl.config.device import Precision, keep_freed_memory, pick_device
 from transformer_xl.model import Memory, TransformerXL
 from transformer_xl.model.reading import read
 from transformer_xl.model.segment import Lengths
@@ -112,16 +112,16 @@ def main() -> None:
     arguments = parser.parse_args()
     sizes = {name: getattr(arguments, name) for name in ("n_layer", "d_model", "n_head", "d_inner")}
     model = replace(ENWIK8, **sizes)
-    prepare_process()
+    keep_freed_memory()
     device = pick_device()
     result = circumstances(device.type) | sizes
-    result |= {"dtype": pick_precision(arguments.precision, device), "rows": []}
+    result |= {"dtype": Precision(arguments.precision, device).name, "rows": []}
     print(
         "| keys | window, ms/token | batch | memory, ms/token | slowdown | paper |\n"
         + "|--:" * 6
         + "|"
     )
-    with torch.no_grad(), autocast(arguments.precision, device):
+    with torch.no_grad(), Precision(arguments.precision, device).autocast():
         for attn_len in arguments.attn_lens:
             row = compared(model, attn_len, arguments)
             result["rows"].append(row)

@@ -318,7 +318,6 @@ def shipped_root(
     import torch
 
     from transformer_xl.config import files
-    from transformer_xl.config.recipes import dump_recipe
     from transformer_xl.data import train_vocab
     from transformer_xl.model import build_model
 
@@ -338,7 +337,7 @@ def shipped_root(
                 model.softmax.bias[[*b"so it goes, "]] += 6.0
         run = work / f"{name}-{number}"
         model.save_pretrained(run, vocab)
-        (work / "recipe.toml").write_text(dump_recipe(config))
+        (work / "recipe.toml").write_text(config.to_toml())
         (work / "model.toml").write_text(ABOUT.format(summary=f"writes like {name}"))
         given = work / "card.md", work / "model.toml", work / "recipe.toml"
         with pytest.MonkeyPatch.context() as patch:

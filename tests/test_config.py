@@ -14,7 +14,7 @@ from transformer_xl.config import (
     ModelConfig,
     TrainConfig,
 )
-from transformer_xl.config.recipes import dump_recipe, parse_recipe
+from transformer_xl.config.recipes import parse_recipe
 
 SECTIONS = (ModelConfig, DataConfig, TrainConfig, EvalConfig, GenerateConfig)
 
@@ -126,7 +126,7 @@ def test_a_setting_that_may_be_none_is_none_by_default(kind):
 
 def test_a_setting_that_is_gone_is_ignored_where_it_changed_nothing():
     recipe = Config(model=ModelConfig(), data=DataConfig(path="mine.txt"))
-    text = dump_recipe(recipe)
+    text = recipe.to_toml()
     gone = "skip_norm = 0.0\nspike = 3.0\npatience = 2\ndecay_rate = 0.5\n"
     assert parse_recipe(text.replace("[train]\n", f"[train]\n{gone}"), "mine") == recipe
     with pytest.raises(ValueError, match=r"mine: train\.skip_norm=5\.0 is gone: .*; leave it out"):

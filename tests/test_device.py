@@ -5,12 +5,7 @@ import torch
 
 from transformer_xl.apps import doctor
 from transformer_xl.cli.science import _environment
-from transformer_xl.config.device import (
-    autocast,
-    describe_machine,
-    pick_precision,
-    slow_precision,
-)
+from transformer_xl.config.device import Precision, describe_machine
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -49,10 +44,7 @@ def test_a_processor_computes_in_bfloat16_only_where_it_has_the_instructions(
 ):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
-    assert pick_precision("auto", CPU) == expected
-    # Asked for where it is emulated, it is said.
-    assert (slow_precision("bfloat16", CPU) is None) == (expected == "bfloat16")
-    assert slow_precision("auto", CPU) is None
+    assert Precision("auto", CPU).name == expected
 
 
 @pytest.mark.parametrize(("supported", "expected"), [(True, "bfloat16"), (False, "float32")])
@@ -61,13 +53,13 @@ def test_a_gpu_that_only_emulates_bfloat16_computes_in_float32(monkeypatch, supp
         return supported or including_emulation
 
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
-    assert pick_precision("auto", CUDA) == expected
+    assert Precision("auto", CUDA).name == expected
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_products_are_computed_in_the_precision_and_weights_stay(precision):
     x = torch.randn(4, 4, requires_grad=True)
-    with autocast(precision, CPU):
+    with Precision(precision, CPU).autocast():
         product = x @ x
     assert product.dtype == getattr(torch, precision)
     product.float().sum().backward()

@@ -18,7 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from transformer_xl.config.shipped import newest_models
+from transformer_xl.config.shipped import ShippedModel
 
 ROOT = Path(__file__).parents[1]
 RECIPE = """\
@@ -141,7 +141,7 @@ def test_the_wheel_works_with_one_extra(
     assert Path(where.strip()).is_relative_to(tmp_path / "environment")
     assert run("-m", "transformer_xl", "--version").strip()
     known = json.loads(run("-m", "transformer_xl", "models", "--json"))
-    assert [*known] == [model.name for model in newest_models()]
+    assert [*known] == [model.name for model in ShippedModel.newest()]
     (tmp_path / "text.txt").write_text("the cat saw a dog and ran to the sea.\n" * 100)
     (tmp_path / "mine.toml").write_text(RECIPE)
     run("-m", "transformer_xl", "train", "mine.toml", "--out", "run", "--quiet")

@@ -22,7 +22,7 @@ import transformer_xl
 from transformer_xl.cli import commands, parse
 from transformer_xl.cli.given import field_docstrings
 from transformer_xl.config import Config
-from transformer_xl.config.checks import Range, fields_of, hints_of
+from transformer_xl.config.checks import Range, fields_of
 from transformer_xl.config.model import KINDS
 from transformer_xl.config.recipes import recipe_names, recipe_text
 
@@ -188,12 +188,12 @@ def _settings() -> str:
     lines = [_titled("Settings"), about, ""]
     for section, kind in get_type_hints(Config).items():
         lines += [_titled(f"[{section}]", "-"), (kind.__doc__ or "").partition("\n")[0], ""]
-        texts, types = field_docstrings(kind), hints_of(kind)
+        texts = field_docstrings(kind)
         for name, field in fields_of(kind).items():
             default = field.default
             if default is MISSING and field.default_factory is not MISSING:
                 default = field.default_factory()
-            lines += [f".. confval:: {section}.{name}", f"   :type: ``{_type(types[name])}``"]
+            lines += [f".. confval:: {section}.{name}", f"   :type: ``{_type(field.type)}``"]
             lines += [] if default is MISSING else [f"   :default: ``{default!r}``"]
             lines += ["", f"   {with_math(texts[name])}{_kinds(name) * (section == 'model')}", ""]
     return "\n".join(lines)

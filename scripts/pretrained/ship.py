@@ -31,7 +31,7 @@ from shipping import new_target, put, require_own_package, write_rounded  # noqa
 
 from transformer_xl.config import Config  # noqa: E402
 from transformer_xl.config.checks import require  # noqa: E402
-from transformer_xl.config.recipes import differences, load_recipe  # noqa: E402
+from transformer_xl.config.recipes import load_recipe  # noqa: E402
 from transformer_xl.config.shipped import CARD_FILE, TEXT_FILE  # noqa: E402
 from transformer_xl.data import prepare  # noqa: E402
 from transformer_xl.inference.evaluate.measuring import evaluate_by  # noqa: E402
@@ -72,7 +72,7 @@ def require_same_recipe(run: Path, recipe: Path) -> Config:
         ValueError: They differ.
     """
     own = load_recipe(run / RECIPE_FILE, is_stored=True)
-    found = [x for x in differences(own, load_recipe(recipe)) if not x.startswith(MAY_DIFFER)]
+    found = [x for x in own.differences(load_recipe(recipe)) if not x.startswith(MAY_DIFFER)]
     require(
         not found,
         f"{run} was trained by another recipe than {recipe} (there, here): {'; '.join(found)}. "

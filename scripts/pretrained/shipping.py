@@ -22,15 +22,8 @@ from safetensors import safe_open
 import transformer_xl
 from transformer_xl.config import files
 from transformer_xl.config.checks import require
-from transformer_xl.config.recipes import dump_recipe, load_recipe, recipe_of
-from transformer_xl.config.shipped import (
-    CARD_FILE,
-    SUMS_FILE,
-    TEXT_FILE,
-    ShippedModel,
-    check_sums,
-    shipped_models,
-)
+from transformer_xl.config.recipes import load_recipe, recipe_of
+from transformer_xl.config.shipped import CARD_FILE, SUMS_FILE, TEXT_FILE, ShippedModel
 from transformer_xl.data import load_vocab
 from transformer_xl.inference.generate import from_pretrained
 from transformer_xl.model.pretrained import CONFIG_FILE, WEIGHTS_FILE, ModelFolder
@@ -137,7 +130,7 @@ def write_rounded(run: Path, folder: Path, recipe: Path | None = None) -> None:
     rounded = {x: y.bfloat16() for x, y in weights.items()}
     ModelFolder(folder).write(config, rounded, in_float32)
     load_vocab(source.path).save(folder)
-    (folder / "recipe.toml").write_text(dump_recipe(settings), encoding="utf-8")
+    (folder / "recipe.toml").write_text(settings.to_toml(), encoding="utf-8")
 
 
 def problems(folder: Path) -> list[str]:
@@ -149,7 +142,7 @@ def problems(folder: Path) -> list[str]:
     headings = re.findall(r"^#+ +(.+?) *$", text, re.M)
     found = [f"{TEXT_FILE} has no heading {x}" for x in HEADINGS if x not in headings]
     try:
-        check_sums(folder)
+        ShippedModel.verify(folder)
         model = ShippedModel(folder.name, 1, folder)
         for name, value in dataclasses.asdict(model.card).items():
             if not value or "\n" in value:
@@ -194,7 +187,7 @@ def main() -> int:
     found = {folder.name: problems(folder) for folder in sorted(folders)}
     for name, wrong in found.items():
         print(f"{name}: {'; '.join(wrong) or 'complete'}")
-    size = sum(model.n_bytes for model in shipped_models())
+    size = sum(model.n_bytes for model in ShippedModel.all())
     print(f"{size:,} of {LARGEST:,} bytes")
     return int(any(found.values()) or size > LARGEST)
 

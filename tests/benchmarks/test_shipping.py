@@ -13,7 +13,7 @@ import pytest
 
 from transformer_xl import train
 from transformer_xl.config import files
-from transformer_xl.config.recipes import dump_recipe, load_recipe
+from transformer_xl.config.recipes import load_recipe
 from transformer_xl.config.shipped import Card, ShippedModel
 
 ROOT = Path(__file__).parents[2]
@@ -85,7 +85,7 @@ def chorales(ship, tmp_path, monkeypatch, trained, one_thread):
     """The run in place of one of `chorales`, in an empty package; returns its folder."""
     run, config = trained
     (tmp_path / "recipes").mkdir()
-    (tmp_path / "recipes" / "chorales.toml").write_text(dump_recipe(config))
+    (tmp_path / "recipes" / "chorales.toml").write_text(config.to_toml())
     monkeypatch.setattr(ship, "RECIPES", tmp_path / "recipes")
     monkeypatch.setattr(files, "SHIPPED", tmp_path / "shipped")
     # The path of this test's text is one of this machine.
@@ -98,7 +98,7 @@ def without_path(write_rounded, folder):
         write_rounded(run, target, recipe)
         config = load_recipe(target / "recipe.toml")
         config = replace(config, data=replace(config.data, path="text.json"))
-        (target / "recipe.toml").write_text(dump_recipe(config))
+        (target / "recipe.toml").write_text(config.to_toml())
 
     return write
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from transformer_xl.cli import main
-from transformer_xl.config.recipes import dump_recipe
 
 TEXT = "the cat saw a dog.\nthe dog ran to sea.\n" * 5
 
@@ -63,7 +62,7 @@ def stdin(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
 def toy_toml(tmp_path_factory: pytest.TempPathFactory, toy_recipe: Callable) -> Path:
     """A recipe file that trains in half a second."""
     path = tmp_path_factory.mktemp("recipes") / "toy.toml"
-    path.write_text(dump_recipe(toy_recipe(generate={"prompt": "the ", "length": 20})))
+    path.write_text(toy_recipe(generate={"prompt": "the ", "length": 20}).to_toml())
     return path
 
 

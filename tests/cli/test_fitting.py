@@ -3,12 +3,9 @@
 from pathlib import Path
 
 import pytest
-import tyro
 
 from transformer_xl.cli import fitting, parse
-from transformer_xl.cli.given import lists_of_numbers
-from transformer_xl.config import EvalConfig, TransformerXLConfig
-from transformer_xl.config.recipes import changed, load_recipe
+from transformer_xl.config.recipes import load_recipe
 from transformer_xl.train import loop
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -37,7 +34,7 @@ FITTED = [
 @pytest.mark.parametrize(("recipe", "given", "expected"), FITTED, ids=str)
 def test_settings_of_a_recipe_give_way_to_given_ones(recipe, given, expected):
     said = []
-    before, found = load_recipe(recipe), changed(load_recipe(recipe), given, said.append)
+    before, found = load_recipe(recipe), load_recipe(recipe).changed(given, said.append)
     for name, value in expected.items():
         section, _, key = name.partition(".")
         assert getattr(getattr(found, section), key) == value
@@ -61,7 +58,7 @@ def test_settings_of_a_recipe_give_way_to_given_ones(recipe, given, expected):
 )
 def test_given_settings_never_give_way(given, message):
     with pytest.raises(ValueError, match=message):
-        changed(load_recipe("demo"), given, pytest.fail)
+        load_recipe("demo").changed(given, pytest.fail)
 
 
 def test_a_text_in_place_of_a_recipe_is_trained_on_by_bytes(txl, monkeypatch):
@@ -166,20 +163,3 @@ def test_two_texts_are_one_too_many(txl):
     code, out, err = txl("train", "mine.txt", "--data.path", "other.txt")
     assert (code, out) == (2, "")
     assert "mine.txt and --data.path other.txt are two texts" in err
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "words", "expected"),
-    [
-        (EvalConfig, "mem_lens", ["0,128,256"], (0, 128, 256)),
-        (EvalConfig, "mem_lens", ["0", "128,", "256"], (0, 128, 256)),
-        (EvalConfig, "mem_lens", [], ()),
-        (TransformerXLConfig, "layer_attn_lens", ["3,4"], (3, 4)),
-    ],
-    ids=str,
-)
-def test_lists_of_numbers_are_divided_by_spaces_and_commas(kind, name, words, expected):
-    rule = kind.__annotations__[name]
-    assert tyro.cli(rule, args=words, registry=lists_of_numbers()) == expected
-    with pytest.raises(SystemExit):
-        tyro.cli(rule, args=["1,a"], registry=lists_of_numbers())

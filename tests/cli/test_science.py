@@ -9,7 +9,6 @@ import pytest
 
 from transformer_xl.cli import parse
 from transformer_xl.cli.science import Recl, ReclConfig
-from transformer_xl.config.recipes import dump_recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -32,7 +31,7 @@ def lstm(tmp_path_factory: pytest.TempPathFactory, toy_recipe: Callable) -> Path
         },
         generate={"prompt": "the ", "length": 20},
     )
-    (folder / "lstm.toml").write_text(dump_recipe(recipe))
+    (folder / "lstm.toml").write_text(recipe.to_toml())
     out = folder / "lstm"
     assert main(["train", str(folder / "lstm.toml"), "--out", str(out), "--quiet"]) == 0
     return out
@@ -77,7 +76,7 @@ def test_models_that_cannot_be_compared_are_named(
     trained: Path, toy_recipe: Callable, txl: Callable, tmp_path: Path
 ) -> None:
     recipe = toy_recipe(train={"steps": 2}, data={"vocab": "bytes"}, generate={"prompt": "t"})
-    (tmp_path / "bytes.toml").write_text(dump_recipe(recipe))
+    (tmp_path / "bytes.toml").write_text(recipe.to_toml())
     other = tmp_path / "bytes"
     assert txl("train", tmp_path / "bytes.toml", "--out", other, "--quiet").code == 0
     ended = txl("recl", trained, other, *SMALL)

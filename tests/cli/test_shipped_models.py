@@ -55,10 +55,9 @@ def test_a_command_takes_a_name_and_says_which_model_it_is(txl, tmp_path, toy_te
 
 
 def test_a_recipe_may_begin_with_a_shipped_model(txl, toy_text, tmp_path, toy_recipe):
-    from transformer_xl.config.recipes import dump_recipe
 
     config = toy_recipe(train={"steps": 2, "init_from": "toy"}, data={"tokenizer": "toy"})
-    (tmp_path / "mine.toml").write_text(dump_recipe(config))
+    (tmp_path / "mine.toml").write_text(config.to_toml())
     for given in ((), ("--train.init_from", "toy-1")):
         ended = txl("train", tmp_path / "mine.toml", "--out", tmp_path / "run", *given)
         assert ended.code == 0, ended.err

@@ -17,7 +17,7 @@ from transformer_xl.config import (
 )
 from transformer_xl.config.checks import UnusedError, read_settings
 from transformer_xl.config.model import KINDS
-from transformer_xl.config.recipes import differences, load_recipe
+from transformer_xl.config.recipes import load_recipe
 from transformer_xl.errors import SettingsError
 from transformer_xl.model.pretrained import ModelFolder
 
@@ -90,13 +90,14 @@ def test_an_unknown_kind_is_named_before_settings_of_a_kind(kind):
 
 def test_what_belonged_to_kinds_that_are_gone_is_ignored_or_named():
     stored = {"state_size": 128, "expand": 2, "conv_width": 4, "weight_dropout": 0.0}
-    assert read_settings(ModelConfig, stored, "f") == ModelConfig(**stored) == ModelConfig()
-    with pytest.raises(SettingsError, match=r"model\.expand=3 is gone: leave it out"):
+    for config in (read_settings(ModelConfig, stored, "f", "model"), ModelConfig(**stored)):
+        assert config == ModelConfig()
+    with pytest.raises(SettingsError, match=r"model\.expand=3 is gone: revision 47b3a2d"):
         ModelConfig(expand=3)
     for kind in ("mamba2", "rwkv", "xlnet", "xlstm"):
         message = f"'{kind}' is gone; there are 'transformer_xl', 'lstm', 'gpt'; revision 47b3a2d"
         with pytest.raises(SettingsError, match=message):
-            read_settings(ModelConfig, stored | {"kind": kind, "expand": 3}, "f", is_stored=True)
+            read_settings(ModelConfig, stored | {"kind": kind}, "f", "model")
         with pytest.raises(SettingsError, match=f"recipe compare-{kind} is gone: .* 47b3a2d"):
             load_recipe(f"compare-{kind}")
 
@@ -111,7 +112,7 @@ def test_recipes_differ_in_what_they_say_and_not_in_what_a_kind_lacks():
         Config(model=ModelConfig(start_memory=start), data=DataConfig(path="a"))
         for start in ("empty", "zeros")
     )
-    assert differences(one, other) == ["model.start_memory: 'empty', 'zeros'"]
+    assert one.differences(other) == ["model.start_memory: 'empty', 'zeros'"]
 
 
 def test_an_older_file_of_settings_is_the_papers_network(tmp_path):

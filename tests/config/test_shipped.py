@@ -8,15 +8,10 @@ import pytest
 from transformer_xl import shipped_path
 from transformer_xl.config import files
 from transformer_xl.config.recipes import generation_of
-from transformer_xl.config.shipped import (
-    check_sums,
-    newest_models,
-    shipped_model,
-    shipped_models,
-)
+from transformer_xl.config.shipped import ShippedModel
 from transformer_xl.model import load_model
 
-SHIPPED = shipped_models()
+SHIPPED = ShippedModel.all()
 
 
 @pytest.mark.parametrize("model", SHIPPED, ids=lambda model: model.full_name)
@@ -34,21 +29,21 @@ def test_the_folder_of_shipped_models_has_nothing_else():
 
 
 def test_a_name_without_a_version_is_the_newest(shipped):
-    assert [model.full_name for model in shipped_models()] == ["notes-2", "notes-1", "toy-1"]
-    assert [model.full_name for model in newest_models()] == ["notes-2", "toy-1"]
+    assert [model.full_name for model in ShippedModel.all()] == ["notes-2", "notes-1", "toy-1"]
+    assert [model.full_name for model in ShippedModel.newest()] == ["notes-2", "toy-1"]
     assert shipped_path("notes") == shipped / "notes-2"
     assert shipped_path("notes-1") == shipped / "notes-1"
-    assert shipped_model("notes-3") is None
+    assert ShippedModel.find("notes-3") is None
     with pytest.raises(ValueError, match=r"called 'note'; shipped models: notes, toy; did you"):
         shipped_path("note")
 
 
 def test_what_is_shipped_is_what_was_made(shipped, shipping):
-    for model in shipped_models():
+    for model in ShippedModel.all():
         assert shipping.problems(model.folder) == []
         assert model.n_parameters == sum(x.numel() for x in load_model(model.folder).parameters())
         assert model.n_bytes == sum(path.stat().st_size for path in model.folder.rglob("*"))
-    about = shipped_model("toy").about()
+    about = ShippedModel.find("toy").about()
     assert about["summary"] == "writes like toy"
     assert about["metrics"] == {"bits per byte on nothing": 8.0}
 
@@ -65,17 +60,17 @@ def test_a_changed_file_is_found(shipped_root, shipping, tmp_path, name):
     shutil.copytree(shipped_root / "toy-1", folder)
     (folder / name).write_bytes((folder / name).read_bytes() + b"\n")
     with pytest.raises(RuntimeError, match=f"{name} has changed"):
-        check_sums(folder)
+        ShippedModel.verify(folder)
     assert any("has changed" in problem for problem in shipping.problems(folder))
     shipping.write_sums(folder)
-    check_sums(folder)
+    ShippedModel.verify(folder)
     (folder / "more").write_text("")
     with pytest.raises(RuntimeError, match="more is not listed"):
-        check_sums(folder)
+        ShippedModel.verify(folder)
     (folder / "more").unlink()
     (folder / name).unlink()
     with pytest.raises(RuntimeError, match=f"{name} is missing"):
-        check_sums(folder)
+        ShippedModel.verify(folder)
     assert shipping.problems(folder) == [f"{name} is missing"]
 
 

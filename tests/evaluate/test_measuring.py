@@ -77,7 +77,7 @@ def test_settings_of_the_memory_may_be_given_by_name(model, text):
     settings = {"segment_len": 7, "mem_len": 9, "batch_size": 2}
     expected = evaluate(model, text, WithMemory(**settings)).nll
     assert evaluate(model, text, **settings).nll == expected
-    with pytest.raises(TypeError, match="did you mean 'segment_len'"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'segmentlen'"):
         evaluate(model, text, segmentlen=3)
     with pytest.raises(TypeError, match="got how and mem_len: give all of them in how"):
         evaluate(model, text, WithMemory(), mem_len=3)

@@ -13,7 +13,6 @@ import torch
 from transformer_xl import Session
 from transformer_xl.config import GenerateConfig, ModelConfig
 from transformer_xl.config.checks import read_settings
-from transformer_xl.config.evaluation import MAX_HISTORY
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.inference.generate import (
     History,
@@ -184,13 +183,16 @@ def test_the_largest_penalties_leave_finite_logits(logits):
 
 def test_a_history_holds_the_last_tokens():
     history, tokens = History([1, 2, 3]), [1, 2, 3]
-    for token in range(3 * MAX_HISTORY):
+    for token in range(3 * GenerateConfig.MAX_HISTORY):
         history.append(token % V)
         tokens.append(token % V)
         # What is appended to a copy is not seen here.
         copy.copy(history).append(99)
-        if token % 997 == 0 or token % MAX_HISTORY < 5:
-            assert history.last().tolist()[-MAX_HISTORY:] == tokens[-MAX_HISTORY:]
+        if token % 997 == 0 or token % GenerateConfig.MAX_HISTORY < 5:
+            assert (
+                history.last().tolist()[-GenerateConfig.MAX_HISTORY :]
+                == tokens[-GenerateConfig.MAX_HISTORY :]
+            )
             assert history.last(7).tolist() == tokens[-7:]
 
 
@@ -303,7 +305,7 @@ def test_settings_are_values_with_names():
     other = Sampling(temperature=2.0, dry_multiplier=1.0, dry_sequence_breakers=(3, 1))
     assert hash(sampling) == hash(other)
     assert sampling == other != Sampling(temperature=2)
-    with pytest.raises(TypeError, match="did you mean 'temperature'"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'temperatur'"):
         Sampling(temperatur=1)
 
 

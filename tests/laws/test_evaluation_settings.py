@@ -9,7 +9,6 @@ import torch
 
 from transformer_xl import cli
 from transformer_xl.config import EvalConfig, GenerateConfig
-from transformer_xl.config.recipes import dump_recipe
 from transformer_xl.data import prepare
 from transformer_xl.model import TransformerXL
 from transformer_xl.train import finish, loop, report
@@ -69,7 +68,7 @@ def run(config, corpus, model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
     folder.mkdir()
     RunFolder(folder).save_model("best", model.config, model.named_weights(), corpus.vocab)
-    (folder / "recipe.toml").write_text(dump_recipe(config))
+    (folder / "recipe.toml").write_text(config.to_toml())
     return folder
 
 

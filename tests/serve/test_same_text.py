@@ -9,7 +9,7 @@ import pytest
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.cli import main
 from transformer_xl.config import GenerateConfig
-from transformer_xl.config.recipes import dump_recipe, load_recipe
+from transformer_xl.config.recipes import load_recipe
 from transformer_xl.inference.generate import Sampling, Session, breaker_tokens, generate_batch
 
 OWN = {"temperature": 0.6, "top_k": None, "top_p": 0.8}
@@ -23,7 +23,7 @@ def run(make_model, toy_recipe, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     made.model.save_pretrained(folder / "model" / "best", made.vocab)
     recipe = toy_recipe(generate={**OWN, "length": LENGTH, "prompt": PROMPT})
-    (folder / "recipe.toml").write_text(dump_recipe(recipe))
+    (folder / "recipe.toml").write_text(recipe.to_toml())
     made.folder = folder
     return made
 
@@ -140,7 +140,7 @@ def test_the_stop_strings_of_a_recipe_end_a_text(run, asked, txl, monkeypatch):
     generation = GenerateConfig(**own)
     before = recipe.read_text()
     try:
-        recipe.write_text(dump_recipe(replace(load_recipe(recipe), generate=generation)))
+        recipe.write_text(replace(load_recipe(recipe), generate=generation).to_toml())
         assert txl("--seed", 5)[0]["text"] == written
         assert txl("--seed", 5, "--stop")[0]["text"] == whole
     finally:

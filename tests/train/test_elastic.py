@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from transformer_xl.config.recipes import dump_recipe
 from transformer_xl.train.metrics import read_metrics
 
 pytestmark = [
@@ -28,7 +27,7 @@ def launch(tmp_path, toy_recipe, request):
     steps = 100_000 if "comes_back" in request.node.name else STEPS
     settings = {"steps": steps, "save_every": 20, "eval_every": 0, "hang_minutes": 0.1}
     recipe = tmp_path / "recipe.toml"
-    recipe.write_text(dump_recipe(toy_recipe(train=settings)))
+    recipe.write_text(toy_recipe(train=settings).to_toml())
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     started = []
 

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from transformer_xl.config.recipes import dump_recipe
-
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "kills.py"
 
 OPTIONS = {
@@ -27,12 +25,12 @@ LOST = """
 import os, signal, sys
 import torch
 import torch.distributed as dist
-from transformer_xl.config.distributed import Stalled, join_processes
+from transformer_xl.config.distributed import Stalled, World
 
 if os.environ["RANK"] == "1":
     setattr(dist, sys.argv[1], lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL))
 try:
-    with join_processes(torch.device("cpu"), minutes=0.05):
+    with World.join(torch.device("cpu"), minutes=0.05):
         pass
 except Stalled as error:
     sys.exit(str(error))
@@ -73,7 +71,7 @@ def test_a_kill_at_any_moment_loses_nothing(tmp_path, toy_recipe, is_nightly, pr
     for options in ({}, OPTIONS) if is_nightly else (OPTIONS,):
         recipe = tmp_path / "recipe.toml"
         settings = {"steps": 6, "save_every": 2, "eval_every": 3, "optimizer": "muon", **options}
-        recipe.write_text(dump_recipe(toy_recipe(train=settings)))
+        recipe.write_text(toy_recipe(train=settings).to_toml())
         command = [sys.executable, PROGRAM, "--recipe", recipe, "--processes", processes]
         result = subprocess.run(
             [*command, "--kills", kills, "--in_a_row", "4" if is_nightly else "2"],

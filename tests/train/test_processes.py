@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from transformer_xl.config.distributed import Stalled, World, is_first_process, join_processes
-from transformer_xl.config.recipes import dump_recipe, load_recipe
+from transformer_xl.config.distributed import Stalled, World
+from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data import prepare
 from transformer_xl.train import Interrupted, loop, train
 from transformer_xl.train.beginning import fit_to_corpus, new_state
@@ -108,9 +108,9 @@ def found(toy_recipe, tmp_path_factory):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         for name in VARIANTS:
-            (folder / f"{name}.toml").write_text(dump_recipe(toy_recipe(**VARIANTS[name])))
+            (folder / f"{name}.toml").write_text(toy_recipe(**VARIANTS[name]).to_toml())
         switched = toy_recipe(**SWITCHED)
-        (folder / "switched").write_text(dump_recipe(switched))
+        (folder / "switched").write_text(switched.to_toml())
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(loop, "finish", lambda *about: {})
             for name in VARIANTS:
@@ -216,7 +216,7 @@ def test_one_process_talks_to_itself():
     assert world.mean([1.5]) == [1.5]
     assert world.gather("x") == ["x"]
     assert world.largest_before(1.0, 2.0) == [1.0, 2.0]
-    with join_processes(CPU, 1.0) as found:
+    with World.join(CPU, 1.0) as found:
         assert found.size == 1
 
 
@@ -254,7 +254,7 @@ def main(folder, what):
     sharded = replace(switched, train=replace(switched.train, parallel="fsdp"))
     about["stopped"] = part(sharded, folder / "switched-run", 6, told=[1])
     config = fit_to_corpus(switched, corpus := prepare(switched.data))
-    with join_processes(CPU, 1.0) as world:
+    with World.join(CPU, 1.0) as world:
         state = new_state(config, corpus, CPU, world)
         checkpoint = newest(folder / "switched-run")
         state.load(checkpoint)
@@ -265,7 +265,7 @@ def main(folder, what):
             name: torch.equal(x, whole[name][rows.start : rows.stop]) for name, x in own.items()
         }
         world.wait()
-    with join_processes(CPU, 1.0) as world:
+    with World.join(CPU, 1.0) as world:
         about["by first"] = world.by_first(lambda: world.rank)
         try:
             world.by_first(lambda: {}["only the first"])
@@ -290,8 +290,8 @@ def main(folder, what):
     # The second one stays away; the first must not wait for ever.
     began = time.perf_counter()
     try:
-        with join_processes(CPU, 0.05) as world:
-            if is_first_process():
+        with World.join(CPU, 0.05) as world:
+            if World.is_first_here():
                 world.mean([1.0])
             else:
                 time.sleep(5)

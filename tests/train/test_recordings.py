@@ -9,7 +9,6 @@ import torch
 
 from transformer_xl.cli import main
 from transformer_xl.config import Config, DataConfig, EvalConfig, ModelConfig, TrainConfig
-from transformer_xl.config.recipes import dump_recipe
 from transformer_xl.data.recordings import Recordings, write_recordings
 from transformer_xl.train import Interrupted, train
 from transformer_xl.train.checkpoint.checkpoints import read_whole
@@ -65,7 +64,7 @@ def config(request, tmp_path_factory):
 def run(config, tmp_path_factory):
     """A run of the recipe, trained by the command."""
     folder = tmp_path_factory.mktemp("trained")
-    (folder / "recipe.toml").write_text(dump_recipe(config))
+    (folder / "recipe.toml").write_text(config.to_toml())
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         threads = torch.get_num_threads()

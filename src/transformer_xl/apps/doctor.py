@@ -10,17 +10,14 @@ import torch
 
 from transformer_xl.apps.timing import ceiling
 from transformer_xl.config import (
-    SUMS_FILE,
     DataConfig,
     ModelConfig,
-    Rounded,
+    Precision,
+    ShippedModel,
     World,
-    autocast,
-    check_sums,
     describe_machine,
     locate,
     pick_device,
-    pick_precision,
 )
 from transformer_xl.data import cache_folder, load_vocab
 from transformer_xl.inference.evaluate import WithMemory, evaluate
@@ -46,16 +43,16 @@ BAD = ("damaged", "not readable", "not examined")
 def diagnose() -> dict[str, Any]:
     """Return versions, hardware, and the choices that depend on them, with their reasons."""
     device, machine = pick_device(), describe_machine()
-    precision = pick_precision("auto", device)
-    has = "has" if precision == "bfloat16" else "has no"
-    dtype = getattr(torch, precision)
+    precision = Precision("auto", device)
+    has = "has" if precision.name == "bfloat16" else "has no"
+    dtype = getattr(torch, precision.name)
     attention = ": ".join(choose_backend(device, dtype, 64))
     no_kernels = triton.reason_against(device, dtype, K=0)
     no_step = native.reason_against(torch.device("cpu"), torch.float32)
     return {
         "device": machine.pop("gpu") or "cpu",
         **machine,
-        "precision": f"{precision}: the {device.type} {has} bfloat16 arithmetic",
+        "precision": f"{precision.name}: the {device.type} {has} bfloat16 arithmetic",
         f"attention on {device}": attention,
         f"loss on {device}": f"operations of torch: {no_kernels}" if no_kernels else "kernels",
         "decoding on cpu": f"operations of torch: {no_step}" if no_step else native.level(),
@@ -65,7 +62,7 @@ def diagnose() -> dict[str, Any]:
     }
 
 
-def _speed(device: torch.device, precision: Rounded) -> str:
+def _speed(device: torch.device, precision: Precision) -> str:
     """Measure how a model of about the size of the recipe demo evaluates a text.
 
     Its operations are counted as two for each weight and token, those of attention not included.
@@ -73,13 +70,13 @@ def _speed(device: torch.device, precision: Rounded) -> str:
     sizes = {"n_layer": 4, "n_head": 4, "d_model": 192, "d_inner": 768, "mem_len": 128}
     model = TransformerXL(ModelConfig(vocab_size=4096, **sizes)).to(device)
     text = torch.randint(4096, (1 + 4 * 2 * 128,))
-    with autocast(precision, device):
+    with precision.autocast():
         how = WithMemory(segment_len=128, batch_size=4)
         rate = max(evaluate(model, text, how).tokens_per_second for _ in range(3))
     n_weights = sum(p.numel() for p in model.parameters())
-    limit = ceiling(precision, device)
+    limit = ceiling(precision.name, device)
     return (
-        f"{rate:,.0f} tokens/s evaluated, {n_weights / 1e6:.1f} M weights in {precision}: "
+        f"{rate:,.0f} tokens/s evaluated, {n_weights / 1e6:.1f} M weights in {precision.name}: "
         f"{2e-9 * n_weights * rate / limit:.0%} of the {limit:,.0f} GFLOP/s of a large matrix "
         "product"
     )
@@ -119,8 +116,7 @@ def verify(name: Path | str) -> dict[str, str]:
 
 
 def _verified_model(path: Path) -> str:
-    if (path / SUMS_FILE).is_file():
-        check_sums(path)
+    ShippedModel.verify(path)
     with suppress(FileNotFoundError):
         load_vocab(path)
     folder = ModelFolder(path)

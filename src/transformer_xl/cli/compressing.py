@@ -2,11 +2,11 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
@@ -56,7 +56,7 @@ class _ArchiveCommand(LoadsModels, PrintsResult):
             require_model(self.model)
         return None if str(out) == "-" else out
 
-    def _write(self, out: Path | None, content: bytes, report: dict[str, Any]) -> None:
+    def _write(self, out: Path | None, content: bytes, report: Mapping[str, object]) -> None:
         """Write the output, and print what it is."""
         if out is None:
             sys.stdout.buffer.write(content)
@@ -106,12 +106,12 @@ class Compress(_ArchiveCommand):
         out = self._checked_out(Path(f"{self.file}{_SUFFIX}"))
         # Slow imports come after all checks of the arguments.
         from transformer_xl.apps import compress as compression
-        from transformer_xl.config import pick_device, prepare_process
+        from transformer_xl.config import keep_freed_memory, pick_device
 
         names = ("streams", "segment_len", "mem_len", "learn", "lr", "ram")
         settings = compression.Settings(**{name: getattr(self, name) for name in names})
         compression.check_installed()
-        prepare_process()
+        keep_freed_memory()
         if self.learn:
             say(
                 "--learn: the archive can be decompressed only on this kind of processor with this "
@@ -163,7 +163,7 @@ class Decompress(_ArchiveCommand):
         is_named = self.file.suffix == _SUFFIX
         out = self._checked_out(self.file.with_suffix("") if is_named else None)
         from transformer_xl.apps.compress import check_installed, decompress, find, needs_model
-        from transformer_xl.config import pick_device, prepare_process
+        from transformer_xl.config import keep_freed_memory, pick_device
 
         content, coder = read_bytes(self.file), (None, None)
         started = time.perf_counter()
@@ -176,7 +176,7 @@ class Decompress(_ArchiveCommand):
             if self.model:
                 coder = load(self.model)
             else:
-                prepare_process()
+                keep_freed_memory()
                 with _name_in_errors(self.file):
                     choice = find(content, pick_device(), say)
                 coder = (choice.model, choice.vocab)

@@ -24,7 +24,7 @@ from transformer_xl.cli.loading import (
     require_readable,
     tokenize,
 )
-from transformer_xl.cli.printing import exclude, say_if_slow, show
+from transformer_xl.cli.printing import exclude, show
 from transformer_xl.config import Config, DataConfig, EvalConfig, recipe_of, require
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Eval(ReadsModel, PrintsResult):
     def run(self) -> None:
         """Evaluate and print."""
         self._check()
-        from transformer_xl.config import autocast
+        from transformer_xl.config import Precision
         from transformer_xl.inference.evaluate import evaluate_by, plan_dynamic
         from transformer_xl.model import SEGMENT_LEN, Lengths
         from transformer_xl.train import describe, memory_line, reading
@@ -112,14 +112,13 @@ class Eval(ReadsModel, PrintsResult):
         mem_lens = sorted({*self.settings.mem_lens, configured})
         # Quantized weights determine the precision of the computation.
         precision = recipe.train.precision if recipe and self.weights == "float32" else "float32"
-        say_if_slow(precision)
         rows = {}
         for mem_len in mem_lens:
             settings, name, how = self.settings, "a window", None
             if settings.window is None:
                 settings, name = replace(settings, mem_len=mem_len), f"memory {mem_len:,}"
             sizes: dict[str, Any] = {"n_bytes": n_bytes, "segment_len": segment_len}
-            with autocast(precision, model.device):
+            with Precision(precision, model.device).autocast():
                 if vocab is not None:
                     training = partial(lambda of: self._corpus(of).split("train"), vocab)
                     how = plan_dynamic(settings, model, training, segment_len=segment_len)
@@ -160,11 +159,11 @@ class Eval(ReadsModel, PrintsResult):
     def _opened(self) -> tuple["LanguageModel", "Vocab | None", Any, int]:
         """Return the model, its vocabulary, and the text or recordings with the bytes of a text."""
         if self.text.vocab == "features":
-            from transformer_xl.config import pick_device, prepare_process
+            from transformer_xl.config import keep_freed_memory, pick_device
             from transformer_xl.data import open_features
             from transformer_xl.model import load_model
 
-            prepare_process()
+            keep_freed_memory()
             model = load_model(self.dir).to(pick_device())
             return model, None, open_features(self.text).split(self.settings.split), 0
         model, vocab = load(self.dir, self.weights)

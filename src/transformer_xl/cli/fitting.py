@@ -16,12 +16,9 @@ from transformer_xl.config import (
     GenerateConfig,
     ModelConfig,
     TrainConfig,
-    changed,
-    fitted_stages,
     load_recipe,
     locate,
     locate_here,
-    may_be_on_hub,
     read_small_file,
     recipe_names,
     recipe_of,
@@ -56,13 +53,13 @@ class FittedRecipe(LoadsModels, PrintsResult):
         """Return a configuration with the settings of the command line."""
         overrides = {x: getattr(self, x) for x in config.__dataclass_fields__}
         overrides["data"] = text_settings(config.data, overrides["data"])
-        return changed(config, overrides, self.say)
+        return config.changed(overrides, self.say)
 
     def say(self, text: str) -> None:
         """Print a message, unless the command is quiet or another process prints it."""
-        from transformer_xl.config import is_first_process
+        from transformer_xl.config import World
 
-        if not getattr(self, "quiet", False) and is_first_process():
+        if not getattr(self, "quiet", False) and World.is_first_here():
             say(text)
 
 
@@ -74,7 +71,7 @@ def is_model(name: str) -> bool:
     if name in recipe_names() or name.endswith(".toml"):
         return False
     place = locate_here(name)
-    return may_be_on_hub(name) if place is None else place.path.is_dir()
+    return place is not None and place.path.is_dir()
 
 
 def fine_tuning_of(name: str, *, keeps_text: bool) -> Config:
@@ -182,7 +179,9 @@ def _is_copy(name: str, path: Path) -> bool:
     return not {Path(x).name for x in names}.isdisjoint(file.name for file in files)
 
 
-def fitted_to_text(config: Config, overrides: Mapping[str, Mapping[str, Any]], tell: Say) -> Config:
+def fitted_to_text(
+    config: Config, overrides: Mapping[str, Mapping[str, object]], tell: Say
+) -> Config:
     """Return a recipe whose own prompt and batch suit the text, which is prepared.
 
     A prompt that the vocabulary cannot encode is replaced, and a batch that is larger than the
@@ -217,7 +216,9 @@ def fitted_to_text(config: Config, overrides: Mapping[str, Mapping[str, Any]], t
     return replace(config, train=fitted)
 
 
-def _fitted_batch(train: TrainConfig, overrides: Mapping[str, Any], n_tokens: int) -> TrainConfig:
+def _fitted_batch(
+    train: TrainConfig, overrides: Mapping[str, object], n_tokens: int
+) -> TrainConfig:
     """Return the settings with a batch that a text of so many tokens fills, if there is one."""
     batch_size = train.batch_size
     segment_len = max([train.segment_len, *(x for _, x, _ in train.stages)])
@@ -230,6 +231,6 @@ def _fitted_batch(train: TrainConfig, overrides: Mapping[str, Any], n_tokens: in
     accumulate = train.accumulate if batch_size % train.accumulate == 0 else 1
     if "accumulate" in overrides and accumulate != train.accumulate:
         return train
-    stages = train.stages and fitted_stages(train.stages, segment_len)
+    stages = train.stages and train.fitted_stages(segment_len)
     sizes = {"batch_size": batch_size, "segment_len": segment_len, "accumulate": accumulate}
     return replace(train, stages=stages, **sizes)

@@ -11,15 +11,12 @@ from typing import (
     Literal,
     TypedDict,
     TypeVar,
-    get_args,
-    get_origin,
 )
 
 import tyro
 from docstring_parser import parse_from_object
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from transformer_xl.config import classes_of, fields_of, hints_of
+from transformer_xl.config import fields_of
 from transformer_xl.errors import SettingsError
 
 _Section = TypeVar("_Section")
@@ -48,9 +45,8 @@ class Given(dict[str, Any], Generic[_Section]):
         @cache
         def __class_getitem__(cls, section: type) -> Any:
             """Return the type of such a dictionary for a section."""
-            hints = hints_of(section)
             keys = {
-                name: Annotated[hints[name], _argument(section, x, name in cls._short)]
+                name: Annotated[x.type, _argument(section, x, name in cls._short)]
                 for name, x in fields_of(section).items()
             }
             return Annotated[TypedDict(section.__name__, keys, total=False), Value]
@@ -84,46 +80,20 @@ def _argument(section: type, field: Field, has_short_name: bool) -> Any:
 def field_docstrings(section: type) -> dict[str, str]:
     """Return the docstring below each field of a class."""
     texts: dict[str, str] = {}
-    for cls in {base: None for each in classes_of(section) for base in each.__mro__[-2::-1]}:
+    every = getattr(section, "classes", lambda: (section,))()
+    for cls in {base: None for each in reversed(every) for base in each.__mro__[-2::-1]}:
         for field in parse_from_object(cls).params:
             texts.setdefault(field.arg_name, " ".join((field.description or "").split()))
     return texts
 
 
-def refuse_others(given: Mapping[str, Any], section: str, names: tuple[str, ...], why: str) -> None:
+def refuse_others(
+    given: Mapping[str, object], section: str, names: tuple[str, ...], why: str
+) -> None:
     """Refuse settings that would have no effect: those that are not in ``names``."""
     for name, value in given.items():
         if name not in names:
             raise SettingsError(f"--{section}{name} {value} has no effect here: {why}")
-
-
-def lists_of_numbers() -> ConstructorRegistry:
-    """Return the rule by which the parser reads lists of numbers: ``0 128``, ``0,128``, ``0, 128``.
-
-    Texts are not divided at commas, which may belong to them.
-    """
-
-    def rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-        kind, *rest = get_args(info.type) or (None,)
-        if get_origin(kind) is Annotated:
-            # With a range.
-            kind = get_args(kind)[0]
-        if get_origin(info.type) is not tuple or rest != [...] or kind not in (int, float):
-            return None
-        name = kind.__name__.upper()
-        return PrimitiveConstructorSpec(
-            nargs="*",
-            metavar=f"[{name} [{name} ...]]",
-            instance_from_str=lambda words: tuple(
-                kind(x) for word in words for x in word.split(",") if x.strip()
-            ),
-            is_instance=lambda value: isinstance(value, tuple),
-            str_from_instance=lambda value: [*map(str, value)],
-        )
-
-    registry = ConstructorRegistry()
-    registry.primitive_rule(rule)
-    return registry
 
 
 @dataclass(kw_only=True)

@@ -33,9 +33,7 @@ def require_model(name: Path | str) -> None:
 
     Raises:
         FileNotFoundError: There is no such model.
-        OSError: The Hugging Face hub cannot be reached.
         InputError: The name cannot be that of a model.
-        CheckpointError: The model on the hub is not one of this package.
     """
     if remark := locate(name).remark:
         say(remark)
@@ -52,10 +50,10 @@ def evaluation_of(folder: Path | str, recipe: Config | None) -> EvalConfig:
 
 def load(folder: Path | str, weights: Weights = "float32") -> tuple["LanguageModel", "Vocab"]:
     """Load the model of a folder, or the best one of a run, with its vocabulary."""
-    from transformer_xl.config import pick_device, prepare_process
+    from transformer_xl.config import keep_freed_memory, pick_device
     from transformer_xl.inference.generate import from_pretrained
 
-    prepare_process()
+    keep_freed_memory()
     return from_pretrained(folder, pick_device(), weights)
 
 

@@ -14,13 +14,7 @@ from transformer_xl.apps.serve import ServeSettings
 from transformer_xl.cli.given import Folder, LoadsModels, PrintsResult, ReadsModel
 from transformer_xl.cli.loading import load, require_model
 from transformer_xl.cli.printing import say, show
-from transformer_xl.config import (
-    newest_models,
-    require,
-    require_new,
-    shipped_models,
-    shipped_path,
-)
+from transformer_xl.config import ShippedModel, require, require_new
 from transformer_xl.errors import SettingsError
 
 
@@ -29,8 +23,7 @@ class Models(PrintsResult):
     """List the models that come with the package, or show the card of one.
 
     Whatever takes a model folder takes the name of such a model, without a version or with one, as
-    in python-code-1. A model folder or run folder of that name comes first; after both,
-    OWNER/NAME is looked up on the Hugging Face hub.
+    in python-code-1. A model folder or run folder of that name comes first.
 
     Examples:
       txl models
@@ -43,22 +36,15 @@ class Models(PrintsResult):
 
     def run(self) -> None:
         """Print the list of models, or the card of one."""
-        if not self.name:
-            cards = {model.name: model.about() for model in newest_models()}
-            lines = {
-                name: f"{card['summary']} ({card['parameters'] / 1e6:.1f} M parameters; "
-                + ", ".join(f"{value:g} {figure}" for figure, value in card["metrics"].items())
-                + ")"
-                for name, card in cards.items()
-            }
-            show(cards if self.json else lines, as_json=self.json)
-            return
-        folder = shipped_path(self.name)
-        if self.json:
-            card = next(model.about() for model in shipped_models() if model.folder == folder)
-            show(card, as_json=True)
+        if self.name and not self.json:
+            card = ShippedModel.named(self.name).folder / "README.md"
+            print(card.read_text(encoding="utf-8"), end="")
+        elif self.name:
+            show(ShippedModel.named(self.name).about(), as_json=True)
+        elif self.json:
+            show({model.name: model.about() for model in ShippedModel.newest()}, as_json=True)
         else:
-            print((folder / "README.md").read_text(encoding="utf-8"), end="")
+            show({model.name: model.line() for model in ShippedModel.newest()}, as_json=False)
 
 
 @dataclass(kw_only=True)

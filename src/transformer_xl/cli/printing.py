@@ -3,25 +3,13 @@
 import json
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
 
 from transformer_xl.errors import SettingsError
-
-if TYPE_CHECKING:
-    from transformer_xl.config import Precision
 
 
 def say(text: str) -> None:
     """Print a message to stderr."""
     print(text, file=sys.stderr)
-
-
-def say_if_slow(precision: "Precision") -> None:
-    """Print a note if this machine does not compute in a precision."""
-    from transformer_xl.config import is_first_process, pick_device, slow_precision
-
-    if is_first_process() and (why := slow_precision(precision, pick_device())):
-        say(f"note: {why}")
 
 
 def exclude(**options: object) -> None:
@@ -38,7 +26,7 @@ def exclude(**options: object) -> None:
         raise SettingsError(f"{names[0]} and {names[1]} exclude each other: leave out one of them")
 
 
-def show(values: Mapping[str, Any], *, as_json: bool) -> None:
+def show(values: Mapping[str, object], *, as_json: bool) -> None:
     """Print a result: a table, or one line of JSON."""
     if as_json:
         try:

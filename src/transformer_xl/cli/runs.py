@@ -1,6 +1,7 @@
 """The commands recipes, prepare and train."""
 
 import os
+import re
 import shlex
 import sys
 from dataclasses import asdict, dataclass, field, replace
@@ -21,18 +22,21 @@ from transformer_xl.cli.fitting import (
 )
 from transformer_xl.cli.given import Given, PrintsResult, Recipe, nothing
 from transformer_xl.cli.loading import require_model
-from transformer_xl.cli.printing import say, say_if_slow, show
+from transformer_xl.cli.printing import say, show
 from transformer_xl.config import (
     Config,
     DataConfig,
+    ShippedModel,
     load_recipe,
-    recipe_copy,
     recipe_names,
     recipe_text,
     require,
-    shipped_model,
 )
 from transformer_xl.errors import SettingsError
+
+_OF_BYTES = (
+    '# Any text: the recipe has "chars", the characters of its corpus alone.\nvocab = "bytes"'
+)
 
 
 @dataclass(kw_only=True)
@@ -69,13 +73,14 @@ class Recipes(PrintsResult):
         Raises:
             OSError: The file exists or cannot be written.
         """
-        text = recipe_copy(self.name)
+        original = recipe_text(self.name)
+        text = re.sub(r'^vocab = "chars"$', _OF_BYTES, original, flags=re.MULTILINE)
         try:
             with path.open("x", encoding="utf-8") as file:
                 file.write(text)
         except OSError as error:
             raise type(error)(f"cannot write {path}: {error.strerror}") from error
-        if text != recipe_text(self.name):
+        if text != original:
             say(f'vocab = "bytes" encodes any text; txl recipes {self.name} prints the original')
         say(f"wrote {path}; train it with: txl train {path} --out runs/mine")
         if self.json:
@@ -191,14 +196,14 @@ class Train(FittedRecipe):
 
     def run(self) -> None:
         """Train, evaluate, report."""
-        from transformer_xl.config import Stalled, is_first_process, prepare_process
+        from transformer_xl.config import Stalled, World, keep_freed_memory
         from transformer_xl.train import CHECKPOINTS, RunFolder, train
 
-        prepare_process()
+        keep_freed_memory()
         models = [self.recipe] if is_model(self.recipe) else []
         if (model := self.train.get("init_from")) is not None:
             models.append(model)
-        for name in models if is_first_process() else ():
+        for name in models if World.is_first_here() else ():
             require_model(name)
         folder = self.folder
         RunFolder(folder).require_writable()
@@ -207,7 +212,6 @@ class Train(FittedRecipe):
             if not any((folder / CHECKPOINTS).glob("step_*")):
                 self.say(self._beginning(recipe))
             config = self.changed(recipe)
-            say_if_slow(config.train.precision)
             has_text = config.data.vocab != "features"
             if (self.data or is_text(self.recipe)) and has_text:
                 overrides = {"train": self.train, "generate": self.generate}
@@ -218,7 +222,7 @@ class Train(FittedRecipe):
             # Not sys.exit: threads may still wait for the process that hangs.
             sys.stderr.flush()
             os._exit(1)
-        if not is_first_process():
+        if not World.is_first_here():
             return
         after = f"generate {folder} --prompt 'some text to continue'"
         self.say(f"next: txl {after if has_text else f'eval {folder}'}")
@@ -233,7 +237,7 @@ class Train(FittedRecipe):
         if (model := self.train.get("init_from", recipe.train.init_from)) is not None:
             return f"from the weights of {model}"
         is_of_text = is_text(self.recipe)
-        shipped = shipped_model("english" if is_of_text else self.recipe)
+        shipped = ShippedModel.find("english" if is_of_text else self.recipe)
         model = shipped.full_name if shipped else "MODEL"
         how = f"byte by byte, as {TEXT_RECIPE}" if is_of_text else f"by the recipe {self.recipe}"
         text = self.recipe if is_of_text else self.data.get("path") or "TEXT"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
+from annotated_types import Interval
 
 from transformer_xl.cli.fitting import FittedRecipe, is_text, recipe_of_text
 from transformer_xl.cli.given import (
@@ -16,16 +17,14 @@ from transformer_xl.cli.given import (
     refuse_others,
 )
 from transformer_xl.cli.loading import corpus_of, evaluation_of, read_text, require_model
-from transformer_xl.cli.printing import say, say_if_slow, show
+from transformer_xl.cli.printing import say, show
 from transformer_xl.cli.tables import can_plot, write_results
 from transformer_xl.config import (
     Config,
     Count,
     EvalConfig,
-    Range,
     check,
     load_recipe,
-    no_type_check,
     recipe_of,
     require,
 )
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from transformer_xl.model import LanguageModel, Lengths
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReclConfig:
     """How the effective context length is measured (Appendix C of the paper)."""
@@ -47,7 +45,7 @@ class ReclConfig:
     """The longest context; a model that still gains there is reported as at least this."""
     tokens: Count = 2000
     """Number of tokens of the text that are predicted."""
-    top: tuple[Annotated[float, Range(gt=0, le=1)], ...] = (0.1, 0.5, 1.0)
+    top: tuple[Annotated[float, Interval(gt=0, le=1)], ...] = (0.1, 0.5, 1.0)
     """Fractions r: only the r hardest of these tokens are compared."""
 
     def __post_init__(self) -> None:
@@ -208,15 +206,14 @@ class Ablate(FittedRecipe):
         """Train, measure, print."""
         why = "an ablation searches for the best lengths; see --attn_lens, --split, --tokens"
         refuse_others(self.eval, "eval.", ("batch_size",), why)
-        from transformer_xl.config import prepare_process
+        from transformer_xl.config import keep_freed_memory
         from transformer_xl.studies import ablate as study
 
-        prepare_process()
+        keep_freed_memory()
         names = ("seeds", "attn_lens", "split", "tokens")
         options = {name: getattr(self, name) for name in names}
         chosen = tuple(study.rows_of(self.table, self.rows))
         plan = study.Plan(recipe=self.config(), rows=chosen, **options)
-        say_if_slow(plan.recipe.train.precision)
         measured = study.ablate(plan, self.out, say)
         result = {"table": self.table, "rows": study.summary(measured, self.table)}
         table = study.markdown(result["rows"])

@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from json import dumps
 from pathlib import Path
-from typing import Any
 
 from transformer_xl.cli.printing import say
 from transformer_xl.config import replace_file
 
 
-def write_results(path: Path, result: Mapping[str, Any], table: str) -> None:
+def write_results(path: Path, result: Mapping[str, object], table: str) -> None:
     """Write results to ``path`` with the suffix .json, and their table with .md."""
     replace_file(path.with_suffix(".json"), (dumps(result, indent=2) + "\n").encode())
     replace_file(path.with_suffix(".md"), table.encode())

@@ -8,7 +8,6 @@ are validated alike, and then :func:`require` for constraints between settings.
 import dataclasses
 import difflib
 import functools
-import inspect
 import types
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,14 +18,14 @@ from typing import (
     NamedTuple,
     TypeVar,
     Union,
-    cast,
     get_args,
     get_origin,
 )
 
 from annotated_types import Interval, Len
-from typing_extensions import TypedDict, get_type_hints
+from typing_extensions import TypedDict
 
+from transformer_xl.config.gone import without_gone
 from transformer_xl.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -45,11 +44,7 @@ Fraction = Annotated[float, Interval(ge=0, lt=1)]
 Range = Interval
 Items = Len
 
-HIDDEN = types.MappingProxyType({"is_hidden": True})
-"""Metadata of a field whose value must not appear in errors."""
-
 _Settings = TypeVar("_Settings")
-_Any = TypeVar("_Any")
 RULES = {
     "greater_than": "above {gt}",
     "greater_than_equal": "at least {ge}",
@@ -79,64 +74,9 @@ RULES = {
 """What a value must be, by pydantic's name of the error and with its limits."""
 _SHOWN = 100
 """Maximum characters of a value in an error."""
-_GONE: dict[str, tuple[Any, str]] = {
-    "generate.beam_size": (None, "num_beams of transformers searches with beams"),
-    "generate.dry_base": (1.75, "the factor of DRY is 1.75"),
-    "generate.dry_sequence_breakers": (["\n"], "no repetition of DRY goes beyond a line break"),
-    "generate.frequency_penalty": (0, "repetition_penalty or dry_multiplier is for repetitions"),
-    "generate.length_penalty": (1.0, "length_penalty of transformers is for beams"),
-    "generate.loop_max_period": (256, "a loop repeats at most 256 tokens"),
-    "generate.loop_min_count": (4, "a loop repeats them at least 4 times"),
-    "generate.penalty_window": (1_024, "penalties consider the last 1,024 tokens"),
-    "generate.presence_penalty": (0, "repetition_penalty or dry_multiplier is for repetitions"),
-    "generate.typical_p": (1, "top_p or min_p limits the tokens"),
-    "train.decay_rate": (..., ""),
-    "train.loss_scale": (None, "the scale of the loss in float16 is always found by itself"),
-    "train.patience": (..., ""),
-    "train.skip_norm": (0, "updates are skipped where the gradient is not finite, and no others"),
-    "train.spike": (..., ""),
-}
-"""Settings of earlier versions: the value without effect on results (``...``: any), which is
-ignored, and what is said of others."""
 
 
-def no_type_check(checks_itself: _Any) -> _Any:
-    """Mark a class or function that validates and converts its arguments itself.
-
-    The type checks installed by the tests skip decorators of this name. That of the standard
-    library would remove the annotations, which define the rules. A class is decorated with
-    :func:`names_nearest`, too.
-    """
-    return names_nearest(checks_itself) if isinstance(checks_itself, type) else checks_itself
-
-
-def names_nearest(called: _Any) -> _Any:
-    """Let the TypeError of an unknown keyword argument name the most similar one.
-
-    Decorates a function, or the ``__init__`` of a class. What takes any keyword is left as it is.
-    """
-    function: Any = called
-    if isinstance(function, type):
-        function.__init__ = names_nearest(function.__init__)
-        return called
-    known = inspect.signature(function).parameters
-    if any(x.kind == x.VAR_KEYWORD for x in known.values()):
-        return called
-
-    @functools.wraps(function)
-    def call(*args: Any, **keywords: Any) -> Any:
-        for name in keywords.keys() - known.keys():
-            if nearest := near(name, known):
-                raise TypeError(
-                    f"{function.__qualname__}() got an unexpected keyword argument {name!r}: "
-                    f"did you mean {nearest!r}?"
-                )
-        return function(*args, **keywords)
-
-    return cast(_Any, call)
-
-
-def require(holds: bool, message: str, settings: Any = None, **remedy: Any) -> None:
+def require(holds: bool, message: str, settings: object = None, **remedy: object) -> None:
     """Raise a SettingsError unless a constraint holds.
 
     Args:
@@ -161,7 +101,7 @@ class ContradictionError(SettingsError):
         value: A value with which it suits the other.
     """
 
-    def __init__(self, message: str, settings: Any, name: str, value: Any) -> None:
+    def __init__(self, message: str, settings: Any, name: str, value: object) -> None:
         super().__init__(message)
         self.settings, self.name, self.value = settings, name, value
 
@@ -181,7 +121,7 @@ class Unused(NamedTuple):
     """The item of a list that has no effect. None: the setting as a whole."""
 
 
-def refuse_unused(settings: Any, unused: Iterable[Unused]) -> None:
+def refuse_unused(settings: object, unused: Iterable[Unused]) -> None:
     """Raise an UnusedError if a setting without effect is not at its default."""
     known = fields_of(type(settings))
     for name, beside, part in unused:
@@ -196,7 +136,7 @@ def refuse_unused(settings: Any, unused: Iterable[Unused]) -> None:
             raise UnusedError(message, settings, name, allowed)
 
 
-def create_from_stored(settings_class: type[_Settings], values: Mapping[str, Any]) -> _Settings:
+def create_from_stored(settings_class: type[_Settings], values: Mapping[str, object]) -> _Settings:
     """Return settings from stored values, without those that have no effect.
 
     Earlier versions accepted and stored such settings.
@@ -223,6 +163,8 @@ def create_from_stored(settings_class: type[_Settings], values: Mapping[str, Any
 def check(settings: Any, section: str = "") -> None:
     """Validate and convert each field of a dataclass, in its ``__post_init__``.
 
+    The value of a field with the metadata ``{"is_hidden": True}`` does not appear in errors.
+
     Raises:
         SettingsError: A value is of a wrong type or out of range.
     """
@@ -233,7 +175,7 @@ def check(settings: Any, section: str = "") -> None:
 
 
 def validate_settings(
-    settings_class: type, values: Mapping[str, Any], section: str = ""
+    settings_class: type, values: Mapping[str, object], section: str = ""
 ) -> dict[str, Any]:
     """Validate and convert values of some settings of a class, by the annotations of its fields.
 
@@ -268,7 +210,7 @@ def validate_settings(
     rule = rule_of(details)
     if "is_hidden" in known[name].metadata:
         raise SettingsError(f"{path} {rule}")
-    value, choices = details[-1]["input"], _words(hints_of(settings_class)[name])
+    value, choices = details[-1]["input"], _words(known[name].type)
     nearest = near(value, choices) if isinstance(value, str) else None
     hint = f"; did you mean {nearest!r}?" if nearest else ""
     indices = "".join(f"[{x}]" for x in details[-1]["loc"] if isinstance(x, int))
@@ -291,7 +233,7 @@ def rule_of(errors: Iterable[Mapping[str, Any]]) -> str:
 
 def read_settings(
     settings_class: type[_Settings],
-    values: Any,
+    values: object,
     source: str,
     section: str = "",
     *,
@@ -309,35 +251,36 @@ def read_settings(
     Raises:
         SettingsError: A name is unknown, a section is missing, or a value is invalid.
     """
+    try:
+        return _read_section(settings_class, values, section, is_stored=is_stored)
+    except ValueError as error:
+        raise SettingsError(f"{source}: {error}") from error
+
+
+def _read_section(
+    settings_class: type[_Settings], values: object, section: str, *, is_stored: bool
+) -> _Settings:
+    """Create settings as :func:`read_settings` does, with errors that do not name the file."""
     if not isinstance(values, Mapping):
-        message = f"{section} is a section: write [{section}] and keys below it"
-        raise SettingsError(f"{source}: {message}")
-    fields: Any = fields_of(settings_class)
-    settings = {}
-    for key, value in values.items():
-        name = f"{section}.{key}" if section else str(key)
-        if name in _GONE:
-            if _GONE[name][0] in (..., value):
-                continue
-            raise SettingsError(
-                f"{source}: {name}={value!r} is gone: {_GONE[name][1]}; leave it out"
-            )
-        if key not in fields and key not in getattr(settings_class, "gone_settings", ()):
-            message = _describe_unknown_setting(str(key), fields, section)
-            raise SettingsError(f"{source}: {message}")
-        if key in fields and dataclasses.is_dataclass(fields[key].type):
-            value = read_settings(fields[key].type, value, source, name, is_stored=is_stored)
-        settings[key] = value
+        raise SettingsError(f"{section} is a section: write [{section}] and keys below it")
+    settings, fields = without_gone(values, section), fields_of(settings_class)
+    for name in settings:
+        if name not in fields:
+            raise SettingsError(_describe_unknown_setting(name, fields, section))
     for name, field in fields.items():
-        if name not in settings and field.default is field.default_factory is dataclasses.MISSING:
-            raise SettingsError(f"{source}: the section [{name}] is missing")
+        if isinstance(kind := field.type, type) and dataclasses.is_dataclass(kind):
+            if name in settings:
+                settings[name] = _read_section(kind, settings[name], name, is_stored=is_stored)
+            elif field.default_factory is dataclasses.MISSING:
+                raise SettingsError(f"the section [{name}] is missing")
     try:
         if is_stored:
             return create_from_stored(settings_class, settings)
         return settings_class(**settings)
     except ValueError as error:
-        is_named = not section or str(error).startswith(f"{section}.")
-        raise SettingsError(f"{source}: {'' if is_named else f'{section}: '}{error}") from error
+        if not section or str(error).startswith(f"{section}."):
+            raise
+        raise SettingsError(f"{section}: {error}") from error
 
 
 def near(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
@@ -348,24 +291,10 @@ def near(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 @functools.cache
-def fields_of(settings_class: type) -> "dict[str, dataclasses.Field[Any]]":
+def fields_of(settings_class: type) -> "dict[str, dataclasses.Field[object]]":
     """Return the settings of a class by name; those of all its kinds, if it has ``classes()``."""
-    return {x.name: x for each in classes_of(settings_class) for x in dataclasses.fields(each)}
-
-
-def classes_of(settings_class: type) -> tuple[Any, ...]:
-    """Return the classes of the settings of all kinds of a class, or the class itself."""
-    return (
-        settings_class.classes()[::-1] if hasattr(settings_class, "classes") else (settings_class,)
-    )
-
-
-def hints_of(settings_class: type) -> dict[str, Any]:
-    """Return the annotations of the settings of a class, or of all its kinds."""
-    hints: dict[str, Any] = {}
-    for each in classes_of(settings_class):
-        hints |= get_type_hints(each, include_extras=True)
-    return {name: hints[name] for name in fields_of(settings_class)}
+    every = getattr(settings_class, "classes", lambda: (settings_class,))()
+    return {x.name: x for each in reversed(every) for x in dataclasses.fields(each)}
 
 
 @functools.cache
@@ -373,7 +302,7 @@ def _validator(settings_class: type) -> "TypeAdapter[dict[str, Any]]":
     """Return what validates some of the fields of a settings class."""
     from pydantic import ConfigDict, TypeAdapter
 
-    rules = {name: _with_paths(rule) for name, rule in hints_of(settings_class).items()}
+    rules = {name: _with_paths(x.type) for name, x in fields_of(settings_class).items()}
     partial: Any = TypedDict(settings_class.__name__, rules, total=False)  # pyright: ignore[reportArgumentType]
     partial.__pydantic_config__ = ConfigDict(
         strict=True, allow_inf_nan=False, arbitrary_types_allowed=True
@@ -381,7 +310,7 @@ def _validator(settings_class: type) -> "TypeAdapter[dict[str, Any]]":
     return TypeAdapter(partial)
 
 
-def _with_paths(rule: Any) -> Any:
+def _with_paths(rule: object) -> object:
     """Let a path be a text, too; otherwise nothing is converted to another type."""
     from pydantic import Strict
 
@@ -390,14 +319,14 @@ def _with_paths(rule: Any) -> Any:
     return Annotated[Path, Strict(False)] if rule is Path else rule
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> object:
     """Convert NumPy and torch numbers to Python numbers, and lists to tuples."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
+    if callable(to_list := getattr(value, "tolist", None)):
+        value = to_list()
     return tuple(map(plain, value)) if isinstance(value, list | tuple) else value
 
 
-def _words(rule: Any) -> list[str]:
+def _words(rule: object) -> list[str]:
     """Return the words that a setting can be chosen from."""
     return [
         word
@@ -406,14 +335,16 @@ def _words(rule: Any) -> list[str]:
     ]
 
 
-def _limits(error: Mapping[str, Any]) -> dict[str, Any]:
+def _limits(error: Mapping[str, Any]) -> dict[str, object]:
     """Return the limits of a rule by pydantic's names, as an error shows them."""
     limits = error.get("ctx", {})
-    words = {name: f"{x:g}" if isinstance(x, float) else x for name, x in limits.items()}
+    words: dict[str, object] = {
+        name: f"{x:g}" if isinstance(x, float) else x for name, x in limits.items()
+    }
     return words | {name: "2**64" for name, x in limits.items() if x == _LIMIT}
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     try:
         text = repr(value)
     except ValueError:

@@ -1,16 +1,26 @@
 """Settings of a model, its data, its training and its evaluation, as frozen dataclasses.
 
 A recipe file is one :class:`Config`; the command line overrides single fields as
-``--section.key value``. The line below a field is its help text. Needs only the standard library.
+``--section.key value``. The line below a field is its help text.
 """
 
-from dataclasses import dataclass, field, fields
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 
-from transformer_xl.config.checks import Unused, check, no_type_check, refuse_unused, require
+from transformer_xl.config.checks import (
+    ContradictionError,
+    Unused,
+    check,
+    fields_of,
+    refuse_unused,
+    require,
+)
 from transformer_xl.config.data import DataConfig
 from transformer_xl.config.evaluation import EvalConfig, GenerateConfig
 from transformer_xl.config.model import ModelConfig, TransformerXLConfig
-from transformer_xl.config.training import TrainConfig, fitted_stages
+from transformer_xl.config.training import TrainConfig
 
 FORMAT_VERSION = 1
 """Version of the model folder, the run folder and the corpus folder; older ones keep loading."""
@@ -18,7 +28,6 @@ MODEL_TYPE = "transformer-xl"
 """The type of our models in the settings file of a model folder."""
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     """Everything a run needs: one recipe.
@@ -53,7 +62,7 @@ class Config:
             f"model.mem_len={self.model.mem_len}. For one length from the beginning: "
             "--train.stages with nothing behind it",
             self.train,
-            stages=stages and fitted_stages(stages, self.train.segment_len, self.model.mem_len),
+            stages=stages and self.train.fitted_stages(self.train.segment_len, self.model.mem_len),
         )
         require(
             self.train.compile != "layers"
@@ -92,3 +101,68 @@ class Config:
             refuse_unused(self.generate, (Unused(name, about) for name in generation))
         lengths = ("attn_len", "clamp_len", "ext_len")
         refuse_unused(self.eval, (x for x in self.model.unused() if x.name in lengths))
+
+    def to_toml(self) -> str:
+        """Return the recipe as a file, without what is None, which TOML cannot express."""
+        import tomli_w
+
+        values = {
+            section: {name: value for name, value in settings.items() if value is not None}
+            for section, settings in asdict(self).items()
+        }
+        return tomli_w.dumps(values)
+
+    def differences(self, other: "Config") -> list[str]:
+        """List the differences to another recipe, as ``section.key: this, other``."""
+        lines = []
+        for section in fields(self):
+            left, right = getattr(self, section.name), getattr(other, section.name)
+            # A setting that one kind of model does not have is at its default there.
+            for name in {**fields_of(type(left)), **fields_of(type(right))}:
+                a, b = getattr(left, name), getattr(right, name)
+                if a != b:
+                    lines.append(f"{section.name}.{name}: {a!r}, {b!r}")
+        return lines
+
+    def changed(
+        self, changes: Mapping[str, Mapping[str, object]], say: Callable[[str], None]
+    ) -> "Config":
+        """Return the recipe with other settings in place of its own.
+
+        Where settings of the recipe contradict the new ones, or have no effect beside them, they
+        give way, which ``say`` is told. New ones never do.
+
+        Args:
+            changes: New settings by section and name.
+            say: Takes a line on each setting that gave way, and why.
+
+        Raises:
+            SettingsError: A new setting is invalid, or contradicts another one.
+        """
+        sections = {x.name: dict(changes.get(x.name, {})) for x in fields(self)}
+        why: dict[str, str] = {}
+        while True:
+            try:
+                config = replace(
+                    self,
+                    **{x: replace(getattr(self, x), **new) for x, new in sections.items()},
+                )
+                break
+            except ContradictionError as error:
+                kind = error.settings if isinstance(error.settings, type) else type(error.settings)
+                section = next(_SECTIONS[x] for x in kind.__mro__ if x in _SECTIONS)
+                is_new = error.name in changes.get(section, {})
+                if is_new or (error.name, error.value) in sections[section].items():
+                    raise
+                sections[section][error.name] = error.value
+                # Without the remedy.
+                why.setdefault(f"{section}.{error.name}", re.split(r"[:;]|\. ", str(error))[0])
+        for name, reason in why.items():
+            section, _, key = name.partition(".")
+            # Lists, as in a recipe.
+            value = json.loads(json.dumps(getattr(getattr(config, section), key)))
+            say(f"note: {reason}; {name}={value!r} is taken")
+        return config
+
+
+_SECTIONS = {x.type: x.name for x in fields(Config)}

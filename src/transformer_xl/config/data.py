@@ -9,13 +9,11 @@ from transformer_xl.config.checks import (
     Fraction,
     Unused,
     check,
-    no_type_check,
     refuse_unused,
     require,
 )
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataConfig:
     """The text, its tokenization and its splits.

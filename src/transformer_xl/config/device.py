@@ -7,14 +7,8 @@ import sys
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
-
-from transformer_xl.config.openmp import adapt_spinning_to_load
-
-Precision = Literal["auto", "float32", "bfloat16", "float16"]
-Rounded = Literal["float32", "bfloat16", "float16"]
 
 
 def pick_device() -> torch.device:
@@ -39,7 +33,7 @@ def total_memory(device: torch.device) -> int | None:
     return most + 1024 * kilobytes.get("SwapTotal:", 0)
 
 
-def describe_machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, str | int | None]:
     """Return versions and hardware, for the record; ``gpu`` is None without one."""
     return {
         "python": platform.python_version(),
@@ -51,12 +45,6 @@ def describe_machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
-
-
-def prepare_process() -> None:
-    """Prepare for large tensors on a machine that may be shared, as the commands do."""
-    keep_freed_memory()
-    adapt_spinning_to_load()
 
 
 def keep_freed_memory() -> None:
@@ -74,17 +62,31 @@ def keep_freed_memory() -> None:
         mallopt(-3, 32 << 20)
 
 
-def pick_precision(precision: Precision, device: torch.device) -> Rounded:
-    """Resolve ``auto``: bfloat16 with hardware support, else float32.
+class Precision:
+    """The precision of matrix products on a device.
 
-    Emulated bfloat16 is several times slower than float32.
+    Args:
+        setting: A setting ``train.precision``. ``auto`` is bfloat16 with hardware support, else
+            float32, as emulated bfloat16 is several times slower.
+        device: The device.
+
+    Attributes:
+        name: ``float32``, ``bfloat16`` or ``float16``.
     """
-    if precision != "auto":
-        return precision
-    return "bfloat16" if has_bfloat16(device) else "float32"
+
+    def __init__(self, setting: str, device: torch.device) -> None:
+        automatic = "bfloat16" if _has_bfloat16(device) else "float32"
+        self.name = automatic if setting == "auto" else setting
+        self._device = device
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Return a context for autocast; weights stay in float32."""
+        if self.name == "float32":
+            return nullcontext()
+        return torch.autocast(self._device.type, getattr(torch, self.name))
 
 
-def has_bfloat16(device: torch.device) -> bool:
+def _has_bfloat16(device: torch.device) -> bool:
     """Return whether a device computes in bfloat16 itself, and torch lets it."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
@@ -92,24 +94,3 @@ def has_bfloat16(device: torch.device) -> bool:
     has_instructions = capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")
     # Not with ONEDNN_MAX_CPU_ISA=AVX2, for example.
     return bool(has_instructions and torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def slow_precision(precision: Precision, device: torch.device) -> str | None:
-    """Return why a precision is slow on a device; None if it is not."""
-    if precision == "float16" and device.type == "cpu":
-        return "float16 on a CPU is for trying out: it takes longer than float32"
-    is_known = device.type == "cuda" or platform.machine().lower() in ("x86_64", "amd64")
-    if precision != "bfloat16" or not is_known or has_bfloat16(device):
-        return None
-    return (
-        f"this {device.type} has no bfloat16 arithmetic, so bfloat16 takes longer than float32, "
-        "which auto chooses here"
-    )
-
-
-def autocast(precision: Precision, device: torch.device) -> AbstractContextManager:
-    """Return a context for autocast to a precision; weights stay in float32."""
-    rounded = pick_precision(precision, device)
-    if rounded == "float32":
-        return nullcontext()
-    return torch.autocast(device.type, getattr(torch, rounded))

@@ -58,6 +58,66 @@ class World:
     _patient_group: Any = None
     _pending_maximum: tuple[Any, torch.Tensor] | None = None
 
+    @staticmethod
+    def is_first_here() -> bool:
+        """Whether this process has rank 0, or is the only one, before it has joined."""
+        return os.environ.get("RANK", "0") == "0"
+
+    @classmethod
+    @contextmanager
+    def join(cls, device: torch.device, minutes: float) -> "Iterator[World]":
+        """Initialize the process group of torchrun, if any; destroy it at the end.
+
+        Args:
+            device: The device of this process; on a GPU, collective operations use NCCL.
+            minutes: Timeout of collective operations in the block, in minutes.
+
+        Raises:
+            Stalled: Not all processes joined within the timeout.
+        """
+        size = int(os.environ.get("WORLD_SIZE", "1"))
+        if size == 1:
+            yield cls()
+            return
+        timeout = timedelta(minutes=minutes)
+        if device.type == "cuda":
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        with _convert_network_errors():
+            # A prefix hides the keys of earlier groups. The store of torchrun outlives the
+            # processes, unless TORCH_DISABLE_SHARE_RDZV_TCP_STORE is set; then restarts are not in
+            # the prefix, because launchers on several machines count them separately.
+            store, rank = _rendezvous(timeout)
+            is_shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+            restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_shared else "-"
+            store = PrefixStore(f"joined {restarts} {size} {next(_group_numbers)}", store)
+            store.set(f"arrived {rank}", "")
+            store.wait([f"arrived {other}" for other in range(size)], timeout)
+            # A process can still be lost while the groups connect. Gloo tries for five times the
+            # timeout that a group is created with, so the longer ones are set afterwards.
+            connecting = min(timeout, LONGEST_CONNECTING)
+            dist.init_process_group(
+                backend, timeout=connecting, store=store, rank=rank, world_size=size
+            )
+            world = cls(
+                rank=rank,
+                size=size,
+                mesh=init_device_mesh(device.type, (size,)),
+                background=dist.new_group(backend="gloo", timeout=connecting),
+                _patient_group=dist.new_group(backend="gloo", timeout=connecting),
+            )
+            for group, longest in (
+                (dist.group.WORLD, timeout),
+                (world.background, LONGEST_WORK),
+                (world._patient_group, LONGEST_WORK),
+            ):
+                group.set_timeout(longest)  # pyright: ignore[reportOptionalMemberAccess]
+        try:
+            with _convert_network_errors():
+                yield world
+        finally:
+            dist.destroy_process_group()
+
     @property
     def is_first(self) -> bool:
         """Whether this is the process that writes files, prints and evaluates."""
@@ -158,66 +218,6 @@ def _sendable(error: Exception) -> Exception:
         return pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001  (whatever its class makes of it)
         return RuntimeError(f"{type(error).__name__}: {error}")
-
-
-def is_first_process() -> bool:
-    """Whether this process has rank 0, or is the only one."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-@contextmanager
-def join_processes(device: torch.device, minutes: float) -> Iterator[World]:
-    """Initialize the process group of torchrun, if any; destroy it at the end.
-
-    Args:
-        device: The device of this process; on a GPU, collective operations use NCCL.
-        minutes: Timeout of collective operations in the block, in minutes.
-
-    Raises:
-        Stalled: Not all processes joined within the timeout.
-    """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
-        yield World()
-        return
-    timeout = timedelta(minutes=minutes)
-    if device.type == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    with _convert_network_errors():
-        # A prefix hides the keys of earlier groups. The store of torchrun outlives the processes,
-        # unless TORCH_DISABLE_SHARE_RDZV_TCP_STORE is set; then restarts are not in the prefix,
-        # because launchers on several machines count them separately.
-        store, rank = _rendezvous(timeout)
-        is_shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_shared else "-"
-        store = PrefixStore(f"joined {restarts} {size} {next(_group_numbers)}", store)
-        store.set(f"arrived {rank}", "")
-        store.wait([f"arrived {other}" for other in range(size)], timeout)
-        # A process can still be lost while the groups connect. Gloo tries for five times the
-        # timeout that a group is created with, so the longer ones are set afterwards.
-        connecting = min(timeout, LONGEST_CONNECTING)
-        dist.init_process_group(
-            backend, timeout=connecting, store=store, rank=rank, world_size=size
-        )
-        world = World(
-            rank=rank,
-            size=size,
-            mesh=init_device_mesh(device.type, (size,)),
-            background=dist.new_group(backend="gloo", timeout=connecting),
-            _patient_group=dist.new_group(backend="gloo", timeout=connecting),
-        )
-        for group, longest in (
-            (dist.group.WORLD, timeout),
-            (world.background, LONGEST_WORK),
-            (world._patient_group, LONGEST_WORK),
-        ):
-            group.set_timeout(longest)  # pyright: ignore[reportOptionalMemberAccess]
-    try:
-        with _convert_network_errors():
-            yield world
-    finally:
-        dist.destroy_process_group()
 
 
 def _rendezvous(timeout: timedelta) -> tuple[Store, int]:

@@ -15,16 +15,11 @@ from transformer_xl.config.checks import (
     Unused,
     UnusedError,
     check,
-    no_type_check,
     refuse_unused,
     require,
 )
 
-MAX_HISTORY = 4_096
-"""Tokens of the end of a text that are kept for the penalties of sampling."""
 
-
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalConfig:
     """How the model is evaluated: lengths that may differ from those of training.
@@ -134,7 +129,6 @@ _DYNAMIC_RULES = {
 """The values of ``dynamic`` with which a setting has an effect."""
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateConfig:
     """How text is generated.
@@ -143,6 +137,9 @@ class GenerateConfig:
         >>> GenerateConfig(temperature=0.8, top_p=0.95).top_k is None
         True
     """
+
+    MAX_HISTORY = 4_096
+    """Tokens of the end of a text that are kept for the penalties of sampling."""
 
     prompt: str = "\n"
     """Text to continue."""

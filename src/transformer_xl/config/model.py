@@ -17,12 +17,13 @@ from transformer_xl.config.checks import (
     check,
     fields_of,
     near,
-    no_type_check,
     plain,
     refuse_unused,
     require,
 )
+from transformer_xl.config.gone import without_gone
 from transformer_xl.config.model_types import Activation, Cluster, Dropouts, Quirk
+from transformer_xl.errors import InputError
 
 MOST_CUTOFFS = 1_000
 """Maximum number of cutoffs of an adaptive softmax; the paper has three."""
@@ -31,8 +32,6 @@ KINDS: "dict[str, type[ModelConfig]]" = {}
 """The class of the settings of each kind of model."""
 
 _GONE_KINDS = ("mamba2", "rwkv", "xlnet", "xlstm")
-_GONE_SETTINGS = {"state_size": 128, "expand": 2, "conv_width": 4, "weight_dropout": 0.0}
-"""Settings of kinds that are gone; earlier versions stored them, at these defaults, for all."""
 
 _OF_TABLES = (
     *("reset_at", "d_embed", "cutoffs", "div_val", "tie_embeddings", "tie_projections"),
@@ -48,18 +47,10 @@ class _ByKind(type):
         kind = settings.get("kind", fields_of(cls)["kind"].default)
         if cls in _CLASSES:
             _require_kind(kind)
-            for name, default in _GONE_SETTINGS.items():
-                value = settings.pop(name, default)
-                require(
-                    value == default,
-                    f"model.{name}={value!r} is gone: leave it out; revision 47b3a2d of "
-                    "transformer_xl has it",
-                )
-            cls, settings = _of_kind(kind, settings)
+            cls, settings = _of_kind(kind, without_gone(settings, "model"))
         return super().__call__(**settings)
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig(metaclass=_ByKind):
     """Settings that all kinds of models have. Widths are in features, lengths in tokens.
@@ -134,7 +125,6 @@ class ModelConfig(metaclass=_ByKind):
     """Standard deviation of the initial embedding projections."""
 
     has_attention = False
-    gone_settings = (*_GONE_SETTINGS,)
 
     if TYPE_CHECKING:
 
@@ -145,6 +135,20 @@ class ModelConfig(metaclass=_ByKind):
     def classes(cls) -> "tuple[type[ModelConfig], ...]":
         """Return the class, or those of all kinds for :class:`ModelConfig` itself."""
         return (AuthorsConfig, *KINDS.values()) if cls is ModelConfig else (cls,)
+
+    @staticmethod
+    def register(kind: str, settings_of: str) -> None:
+        """Let models of a kind have the settings of another one.
+
+        Raises:
+            InputError: ``kind`` is one of this package, or ``settings_of`` is none.
+        """
+        own = {name for name, x in KINDS.items() if fields_of(x)["kind"].default == name}
+        if kind in own:
+            raise InputError(f"kind={kind!r} is one of this package: choose another name")
+        if settings_of not in own:
+            raise InputError(f"settings_of={settings_of!r} is no kind of this package")
+        KINDS[kind] = KINDS[settings_of]
 
     def __post_init__(self) -> None:
         check(self, "model")
@@ -252,7 +256,6 @@ class ModelConfig(metaclass=_ByKind):
         return self.d_embed or self.d_model
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _WithHeads(ModelConfig):
     """Settings of attention, of its feed-forward layers and normalizations."""
@@ -294,7 +297,6 @@ class _WithHeads(ModelConfig):
         )
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransformerXLConfig(_WithHeads):
     """Settings of a Transformer-XL (Dai et al., 2019) and of its variants."""
@@ -388,7 +390,6 @@ class TransformerXLConfig(_WithHeads):
             yield Unused("tie_biases", f"{about}, which has no attention biases")
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuthorsConfig(TransformerXLConfig):
     """Settings of a Transformer-XL that recipes and checkpoints of other implementations have."""
@@ -431,7 +432,6 @@ class AuthorsConfig(TransformerXLConfig):
             yield Unused("proj_same_dim", f"{about}: no projection is left out")
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GPTConfig(_WithHeads):
     """Settings of a GPT with rotary positions."""
@@ -447,18 +447,12 @@ class GPTConfig(_WithHeads):
         )
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LSTMConfig(ModelConfig):
     """Settings of an LSTM."""
 
     kind: str = "lstm"
     """The kind, or one that was registered with these settings."""
-
-
-def is_own_kind(kind: str) -> bool:
-    """Whether a kind is one of this package, and was not registered by another."""
-    return kind in KINDS and fields_of(KINDS[kind])["kind"].default == kind
 
 
 KINDS |= {
@@ -473,7 +467,7 @@ for _name, _field in fields_of(ModelConfig).items():
         setattr(ModelConfig, _name, _field.default)
 
 
-def _require_kind(kind: Any) -> None:
+def _require_kind(kind: object) -> None:
     """Require a kind that is known, before the settings, of which each kind has its own."""
     require(
         kind not in _GONE_KINDS,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from transformer_xl.config.checks import Range, check, no_type_check
+from transformer_xl.config.checks import Range, check
 
 REST = -1
 HIGHEST = 127
@@ -17,7 +17,6 @@ MUSIC_SUFFIXES = (*MIDI_SUFFIXES, *PICTURE_SUFFIXES)
 """Ends of the names of files that hold music."""
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MusicConfig:
     """How integers become notes: voices, duration of a step, instrument."""

@@ -17,10 +17,9 @@ import tomllib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from transformer_xl.config import files
-from transformer_xl.config.checks import check, near, no_type_check, read_settings
+from transformer_xl.config.checks import check, near, read_settings
 from transformer_xl.config.files import checksum
 from transformer_xl.errors import CheckpointError, InputError
 
@@ -29,7 +28,6 @@ TEXT_FILE = "README.md"
 SUMS_FILE = "SHA256SUMS"
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
     """What programs need to know of a shipped model: the contents of ``model.toml``."""
@@ -99,44 +97,89 @@ class ShippedModel:
         except SafetensorError as error:
             raise CheckpointError(f"{path} is damaged: {error}") from error
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> dict[str, object]:
         """Return what ``txl models --json`` prints."""
-        about = {"name": self.name, "version": self.version, "parameters": self.n_parameters}
+        about: dict[str, object] = {
+            "name": self.name,
+            "version": self.version,
+            "parameters": self.n_parameters,
+        }
         about |= {"bytes": self.n_bytes, "folder": str(self.folder)}
         return about | dataclasses.asdict(self.card)
 
+    def line(self) -> str:
+        """Return what ``txl models`` prints."""
+        figures = ", ".join(f"{value:g} {name}" for name, value in self.card.metrics.items())
+        return f"{self.card.summary} ({self.n_parameters / 1e6:.1f} M parameters; {figures})"
 
-def shipped_models() -> list[ShippedModel]:
-    """Return all versions of all shipped models, by name, the newest version first.
+    @classmethod
+    def all(cls) -> "list[ShippedModel]":
+        """Return all versions of all shipped models, by name, the newest version first.
 
-    A folder without settings of a model or without its card is none.
-    """
-    models = []
-    for folder in files.SHIPPED.iterdir() if files.SHIPPED.is_dir() else ():
-        match = re.fullmatch(r"([a-z][a-z0-9-]*)-([1-9][0-9]*)", folder.name)
-        if match and all((folder / name).is_file() for name in ("config.json", CARD_FILE)):
-            models.append(ShippedModel(match[1], int(match[2]), folder))
-    return sorted(models, key=lambda model: (model.name, -model.version))
+        A folder without settings of a model or without its card is none.
+        """
+        models = []
+        for folder in files.SHIPPED.iterdir() if files.SHIPPED.is_dir() else ():
+            match = re.fullmatch(r"([a-z][a-z0-9-]*)-([1-9][0-9]*)", folder.name)
+            if match and all((folder / name).is_file() for name in ("config.json", CARD_FILE)):
+                models.append(cls(match[1], int(match[2]), folder))
+        return sorted(models, key=lambda model: (model.name, -model.version))
 
+    @classmethod
+    def newest(cls) -> "list[ShippedModel]":
+        """Return the newest version of each shipped model, by name."""
+        return [*{model.name: model for model in reversed(cls.all())}.values()][::-1]
 
-def newest_models() -> list[ShippedModel]:
-    """Return the newest version of each shipped model, by name."""
-    return [*{model.name: model for model in reversed(shipped_models())}.values()][::-1]
+    @classmethod
+    def find(cls, name: str) -> "ShippedModel | None":
+        """Return the shipped model of a name, as ``python-code`` or ``python-code-1``, if any.
 
+        A name without a version is that of the newest one.
+        """
+        return next((model for model in cls.all() if name in (model.name, model.full_name)), None)
 
-def shipped_model(name: str) -> ShippedModel | None:
-    """Return the shipped model of a name, as ``python-code`` or ``python-code-1``, if any.
+    @classmethod
+    def named(cls, name: str) -> "ShippedModel":
+        """Return the shipped model of a name, as :meth:`find`.
 
-    A name without a version is that of the newest one.
-    """
-    named = (model for model in shipped_models() if name in (model.name, model.full_name))
-    return next(named, None)
+        Raises:
+            InputError: No shipped model has this name.
+        """
+        if (model := cls.find(name)) is None:
+            raise InputError(f"no shipped model is called {name!r}; {hint(name)}")
+        return model
+
+    @staticmethod
+    def verify(folder: Path) -> None:
+        """Require that the files in a folder are those that its ``SHA256SUMS`` lists, if any.
+
+        Raises:
+            OSError: A file cannot be read.
+            CheckpointError: A file is missing, has changed, or is not listed.
+        """
+        path = folder / SUMS_FILE
+        if not path.is_file():
+            return
+        lines = path.read_text(encoding="utf-8").splitlines()
+        listed = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+        sums = {file.name: checksum(file) for file in folder.iterdir() if file != path}
+        problems = [
+            f"{name} {'has changed' if name in listed else 'is not listed'}"
+            for name, digest in sorted(sums.items())
+            if listed.get(name) != digest
+        ]
+        problems += [f"{name} is missing" for name in sorted(listed.keys() - sums)]
+        if problems:
+            raise CheckpointError(
+                f"{path} does not match the files beside it: {', '.join(problems)}; "
+                "install transformer-xl again"
+            )
 
 
 def hint(name: str) -> str:
     """List the shipped models for an error about a name, and the most similar one."""
-    names = [model.name for model in newest_models()]
-    nearest = near(name, [*names, *(model.full_name for model in shipped_models())])
+    names = [model.name for model in ShippedModel.newest()]
+    nearest = near(name, [*names, *(model.full_name for model in ShippedModel.all())])
     question = f"; did you mean {nearest}?" if nearest else ""
     return f"shipped models: {', '.join(names)}{question}"
 
@@ -156,30 +199,4 @@ def shipped_path(name: str) -> Path:
         >>> shipped_path("shakespeare").name
         'shakespeare-1'
     """
-    if (model := shipped_model(name)) is None:
-        raise InputError(f"no shipped model is called {name!r}; {hint(name)}")
-    return model.folder
-
-
-def check_sums(folder: Path) -> None:
-    """Require that the files in a folder are those that its ``SHA256SUMS`` lists.
-
-    Raises:
-        OSError: A file cannot be read.
-        CheckpointError: A file is missing, has changed, or is not listed.
-    """
-    path = folder / SUMS_FILE
-    lines = path.read_text(encoding="utf-8").splitlines()
-    listed = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    sums = {file.name: checksum(file) for file in folder.iterdir() if file != path}
-    problems = [
-        f"{name} {'has changed' if name in listed else 'is not listed'}"
-        for name, digest in sorted(sums.items())
-        if listed.get(name) != digest
-    ]
-    problems += [f"{name} is missing" for name in sorted(listed.keys() - sums)]
-    if problems:
-        raise CheckpointError(
-            f"{path} does not match the files beside it: {', '.join(problems)}; "
-            "install transformer-xl again"
-        )
+    return ShippedModel.named(name).folder

@@ -16,7 +16,6 @@ from transformer_xl.config.checks import (
     Share,
     Unused,
     check,
-    no_type_check,
     refuse_unused,
     require,
 )
@@ -34,28 +33,6 @@ _WITHOUT = {
 """The settings that an optimizer does not have."""
 
 
-def fitted_stages(
-    stages: tuple[Stage, ...], segment_len: int, mem_len: int | None = None
-) -> tuple[Stage, ...]:
-    """Return stages that end with these lengths and have none above them.
-
-    Stages that are then alike are joined, and a single one is no curriculum.
-
-    Args:
-        stages: The stages.
-        segment_len: The segment length of the last.
-        mem_len: Its memory length; None: as it is.
-    """
-    if mem_len is None:
-        mem_len = stages[-1][2]
-    *before, (last, _, _) = stages
-    lower = [(start, min(x, segment_len), min(m, mem_len)) for start, x, m in before]
-    alike = groupby([*lower, (last, segment_len, mem_len)], key=lambda stage: stage[1:])
-    found = tuple(next(group) for _, group in alike)
-    return found if len(found) > 1 else ()
-
-
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
     """How the model is trained. A step is one update of the weights.
@@ -219,6 +196,22 @@ class TrainConfig:
         self._check_stages()
         refuse_unused(self, self.unused())
 
+    def fitted_stages(self, segment_len: int, mem_len: int | None = None) -> tuple[Stage, ...]:
+        """Return the stages so that they end with these lengths and have none above them.
+
+        Stages that are then alike are joined, and a single one is no curriculum.
+
+        Args:
+            segment_len: The segment length of the last.
+            mem_len: Its memory length; None: as it is.
+        """
+        *before, (last, _, last_mem_len) = self.stages
+        most = last_mem_len if mem_len is None else mem_len
+        lower = [(start, min(x, segment_len), min(m, most)) for start, x, m in before]
+        alike = groupby([*lower, (last, segment_len, most)], key=lambda stage: stage[1:])
+        stages = tuple(next(group) for _, group in alike)
+        return stages if len(stages) > 1 else ()
+
     def unused(self) -> Iterator[Unused]:
         """Yield the settings without effect."""
         without = _WITHOUT[self.optimizer]
@@ -249,7 +242,7 @@ class TrainConfig:
             f"stages={stages} must end with segment_len={self.segment_len}; for one length from "
             "the beginning, stages is empty: --train.stages with nothing behind it",
             self,
-            stages=fitted_stages(self.stages, self.segment_len),
+            stages=self.fitted_stages(self.segment_len),
         )
         require(
             self.minutes is None or starts[-1] < 1 - self.cooldown_fraction,

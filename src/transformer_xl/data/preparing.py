@@ -28,7 +28,6 @@ from transformer_xl.config import (
     DataConfig,
     Say,
     checksum,
-    names_nearest,
     remove_temporary,
     replace_file,
 )
@@ -73,7 +72,6 @@ def cache_folder(config: DataConfig) -> Path:
     return Path(folder).expanduser()
 
 
-@names_nearest
 def prepare(config: DataConfig, progress: Callable[[str], None] | None = None) -> Corpus:
     """Return the corpus that the settings describe, building it unless it is cached.
 

@@ -12,7 +12,6 @@ from transformer_xl.config import (
     FORMAT_VERSION,
     locate,
     locate_here,
-    names_nearest,
     read_small_file,
 )
 from transformer_xl.data.imported import ImportedVocab, Rules
@@ -33,13 +32,11 @@ _MOST_GROWTH = 100
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")
 
 
-@names_nearest
 def load_vocab(name: Path | str) -> Vocab:
     """Load the vocabulary of a model, or of a corpus folder.
 
     Args:
-        name: A model folder, run folder or corpus folder, the name of a shipped model, or
-            ``OWNER/NAME`` of the Hugging Face hub.
+        name: A model folder, run folder or corpus folder, or the name of a shipped model.
 
     Raises:
         FileNotFoundError: There is no such folder or model, or it has no vocabulary.

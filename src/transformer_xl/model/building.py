@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from transformer_xl.config import KINDS, ModelConfig, is_own_kind
-from transformer_xl.errors import InputError
+from transformer_xl.config import ModelConfig
 
 if TYPE_CHECKING:
     from transformer_xl.model.language_model import LanguageModel
@@ -41,12 +40,8 @@ def register_model(
         >>> type(build_model(ModelConfig(kind="mine", vocab_size=10, n_layer=1))).__name__
         'Mine'
     """
-    if is_own_kind(kind):
-        raise InputError(f"kind={kind!r} is one of this package: choose another name")
-    if not is_own_kind(settings_of):
-        raise InputError(f"settings_of={settings_of!r} is no kind of this package")
+    ModelConfig.register(kind, settings_of)
     BUILDERS[kind] = build
-    KINDS[kind] = KINDS[settings_of]
 
 
 def builder(kind: str) -> Callable[[ModelConfig], "LanguageModel"]:

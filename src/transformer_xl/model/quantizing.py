@@ -7,7 +7,6 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from transformer_xl.config import names_nearest
 from transformer_xl.errors import InputError
 from transformer_xl.model.calling import first_wrapped
 from transformer_xl.model.language_model import LanguageModel, SavesItself
@@ -64,7 +63,6 @@ class CompactTransformerXL(TransformerXL):
 _REMEDY = "use the model it was made from, and make it compact again afterwards"
 
 
-@names_nearest
 @torch.no_grad()
 def compact(model: LanguageModel, weights: Weights) -> LanguageModel:
     """Quantize the weights of a model for inference; ``float32`` returns the model itself.

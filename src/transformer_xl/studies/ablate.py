@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Integer
 from torch import Tensor
 
-from transformer_xl.config import Config, EvalConfig, autocast, pick_device, replace_file
+from transformer_xl.config import Config, EvalConfig, Precision, pick_device, replace_file
 from transformer_xl.data import Corpus, prepare
 from transformer_xl.errors import SettingsError
 from transformer_xl.inference.evaluate import WithMemory, evaluate
@@ -225,7 +225,7 @@ def _measure(
     ids = corpus.split(settings["split"])[: settings["tokens"]]
     model = TransformerXL.from_pretrained(place).to(device)
     sizes = config.train.segment_len, config.eval.batch_size
-    with autocast(config.train.precision, device):
+    with Precision(config.train.precision, device).autocast():
         lengths = [
             {"attn_len": attn_len, "nll": attention_length_nll(model, ids, attn_len, *sizes)}
             for attn_len in settings["attn_lens"]

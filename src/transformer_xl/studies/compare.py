@@ -24,11 +24,11 @@ from transformer_xl.config import (
     DataConfig,
     EvalConfig,
     ModelConfig,
+    Precision,
     TrainConfig,
     load_recipe,
     locked,
     pick_device,
-    pick_precision,
     recipe_names,
     replace_file,
     require,
@@ -288,7 +288,7 @@ class Comparison:
         config = plan_training(recipe, plan.data, steps=steps, factor=factor, seed=seed)
         device = pick_device()
         # Resolved: `auto` where that is bfloat16 is the same run as bfloat16 elsewhere.
-        precision = pick_precision(config.train.precision, device)
+        precision = Precision(config.train.precision, device).name
         training = _changed(replace(config.train, precision="auto"))
         trained = [_changed(config.model), training, dict(self.corpus.checksums)]
         trained += [torch.get_num_threads(), device.type, precision]

@@ -10,14 +10,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from transformer_xl.config import (
-    Config,
-    GenerateConfig,
-    autocast,
-    describe_machine,
-    pick_device,
-    pick_precision,
-)
+from transformer_xl.config import Config, GenerateConfig, Precision, describe_machine, pick_device
 from transformer_xl.data import prepare
 from transformer_xl.inference.evaluate import Result, evaluate_by
 from transformer_xl.inference.generate import prompt_for
@@ -67,7 +60,7 @@ def measured(config: Config, folder: Path, *, n_tokens: int | None = None) -> di
             segment_len=segment_len,
         )
 
-    with autocast(config.train.precision, device):
+    with Precision(config.train.precision, device).autocast():
         best = None
         if model.remembers_positions and config.model.mem_len:
             n = min(_CHOOSING, n_tokens or _CHOOSING)
@@ -95,7 +88,7 @@ def _trained(config: Config, model: LanguageModel, folder: Path) -> dict[str, An
         "seconds": seconds,
         "parameters": parameters,
         "inside": parameters - sum(p.numel() for p in outside),
-        "dtype": pick_precision(config.train.precision, model.device),
+        "dtype": Precision(config.train.precision, model.device).name,
         "mflop_per_token": (of_model + of_update * state["step"] / tokens) / 1e6,
     }
 

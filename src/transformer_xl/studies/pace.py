@@ -13,7 +13,7 @@ from statistics import median
 
 import torch
 
-from transformer_xl.config import Config, GenerateConfig, Stage, World, pick_device
+from transformer_xl.config import Config, GenerateConfig, World, pick_device
 from transformer_xl.data import Corpus, prepare
 from transformer_xl.inference.generate import prompt_for
 from transformer_xl.train import Network, fit_to_corpus, new_state, train_step
@@ -26,7 +26,7 @@ _STEPS = 2
 """Steps in a turn."""
 
 
-def stages_of(config: Config) -> tuple[Stage, ...]:
+def stages_of(config: Config) -> tuple[tuple[float, int, int], ...]:
     """Return the stages of a training; without a curriculum, a single one."""
     whole = (0.0, config.train.segment_len, config.model.mem_len)
     return config.train.stages or (whole,)
@@ -97,7 +97,7 @@ def steps_in(minutes: float, config: Config, seconds: list[float]) -> int:
     return max(1, round(60 * minutes / mean))
 
 
-def _in_stage(config: Config, stage: Stage) -> Config:
+def _in_stage(config: Config, stage: tuple[float, int, int]) -> Config:
     _, segment_len, mem_len = stage
     train = replace(config.train, stages=(), segment_len=segment_len)
     return replace(config, train=train, model=replace(config.model, mem_len=mem_len))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer_xl.config import Config, autocast, load_recipe, pick_device, replace_file
+from transformer_xl.config import Config, Precision, load_recipe, pick_device, replace_file
 from transformer_xl.data import load_vocab
 from transformer_xl.errors import DataError, InputError
 from transformer_xl.model import Lengths, load_model
@@ -90,7 +90,7 @@ def run_task(
         for seed in seeds:
             trained = _trained(recipes, folder, out / f"{Path(name).stem}-{seed}", seed, say)
             for split in splits:
-                with autocast(trained.config.train.precision, trained.model.device):
+                with Precision(trained.config.train.precision, trained.model.device).autocast():
                     measured = task.measure(trained, folder, split)
                 note(name, f"{name}, seed {seed}", split, measured)
     content = {

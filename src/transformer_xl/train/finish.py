@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from transformer_xl.config import Config, EvalConfig, autocast
+from transformer_xl.config import Config, EvalConfig, Precision
 from transformer_xl.data import Corpus, FeatureCorpus, raw_split
 from transformer_xl.inference.evaluate import Result, evaluate_by
 from transformer_xl.inference.generate import Sampling, TextWriter, generate
@@ -67,7 +67,7 @@ def finish(
         evaluation = settings if mem_len is None else replace(settings, mem_len=mem_len)
         name = "a window" if mem_len is None else f"memory {mem_len:,}"
         progress = reading(model, len(ids) - 1, f"evaluating, {name}", quiet=quiet)
-        with autocast(config.train.precision, device), progress:
+        with Precision(config.train.precision, device).autocast(), progress:
             result = evaluate_by(evaluation, model, ids, **text, segment_len=segment_len)
         return describe(split, result)
 

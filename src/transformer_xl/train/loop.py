@@ -17,15 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_xl.config import (
-    Config,
-    Stalled,
-    autocast,
-    join_processes,
-    names_nearest,
-    pick_device,
-    pick_precision,
-)
+from transformer_xl.config import Config, Precision, Stalled, World, pick_device
 from transformer_xl.data import Corpus, FeatureCorpus, open_corpus
 from transformer_xl.errors import InputError
 from transformer_xl.inference.evaluate import Result, evaluate_by
@@ -89,7 +81,6 @@ def catch_interrupts() -> Iterator[list[int]]:
             signal.signal(number, before[number])
 
 
-@names_nearest
 def train(
     config: Config, run_dir: Path | str, *, quiet: bool = False, reports: bool = True
 ) -> dict[str, Any]:
@@ -141,7 +132,7 @@ def train(
         raise InputError(f"run_dir={shown(run_dir)} is not a path: give that of the run folder")
     device = pick_device()
     with (
-        join_processes(device, config.train.hang_minutes) as world,
+        World.join(device, config.train.hang_minutes) as world,
         Progress(config.train.steps, quiet=quiet or not world.is_first) as progress,
         closing(RunFolder(run_dir)) as folder,
         Checkpoints(folder.path / CHECKPOINTS, world) as checkpoints,
@@ -199,7 +190,7 @@ def _describe_run(
 ) -> str:
     """Return the first line of a run: its parameters, devices, precision and text."""
     device, size = state.model.device, state.world.size
-    precision = pick_precision(config.train.precision, device)
+    precision = Precision(config.train.precision, device).name
     attention = choose_backend(device, getattr(torch, precision), config.model.head_width).backend
     how = ", compiled" if config.train.compile else ""
     return (
@@ -382,7 +373,7 @@ def _every(n: int, step: int) -> bool:
 
 
 def _validate(config: Config, corpus: Corpus | FeatureCorpus, model: LanguageModel) -> Result:
-    with autocast(config.train.precision, model.device):
+    with Precision(config.train.precision, model.device).autocast():
         return evaluate_by(
             config.eval,
             model,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from transformer_xl.config import TrainConfig, pick_precision
+from transformer_xl.config import Precision, TrainConfig
 from transformer_xl.ops import emulates
 from transformer_xl.train.optimizers import Lamb, Muon
 
@@ -89,7 +89,7 @@ class Optimizer:
             for n in sorted({*stacked, 1}, key=(3, 1, 2, 4).index)
         ]
         device = next(model.parameters()).device
-        precision = pick_precision(config.precision, device)
+        precision = Precision(config.precision, device).name
         dtype = getattr(torch, precision)
         # Its iterations were made for the range of bfloat16.
         if precision == "float16" or emulates(dtype, device.type):

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from transformer_xl.config import Config, TrainConfig, World, pick_precision
+from transformer_xl.config import Config, Precision, TrainConfig, World
 from transformer_xl.model import LanguageModel, Memory, Output, build_model
 
 # Without mixed orders of reduction, whose partial sums are added up by 48 slow kernels of a
@@ -43,7 +43,7 @@ class Network:
     """
 
     def __init__(self, model: LanguageModel, settings: TrainConfig, world: World) -> None:
-        precision = pick_precision(settings.precision, model.device)
+        precision = Precision(settings.precision, model.device).name
         self._device, self._is_rounded = model.device.type, precision != "float32"
         self._dtype = getattr(torch, precision)
         self._module: nn.Module = model
@@ -220,7 +220,7 @@ def shard(model: nn.Module, settings: TrainConfig, world: World, device: torch.d
     # Harmless, as outputs of the model are not modified in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
     policy = MixedPrecisionPolicy()
-    if (precision := pick_precision(settings.precision, device)) != "float32":
+    if (precision := Precision(settings.precision, device).name) != "float32":
         rounded = getattr(torch, precision)
         policy = MixedPrecisionPolicy(
             param_dtype=rounded, reduce_dtype=torch.float32, cast_forward_inputs=False

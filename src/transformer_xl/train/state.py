@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-from transformer_xl.config import Config, Stage, TrainConfig, World
+from transformer_xl.config import Config, TrainConfig, World
 from transformer_xl.data import Segments
 from transformer_xl.errors import DataError
 from transformer_xl.model import LanguageModel, Memory
@@ -28,7 +28,7 @@ DEVIATION = 5
 """Standard deviation of random segment lengths (Merity et al., 2017, arXiv 1708.02182)."""
 
 
-def stage_at(stages: Sequence[Stage], progress: float) -> int:
+def stage_at(stages: Sequence[tuple[float, int, int]], progress: float) -> int:
     """Return the index of the stage at a progress between 0 and 1."""
     return sum(start <= progress for start, _, _ in stages) - 1
 

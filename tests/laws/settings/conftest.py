@@ -11,7 +11,6 @@ import torch
 from transformer_xl.cli import parse
 from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
 from transformer_xl.config.distributed import World
-from transformer_xl.config.recipes import dump_recipe
 from transformer_xl.data import prepare
 from transformer_xl.model import build_model
 from transformer_xl.train import Network, step
@@ -151,7 +150,7 @@ def handed_on(tmp_path) -> Callable[..., dict]:
         # The stages of the table end with this memory.
         model = ModelConfig(mem_len=8) if section == "train" else ModelConfig()
         config = Config(model=model, data=data)
-        (tmp_path / "recipe.toml").write_text(dump_recipe(config))
+        (tmp_path / "recipe.toml").write_text(config.to_toml())
         found = {}
         for pack in _packs(section, kind, table):
             words = [w for name, x in pack.items() for w in (f"--{section}.{name}", *_words(x))]

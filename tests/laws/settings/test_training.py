@@ -121,10 +121,10 @@ def skips(monkeypatch, begun, config):
 
 
 def waits(monkeypatch, begun, config):
-    def join_processes(device, minutes):
+    def join(device, minutes):
         raise TimeoutError(minutes)
 
-    monkeypatch.setattr(loop, "join_processes", join_processes)
+    monkeypatch.setattr(loop.World, "join", join)
     with pytest.raises(TimeoutError) as caught:
         train(config, "nowhere", quiet=True)
     return caught.value.args

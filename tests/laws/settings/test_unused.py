@@ -8,7 +8,7 @@ import pytest
 import tomli_w
 
 from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
-from transformer_xl.config.recipes import dump_recipe, load_recipe
+from transformer_xl.config.recipes import load_recipe
 from transformer_xl.model.pretrained import ModelFolder
 
 BASE = Config(model=ModelConfig(), data=DataConfig())
@@ -69,7 +69,7 @@ def test_a_setting_that_changes_nothing_is_refused_and_left_out_of_what_is_store
         # As an earlier version wrote it, into the folder of a run and of a model.
         where = {ModelConfig: "model", TrainConfig: "train", DataConfig: "data"}[section]
         config = replace(BASE, **beside(kept), **{where: kept})
-        values = tomllib.loads(dump_recipe(config))
+        values = tomllib.loads(config.to_toml())
         values[where][name] = value
         (tmp_path / "recipe.toml").write_text(tomli_w.dumps(values))
         assert load_recipe(tmp_path / "recipe.toml", is_stored=True) == config, (base, unused)

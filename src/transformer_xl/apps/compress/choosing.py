@@ -12,7 +12,7 @@ from transformer_xl.apps.compress.contents import Compressed, UnrestorableError,
 from transformer_xl.apps.compress.header import unpack
 from transformer_xl.apps.compress.planning import Settings, TooLargeError
 from transformer_xl.apps.compress.predicting import fingerprint
-from transformer_xl.config import ShippedModel, newest_models, shipped_models
+from transformer_xl.config import ShippedModel
 from transformer_xl.data import Vocab
 from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.inference.generate import from_pretrained
@@ -67,7 +67,7 @@ def compress_best(
     settings = settings or Settings()
     if settings.learn:
         raise InputError("learn=True without a model starts an untrained one: use compress")
-    models = newest_models()
+    models = ShippedModel.newest()
     if not models:
         raise InputError("this installation has no shipped models: give a model with --model DIR")
     stored, sample = store(data, settings.ram), sample_of(data)
@@ -123,11 +123,11 @@ def find(
     coding = unpack(content)[0].model_coding
     if coding is None:
         raise InputError("it was compressed without a model")
-    for shipped in shipped_models():
+    for shipped in ShippedModel.all():
         choice = _loaded(shipped, device, say)
         if choice and fingerprint(choice.model, choice.vocab.hash) == coding.model:
             return choice
-    names = ", ".join(shipped.full_name for shipped in shipped_models())
+    names = ", ".join(shipped.full_name for shipped in ShippedModel.all())
     raise InputError(
         f"it was compressed with the model of checksum {coding.model.hex()}, which is none of the "
         f"shipped ones ({names}): give that model with --model DIR, or install the version of "

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
+from annotated_types import Interval
 
 from transformer_xl.apps.compress import arithmetic
 from transformer_xl.apps.compress.coding import CHECK_EVERY
 from transformer_xl.apps.compress.header import ArchiveError, Coding, Header, Learning
 from transformer_xl.apps.compress.predicting import FRESH_LR, TRAINED_LR, fingerprint
-from transformer_xl.config import ModelConfig, Range, check, no_type_check, require
+from transformer_xl.config import ModelConfig, check, require
 from transformer_xl.errors import SettingsError
 from transformer_xl.model import LanguageModel, Lengths
 
@@ -105,24 +106,23 @@ def check_possible(
         raise ArchiveError(problem)
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """How a text is coded."""
 
-    streams: Annotated[int, Range(ge=1, le=1 << 12)] | None = None
+    streams: Annotated[int, Interval(ge=1, le=1 << 12)] | None = None
     """Number of streams: more are faster, but each starts without context. None: one for 16,384
     symbols, at most 256, or 32 if the model learns, or as many as fit into the RAM."""
-    segment_len: Annotated[int, Range(ge=1, le=1 << 16)] | None = None
+    segment_len: Annotated[int, Interval(ge=1, le=1 << 16)] | None = None
     """Symbols of each stream in a round, after which a model may learn. None: 64, or 32 if it
     learns, or fewer if the vocabulary is large."""
-    mem_len: Annotated[int, Range(ge=0, le=1 << 16)] | None = None
+    mem_len: Annotated[int, Interval(ge=0, le=1 << 16)] | None = None
     """Memory length. None: as the model was trained."""
     learn: bool = False
     """Learn from every round after it was coded."""
-    lr: Annotated[float, Range(ge=1e-9, le=1e3)] | None = None
+    lr: Annotated[float, Interval(ge=1e-9, le=1e3)] | None = None
     """Peak learning rate. None: 0.005 for an untrained model, 0.0005 for a trained one."""
-    ram: Annotated[float, Range(ge=0.001, le=1e6)] = RAM
+    ram: Annotated[float, Interval(ge=0.001, le=1e6)] = RAM
     """Limit of RAM in gigabytes, besides the model and the text; decompression needs as much, or
     the size of the text if it is packed with xz and larger."""
 

@@ -7,33 +7,29 @@ from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import Annotated
 
+from annotated_types import Interval
+
 from transformer_xl.config import (
-    HIDDEN,
     Count,
-    NotNegative,
-    Positive,
-    Range,
     check,
-    no_type_check,
     require,
 )
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServeSettings:
     """How a model is served."""
 
     host: str = "127.0.0.1"
     """Address to listen on; any but 127.0.0.1 exposes the server to others, see above."""
-    port: Annotated[int, Range(ge=0, le=65_535)] = 8000
+    port: Annotated[int, Interval(ge=0, le=65_535)] = 8000
     """Port to listen on; 0: a free one, which is logged."""
     names: tuple[str, ...] = ()
     """Host names that are accepted besides localhost and IP addresses, such as that of a proxy;
     *.example.com: all of that domain. Without any, another --host than 127.0.0.1 accepts all."""
     preface: bool = True
     """Read the preface of the model, if it has one, into the memory before texts that begin."""
-    api_key: str | None = field(default=None, metadata=HIDDEN)
+    api_key: str | None = field(default=None, metadata={"is_hidden": True})
     """Key that requests must send, Authorization: Bearer KEY; better set by TXL_API_KEY. Several:
     one a line, any of which requests must send."""
     name: str | None = None
@@ -48,7 +44,7 @@ class ServeSettings:
     """Largest number of sessions."""
     session_bytes: Count = 1 << 30
     """Largest number of bytes of sessions in memory only, each counted at its full size."""
-    session_idle: Positive = 604_800.0
+    session_idle: Annotated[float, Interval(gt=0)] = 604_800.0
     """Seconds after which an unused session is deleted."""
     max_batch: Count = 64
     """Batch size: largest number of texts generated at once."""
@@ -63,11 +59,11 @@ class ServeSettings:
     request is refused with 429."""
     max_connections: Count = 1_024
     """Largest number of connections; beyond, a request is refused with 503."""
-    max_seconds: Positive = 300.0
+    max_seconds: Annotated[float, Interval(gt=0)] = 300.0
     """Time limit of a request in seconds; then its texts are truncated."""
     max_body: Count = 1 << 20
     """Largest size of a request in bytes."""
-    shutdown_seconds: NotNegative = 10.0
+    shutdown_seconds: Annotated[float, Interval(ge=0)] = 10.0
     """Seconds that running requests have to finish when the server stops."""
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ from transformer_xl.apps.serve.errors import session_error
 from transformer_xl.apps.serve.repeats import LARGEST_ANSWER
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.sessions import Sessions
-from transformer_xl.config import MAX_HISTORY, GenerateConfig, total_memory
+from transformer_xl.config import GenerateConfig, total_memory
 from transformer_xl.data import Vocab
 from transformer_xl.errors import TxlError
 from transformer_xl.inference.generate import Sampler, Sampling, State
@@ -64,7 +64,8 @@ class Service:
         self.n_streams = 0
         mem_len = model.config.mem_len
         # In the note the answer is a text of JSON once more: quotation marks are escaped.
-        largest = State.largest(model, mem_len, max(mem_len, MAX_HISTORY)) + 2 * LARGEST_ANSWER
+        largest = State.largest(model, mem_len, max(mem_len, GenerateConfig.MAX_HISTORY))
+        largest += 2 * LARGEST_ANSWER
         self.sessions = Sessions(settings, weights, model, largest=largest)
         self.engine = Engine(model, settings, self._deliver)
         self.metrics = registry = CollectorRegistry()

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transformer_xl.config import MAX_HISTORY
+from transformer_xl.config import GenerateConfig
 from transformer_xl.data import Vocab
 from transformer_xl.inference.generate import History, Sampler, State, TextWriter
 from transformer_xl.model import Memory
@@ -182,7 +182,7 @@ class Text:
         if mems is None or not self.keeps_state:
             return part._replace(reason=reason)
         # At most what is remembered, and what penalties can see.
-        most = max(len(mems), MAX_HISTORY)
+        most = max(len(mems), GenerateConfig.MAX_HISTORY)
         parts = (self.before, self.prompt, self.written)
         read = np.concatenate([np.asarray(part[-most - 1 :], np.int32) for part in parts])
         known = torch.from_numpy(read[-most - 1 : -1])

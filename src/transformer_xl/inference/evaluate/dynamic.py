@@ -21,13 +21,14 @@ make no step.
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Interval
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from transformer_xl.config import EvalConfig, NotNegative, Positive, Share, no_type_check, require
+from transformer_xl.config import EvalConfig, require
 from transformer_xl.errors import InputError
 from transformer_xl.inference.evaluate.strategies import InSegments, in_order
 from transformer_xl.inference.evaluate.streams import Losses, Passage, as_text
@@ -40,7 +41,6 @@ Squares = dict[str, Tensor]
 """Mean squared gradients of each weight, by name."""
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True)
 class Dynamic(InSegments):
     """Dynamic evaluation in one stream with memory.
@@ -59,11 +59,11 @@ class Dynamic(InSegments):
 
     rule: Literal["rms", "sgd"] = "rms"
     """Divide gradients by their RMS on the training text, or use them unscaled."""
-    lr: NotNegative
+    lr: Annotated[float, Interval(ge=0)]
     """Learning rate."""
-    decay: Share = 0.0
+    decay: Annotated[float, Interval(ge=0, le=1)] = 0.0
     """Decay towards the trained weights after each segment."""
-    eps: Positive = 0.1
+    eps: Annotated[float, Interval(gt=0)] = 0.1
     """For ``rms``: epsilon added to the RMS of the gradients, as a multiple of their mean."""
     squares: Squares | None = None
     """For ``rms``: from :func:`gradient_squares`."""

@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import torch
+from annotated_types import Interval
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transformer_xl.config import Length, ModelConfig, Range, check, no_type_check
+from transformer_xl.config import Length, ModelConfig, check
 from transformer_xl.inference.evaluate.streams import Losses, Passage, read_parts
 from transformer_xl.model import SEGMENT_LEN, LanguageModel, Lengths, read
 
-AtLeastOne = Annotated[int, Range(ge=1)]
+AtLeastOne = Annotated[int, Interval(ge=1)]
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True)
 class Strategy(ABC):
     """How a text is evaluated: one of the classes below.
@@ -57,7 +57,6 @@ class Strategy(ABC):
         return {}
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True)
 class InSegments(Strategy):
     """Evaluation by segments with memory."""
@@ -81,7 +80,6 @@ def in_order(nll: Float[Tensor, " T"], start: int = 0) -> Losses:
     return nll[None], torch.arange(start, start + len(nll))[None]
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True)
 class WithMemory(InSegments):
     """Evaluation by segments with memory, as in the paper.
@@ -108,7 +106,6 @@ class WithMemory(InSegments):
         return read_parts(model, passage, lengths, self.batch_size, self.max_steps)
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True)
 class SlidingWindow(Strategy):
     """Evaluation by sliding windows, without memory (Al-Rfou et al., 2018).

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int32
 
-from transformer_xl.config import MAX_HISTORY
+from transformer_xl.config import GenerateConfig
 
 Tokens = Sequence[int] | np.ndarray
-_KEPT = MAX_HISTORY + 1
+_KEPT = GenerateConfig.MAX_HISTORY + 1
 """The last token, which no memory contains yet, and those before it."""
 _MAX_BREAKS = 16
 """Broken loops that are known; more than the length of a loop can be halved."""
@@ -54,11 +54,11 @@ class History:
         self._tokens[self._end] = token
         self._end, self.size = self._end + 1, self.size + 1
 
-    def last(self, n: int = MAX_HISTORY) -> Int32[np.ndarray, " n"]:
+    def last(self, n: int = GenerateConfig.MAX_HISTORY) -> Int32[np.ndarray, " n"]:
         """Return the last ``n`` tokens, or all if there are fewer; a view."""
         return self._tokens[max(self._end - n, 0) : self._end]
 
-    def sampled(self, n: int = MAX_HISTORY) -> Int32[np.ndarray, " n"]:
+    def sampled(self, n: int = GenerateConfig.MAX_HISTORY) -> Int32[np.ndarray, " n"]:
         """Return the last ``n`` tokens, but none that was read; a view."""
         return self.last(min(n, self.size - self._n_given))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Literal
 
-from transformer_xl.config import GenerateConfig, no_type_check, require, validate_settings
+from transformer_xl.config import GenerateConfig, require, validate_settings
 from transformer_xl.data import Vocab
 from transformer_xl.model import shown, whole
 
@@ -15,7 +15,6 @@ HOTTEST = 1e30
 _DEFAULT = GenerateConfig()
 
 
-@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
     """How a token is drawn from the distribution of the model.

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int32
 from torch import Tensor
 
-from transformer_xl.config import names_nearest, pick_device
+from transformer_xl.config import pick_device
 from transformer_xl.data import Vocab, load_vocab
 from transformer_xl.errors import DataError, InputError
 from transformer_xl.inference.generate.batch import GenerationBatch, random_numbers
@@ -48,22 +48,21 @@ Text = str | Tokens
 """A text, or its tokens."""
 
 
-@names_nearest
 def from_pretrained(
     name: Path | str, device: torch.device | None = None, weights: Weights = "float32"
 ) -> tuple[LanguageModel, Vocab]:
     """Load a model with its vocabulary onto a device, by default the CPU.
 
     Args:
-        name: A model folder, a run folder, of which the best model is loaded, the name of a shipped
-            model, such as ``python-code``, or ``OWNER/NAME`` of the Hugging Face hub.
+        name: A model folder, a run folder, of which the best model is loaded, or the name of a
+            shipped model, such as ``python-code``.
         device: Device of the model.
         weights: Precision of the weights: ``float32``, ``bfloat16`` or ``int8``.
 
     Raises:
         FileNotFoundError: There is no such model, or the folder holds none.
-        OSError: A file cannot be read, or the hub cannot be reached.
-        RuntimeError: A file is damaged, or the model on the hub is none of this package.
+        OSError: A file cannot be read.
+        RuntimeError: A file is damaged.
         ValueError: The settings are invalid, or the vocabulary has another size than the model's.
 
     Example:

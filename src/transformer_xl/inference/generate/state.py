@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from transformer_xl.config import FORMAT_VERSION, MAX_HISTORY
+from transformer_xl.config import FORMAT_VERSION, GenerateConfig
 from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.inference.generate.batch import Generation, random_numbers
 from transformer_xl.model import LanguageModel, Memory, WeightsFiles, read_tensors, write_tensors
@@ -40,7 +40,9 @@ class State(NamedTuple):
         return cls(text.mems, text.last_token, text.random_state, read=read)
 
     @staticmethod
-    def largest(model: LanguageModel, mem_len: int, n_tokens: int = MAX_HISTORY) -> int:
+    def largest(
+        model: LanguageModel, mem_len: int, n_tokens: int = GenerateConfig.MAX_HISTORY
+    ) -> int:
         """Return the maximum bytes of a state: memory, last tokens, and random numbers."""
         random = random_numbers(0).get_state()
         return model.memory_bytes(mem_len) + n_tokens * np.dtype(np.int32).itemsize + random.nbytes
@@ -69,7 +71,7 @@ def save_state(
     unused, read = max(positions - len(state.mems), 0), state.read
     n_read = 0 if read is None else len(read)
     if read is not None and positions:
-        read = F.pad(read, (max(MAX_HISTORY - n_read, 0), 0))
+        read = F.pad(read, (max(GenerateConfig.MAX_HISTORY - n_read, 0), 0))
     values = state.mems.state_dict() | {"random": state.random, "read": read}
     tensors = {name: x.contiguous() for name, x in values.items() if x is not None}
     if unused:

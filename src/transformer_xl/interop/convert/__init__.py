@@ -14,7 +14,6 @@ from torch import Tensor
 from transformer_xl.config import (
     EvalConfig,
     ModelConfig,
-    names_nearest,
     new_folder,
     require_new,
 )
@@ -36,7 +35,6 @@ __all__ = ["SETTABLE", "convert"]
 _Say = Callable[[str], None]
 
 
-@names_nearest
 def convert(
     source: Path | str,
     folder: Path | str,

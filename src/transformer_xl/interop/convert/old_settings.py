@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from torch import Tensor
 
-from transformer_xl.config import ModelConfig, Quirk, create_from_stored
+from transformer_xl.config import ModelConfig, create_from_stored
 from transformer_xl.errors import SettingsError
 
 _MOST_LAYERS = 1000
@@ -116,7 +116,7 @@ def model_config(
     if clamp_len is not None and attn_type == 1:
         # The table of the authors has clamp_len rows: the largest distance is one less.
         clamp_len -= 1
-    quirks: dict[Quirk, bool] = {
+    quirks = {
         "stored_positions": attn_type in (2, 3) and mem_len != 0,
         # Unlike the authors' code, NVIDIA's passes the two lengths in the right order.
         "swapped_ext_len": ext_len != 0 and origin == "authors",

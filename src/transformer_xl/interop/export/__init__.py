@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transformer_xl.config import FORMAT_VERSION, names_nearest, new_folder, require_new
+from transformer_xl.config import FORMAT_VERSION, new_folder, require_new
 from transformer_xl.data import load_vocab
 from transformer_xl.errors import InputError
 from transformer_xl.model import (
@@ -201,7 +201,6 @@ class Exported(NamedTuple):
     None: there was no runtime for it."""
 
 
-@names_nearest
 def export(
     source: Path | str,
     folder: Path | str,

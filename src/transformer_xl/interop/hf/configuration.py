@@ -17,7 +17,6 @@ from transformer_xl.config import (
     fields_of,
     locate_here,
     near,
-    no_type_check,
     validate_settings,
 )
 from transformer_xl.errors import SettingsError
@@ -32,7 +31,6 @@ def path_of(name: str | os.PathLike) -> str | os.PathLike:
     return name if location is None or location.is_path else location.path
 
 
-@no_type_check
 @dataclasses.dataclass
 class _Calls:
     """Settings of calls, which only transformers has."""
@@ -67,7 +65,6 @@ def _resolve_aliases(settings: Mapping[str, Any], aliases: Mapping[str, str]) ->
     return resolved
 
 
-@no_type_check
 class TransformerXLConfig(PreTrainedConfig):
     """Settings of a model: those of :class:`~transformer_xl.config.ModelConfig` by their names.
 

@@ -33,7 +33,6 @@ from torch.futures import Future as TorchFuture
 
 from transformer_xl.config import (
     FORMAT_VERSION,
-    UNFINISHED,
     World,
     checksum,
     is_disk_full,
@@ -41,6 +40,7 @@ from transformer_xl.config import (
     sync,
 )
 from transformer_xl.errors import CheckpointError
+from transformer_xl.train.checkpoint.run_folder import UNFINISHED
 
 STATE_FILE = "state.json"
 CHECKSUMS_FILE = "checksums.json"

@@ -31,12 +31,9 @@ from torch import Tensor
 
 from transformer_xl.config import (
     FORMAT_VERSION,
-    UNFINISHED,
     Config,
     ModelConfig,
     describe_machine,
-    differences,
-    dump_recipe,
     load_recipe,
     locked,
     remove_temporary,
@@ -54,6 +51,8 @@ METRICS_FILE = "metrics.jsonl"
 RESULTS_FILE = "results.json"
 SAMPLE_FILE = "sample.json"
 CHECKPOINTS = "checkpoints"
+UNFINISHED = ".unfinished-"
+"""Prefix of folders that are being written or removed; a killed process leaves them behind."""
 _LOCK_FILE = ".lock"
 _CARD = Path(__file__).with_name("model_card.md")
 OF_RAW_TEXT = "a run of an earlier version, which normalized no text, goes on with --data.raw True"
@@ -111,7 +110,7 @@ class RunFolder:
                     "give another --out"
                 )
             try:
-                dump_recipe(config).encode()
+                config.to_toml().encode()
             except UnicodeEncodeError as error:
                 raise SettingsError(
                     f"{error.object[max(error.start - 60, 0) : error.end]!r}: the settings must be "
@@ -128,7 +127,7 @@ class RunFolder:
             if getattr(config.data, name) is not None and getattr(config.model, name) is None:
                 other = replace(other, model=replace(other.model, **{name: None}))
         free = _MAY_DIFFER if config.data.corpus is None else _MAY_DIFFER + _SAID_BY_CORPUS
-        wrong = [line for line in differences(other, config) if not line.startswith(free)]
+        wrong = [line for line in other.differences(config) if not line.startswith(free)]
         if wrong:
             remedy = ""
             if all(x.startswith("model.vocab_size") for x in wrong):
@@ -189,7 +188,7 @@ class RunFolder:
             copies = 2 + numbers * (config.train.keep_checkpoints + 1)
             require_space(self.path, 4 * n_parameters * copies, "this run")
             # The recipe makes it a run folder, so it comes first.
-            replace_file(self.path / RECIPE_FILE, dump_recipe(config).encode())
+            replace_file(self.path / RECIPE_FILE, config.to_toml().encode())
         if not (self.path / ENVIRONMENT_FILE).exists():
             # The package need not be installed.
             packages = {"transformer-xl": sys.modules["transformer_xl"].__version__}
