@@ -43,7 +43,6 @@ from transformer_xl.train.checkpoint import (  # noqa: E402
     RESULTS_FILE,
 )
 from transformer_xl.train.checkpoint.checkpoints import checkpoints_in, read_about  # noqa: E402
-from transformer_xl.train.finish import held_out  # noqa: E402
 
 RECIPES = ROOT / "src" / "transformer_xl" / "config" / "recipes"
 CARDS = Path(__file__).parent / "cards"
@@ -191,7 +190,7 @@ def background(name: str, run: Path, recipe: Config) -> Figures:
 def losses(folder: Path, recipe: Config) -> Figures:
     """Evaluate a model on the held-out text, and count its parameters."""
     corpus = prepare(recipe.data)
-    split = held_out(corpus)
+    split = corpus.held_out
     model, vocab = from_pretrained(folder)
     result = evaluate_by(
         recipe.eval,

@@ -4,7 +4,6 @@ import os
 import pytest
 
 from transformer_xl.config import DataConfig
-from transformer_xl.data.catalogue import KNOWN_CORPORA, common_settings
 from transformer_xl.data.finding import find_text, list_text
 
 
@@ -85,12 +84,6 @@ def test_the_python_library_is_there_and_is_a_library(tmp_path):
     assert {"abc.py", "json/decoder.py", "asyncio/tasks.py"} <= set(names)
     assert not [n for n in names if "test" in n.split("/")[:-1] or "site-packages" in n]
     assert 4e6 < sum(file.stat().st_size for file in files.train) < 12e6
-
-
-def test_common_settings_name_the_corpus_and_fit_it():
-    for name in KNOWN_CORPORA:
-        assert common_settings(name).name == name
-    assert common_settings("hf:org/name") == DataConfig(name="hf:org/name")
 
 
 @pytest.fixture

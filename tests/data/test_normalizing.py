@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 
 from transformer_xl.config import DataConfig
 from transformer_xl.data import train_vocab
-from transformer_xl.data.corpus import raw_split
-from transformer_xl.data.normalizing import (
-    Normalizer,
-    describe_changes,
-    normalized,
-    normalized_prompt,
-)
+from transformer_xl.data.normalizing import Normalizer
 from transformer_xl.data.preparing import prepare
 
 LINES = "to be,\nor not\n\nto be — naïve?\n"
@@ -29,7 +23,7 @@ BOMS = {
 
 def read(blocks):
     normalizer = Normalizer("a.txt", "--raw")
-    return b"".join(normalized(blocks, normalizer)), dict(+normalizer.changes)
+    return b"".join(normalizer.blocks(blocks)), dict(+normalizer.changes)
 
 
 def blocks_of(data, draw):
@@ -70,20 +64,20 @@ def test_a_prompt_is_normalized_as_the_text_was():
     for kind in ("bytes", "chars"):
         vocab = train_vocab(kind, [LINES])
         for text in (LINES, "\ufeff" + LINES.replace("\n", "\r\n"), LINES.replace("\n", "\r")):
-            assert normalized_prompt(text, vocab)[0] == LINES
+            assert vocab.normalized(text)[0] == LINES
         # It is text already: no UTF-16, no bytes of another encoding.
         for text in ("a\0b\0", "\udcff\udcfea\udc00", "\ud800", ""):
-            assert normalized_prompt(text, vocab) == (text, {})
+            assert vocab.normalized(text) == (text, {})
     # One with CR is of raw text.
     vocab = train_vocab("chars", [LINES, "\r"])
-    assert normalized_prompt("a\r\n", vocab) == ("a\r\n", {})
+    assert vocab.normalized("a\r\n") == ("a\r\n", {})
 
 
 def test_changes_are_described_with_counts():
-    assert describe_changes(Normalizer("a").changes) == ""
+    assert Normalizer.describe(Normalizer("a").changes) == ""
     normalizer = Normalizer("a")
     normalizer.push(b"a\r\n" * 1200 + b"b\r")
-    assert describe_changes(normalizer.changes) == "1,200 CR LF to LF, 1 CR to LF"
+    assert Normalizer.describe(normalizer.changes) == "1,200 CR LF to LF, 1 CR to LF"
 
 
 @pytest.mark.parametrize(
@@ -131,12 +125,12 @@ def made(tmp_path):
 @pytest.mark.parametrize("vocab", ["bytes", "chars", "bpe"])
 def test_a_line_ends_with_its_file(made, vocab):
     corpus, said = made({"a.txt": b"one two", "b.txt": b"", "c.txt": b"three four"}, vocab)
-    assert raw_split(corpus, "train") == b"one two\nthree four"
+    assert corpus.raw("train") == b"one two\nthree four"
     assert said == [
         "normalized the text of 1 of 3 files: 1 line end added between files; --data.raw True "
         "reads every byte as it is"
     ]
-    assert corpus.manifest["splits"]["train"]["text_files"] == ["a.txt", "c.txt"]
+    assert corpus.manifest.splits.train.text_files == ["a.txt", "c.txt"]
 
 
 @pytest.mark.parametrize("vocab", ["bytes", "words"])
@@ -159,7 +153,7 @@ def test_a_corpus_is_the_same_whatever_platform_its_files_are_from(made, vocab):
 def test_a_raw_text_keeps_every_byte(made):
     files = {"a.bin": b"\xef\xbb\xbfa\0\r\nb\r", "b.bin": b"c"}
     corpus, said = made(files, raw=True)
-    assert (raw_split(corpus, "train"), said) == (b"".join(files.values()), [])
+    assert (corpus.raw("train"), said) == (b"".join(files.values()), [])
     with pytest.raises(ValueError, match=r"a\.bin: byte 4 is zero.*--data\.raw True"):
         made(files)
 
@@ -167,7 +161,7 @@ def test_a_raw_text_keeps_every_byte(made):
 def test_other_line_ends_of_unicode_and_bytes_of_other_encodings_are_kept(made):
     for number, data in enumerate(("a\x0cb\x85c\u2028d\n".encode(), b"voil\xe0\n")):
         corpus, said = made({f"{number}.txt": data})
-        assert (raw_split(corpus, "train"), said) == (data, [])
+        assert (corpus.raw("train"), said) == (data, [])
 
 
 def test_a_corpus_that_is_found_again_says_what_was_normalized(made):
@@ -176,13 +170,13 @@ def test_a_corpus_that_is_found_again_says_what_was_normalized(made):
         raw, _ = made(files, raw=True)
         corpus, _ = made(files)
         assert corpus.folder != raw.folder
-        assert raw_split(corpus, "train") == LINES.encode()
+        assert corpus.raw("train") == LINES.encode()
         again, said = made(files)
         assert again.folder == corpus.folder
         is_said = ["normalized the text: 4 CR LF to LF; --data.raw True reads every byte as it is"]
         assert said == ([] if files is normal else is_said)
         # The raw one is still there.
-        assert raw_split(made(files, raw=True)[0], "train") == next(iter(files.values()))
+        assert made(files, raw=True)[0].raw("train") == next(iter(files.values()))
 
 
 def test_errors_name_the_file_and_its_bytes_and_not_the_copy(made, tmp_path):

@@ -148,7 +148,7 @@ def test_a_text_at_a_url_is_the_text_in_a_folder(web, texts, tmp_path, path):
         prepare(DataConfig(path=x, cache_dir=str(tmp_path / "cache"), **settings))
         for x in (f"{web.url}/{path}", str(texts))
     ]
-    assert corpora[0].manifest["splits"] == corpora[1].manifest["splits"]
+    assert corpora[0].manifest.splits == corpora[1].manifest.splits
 
 
 def test_a_prepared_corpus_at_a_url_is_the_corpus(web, tmp_path):

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from transformer_xl.config import DataConfig
-from transformer_xl.data.corpus import raw_split
 from transformer_xl.data.preparing import prepare
 
 TEXT = "To be, or not to be:\n    that is the question — naïve?\n" * 40
@@ -31,8 +30,8 @@ def text_of(corpus):
 def test_compressed_text_is_the_text(tmp_path, suffix, compress):
     (tmp_path / f"text.txt{suffix}").write_bytes(compress(TEXT.encode()))
     corpus = whole(tmp_path / f"text.txt{suffix}", tmp_path / "cache")
-    assert raw_split(corpus, "train") == TEXT.encode()
-    assert corpus.manifest["splits"]["train"]["text_files"] == [f"text.txt{suffix}"]
+    assert corpus.raw("train") == TEXT.encode()
+    assert corpus.manifest.splits.train.text_files == [f"text.txt{suffix}"]
     # What was unpacked served the building only.
     names = {path.name for path in corpus.folder.iterdir()}
     bins = {"train.bin", "valid.bin", "test.bin"}

@@ -21,7 +21,7 @@ from transformer_xl.config import (
     pick_device,
     pick_precision,
 )
-from transformer_xl.data import cache_folder, load_vocab
+from transformer_xl.data import load_vocab
 from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.model import (
     CONFIG_FILE,
@@ -37,7 +37,7 @@ from transformer_xl.model import (
     weights_path,
 )
 from transformer_xl.ops import ceiling, choose_backend, native, triton
-from transformer_xl.train import CHECKPOINTS, checkpoints_in, first_damaged
+from transformer_xl.train import RunFolder, first_damaged
 
 _PACKAGES = (
     *("transformer-xl", "torch", "numpy", "safetensors", "tokenizers", "matplotlib", "lm_eval"),
@@ -65,7 +65,7 @@ def diagnose() -> dict[str, Any]:
         f"loss on {device}": f"operations of torch: {no_kernels}" if no_kernels else "kernels",
         "decoding on cpu": f"operations of torch: {no_step}" if no_step else native.level(),
         "speed": _speed(device, precision),
-        "cache": str(cache_folder(DataConfig())),
+        "cache": str(DataConfig().cache_folder),
         "packages": {x.name: x.version for x in distributions() if x.name in _PACKAGES},
     }
 
@@ -109,7 +109,7 @@ def verify(name: Path | str) -> dict[str, str]:
     for folder in () if checks else model_folders(path):
         if (folder / CONFIG_FILE).is_file():
             checks[folder] = _verified_model
-    checks |= dict.fromkeys(checkpoints_in(path / CHECKPOINTS), _verified_checkpoint)
+    checks |= dict.fromkeys(RunFolder(path).checkpoints(), _verified_checkpoint)
     if not checks:
         raise FileNotFoundError(f"{path} has no {CONFIG_FILE}, no model and no checkpoint of a run")
     messages: dict[str, str] = {}

@@ -1,7 +1,9 @@
 """Settings of the text and its tokenization."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Literal
 
 from transformer_xl.config.checks import (
@@ -83,6 +85,12 @@ class DataConfig:
     verify: Literal["once", "always", "never"] = "once"
     """Verify the checksums of token files once until they change, each time they are opened, or
     never. Sizes are always compared."""
+
+    @property
+    def cache_folder(self) -> Path:
+        """The folder of prepared corpora and downloads."""
+        folder = self.cache_dir or os.environ.get("TXL_CACHE") or "~/.cache/transformer_xl"
+        return Path(folder).expanduser()
 
     @property
     def is_given(self) -> bool:

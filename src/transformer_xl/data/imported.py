@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 import numpy as np
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from transformer_xl.data.decoding import StreamDecoder
 from transformer_xl.data.vocab import (
     MISSING,
     UNDECODED,
-    StreamDecoder,
     Vocab,
     bytes_written,
     definition_hash,
@@ -58,30 +58,6 @@ class Rules:
         return dataclasses.asdict(self) | {"apart": list(self.apart)}
 
 
-def cutter(symbols: Sequence[str], rules: Rules, steps: Sequence[Any]) -> Tokenizer:
-    """Build a tokenizer for the tokens of an old program, with IDs in their order.
-
-    The normalizers ``steps`` are applied first.
-    """
-    ids = {symbol: number for number, symbol in enumerate(symbols)}
-    # An unknown word is an error if unk_token is not in the vocabulary.
-    missing = next(x for x in map(chr, range(0xD800)) if x not in ids)
-    unk = missing if rules.unk is None else rules.unk
-    tokenizer: Any = Tokenizer(models.WordLevel(vocab=ids, unk_token=unk))
-    cut: Any = pre_tokenizers.Split(Regex(f"[{SPACE}]+"), "removed")
-    if rules.join in ("bytes", "chars"):
-        cut = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    if rules.join == "bytes":
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        cut = pre_tokenizers.Sequence([byte_level, cut])
-        tokenizer.decoder = decoders.ByteLevel()
-    elif rules.join == "chars":
-        tokenizer.decoder = decoders.Fuse()
-    tokenizer.normalizer = normalizers.Sequence([*steps])
-    tokenizer.pre_tokenizer = cut
-    return tokenizer
-
-
 class ImportedVocab(Vocab):
     """The vocabulary of an old program.
 
@@ -103,6 +79,41 @@ class ImportedVocab(Vocab):
         self.unk_id = None if rules.unk is None else self._ids[rules.unk]
         if self.token_bytes is not None and self.unk_id is not None:
             self.token_bytes[self.unk_id] = 0
+
+    @classmethod
+    def of_symbols(
+        cls,
+        symbols: Sequence[str],
+        rules: Rules,
+        steps: Sequence[normalizers.Normalizer],
+        added: Sequence[AddedToken] = (),
+    ) -> "ImportedVocab":
+        """Build the vocabulary of the tokens of an old program, with IDs in their order.
+
+        Args:
+            symbols: The tokens.
+            rules: The rules for joining them.
+            steps: Applied to a text first.
+            added: Tokens that are matched before the text is split.
+        """
+        ids = {symbol: number for number, symbol in enumerate(symbols)}
+        # An unknown word is an error if unk_token is not in the vocabulary.
+        missing = next(x for x in map(chr, range(0xD800)) if x not in ids)
+        unk = missing if rules.unk is None else rules.unk
+        tokenizer: Any = Tokenizer(models.WordLevel(vocab=ids, unk_token=unk))
+        cut: Any = pre_tokenizers.Split(Regex(f"[{SPACE}]+"), "removed")
+        if rules.join in ("bytes", "chars"):
+            cut = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        if rules.join == "bytes":
+            byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+            cut = pre_tokenizers.Sequence([byte_level, cut])
+            tokenizer.decoder = decoders.ByteLevel()
+        elif rules.join == "chars":
+            tokenizer.decoder = decoders.Fuse()
+        tokenizer.normalizer = normalizers.Sequence([*steps])
+        tokenizer.pre_tokenizer = cut
+        tokenizer.add_tokens([*added])
+        return cls(tokenizer.to_str(pretty=True), rules)
 
     def _symbol_bytes(self) -> list[bytes] | None:
         if self.rules.join == "bytes":
@@ -138,9 +149,9 @@ class ImportedVocab(Vocab):
 
     def _pieces(self, text: str) -> list[str]:
         text = UNDECODED.sub("", text)
-        if (normalizer := self._tokenizer.normalizer) is not None:
+        if (normalizer := self.tokenizer.normalizer) is not None:
             text = normalizer.normalize_str(text)
-        cutter = self._tokenizer.pre_tokenizer
+        cutter = self.tokenizer.pre_tokenizer
         return [text] if cutter is None else [x for x, _ in cutter.pre_tokenize_str(text)]
 
     def _lookup_lines(self, text: str, *, prepared: bool = False) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import cast
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from transformer_xl.data.imported import SPACE, ImportedVocab, Rules, cutter
+from transformer_xl.data.imported import SPACE, ImportedVocab, Rules
 from transformer_xl.data.vocab import EOS, UNK, Vocab, VocabKind, byte_characters, symbols_in
 from transformer_xl.errors import DataError, InputError
 
@@ -143,6 +143,5 @@ def authors_bytes(byte_values: Sequence[int]) -> ImportedVocab:
     """
     characters = byte_characters()
     symbols = [characters[byte] for byte in byte_values if byte != ord("\n")]
-    rules = Rules(join="bytes")
     dropped = normalizers.Sequence([normalizers.Replace(Regex(r"\n"), "")])
-    return ImportedVocab(cutter(symbols, rules, [dropped]).to_str(pretty=True), rules)
+    return ImportedVocab.of_symbols(symbols, Rules(join="bytes"), [dropped])

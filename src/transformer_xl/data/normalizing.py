@@ -8,12 +8,8 @@ among them those that some programs take for line ends: form feed, NEL, U+2028.
 import codecs
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from transformer_xl.errors import DataError
-
-if TYPE_CHECKING:
-    from transformer_xl.data.vocab import Vocab
 
 _MARKS = {
     codecs.BOM_UTF8: "",
@@ -83,6 +79,19 @@ class Normalizer:
             raise self._refusal(first + len(before), "zero, as in UTF-16 and in no UTF-8 text")
         return self._with_lf(block)
 
+    def blocks(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield a text in blocks as it is read; an empty block, for a pause, stays one."""
+        for block in blocks:
+            if (text := self.push(block)) or not block:
+                yield text
+        if text := self.push(b"", is_over=True):
+            yield text
+
+    @staticmethod
+    def describe(changes: Counter[str]) -> str:
+        """Describe what was changed, with counts; empty if nothing was."""
+        return ", ".join(how.format(changes[x]) for x, how in _DESCRIBED.items() if changes[x])
+
     def of_text(self, text: str) -> str:
         """Return a text that is whole and decoded already, as a prompt is."""
         data = self._without_mark(text.encode("utf-8", "surrogatepass"))
@@ -116,28 +125,3 @@ class Normalizer:
         n_both = data.count(b"\r\n")
         self.changes.update({"CR": data.count(b"\r") - n_both, "CR LF": n_both})
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-
-
-def normalized(blocks: Iterable[bytes], normalizer: Normalizer) -> Iterator[bytes]:
-    """Yield a text in blocks as it is read; an empty block, for a pause, stays one."""
-    for block in blocks:
-        if (text := normalizer.push(block)) or not block:
-            yield text
-    if text := normalizer.push(b"", is_over=True):
-        yield text
-
-
-def normalized_prompt(text: str, vocab: "Vocab") -> tuple[str, Counter[str]]:
-    """Return a prompt as the text is that a model was trained on, and what was changed.
-
-    A vocabulary of characters with a CR is one of raw text: then the prompt stays as it is.
-    """
-    normalizer = Normalizer("the prompt")
-    if vocab.kind == "chars" and not vocab.unknown("\r"):
-        return text, normalizer.changes
-    return normalizer.of_text(text), +normalizer.changes
-
-
-def describe_changes(changes: Counter[str]) -> str:
-    """Describe what was changed, with counts; empty if nothing was."""
-    return ", ".join(how.format(changes[x]) for x, how in _DESCRIBED.items() if changes[x])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformer_xl.config import DataConfig, Say, write_atomically
 from transformer_xl.data.catalogue import KNOWN_CORPORA
-from transformer_xl.data.normalizing import describe_changes
+from transformer_xl.data.normalizing import Normalizer
 from transformer_xl.data.text import Span, TextFiles, read_text
 from transformer_xl.data.unpacking import (
     COMPRESSED,
@@ -67,7 +67,7 @@ def plain_texts(
         n_files = sum(map(len, replaced.values()))
         say(
             f"normalized the text of {sum(map(bool, changed)):,} of {n_files:,} files: "
-            f"{describe_changes(changes)}; {RAW_REMEDY}"
+            f"{Normalizer.describe(changes)}; {RAW_REMEDY}"
         )
     parts = {part: tuple(paths) for part, paths in replaced.items()}
     return replace(files, origins=origins, **parts), changes

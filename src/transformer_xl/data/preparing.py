@@ -32,12 +32,12 @@ from transformer_xl.config import (
     remove_temporary,
     replace_file,
 )
-from transformer_xl.data.catalogue import KNOWN_CORPORA, common_settings
+from transformer_xl.data.catalogue import KNOWN_CORPORA
 from transformer_xl.data.corpus import MANIFEST, Corpus, manifest_of
 from transformer_xl.data.finding import HUB_PREFIX, find_text, local_path
 from transformer_xl.data.locking import once
 from transformer_xl.data.making_vocab import authors_bytes, train_vocab
-from transformer_xl.data.normalizing import describe_changes
+from transformer_xl.data.normalizing import Normalizer
 from transformer_xl.data.plain_text import CHANGES, is_raw, named_by_origin, plain_texts
 from transformer_xl.data.store import is_url, local_copy
 from transformer_xl.data.text import (
@@ -52,7 +52,7 @@ from transformer_xl.data.text import (
 )
 from transformer_xl.data.tokenizing import find_unknown, write_split
 from transformer_xl.data.unpacking import RAW_REMEDY, unpacking_of
-from transformer_xl.data.vocab import VOCAB_FILE, Vocab, describe_unknown
+from transformer_xl.data.vocab import VOCAB_FILE, Vocab
 from transformer_xl.data.vocab_files import bring, load_vocab, tokenizer_path
 from transformer_xl.errors import DataError, InputError, SettingsError
 
@@ -65,12 +65,6 @@ _SHORT_BYTES = 16 << 20
 
 _KEYS = ("name", "path", "valid_path", "test_path", "split_by", "valid_fraction", "test_fraction")
 _KEYS += ("vocab", "vocab_size")
-
-
-def cache_folder(config: DataConfig) -> Path:
-    """Return the cache folder of corpora and downloads."""
-    folder = config.cache_dir or os.environ.get("TXL_CACHE") or "~/.cache/transformer_xl"
-    return Path(folder).expanduser()
 
 
 @names_nearest
@@ -103,7 +97,7 @@ def prepare(config: DataConfig, progress: Callable[[str], None] | None = None) -
             "and txl eval open their folder"
         )
     say = progress or (lambda line: None)
-    cache = cache_folder(config).absolute()
+    cache = config.cache_folder.absolute()
     corpus = _opened(config, cache, say) if config.corpus else _built(config, cache, say)
     if config.verify == "always":
         corpus.verify()
@@ -127,7 +121,7 @@ def _built(config: DataConfig, cache: Path, say: Say) -> Corpus:
             building.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OSError(
-                f"cannot write to the cache {cache_folder(config)}: {error.strerror or error}; "
+                f"cannot write to the cache {config.cache_folder}: {error.strerror or error}; "
                 "choose another folder with --data.cache_dir or the variable TXL_CACHE"
             ) from error
         if not (building / MANIFEST).is_file():
@@ -147,7 +141,7 @@ def _built(config: DataConfig, cache: Path, say: Say) -> Corpus:
     activity = "another process is preparing this corpus"
     once(cache / ".locks" / folder.name, say, activity, find=folder.is_dir, make=build)
     corpus = Corpus(folder)
-    described = describe_changes(Counter(corpus.manifest.get(CHANGES)))
+    described = Normalizer.describe(Counter(corpus.manifest.text_changes))
     # What was normalized in a new one has been reported.
     if described and not is_new:
         say(f"normalized the text: {described}; {RAW_REMEDY}")
@@ -164,8 +158,8 @@ def _opened(config: DataConfig, cache: Path, say: Say) -> Corpus:
     default = dataclasses.asdict(DataConfig())
     # The manifest omits where symbols are counted if that is the training text.
     made = default | {"vocab_from": "train", "vocab": config.vocab}
-    made |= corpus.manifest.get("settings", {})
-    made["name"] = corpus.manifest.get("source", {}).get("name", config.name)
+    made |= corpus.manifest.settings
+    made["name"] = corpus.manifest.source.get("name", config.name)
     if config.tokenizer:
         if bring(config.tokenizer).hash != corpus.vocab.hash:
             raise SettingsError(
@@ -178,7 +172,7 @@ def _opened(config: DataConfig, cache: Path, say: Say) -> Corpus:
             f"set data.vocab to {made['vocab']}"
         )
     names = ["name"]
-    if corpus.manifest.get("settings"):
+    if corpus.manifest.settings:
         names += ["path", "valid_path", "test_path", "json_field", "split_by", "valid_fraction"]
         names += ["test_fraction"] + ["vocab_size", "vocab_from"] * (not config.tokenizer)
     for name in names:
@@ -191,7 +185,7 @@ def _opened(config: DataConfig, cache: Path, say: Say) -> Corpus:
     return corpus
 
 
-def _settings(config: DataConfig) -> dict[str, Any]:
+def _settings(config: DataConfig) -> dict[str, object]:
     """Return the settings on which the tokens depend, among them the paths as they are given.
 
     Settings added in later versions are omitted at their defaults, so that older corpora are
@@ -218,7 +212,7 @@ def _settings(config: DataConfig) -> dict[str, Any]:
     return settings
 
 
-def _key(settings: dict[str, Any], files: TextFiles) -> str:
+def _key(settings: Mapping[str, object], files: TextFiles) -> str:
     identity = [
         [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
         for paths in files.parts.values()
@@ -235,7 +229,7 @@ def vocabulary_source(config: DataConfig) -> str:
 
 
 def _build(
-    config: DataConfig, files: TextFiles, folder: Path, settings: dict[str, Any], say: Say
+    config: DataConfig, files: TextFiles, folder: Path, settings: Mapping[str, object], say: Say
 ) -> None:
     """Write all files of a corpus; the manifest, which records ``settings``, is the last."""
     _require_use(config, files)
@@ -324,13 +318,14 @@ def _split(
         n_threads = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     say(f"writing {name}: {n_bytes:,} bytes of text")
     # In published corpora of words, spaces separate all tokens, punctuation included.
-    is_prepared = common_settings(config.name).vocab == "words"
+    published = KNOWN_CORPORA.get(config.name)
+    is_prepared = published is not None and published.settings.vocab == "words"
     about = write_split(path, vocab, spans, say, is_prepared=is_prepared, n_threads=n_threads)
     if n_unknown := about["unknown"]:
         where = ""
         if (place := find_unknown(vocab, spans)) is not None:
             file, line, unknown = place
-            where = f": {files.origins.get(file, file)}: {describe_unknown(unknown, line)}"
+            where = f": {files.origins.get(file, file)}: {Vocab.describe_unknown(unknown, line)}"
         say(
             f"warning: {name}: {n_unknown:,} of {about['tokens']:,} characters are not in the "
             f"vocabulary and become <unk>{where}"

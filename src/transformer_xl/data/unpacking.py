@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from transformer_xl.config import DataConfig
-from transformer_xl.data.normalizing import Normalizer, normalized
+from transformer_xl.data.normalizing import Normalizer
 from transformer_xl.errors import DataError
 
 Unpacking = Literal["", "text", "records", "json", "numpy"]
@@ -135,7 +135,7 @@ def text_blocks(
         yield from blocks
         return
     normalizer = Normalizer(str(path), RAW_REMEDY)
-    yield from normalized(blocks, normalizer)
+    yield from normalizer.blocks(blocks)
     # Counts that were corrected to zero are none.
     changes += +normalizer.changes
 
@@ -149,7 +149,7 @@ def _bytes_of(path: Path) -> Iterator[bytes]:
 def _lines_of(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file, normalized, without their line ends."""
     parts: list[bytes] = []
-    for block in normalized(_bytes_of(path), Normalizer(str(path), RAW_REMEDY)):
+    for block in Normalizer(str(path), RAW_REMEDY).blocks(_bytes_of(path)):
         first, *others = block.split(b"\n")
         parts.append(first)
         for line in others:

@@ -15,10 +15,10 @@ from transformer_xl.config import (
     names_nearest,
     read_small_file,
 )
+from transformer_xl.data.decoding import StreamDecoder
 from transformer_xl.data.imported import ImportedVocab, Rules
 from transformer_xl.data.vocab import (
     VOCAB_FILE,
-    StreamDecoder,
     Vocab,
     VocabKind,
     definition_hash,
@@ -202,7 +202,7 @@ class BroughtVocab(Vocab):
             )
 
     def _symbol_bytes(self) -> list[bytes] | None:
-        if not isinstance(self._tokenizer.decoder, decoders.ByteLevel):
+        if not isinstance(self.tokenizer.decoder, decoders.ByteLevel):
             return None
         return super()._symbol_bytes()
 
@@ -224,7 +224,7 @@ class BroughtVocab(Vocab):
         """Return a decoder that takes one token at a time, starting at the beginning of a line."""
         if self._bytes is not None:
             return super().stream_decoder()
-        return _Decoder(self._tokenizer, self.symbols, self.eos_id if self.encodes_lines else None)
+        return _Decoder(self.tokenizer, self.symbols, self.eos_id if self.encodes_lines else None)
 
 
 class _Decoder(StreamDecoder):

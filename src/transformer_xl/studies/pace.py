@@ -13,10 +13,10 @@ from statistics import median
 
 import torch
 
-from transformer_xl.config import Config, GenerateConfig, Stage, World, pick_device
+from transformer_xl.config import Config, GenerateConfig, Stage, pick_device
 from transformer_xl.data import Corpus, prepare
 from transformer_xl.inference.generate import prompt_for
-from transformer_xl.train import Network, fit_to_corpus, new_state, train_step
+from transformer_xl.train import stepper
 
 ROUNDS = 10
 """Turns of each model."""
@@ -106,17 +106,12 @@ def _in_stage(config: Config, stage: Stage) -> Config:
 def _stepping(config: Config, corpus: Corpus, device: torch.device) -> Callable[[], None]:
     """Return a function that makes some steps, with a full memory."""
     config = replace(config, generate=GenerateConfig(prompt=prompt_for(corpus.vocab)))
-    config = fit_to_corpus(config, corpus)
-    state = new_state(config, corpus, device, World())
-    # No step is beyond the end, where the learning rate would be negative.
-    state.total_steps = 1_000_000
-    state.model.train()
-    network = Network(state.model, config.train, state.world)
-
-    def step() -> None:
-        for _ in range(_STEPS):
-            train_step(config, state, network)
-
+    step = stepper(config, corpus, device)
     for _ in range(-(-config.model.mem_len // config.train.segment_len)):
-        train_step(config, state, network)
-    return step
+        step()
+
+    def make_steps() -> None:
+        for _ in range(_STEPS):
+            step()
+
+    return make_steps

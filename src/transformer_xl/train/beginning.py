@@ -12,7 +12,6 @@ from transformer_xl.config import Config, World
 from transformer_xl.data import (
     Corpus,
     FeatureCorpus,
-    FeatureSegments,
     Segments,
     Vocab,
     is_vocabulary,
@@ -193,8 +192,7 @@ def new_state(
         SettingsError: It does not fit the memory of the device.
     """
     settings = config.train
-    reader: Any = FeatureSegments if isinstance(corpus, FeatureCorpus) else Segments
-    segments = reader(
+    segments = Segments(
         corpus.split("train"),
         settings.batch_size,
         longest_segment(settings),

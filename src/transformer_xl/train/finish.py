@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from transformer_xl.config import Config, autocast
-from transformer_xl.data import Corpus, FeatureCorpus, raw_split
+from transformer_xl.data import Corpus, FeatureCorpus
 from transformer_xl.inference.evaluate import Result, cost_of, evaluate_by
 from transformer_xl.inference.generate import (
     Sampling,
@@ -22,7 +22,7 @@ from transformer_xl.inference.generate import (
 )
 from transformer_xl.model import LanguageModel, Lengths, any_size, load_model
 from transformer_xl.train.checkpoint import RESULTS_FILE, SAMPLE_FILE, RunFolder
-from transformer_xl.train.metrics import reading
+from transformer_xl.train.metrics import Progress
 
 REPORT_FILE = "report.html"
 
@@ -31,7 +31,7 @@ class Results(dict[str, Any]):
     """The results of a training, as ``results.json`` holds them; ``repr`` gives its figures."""
 
     def __repr__(self) -> str:
-        lines = [memory_line(row) for row in self["memory_curve"]]
+        lines = [Result.line(row) for row in self["memory_curve"]]
         end = "_bits_per_byte"
         packed = {name.removesuffix(end): x for name, x in self.items() if name.endswith(end)}
         if packed:
@@ -62,7 +62,7 @@ def finish(
     # The program has written it itself.
     with any_size():
         model = load_model(folder.path / "model" / "best").to(device)
-    split, settings, segment_len = held_out(corpus), config.eval, config.train.segment_len
+    split, settings, segment_len = corpus.held_out, config.eval, config.train.segment_len
     ids = corpus.split(split)
     part = "all" if settings.max_steps is None else f"{settings.max_steps:,} segments"
     say(f"evaluating the best model on {part} of the {split} text")
@@ -73,10 +73,10 @@ def finish(
     def measure(mem_len: int | None) -> dict[str, Any]:
         evaluation = settings if mem_len is None else replace(settings, mem_len=mem_len)
         name = "a window" if mem_len is None else f"memory {mem_len:,}"
-        progress = reading(model, len(ids) - 1, f"evaluating, {name}", quiet=quiet)
+        progress = Progress.reading(model, len(ids) - 1, f"evaluating, {name}", quiet=quiet)
         with autocast(config.train.precision, device), progress:
             result = evaluate_by(evaluation, model, ids, **text, segment_len=segment_len)
-        return describe(split, result)
+        return result.row(split)
 
     lengths = Lengths.of(config.model, **settings.lengths_after(segment_len))
     chosen = None if settings.window else lengths.mem_len
@@ -103,17 +103,12 @@ def finish(
     return results
 
 
-def held_out(corpus: Corpus | FeatureCorpus) -> str:
-    """Name the split that says how good a model is: test, or valid where there is no test text."""
-    return "test" if corpus.n_tokens("test") > 1 else "valid"
-
-
 def _origin(config: Config, corpus: Corpus | FeatureCorpus) -> dict[str, Any]:
     """Return what the results depend on beside the model, as a file holds it."""
     settings = {"eval": asdict(config.eval), "generate": asdict(config.generate)}
     # By way of JSON, to be compared with what was read from a file.
     return json.loads(
-        json.dumps({"settings": settings, "checksum": corpus.checksums[held_out(corpus)]})
+        json.dumps({"settings": settings, "checksum": corpus.checksums[corpus.held_out]})
     )
 
 
@@ -137,7 +132,7 @@ def _read_results(
 def _compressed(corpus: Corpus, split: str, say: Callable[[str], None]) -> dict[str, float]:
     """Return the bits per byte of general compressors, where the bytes of the text are known."""
     try:
-        text = raw_split(corpus, split)
+        text = corpus.raw(split)
     except ValueError as error:
         say(f"no comparison with gzip and xz: {error}")
         return {}
@@ -146,22 +141,6 @@ def _compressed(corpus: Corpus, split: str, say: Callable[[str], None]) -> dict[
         "xz": len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)),
     }
     return {f"{name}_bits_per_byte": 8 * size / len(text) for name, size in sizes.items()}
-
-
-def describe(split: str, result: Result) -> dict[str, Any]:
-    """Return a result as it is printed and stored, without what is unknown."""
-    values = {"split": split, **asdict(result)}
-    always = "attn_len", "clamp_len"
-    return {name: x for name, x in values.items() if x is not None or name in always}
-
-
-def memory_line(row: dict[str, Any]) -> str:
-    """Write a result, of whatever memory, in a line."""
-    name = f"window {row['window']:>5,}" if "window" in row else f"memory {row['mem_len']:>5,}"
-    line = f"{name}: {row['nll']:.4f} nats, perplexity {row['ppl']:,.2f}"
-    if "bits_per_byte" in row:
-        line += f", {row['bits_per_byte']:.4f} bits per byte"
-    return line + f"   ({row['tokens']:,} tokens, {row['tokens_per_second']:,.0f} a second)"
 
 
 def _sample(config: Config, corpus: Corpus, model: LanguageModel) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from transformer_xl.config import replace_file
 from transformer_xl.errors import DataError
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 _LINE_SECONDS = 10.0
@@ -198,27 +198,29 @@ class Progress:
         """Print a line, above the bar where there is one."""
         self._console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
+    @classmethod
+    @contextmanager
+    def reading(
+        cls, model: "nn.Module", n_tokens: int, description: str, *, quiet: bool = False
+    ) -> Iterator[None]:
+        """Show, within a ``with`` block, how far a model is with a text of so many tokens.
 
-@contextmanager
-def reading(
-    model: "nn.Module", n_tokens: int, description: str, *, quiet: bool = False
-) -> Iterator[None]:
-    """Show, within a ``with`` block, how far a model is with a text of so many tokens to predict.
+        Calls of the model with tokens to predict as the third argument are counted.
+        """
+        done, began = 0, monotonic()
+        with cls(n_tokens, description=description, quiet=quiet, passes=True) as progress:
 
-    Calls of the model with tokens to predict as the third argument are counted.
-    """
-    done, began = 0, monotonic()
-    with Progress(n_tokens, description=description, quiet=quiet, passes=True) as progress:
+            def count(
+                module: "nn.Module", arguments: "tuple[Tensor | None, ...]", _: object
+            ) -> None:
+                nonlocal done
+                if len(arguments) >= 3 and (targets := arguments[2]) is not None:
+                    # Parts that are read side by side overlap by a token if they are not equal.
+                    done = min(done + targets.numel(), n_tokens)
+                    progress.update(done, None, done / max(monotonic() - began, 1e-9))
 
-        def count(module: "nn.Module", arguments: tuple[Any, ...], out: object) -> None:
-            nonlocal done
-            if len(arguments) >= 3 and arguments[2] is not None:
-                # Parts that are read side by side overlap by a token where they cannot be equal.
-                done = min(done + arguments[2].numel(), n_tokens)
-                progress.update(done, None, done / max(monotonic() - began, 1e-9))
-
-        hook = model.register_forward_hook(count)
-        try:
-            yield
-        finally:
-            hook.remove()
+            hook = model.register_forward_hook(count)
+            try:
+                yield
+            finally:
+                hook.remove()

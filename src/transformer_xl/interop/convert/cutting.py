@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, cast
 
 from tokenizers import AddedToken, Regex, normalizers
 
-from transformer_xl.data import SPACE, ImportedVocab, Rules, cutter
+from transformer_xl.data import SPACE, ImportedVocab, Rules
 
 
 class Added(NamedTuple):
@@ -63,10 +63,8 @@ def imported_vocab(
         steps.append(_replacements(_line_marks(rules)))
     if dropped:
         steps.append(_replacements([(dropped, "")]))
-    tokenizer = cutter(symbols, rules, steps)
-    for token in added or ():
-        tokenizer.add_tokens([AddedToken(token.content, normalized=False, **token.options)])
-    return ImportedVocab(tokenizer.to_str(pretty=True), rules)
+    tokens = [AddedToken(x.content, normalized=False, **x.options) for x in added or ()]
+    return ImportedVocab.of_symbols(symbols, rules, steps, tokens)
 
 
 def _line_marks(rules: Rules) -> list[tuple[str, str]]:

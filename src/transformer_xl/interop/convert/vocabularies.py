@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from transformer_xl.data import EOS, HALF, UNK, ImportedVocab, Rules, Vocab, byte_characters
+from transformer_xl.data import EOS, UNK, ImportedVocab, Rules, Vocab, byte_characters
 from transformer_xl.errors import DataError
 from transformer_xl.interop.convert.cutting import Added, imported_vocab
 from transformer_xl.interop.convert.mapped_files import read_json
@@ -190,8 +190,11 @@ def _checked(symbols: list[str], path: Path) -> list[str]:
     if len(set(symbols)) < len(symbols):
         twin, count = Counter(symbols).most_common(1)[0]
         raise DataError(f"{path}: the symbol {twin[:80]!r} occurs {count} times")
-    if half := next(filter(HALF.search, symbols), None):
-        raise DataError(f"{path}: the symbol {half[:80]!r} is not valid text")
+    try:
+        "".join(symbols).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise DataError(f"{path}: {half!r} in a symbol is not valid text") from None
     return symbols
 
 

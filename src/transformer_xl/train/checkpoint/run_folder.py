@@ -44,9 +44,11 @@ from transformer_xl.config import (
     require_not_shipped,
     require_space,
 )
-from transformer_xl.data import VOCAB_FILE, Vocab
+from transformer_xl.data import Vocab, is_vocabulary
 from transformer_xl.errors import SettingsError
 from transformer_xl.model import write_model
+from transformer_xl.train.checkpoint.checkpoints import checkpoints_in, read_about
+from transformer_xl.train.metrics import read_metrics
 
 RECIPE_FILE = "recipe.toml"
 ENVIRONMENT_FILE = "environment.json"
@@ -89,6 +91,26 @@ class RunFolder:
     def holds_run(self) -> bool:
         """Whether the folder holds a run."""
         return (self.path / RECIPE_FILE).is_file()
+
+    def checkpoints(self) -> list[Path]:
+        """Return its checkpoints, the newest first."""
+        return checkpoints_in(self.path / CHECKPOINTS)
+
+    def state(self) -> Mapping[str, Any]:
+        """Return the counters of the newest checkpoint.
+
+        Raises:
+            IndexError: There is none.
+        """
+        return read_about(self.checkpoints()[0])
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the records of ``metrics.jsonl``."""
+        return read_metrics(self.path / METRICS_FILE)
+
+    def environment(self) -> dict[str, Any]:
+        """Return what ``environment.json`` says about the machine."""
+        return json.loads((self.path / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
 
     def check(self, config: Config) -> None:
         """Require that a run with these settings can be started or resumed here.
@@ -211,7 +233,7 @@ class RunFolder:
         folder = self.path / "model" / name
         folder.mkdir(parents=True, exist_ok=True)
         # Written last, so that it marks a complete vocabulary.
-        if vocab is not None and not (folder / VOCAB_FILE).exists():
+        if vocab is not None and not is_vocabulary(folder):
             vocab.save(folder)
         template = Template(_CARD.read_text(), trim_blocks=True, keep_trailing_newline=True)
         n_parameters = sum(x.numel() for x in weights.values())
