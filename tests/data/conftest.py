@@ -95,21 +95,3 @@ def web(tmp_path: Path) -> Iterator[Web]:
     web = Web(folder)
     yield web
     web.stop()
-
-
-@pytest.fixture
-def bucket(tmp_path: Path) -> Iterator[str]:
-    """A folder of a store that lists."""
-    import fsspec
-
-    url = f"memory://{tmp_path.name}"
-    yield url
-    fsspec.filesystem("memory").rm(f"/{tmp_path.name}", recursive=True)
-
-
-@pytest.fixture
-def put(bucket: str):
-    """Writes an object: `put("a/b.txt", b"text")`."""
-    import fsspec
-
-    return lambda name, data: fsspec.filesystem("memory").pipe(f"{bucket}/{name}", data)

@@ -189,7 +189,7 @@ def test_tokens_from_elsewhere_are_the_same_corpus(tmp_path, kind):
     for splits in ({"train": []}, {"dev": []}):
         with pytest.raises(ValueError, match=r"must be of train, valid, test, and .* a new folder"):
             write_corpus(tmp_path / "new", corpus.vocab, splits, "a text")
-    with pytest.raises(ValueError, match="valid: a token is not among"):
+    with pytest.raises(ValueError, match=r"valid: a piece .* must be tokens"):
         write_corpus(tmp_path / "bad", corpus.vocab, {"valid": [np.array([len(corpus.vocab)])]}, "")
 
 

@@ -31,8 +31,8 @@ class DataConfig:
     """A known corpus of `txl prepare`, such as tiny-shakespeare, or hf:ORG/NAME of Hugging Face
     datasets; empty: the text at data.path."""
     path: str | None = None
-    """File, folder or glob pattern such as texts/*.txt.gz, or a URL such as s3://bucket/texts/;
-    several separated by a colon as in PATH; for a known corpus, a local copy of it."""
+    """File, folder or glob pattern such as texts/*.txt.gz; several separated by a colon as in PATH;
+    for a known corpus, a local copy of it."""
     valid_path: str | None = None
     """The validation text, given as data.path is; None: split off the text."""
     test_path: str | None = None
@@ -79,7 +79,7 @@ class DataConfig:
     cache_dir: str | None = None
     """Where token files are cached; None: TXL_CACHE, else ~/.cache/transformer_xl."""
     corpus: str | None = None
-    """A corpus that txl prepare has built: its folder, or the URL of a copy, which is downloaded.
+    """The folder of a corpus that txl prepare has built.
     Other settings of the text must be those that it was built with, or at their defaults. None:
     prepare the text at data.name or data.path."""
     verify: Literal["once", "always", "never"] = "once"

@@ -38,6 +38,7 @@ from .recordings import (
 )
 from .segments import (
     Segments,
+    SegmentsState,
 )
 from .text import (
     split_point,
@@ -69,6 +70,7 @@ __all__ = [
     "Recordings",
     "Rules",
     "Segments",
+    "SegmentsState",
     "StreamDecoder",
     "Vocab",
     "byte_characters",

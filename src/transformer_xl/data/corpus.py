@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypedDict
 
 import msgspec
 import numpy as np
@@ -27,6 +27,12 @@ from transformer_xl.errors import DataError, InputError
 MANIFEST = "manifest.json"
 VERIFIED = "verified.json"
 """Token files whose checksums were verified, with their sizes and times of change."""
+
+
+class _Written(TypedDict):
+    file: str
+    tokens: int
+    sha256: str
 
 
 class SplitFile(msgspec.Struct):
@@ -245,13 +251,12 @@ def write_corpus(
         def checked(name: str = name) -> Iterator[np.ndarray]:
             nonlocal n_bytes
             for piece in map(np.asarray, splits.get(name, ())):
-                if piece.ndim != 1 or piece.dtype.kind not in "iu":
+                is_row = piece.ndim == 1 and piece.dtype.kind in "iu"
+                if not is_row or (len(piece) and not 0 <= piece.min() <= piece.max() < len(vocab)):
                     raise InputError(
-                        f"{name}: a piece of shape {piece.shape} and type {piece.dtype} is no "
-                        "array of tokens: give integers in one dimension"
+                        f"{name}: a piece of shape {piece.shape} and type {piece.dtype} must be "
+                        f"tokens in one dimension, each among the {len(vocab):,} of the vocabulary"
                     )
-                if len(piece) and not 0 <= piece.min() <= piece.max() < len(vocab):
-                    raise InputError(f"{name}: a token is not among the {len(vocab):,} ones")
                 sizes = vocab.token_bytes
                 n_bytes += (
                     len(vocab.decode(piece).encode()) if sizes is None else sizes[piece].sum()
@@ -264,7 +269,7 @@ def write_corpus(
     return Corpus(folder)
 
 
-def write_tokens(path: Path, vocab: Vocab, pieces: Iterable[np.ndarray]) -> dict[str, object]:
+def write_tokens(path: Path, vocab: Vocab, pieces: Iterable[np.ndarray]) -> _Written:
     """Write tokens, 16 or 32 bits each, atomically; return ``file``, ``tokens``, ``sha256``."""
     n_tokens = 0
 

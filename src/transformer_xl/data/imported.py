@@ -8,7 +8,7 @@ import dataclasses
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -22,6 +22,7 @@ from transformer_xl.data.vocab import (
     bytes_written,
     definition_hash,
 )
+from transformer_xl.errors import DataError
 
 Join = Literal["bytes", "chars", "words", "moses"]
 LineEnds = Literal["none", "after", "around"]
@@ -53,7 +54,7 @@ class Rules:
         """The token that ends a line in a text, if any."""
         return None if self.line_ends == "none" else self.eos
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Mapping[str, object]:
         """Return the entry of ``vocab.json``."""
         return dataclasses.asdict(self) | {"apart": list(self.apart)}
 
@@ -70,11 +71,8 @@ class ImportedVocab(Vocab):
         self.rules = rules
         super().__init__("imported", definition)
         self.hash = definition_hash("imported", definition.encode(), rules.to_json())
-        for role, symbol in (("eos", rules.eos), ("unk", rules.unk)):
-            if symbol is not None and symbol not in self._ids:
-                raise ValueError(f"{role}={symbol!r} is not a symbol of the vocabulary")
-        if rules.line_ends != "none" and rules.eos is None:
-            raise ValueError(f"line_ends={rules.line_ends!r} needs an eos symbol, and eos is None")
+        if not {rules.eos, rules.unk} <= {None, *self._ids}:
+            raise DataError(f"{rules} names a symbol that the vocabulary lacks")
         self.eos_id = None if rules.eos is None else self._ids[rules.eos]
         self.unk_id = None if rules.unk is None else self._ids[rules.unk]
         if self.token_bytes is not None and self.unk_id is not None:
@@ -162,16 +160,13 @@ class ImportedVocab(Vocab):
         lines = re.split(r"\r\n?|\n", text)
         if not lines[-1]:
             lines.pop()
-        end = np.array([] if self.eos_id is None else [self.eos_id], dtype=np.int64)
-        look_up = self._lookup_words if are_words else self._lookup
-        return np.concatenate([end[:0], *(x for line in lines for x in (look_up(line), end))])
-
-    def _lookup_words(self, line: str) -> np.ndarray:
-        words = line.split()
-        unknown = next((word for word in words if word not in self._ids), None)
-        if unknown is not None and self.unk_id is None:
-            raise ValueError(f"{unknown!r} is not in the vocabulary, which has no <unk>")
-        return np.array([self._ids.get(word, self.unk_id) for word in words], dtype=np.int64)
+        missing = MISSING if self.unk_id is None else self.unk_id
+        ids: list[int] = []
+        for line in lines:
+            words = (self._ids.get(word, missing) for word in line.split())
+            ids += words if are_words else self._lookup(line).tolist()
+            ids += [] if self.eos_id is None else [self.eos_id]
+        return np.array(ids, dtype=np.int64)
 
     def stream_decoder(self) -> StreamDecoder:
         """Return a decoder that takes one token at a time, starting at the beginning of a line."""

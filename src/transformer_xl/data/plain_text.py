@@ -19,9 +19,6 @@ from transformer_xl.data.unpacking import (
 from transformer_xl.data.vocab_files import divided_as
 from transformer_xl.errors import DataError
 
-CHANGES = "text_changes"
-"""What normalization changed in the text, in the manifest of a corpus that is not raw."""
-
 
 def is_raw(config: DataConfig) -> bool:
     """Whether the bytes of files are read as they are, as those of published corpora are."""
@@ -40,9 +37,10 @@ def plain_texts(
     n_packed = sum(bool(unpacking_of(x, config)) for paths in replaced.values() for x in paths)
     if n_packed:
         say(f"unpacking {n_packed:,} files")
-    raw, kind = is_raw(config), divided_as(config.tokenizer) if config.tokenizer else config.vocab
-    # The others end the lines of each file, or have no line ends.
-    is_joined = not raw and kind not in ("words", "integers", "authors-bytes")
+    raw, ends_lines = is_raw(config), divided_as(config) in ("words", "integers")
+    # The authors' bytes have no line ends.
+    has_none = config.vocab == "authors-bytes" and config.tokenizer is None
+    is_joined = not (raw or ends_lines or has_none)
     changed: list[Counter[str]] = []
     for part, paths in files.parts.items():
         is_followed = False

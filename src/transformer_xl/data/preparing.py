@@ -19,9 +19,8 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from transformer_xl.config import (
     FORMAT_VERSION,
@@ -34,12 +33,11 @@ from transformer_xl.config import (
 )
 from transformer_xl.data.catalogue import KNOWN_CORPORA
 from transformer_xl.data.corpus import MANIFEST, Corpus, manifest_of
-from transformer_xl.data.finding import HUB_PREFIX, find_text, local_path
+from transformer_xl.data.finding import HUB_PREFIX, find_text
 from transformer_xl.data.locking import once
 from transformer_xl.data.making_vocab import authors_bytes, train_vocab
 from transformer_xl.data.normalizing import Normalizer
-from transformer_xl.data.plain_text import CHANGES, is_raw, named_by_origin, plain_texts
-from transformer_xl.data.store import is_url, local_copy
+from transformer_xl.data.plain_text import is_raw, named_by_origin, plain_texts
 from transformer_xl.data.text import (
     SPLITS,
     Span,
@@ -54,7 +52,7 @@ from transformer_xl.data.tokenizing import find_unknown, write_split
 from transformer_xl.data.unpacking import RAW_REMEDY, unpacking_of
 from transformer_xl.data.vocab import VOCAB_FILE, Vocab
 from transformer_xl.data.vocab_files import bring, load_vocab, tokenizer_path
-from transformer_xl.errors import DataError, InputError, SettingsError
+from transformer_xl.errors import DataError, SettingsError
 
 LEARNED_BYTES = 64 << 20
 """Bytes of a long text, spread evenly over it, from which byte-pair units are learned."""
@@ -89,8 +87,6 @@ def prepare(config: DataConfig, progress: Callable[[str], None] | None = None) -
         >>> len(prepare(DataConfig(path="mine.txt", vocab="chars")).vocab)
         10
     """
-    if not isinstance(config, DataConfig):
-        raise InputError(f"config={config!r:.60} is no DataConfig: that of a recipe is its .data")
     if config.vocab == "features":
         raise SettingsError(
             "data.vocab=features: arrays are read as they are, and no text is prepared; txl train "
@@ -98,7 +94,7 @@ def prepare(config: DataConfig, progress: Callable[[str], None] | None = None) -
         )
     say = progress or (lambda line: None)
     cache = config.cache_folder.absolute()
-    corpus = _opened(config, cache, say) if config.corpus else _built(config, cache, say)
+    corpus = _opened(config) if config.corpus else _built(config, cache, say)
     if config.verify == "always":
         corpus.verify()
     elif config.verify == "once":
@@ -111,7 +107,14 @@ def _built(config: DataConfig, cache: Path, say: Say) -> Corpus:
     files = find_text(config, cache / "downloads", say)
     settings = _settings(config)
     title = re.sub(r"[^\w.+-]", "_", config.name or files.root.name or "text")
-    key = _key(settings if is_raw(config) else settings | {"text": "normalized"}, files)
+    identity = [
+        [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
+        for paths in files.parts.values()
+        for path in paths
+    ]
+    text = {} if is_raw(config) else {"text": "normalized"}
+    definition = json.dumps([FORMAT_VERSION, settings | text, identity], sort_keys=True)
+    key = hashlib.sha256(definition.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     folder, building = cache / f"{title}-{key}", cache / f".building-{title}-{key}"
     is_new = False
 
@@ -148,13 +151,9 @@ def _built(config: DataConfig, cache: Path, say: Say) -> Corpus:
     return corpus
 
 
-def _opened(config: DataConfig, cache: Path, say: Say) -> Corpus:
+def _opened(config: DataConfig) -> Corpus:
     """Open the corpus that ``data.corpus`` names, if it was made with the same settings."""
-    place = local_path(config.corpus or "")
-    if is_url(place):
-        corpus = Corpus(local_copy(f"{place.rstrip('/')}/", cache / "downloads", say))
-    else:
-        corpus = Corpus(Path(place).expanduser())
+    corpus = Corpus(Path(config.corpus or "").expanduser())
     default = dataclasses.asdict(DataConfig())
     # The manifest omits where symbols are counted if that is the training text.
     made = default | {"vocab_from": "train", "vocab": config.vocab}
@@ -212,16 +211,6 @@ def _settings(config: DataConfig) -> dict[str, object]:
     return settings
 
 
-def _key(settings: Mapping[str, object], files: TextFiles) -> str:
-    identity = [
-        [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
-        for paths in files.parts.values()
-        for path in paths
-    ]
-    definition = json.dumps([FORMAT_VERSION, settings, identity], sort_keys=True)
-    return hashlib.sha256(definition.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-
-
 def vocabulary_source(config: DataConfig) -> str:
     """Return where symbols are counted: ``train`` or ``all``."""
     known = KNOWN_CORPORA.get(config.name)
@@ -251,7 +240,7 @@ def _build(
             for name in SPLITS
         }
     source = {"name": config.name, "description": files.description}
-    others = {} if is_raw(config) else {CHANGES: changes}
+    others = {} if is_raw(config) else {"text_changes": changes}
     manifest = manifest_of(vocab, splits, source, **others, settings=settings)
     replace_file(folder / MANIFEST, manifest)
 
@@ -310,7 +299,7 @@ def _learned(spans: Sequence[Span]) -> list[Span]:
 
 def _split(
     config: DataConfig, path: Path, vocab: Vocab, spans: list[Span], files: TextFiles, say: Say
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Write the tokens of a split; return its entry of the manifest."""
     name, n_bytes, n_threads = path.stem, sum(map(len, spans)), config.workers or 1
     if n_bytes > _SHORT_BYTES and not config.workers:
@@ -321,19 +310,20 @@ def _split(
     published = KNOWN_CORPORA.get(config.name)
     is_prepared = published is not None and published.settings.vocab == "words"
     about = write_split(path, vocab, spans, say, is_prepared=is_prepared, n_threads=n_threads)
-    if n_unknown := about["unknown"]:
+    if n_unknown := about.unknown:
         where = ""
         if (place := find_unknown(vocab, spans)) is not None:
             file, line, unknown = place
             where = f": {files.origins.get(file, file)}: {Vocab.describe_unknown(unknown, line)}"
         say(
-            f"warning: {name}: {n_unknown:,} of {about['tokens']:,} characters are not in the "
+            f"warning: {name}: {n_unknown:,} of {about.tokens:,} characters are not in the "
             f"vocabulary and become <unk>{where}"
         )
-    say(f"{name}: {about['tokens']:,} tokens, {about['bytes']:,} bytes")
+    say(f"{name}: {about.tokens:,} tokens, {about.bytes:,} bytes")
     paths = dict.fromkeys(span.path for span in spans)
-    texts = {"text_files": [files.name(path) for path in paths]}
-    return {key: about[key] for key in ("file", "tokens", "bytes", "sha256")} | texts
+    keys = ("file", "tokens", "bytes", "sha256")
+    entry: dict[str, object] = {key: getattr(about, key) for key in keys}
+    return entry | {"text_files": [files.name(path) for path in paths]}
 
 
 def _require_use(config: DataConfig, files: TextFiles) -> None:

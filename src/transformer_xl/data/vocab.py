@@ -23,7 +23,7 @@ from functools import cached_property
 from itertools import islice, repeat
 from operator import index
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Int32
@@ -159,7 +159,7 @@ class Vocab:
         Raises:
             InputError: The vocabulary has no such token.
         """
-        if _require_text(symbol) in self._ids:
+        if symbol in self._ids:
             return self._ids[symbol]
         try:
             found = self._lookup(symbol).tolist()
@@ -174,9 +174,9 @@ class Vocab:
         """Encode a text as token IDs.
 
         Raises:
-            InputError: The text is not a ``str``, or the vocabulary cannot encode part of it.
+            InputError: The vocabulary cannot encode part of the text.
         """
-        return self._require_known(self._lookup(_require_text(text)), text).tolist()
+        return self._known(self._lookup(text), text).tolist()
 
     def encode_lines(self, text: str, *, prepared: bool = False) -> list[int]:
         """Encode the text of a file; if there is an ``<eos>``, it ends each line.
@@ -188,8 +188,7 @@ class Vocab:
 
     def encode_array(self, text: str, *, prepared: bool = False) -> np.ndarray:
         """Encode the text of a file as `encode_lines` does, as an array."""
-        ids = self._lookup_lines(_require_text(text), prepared=prepared)
-        return self._require_known(ids, text)
+        return self._known(self._lookup_lines(text, prepared=prepared), text)
 
     def encode_known(self, text: str) -> tuple[list[int], Counter[str]]:
         """Encode a text as `encode_lines` does, skipping and counting unknown symbols.
@@ -197,14 +196,13 @@ class Vocab:
         With an ``<unk>`` they are encoded as it. Bytes that are not UTF-8 (surrogates) are treated
         alike, but ``bpe``, ``brought`` and ``imported`` always skip them.
         """
-        text = _require_text(text)
         clean = UNDECODED.sub("", text) if self._skips_undecoded else text
         ids = self._lookup_lines(clean)
         known = ids[ids != MISSING].tolist()
         is_whole = len(clean) == len(text) and len(known) == len(ids) and self.unk_id not in known
         return known, Counter() if is_whole else self.unknown(text)
 
-    def _require_known(self, ids: np.ndarray, text: str) -> np.ndarray:
+    def _known(self, ids: np.ndarray, text: str) -> np.ndarray:
         """Return the IDs of a text.
 
         Raises:
@@ -355,7 +353,7 @@ class Vocab:
             InputError: An ID is not an integer or not in the vocabulary.
         """
         decoder = self.stream_decoder()
-        pieces = [decoder.push(token) for token in self._require_valid(ids)]
+        pieces = [decoder.push(token) for token in _as_list(ids)]
         return "".join(pieces) + decoder.flush()
 
     def decode_bytes(self, ids: Iterable[int] | np.ndarray) -> bytes:
@@ -367,28 +365,12 @@ class Vocab:
         """
         if self._bytes is None:
             raise InputError("words do not restore the text: whitespace between them is not kept")
-        numbers = self._require_valid(ids)
+        numbers = _as_list(ids)
         if self.unk_id is not None and self.unk_id in numbers:
             raise InputError("the text holds characters outside the vocabulary, written as <unk>")
-        return b"".join([self._bytes[token] for token in numbers])
-
-    def _require_valid(self, ids: Any) -> list[int]:
-        """Return token IDs as a list.
-
-        Raises:
-            InputError: An ID is not an integer, or not in the vocabulary.
-        """
-        try:
-            # Faster for arrays and tensors than iterating.
-            numbers = list(map(index, ids.tolist() if hasattr(ids, "tolist") else ids))
-        except TypeError:
-            raise InputError(
-                f"{ids!r:.60} must be integers in a row, the numbers of symbols; "
-                "decode([number]) writes a single one, batch.decode(vocab) several texts"
-            ) from None
         if numbers and not 0 <= min(numbers) <= max(numbers) < len(self):
             raise not_a_symbol(next(x for x in numbers if not 0 <= x < len(self)), len(self))
-        return numbers
+        return b"".join([self._bytes[token] for token in numbers])
 
     def stream_decoder(self) -> StreamDecoder:
         """Return a decoder that takes one token at a time, starting at the beginning of a line."""
@@ -412,6 +394,12 @@ class Vocab:
         replace_file(folder / VOCAB_FILE, (json.dumps(about, indent=2) + "\n").encode())
 
 
+def _as_list(ids: Iterable[int] | np.ndarray) -> list[int]:
+    """Return integers as a list; faster for arrays and tensors than iterating."""
+    as_list = getattr(ids, "tolist", None)
+    return list(map(index, ids if as_list is None else as_list()))
+
+
 def _surrogate_error(place: int, text: str) -> InputError:
     """Return the error for half of a surrogate pair in a text.
 
@@ -422,20 +410,6 @@ def _surrogate_error(place: int, text: str) -> InputError:
     return InputError(
         f"character {place:,} is {text[place]!r}, half of a surrogate pair, not text: remove it, "
         "or decode the text again"
-    )
-
-
-def _require_text(text: Any) -> str:
-    """Return a text.
-
-    Raises:
-        InputError: The text is not a ``str``.
-    """
-    if isinstance(text, str):
-        return text
-    raise InputError(
-        f"{text!r:.60} is {type(text).__name__}, not a text (str): give one text, as with "
-        'data.decode("utf-8", "surrogateescape") or path.read_text("utf-8")'
     )
 
 
