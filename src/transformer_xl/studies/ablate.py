@@ -230,11 +230,10 @@ def _measure(
             {"attn_len": attn_len, "nll": attention_length_nll(model, ids, attn_len, *sizes)}
             for attn_len in settings["attn_lens"]
         ]
-    records = RunFolder(place).metrics()
     return {
         "lengths": lengths,
         "parameters": sum(p.numel() for p in model.parameters()),
-        "steps": max((record.get("step", 0) for record in records), default=0),
+        "steps": RunFolder(place).steps(),
         "unit": "bits per token" if corpus.vocab.kind in ("chars", "bytes") else "perplexity",
         "model": asdict(model.config),
         "train": asdict(config.train),

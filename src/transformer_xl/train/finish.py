@@ -21,7 +21,7 @@ from transformer_xl.inference.generate import (
     text_pieces,
 )
 from transformer_xl.model import LanguageModel, Lengths, any_size, load_model
-from transformer_xl.train.checkpoint import RESULTS_FILE, SAMPLE_FILE, RunFolder
+from transformer_xl.train.checkpoint.run_folder import RESULTS_FILE, SAMPLE_FILE, RunFolder
 from transformer_xl.train.metrics import Progress
 
 REPORT_FILE = "report.html"
@@ -68,14 +68,16 @@ def finish(
     say(f"evaluating the best model on {part} of the {split} text")
     if cost := cost_of(settings, len(ids) - 1):
         say(f"eval.{cost}")
-    text: dict[str, Any] = {"vocab": corpus.vocab, "n_bytes": corpus.n_bytes(split)}
+    vocab, n_bytes = corpus.vocab, corpus.n_bytes(split)
 
     def measure(mem_len: int | None) -> dict[str, Any]:
         evaluation = settings if mem_len is None else replace(settings, mem_len=mem_len)
         name = "a window" if mem_len is None else f"memory {mem_len:,}"
         progress = Progress.reading(model, len(ids) - 1, f"evaluating, {name}", quiet=quiet)
         with autocast(config.train.precision, device), progress:
-            result = evaluate_by(evaluation, model, ids, **text, segment_len=segment_len)
+            result = evaluate_by(
+                evaluation, model, ids, vocab=vocab, n_bytes=n_bytes, segment_len=segment_len
+            )
         return result.row(split)
 
     lengths = Lengths.of(config.model, **settings.lengths_after(segment_len))
@@ -103,7 +105,7 @@ def finish(
     return results
 
 
-def _origin(config: Config, corpus: Corpus | FeatureCorpus) -> dict[str, Any]:
+def _origin(config: Config, corpus: Corpus | FeatureCorpus) -> dict[str, object]:
     """Return what the results depend on beside the model, as a file holds it."""
     settings = {"eval": asdict(config.eval), "generate": asdict(config.generate)}
     # By way of JSON, to be compared with what was read from a file.
@@ -143,7 +145,7 @@ def _compressed(corpus: Corpus, split: str, say: Callable[[str], None]) -> dict[
     return {f"{name}_bits_per_byte": 8 * size / len(text) for name, size in sizes.items()}
 
 
-def _sample(config: Config, corpus: Corpus, model: LanguageModel) -> dict[str, Any]:
+def _sample(config: Config, corpus: Corpus, model: LanguageModel) -> dict[str, object]:
     settings, vocab, length = config.generate, corpus.vocab, config.generate.length
     prompt = vocab.encode(settings.prompt)
     if how := settings.searching:

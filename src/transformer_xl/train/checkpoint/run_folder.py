@@ -24,7 +24,6 @@ from dataclasses import replace
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Template
 from torch import Tensor
@@ -47,7 +46,7 @@ from transformer_xl.config import (
 from transformer_xl.data import Vocab, is_vocabulary
 from transformer_xl.errors import SettingsError
 from transformer_xl.model import write_model
-from transformer_xl.train.checkpoint.checkpoints import checkpoints_in, read_about
+from transformer_xl.train.checkpoint.checkpoints import About, checkpoints_in, read_about
 from transformer_xl.train.metrics import read_metrics
 
 RECIPE_FILE = "recipe.toml"
@@ -96,7 +95,7 @@ class RunFolder:
         """Return its checkpoints, the newest first."""
         return checkpoints_in(self.path / CHECKPOINTS)
 
-    def state(self) -> Mapping[str, Any]:
+    def state(self) -> About:
         """Return the counters of the newest checkpoint.
 
         Raises:
@@ -104,11 +103,12 @@ class RunFolder:
         """
         return read_about(self.checkpoints()[0])
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """Return the records of ``metrics.jsonl``."""
-        return read_metrics(self.path / METRICS_FILE)
+    def steps(self) -> int:
+        """Return the last step in ``metrics.jsonl``."""
+        records = read_metrics(self.path / METRICS_FILE)
+        return max((step for x in records if isinstance(step := x["step"], int)), default=0)
 
-    def environment(self) -> dict[str, Any]:
+    def environment(self) -> Mapping[str, object]:
         """Return what ``environment.json`` says about the machine."""
         return json.loads((self.path / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
 
@@ -241,7 +241,7 @@ class RunFolder:
         replace_file(folder / "README.md", card.encode())
         write_model(config, weights, folder)
 
-    def write_json(self, name: str, values: dict[str, Any]) -> None:
+    def write_json(self, name: str, values: Mapping[str, object]) -> None:
         """Write a JSON file of the folder."""
         content = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
         replace_file(self.path / name, content.encode("utf-8", "surrogateescape"))
