@@ -9,14 +9,12 @@ from .corpus import (
     write_corpus,
 )
 from .decoding import (
-    EOS,
     StreamDecoder,
 )
 from .finding import (
     list_texts,
 )
 from .imported import (
-    SPACE,
     ImportedVocab,
     Rules,
 )
@@ -30,7 +28,6 @@ from .preparing import (
     prepare,
 )
 from .recordings import (
-    UNCOUNTED,
     FeatureCorpus,
     Recordings,
     open_corpus,
@@ -48,9 +45,7 @@ from .unpacking import (
     optional_package,
 )
 from .vocab import (
-    UNK,
     Vocab,
-    byte_characters,
 )
 from .vocab_files import (
     is_vocabulary,
@@ -58,11 +53,7 @@ from .vocab_files import (
 )
 
 __all__ = [
-    "EOS",
     "KNOWN_CORPORA",
-    "SPACE",
-    "UNCOUNTED",
-    "UNK",
     "Corpus",
     "FeatureCorpus",
     "ImportedVocab",
@@ -73,7 +64,6 @@ __all__ = [
     "SegmentsState",
     "StreamDecoder",
     "Vocab",
-    "byte_characters",
     "in_completion",
     "is_vocabulary",
     "list_texts",

@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -19,6 +19,7 @@ from transformer_xl.data.vocab import (
     MISSING,
     UNDECODED,
     Vocab,
+    byte_characters,
     bytes_written,
     definition_hash,
 )
@@ -26,9 +27,6 @@ from transformer_xl.errors import DataError
 
 Join = Literal["bytes", "chars", "words", "moses"]
 LineEnds = Literal["none", "after", "around"]
-
-# Whitespace of str.split(); Oniguruma's \s lacks the separators of ASCII.
-SPACE = r"\s\x1c-\x1f\x85"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,6 +64,9 @@ class ImportedVocab(Vocab):
         rules: Its rules for joining tokens.
     """
 
+    SPACE: ClassVar[str] = r"\s\x1c-\x1f\x85"
+    """Whitespace of str.split(); Oniguruma's \\s lacks the separators of ASCII."""
+
     def __init__(self, definition: str, rules: Rules) -> None:
         """Read the text of a ``tokenizer.json``."""
         self.rules = rules
@@ -99,7 +100,7 @@ class ImportedVocab(Vocab):
         missing = next(x for x in map(chr, range(0xD800)) if x not in ids)
         unk = missing if rules.unk is None else rules.unk
         tokenizer: Any = Tokenizer(models.WordLevel(vocab=ids, unk_token=unk))
-        cut: Any = pre_tokenizers.Split(Regex(f"[{SPACE}]+"), "removed")
+        cut: Any = pre_tokenizers.Split(Regex(f"[{cls.SPACE}]+"), "removed")
         if rules.join in ("bytes", "chars"):
             cut = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         if rules.join == "bytes":
@@ -112,6 +113,18 @@ class ImportedVocab(Vocab):
         tokenizer.pre_tokenizer = cut
         tokenizer.add_tokens([*added])
         return cls(tokenizer.to_str(pretty=True), rules)
+
+    @classmethod
+    def of_bytes(cls, values: Sequence[int]) -> "ImportedVocab":
+        """Build the authors' vocabulary of enwik8 from the values of its bytes, in order.
+
+        A line break that is not among them is left out of texts, as by ``prep_enwik8.py``, which
+        wrote the values as words, and a line end, without a token, for each line break.
+        """
+        characters = byte_characters()
+        dropped = normalizers.Sequence([normalizers.Replace(Regex(r"\n"), "")])
+        steps = [] if ord("\n") in values else [dropped]
+        return cls.of_symbols([characters[x] for x in values], Rules(join="bytes"), steps)
 
     def _symbol_bytes(self) -> list[bytes] | None:
         if self.rules.join == "bytes":

@@ -2,12 +2,12 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import cast
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from transformer_xl.data.imported import SPACE, ImportedVocab, Rules
+from transformer_xl.data.imported import ImportedVocab
 from transformer_xl.data.vocab import EOS, UNK, Vocab, VocabKind, byte_characters, symbols_in
 from transformer_xl.errors import DataError, InputError
 
@@ -99,7 +99,9 @@ def train_vocab(
             ends = normalizers.Replace("\n", f" {EOS} ")
             tokenizer.normalizer = cast(normalizers.Normalizer, ends)
             # As `symbols_in` does, so that both give the same IDs.
-            tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(f"[{SPACE}]+"), "removed")
+            tokenizer.pre_tokenizer = pre_tokenizers.Split(
+                Regex(f"[{ImportedVocab.SPACE}]+"), "removed"
+            )
     return Vocab(kind, tokenizer.to_str(pretty=True))
 
 
@@ -123,15 +125,3 @@ def _train_bpe(texts: Iterable[str], vocab_size: int, apart: Iterable[str]) -> T
         trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False),
     )
     return tokenizer
-
-
-def authors_bytes(byte_values: Sequence[int]) -> ImportedVocab:
-    """Build the authors' vocabulary of enwik8: bytes, most frequent first, without line breaks.
-
-    It is that of their checkpoints: ``prep_enwik8.py`` wrote the values of bytes as words, and a
-    line end, without a token, for each line break.
-    """
-    characters = byte_characters()
-    symbols = [characters[byte] for byte in byte_values if byte != ord("\n")]
-    dropped = normalizers.Sequence([normalizers.Replace(Regex(r"\n"), "")])
-    return ImportedVocab.of_symbols(symbols, Rules(join="bytes"), [dropped])

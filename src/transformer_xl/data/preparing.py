@@ -34,9 +34,9 @@ from transformer_xl.config import (
 from transformer_xl.data.catalogue import KNOWN_CORPORA
 from transformer_xl.data.corpus import MANIFEST, Corpus, manifest_of
 from transformer_xl.data.finding import HUB_PREFIX, find_text
+from transformer_xl.data.imported import ImportedVocab
 from transformer_xl.data.locking import once
-from transformer_xl.data.making_vocab import authors_bytes, train_vocab
-from transformer_xl.data.normalizing import Normalizer
+from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.data.plain_text import is_raw, named_by_origin, plain_texts
 from transformer_xl.data.text import (
     SPLITS,
@@ -49,7 +49,7 @@ from transformer_xl.data.text import (
     read_bytes,
 )
 from transformer_xl.data.tokenizing import find_unknown, write_split
-from transformer_xl.data.unpacking import RAW_REMEDY, unpacking_of
+from transformer_xl.data.unpacking import unpacking_of
 from transformer_xl.data.vocab import VOCAB_FILE, Vocab
 from transformer_xl.data.vocab_files import bring, load_vocab, tokenizer_path
 from transformer_xl.errors import DataError, SettingsError
@@ -116,10 +116,8 @@ def _built(config: DataConfig, cache: Path, say: Say) -> Corpus:
     definition = json.dumps([FORMAT_VERSION, settings | text, identity], sort_keys=True)
     key = hashlib.sha256(definition.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     folder, building = cache / f"{title}-{key}", cache / f".building-{title}-{key}"
-    is_new = False
 
     def build() -> None:
-        nonlocal is_new
         try:
             building.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -139,16 +137,10 @@ def _built(config: DataConfig, cache: Path, say: Say) -> Corpus:
             (building / f"{name}.json").unlink(missing_ok=True)
         remove_temporary(building)
         building.rename(folder)
-        is_new = True
 
     activity = "another process is preparing this corpus"
     once(cache / ".locks" / folder.name, say, activity, find=folder.is_dir, make=build)
-    corpus = Corpus(folder)
-    described = Normalizer.describe(Counter(corpus.manifest.text_changes))
-    # What was normalized in a new one has been reported.
-    if described and not is_new:
-        say(f"normalized the text: {described}; {RAW_REMEDY}")
-    return corpus
+    return Corpus(folder)
 
 
 def _opened(config: DataConfig) -> Corpus:
@@ -258,7 +250,7 @@ def _vocabulary(config: DataConfig, spans: dict[str, list[Span]], say: Say) -> V
         for span in spans["train"] + held_out:
             for block in read_bytes(span):
                 counts.update(block)
-        return authors_bytes([byte for byte, _ in counts.most_common()])
+        return ImportedVocab.of_bytes([x for x, _ in counts.most_common() if x != ord("\n")])
     counted, others = spans["train"] or held_out, held_out if spans["train"] else []
     if kind == "integers" or (kind != "bpe" and vocabulary_source(config) == "all"):
         counted, others = spans["train"] + held_out, []

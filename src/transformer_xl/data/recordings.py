@@ -17,6 +17,7 @@ The files are memory-mapped, and a file with Python objects (a pickle) is refuse
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Int64
@@ -28,8 +29,6 @@ from transformer_xl.data.preparing import prepare
 from transformer_xl.data.text import SPLITS
 from transformer_xl.errors import DataError, InputError, SettingsError
 
-UNCOUNTED = -100
-"""A class that is not predicted."""
 _BLOCK = 1 << 16
 """Positions that are validated at once."""
 
@@ -41,6 +40,9 @@ class Recordings:
     Raises:
         DataError: The shapes or types do not fit each other.
     """
+
+    UNCOUNTED: ClassVar[int] = -100
+    """A class that is not predicted."""
 
     inputs: np.ndarray
     targets: np.ndarray
@@ -94,7 +96,7 @@ class Recordings:
     def counted(self, part: slice = slice(None)) -> Bool[np.ndarray, " counted"]:
         """Mark the positions, or those of a part, where something is predicted."""
         targets = self.targets[part]
-        return ~np.isnan(targets) if self.are_real else targets != UNCOUNTED
+        return ~np.isnan(targets) if self.are_real else targets != self.UNCOUNTED
 
     def at(self, places: slice | Int64[np.ndarray, "..."]) -> tuple[Tensor, Tensor, Tensor]:
         """Return inputs, targets and starts at some positions; real numbers in float32."""
@@ -118,7 +120,9 @@ class Recordings:
         for first in range(0, len(self), _BLOCK):
             # In float32, which does not hold all that is finite in float64.
             inputs, targets, _ = self.at(slice(first, first + _BLOCK))
-            limit = targets.isinf() if self.are_real else (targets < 0) & (targets != UNCOUNTED)
+            limit = (
+                targets.isinf() if self.are_real else (targets < 0) & (targets != self.UNCOUNTED)
+            )
             for is_wrong, what_holds in (
                 (~inputs.isfinite().all(1), "inputs must be finite"),
                 (limit, rule),

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.data.completions import in_completion
-from transformer_xl.data.recordings import UNCOUNTED, Recordings
+from transformer_xl.data.recordings import Recordings
 from transformer_xl.errors import InputError, SettingsError
 
 
@@ -141,7 +141,9 @@ class Segments:
         inputs, targets, starts = recordings.at(places[:, 1:])
         self.starts = starts | torch.from_numpy(np.diff(places) != 1)
         targets = targets[:, self.ext_len :].contiguous()
-        self.completed = ~targets.isnan() if recordings.are_real else targets != UNCOUNTED
+        self.completed = (
+            ~targets.isnan() if recordings.are_real else targets != Recordings.UNCOUNTED
+        )
         self.segments_read += 1
         self.tokens_read += self.length
         return inputs, targets

@@ -23,7 +23,7 @@ from functools import cached_property
 from itertools import islice, repeat
 from operator import index
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Int32
@@ -79,6 +79,9 @@ class Vocab:
         >>> vocab.kind, len(vocab), vocab.decode(vocab.encode("thee"))
         ('chars', 65, 'thee')
     """
+
+    EOS: ClassVar[str] = EOS
+    UNK: ClassVar[str] = UNK
 
     def __init__(self, kind: VocabKind, definition: str) -> None:
         """Read the text of a ``tokenizer.json``."""

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int64
 
 from transformer_xl.config import replace_file
-from transformer_xl.data import UNCOUNTED, Recordings, write_recordings
+from transformer_xl.data import Recordings, write_recordings
 from transformer_xl.errors import DataError
 from transformer_xl.model import evaluating, read
 from transformer_xl.tasks.digits.speech import (
@@ -76,7 +76,7 @@ class SpokenDigits(Task):
                 mems = model.start_memory(1, trained.lengths.mem_len)
                 pieces = read(model, inputs[None], trained.lengths, mems)
                 hidden = torch.cat([piece.hidden for piece in pieces], 1)[0]
-                log_probs = model.head.log_probs(hidden[targets != UNCOUNTED])
+                log_probs = model.head.log_probs(hidden[targets != Recordings.UNCOUNTED])
                 classes.append(int((log_probs.sum(0).double() / len(log_probs)).argmax()))
         return _measured(folder, split, np.array(classes))
 
@@ -181,7 +181,7 @@ def _speaker(name: str) -> str:
 
 def _labelled(inputs: Float[np.ndarray, "n F"], digit: int) -> tuple[np.ndarray, ...]:
     """Return the inputs, targets and starts of a recording."""
-    targets = np.full(len(inputs), UNCOUNTED, np.int64)
+    targets = np.full(len(inputs), Recordings.UNCOUNTED, np.int64)
     targets[len(inputs) // 2 :] = digit
     # Half precision is enough for logarithms, and halves the files.
     return inputs.astype(np.float16), targets, np.arange(len(inputs)) == 0
