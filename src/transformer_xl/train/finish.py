@@ -11,7 +11,7 @@ import torch
 
 from transformer_xl.config import Config, autocast
 from transformer_xl.data import Corpus, FeatureCorpus
-from transformer_xl.inference.evaluate import Result, cost_of, evaluate_by
+from transformer_xl.inference.evaluate import Result, evaluate_by
 from transformer_xl.inference.generate import (
     Sampling,
     Searching,
@@ -66,8 +66,6 @@ def finish(
     ids = corpus.split(split)
     part = "all" if settings.max_steps is None else f"{settings.max_steps:,} segments"
     say(f"evaluating the best model on {part} of the {split} text")
-    if cost := cost_of(settings, len(ids) - 1):
-        say(f"eval.{cost}")
     vocab, n_bytes = corpus.vocab, corpus.n_bytes(split)
 
     def measure(mem_len: int | None) -> dict[str, Any]:

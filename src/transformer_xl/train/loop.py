@@ -30,7 +30,7 @@ from transformer_xl.config import (
 )
 from transformer_xl.data import Corpus, FeatureCorpus, open_corpus
 from transformer_xl.errors import InputError
-from transformer_xl.inference.evaluate import Result, cost_of, evaluate_by
+from transformer_xl.inference.evaluate import Result, evaluate_by
 from transformer_xl.model import LanguageModel, model_weights, shown
 from transformer_xl.ops import choose_backend
 from transformer_xl.train.beginning import (
@@ -175,8 +175,6 @@ def train(
                 )
         progress.expect(state.total_steps, state.step)
         progress.say(_describe_run(config, corpus, state, n_parameters))
-        if cost := cost_of(config.eval, corpus.n_tokens("valid") - 1):
-            progress.say(f"each validation, by eval.{cost}")
         if state.step:
             progress.say(f"resuming after step {state.step} of {state.total_steps}")
         if state.step < state.total_steps:

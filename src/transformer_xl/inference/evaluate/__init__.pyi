@@ -13,7 +13,6 @@ from .flow import (
 from .measuring import (
     Result,
     bytes_of,
-    cost_of,
     evaluate,
     evaluate_by,
     token_bytes_in,
@@ -42,7 +41,6 @@ __all__ = [
     "WithMemory",
     "WithNeighbours",
     "bytes_of",
-    "cost_of",
     "evaluate",
     "evaluate_by",
     "gradient_squares",

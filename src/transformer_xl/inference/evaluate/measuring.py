@@ -270,13 +270,3 @@ def evaluate_by(
         token_bytes = token_bytes_in(vocab, ids, n_bytes)
     is_per_character = vocab is not None and vocab.kind == "chars"
     return evaluate(model, ids, strategy, token_bytes=token_bytes, per_character=is_per_character)
-
-
-def cost_of(settings: EvalConfig, n_tokens: int) -> str | None:
-    """Describe the cost of an evaluation by sliding windows; None for other evaluations."""
-    if settings.window is None:
-        return None
-    return (
-        f"window={settings.window}: each of {n_tokens:,} tokens is predicted from a window read "
-        f"anew, about {min(settings.window, n_tokens):,} times the work of reading the text once"
-    )
