@@ -41,8 +41,8 @@ class DataConfig:
     """The field of JSON lines, or the column of a Hugging Face dataset, that holds the text."""
     raw: bool = False
     """Read every byte of the files as it is. False: files are text, of which line ends become LF, a
-    byte-order mark is left out, UTF-16 with one becomes UTF-8, and a line end divides files; the
-    texts of known corpora are never changed."""
+    byte-order mark is left out, and a line end divides files; the texts of known corpora are never
+    changed."""
     split_by: Literal["fraction", "file"] = "fraction"
     """Hold out the end of the text, or whole files spread over it."""
     valid_fraction: Fraction = 0.05

@@ -67,6 +67,8 @@ class Manifest(msgspec.Struct):
     """The name of a known corpus, and what the text is."""
     settings: dict[str, object] = {}
     """The settings on which the tokens depend."""
+    text_changes: dict[str, int] = {}
+    """What normalization changed in a text that is not raw."""
 
 
 class Corpus:

@@ -37,6 +37,7 @@ from transformer_xl.data.finding import HUB_PREFIX, find_text
 from transformer_xl.data.imported import ImportedVocab
 from transformer_xl.data.locking import once
 from transformer_xl.data.making_vocab import train_vocab
+from transformer_xl.data.normalizing import Normalizer
 from transformer_xl.data.plain_text import is_raw, named_by_origin, plain_texts
 from transformer_xl.data.text import (
     SPLITS,
@@ -49,7 +50,7 @@ from transformer_xl.data.text import (
     read_bytes,
 )
 from transformer_xl.data.tokenizing import find_unknown, write_split
-from transformer_xl.data.unpacking import unpacking_of
+from transformer_xl.data.unpacking import RAW_REMEDY, unpacking_of
 from transformer_xl.data.vocab import VOCAB_FILE, Vocab
 from transformer_xl.data.vocab_files import bring, load_vocab, tokenizer_path
 from transformer_xl.errors import DataError, SettingsError
@@ -116,8 +117,10 @@ def _built(config: DataConfig, cache: Path, say: Say) -> Corpus:
     definition = json.dumps([FORMAT_VERSION, settings | text, identity], sort_keys=True)
     key = hashlib.sha256(definition.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     folder, building = cache / f"{title}-{key}", cache / f".building-{title}-{key}"
+    is_new = False
 
     def build() -> None:
+        nonlocal is_new
         try:
             building.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -137,10 +140,16 @@ def _built(config: DataConfig, cache: Path, say: Say) -> Corpus:
             (building / f"{name}.json").unlink(missing_ok=True)
         remove_temporary(building)
         building.rename(folder)
+        is_new = True
 
     activity = "another process is preparing this corpus"
     once(cache / ".locks" / folder.name, say, activity, find=folder.is_dir, make=build)
-    return Corpus(folder)
+    corpus = Corpus(folder)
+    described = Normalizer.describe(Counter(corpus.manifest.text_changes))
+    # What was normalized in a new one has been reported.
+    if described and not is_new:
+        say(f"normalized the text: {described}; {RAW_REMEDY}")
+    return corpus
 
 
 def _opened(config: DataConfig) -> Corpus:

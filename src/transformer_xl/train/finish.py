@@ -4,6 +4,7 @@ import gzip
 import json
 import lzma
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -55,14 +56,21 @@ def finish(
     Returns:
         The contents of ``results.json``.
     """
-    if (results := _read_results(config, folder, corpus)) is not None:
-        say(f"the run is finished; report: {folder.path / REPORT_FILE}")
-        say(repr(results))
-        return results
+    report, split = folder.path / REPORT_FILE, corpus.held_out
+    # What the results depend on beside the model; by way of JSON, as a file holds it.
+    about = {"eval": asdict(config.eval), "generate": asdict(config.generate)}
+    origin = json.loads(json.dumps({"settings": about, "checksum": corpus.checksums[split]}))
+    # Damaged results, and those of an earlier version, are measured again.
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        results = Results(json.loads((folder.path / RESULTS_FILE).read_text(encoding="utf-8")))
+        if report.is_file() and {name: results[name] for name in origin} == origin:
+            say(f"the run is finished; report: {report}")
+            say(repr(results))
+            return results
     # The program has written it itself.
     with any_size():
         model = load_model(folder.path / "model" / "best").to(device)
-    split, settings, segment_len = corpus.held_out, config.eval, config.train.segment_len
+    settings, segment_len = config.eval, config.train.segment_len
     ids = corpus.split(split)
     part = "all" if settings.max_steps is None else f"{settings.max_steps:,} segments"
     say(f"evaluating the best model on {part} of the {split} text")
@@ -82,13 +90,13 @@ def finish(
     chosen = None if settings.window else lengths.mem_len
     mem_lens = {*settings.mem_lens, config.model.mem_len, chosen} if chosen is not None else {None}
     rows = {mem_len: measure(mem_len) for mem_len in sorted(mem_lens, key=lambda n: n or 0)}
-    results = Results(**_origin(config, corpus), test=rows[chosen], memory_curve=[*rows.values()])
+    results = Results(**origin, test=rows[chosen], memory_curve=[*rows.values()])
     # Compressors store all of the text, prompts included.
     is_all_counted = model.config.completion_at is None
     if isinstance(corpus, Corpus) and is_all_counted and corpus.vocab.token_bytes is not None:
         results |= _compressed(corpus, split, say)
     # The report is written last: where it is, the rest is, too.
-    (folder.path / REPORT_FILE).unlink(missing_ok=True)
+    report.unlink(missing_ok=True)
     folder.write_json(RESULTS_FILE, results)
     if isinstance(corpus, Corpus):
         sample = _sample(config, corpus, model)
@@ -101,32 +109,6 @@ def finish(
     # Last, as this is what the training was for.
     say(repr(results))
     return results
-
-
-def _origin(config: Config, corpus: Corpus | FeatureCorpus) -> dict[str, object]:
-    """Return what the results depend on beside the model, as a file holds it."""
-    settings = {"eval": asdict(config.eval), "generate": asdict(config.generate)}
-    # By way of JSON, to be compared with what was read from a file.
-    return json.loads(
-        json.dumps({"settings": settings, "checksum": corpus.checksums[corpus.held_out]})
-    )
-
-
-def _read_results(
-    config: Config, folder: RunFolder, corpus: Corpus | FeatureCorpus
-) -> Results | None:
-    """Return the results of a run that was finished before with these settings and this text.
-
-    None for what is damaged, and for those of an earlier version: they are measured again.
-    """
-    if not (folder.path / REPORT_FILE).is_file():
-        return None
-    origin = _origin(config, corpus)
-    try:
-        results = Results(json.loads((folder.path / RESULTS_FILE).read_text(encoding="utf-8")))
-        return results if {name: results[name] for name in origin} == origin else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _compressed(corpus: Corpus, split: str, say: Callable[[str], None]) -> dict[str, float]:
