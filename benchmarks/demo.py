@@ -79,7 +79,7 @@ def figures(run: Path) -> str:
     """Return the section of docs/results.md: machine, losses by memory length, what it writes."""
     about = json.loads((run / "environment.json").read_text(encoding="utf-8"))
     found = json.loads((run / "results.json").read_text(encoding="utf-8"))
-    state = RunFolder(run).state()
+    state = RunFolder(run).last_state()
     recipe = recipe_of(run)
     assert recipe is not None
     precision = re.search(r" on \w+ in (\w+)", (run / LOG).read_text(encoding="utf-8"))

@@ -169,7 +169,7 @@ def background(name: str, run: Path, recipe: Config) -> Figures:
         FileNotFoundError: A file of the run or of its text is missing.
     """
     about = RunFolder(run).environment()
-    state = RunFolder(run).state()
+    state = RunFolder(run).last_state()
     found = {x: about[x] for x in ("processor", "threads", "python")} | {
         "command": shown_command(about["command"]),
         "origin": origin(about, date.today().isoformat(), commit()),

@@ -205,7 +205,7 @@ class Train(FittedRecipe):
         RunFolder(folder).require_writable()
         try:
             recipe = self._recipe()
-            if not RunFolder(folder).checkpoints():
+            if not RunFolder(folder).checkpoints:
                 self.say(self._beginning(recipe))
             config = self.changed(recipe)
             say_if_slow(config.train.precision)

@@ -51,7 +51,6 @@ from .evaluation import (
     GenerateConfig,
 )
 from .files import (
-    UNFINISHED,
     NotRegularError,
     checksum,
     is_disk_full,
@@ -142,7 +141,6 @@ __all__ = [
     "PICTURE_SUFFIXES",
     "REST",
     "SUMS_FILE",
-    "UNFINISHED",
     "AuthorsConfig",
     "Cluster",
     "Config",

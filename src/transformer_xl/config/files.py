@@ -17,8 +17,6 @@ SHIPPED = Path(__file__).parents[1] / "pretrained"
 """The folder of the models that come with the package. Nothing is written there."""
 SMALL = 32 << 20
 """Bytes that a file of settings has at most."""
-UNFINISHED = ".unfinished-"
-"""Prefix of folders that are being written or removed; a killed process leaves them behind."""
 _NAMED = 50
 """Characters of a name that are in that of its temporary folder, of at most 255 bytes."""
 

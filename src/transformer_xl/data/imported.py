@@ -80,7 +80,7 @@ class ImportedVocab(Vocab):
             self.token_bytes[self.unk_id] = 0
 
     @classmethod
-    def of_symbols(
+    def of(
         cls,
         symbols: Sequence[str],
         rules: Rules,
@@ -124,7 +124,7 @@ class ImportedVocab(Vocab):
         characters = byte_characters()
         dropped = normalizers.Sequence([normalizers.Replace(Regex(r"\n"), "")])
         steps = [] if ord("\n") in values else [dropped]
-        return cls.of_symbols([characters[x] for x in values], Rules(join="bytes"), steps)
+        return cls.of([characters[x] for x in values], Rules(join="bytes"), steps)
 
     def _symbol_bytes(self) -> list[bytes] | None:
         if self.rules.join == "bytes":

@@ -80,7 +80,7 @@ def measured(config: Config, folder: Path, *, n_tokens: int | None = None) -> di
 
 def _trained(config: Config, model: LanguageModel, folder: Path) -> dict[str, Any]:
     """Return what the training cost."""
-    state = RunFolder(folder).state()
+    state = RunFolder(folder).last_state()
     read, seconds = state["segments"], state["seconds"]
     # Where all segments have one length, the position is not stored.
     position = read.get("position", read["segments_read"] * read["segment_len"])

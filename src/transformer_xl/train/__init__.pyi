@@ -9,7 +9,6 @@ from .figures import (
 )
 from .loop import (
     Interrupted,
-    stepper,
     train,
 )
 from .metrics import (
@@ -28,6 +27,9 @@ from .state import (
 from .step import (
     Diverged,
     train_step,
+)
+from .stepping import (
+    stepper,
 )
 
 __all__ = [

@@ -7,10 +7,9 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,7 +20,6 @@ from torch import Tensor
 from transformer_xl.config import (
     Config,
     Stalled,
-    World,
     autocast,
     join_processes,
     names_nearest,
@@ -190,17 +188,6 @@ def train(
             )
         except KeyboardInterrupt:
             raise Interrupted(signal.SIGINT, "before the report, with the training done") from None
-
-
-def stepper(config: Config, corpus: Corpus, device: torch.device) -> Callable[[], Update]:
-    """Return a function that makes a training step, in this process alone, without an end."""
-    config = fit_to_corpus(config, corpus)
-    state = new_state(config, corpus, device, World())
-    # No step is beyond the end, where the learning rate would be negative.
-    state.total_steps = 1_000_000
-    state.model.train()
-    network = Network(state.model, config.train, state.world)
-    return partial(train_step, config, state, network)
 
 
 def _describe_run(

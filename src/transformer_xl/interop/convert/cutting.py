@@ -64,7 +64,7 @@ def imported_vocab(
     if dropped:
         steps.append(_replacements([(dropped, "")]))
     tokens = [AddedToken(x.content, normalized=False, **x.options) for x in added or ()]
-    return ImportedVocab.of_symbols(symbols, rules, steps, tokens)
+    return ImportedVocab.of(symbols, rules, steps, tokens)
 
 
 def _line_marks(rules: Rules) -> list[tuple[str, str]]:

@@ -33,7 +33,6 @@ from torch.futures import Future as TorchFuture
 
 from transformer_xl.config import (
     FORMAT_VERSION,
-    UNFINISHED,
     World,
     checksum,
     is_disk_full,
@@ -45,6 +44,8 @@ from transformer_xl.errors import CheckpointError
 
 STATE_FILE = "state.json"
 CHECKSUMS_FILE = "checksums.json"
+UNFINISHED = ".unfinished-"
+"""Prefix of folders that are being written or removed; a killed process leaves them behind."""
 
 # A single process saves without a process group. Not scoped, as a background thread warns.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -331,7 +332,7 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder.rename(folder.with_name(f"{UNFINISHED}old-{folder.name}")))
 
 
-def first_damaged(folder: Path, world: World) -> str | None:
+def first_damaged(folder: Path, world: World = World()) -> str | None:  # noqa: B008 (frozen)
     """Return the first damaged file of a checkpoint, among those that this process verifies.
 
     Raises:

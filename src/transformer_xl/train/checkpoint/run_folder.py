@@ -30,7 +30,6 @@ from torch import Tensor
 
 from transformer_xl.config import (
     FORMAT_VERSION,
-    UNFINISHED,
     Config,
     ModelConfig,
     describe_machine,
@@ -46,7 +45,12 @@ from transformer_xl.config import (
 from transformer_xl.data import Vocab, is_vocabulary
 from transformer_xl.errors import SettingsError
 from transformer_xl.model import write_model
-from transformer_xl.train.checkpoint.checkpoints import About, checkpoints_in, read_about
+from transformer_xl.train.checkpoint.checkpoints import (
+    UNFINISHED,
+    About,
+    checkpoints_in,
+    read_about,
+)
 from transformer_xl.train.metrics import read_metrics
 
 RECIPE_FILE = "recipe.toml"
@@ -91,17 +95,18 @@ class RunFolder:
         """Whether the folder holds a run."""
         return (self.path / RECIPE_FILE).is_file()
 
+    @property
     def checkpoints(self) -> list[Path]:
-        """Return its checkpoints, the newest first."""
+        """The folders of the checkpoints, the newest first."""
         return checkpoints_in(self.path / CHECKPOINTS)
 
-    def state(self) -> About:
-        """Return the counters of the newest checkpoint.
+    def last_state(self) -> About:
+        """Return ``state.json`` of the newest checkpoint: step, seconds, place in the text.
 
         Raises:
             IndexError: There is none.
         """
-        return read_about(self.checkpoints()[0])
+        return read_about(self.checkpoints[0])
 
     def steps(self) -> int:
         """Return the last step in ``metrics.jsonl``."""
