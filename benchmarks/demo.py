@@ -25,8 +25,7 @@ from writing_rows import writing_rows
 from transformer_xl.config.files import replace_file
 from transformer_xl.config.recipes import recipe_of
 from transformer_xl.data import prepare
-from transformer_xl.train.checkpoint import CHECKPOINTS
-from transformer_xl.train.checkpoint.checkpoints import checkpoints_in, read_about
+from transformer_xl.train import RunFolder
 from transformer_xl.train.figures import SIZE, draw_loss, draw_memory, rendered
 from transformer_xl.train.report import Run
 
@@ -80,7 +79,7 @@ def figures(run: Path) -> str:
     """Return the section of docs/results.md: machine, losses by memory length, what it writes."""
     about = json.loads((run / "environment.json").read_text(encoding="utf-8"))
     found = json.loads((run / "results.json").read_text(encoding="utf-8"))
-    state = read_about(checkpoints_in(run / CHECKPOINTS)[0])
+    state = RunFolder(run).last_state()
     recipe = recipe_of(run)
     assert recipe is not None
     precision = re.search(r" on \w+ in (\w+)", (run / LOG).read_text(encoding="utf-8"))

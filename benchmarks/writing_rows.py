@@ -8,8 +8,7 @@ from pathlib import Path
 
 from revision import ROOT
 
-from transformer_xl.data import Corpus, raw_split
-from transformer_xl.train.finish import held_out
+from transformer_xl.data import Corpus
 
 Row = dict[str, float]
 
@@ -25,13 +24,13 @@ def writing_rows(
         words: Further options of writing.py.
         with_training: Look for copies of the training text, too.
     """
-    splits = {"text": held_out(corpus)} | ({"training": "train"} if with_training else {})
+    splits = {"text": corpus.held_out} | ({"training": "train"} if with_training else {})
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(temporary) / "found.json"
         command = [str(ROOT / "benchmarks" / "writing.py"), str(model), "--json", str(out), *words]
         for option, split in splits.items():
             path = Path(temporary) / split
-            path.write_bytes(raw_split(corpus, split))
+            path.write_bytes(corpus.raw(split))
             command += [f"--{option}", str(path)]
         subprocess.run([sys.executable, *command], check=True, cwd=ROOT)
         real, own = json.loads(out.read_text(encoding="utf-8"))["rows"].values()

@@ -41,11 +41,9 @@ EXTRAS = {
     "": "import transformer_xl as txl; txl.TransformerXL.from_pretrained('run')",
     "compress": "from transformer_xl.apps.compress import check_installed; check_installed()",
     "onnx": "from transformer_xl.interop.export import export; export('run', 'onnx')",
-    "plot": "from pathlib import Path; from transformer_xl.train.report import write_report; "
-    "write_report(Path('run'))",
+    "plot": "from transformer_xl.train.figures import rendered; rendered('svg', print)",
     "serve": "import transformer_xl.apps.serve.server",
     "data": "import datasets, zstandard",
-    "store": "import fsspec; fsspec.filesystem('https')",
     "music": "from transformer_xl.tasks.music import midi; assert midi([(60,)])[:4] == b'MThd'",
     "hf": "import transformers, transformer_xl.hf as hf; hf.TransformerXLConfig()",
     "eval": "import transformer_xl.harness",

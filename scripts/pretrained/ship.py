@@ -36,14 +36,8 @@ from transformer_xl.config.shipped import CARD_FILE, TEXT_FILE  # noqa: E402
 from transformer_xl.data import prepare  # noqa: E402
 from transformer_xl.inference.evaluate.measuring import evaluate_by  # noqa: E402
 from transformer_xl.inference.generate import from_pretrained  # noqa: E402
-from transformer_xl.train.checkpoint import (  # noqa: E402
-    CHECKPOINTS,
-    ENVIRONMENT_FILE,
-    RECIPE_FILE,
-    RESULTS_FILE,
-)
-from transformer_xl.train.checkpoint.checkpoints import checkpoints_in, read_about  # noqa: E402
-from transformer_xl.train.finish import held_out  # noqa: E402
+from transformer_xl.train import RunFolder  # noqa: E402
+from transformer_xl.train.checkpoint.run_folder import RECIPE_FILE, RESULTS_FILE  # noqa: E402
 
 RECIPES = ROOT / "src" / "transformer_xl" / "config" / "recipes"
 CARDS = Path(__file__).parent / "cards"
@@ -174,8 +168,8 @@ def background(name: str, run: Path, recipe: Config) -> Figures:
     Raises:
         FileNotFoundError: A file of the run or of its text is missing.
     """
-    about = json.loads((run / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
-    state = read_about(checkpoints_in(run / CHECKPOINTS)[0])
+    about = RunFolder(run).environment()
+    state = RunFolder(run).last_state()
     found = {x: about[x] for x in ("processor", "threads", "python")} | {
         "command": shown_command(about["command"]),
         "origin": origin(about, date.today().isoformat(), commit()),
@@ -191,7 +185,7 @@ def background(name: str, run: Path, recipe: Config) -> Figures:
 def losses(folder: Path, recipe: Config) -> Figures:
     """Evaluate a model on the held-out text, and count its parameters."""
     corpus = prepare(recipe.data)
-    split = held_out(corpus)
+    split = corpus.held_out
     model, vocab = from_pretrained(folder)
     result = evaluate_by(
         recipe.eval,

@@ -13,7 +13,8 @@ from transformer_xl.config import FORMAT_VERSION, ModelConfig
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data import load_vocab, train_vocab
 from transformer_xl.model import TransformerXL
-from transformer_xl.train.checkpoint import RunFolder, run_folder
+from transformer_xl.train import RunFolder
+from transformer_xl.train.checkpoint import run_folder
 
 SMALL = ModelConfig(vocab_size=256, n_layer=1, n_head=1, d_model=4, d_inner=4)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from transformer_xl.apps import timing
 from transformer_xl.config.recipes import load_recipe, recipe_names, recipe_text
-from transformer_xl.ops import timing
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

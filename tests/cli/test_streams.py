@@ -45,7 +45,7 @@ def test_the_sums_of_all_lines_are_one_object(txl, trained, stdin):
 def test_a_text_of_any_platform_has_the_scores_of_the_text(txl, trained, stdin):
     stdin(TEXT.encode())
     plain = txl("score", trained, "-", "--by", "line").out
-    for end, encoding in (("\r\n", "utf-16"), ("\r", "utf-8-sig")):
+    for end, encoding in (("\r\n", "utf-8"), ("\r", "utf-8-sig")):
         stdin(TEXT.replace("\n", end).encode(encoding))
         found = txl("score", trained, "-", "--by", "line")
         assert found.out == plain

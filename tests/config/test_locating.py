@@ -69,8 +69,7 @@ def test_everything_that_loads_takes_a_name(shipped):
 
 
 def test_nothing_is_written_into_a_shipped_model(shipped, toy_recipe):
-    from transformer_xl.train.checkpoint import RunFolder
-    from transformer_xl.train.report import write_report
+    from transformer_xl.train import RunFolder
 
     folder = shipped / "toy-1"
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -80,7 +79,6 @@ def test_nothing_is_written_into_a_shipped_model(shipped, toy_recipe):
     for write in (
         lambda: model.save_pretrained(folder, vocab),
         lambda: RunFolder(folder).begin(toy_recipe(), 1),
-        lambda: write_report(folder),
         lambda: session.save(folder / "state.safetensors"),
     ):
         with pytest.raises(PermissionError, match="come with the package, which are not changed"):

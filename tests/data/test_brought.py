@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -5,8 +7,8 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from transformer_xl.config import DataConfig
-from transformer_xl.data import preparing, text
-from transformer_xl.data.corpus import raw_split
+from transformer_xl.data import text
+from transformer_xl.data.catalogue import KNOWN_CORPORA
 from transformer_xl.data.imported import Rules
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.data.preparing import prepare
@@ -77,12 +79,12 @@ def config(path, tokenizer, cache, **settings):
 def test_a_tokenizer_of_bytes_restores_every_text(gpt2, tmp_path, monkeypatch):
     (tmp_path / "text").write_text(SAMPLE)
     whole = prepare(config(tmp_path / "text", gpt2, tmp_path / "whole"))
-    assert b"".join(raw_split(whole, x) for x in ("train", "valid", "test")) == SAMPLE.encode()
+    assert b"".join(whole.raw(x) for x in ("train", "valid", "test")) == SAMPLE.encode()
     assert whole.vocab.token_bytes[whole.split("train")].sum() == whole.n_bytes("train")
     assert whole.vocab.eos_id == whole.vocab.symbols.index("<|endoftext|>")
     assert load_vocab(whole.folder).hash == whole.vocab.hash
     reference = Tokenizer.from_file(str(gpt2))
-    train = raw_split(whole, "train").decode()
+    train = whole.raw("train").decode()
     assert whole.split("train").tolist() == reference.encode(train).ids
     monkeypatch.setattr(text, "BLOCK_BYTES", 200)
     parts = prepare(config(tmp_path / "text", gpt2, tmp_path / "parts"))
@@ -248,7 +250,7 @@ def test_a_long_line_of_characters_is_cut_within_words(tmp_path, monkeypatch, bl
 @pytest.mark.parametrize("is_published", [True, False])
 def test_the_words_of_a_published_corpus_are_not_cut_again(tmp_path, monkeypatch, is_published):
     common = DataConfig(vocab="words" if is_published else "bytes")
-    monkeypatch.setattr(preparing, "common_settings", lambda name: common)
+    monkeypatch.setitem(KNOWN_CORPORA, "", replace(KNOWN_CORPORA["ptb-word"], settings=common))
     symbols = ["<eos>", "2", "@,@", "000", ",", "@"]
     vocab = old_vocab(symbols, join="moses", eos="<eos>", unk="<eos>")
     (tmp_path / "text").write_text("2 @,@ 000\n")

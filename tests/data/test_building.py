@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_xl.config import DataConfig
-from transformer_xl.data import making_vocab, preparing
+from transformer_xl.data import preparing
 from transformer_xl.data.corpus import VERIFIED, write_corpus
+from transformer_xl.data.imported import ImportedVocab
 from transformer_xl.data.locking import LOCK
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.data.preparing import prepare
@@ -189,12 +190,12 @@ def test_tokens_from_elsewhere_are_the_same_corpus(tmp_path, kind):
     for splits in ({"train": []}, {"dev": []}):
         with pytest.raises(ValueError, match=r"must be of train, valid, test, and .* a new folder"):
             write_corpus(tmp_path / "new", corpus.vocab, splits, "a text")
-    with pytest.raises(ValueError, match="valid: a token is not among"):
+    with pytest.raises(ValueError, match=r"valid: a piece .* must be tokens"):
         write_corpus(tmp_path / "bad", corpus.vocab, {"valid": [np.array([len(corpus.vocab)])]}, "")
 
 
 def test_the_authors_bytes_keep_their_numbers_and_their_name():
-    vocab = making_vocab.authors_bytes([98, 10, 97])
+    vocab = ImportedVocab.of_bytes([98, 97])
     assert (vocab.encode("a\nb"), vocab.decode([0, 1])) == ([1, 0], "ba")
     # What was prepared before is still found, and fits converted checkpoints.
     assert vocab.hash == "74cba45c2c644afd6261aca47207253e9cb1137a67c6811bfc227513e68922bc"

@@ -8,7 +8,7 @@ import pytest
 from transformer_xl.config import DataConfig
 from transformer_xl.data import corpus as corpus_module
 from transformer_xl.data import text as text_module
-from transformer_xl.data.corpus import VERIFIED, Corpus, raw_split
+from transformer_xl.data.corpus import VERIFIED, Corpus
 from transformer_xl.data.locking import LOCK
 from transformer_xl.data.preparing import prepare
 from transformer_xl.errors import DataError
@@ -27,7 +27,7 @@ def sample(tmp_path):
 def test_the_splits_together_are_the_text(sample, vocab):
     size = 300 if vocab in ("words", "bpe") else None
     corpus = prepare(DataConfig(**sample, vocab=vocab, vocab_size=size))
-    parts = [raw_split(corpus, name) for name in SPLITS]
+    parts = [corpus.raw(name) for name in SPLITS]
     assert b"".join(parts) == SAMPLE.encode()
     for name, part in zip(SPLITS, parts, strict=True):
         tokens = corpus.split(name)

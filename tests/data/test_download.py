@@ -4,7 +4,10 @@ import io
 import os
 import socket
 import tarfile
+import threading
 import zipfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -19,10 +22,27 @@ SHA256 = f"sha256:{hashlib.sha256(TEXT).hexdigest()}"
 MD5 = f"md5:{hashlib.md5(TEXT).hexdigest()}"
 
 
+class Handler(SimpleHTTPRequestHandler):
+    def do_GET(self):
+        # As the host of WikiText does.
+        if "urllib" in self.headers["User-Agent"]:
+            self.send_error(403)
+        else:
+            super().do_GET()
+
+    def log_message(self, *about):
+        pass
+
+
 @pytest.fixture
-def site(web):
-    """A folder that a web server on this machine shows."""
-    return web.folder, web.url
+def site(tmp_path):
+    """A folder that a web server on this machine shows, and its address."""
+    folder = tmp_path / "web"
+    folder.mkdir()
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=folder)) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield folder, f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 def nowhere():

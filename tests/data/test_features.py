@@ -10,10 +10,9 @@ from transformer_xl.data.recordings import (
     FeatureCorpus,
     Recordings,
     open_corpus,
-    read_recordings,
     write_recordings,
 )
-from transformer_xl.data.segments import FeatureSegments
+from transformer_xl.data.segments import Segments
 
 
 def made(n=20, *, real=False, seed=0):
@@ -46,7 +45,7 @@ def test_what_is_written_is_read(folder):
 
 def test_a_stream_reads_one_recording_after_the_other(folder):
     split = FeatureCorpus(folder).split("train")
-    segments = FeatureSegments(split, batch_size=2, segment_len=6)
+    segments = Segments(split, batch_size=2, segment_len=6)
     read = [(*segments.next_segment(), segments.starts, segments.completed) for _ in range(4)]
     inputs, targets, starts, counted = (torch.cat(x, 1) for x in zip(*read, strict=True))
     places = (torch.arange(24) + torch.tensor([[0], [10]])) % 20
@@ -62,7 +61,7 @@ def test_a_stream_reads_one_recording_after_the_other(folder):
 
 def test_a_stream_that_jumps_begins_anew_and_continues_exactly(folder):
     split = FeatureCorpus(folder).split("train")
-    one, other = (FeatureSegments(split, 2, 3, roll_seed=5) for _ in range(2))
+    one, other = (Segments(split, 2, 3, roll_seed=5) for _ in range(2))
     before, read = None, []
     for _ in range(15):
         inputs, _ = one.next_segment()
@@ -75,7 +74,7 @@ def test_a_stream_that_jumps_begins_anew_and_continues_exactly(folder):
             before = places[:, n]
     for _ in range(4):
         other.next_segment()
-    again = FeatureSegments(split, 2, 3, roll_seed=5)
+    again = Segments(split, 2, 3, roll_seed=5)
     again.load_state_dict(other.state_dict())
     for inputs, starts in read[4:]:
         assert torch.equal(again.next_segment()[0], inputs)
@@ -122,14 +121,14 @@ def test_values_that_no_model_can_read_are_named(tmp_path, part, value, message)
 def test_a_file_that_is_no_array_is_refused(folder):
     np.save(folder / "train_inputs.npy", np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(ValueError, match=r"train_inputs\.npy is no array of numbers"):
-        read_recordings(folder, "train")
+        Recordings.read(folder, "train")
     np.savez(folder / "several.npz", np.zeros((20, 2)))
     (folder / "several.npz").rename(folder / "train_inputs.npy")
     with pytest.raises(ValueError, match=r"train_inputs\.npy is no array of numbers"):
-        read_recordings(folder, "train")
+        Recordings.read(folder, "train")
     (folder / "train_inputs.npy").write_bytes(b"")
     with pytest.raises(ValueError, match=r"train_inputs\.npy is no array of numbers"):
-        read_recordings(folder, "train")
+        Recordings.read(folder, "train")
 
 
 def test_splits_must_agree(folder):

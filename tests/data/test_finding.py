@@ -1,11 +1,12 @@
 import gzip
 import os
+import shutil
 
 import pytest
 
 from transformer_xl.config import DataConfig
-from transformer_xl.data.catalogue import KNOWN_CORPORA, common_settings
 from transformer_xl.data.finding import find_text, list_text
+from transformer_xl.data.preparing import prepare
 
 
 def find(tmp_path, said=None, **settings):
@@ -87,12 +88,6 @@ def test_the_python_library_is_there_and_is_a_library(tmp_path):
     assert 4e6 < sum(file.stat().st_size for file in files.train) < 12e6
 
 
-def test_common_settings_name_the_corpus_and_fit_it():
-    for name in KNOWN_CORPORA:
-        assert common_settings(name).name == name
-    assert common_settings("hf:org/name") == DataConfig(name="hf:org/name")
-
-
 @pytest.fixture
 def folder(tmp_path):
     for name in ("a.txt", "b.txt", "c.md", "sub/d.txt"):
@@ -144,3 +139,22 @@ def test_compressed_files_count_by_what_is_in_them(tmp_path):
     said = []
     assert list_folder(tmp_path, said) == (tmp_path / "text.gz",)
     assert "damaged.gz, image.gz" in said[0]
+
+
+def test_a_prepared_corpus_is_no_text_and_may_be_anywhere_on_the_disk(tmp_path):
+    (tmp_path / "a.txt").write_text("text " * 100)
+    corpus = prepare(DataConfig(path=str(tmp_path / "a.txt")))
+    with pytest.raises(ValueError, match=r"is a prepared corpus, not a text: .*--data\.corpus"):
+        find(tmp_path, path=str(corpus.folder))
+    shutil.copytree(corpus.folder, tmp_path / "shared")
+    again = {"corpus": str(tmp_path / "shared")}
+    assert prepare(DataConfig(**again)).folder == tmp_path / "shared"
+    with pytest.raises(ValueError, match=r"data\.vocab=chars, but data\.corpus=.* has bytes: set"):
+        prepare(DataConfig(**again, vocab="chars"))
+    with pytest.raises(ValueError, match=r"data\.name='enwik8', but .* was made with '':"):
+        prepare(DataConfig(**again, name="enwik8"))
+
+
+def test_a_url_is_to_be_downloaded(tmp_path):
+    with pytest.raises(ValueError, match=r"'s3://bucket/texts/' is a URL: download the text first"):
+        find(tmp_path, path="s3://bucket/texts/")

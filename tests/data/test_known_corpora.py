@@ -1,13 +1,12 @@
 """Real data: the counts that are published, and the folders as people have them."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from transformer_xl.config import DataConfig
 from transformer_xl.data.catalogue import KNOWN_CORPORA
-from transformer_xl.data.corpus import raw_split
 from transformer_xl.data.preparing import prepare
 from transformer_xl.data.text import SPLITS
 from transformer_xl.interop.convert.torch_files import Instance
@@ -28,7 +27,7 @@ def known(shared):
         run.said = []
         path = str(shared / "data" / FOLDERS.get(name, name))
         common = KNOWN_CORPORA[name].settings
-        config = DataConfig(name=name, **{"path": path, **common, **settings})
+        config = replace(common, **{"name": name, "path": path, **settings})
         return prepare(config, run.said.append)
 
     return run
@@ -80,7 +79,7 @@ def test_a_part_of_enwik8_is_split_by_the_same_shares(known, shared):
     data = (shared / "data" / "enwik8" / "enwik8.first4154327").read_bytes()
     corpus = known("enwik8")
     assert counts(corpus) == (256, 3_738_894, 207_716, 207_717)
-    assert b"".join(raw_split(corpus, name) for name in SPLITS) == data
+    assert b"".join(corpus.raw(name) for name in SPLITS) == data
     (warning,) = warnings(known)
     assert "is a part of enwik8, 4,154,327 of 100,000,000 bytes" in warning
 
@@ -90,9 +89,7 @@ def test_the_authors_enwik8_has_no_line_breaks_and_their_numbers(known, shared):
     data = (shared / "data" / "enwik8" / "enwik8.first4154327").read_bytes()
     corpus = known("enwik8", vocab="authors-bytes")
     parts = [data[:3_738_894], data[3_738_894:3_946_610], data[3_946_610:]]
-    assert [raw_split(corpus, name) for name in SPLITS] == [
-        part.replace(b"\n", b"") for part in parts
-    ]
+    assert [corpus.raw(name) for name in SPLITS] == [part.replace(b"\n", b"") for part in parts]
     assert len(corpus.vocab) == len(set(data)) - 1
     # As their code counts: most frequent first, equal ones as they come.
     seen: dict[int, int] = {}

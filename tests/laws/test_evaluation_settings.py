@@ -11,9 +11,8 @@ from transformer_xl import cli
 from transformer_xl.config import EvalConfig, GenerateConfig
 from transformer_xl.data import prepare
 from transformer_xl.model import TransformerXL
-from transformer_xl.train import finish, loop, report
+from transformer_xl.train import RunFolder, finish, loop, report
 from transformer_xl.train.beginning import fit_to_corpus
-from transformer_xl.train.checkpoint import RunFolder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transformer_xl.data.recordings import read_recordings
+from transformer_xl.data.recordings import Recordings
 from transformer_xl.model.segment import Lengths
 from transformer_xl.tasks import load_task
 from transformer_xl.tasks.digits import task as spoken_digits
@@ -122,7 +122,7 @@ def test_digits_are_prepared_trained_and_measured(archives, tmp_path, monkeypatc
     found = results["baselines"]["nearest mean spectrum"]["test"]["seeds"][0]
     assert found == {"accuracy": 100, "training speakers": 100, "other speakers": 100}
     assert len(results["models"]) == 1
-    train, valid = (read_recordings(out / "data", x) for x in ("train", "valid"))
+    train, valid = (Recordings.read(out / "data", x) for x in ("train", "valid"))
     # Two recordings of each speaker and digit, twice; index 20 is held out.
     assert (train.starts.sum(), valid.starts.sum()) == (24, 6)
     # The features are those of revision 47b3a2d, with which the figures were measured.

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from transformer_xl.train import metrics
-from transformer_xl.train.metrics import MetricsLog, Progress, read_metrics, reading
+from transformer_xl.train.metrics import MetricsLog, Progress, read_metrics
 
 
 def write_run(folder, steps, resumed_at=0):
@@ -146,7 +146,7 @@ def read_slowly(clock, seconds):
             clock.now += seconds
 
     model, tokens = Model(), torch.zeros(2, 5)
-    with reading(model, 100, "evaluating"):
+    with Progress.reading(model, 100, "evaluating"):
         for _ in range(11):
             model(tokens, None, tokens)
     assert not model._forward_hooks

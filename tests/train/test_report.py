@@ -1,4 +1,4 @@
-"""The report shows what exists, trusts nothing it shows, and needs nothing but itself."""
+"""The report shows a run, trusts no text that it shows, and needs nothing but itself."""
 
 import json
 import math
@@ -114,7 +114,6 @@ def test_a_complete_run_shows_all_its_parts(run_dir):
         '"torch": "2.13"',
     ):
         assert part in page.text
-    assert "could not be read" not in page.text
     # It asks for nothing outside itself.
     assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
     for name, value in page.attributes:
@@ -150,46 +149,6 @@ def test_the_memory_table_grows_and_marks_the_training_length(run_dir):
     ]
 
 
-PARTS = ("metrics.jsonl", "results.json", "sample.json", "recipe.toml", "environment.json")
-
-
-@pytest.mark.usefixtures("without_matplotlib")
-def test_a_part_may_be_missing_or_stand_alone(run_dir):
-    contents = {name: (run_dir / name).read_bytes() for name in PARTS}
-    for name in PARTS:
-        for present in ({*PARTS} - {name}, {name}):
-            for each, content in contents.items():
-                (run_dir / each).unlink(missing_ok=True)
-                if each in present:
-                    (run_dir / each).write_bytes(content)
-            assert "could not be read" not in read_page(run_dir).text, present
-
-
-@pytest.mark.usefixtures("without_matplotlib")
-def test_a_part_that_is_broken_is_named_and_the_rest_is_shown(run_dir):
-    for broken in PARTS:
-        whole = (run_dir / broken).read_bytes()
-        for content in (b"{", b"\xff\xfe\x00", b"[1, 2]\n[3]\n", b"[" * 100_000):
-            (run_dir / broken).write_bytes(content + b"\n" + content)
-            page = read_page(run_dir)
-            assert f"{broken} could not be read" in page.text, content[:9]
-            assert "my-run" in page.text, (broken, content[:9])
-        (run_dir / broken).write_bytes(whole)
-
-
-@pytest.mark.usefixtures("whole_reports")
-def test_numbers_of_a_wrong_kind_do_no_harm(run_dir):
-    (run_dir / "recipe.toml").write_text("data = 3\nmodel = []\n[train]\nbatch_size = {}\n")
-    for value in (None, "text", [], {}, True, 10**400, -1, float("nan")):
-        wrong = dict.fromkeys(result(0, 0), value)
-        results = {"test": wrong, "memory_curve": [wrong, value], "gzip_bits_per_byte": value}
-        write_json(run_dir / "results.json", results)
-        write_json(run_dir / "sample.json", {"prompt": value, "text": value, "settings": value})
-        numbers = dict.fromkeys(("bits_per_token", "lr", "tokens_per_second"), value)
-        write_json(run_dir / "metrics.jsonl", {"kind": "train", "step": 1, **numbers})
-        read_page(run_dir)
-
-
 @pytest.mark.usefixtures("with_matplotlib")
 def test_hostile_text_stays_text(run_dir):
     hostile = result(0, 2.0) | {"split": HOSTILE}
@@ -207,13 +166,11 @@ def test_hostile_text_stays_text(run_dir):
 
 
 @pytest.mark.usefixtures("without_matplotlib")
-def test_without_matplotlib_the_tables_are_there_and_how_to_install_it(run_dir, tmp_path):
+def test_without_matplotlib_the_tables_are_there_and_how_to_install_it(run_dir):
     page = read_page(run_dir)
     assert "svg" not in page.tags
     assert page.tags.count("table") == 1
     assert "pip install 'transformer-xl[plot]'" in page.text
-    # Not where nothing is to be drawn.
-    assert "pip install" not in read_page(tmp_path).text
 
 
 def test_numbers_are_finite_and_bits_are_converted_from_older_names():

@@ -14,12 +14,11 @@ from transformer_xl.config import (
     ModelConfig,
     Precision,
     ShippedModel,
-    World,
     describe_machine,
     locate,
     pick_device,
 )
-from transformer_xl.data import cache_folder, load_vocab
+from transformer_xl.data import load_vocab
 from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.model import (
     MemoryLimitError,
@@ -29,7 +28,7 @@ from transformer_xl.model import (
     read_tensors,
 )
 from transformer_xl.ops import choose_backend, native, triton
-from transformer_xl.train import CHECKPOINTS, checkpoints_in, first_damaged
+from transformer_xl.train import RunFolder, first_damaged
 
 _PACKAGES = (
     *("transformer-xl", "torch", "numpy", "safetensors", "tokenizers", "matplotlib", "lm_eval"),
@@ -57,7 +56,7 @@ def diagnose() -> dict[str, Any]:
         f"loss on {device}": f"operations of torch: {no_kernels}" if no_kernels else "kernels",
         "decoding on cpu": f"operations of torch: {no_step}" if no_step else native.level(),
         "speed": _speed(device, precision),
-        "cache": str(cache_folder(DataConfig())),
+        "cache": str(DataConfig().cache_folder),
         "packages": {x.name: x.version for x in distributions() if x.name in _PACKAGES},
     }
 
@@ -101,7 +100,7 @@ def verify(name: Path | str) -> dict[str, str]:
     for folder in () if checks else ModelFolder.candidates(path):
         if folder.config_file.is_file():
             checks[folder.path] = _verified_model
-    checks |= dict.fromkeys(checkpoints_in(path / CHECKPOINTS), _verified_checkpoint)
+    checks |= dict.fromkeys(RunFolder(path).checkpoints, _verified_checkpoint)
     if not checks:
         raise FileNotFoundError(f"{path} has no config.json, no model and no checkpoint of a run")
     messages: dict[str, str] = {}
@@ -144,5 +143,5 @@ def _checksums_of(weights: WeightsFiles) -> str:
 
 
 def _verified_checkpoint(folder: Path) -> str:
-    damaged = first_damaged(folder, World())
+    damaged = first_damaged(folder)
     return "verified" if damaged is None else f"damaged: {damaged}"

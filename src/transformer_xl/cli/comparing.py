@@ -56,7 +56,6 @@ class Compare(LoadsModels, PrintsResult):
         from transformer_xl.studies import compare as study
         from transformer_xl.studies import standings
         from transformer_xl.studies.baselines import BASELINES, baselines
-        from transformer_xl.train import held_out
 
         keep_freed_memory()
         names = [x for words in self.models for x in words.split(",") if x]
@@ -84,7 +83,7 @@ class Compare(LoadsModels, PrintsResult):
         if self.baselines:
             corpus, unit = comparison.corpus, result["unit"].replace(" ", "_")
             names = [name for name in BASELINES if name not in lacking]
-            rows = [asdict(row) for row in baselines(corpus, held_out(corpus), names=names)]
+            rows = [asdict(row) for row in baselines(corpus, corpus.held_out, names=names)]
             result["baselines"] = [x | {"bits": x[unit]} for x in rows if x[unit] is not None]
         table = standings.markdown(result, result["baselines"])
         write_results(self.out / "comparison", result, table)

@@ -100,9 +100,9 @@ class Eval(ReadsModel, PrintsResult):
         """Evaluate and print."""
         self._check()
         from transformer_xl.config import Precision
-        from transformer_xl.inference.evaluate import evaluate_by, plan_dynamic
+        from transformer_xl.inference.evaluate import Result, evaluate_by, plan_dynamic
         from transformer_xl.model import SEGMENT_LEN, Lengths
-        from transformer_xl.train import describe, memory_line, reading
+        from transformer_xl.train import Progress
 
         recipe = self.recipe
         model, vocab, ids, n_bytes = self._opened()
@@ -122,15 +122,15 @@ class Eval(ReadsModel, PrintsResult):
                 if vocab is not None:
                     training = partial(lambda of: self._corpus(of).split("train"), vocab)
                     how = plan_dynamic(settings, model, training, segment_len=segment_len)
-                with reading(model, len(ids) - 1, f"evaluating, {name}"):
+                with Progress.reading(model, len(ids) - 1, f"evaluating, {name}"):
                     result = evaluate_by(settings, model, ids, vocab=vocab, how=how, **sizes)
-            rows[mem_len] = describe(str(self.file or settings.split), result)
+            rows[mem_len] = result.row(str(self.file or settings.split))
         curve = [*rows.values()] if self.settings.mem_lens else []
         more = {"memory_curve": curve} if curve and self.json else {}
         show(rows[configured] | more, as_json=self.json)
         if not self.json:
             for row in curve:
-                print(memory_line(row))
+                print(Result.line(row))
 
     def _check(self) -> None:
         """Check that no option is without effect, before any work is done."""
@@ -160,23 +160,22 @@ class Eval(ReadsModel, PrintsResult):
         """Return the model, its vocabulary, and the text or recordings with the bytes of a text."""
         if self.text.vocab == "features":
             from transformer_xl.config import keep_freed_memory, pick_device
-            from transformer_xl.data import open_features
+            from transformer_xl.data import open_corpus
             from transformer_xl.model import load_model
 
             keep_freed_memory()
             model = load_model(self.dir).to(pick_device())
-            return model, None, open_features(self.text).split(self.settings.split), 0
+            return model, None, open_corpus(self.text).split(self.settings.split), 0
         model, vocab = load(self.dir, self.weights)
         if self.file is None:
             corpus, split = self._corpus(vocab), self.settings.split
             return model, vocab, corpus.split(split), corpus.n_bytes(split)
-        from transformer_xl.data import RAW_REMEDY
-
         require(
             not self.prepared or vocab.kind in ("words", "integers", "imported"),
             f"--prepared has no effect with a vocabulary of kind {vocab.kind}",
         )
-        text = read_text(self.file, vocab, is_raw=self.text.raw, remedy=RAW_REMEDY)
+        remedy = "--data.raw True reads every byte as it is"
+        text = read_text(self.file, vocab, is_raw=self.text.raw, remedy=remedy)
         encode = partial(vocab.encode_lines, prepared=self.prepared)
         ids = tokenize(name_of(self.file), text, vocab, encode)
         return model, vocab, ids, len(text.encode("utf-8", "surrogateescape"))

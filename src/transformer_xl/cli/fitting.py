@@ -144,7 +144,7 @@ def _files(data: DataConfig) -> tuple[Path, ...]:
     from transformer_xl.data import list_texts
 
     assert data.path is not None
-    return list_texts(data.path, data, Path(), lambda _: None).train
+    return list_texts(data.path, data, lambda _: None).train
 
 
 def text_settings(recipe: DataConfig, overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -190,7 +190,7 @@ def read_text(path: Path, vocab: "Vocab", *, is_raw: bool = False, remedy: str =
         OSError: The file cannot be read.
         DataError: The text is empty, or is not UTF-8 and the vocabulary is not of bytes.
     """
-    from transformer_xl.data import Normalizer, normalized, opened
+    from transformer_xl.data import Normalizer, opened
 
     name = name_of(path)
     if is_raw or str(path) == "-":
@@ -200,7 +200,7 @@ def read_text(path: Path, vocab: "Vocab", *, is_raw: bool = False, remedy: str =
             content = file.read()
     if not is_raw:
         normalizer = Normalizer(name, remedy)
-        content = b"".join(normalized([content], normalizer))
+        content = b"".join(normalizer.blocks([content]))
         say_changes(name, normalizer.changes, remedy)
     if not content:
         raise DataError(f"{name} {_EMPTY}")
@@ -211,9 +211,9 @@ def read_text(path: Path, vocab: "Vocab", *, is_raw: bool = False, remedy: str =
 
 def say_changes(name: str, changes: Counter[str], remedy: str = "") -> None:
     """Print in a line what normalization changed in a text, if it changed anything."""
-    from transformer_xl.data import describe_changes
+    from transformer_xl.data import Normalizer
 
-    if described := describe_changes(changes):
+    if described := Normalizer.describe(changes):
         say(f"normalized the text of {name}: {described}{remedy and '; '}{remedy}")
 
 
@@ -229,13 +229,11 @@ def tokenize(name: str, text: str, vocab: "Vocab", encode: Callable[[str], list[
     Raises:
         DataError: The text has symbols that the vocabulary cannot encode.
     """
-    from transformer_xl.data import unknown_warning
-
     try:
         ids = encode(text)
     except ValueError as error:
         raise DataError(f"{name}: {error}") from error
-    if warning := unknown_warning(vocab, text, ids):
+    if warning := vocab.unknown_warning(text, ids):
         say(f"warning: {name}: {warning}")
     return ids
 
@@ -251,10 +249,8 @@ def tokenize_prompt(prompt: str, vocab: "Vocab", *, is_raw: bool = False) -> lis
     Raises:
         DataError: The prompt has bytes or symbols that the vocabulary cannot encode.
     """
-    from transformer_xl.data import normalized_prompt
-
     if not is_raw:
-        prompt, changes = normalized_prompt(prompt, vocab)
+        prompt, changes = vocab.normalized(prompt)
         say_changes("the prompt", changes)
     _require_decodable(prompt, vocab, "the prompt")
     return tokenize("the prompt", prompt, vocab, vocab.encode)

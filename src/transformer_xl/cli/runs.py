@@ -111,16 +111,17 @@ class Prepare(PrintsResult):
 
     def run(self) -> None:
         """Build the corpus of the recipe, or a known one with its usual settings."""
-        from transformer_xl.data import KNOWN_CORPORA, common_settings, prepare
+        from transformer_xl.data import KNOWN_CORPORA, prepare
 
         name = self.recipe
-        is_corpus = name in KNOWN_CORPORA or name.startswith("hf:")
         if is_text(name):
             settings = recipe_of_text(name).data
-        elif name in recipe_names() or not is_corpus:
-            settings = load_recipe(name).data
+        elif name.startswith("hf:"):
+            settings = DataConfig(name=name)
+        elif name in KNOWN_CORPORA and name not in recipe_names():
+            settings = replace(KNOWN_CORPORA[name].settings, name=name)
         else:
-            settings = common_settings(name)
+            settings = load_recipe(name).data
         corpus = prepare(replace(settings, **text_settings(settings, self.data)), say)
         splits = {name: corpus.n_tokens(name) for name in ("train", "valid", "test")}
         about = {"folder": str(corpus.folder), "vocab": len(corpus.vocab), **splits}
@@ -197,7 +198,7 @@ class Train(FittedRecipe):
     def run(self) -> None:
         """Train, evaluate, report."""
         from transformer_xl.config import Stalled, World, keep_freed_memory
-        from transformer_xl.train import CHECKPOINTS, RunFolder, train
+        from transformer_xl.train import RunFolder, train
 
         keep_freed_memory()
         models = [self.recipe] if is_model(self.recipe) else []
@@ -209,7 +210,7 @@ class Train(FittedRecipe):
         RunFolder(folder).require_writable()
         try:
             recipe = self._recipe()
-            if not any((folder / CHECKPOINTS).glob("step_*")):
+            if not RunFolder(folder).checkpoints:
                 self.say(self._beginning(recipe))
             config = self.changed(recipe)
             has_text = config.data.vocab != "features"

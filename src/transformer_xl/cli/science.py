@@ -123,7 +123,6 @@ class Recl(LoadsModels, PrintsResult):
             show(_environment() | about, as_json=True)
 
     def _tokens(self, vocab: "Vocab") -> Any:
-        from transformer_xl.train import held_out
 
         recipe = recipe_of(self.dirs[0])
         if self.file:
@@ -135,7 +134,7 @@ class Recl(LoadsModels, PrintsResult):
                 "give a text with --file"
             )
         corpus = corpus_of(recipe.data, vocab, self.dirs[0], "a text with --file")
-        return corpus.split(held_out(corpus))
+        return corpus.split(corpus.held_out)
 
     def _reading(self, folder: str, model: "LanguageModel") -> tuple["Lengths", int | None]:
         """Return the lengths of a model, and its longest input if it has no memory."""

@@ -92,7 +92,7 @@ class Score(ReadsModel):
             )
         # Slow imports come after all checks of the arguments.
         from transformer_xl.cli.flow import pieces_of, scores
-        from transformer_xl.data import Normalizer, normalized
+        from transformer_xl.data import Normalizer
         from transformer_xl.inference.generate import State, save_state
         from transformer_xl.model import Lengths, Reader, ReaderState
 
@@ -115,7 +115,7 @@ class Score(ReadsModel):
         with save_at_end(save):
             normalizer = Normalizer(name_of(self.file), _RAW_REMEDY)
             blocks = _blocks(self.file, failures, is_raw=is_raw)
-            blocks = blocks if is_raw else normalized(blocks, normalizer)
+            blocks = blocks if is_raw else normalizer.blocks(blocks)
             try:
                 self._show(vocab, scores(reader, pieces_of(vocab, blocks, self.by)))
             finally:
@@ -126,7 +126,6 @@ class Score(ReadsModel):
     def _show(self, vocab: "Vocab", scored: "Iterator[Scored]") -> None:
         """Print scores as they come, and the sums even if reading is interrupted."""
         from transformer_xl.cli.flow import Sums
-        from transformer_xl.data import count_by_treatment, describe_unknown
 
         total, n_lines, unknown, n_warned = Sums(), 0, Counter[str](), 0
         ids: list[int] = []
@@ -136,11 +135,11 @@ class Score(ReadsModel):
         try:
             for piece, of_tokens in scored:
                 if piece.unknown:
-                    treatment = count_by_treatment(vocab, piece.unknown)
+                    treatment = vocab.count_by_treatment(piece.unknown)
                     if not unknown:
                         n_warned = treatment.total()
                         line = piece.line + vocab.first_unknown_line(piece.text) - 1
-                        what = describe_unknown(piece.unknown, line)
+                        what = vocab.describe_unknown(piece.unknown, line)
                         say(f"warning: not in the vocabulary: {what}; {_described(treatment)}")
                     unknown += treatment
                 sums = Sums.of(vocab, piece, of_tokens)

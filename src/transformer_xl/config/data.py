@@ -1,7 +1,9 @@
 """Settings of the text and its tokenization."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Literal
 
 from transformer_xl.config.checks import (
@@ -27,8 +29,8 @@ class DataConfig:
     """A known corpus of `txl prepare`, such as tiny-shakespeare, or hf:ORG/NAME of Hugging Face
     datasets; empty: the text at data.path."""
     path: str | None = None
-    """File, folder or glob pattern such as texts/*.txt.gz, or a URL such as s3://bucket/texts/;
-    several separated by a colon as in PATH; for a known corpus, a local copy of it."""
+    """File, folder or glob pattern such as texts/*.txt.gz; several separated by a colon as in PATH;
+    for a known corpus, a local copy of it."""
     valid_path: str | None = None
     """The validation text, given as data.path is; None: split off the text."""
     test_path: str | None = None
@@ -37,8 +39,8 @@ class DataConfig:
     """The field of JSON lines, or the column of a Hugging Face dataset, that holds the text."""
     raw: bool = False
     """Read every byte of the files as it is. False: files are text, of which line ends become LF, a
-    byte-order mark is left out, UTF-16 with one becomes UTF-8, and a line end divides files; the
-    texts of known corpora are never changed."""
+    byte-order mark is left out, and a line end divides files; the texts of known corpora are never
+    changed."""
     split_by: Literal["fraction", "file"] = "fraction"
     """Hold out the end of the text, or whole files spread over it."""
     valid_fraction: Fraction = 0.05
@@ -75,12 +77,18 @@ class DataConfig:
     cache_dir: str | None = None
     """Where token files are cached; None: TXL_CACHE, else ~/.cache/transformer_xl."""
     corpus: str | None = None
-    """A corpus that txl prepare has built: its folder, or the URL of a copy, which is downloaded.
+    """The folder of a corpus that txl prepare has built.
     Other settings of the text must be those that it was built with, or at their defaults. None:
     prepare the text at data.name or data.path."""
     verify: Literal["once", "always", "never"] = "once"
     """Verify the checksums of token files once until they change, each time they are opened, or
     never. Sizes are always compared."""
+
+    @property
+    def cache_folder(self) -> Path:
+        """The folder of prepared corpora and downloads."""
+        folder = self.cache_dir or os.environ.get("TXL_CACHE") or "~/.cache/transformer_xl"
+        return Path(folder).expanduser()
 
     @property
     def is_given(self) -> bool:

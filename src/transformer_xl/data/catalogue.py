@@ -4,7 +4,6 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -46,16 +45,10 @@ class KnownCorpus:
     ``test``. Empty for a corpus that every machine has."""
     counted: str = "train"
     """Text from which the authors built the vocabulary: the training text, or all."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Usual data settings of the corpus."""
+    settings: DataConfig = field(default_factory=DataConfig)
+    """Its usual settings, but for the name."""
 
 
 _LISTED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 KNOWN_CORPORA = msgspec.convert(_LISTED, dict[str, KnownCorpus])
 """The corpora that ``data.name`` may name."""
-
-
-def common_settings(name: str) -> DataConfig:
-    """Return the usual data settings of a corpus; the defaults for an unknown one."""
-    known = KNOWN_CORPORA.get(name)
-    return DataConfig(name=name, **(known.settings if known else {}))

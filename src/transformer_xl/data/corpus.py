@@ -11,8 +11,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal, TypedDict
 
+import msgspec
 import numpy as np
 from jaxtyping import Integer
 
@@ -26,6 +27,48 @@ from transformer_xl.errors import DataError, InputError
 MANIFEST = "manifest.json"
 VERIFIED = "verified.json"
 """Token files whose checksums were verified, with their sizes and times of change."""
+
+
+class _Written(TypedDict):
+    file: str
+    tokens: int
+    sha256: str
+
+
+class SplitFile(msgspec.Struct):
+    """The tokens of a split, as ``manifest.json`` describes them."""
+
+    file: Annotated[str, msgspec.Meta(pattern=r"^[^/\\]+$")]
+    tokens: int
+    bytes: int
+    """Of the text."""
+    sha256: str
+    text_files: list[str] = []
+    """The files that it was made of."""
+
+
+class SplitFiles(msgspec.Struct):
+    """Those of all splits."""
+
+    train: SplitFile
+    valid: SplitFile
+    test: SplitFile
+
+
+class Manifest(msgspec.Struct):
+    """The contents of ``manifest.json``."""
+
+    format_version: int
+    dtype: Literal["uint16", "uint32"]
+    vocab: dict[str, object]
+    """Kind, size and hash of the vocabulary."""
+    splits: SplitFiles
+    source: dict[str, str] = {}
+    """The name of a known corpus, and what the text is."""
+    settings: dict[str, object] = {}
+    """The settings on which the tokens depend."""
+    text_changes: dict[str, int] = {}
+    """What normalization changed in a text that is not raw."""
 
 
 class Corpus:
@@ -48,33 +91,25 @@ class Corpus:
         if not path.is_file():
             raise FileNotFoundError(f"{self.folder} holds no corpus: manifest.json is missing")
         try:
-            self.manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            version, dtype = int(self.manifest["format_version"]), self.manifest["dtype"]
-            sizes = {x["file"]: x["tokens"] for x in map(self.manifest["splits"].get, SPLITS)}
-            vocab_hash = self.manifest["vocab"]["hash"]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise self._damage(path, f"it cannot be read: {error!r}") from error
-        if version > FORMAT_VERSION:
+            self.manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        except ValueError as error:
+            raise self._damage(path, f"it cannot be read: {error}") from error
+        if (version := self.manifest.format_version) > FORMAT_VERSION:
             raise DataError(
                 f"{path} has format {version!r}, this version reads up to {FORMAT_VERSION}: "
                 "update transformer_xl"
             )
-        if dtype not in ("uint16", "uint32"):
-            raise self._damage(path, f"dtype {dtype!r} is not uint16 or uint32")
-        self.dtype = np.dtype(dtype)
-        for name, n_tokens in sizes.items():
-            file, expected = self.folder / name, n_tokens * self.dtype.itemsize
-            if file.name != name:
-                raise self._damage(path, f"a split is in {name!r}, which is no name of a file")
-            if not file.is_file():
-                raise self._damage(file, "it is missing")
-            if (size := file.stat().st_size) != expected:
-                raise self._damage(file, f"{size:,} bytes instead of {expected:,}")
+        self.dtype = np.dtype(self.manifest.dtype)
+        for split in map(self._split_file, SPLITS):
+            file, expected = self.folder / split.file, split.tokens * self.dtype.itemsize
+            size = file.stat().st_size if file.is_file() else "no"
+            if size != expected:
+                raise self._damage(file, f"it has {size} bytes instead of {expected:,}")
         try:
             self.vocab: Vocab = load_vocab(self.folder)
         except (FileNotFoundError, DataError) as error:
             raise self._damage(self.folder, str(error)) from error
-        if self.vocab.hash != vocab_hash:
+        if self.vocab.hash != self.manifest.vocab["hash"]:
             problem = "it is not the vocabulary in manifest.json"
             raise self._damage(self.folder / "vocab.json", problem)
 
@@ -83,26 +118,26 @@ class Corpus:
             f"{path} is damaged: {what}. Delete the folder {self.folder} and prepare it again"
         )
 
-    def _about(self, name: str) -> dict[str, Any]:
+    def _split_file(self, name: str) -> SplitFile:
         if name not in SPLITS:
             raise DataError(f"split {name!r} is none of {', '.join(SPLITS)}")
-        return self.manifest["splits"][name]
+        return getattr(self.manifest.splits, name)
 
     @property
     def checksums(self) -> dict[str, str]:
         """What identifies the corpus wherever it is: SHA-256 of the vocabulary and each split."""
         return {
             "vocab": self.vocab.hash,
-            **{name: self._about(name)["sha256"] for name in SPLITS},
+            **{name: self._split_file(name).sha256 for name in SPLITS},
         }
 
     def n_tokens(self, name: str) -> int:
         """Number of tokens of a split."""
-        return self._about(name)["tokens"]
+        return self._split_file(name).tokens
 
     def n_bytes(self, name: str) -> int:
         """Number of bytes of the text of a split."""
-        return self._about(name)["bytes"]
+        return self._split_file(name).bytes
 
     def split(self, name: str) -> Integer[np.ndarray, " length"]:
         """Return the tokens of a split, memory-mapped.
@@ -110,8 +145,8 @@ class Corpus:
         Raises:
             DataError: The split is empty.
         """
-        about = self._about(name)
-        if about["tokens"] == 0:
+        split = self._split_file(name)
+        if not split.tokens:
             remedy = "give the training text with --data.path"
             if name != "train":
                 remedy = (
@@ -119,7 +154,28 @@ class Corpus:
                     f"data.{name}_path"
                 )
             raise DataError(f"the corpus has no {name} split: {remedy}")
-        return np.memmap(self.folder / about["file"], dtype=self.dtype, mode="r")
+        return np.memmap(self.folder / split.file, dtype=self.dtype, mode="r")
+
+    def raw(self, name: str, *, last: int = 0) -> bytes:
+        """Restore the bytes of a split from its tokens, as input for a compressor.
+
+        Args:
+            name: The split.
+            last: Only of so many tokens at its end; 0: of all.
+
+        Raises:
+            DataError: The split is empty.
+            InputError: Its tokens do not determine the text.
+        """
+        tokens = self.split(name)[-last:]
+        if self.vocab.kind == "bytes":
+            return tokens.astype(np.uint8).tobytes()
+        return self.vocab.decode_bytes(tokens.tolist())
+
+    @property
+    def held_out(self) -> str:
+        """The split that says how good a model is: test, or valid where there is no test text."""
+        return "test" if self.n_tokens("test") > 1 else "valid"
 
     def verify(self) -> None:
         """Verify the checksum of every token file.
@@ -127,10 +183,10 @@ class Corpus:
         Raises:
             DataError: A file differs.
         """
-        for about in map(self._about, SPLITS):
-            if checksum(self.folder / about["file"]) != about["sha256"]:
+        for split in map(self._split_file, SPLITS):
+            if checksum(self.folder / split.file) != split.sha256:
                 problem = f"its contents do not match the checksum in {MANIFEST}"
-                raise self._damage(self.folder / about["file"], problem)
+                raise self._damage(self.folder / split.file, problem)
 
     def verify_once(self, say: Say) -> None:
         """Call :meth:`verify` unless the files have not changed since the last time.
@@ -152,11 +208,11 @@ class Corpus:
         activity = "another process is verifying checksums"
         once(self.folder, say, activity, find=self._is_verified, make=verify)
 
-    def _versions(self) -> dict[str, list[Any]]:
+    def _versions(self) -> dict[str, list[str | int]]:
         """Return checksum, size and time of change, in nanoseconds, of each token file."""
-        splits = map(self._about, SPLITS)
-        stats = {x["file"]: (x["sha256"], (self.folder / x["file"]).stat()) for x in splits}
-        return {file: [digest, x.st_size, x.st_mtime_ns] for file, (digest, x) in stats.items()}
+        files = {x.file: x.sha256 for x in map(self._split_file, SPLITS)}
+        stats = {name: (self.folder / name).stat() for name in files}
+        return {x: [files[x], stat.st_size, stat.st_mtime_ns] for x, stat in stats.items()}
 
     def _is_verified(self) -> bool:
         try:
@@ -195,13 +251,12 @@ def write_corpus(
         def checked(name: str = name) -> Iterator[np.ndarray]:
             nonlocal n_bytes
             for piece in map(np.asarray, splits.get(name, ())):
-                if piece.ndim != 1 or piece.dtype.kind not in "iu":
+                is_row = piece.ndim == 1 and piece.dtype.kind in "iu"
+                if not is_row or (len(piece) and not 0 <= piece.min() <= piece.max() < len(vocab)):
                     raise InputError(
-                        f"{name}: a piece of shape {piece.shape} and type {piece.dtype} is no "
-                        "array of tokens: give integers in one dimension"
+                        f"{name}: a piece of shape {piece.shape} and type {piece.dtype} must be "
+                        f"tokens in one dimension, each among the {len(vocab):,} of the vocabulary"
                     )
-                if len(piece) and not 0 <= piece.min() <= piece.max() < len(vocab):
-                    raise InputError(f"{name}: a token is not among the {len(vocab):,} ones")
                 sizes = vocab.token_bytes
                 n_bytes += (
                     len(vocab.decode(piece).encode()) if sizes is None else sizes[piece].sum()
@@ -214,7 +269,7 @@ def write_corpus(
     return Corpus(folder)
 
 
-def write_tokens(path: Path, vocab: Vocab, pieces: Iterable[np.ndarray]) -> dict[str, Any]:
+def write_tokens(path: Path, vocab: Vocab, pieces: Iterable[np.ndarray]) -> _Written:
     """Write tokens, 16 or 32 bits each, atomically; return ``file``, ``tokens``, ``sha256``."""
     n_tokens = 0
 
@@ -235,7 +290,7 @@ def token_dtype(vocab: Vocab) -> np.dtype:
 
 
 def manifest_of(
-    vocab: Vocab, splits: dict[str, Any], source: dict[str, str], **others: Any
+    vocab: Vocab, splits: Mapping[str, object], source: dict[str, str], **others: object
 ) -> bytes:
     """Return the contents of ``manifest.json``."""
     manifest = {
@@ -246,20 +301,3 @@ def manifest_of(
         "source": source,
     }
     return json.dumps(manifest | others, indent=2).encode()
-
-
-def raw_split(corpus: Corpus, name: str, *, last: int = 0) -> bytes:
-    """Restore the bytes of a split from its tokens, as input for a compressor.
-
-    Args:
-        corpus: The corpus.
-        name: The split.
-        last: Only of so many tokens at its end; 0: of all.
-
-    Raises:
-        DataError: The split is empty, or its tokens do not determine the text.
-    """
-    tokens = corpus.split(name)[-last:]
-    if corpus.vocab.kind == "bytes":
-        return tokens.astype(np.uint8).tobytes()
-    return corpus.vocab.decode_bytes(tokens.tolist())

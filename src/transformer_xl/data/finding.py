@@ -5,18 +5,15 @@ import glob
 import hashlib
 import json
 import os
-import re
 import sysconfig
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from transformer_xl.config import DataConfig, Say, write_atomically
 from transformer_xl.data.catalogue import KNOWN_CORPORA, RemoteFile
 from transformer_xl.data.download import copies_of, differs, download
 from transformer_xl.data.locking import once
 from transformer_xl.data.normalizing import Normalizer
-from transformer_xl.data.store import is_url, local_copy
 from transformer_xl.data.text import TextFiles
 from transformer_xl.data.unpacking import (
     first_bytes,
@@ -35,13 +32,11 @@ _LISTED_SKIPPED = 5
 """Maximum number of skipped files that a line names."""
 _OWN_TEXT = "for text of your own, delete data.name in the recipe, or give --data.name ''"
 _SUBFOLDERS = ("", "data", "simple-examples/data")
-# Beside a URL, which itself has colons, a colon divides before a URL or an absolute path.
-_BETWEEN_URLS = rf"(?<!:){os.pathsep}(?=[A-Za-z][A-Za-z0-9+.-]+://)|{os.pathsep}(?=/(?!/))"
 Parts = dict[str, tuple[Path, ...]]
 
 
 def find_text(config: DataConfig, downloads: Path, say: Say) -> TextFiles:
-    """Return the files of a text and its splits; those of a known corpus or a URL are downloaded.
+    """Return the files of a text and its splits; those of a known corpus are downloaded.
 
     Args:
         config: The source of the text, and of held-out texts.
@@ -61,11 +56,19 @@ def find_text(config: DataConfig, downloads: Path, say: Say) -> TextFiles:
     """
     _require_source(config)
     held_out = {
-        part: list_texts(path, config, downloads, say).train
+        part: list_texts(path, config, say).train
         for part, path in (("valid", config.valid_path), ("test", config.test_path))
         if path is not None
     }
-    root, parts = _find_source(config, downloads, say)
+    if config.name == "python-stdlib":
+        root = Path(config.path or sysconfig.get_path("stdlib"))
+        parts: Parts = {"train": _list_python_sources(root)}
+    elif config.name:
+        is_of_hub = config.name.startswith(HUB_PREFIX)
+        root, parts = (find_hub_text if is_of_hub else _find_known)(config, downloads, say)
+    else:
+        listed = list_texts(config.path or "", config, say)
+        root, parts = listed.root, listed.parts
     # The folder of the training text may have the held-out files in it.
     held_out_files = {file.resolve() for files in held_out.values() for file in files}
     train = tuple(file for file in parts["train"] if file.resolve() not in held_out_files)
@@ -87,97 +90,62 @@ def find_text(config: DataConfig, downloads: Path, say: Say) -> TextFiles:
 
 
 def _require_source(config: DataConfig) -> None:
-    """Require that the settings name a source of text that can be, before anything is read.
-
-    Raises:
-        SettingsError: No source is named, a path is empty, the corpus is not a known one, or its
-            copy is at a URL.
-    """
-    name, path = config.name, config.path
-    if not (name or path):
-        raise SettingsError(
+    """Require that the settings name a source of text, before anything is read."""
+    name, paths = config.name, ("path", "valid_path", "test_path")
+    empty = next((x for x in paths if getattr(config, x) == ""), None)
+    is_known = not name or name.startswith(HUB_PREFIX) or name in KNOWN_CORPORA
+    for is_wrong, message in (
+        (
+            not (name or config.path),
             "data.name and data.path are both empty: give a file or folder with --data.path, or "
-            f"name one of the known corpora: {', '.join(KNOWN_CORPORA)}"
-        )
-    keys = ("path", "valid_path", "test_path")
-    if empty := [key for key in keys if getattr(config, key) == ""]:
-        raise SettingsError(
-            f"data.{empty[0]}='' is not a file or folder: give one (. is the current folder), or "
-            "None"
-        )
-    if name and not name.startswith(HUB_PREFIX) and name not in KNOWN_CORPORA:
-        raise SettingsError(
+            f"name one of the known corpora: {', '.join(KNOWN_CORPORA)}",
+        ),
+        (
+            empty,
+            f"data.{empty}='' is not a file or folder: give one (. is the current folder), or None",
+        ),
+        (
+            not is_known,
             f"data.name={name!r} is not a known corpus; there are {', '.join(KNOWN_CORPORA)}, and "
             f"{HUB_PREFIX}ORG/NAME of Hugging Face datasets. For text of your own leave it empty "
-            "and give --data.path FILE_OR_FOLDER"
-        )
-    if name and path and is_url(path):
-        raise SettingsError(
-            f"data.name={name!r} with data.path={path!r}: of a known corpus, data.path takes a "
-            "copy on this machine; leave out data.name to read any text at a URL"
-        )
+            "and give --data.path FILE_OR_FOLDER",
+        ),
+    ):
+        if is_wrong:
+            raise SettingsError(message)
 
 
-def _find_source(config: DataConfig, downloads: Path, say: Say) -> tuple[Path, Parts]:
-    """Return the folder of the text that ``data.name`` or ``data.path`` names, and its files.
-
-    Args:
-        config: The source, which :func:`_require_source` has checked.
-        downloads: Folder of downloaded files.
-        say: Called with lines about what is done.
-
-    Returns:
-        The folder, and the files of each split that the source has.
-
-    Raises:
-        SettingsError: A path is empty, or is one of a prepared corpus.
-        DataError: A folder has no text, or a dataset no training text.
-        OSError: A file is missing or cannot be read, downloaded or written.
-    """
-    if config.name == "python-stdlib":
-        root = Path(config.path or sysconfig.get_path("stdlib"))
-        return root, {"train": _list_python_sources(root)}
-    if config.name.startswith(HUB_PREFIX):
-        return find_hub_text(config, downloads, say)
-    if config.name:
-        return _find_known(config, downloads, say)
-    listed = list_texts(config.path or "", config, downloads, say)
-    return listed.root, listed.parts
-
-
-def list_texts(path: str, config: DataConfig, downloads: Path, say: Say) -> TextFiles:
-    """Return the files that ``data.path`` names: a file, folder, pattern or URL, or several.
+def list_texts(path: str, config: DataConfig, say: Say) -> TextFiles:
+    """Return the files that ``data.path`` names: a file, folder or pattern, or several.
 
     Args:
         path: The names, separated by a colon.
         config: How files are unpacked and decoded, which decides what is text.
-        downloads: Folder of downloaded files.
-        say: Called with lines about downloads and skipped files.
+        say: Called with lines about skipped files.
 
     Returns:
         The files as training text, in the order of the names, and the folder they have in common.
 
     Raises:
-        SettingsError: A name is empty, or is that of a prepared corpus.
+        SettingsError: A name is empty, a URL, or that of a prepared corpus.
         DataError: A folder has no text.
         FileNotFoundError: There is no such file or folder, or no file matches a pattern.
-        OSError: A URL cannot be read.
     """
     # A file whose name has a colon or a star comes first.
-    if Path(path).exists():
-        items = [path]
-    else:
-        items = re.split(_BETWEEN_URLS, path) if "://" in path else path.split(os.pathsep)
+    items = [path] if Path(path).exists() else path.split(os.pathsep)
+    if "://" in path and len(items) > 1:
+        raise SettingsError(
+            f"{path!r} is a URL: download the text first, as by curl -O, aws s3 cp --recursive or "
+            "hf download, and give its file or folder"
+        )
     if not all(items):
         raise SettingsError(
             f"{path!r} has an empty path: delete the {os.pathsep!r} beside it, or give . for the "
             "current folder"
         )
     places: list[Path] = []
-    for item in map(local_path, items):
-        if is_url(item):
-            places.append(local_copy(item, downloads, say))
-        elif Path(item).exists() or not glob.has_magic(item):
+    for item in items:
+        if Path(item).exists() or not glob.has_magic(item):
             places.append(Path(item))
         elif matched := [Path(x) for x in sorted(glob.glob(item, recursive=True))]:  # noqa: PTH207 - patterns may be absolute
             # Of the matches of a pattern alone, folders are what ** passed through.
@@ -191,11 +159,6 @@ def list_texts(path: str, config: DataConfig, downloads: Path, say: Say) -> Text
     else:
         root = Path(os.path.commonpath([file.absolute().parent for file in files]))
     return TextFiles(root=root, description=path, train=files)
-
-
-def local_path(path: str) -> str:
-    """Return the path of a ``file://`` URL; other paths and URLs unchanged."""
-    return unquote(urlsplit(path).path) if path.lower().startswith("file://") else path
 
 
 def list_text(path: Path, config: DataConfig, say: Say) -> tuple[Path, ...]:
@@ -220,7 +183,7 @@ def list_text(path: Path, config: DataConfig, say: Say) -> tuple[Path, ...]:
         raise FileNotFoundError(f"there is no file or folder {path}")
     if {"manifest.json", "vocab.json", "train.bin"} <= {file.name for file in path.iterdir()}:
         raise SettingsError(f"{path} is a prepared corpus, not a text: give it with --data.corpus")
-    files = _walk(path, _is_hidden)
+    files = _walk(path)
     texts = tuple(file for file in files if _begins_like_text(file, config))
     if skipped := [str(file.relative_to(path)) for file in files if file not in texts]:
         more = len(skipped) - _LISTED_SKIPPED
@@ -234,17 +197,10 @@ def list_text(path: Path, config: DataConfig, say: Say) -> tuple[Path, ...]:
     return texts
 
 
-def _is_hidden(name: str) -> bool:
-    return name.startswith(".")
-
-
-def _walk(root: Path, is_skipped: Callable[[str], bool]) -> list[Path]:
-    """Return the files below a folder, sorted.
-
-    Args:
-        root: The folder.
-        is_skipped: Whether files and folders of a name are left out.
-    """
+def _walk(
+    root: Path, is_skipped: Callable[[str], bool] = lambda name: name.startswith(".")
+) -> list[Path]:
+    """Return the files below a folder, sorted, without files and folders of skipped names."""
     files: list[Path] = []
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if not is_skipped(name)]
@@ -255,7 +211,7 @@ def _walk(root: Path, is_skipped: Callable[[str], bool]) -> list[Path]:
 
 def _begins_like_text(file: Path, config: DataConfig) -> bool:
     """Whether a file begins with text, or is of a format that is read as text."""
-    if unpacking_of(file, config) == "numpy" or file.suffix.lower() == ".parquet":
+    if file.suffix.lower() == ".parquet":
         return True
     head = first_bytes(file, _PROBE_BYTES)
     try:
@@ -281,12 +237,10 @@ def _list_python_sources(root: Path) -> tuple[Path, ...]:
     Raises:
         FileNotFoundError: There are none.
     """
-
-    def is_skipped(name: str) -> bool:
-        return name in _NOT_PYTHON_LIBRARY or name.startswith((".", "config-", "_sysconfigdata"))
-
-    files = (file for file in _walk(root, is_skipped) if file.suffix == ".py")
-    sources = tuple(file for file in files if _begins_like_text(file, DataConfig()))
+    skipped = (".", "config-", "_sysconfigdata")
+    files = _walk(root, lambda x: x in _NOT_PYTHON_LIBRARY or x.startswith(skipped))
+    config = DataConfig()
+    sources = tuple(x for x in files if x.suffix == ".py" and _begins_like_text(x, config))
     if not sources:
         raise FileNotFoundError(
             f"no Python sources in {root}: this Python comes without the text of its library; "
@@ -316,7 +270,7 @@ def find_hub_text(config: DataConfig, downloads: Path, say: Say) -> tuple[Path, 
         raise SettingsError(f"data.name={config.name!r} has no data set: write hf:ORG/NAME")
     identity: list[object] = [name, configuration, config.json_field]
     if (source := Path(name)).is_dir():
-        stats = [(str(x.resolve()), x.stat()) for x in _walk(source, _is_hidden)]
+        stats = [(str(x.resolve()), x.stat()) for x in _walk(source)]
         identity += [[file, stat.st_size, stat.st_mtime_ns] for file, stat in stats]
     key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]
     folder = downloads / "hf" / f"{source.name}-{key}"
@@ -377,13 +331,17 @@ def _find_known(config: DataConfig, downloads: Path, say: Say) -> tuple[Path, Pa
             f"{problem}: of {name}, --data.path takes a copy: {copies_of(corpus)} "
             f"(published at {' '.join(urls)}); {_OWN_TEXT}"
         )
-    for part, files in parts.items():
-        for file in files:
-            if difference := _describe_difference(file, remotes[part], name):
-                say(
-                    f"warning: {file} {difference}: results will not compare with published ones; "
-                    f"{_OWN_TEXT}"
-                )
+    for remote, file in ((remotes[part], x) for part, files in parts.items() for x in files):
+        if remote.n_bytes is not None and (size := file.stat().st_size) < remote.n_bytes:
+            difference = f"is a part of {remote.name}, {size:,} of {remote.n_bytes:,} bytes"
+        elif remote.checksum and differs(file, remote.checksum):
+            difference = f"differs from the published {remote.name} of {name}"
+        else:
+            continue
+        say(
+            f"warning: {file} {difference}: results will not compare with published ones; "
+            f"{_OWN_TEXT}"
+        )
     return (place if place.is_dir() else place.parent), parts
 
 
@@ -406,21 +364,3 @@ def _find_copies(place: Path, remote: RemoteFile, *, is_single: bool) -> tuple[P
             if matched := tuple(sorted(place.glob(f"{folder}/{name}".lstrip("/")))):
                 return matched if "*" in remote.name else matched[:1]
     return ()
-
-
-def _describe_difference(file: Path, remote: RemoteFile, corpus_name: str) -> str:
-    """Return in what a copy differs from the published file, as words that follow its name.
-
-    Args:
-        file: The copy.
-        remote: The published file, with its size and checksum where they are known.
-        corpus_name: The name of the corpus.
-
-    Returns:
-        The difference; empty if none is known.
-    """
-    if remote.n_bytes is not None and (size := file.stat().st_size) < remote.n_bytes:
-        return f"is a part of {remote.name}, {size:,} of {remote.n_bytes:,} bytes"
-    if remote.checksum and differs(file, remote.checksum):
-        return f"differs from the published {remote.name} of {corpus_name}"
-    return ""

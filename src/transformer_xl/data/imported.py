@@ -8,26 +8,25 @@ import dataclasses
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, Literal, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from transformer_xl.data.decoding import StreamDecoder
 from transformer_xl.data.vocab import (
     MISSING,
     UNDECODED,
-    StreamDecoder,
     Vocab,
+    byte_characters,
     bytes_written,
     definition_hash,
 )
+from transformer_xl.errors import DataError
 
 Join = Literal["bytes", "chars", "words", "moses"]
 LineEnds = Literal["none", "after", "around"]
-
-# Whitespace of str.split(); Oniguruma's \s lacks the separators of ASCII.
-SPACE = r"\s\x1c-\x1f\x85"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,33 +52,9 @@ class Rules:
         """The token that ends a line in a text, if any."""
         return None if self.line_ends == "none" else self.eos
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Mapping[str, object]:
         """Return the entry of ``vocab.json``."""
         return dataclasses.asdict(self) | {"apart": list(self.apart)}
-
-
-def cutter(symbols: Sequence[str], rules: Rules, steps: Sequence[Any]) -> Tokenizer:
-    """Build a tokenizer for the tokens of an old program, with IDs in their order.
-
-    The normalizers ``steps`` are applied first.
-    """
-    ids = {symbol: number for number, symbol in enumerate(symbols)}
-    # An unknown word is an error if unk_token is not in the vocabulary.
-    missing = next(x for x in map(chr, range(0xD800)) if x not in ids)
-    unk = missing if rules.unk is None else rules.unk
-    tokenizer: Any = Tokenizer(models.WordLevel(vocab=ids, unk_token=unk))
-    cut: Any = pre_tokenizers.Split(Regex(f"[{SPACE}]+"), "removed")
-    if rules.join in ("bytes", "chars"):
-        cut = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    if rules.join == "bytes":
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        cut = pre_tokenizers.Sequence([byte_level, cut])
-        tokenizer.decoder = decoders.ByteLevel()
-    elif rules.join == "chars":
-        tokenizer.decoder = decoders.Fuse()
-    tokenizer.normalizer = normalizers.Sequence([*steps])
-    tokenizer.pre_tokenizer = cut
-    return tokenizer
 
 
 class ImportedVocab(Vocab):
@@ -89,20 +64,67 @@ class ImportedVocab(Vocab):
         rules: Its rules for joining tokens.
     """
 
+    SPACE: ClassVar[str] = r"\s\x1c-\x1f\x85"
+    """Whitespace of str.split(); Oniguruma's \\s lacks the separators of ASCII."""
+
     def __init__(self, definition: str, rules: Rules) -> None:
         """Read the text of a ``tokenizer.json``."""
         self.rules = rules
         super().__init__("imported", definition)
         self.hash = definition_hash("imported", definition.encode(), rules.to_json())
-        for role, symbol in (("eos", rules.eos), ("unk", rules.unk)):
-            if symbol is not None and symbol not in self._ids:
-                raise ValueError(f"{role}={symbol!r} is not a symbol of the vocabulary")
-        if rules.line_ends != "none" and rules.eos is None:
-            raise ValueError(f"line_ends={rules.line_ends!r} needs an eos symbol, and eos is None")
+        if not {rules.eos, rules.unk} <= {None, *self._ids}:
+            raise DataError(f"{rules} names a symbol that the vocabulary lacks")
         self.eos_id = None if rules.eos is None else self._ids[rules.eos]
         self.unk_id = None if rules.unk is None else self._ids[rules.unk]
         if self.token_bytes is not None and self.unk_id is not None:
             self.token_bytes[self.unk_id] = 0
+
+    @classmethod
+    def of(
+        cls,
+        symbols: Sequence[str],
+        rules: Rules,
+        steps: Sequence[normalizers.Normalizer],
+        added: Sequence[AddedToken] = (),
+    ) -> "ImportedVocab":
+        """Build the vocabulary of the tokens of an old program, with IDs in their order.
+
+        Args:
+            symbols: The tokens.
+            rules: The rules for joining them.
+            steps: Applied to a text first.
+            added: Tokens that are matched before the text is split.
+        """
+        ids = {symbol: number for number, symbol in enumerate(symbols)}
+        # An unknown word is an error if unk_token is not in the vocabulary.
+        missing = next(x for x in map(chr, range(0xD800)) if x not in ids)
+        unk = missing if rules.unk is None else rules.unk
+        tokenizer: Any = Tokenizer(models.WordLevel(vocab=ids, unk_token=unk))
+        cut: Any = pre_tokenizers.Split(Regex(f"[{cls.SPACE}]+"), "removed")
+        if rules.join in ("bytes", "chars"):
+            cut = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        if rules.join == "bytes":
+            byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+            cut = pre_tokenizers.Sequence([byte_level, cut])
+            tokenizer.decoder = decoders.ByteLevel()
+        elif rules.join == "chars":
+            tokenizer.decoder = decoders.Fuse()
+        tokenizer.normalizer = normalizers.Sequence([*steps])
+        tokenizer.pre_tokenizer = cut
+        tokenizer.add_tokens([*added])
+        return cls(tokenizer.to_str(pretty=True), rules)
+
+    @classmethod
+    def of_bytes(cls, values: Sequence[int]) -> "ImportedVocab":
+        """Build the authors' vocabulary of enwik8 from the values of its bytes, in order.
+
+        A line break that is not among them is left out of texts, as by ``prep_enwik8.py``, which
+        wrote the values as words, and a line end, without a token, for each line break.
+        """
+        characters = byte_characters()
+        dropped = normalizers.Sequence([normalizers.Replace(Regex(r"\n"), "")])
+        steps = [] if ord("\n") in values else [dropped]
+        return cls.of([characters[x] for x in values], Rules(join="bytes"), steps)
 
     def _symbol_bytes(self) -> list[bytes] | None:
         if self.rules.join == "bytes":
@@ -138,9 +160,9 @@ class ImportedVocab(Vocab):
 
     def _pieces(self, text: str) -> list[str]:
         text = UNDECODED.sub("", text)
-        if (normalizer := self._tokenizer.normalizer) is not None:
+        if (normalizer := self.tokenizer.normalizer) is not None:
             text = normalizer.normalize_str(text)
-        cutter = self._tokenizer.pre_tokenizer
+        cutter = self.tokenizer.pre_tokenizer
         return [text] if cutter is None else [x for x, _ in cutter.pre_tokenize_str(text)]
 
     def _lookup_lines(self, text: str, *, prepared: bool = False) -> np.ndarray:
@@ -151,16 +173,13 @@ class ImportedVocab(Vocab):
         lines = re.split(r"\r\n?|\n", text)
         if not lines[-1]:
             lines.pop()
-        end = np.array([] if self.eos_id is None else [self.eos_id], dtype=np.int64)
-        look_up = self._lookup_words if are_words else self._lookup
-        return np.concatenate([end[:0], *(x for line in lines for x in (look_up(line), end))])
-
-    def _lookup_words(self, line: str) -> np.ndarray:
-        words = line.split()
-        unknown = next((word for word in words if word not in self._ids), None)
-        if unknown is not None and self.unk_id is None:
-            raise ValueError(f"{unknown!r} is not in the vocabulary, which has no <unk>")
-        return np.array([self._ids.get(word, self.unk_id) for word in words], dtype=np.int64)
+        missing = MISSING if self.unk_id is None else self.unk_id
+        ids: list[int] = []
+        for line in lines:
+            words = (self._ids.get(word, missing) for word in line.split())
+            ids += words if are_words else self._lookup(line).tolist()
+            ids += [] if self.eos_id is None else [self.eos_id]
+        return np.array(ids, dtype=np.int64)
 
     def stream_decoder(self) -> StreamDecoder:
         """Return a decoder that takes one token at a time, starting at the beginning of a line."""

@@ -2,12 +2,12 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import cast
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from transformer_xl.data.imported import SPACE, ImportedVocab, Rules, cutter
+from transformer_xl.data.imported import ImportedVocab
 from transformer_xl.data.vocab import EOS, UNK, Vocab, VocabKind, byte_characters, symbols_in
 from transformer_xl.errors import DataError, InputError
 
@@ -69,13 +69,27 @@ def train_vocab(
             symbols = [*symbols, *([] if EOS in symbols else [EOS])]
             has_unknown |= vocab_size is not None and len(symbols) > vocab_size
         elif kind == "integers":
-            symbols = _integers(symbols, vocab_size)
+            if wrong := next((x for x in symbols if x != EOS and not _INTEGER.fullmatch(x)), None):
+                raise DataError(
+                    f"data.vocab=integers: {wrong[:40]!r} is no integer; they are written like 7 "
+                    "or -12, with blanks between them and a sequence a line"
+                )
+            numbers = {*symbols} - {EOS} if vocab_size is None else map(str, range(vocab_size - 1))
+            symbols = [*sorted(numbers, key=int), EOS]
         else:
             symbols = sorted(symbols)
         if has_unknown and UNK not in symbols and kind != "integers":
             symbols = [*symbols, UNK]
         if kind == "words" and vocab_size is not None:
-            symbols = _most_frequent(symbols, vocab_size)
+            special = [x for x in symbols if x in (EOS, UNK)]
+            if vocab_size <= len(special):
+                names = " and ".join(special)
+                raise InputError(
+                    f"data.vocab_size={vocab_size} has no tokens for words beside {names}"
+                )
+            words = [x for x in symbols if x not in special]
+            chosen = {*special, *words[: vocab_size - len(special)]}
+            symbols = [x for x in symbols if x in chosen]
         ids = {symbol: number for number, symbol in enumerate(symbols)}
         tokenizer = Tokenizer(models.WordLevel(vocab=ids, unk_token=UNK))
         if kind == "chars":
@@ -85,7 +99,9 @@ def train_vocab(
             ends = normalizers.Replace("\n", f" {EOS} ")
             tokenizer.normalizer = cast(normalizers.Normalizer, ends)
             # As `symbols_in` does, so that both give the same IDs.
-            tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(f"[{SPACE}]+"), "removed")
+            tokenizer.pre_tokenizer = pre_tokenizers.Split(
+                Regex(f"[{ImportedVocab.SPACE}]+"), "removed"
+            )
     return Vocab(kind, tokenizer.to_str(pretty=True))
 
 
@@ -109,40 +125,3 @@ def _train_bpe(texts: Iterable[str], vocab_size: int, apart: Iterable[str]) -> T
         trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False),
     )
     return tokenizer
-
-
-def _integers(symbols: Sequence[str], vocab_size: int | None) -> list[str]:
-    if vocab_size is not None:
-        return [*map(str, range(vocab_size - 1)), EOS]
-    found = [symbol for symbol in symbols if symbol != EOS]
-    for symbol in found:
-        if not _INTEGER.fullmatch(symbol):
-            raise DataError(
-                f"data.vocab=integers: {symbol[:40]!r} is no integer; they are written like 7 or "
-                "-12, with blanks between them and a sequence a line"
-            )
-    return [*sorted(found, key=int), EOS]
-
-
-def _most_frequent(symbols: Sequence[str], vocab_size: int) -> list[str]:
-    special = [symbol for symbol in symbols if symbol in (EOS, UNK)]
-    if vocab_size < len(special) + 1:
-        raise InputError(
-            f"data.vocab_size={vocab_size} has no tokens for words beside {' and '.join(special)}"
-        )
-    words = [symbol for symbol in symbols if symbol not in (EOS, UNK)]
-    kept = {*special, *words[: vocab_size - len(special)]}
-    return [symbol for symbol in symbols if symbol in kept]
-
-
-def authors_bytes(byte_values: Sequence[int]) -> ImportedVocab:
-    """Build the authors' vocabulary of enwik8: bytes, most frequent first, without line breaks.
-
-    It is that of their checkpoints: ``prep_enwik8.py`` wrote the values of bytes as words, and a
-    line end, without a token, for each line break.
-    """
-    characters = byte_characters()
-    symbols = [characters[byte] for byte in byte_values if byte != ord("\n")]
-    rules = Rules(join="bytes")
-    dropped = normalizers.Sequence([normalizers.Replace(Regex(r"\n"), "")])
-    return ImportedVocab(cutter(symbols, rules, [dropped]).to_str(pretty=True), rules)

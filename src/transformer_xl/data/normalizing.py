@@ -1,30 +1,20 @@
 """Text as the programs of any system write it, read as UTF-8 with LF line ends.
 
 Files that are prepared, evaluated or scored go through :class:`Normalizer`: CR LF and CR become
-LF, a byte-order mark (BOM) is left out, and UTF-16 with a BOM becomes UTF-8. Other characters stay,
-among them those that some programs take for line ends: form feed, NEL, U+2028.
+LF, and a byte-order mark (BOM) is left out. Other characters stay, among them those that some
+programs take for line ends: form feed, NEL, U+2028.
 """
 
-import codecs
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from transformer_xl.errors import DataError
 
-if TYPE_CHECKING:
-    from transformer_xl.data.vocab import Vocab
-
-_MARKS = {
-    codecs.BOM_UTF8: "",
-    codecs.BOM_UTF16_LE: "utf-16-le",
-    codecs.BOM_UTF16_BE: "utf-16-be",
-}
-_LONGEST_MARK = 3
+_MARKS = (BOM_UTF8, BOM_UTF16_LE, BOM_UTF16_BE)
 _DESCRIBED = {
     "CR LF": "{:,} CR LF to LF",
     "CR": "{:,} CR to LF",
-    "UTF-16": "{:,} from UTF-16 to UTF-8",
     "BOM": "{:,} BOM left out",
     "line end": "{:,} line end added between files",
 }
@@ -33,7 +23,7 @@ _DESCRIBED = {
 class Normalizer:
     """Normalizes a stream of bytes; the result does not depend on the blocks in which it comes.
 
-    Bytes that are not UTF-8 stay as they are, unless the text begins with the BOM of UTF-16.
+    Bytes that are not UTF-8 stay as they are.
 
     Attributes:
         changes: How often each kind of change was made.
@@ -47,7 +37,6 @@ class Normalizer:
         self.changes: Counter[str] = Counter()
         self._name, self._remedy = name, remedy and f"; {remedy}"
         self._head: bytes | None = b""
-        self._decoder: codecs.IncrementalDecoder | None = None
         self._n_read = 0
         self._ends_with_cr = False
 
@@ -55,33 +44,37 @@ class Normalizer:
         """Add a block, the last one if the text ``is_over``; return what can be told of the text.
 
         Raises:
-            DataError: It has a zero byte, as UTF-16 without a BOM has, or is not the UTF-16 of its
-                BOM.
+            DataError: It is UTF-16: it begins with the BOM of that, or has a zero byte.
         """
         if self._head is not None:
             block = self._head + block
-            if (
-                len(block) < _LONGEST_MARK
-                and not is_over
-                and any(x.startswith(block) for x in _MARKS)
-            ):
+            is_short = len(block) < len(BOM_UTF8) and not is_over
+            if is_short and any(mark.startswith(block) for mark in _MARKS):
                 self._head = block
                 return b""
             self._head = None
+            is_utf16 = block.startswith(_MARKS[1:])
             block = self._without_mark(block)
-        first = self._n_read
+            self._n_read = self.changes["BOM"] * len(BOM_UTF8)
+            if is_utf16:
+                raise self._refusal(0, f"0x{block[0]:02x}, as in UTF-16")
+        if (place := block.find(0)) >= 0:
+            raise self._refusal(self._n_read + place, "zero, as in UTF-16 and in no UTF-8 text")
         self._n_read += len(block)
-        if self._decoder is not None:
-            first -= len(self._decoder.getstate()[0])
-            try:
-                block = self._decoder.decode(block, final=is_over).encode()
-            except UnicodeDecodeError as error:
-                raise self._refusal(first + error.start, "no UTF-16, though it begins so") from None
-        if 0 in block:
-            before = block[: block.index(0)]
-            before = before if self._decoder is None else before.decode().encode("utf-16-le")
-            raise self._refusal(first + len(before), "zero, as in UTF-16 and in no UTF-8 text")
         return self._with_lf(block)
+
+    def blocks(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield a text in blocks as it is read; an empty block, for a pause, stays one."""
+        for block in blocks:
+            if (text := self.push(block)) or not block:
+                yield text
+        if text := self.push(b"", is_over=True):
+            yield text
+
+    @staticmethod
+    def describe(changes: Counter[str]) -> str:
+        """Describe what was changed, with counts; empty if nothing was."""
+        return ", ".join(how.format(changes[x]) for x, how in _DESCRIBED.items() if changes[x])
 
     def of_text(self, text: str) -> str:
         """Return a text that is whole and decoded already, as a prompt is."""
@@ -89,17 +82,12 @@ class Normalizer:
         return self._with_lf(data).decode("utf-8", "surrogatepass")
 
     def _without_mark(self, head: bytes) -> bytes:
-        for mark, encoding in _MARKS.items():
-            if head.startswith(mark):
-                self.changes["UTF-16" if encoding else "BOM"] += 1
-                self._decoder = codecs.getincrementaldecoder(encoding)() if encoding else None
-                self._n_read = len(mark)
-                return head[len(mark) :]
-        return head
+        self.changes["BOM"] += head.startswith(BOM_UTF8)
+        return head.removeprefix(BOM_UTF8)
 
     def _refusal(self, place: int, what: str) -> DataError:
         return DataError(
-            f"{self._name}: byte {place:,} is {what}. Convert the file, as with iconv -f UTF-16LE "
+            f"{self._name}: byte {place:,} is {what}. Convert the file, as with iconv -f UTF-16 "
             f"-t UTF-8{self._remedy}"
         )
 
@@ -116,28 +104,3 @@ class Normalizer:
         n_both = data.count(b"\r\n")
         self.changes.update({"CR": data.count(b"\r") - n_both, "CR LF": n_both})
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-
-
-def normalized(blocks: Iterable[bytes], normalizer: Normalizer) -> Iterator[bytes]:
-    """Yield a text in blocks as it is read; an empty block, for a pause, stays one."""
-    for block in blocks:
-        if (text := normalizer.push(block)) or not block:
-            yield text
-    if text := normalizer.push(b"", is_over=True):
-        yield text
-
-
-def normalized_prompt(text: str, vocab: "Vocab") -> tuple[str, Counter[str]]:
-    """Return a prompt as the text is that a model was trained on, and what was changed.
-
-    A vocabulary of characters with a CR is one of raw text: then the prompt stays as it is.
-    """
-    normalizer = Normalizer("the prompt")
-    if vocab.kind == "chars" and not vocab.unknown("\r"):
-        return text, normalizer.changes
-    return normalizer.of_text(text), +normalizer.changes
-
-
-def describe_changes(changes: Counter[str]) -> str:
-    """Describe what was changed, with counts; empty if nothing was."""
-    return ", ".join(how.format(changes[x]) for x, how in _DESCRIBED.items() if changes[x])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformer_xl.config import DataConfig, Say, write_atomically
 from transformer_xl.data.catalogue import KNOWN_CORPORA
-from transformer_xl.data.normalizing import describe_changes
+from transformer_xl.data.normalizing import Normalizer
 from transformer_xl.data.text import Span, TextFiles, read_text
 from transformer_xl.data.unpacking import (
     COMPRESSED,
@@ -18,9 +18,6 @@ from transformer_xl.data.unpacking import (
 )
 from transformer_xl.data.vocab_files import divided_as
 from transformer_xl.errors import DataError
-
-CHANGES = "text_changes"
-"""What normalization changed in the text, in the manifest of a corpus that is not raw."""
 
 
 def is_raw(config: DataConfig) -> bool:
@@ -40,9 +37,10 @@ def plain_texts(
     n_packed = sum(bool(unpacking_of(x, config)) for paths in replaced.values() for x in paths)
     if n_packed:
         say(f"unpacking {n_packed:,} files")
-    raw, kind = is_raw(config), divided_as(config.tokenizer) if config.tokenizer else config.vocab
-    # The others end the lines of each file, or have no line ends.
-    is_joined = not raw and kind not in ("words", "integers", "authors-bytes")
+    raw, ends_lines = is_raw(config), divided_as(config) in ("words", "integers")
+    # The authors' bytes have no line ends.
+    has_none = config.vocab == "authors-bytes" and config.tokenizer is None
+    is_joined = not (raw or ends_lines or has_none)
     changed: list[Counter[str]] = []
     for part, paths in files.parts.items():
         is_followed = False
@@ -67,7 +65,7 @@ def plain_texts(
         n_files = sum(map(len, replaced.values()))
         say(
             f"normalized the text of {sum(map(bool, changed)):,} of {n_files:,} files: "
-            f"{describe_changes(changes)}; {RAW_REMEDY}"
+            f"{Normalizer.describe(changes)}; {RAW_REMEDY}"
         )
     parts = {part: tuple(paths) for part, paths in replaced.items()}
     return replace(files, origins=origins, **parts), changes

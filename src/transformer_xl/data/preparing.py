@@ -19,9 +19,8 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from transformer_xl.config import (
     FORMAT_VERSION,
@@ -31,14 +30,14 @@ from transformer_xl.config import (
     remove_temporary,
     replace_file,
 )
-from transformer_xl.data.catalogue import KNOWN_CORPORA, common_settings
+from transformer_xl.data.catalogue import KNOWN_CORPORA
 from transformer_xl.data.corpus import MANIFEST, Corpus, manifest_of
-from transformer_xl.data.finding import HUB_PREFIX, find_text, local_path
+from transformer_xl.data.finding import HUB_PREFIX, find_text
+from transformer_xl.data.imported import ImportedVocab
 from transformer_xl.data.locking import once
-from transformer_xl.data.making_vocab import authors_bytes, train_vocab
-from transformer_xl.data.normalizing import describe_changes
-from transformer_xl.data.plain_text import CHANGES, is_raw, named_by_origin, plain_texts
-from transformer_xl.data.store import is_url, local_copy
+from transformer_xl.data.making_vocab import train_vocab
+from transformer_xl.data.normalizing import Normalizer
+from transformer_xl.data.plain_text import is_raw, named_by_origin, plain_texts
 from transformer_xl.data.text import (
     SPLITS,
     Span,
@@ -51,9 +50,9 @@ from transformer_xl.data.text import (
 )
 from transformer_xl.data.tokenizing import find_unknown, write_split
 from transformer_xl.data.unpacking import RAW_REMEDY, unpacking_of
-from transformer_xl.data.vocab import VOCAB_FILE, Vocab, describe_unknown
+from transformer_xl.data.vocab import VOCAB_FILE, Vocab
 from transformer_xl.data.vocab_files import bring, load_vocab, tokenizer_path
-from transformer_xl.errors import DataError, InputError, SettingsError
+from transformer_xl.errors import DataError, SettingsError
 
 LEARNED_BYTES = 64 << 20
 """Bytes of a long text, spread evenly over it, from which byte-pair units are learned."""
@@ -64,12 +63,6 @@ _SHORT_BYTES = 16 << 20
 
 _KEYS = ("name", "path", "valid_path", "test_path", "split_by", "valid_fraction", "test_fraction")
 _KEYS += ("vocab", "vocab_size")
-
-
-def cache_folder(config: DataConfig) -> Path:
-    """Return the cache folder of corpora and downloads."""
-    folder = config.cache_dir or os.environ.get("TXL_CACHE") or "~/.cache/transformer_xl"
-    return Path(folder).expanduser()
 
 
 def prepare(config: DataConfig, progress: Callable[[str], None] | None = None) -> Corpus:
@@ -93,16 +86,14 @@ def prepare(config: DataConfig, progress: Callable[[str], None] | None = None) -
         >>> len(prepare(DataConfig(path="mine.txt", vocab="chars")).vocab)
         10
     """
-    if not isinstance(config, DataConfig):
-        raise InputError(f"config={config!r:.60} is no DataConfig: that of a recipe is its .data")
     if config.vocab == "features":
         raise SettingsError(
             "data.vocab=features: arrays are read as they are, and no text is prepared; txl train "
             "and txl eval open their folder"
         )
     say = progress or (lambda line: None)
-    cache = cache_folder(config).absolute()
-    corpus = _opened(config, cache, say) if config.corpus else _built(config, cache, say)
+    cache = config.cache_folder.absolute()
+    corpus = _opened(config) if config.corpus else _built(config, cache, say)
     if config.verify == "always":
         corpus.verify()
     elif config.verify == "once":
@@ -115,7 +106,14 @@ def _built(config: DataConfig, cache: Path, say: Say) -> Corpus:
     files = find_text(config, cache / "downloads", say)
     settings = _settings(config)
     title = re.sub(r"[^\w.+-]", "_", config.name or files.root.name or "text")
-    key = _key(settings if is_raw(config) else settings | {"text": "normalized"}, files)
+    identity = [
+        [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
+        for paths in files.parts.values()
+        for path in paths
+    ]
+    text = {} if is_raw(config) else {"text": "normalized"}
+    definition = json.dumps([FORMAT_VERSION, settings | text, identity], sort_keys=True)
+    key = hashlib.sha256(definition.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     folder, building = cache / f"{title}-{key}", cache / f".building-{title}-{key}"
     is_new = False
 
@@ -125,7 +123,7 @@ def _built(config: DataConfig, cache: Path, say: Say) -> Corpus:
             building.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OSError(
-                f"cannot write to the cache {cache_folder(config)}: {error.strerror or error}; "
+                f"cannot write to the cache {config.cache_folder}: {error.strerror or error}; "
                 "choose another folder with --data.cache_dir or the variable TXL_CACHE"
             ) from error
         if not (building / MANIFEST).is_file():
@@ -145,25 +143,21 @@ def _built(config: DataConfig, cache: Path, say: Say) -> Corpus:
     activity = "another process is preparing this corpus"
     once(cache / ".locks" / folder.name, say, activity, find=folder.is_dir, make=build)
     corpus = Corpus(folder)
-    described = describe_changes(Counter(corpus.manifest.get(CHANGES)))
+    described = Normalizer.describe(Counter(corpus.manifest.text_changes))
     # What was normalized in a new one has been reported.
     if described and not is_new:
         say(f"normalized the text: {described}; {RAW_REMEDY}")
     return corpus
 
 
-def _opened(config: DataConfig, cache: Path, say: Say) -> Corpus:
+def _opened(config: DataConfig) -> Corpus:
     """Open the corpus that ``data.corpus`` names, if it was made with the same settings."""
-    place = local_path(config.corpus or "")
-    if is_url(place):
-        corpus = Corpus(local_copy(f"{place.rstrip('/')}/", cache / "downloads", say))
-    else:
-        corpus = Corpus(Path(place).expanduser())
+    corpus = Corpus(Path(config.corpus or "").expanduser())
     default = dataclasses.asdict(DataConfig())
     # The manifest omits where symbols are counted if that is the training text.
     made = default | {"vocab_from": "train", "vocab": config.vocab}
-    made |= corpus.manifest.get("settings", {})
-    made["name"] = corpus.manifest.get("source", {}).get("name", config.name)
+    made |= corpus.manifest.settings
+    made["name"] = corpus.manifest.source.get("name", config.name)
     if config.tokenizer:
         if bring(config.tokenizer).hash != corpus.vocab.hash:
             raise SettingsError(
@@ -176,7 +170,7 @@ def _opened(config: DataConfig, cache: Path, say: Say) -> Corpus:
             f"set data.vocab to {made['vocab']}"
         )
     names = ["name"]
-    if corpus.manifest.get("settings"):
+    if corpus.manifest.settings:
         names += ["path", "valid_path", "test_path", "json_field", "split_by", "valid_fraction"]
         names += ["test_fraction"] + ["vocab_size", "vocab_from"] * (not config.tokenizer)
     for name in names:
@@ -189,7 +183,7 @@ def _opened(config: DataConfig, cache: Path, say: Say) -> Corpus:
     return corpus
 
 
-def _settings(config: DataConfig) -> dict[str, Any]:
+def _settings(config: DataConfig) -> dict[str, object]:
     """Return the settings on which the tokens depend, among them the paths as they are given.
 
     Settings added in later versions are omitted at their defaults, so that older corpora are
@@ -216,16 +210,6 @@ def _settings(config: DataConfig) -> dict[str, Any]:
     return settings
 
 
-def _key(settings: dict[str, Any], files: TextFiles) -> str:
-    identity = [
-        [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
-        for paths in files.parts.values()
-        for path in paths
-    ]
-    definition = json.dumps([FORMAT_VERSION, settings, identity], sort_keys=True)
-    return hashlib.sha256(definition.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-
-
 def vocabulary_source(config: DataConfig) -> str:
     """Return where symbols are counted: ``train`` or ``all``."""
     known = KNOWN_CORPORA.get(config.name)
@@ -233,7 +217,7 @@ def vocabulary_source(config: DataConfig) -> str:
 
 
 def _build(
-    config: DataConfig, files: TextFiles, folder: Path, settings: dict[str, Any], say: Say
+    config: DataConfig, files: TextFiles, folder: Path, settings: Mapping[str, object], say: Say
 ) -> None:
     """Write all files of a corpus; the manifest, which records ``settings``, is the last."""
     _require_use(config, files)
@@ -255,7 +239,7 @@ def _build(
             for name in SPLITS
         }
     source = {"name": config.name, "description": files.description}
-    others = {} if is_raw(config) else {CHANGES: changes}
+    others = {} if is_raw(config) else {"text_changes": changes}
     manifest = manifest_of(vocab, splits, source, **others, settings=settings)
     replace_file(folder / MANIFEST, manifest)
 
@@ -273,7 +257,7 @@ def _vocabulary(config: DataConfig, spans: dict[str, list[Span]], say: Say) -> V
         for span in spans["train"] + held_out:
             for block in read_bytes(span):
                 counts.update(block)
-        return authors_bytes([byte for byte, _ in counts.most_common()])
+        return ImportedVocab.of_bytes([x for x, _ in counts.most_common() if x != ord("\n")])
     counted, others = spans["train"] or held_out, held_out if spans["train"] else []
     if kind == "integers" or (kind != "bpe" and vocabulary_source(config) == "all"):
         counted, others = spans["train"] + held_out, []
@@ -314,7 +298,7 @@ def _learned(spans: Sequence[Span]) -> list[Span]:
 
 def _split(
     config: DataConfig, path: Path, vocab: Vocab, spans: list[Span], files: TextFiles, say: Say
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Write the tokens of a split; return its entry of the manifest."""
     name, n_bytes, n_threads = path.stem, sum(map(len, spans)), config.workers or 1
     if n_bytes > _SHORT_BYTES and not config.workers:
@@ -322,21 +306,23 @@ def _split(
         n_threads = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     say(f"writing {name}: {n_bytes:,} bytes of text")
     # In published corpora of words, spaces separate all tokens, punctuation included.
-    is_prepared = common_settings(config.name).vocab == "words"
+    published = KNOWN_CORPORA.get(config.name)
+    is_prepared = published is not None and published.settings.vocab == "words"
     about = write_split(path, vocab, spans, say, is_prepared=is_prepared, n_threads=n_threads)
-    if n_unknown := about["unknown"]:
+    if n_unknown := about.unknown:
         where = ""
         if (place := find_unknown(vocab, spans)) is not None:
             file, line, unknown = place
-            where = f": {files.origins.get(file, file)}: {describe_unknown(unknown, line)}"
+            where = f": {files.origins.get(file, file)}: {Vocab.describe_unknown(unknown, line)}"
         say(
-            f"warning: {name}: {n_unknown:,} of {about['tokens']:,} characters are not in the "
+            f"warning: {name}: {n_unknown:,} of {about.tokens:,} characters are not in the "
             f"vocabulary and become <unk>{where}"
         )
-    say(f"{name}: {about['tokens']:,} tokens, {about['bytes']:,} bytes")
+    say(f"{name}: {about.tokens:,} tokens, {about.bytes:,} bytes")
     paths = dict.fromkeys(span.path for span in spans)
-    texts = {"text_files": [files.name(path) for path in paths]}
-    return {key: about[key] for key in ("file", "tokens", "bytes", "sha256")} | texts
+    keys = ("file", "tokens", "bytes", "sha256")
+    entry: dict[str, object] = {key: getattr(about, key) for key in keys}
+    return entry | {"text_files": [files.name(path) for path in paths]}
 
 
 def _require_use(config: DataConfig, files: TextFiles) -> None:

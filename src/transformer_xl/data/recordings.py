@@ -17,6 +17,7 @@ The files are memory-mapped, and a file with Python objects (a pickle) is refuse
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Int64
@@ -28,8 +29,6 @@ from transformer_xl.data.preparing import prepare
 from transformer_xl.data.text import SPLITS
 from transformer_xl.errors import DataError, InputError, SettingsError
 
-UNCOUNTED = -100
-"""A class that is not predicted."""
 _BLOCK = 1 << 16
 """Positions that are validated at once."""
 
@@ -41,6 +40,9 @@ class Recordings:
     Raises:
         DataError: The shapes or types do not fit each other.
     """
+
+    UNCOUNTED: ClassVar[int] = -100
+    """A class that is not predicted."""
 
     inputs: np.ndarray
     targets: np.ndarray
@@ -59,6 +61,30 @@ class Recordings:
                 "and starts of bool (N,)"
             )
 
+    @classmethod
+    def read(cls, folder: Path, split: str) -> "Recordings":
+        """Open the files of a split, memory-mapped.
+
+        Raises:
+            FileNotFoundError: A file is missing.
+            DataError: A file is no array, or the arrays do not fit each other.
+        """
+        arrays = []
+        for path in (folder / f"{split}_{part}.npy" for part in PARTS):
+            if not path.is_file():
+                raise FileNotFoundError(
+                    f"{path} is missing: data.vocab=features reads {split}_inputs.npy, "
+                    f"{split}_targets.npy and {split}_starts.npy from data.path"
+                )
+            try:
+                arrays.append(np.lib.format.open_memmap(path, mode="r"))
+            except (ValueError, EOFError, OSError) as error:
+                raise DataError(f"{path} is no array of numbers: {error}") from error
+        try:
+            return cls(*arrays)
+        except DataError as error:
+            raise DataError(f"{folder}, {split} split: {error}") from error
+
     def __len__(self) -> int:
         return len(self.targets)
 
@@ -70,7 +96,7 @@ class Recordings:
     def counted(self, part: slice = slice(None)) -> Bool[np.ndarray, " counted"]:
         """Mark the positions, or those of a part, where something is predicted."""
         targets = self.targets[part]
-        return ~np.isnan(targets) if self.are_real else targets != UNCOUNTED
+        return ~np.isnan(targets) if self.are_real else targets != self.UNCOUNTED
 
     def at(self, places: slice | Int64[np.ndarray, "..."]) -> tuple[Tensor, Tensor, Tensor]:
         """Return inputs, targets and starts at some positions; real numbers in float32."""
@@ -94,7 +120,9 @@ class Recordings:
         for first in range(0, len(self), _BLOCK):
             # In float32, which does not hold all that is finite in float64.
             inputs, targets, _ = self.at(slice(first, first + _BLOCK))
-            limit = targets.isinf() if self.are_real else (targets < 0) & (targets != UNCOUNTED)
+            limit = (
+                targets.isinf() if self.are_real else (targets < 0) & (targets != self.UNCOUNTED)
+            )
             for is_wrong, what_holds in (
                 (~inputs.isfinite().all(1), "inputs must be finite"),
                 (limit, rule),
@@ -131,30 +159,6 @@ def _save(array: np.ndarray, path: Path) -> None:
         np.save(file, array, allow_pickle=False)
 
 
-def read_recordings(folder: Path, split: str) -> Recordings:
-    """Open the files of a split, memory-mapped.
-
-    Raises:
-        FileNotFoundError: A file is missing.
-        DataError: A file is no array, or the arrays do not fit each other.
-    """
-    arrays = []
-    for path in (folder / f"{split}_{part}.npy" for part in PARTS):
-        if not path.is_file():
-            raise FileNotFoundError(
-                f"{path} is missing: data.vocab=features reads {split}_inputs.npy, "
-                f"{split}_targets.npy and {split}_starts.npy from data.path"
-            )
-        try:
-            arrays.append(np.lib.format.open_memmap(path, mode="r"))
-        except (ValueError, EOFError, OSError) as error:
-            raise DataError(f"{path} is no array of numbers: {error}") from error
-    try:
-        return Recordings(*arrays)
-    except DataError as error:
-        raise DataError(f"{folder}, {split} split: {error}") from error
-
-
 class FeatureCorpus:
     """The recordings of a folder.
 
@@ -172,7 +176,7 @@ class FeatureCorpus:
     def __init__(self, folder: Path | str) -> None:
         self.folder, self.vocab = Path(folder), None
         names = [x for x in SPLITS if x != "test" or (self.folder / "test_inputs.npy").exists()]
-        self._splits = {name: read_recordings(self.folder, name) for name in names}
+        self._splits = {name: Recordings.read(self.folder, name) for name in names}
         train = self._splits["train"]
         self.n_features, self.are_real = train.inputs.shape[1], train.are_real
         for name, split in self._splits.items():
@@ -207,6 +211,11 @@ class FeatureCorpus:
         """Number of bytes of text: 0, as there is none."""
         return 0
 
+    @property
+    def held_out(self) -> str:
+        """The split that says how good a model is: test, or valid where there is none."""
+        return "test" if self.n_tokens("test") > 1 else "valid"
+
     def split(self, name: str) -> Recordings:
         """Return a split.
 
@@ -218,22 +227,19 @@ class FeatureCorpus:
         return self._splits[name]
 
 
-def open_features(config: DataConfig) -> FeatureCorpus:
-    """Open the recordings that the settings describe (``data.vocab = "features"``).
+def open_corpus(config: DataConfig, say: Say | None = None) -> Corpus | FeatureCorpus:
+    """Open recordings (``data.vocab = "features"``), or prepare a text.
 
     Raises:
         OSError: A file is missing.
-        SettingsError: ``data.path`` is not set.
+        SettingsError: ``data.path`` is not set, or as :func:`prepare`.
         DataError: A file is not as it must be.
     """
+    if config.vocab != "features":
+        return prepare(config, say)
     if config.path is None:
         raise SettingsError(
             "data.vocab=features reads arrays: set data.path to their folder "
             "(train_inputs.npy, train_targets.npy, train_starts.npy, ...)"
         )
     return FeatureCorpus(Path(config.path).expanduser())
-
-
-def open_corpus(config: DataConfig, say: Say) -> Corpus | FeatureCorpus:
-    """Open recordings, or prepare a text, whichever the settings describe; errors as of both."""
-    return open_features(config) if config.vocab == "features" else prepare(config, say)

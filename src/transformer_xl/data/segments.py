@@ -13,16 +13,16 @@ tokens belong to no part.
 Dimension key: B streams (those of this process), T tokens of a segment.
 """
 
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64, Integer
+from jaxtyping import Bool, Int64, Integer, Shaped
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.data.completions import in_completion
-from transformer_xl.data.recordings import UNCOUNTED, Recordings
+from transformer_xl.data.recordings import Recordings
 from transformer_xl.errors import InputError, SettingsError
 
 
@@ -38,7 +38,7 @@ class SegmentsState(TypedDict):
 
 
 class Segments:
-    """Reads a corpus in segments, forever.
+    """Reads a corpus, a text or recordings, in segments, forever.
 
     Args:
         tokens: The corpus; may be memory-mapped.
@@ -52,9 +52,10 @@ class Segments:
     Attributes:
         length: Tokens of each stream in the next segment.
         tokens_read: Number of tokens read of each stream.
-        completed: Which targets of the segment read last belong to completions,
-            (B, predicted); None without ``completion_at``.
-        starts: Where recordings begin in it; None for a text.
+        completed: Which targets of the segment read last belong to completions, or are predicted
+            in recordings, (B, predicted); None for a text without ``completion_at``.
+        starts: Where recordings begin in it, or a stream jumps to another part of the data, (B, T);
+            None for a text.
 
     Raises:
         InputError: The corpus is shorter than one segment per stream.
@@ -115,21 +116,37 @@ class Segments:
             return self.tokens_read
         return self.tokens_read % len(self._tokens)
 
-    def next_segment(self) -> tuple[Int64[Tensor, "B T"], Int64[Tensor, "B predicted"]]:
-        """Return the next tokens of each stream and the token that follows each of them.
+    def next_segment(self) -> tuple[Shaped[Tensor, "B T ..."], Shaped[Tensor, "B predicted"]]:
+        """Return the next inputs of each stream, and what is predicted at each position.
 
-        The tokens begin with the ``ext_len`` before the segment; these have no targets.
+        Those of a text are tokens, and the token that follows each of them. The inputs begin with
+        the ``ext_len`` before the segment; these have no targets.
         """
+        if isinstance(self._tokens, Recordings):
+            return self._next_recordings(self._tokens)
         # One token more than the segment: the target of its last token.
         first, stop = self.tokens_read - self.ext_len, self.tokens_read + self.length + 1
         places = self._places(first, stop)
-        tokens: Any = self._tokens
-        window = torch.from_numpy(tokens[places].astype(np.int64))
+        window = torch.from_numpy(self._tokens[places].astype(np.int64))
         if self._in_completion is not None:
             self.completed = torch.from_numpy(self._in_completion[places[:, self.ext_len : -1]])
         self.segments_read += 1
         self.tokens_read += self.length
         return window[:, :-1].contiguous(), window[:, self.ext_len + 1 :].contiguous()
+
+    def _next_recordings(self, recordings: Recordings) -> tuple[Tensor, Tensor]:
+        first, stop = self.tokens_read - self.ext_len, self.tokens_read + self.length
+        # With one position before, to find out where a stream jumps.
+        places = self._places(first - 1, stop)
+        inputs, targets, starts = recordings.at(places[:, 1:])
+        self.starts = starts | torch.from_numpy(np.diff(places) != 1)
+        targets = targets[:, self.ext_len :].contiguous()
+        self.completed = (
+            ~targets.isnan() if recordings.are_real else targets != Recordings.UNCOUNTED
+        )
+        self.segments_read += 1
+        self.tokens_read += self.length
+        return inputs, targets
 
     def _places(self, first: int, stop: int) -> Int64[np.ndarray, "B length"]:
         """Return where in the text a span of the streams is; it may begin before their start."""
@@ -173,32 +190,3 @@ class Segments:
                 )
         self.segments_read = state["segments_read"]
         self.tokens_read = state.get("position", self.segments_read * self.segment_len)
-
-
-class FeatureSegments(Segments):
-    """Reads recordings in segments, forever, as :class:`Segments` reads a text.
-
-    Attributes:
-        starts: Where recordings begin in the segment read last, or a stream jumps to another part
-            of the data, (B, T).
-        completed: Which targets of it are predicted, (B, predicted).
-    """
-
-    def next_segment(self) -> tuple[Float[Tensor, "B T F"], Tensor]:  # pyright: ignore
-        """Return the next inputs of each stream, and what is predicted at each position.
-
-        The inputs begin with the ``ext_len`` before the segment; these have no targets.
-        """
-        first, stop = self.tokens_read - self.ext_len, self.tokens_read + self.length
-        # With one position before, to find out where a stream jumps.
-        places = self._places(first - 1, stop)
-        recordings = self._tokens
-        assert isinstance(recordings, Recordings)
-        inputs, targets, starts = recordings.at(places[:, 1:])
-        jumps = np.diff(places) != 1
-        self.starts = starts | torch.from_numpy(jumps)
-        targets = targets[:, self.ext_len :].contiguous()
-        self.completed = ~targets.isnan() if recordings.are_real else targets != UNCOUNTED
-        self.segments_read += 1
-        self.tokens_read += self.length
-        return inputs, targets

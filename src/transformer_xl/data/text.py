@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, cast
 
 from transformer_xl.config import DataConfig
 from transformer_xl.data.vocab import VocabKind
@@ -196,13 +195,9 @@ def divide(config: DataConfig, files: TextFiles) -> dict[str, list[Span]]:
     if config.split_by == "file":
         parts = _hold_out_files(whole["train"], files, valid_share, test_share)
     else:
-        # Features have no text, and are refused before.
-        vocab = cast(VocabKind | Literal["authors-bytes"], config.vocab)
-        kind: VocabKind = "bytes" if vocab == "authors-bytes" else vocab
-        if config.tokenizer:
-            kind = divided_as(config.tokenizer)
-            # External tokenizers are given whole lines.
-            kind = "words" if kind == "brought" else kind
+        kind = divided_as(config)
+        # External tokenizers are given whole lines.
+        kind = "words" if kind == "brought" else kind
         parts = _cut_off_end(kind, whole["train"], valid_share, test_share)
     splits = dict(zip(SPLITS, parts, strict=True))
     splits |= {name: spans for name, spans in whole.items() if name != "train"}

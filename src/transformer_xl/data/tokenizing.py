@@ -1,6 +1,5 @@
 """Writing the tokens of a split."""
 
-import json
 import re
 import time
 from collections import Counter
@@ -9,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
 
 from transformer_xl.config import Say, replace_file
-from transformer_xl.data.corpus import write_tokens
+from transformer_xl.data.corpus import SplitFile, write_tokens
 from transformer_xl.data.imported import ImportedVocab
 from transformer_xl.data.text import Span, read_blocks, read_bytes, read_text
 from transformer_xl.data.vocab import Vocab
@@ -29,6 +28,12 @@ _MISSING = -2
 _WITHIN_A_WORD = re.compile(r"[!-~](?=[!-~])")
 
 
+class WrittenSplit(SplitFile, kw_only=True):
+    """The tokens of a split, and how many characters became ``<unk>``."""
+
+    unknown: int
+
+
 def write_split(
     path: Path,
     vocab: Vocab,
@@ -37,7 +42,7 @@ def write_split(
     *,
     is_prepared: bool = False,
     n_threads: int = 1,
-) -> dict[str, Any]:
+) -> WrittenSplit:
     """Write the tokens of a text, 16 or 32 bits each, and their ``NAME.json``, unless it is there.
 
     Args:
@@ -49,8 +54,7 @@ def write_split(
         n_threads: Threads that tokenize with byte-pair units or a tokenizer of Hugging Face.
 
     Returns:
-        The entry of the manifest: ``file``, ``tokens``, ``bytes``, ``sha256``, and ``unknown``,
-        the number of characters that became ``<unk>``.
+        What was written.
 
     Raises:
         DataError: The text is not UTF-8, or has symbols that the vocabulary lacks.
@@ -58,7 +62,7 @@ def write_split(
     """
     note = path.with_suffix(".json")
     if note.is_file():
-        return json.loads(note.read_bytes())
+        return msgspec.json.decode(note.read_bytes(), type=WrittenSplit)
     # In texts of words, <unk> may be an ordinary word.
     unk_id = vocab.unk_id if vocab.kind == "chars" else None
     encode = partial(_encode, vocab, is_prepared=is_prepared)
@@ -80,9 +84,9 @@ def write_split(
                 raise _add_place(error, vocab, span) from error
 
     about = write_tokens(path, vocab, pieces())
-    about |= {"bytes": sum(map(len, spans)), "unknown": n_unknown}
-    replace_file(note, json.dumps(about).encode())
-    return about
+    written = WrittenSplit(**about, bytes=sum(map(len, spans)), unknown=n_unknown)
+    replace_file(note, msgspec.json.encode(written))
+    return written
 
 
 def _encode_blocks(

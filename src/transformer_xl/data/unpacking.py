@@ -12,22 +12,25 @@ import json
 import lzma
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from types import ModuleType
+from typing import Literal
 
-import numpy as np
+import msgspec
 
 from transformer_xl.config import DataConfig
-from transformer_xl.data.normalizing import Normalizer, normalized
+from transformer_xl.data.normalizing import Normalizer
 from transformer_xl.errors import DataError
 
-Unpacking = Literal["", "text", "records", "json", "numpy"]
+Unpacking = Literal["", "text", "records", "json"]
+_Integers = list[int | list[int | list[int]]]
+"""A sequence of integers or several, whose items may be integers that happen at once."""
 
-_BLOCK = 1 << 20
 _READ_BYTES = 1 << 16
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+_Record = Mapping[str, object]
 _JSON_LINES = (".jsonl", ".ndjson")
 _PARQUET = ".parquet"
 RAW_REMEDY = "--data.raw True reads every byte as it is"
@@ -37,7 +40,7 @@ class MissingPackageError(DataError):
     """A file needs an optional package."""
 
 
-def optional_package(name: str, what: str, extra: str = "") -> Any:
+def optional_package(name: str, what: str, extra: str = "") -> ModuleType:
     """Import an optional package, which ``what`` needs.
 
     ``extra`` is what to install where the package has another name.
@@ -60,20 +63,20 @@ def unpacking_of(path: Path, config: DataConfig) -> Unpacking:
     """Say how the text in a file is found: by the end of its name; empty: it is plain text."""
     if (suffix := _suffix(path)) in (*_JSON_LINES, _PARQUET):
         return "records"
-    # A NumPy file is mapped, which a compressed one cannot be.
-    suffix = path.suffix.lower() if suffix == ".npy" else suffix
-    if config.vocab == "integers" and suffix in (".json", ".npy"):
-        return "json" if suffix == ".json" else "numpy"
+    if config.vocab == "integers" and suffix == ".json":
+        return "json"
+    if config.vocab == "integers" and suffix == ".npy":
+        raise DataError(f"{path}: integers are read from text or JSON: numpy.savetxt writes text")
     return "text" if path.suffix.lower() in COMPRESSED else ""
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[io.BufferedIOBase]:
     """Open a file, decompressing it as the end of its name says."""
-    opener: Any = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(
-        path.suffix.lower(), open
-    )
-    if path.suffix.lower() == ".zst":
+    suffix = path.suffix.lower()
+    opener: Callable[..., AbstractContextManager[io.BufferedIOBase]]
+    opener = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(suffix, open)
+    if suffix == ".zst":
         opener = optional_package("zstandard", f"{path}, compressed with zstd,").open
     try:
         with opener(path, "rb") as file:
@@ -100,9 +103,9 @@ def first_bytes(path: Path, n: int) -> bytes:
 
 def parts_within(path: Path) -> tuple[str, ...]:
     """Return which held-out parts a JSON file of integers brings along."""
-    content = read_json(path)
-    parts = ("valid", "test") if isinstance(content, dict) else ()
-    return tuple(part for part in parts if content.get(part))
+    content = _integers_in(path)
+    held_out = content if isinstance(content, dict) else {}
+    return tuple(part for part in ("valid", "test") if held_out.get(part))
 
 
 def text_blocks(
@@ -130,12 +133,12 @@ def text_blocks(
     elif how == "records":
         blocks = _texts_of_lines(path, field)
     else:
-        blocks = _json_integers(path, part) if how == "json" else _numpy_integers(path)
+        blocks = _json_integers(path, part)
     if is_raw:
         yield from blocks
         return
     normalizer = Normalizer(str(path), RAW_REMEDY)
-    yield from normalized(blocks, normalizer)
+    yield from normalizer.blocks(blocks)
     # Counts that were corrected to zero are none.
     changes += +normalizer.changes
 
@@ -149,7 +152,7 @@ def _bytes_of(path: Path) -> Iterator[bytes]:
 def _lines_of(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file, normalized, without their line ends."""
     parts: list[bytes] = []
-    for block in normalized(_bytes_of(path), Normalizer(str(path), RAW_REMEDY)):
+    for block in Normalizer(str(path), RAW_REMEDY).blocks(_bytes_of(path)):
         first, *others = block.split(b"\n")
         parts.append(first)
         for line in others:
@@ -171,17 +174,17 @@ def _texts_of_lines(path: Path, field: str) -> Iterator[bytes]:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise DataError(f"{path}: line {number:,} is not JSON: {error}") from None
-        text = record.get(field) if isinstance(record, dict) else None
-        if not isinstance(text, str):
-            fields = ", ".join(record) if isinstance(record, dict) else "none"
-            raise DataError(
-                f"{path}: line {number:,} has no text in the field {field!r} (its fields are "
-                f"{fields[:100]}); name the field with --data.json_field"
-            )
-        yield _with_line_end(text)
+        record = record if isinstance(record, dict) else {}
+        yield _text_in(record, field, f"{path}: line {number:,}")
 
 
-def _with_line_end(text: str) -> bytes:
+def _text_in(record: _Record, field: str, where: str) -> bytes:
+    """Return the text of a record, with a line end."""
+    if not isinstance(text := record.get(field), str):
+        raise DataError(
+            f"{where} has no text in the field {field!r} (its fields are "
+            f"{', '.join(record)[:100] or 'none'}); name the field with --data.json_field"
+        )
     text = text if text.endswith("\n") else f"{text}\n"
     return text.encode("utf-8", "surrogatepass")
 
@@ -200,75 +203,41 @@ def _read_by_datasets(where: str) -> Iterator[None]:
         ) from error
 
 
-def load_splits(where: str, *source: str, **how: Any) -> dict[str, Iterable[Any]]:
+def load_splits(where: str, *source: str, **how: object) -> Mapping[str, Iterable[_Record]]:
     """Return the splits of records that ``datasets.load_dataset`` opens, read as they are taken."""
     datasets = optional_package("datasets", f"{where}, read with datasets,")
     with _read_by_datasets(where):
         return datasets.load_dataset(*source, streaming=True, **how)
 
 
-def texts_of(rows: Iterable[Any], field: str, where: str) -> Iterator[bytes]:
+def texts_of(rows: Iterable[_Record], field: str, where: str) -> Iterator[bytes]:
     """Yield the texts of records, each with a line end."""
     with _read_by_datasets(where):
         for row in rows:
-            if not isinstance(text := row.get(field), str):
-                raise DataError(
-                    f"{where} has no text in the field {field!r} (its fields are "
-                    f"{', '.join(row)}); name the field with --data.json_field"
-                )
-            yield _with_line_end(text)
+            yield _text_in(row, field, where)
 
 
-def read_json(path: Path) -> Any:
-    """Return what a JSON file holds, decompressing it as the end of its name says.
-
-    Raises:
-        OSError: It cannot be read.
-        DataError: It is no JSON.
-    """
+def _integers_in(path: Path) -> _Integers | dict[str, _Integers]:
+    with opened(path) as file:
+        content = file.read()
     try:
-        with opened(path) as file:
-            return json.load(file)
+        return msgspec.json.decode(content, type=_Integers | dict[str, _Integers])
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is no JSON: {error}") from None
+        raise DataError(
+            f"{path} holds no sequences of integers (a list of lists, or an object with such a "
+            f"list under train, valid and test): {error}"
+        ) from None
 
 
 def _json_integers(path: Path, part: str) -> Iterator[bytes]:
-    content = read_json(path)
-    if isinstance(content, dict):
-        content = content.get(part, [])
-    if not isinstance(content, list):
-        raise DataError(
-            f"{path} holds no sequences of integers: expected a list of lists, or an object with "
-            "such a list under train, valid and test"
-        )
-    for sequence in content if any(isinstance(x, list) for x in content) else [content]:
-        yield " ".join([str(x) for x in _flat(sequence, path)]).encode() + b"\n"
+    content = _integers_in(path)
+    sequences = content.get(part, []) if isinstance(content, dict) else content
+    for sequence in sequences if any(isinstance(x, list) for x in sequences) else [sequences]:
+        yield " ".join(map(str, _flat(sequence))).encode() + b"\n"
 
 
-def _flat(sequence: Any, path: Path) -> Iterator[int]:
+def _flat(sequence: object) -> list[object]:
     """Return the integers of a sequence; what happens at once comes one after the other."""
-    for item in sequence if isinstance(sequence, list) else [sequence]:
-        for value in item if isinstance(item, list) else [item]:
-            if type(value) is not int:
-                raise DataError(
-                    f"{path}: {json.dumps(value)[:60]} is no integer; a sequence holds "
-                    "integers, or lists of integers that happen at once"
-                )
-            yield value
-
-
-def _numpy_integers(path: Path) -> Iterator[bytes]:
-    try:
-        array = np.lib.format.open_memmap(path, mode="r")
-    except (ValueError, EOFError) as error:
-        raise DataError(f"{path} is no NumPy file of integers: {error}") from None
-    if not np.issubdtype(array.dtype, np.integer) or array.ndim not in (1, 2):
-        raise DataError(
-            f"{path} holds {array.dtype.name} of {array.ndim} dimensions; integers are expected, "
-            "a sequence (1 dimension) or a sequence a row (2)"
-        )
-    for row in np.atleast_2d(array):
-        for start in range(0, len(row), _BLOCK):
-            block = " ".join(map(str, row[start : start + _BLOCK].tolist()))
-            yield block.encode() + (b"\n" if start + _BLOCK >= len(row) else b" ")
+    if not isinstance(sequence, list):
+        return [sequence]
+    return [value for item in sequence for value in _flat(item)]

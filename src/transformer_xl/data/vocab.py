@@ -14,35 +14,33 @@ its kind:
 There is an ``<unk>`` only if the text needs one. Dimension key: V tokens in the vocabulary.
 """
 
-import codecs
-import copy
 import hashlib
 import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from itertools import repeat
+from itertools import islice, repeat
 from operator import index
 from pathlib import Path
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Int32
 from tokenizers import AddedToken, Tokenizer
 
 from transformer_xl.config import FORMAT_VERSION, replace_file
+from transformer_xl.data.decoding import EOS, StreamDecoder, not_a_symbol
+from transformer_xl.data.normalizing import Normalizer
 from transformer_xl.errors import DataError, InputError
 
 VocabKind = Literal["bytes", "chars", "words", "bpe", "integers", "brought", "imported"]
 
 VOCAB_FILE = "vocab.json"
-EOS = "<eos>"
 UNK = "<unk>"
 UNDECODED = re.compile("[\udc80-\udcff]")
 """Bytes that are not UTF-8, as ``surrogateescape`` decodes them."""
-HALF = re.compile("[\ud800-\udfff]")
-"""Half of a surrogate pair: such a character is none of Unicode text."""
+_HALF = re.compile("[\ud800-\udfff]")
 MISSING = -1
 """In place of the ID of an unknown symbol."""
 _LISTED = 5
@@ -72,6 +70,7 @@ class Vocab:
             text begins after a line end; None if no single token does.
         token_bytes: Number of UTF-8 bytes of each token; None if tokens do not restore the text
             (words). ``<unk>`` counts 0, so that it never lowers the bits per byte.
+        tokenizer: The ``tokenizers`` object, which is not to be changed.
         hash: SHA-256 of the definition; equal hashes mean equal IDs.
 
     Example:
@@ -81,13 +80,23 @@ class Vocab:
         ('chars', 65, 'thee')
     """
 
+    EOS: ClassVar[str] = EOS
+    UNK: ClassVar[str] = UNK
+
     def __init__(self, kind: VocabKind, definition: str) -> None:
         """Read the text of a ``tokenizer.json``."""
         self.kind: VocabKind = kind
         self.definition = definition
         self.hash = definition_hash(kind, definition.encode())
-        self._tokenizer = read_tokenizer(definition)
-        self._ids = self._tokenizer.get_vocab()
+        try:
+            self.tokenizer = Tokenizer.from_str(definition)
+        except BaseException as error:
+            if not is_tokenizer_error(error):
+                raise
+            raise DataError(f"it is not a tokenizer: {error}") from error
+        self.tokenizer.no_padding()
+        self.tokenizer.no_truncation()
+        self._ids = self.tokenizer.get_vocab()
         self.symbols = sorted(self._ids, key=self._ids.__getitem__)
         if sorted(self._ids.values()) != list(range(len(self.symbols))):
             raise DataError("the numbers of a vocabulary must be 0, 1, 2, ... without a gap")
@@ -125,7 +134,7 @@ class Vocab:
 
     def _byte_level(self) -> list[bytes]:
         """Return the bytes of byte-level tokens; tokens that were added have none."""
-        added = {x.content for x in self._tokenizer.get_added_tokens_decoder().values()}
+        added = {x.content for x in self.tokenizer.get_added_tokens_decoder().values()}
         return bytes_written("" if x in added else x for x in self.symbols)
 
     def extended(self, symbols: Iterable[str]) -> "Vocab":
@@ -153,7 +162,7 @@ class Vocab:
         Raises:
             InputError: The vocabulary has no such token.
         """
-        if _require_text(symbol) in self._ids:
+        if symbol in self._ids:
             return self._ids[symbol]
         try:
             found = self._lookup(symbol).tolist()
@@ -168,9 +177,9 @@ class Vocab:
         """Encode a text as token IDs.
 
         Raises:
-            InputError: The text is not a ``str``, or the vocabulary cannot encode part of it.
+            InputError: The vocabulary cannot encode part of the text.
         """
-        return self._require_known(self._lookup(_require_text(text)), text).tolist()
+        return self._known(self._lookup(text), text).tolist()
 
     def encode_lines(self, text: str, *, prepared: bool = False) -> list[int]:
         """Encode the text of a file; if there is an ``<eos>``, it ends each line.
@@ -182,8 +191,7 @@ class Vocab:
 
     def encode_array(self, text: str, *, prepared: bool = False) -> np.ndarray:
         """Encode the text of a file as `encode_lines` does, as an array."""
-        ids = self._lookup_lines(_require_text(text), prepared=prepared)
-        return self._require_known(ids, text)
+        return self._known(self._lookup_lines(text, prepared=prepared), text)
 
     def encode_known(self, text: str) -> tuple[list[int], Counter[str]]:
         """Encode a text as `encode_lines` does, skipping and counting unknown symbols.
@@ -191,14 +199,13 @@ class Vocab:
         With an ``<unk>`` they are encoded as it. Bytes that are not UTF-8 (surrogates) are treated
         alike, but ``bpe``, ``brought`` and ``imported`` always skip them.
         """
-        text = _require_text(text)
         clean = UNDECODED.sub("", text) if self._skips_undecoded else text
         ids = self._lookup_lines(clean)
         known = ids[ids != MISSING].tolist()
         is_whole = len(clean) == len(text) and len(known) == len(ids) and self.unk_id not in known
         return known, Counter() if is_whole else self.unknown(text)
 
-    def _require_known(self, ids: np.ndarray, text: str) -> np.ndarray:
+    def _known(self, ids: np.ndarray, text: str) -> np.ndarray:
         """Return the IDs of a text.
 
         Raises:
@@ -215,7 +222,7 @@ class Vocab:
             try:
                 data = text.encode("utf-8", "surrogateescape")
             except UnicodeEncodeError as error:
-                raise surrogate_error(error.start, text) from error
+                raise _surrogate_error(error.start, text) from error
             return np.frombuffer(data, dtype=np.uint8).astype(np.int64)
         if self.kind == "chars":
             points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
@@ -251,13 +258,22 @@ class Vocab:
         """
         try:
             # Without offsets, which takes less time, and without holding the interpreter lock.
-            return self._tokenizer.encode_batch_fast([text], **how)[0].ids
+            return self.tokenizer.encode_batch_fast([text], **how)[0].ids
         except BaseException as error:
-            if half := HALF.search(text):
-                raise surrogate_error(half.start(), text) from error
+            self.require_unicode(text)
             if not is_tokenizer_error(error):
                 raise
             raise InputError(f"the tokenizer failed on this text: {error}") from error
+
+    @staticmethod
+    def require_unicode(text: str) -> None:
+        """Require that a text has no half of a surrogate pair, which is no character.
+
+        Raises:
+            InputError: It has one.
+        """
+        if half := _HALF.search(text):
+            raise _surrogate_error(half.start(), text)
 
     def unknown(self, text: str) -> Counter[str]:
         """Count the unknown symbols of a text, in the order of their first occurrence.
@@ -282,8 +298,53 @@ class Vocab:
             unknown: The number of each unknown symbol.
             line: The line of the first one, from 1.
         """
-        what = describe_unknown(unknown, line)
+        what = self.describe_unknown(unknown, line)
         return InputError(f"not in the {self._about_symbols()}: {what}; {_REMEDIES[self.kind]}")
+
+    @staticmethod
+    def describe_unknown(unknown: Counter[str], line: int) -> str:
+        """Describe unknown symbols: the first few, their number, and the line of the first."""
+        symbols = (
+            f"the byte 0x{ord(x) - 0xDC00:02x}" if UNDECODED.fullmatch(x) else repr(x)
+            for x in unknown
+        )
+        names = ", ".join(islice(symbols, _LISTED))
+        more = len(unknown) - _LISTED
+        others = f" and {more:,} more" if more > 0 else ""
+        return f"{names}{others} ({unknown.total():,} in all, the first in line {line:,})"
+
+    def unknown_warning(self, text: str, ids: Sequence[int]) -> str | None:
+        """Describe what is encoded as ``<unk>`` in a text; None: nothing."""
+        if self.unk_id is None or self.unk_id not in ids or not (unknown := self.unknown(text)):
+            return None
+        what = self.describe_unknown(unknown, self.first_unknown_line(text))
+        return f"not in the vocabulary: {what}; read as <unk>"
+
+    def count_by_treatment(self, unknown: Counter[str]) -> Counter[str]:
+        """Return how many unknown symbols :meth:`encode_known` reads as ``<unk>`` or leaves out.
+
+        Args:
+            unknown: The number of each unknown symbol.
+
+        Returns:
+            The numbers that are not 0, by ``read as <unk>`` and ``left out``.
+        """
+        n_left_out = unknown.total()
+        if self.unk_id is not None:
+            undecoded = (n for x, n in unknown.items() if UNDECODED.fullmatch(x))
+            n_left_out = sum(undecoded) if self._skips_undecoded else 0
+        # Unary plus keeps positive counts only.
+        return +Counter({"read as <unk>": unknown.total() - n_left_out, "left out": n_left_out})
+
+    def normalized(self, prompt: str) -> tuple[str, Counter[str]]:
+        """Return a prompt as the text is that a model was trained on, and what was changed.
+
+        A vocabulary of characters with a CR is one of raw text: then the prompt stays as it is.
+        """
+        normalizer = Normalizer("the prompt")
+        if self.kind == "chars" and not self.unknown("\r"):
+            return prompt, normalizer.changes
+        return normalizer.of_text(prompt), +normalizer.changes
 
     def _about_symbols(self) -> str:
         return f"vocabulary of {len(self):,} {self.kind}"
@@ -295,7 +356,7 @@ class Vocab:
             InputError: An ID is not an integer or not in the vocabulary.
         """
         decoder = self.stream_decoder()
-        pieces = [decoder.push(token) for token in self._require_valid(ids)]
+        pieces = [decoder.push(token) for token in _as_list(ids)]
         return "".join(pieces) + decoder.flush()
 
     def decode_bytes(self, ids: Iterable[int] | np.ndarray) -> bytes:
@@ -307,30 +368,14 @@ class Vocab:
         """
         if self._bytes is None:
             raise InputError("words do not restore the text: whitespace between them is not kept")
-        numbers = self._require_valid(ids)
+        numbers = _as_list(ids)
         if self.unk_id is not None and self.unk_id in numbers:
             raise InputError("the text holds characters outside the vocabulary, written as <unk>")
+        if numbers and not 0 <= min(numbers) <= max(numbers) < len(self):
+            raise not_a_symbol(next(x for x in numbers if not 0 <= x < len(self)), len(self))
         return b"".join([self._bytes[token] for token in numbers])
 
-    def _require_valid(self, ids: Any) -> list[int]:
-        """Return token IDs as a list.
-
-        Raises:
-            InputError: An ID is not an integer, or not in the vocabulary.
-        """
-        try:
-            # Faster for arrays and tensors than iterating.
-            numbers = list(map(index, ids.tolist() if hasattr(ids, "tolist") else ids))
-        except TypeError:
-            raise InputError(
-                f"{ids!r:.60} must be integers in a row, the numbers of symbols; "
-                "decode([number]) writes a single one, batch.decode(vocab) several texts"
-            ) from None
-        if numbers and not 0 <= min(numbers) <= max(numbers) < len(self):
-            raise _not_a_symbol(next(x for x in numbers if not 0 <= x < len(self)), len(self))
-        return numbers
-
-    def stream_decoder(self) -> "StreamDecoder":
+    def stream_decoder(self) -> StreamDecoder:
         """Return a decoder that takes one token at a time, starting at the beginning of a line."""
         return StreamDecoder(self.symbols, self._bytes)
 
@@ -352,83 +397,13 @@ class Vocab:
         replace_file(folder / VOCAB_FILE, (json.dumps(about, indent=2) + "\n").encode())
 
 
-class StreamDecoder:
-    """Decodes tokens one at a time; returns characters as soon as they are complete.
-
-    Tokens that are no bytes are words, joined by spaces; ``eos`` ends a line. If it stands
-    ``around`` lines, it begins them, too.
-    """
-
-    def __init__(
-        self,
-        symbols: list[str],
-        symbol_bytes: list[bytes] | None,
-        eos: str | None = EOS,
-        *,
-        around: bool = False,
-    ) -> None:
-        self._symbols, self._bytes = symbols, symbol_bytes
-        self._eos, self._around = eos, around
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._is_open = False
-        self._space = ""
-
-    def push(self, token: int) -> str:
-        """Decode one token; return the text that it completes."""
-        if not 0 <= token < len(self._symbols):
-            raise _not_a_symbol(token, len(self._symbols))
-        if self._bytes is not None:
-            return self._utf8.decode(self._bytes[token])
-        symbol = self._symbols[token]
-        begins_line = self._around and not self._is_open
-        self._is_open = symbol != self._eos or begins_line
-        if symbol != self._eos:
-            return self._join(symbol)
-        self._space = ""
-        return "" if begins_line else self.flush() + "\n"
-
-    def raw(self, token: int) -> bytes:
-        """Return the bytes that a token would add to the text, without decoding it.
-
-        Those of a word are the text that it completes, with the space before it.
-        """
-        if self._bytes is not None:
-            return self._bytes[token]
-        return self.fork().push(token).encode()
-
-    def _join(self, word: str) -> str:
-        """Return the text that a word completes."""
-        text, self._space = self._space + word, " "
-        return text
-
-    def flush(self) -> str:
-        """End the text; an incomplete character becomes U+FFFD."""
-        return self._utf8.decode(b"", final=True)
-
-    def pending(self) -> str:
-        """Return the text that `flush` would return, and do not end the text."""
-        if self._bytes is None:
-            return self.fork().flush()
-        # Without a copy, as servers ask for each token.
-        return "\ufffd" if self._utf8.getstate()[0] else ""
-
-    def fork(self) -> "StreamDecoder":
-        """Return an independent copy, to decode another continuation of the same text."""
-        other = copy.copy(self)
-        if self._bytes is not None:
-            other._utf8 = copy.copy(self._utf8)
-        return other
+def _as_list(ids: Iterable[int] | np.ndarray) -> list[int]:
+    """Return integers as a list; faster for arrays and tensors than iterating."""
+    as_list = getattr(ids, "tolist", None)
+    return list(map(index, ids if as_list is None else as_list()))
 
 
-def _not_a_symbol(number: int, n: int) -> InputError:
-    """Return the error for a number that is not an ID of a vocabulary of ``n`` symbols."""
-    return InputError(
-        f"{number} is not a symbol: this vocabulary has 0 to {n - 1}; decode tokens with the "
-        "vocabulary that encoded them, and leave out those of padding"
-    )
-
-
-def surrogate_error(place: int, text: str) -> InputError:
+def _surrogate_error(place: int, text: str) -> InputError:
     """Return the error for half of a surrogate pair in a text.
 
     Args:
@@ -439,37 +414,6 @@ def surrogate_error(place: int, text: str) -> InputError:
         f"character {place:,} is {text[place]!r}, half of a surrogate pair, not text: remove it, "
         "or decode the text again"
     )
-
-
-def _require_text(text: Any) -> str:
-    """Return a text.
-
-    Raises:
-        InputError: The text is not a ``str``.
-    """
-    if isinstance(text, str):
-        return text
-    raise InputError(
-        f"{text!r:.60} is {type(text).__name__}, not a text (str): give one text, as with "
-        'data.decode("utf-8", "surrogateescape") or path.read_text("utf-8")'
-    )
-
-
-def read_tokenizer(definition: str) -> Tokenizer:
-    """Read the text of a ``tokenizer.json``, without its padding and truncation.
-
-    Raises:
-        DataError: The text does not define a tokenizer.
-    """
-    try:
-        tokenizer = Tokenizer.from_str(definition)
-    except BaseException as error:
-        if not is_tokenizer_error(error):
-            raise
-        raise DataError(f"it is not a tokenizer: {error}") from error
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer
 
 
 def is_tokenizer_error(error: BaseException) -> bool:
@@ -491,44 +435,6 @@ def definition_hash(kind: VocabKind, definition: bytes, rules: object = None) ->
     """Return the hash of a vocabulary: of its kind, its tokenizer, and its rules, if any."""
     head = kind if rules is None else f"{kind}\n{json.dumps(rules, sort_keys=True)}"
     return hashlib.sha256(f"{head}\n".encode() + definition).hexdigest()
-
-
-def describe_unknown(unknown: Counter[str], line: int) -> str:
-    """Describe unknown symbols: the first few, their number, and the line of the first."""
-    names = ", ".join(map(_name, list(unknown)[:_LISTED]))
-    more = len(unknown) - _LISTED
-    others = f" and {more:,} more" if more > 0 else ""
-    return f"{names}{others} ({unknown.total():,} in all, the first in line {line:,})"
-
-
-def _name(symbol: str) -> str:
-    return f"the byte 0x{ord(symbol) - 0xDC00:02x}" if UNDECODED.fullmatch(symbol) else repr(symbol)
-
-
-def unknown_warning(vocab: Vocab, text: str, ids: Sequence[int]) -> str | None:
-    """Describe what is encoded as ``<unk>`` in a text; None: nothing."""
-    if vocab.unk_id is None or vocab.unk_id not in ids or not (unknown := vocab.unknown(text)):
-        return None
-    what = describe_unknown(unknown, vocab.first_unknown_line(text))
-    return f"not in the vocabulary: {what}; read as <unk>"
-
-
-def count_by_treatment(vocab: Vocab, unknown: Counter[str]) -> Counter[str]:
-    """Return the number of unknown symbols by how `Vocab.encode_known` treats them.
-
-    Args:
-        vocab: The vocabulary.
-        unknown: The number of each unknown symbol.
-
-    Returns:
-        The numbers that are not 0, by ``read as <unk>`` and ``left out``.
-    """
-    n_left_out = unknown.total()
-    if vocab.unk_id is not None:
-        undecoded = (n for x, n in unknown.items() if UNDECODED.fullmatch(x))
-        n_left_out = sum(undecoded) if vocab._skips_undecoded else 0
-    # Unary plus keeps positive counts only.
-    return +Counter({"read as <unk>": unknown.total() - n_left_out, "left out": n_left_out})
 
 
 def symbols_in(kind: VocabKind, text: str) -> Iterable[str]:

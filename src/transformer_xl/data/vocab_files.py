@@ -3,21 +3,23 @@
 import copy
 import json
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import cast
 
+import msgspec
 import numpy as np
 from tokenizers import Tokenizer, decoders
 
 from transformer_xl.config import (
     FORMAT_VERSION,
+    DataConfig,
     locate,
     locate_here,
     read_small_file,
 )
+from transformer_xl.data.decoding import StreamDecoder
 from transformer_xl.data.imported import ImportedVocab, Rules
 from transformer_xl.data.vocab import (
     VOCAB_FILE,
-    StreamDecoder,
     Vocab,
     VocabKind,
     definition_hash,
@@ -30,6 +32,15 @@ _MOST_RULES = 256
 _LONGEST = 10_000
 _MOST_GROWTH = 100
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")
+
+
+class _About(msgspec.Struct):
+    """The contents of ``vocab.json``."""
+
+    format_version: int
+    kind: VocabKind
+    hash: str
+    rules: dict[str, object] | None = None
 
 
 def load_vocab(name: Path | str) -> Vocab:
@@ -58,20 +69,17 @@ def load_vocab(name: Path | str) -> Vocab:
             )
     path = folder / VOCAB_FILE
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-        version, kind, expected = int(about["format_version"]), about["kind"], about["hash"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(f"{path} is damaged ({error!r}); restore it from a copy") from error
-    if version > FORMAT_VERSION:
+        about = msgspec.json.decode(path.read_bytes(), type=_About)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is damaged ({error}); restore it from a copy") from error
+    if about.format_version > FORMAT_VERSION:
         raise DataError(
-            f"{path} has format {version!r}, this version reads up to {FORMAT_VERSION}: "
-            "update transformer_xl"
+            f"{path} has format {about.format_version!r}, this version reads up to "
+            f"{FORMAT_VERSION}: update transformer_xl"
         )
-    if kind not in get_args(VocabKind):
-        raise DataError(f"{path} names the kind {kind!r}, not one of {get_args(VocabKind)}")
     path = folder / "tokenizer.json"
-    definition, rules = path.read_bytes(), about.get("rules") if kind == "imported" else None
-    if definition_hash(kind, definition, rules) != expected:
+    definition, rules = path.read_bytes(), about.rules if about.kind == "imported" else None
+    if definition_hash(about.kind, definition, rules) != about.hash:
         raise DataError(
             f"{path} is damaged or was edited: it does not match the hash in vocab.json; "
             "restore it from a copy"
@@ -79,8 +87,8 @@ def load_vocab(name: Path | str) -> Vocab:
     try:
         text = definition_of(definition)
         if rules is not None:
-            return ImportedVocab(text, Rules(**rules | {"apart": tuple(rules["apart"])}))
-        return BroughtVocab(text) if kind == "brought" else Vocab(kind, text)
+            return ImportedVocab(text, msgspec.convert(rules, Rules))
+        return BroughtVocab(text) if about.kind == "brought" else Vocab(about.kind, text)
     except Exception as error:  # tokenizers has no class of its own.
         raise DataError(f"{path} is damaged ({error}); restore it from a copy") from error
 
@@ -110,9 +118,12 @@ def tokenizer_path(tokenizer: str) -> Path:
     return path if is_vocabulary(path) else file
 
 
-def divided_as(tokenizer: str) -> VocabKind:
-    """Return the kind by whose rules a text is divided for the tokenizer of ``data.tokenizer``."""
-    vocab = bring(tokenizer)
+def divided_as(config: DataConfig) -> VocabKind:
+    """Return the kind by whose rules a text is divided."""
+    if config.tokenizer is None:
+        assert config.vocab != "features"
+        return "bytes" if config.vocab == "authors-bytes" else config.vocab
+    vocab = bring(config.tokenizer)
     if not isinstance(vocab, ImportedVocab):
         return vocab.kind
     # Words of imported vocabularies end with their line; a text of characters may be one line.
@@ -149,7 +160,7 @@ def definition_of(data: bytes) -> str:
     """
     n_rules, longest, growth = 0, 0, 1.0
 
-    def count(node: dict[str, Any]) -> dict[str, Any]:
+    def count(node: dict[str, object]) -> dict[str, object]:
         nonlocal n_rules, longest, growth
         n_rules += "type" in node
         content, pattern = node.get("content"), node.get("pattern")
@@ -199,7 +210,7 @@ class BroughtVocab(Vocab):
             )
 
     def _symbol_bytes(self) -> list[bytes] | None:
-        if not isinstance(self._tokenizer.decoder, decoders.ByteLevel):
+        if not isinstance(self.tokenizer.decoder, decoders.ByteLevel):
             return None
         return super()._symbol_bytes()
 
@@ -221,7 +232,7 @@ class BroughtVocab(Vocab):
         """Return a decoder that takes one token at a time, starting at the beginning of a line."""
         if self._bytes is not None:
             return super().stream_decoder()
-        return _Decoder(self._tokenizer, self.symbols, self.eos_id if self.encodes_lines else None)
+        return _Decoder(self.tokenizer, self.symbols, self.eos_id if self.encodes_lines else None)
 
 
 class _Decoder(StreamDecoder):

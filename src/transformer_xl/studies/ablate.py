@@ -20,7 +20,7 @@ from transformer_xl.errors import SettingsError
 from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.model import LanguageModel, TransformerXL
 from transformer_xl.studies import markdown_table, require_predicted, save_figure
-from transformer_xl.train import ENVIRONMENT_FILE, METRICS_FILE, RunFolder, read_metrics, train
+from transformer_xl.train import RunFolder, train
 
 TABLES = (6, 7, 10)
 """Tables of the paper that hold ablations."""
@@ -230,15 +230,14 @@ def _measure(
             {"attn_len": attn_len, "nll": attention_length_nll(model, ids, attn_len, *sizes)}
             for attn_len in settings["attn_lens"]
         ]
-    records = read_metrics(place / METRICS_FILE)
     return {
         "lengths": lengths,
         "parameters": sum(p.numel() for p in model.parameters()),
-        "steps": max((record.get("step", 0) for record in records), default=0),
+        "steps": RunFolder(place).steps(),
         "unit": "bits per token" if corpus.vocab.kind in ("chars", "bytes") else "perplexity",
         "model": asdict(model.config),
         "train": asdict(config.train),
-        "environment": json.loads((place / ENVIRONMENT_FILE).read_text(encoding="utf-8")),
+        "environment": RunFolder(place).environment(),
     }
 
 

@@ -15,7 +15,7 @@ from transformer_xl.data import prepare
 from transformer_xl.inference.evaluate import Result, evaluate_by
 from transformer_xl.inference.generate import prompt_for
 from transformer_xl.model import LanguageModel, build_model, load_model
-from transformer_xl.train import CHECKPOINTS, Optimizer, checkpoints_in, held_out, read_about, train
+from transformer_xl.train import Optimizer, RunFolder, train
 
 MEM_LENS = (1, 2, 4)
 """Memory lengths to choose from, on the validation text, as multiples of that of training."""
@@ -46,7 +46,7 @@ def measured(config: Config, folder: Path, *, n_tokens: int | None = None) -> di
     about = describe_machine()
     machine = {name: about[name] for name in _OF_MACHINE}
     result: dict[str, Any] = {"training": _trained(config, model, folder)}
-    split, segment_len = held_out(corpus), config.train.segment_len
+    split, segment_len = corpus.held_out, config.train.segment_len
 
     def losses(split: str, mem_len: int | None, n_tokens: int | None = n_tokens) -> Result:
         ids = corpus.split(split)[: n_tokens and n_tokens + 1]
@@ -73,7 +73,7 @@ def measured(config: Config, folder: Path, *, n_tokens: int | None = None) -> di
 
 def _trained(config: Config, model: LanguageModel, folder: Path) -> dict[str, Any]:
     """Return what the training cost."""
-    state = read_about(checkpoints_in(folder / CHECKPOINTS)[0])
+    state = RunFolder(folder).last_state()
     read, seconds = state["segments"], state["seconds"]
     # Where all segments have one length, the position is not stored.
     position = read.get("position", read["segments_read"] * read["segment_len"])

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from transformer_xl.data import SPLITS, opened
+from transformer_xl.data import opened
 from transformer_xl.errors import DataError
 from transformer_xl.inference import continuations
 from transformer_xl.tasks.task import (
@@ -157,7 +157,7 @@ class BabiAnswers(Task):
         tasks = [task for task in BABI_TASKS if [*source.glob(f"{task}_*")]]
         if not tasks:
             raise FileNotFoundError(f"{source}: no file of bAbI, such as qa1_*_train.txt")
-        for split in SPLITS:
+        for split in ("train", "valid", "test"):
             stories = {task: babi_stories(source, task, split) for task in tasks}
             examples = [
                 Example(_prompt(x), _answer(x), group=task)

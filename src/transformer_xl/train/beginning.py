@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +11,6 @@ from transformer_xl.config import Config, World
 from transformer_xl.data import (
     Corpus,
     FeatureCorpus,
-    FeatureSegments,
     Segments,
     Vocab,
     is_vocabulary,
@@ -183,8 +181,7 @@ def new_state(
         SettingsError: It does not fit the memory of the device.
     """
     settings = config.train
-    reader: Any = FeatureSegments if isinstance(corpus, FeatureCorpus) else Segments
-    segments = reader(
+    segments = Segments(
         corpus.split("train"),
         settings.batch_size,
         longest_segment(settings),
@@ -241,17 +238,17 @@ def _require_targets(corpus: Corpus | FeatureCorpus, config: Config) -> None:
     Raises:
         DataError: A split has no target.
     """
-    symbol, is_text = config.model.completion_at, isinstance(corpus, Corpus)
+    symbol = config.model.completion_at
     if len(corpus.split("valid")) < 2:
         raise DataError(
             "the validation text has one token; to predict one, at least 2 are needed: give more "
             "text, or hold out more of it (data.valid_fraction)"
         )
-    if is_text and symbol is None:
+    if isinstance(corpus, Corpus) and symbol is None:
         return
-    if is_text and not config.train.prompt_loss_weight:
+    if isinstance(corpus, Corpus) and not config.train.prompt_loss_weight:
         # Read up to the first one, as the text may be long. The last token has no target.
-        text: Any = corpus.split("train")
+        text = corpus.split("train")
         last = len(text) - 1
         parts = (text[first : min(first + _BLOCK, last)] for first in range(0, last, _BLOCK))
         if not any((part == symbol).any() for part in parts):

@@ -5,17 +5,17 @@ matplotlib is imported when something is drawn, and not before.
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Records = Sequence[dict[str, Any]]
+Records = Sequence[Mapping[str, object]]
 """Records of ``metrics.jsonl`` or evaluation results, in order."""
 
 # In a page each color stands for the CSS variable of its name, so that figures go dark with it.
@@ -35,7 +35,7 @@ SIZE = (5.2, 3.5)
 _POINTS = 800
 
 
-def number(record: dict[str, Any], name: str) -> float | None:
+def number(record: Mapping[str, object], name: str) -> float | None:
     """Return a finite number of a record, or None.
 
     Older runs call ``bits_per_token`` ``bits``, or ``bpc`` whatever their tokens are.
@@ -54,7 +54,7 @@ def number(record: dict[str, Any], name: str) -> float | None:
 
 def series(records: Records, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return steps and values of a number, where it is finite."""
-    pairs = [(x["step"], value) for x in records if (value := number(x, name)) is not None]
+    pairs = [(x["step"], y) for x in records if (y := number(x, name)) is not None]
     return np.array([step for step, _ in pairs]), np.array([value for _, value in pairs])
 
 
@@ -86,8 +86,7 @@ def draw_loss(figure: "Figure", train: Records, valid: Records) -> None:
         shown.extend(mean[len(mean) // 40 :])
     steps, bits = series(valid, "bits_per_token")
     if len(bits):
-        style: dict[str, Any] = {"marker": "o", "linewidth": 1.0, "label": "validation"}
-        axes.plot(steps, bits, color=_COLORS["valid"], **style)
+        axes.plot(steps, bits, "o-", color=_COLORS["valid"], linewidth=1.0, label="validation")
         shown.extend(bits[len(bits) // 10 :])
     margin = 0.08 * (max(shown) - min(shown)) or 0.1
     axes.set_ylim(min(shown) - margin, max(shown) + margin)
@@ -110,7 +109,7 @@ def draw_memory(
         trained: Memory length in training, if known.
     """
     axes, unit = figure.subplots(), memory_unit(curve)
-    lengths = [row["mem_len"] for row in curve]
+    lengths = [number(row, "mem_len") or 0.0 for row in curve]
     bits = np.array([number(row, unit) for row in curve], dtype=float)
     axes.plot(lengths, bits, color=_COLORS["memory"], marker="o", clip_on=False, zorder=3)
     ticks = sorted({*lengths, trained} - {None})
@@ -121,12 +120,12 @@ def draw_memory(
     axes.set_xticks([], minor=True)
     axes.tick_params(axis="x", labelrotation=45 if len(ticks) > 6 else 0)
     if trained is not None:
-        style: dict[str, Any] = {"color": _COLORS["soft"], "linestyle": ":", "linewidth": 1.2}
-        axes.axvline(trained, label="memory in training", **style)
+        color, label = _COLORS["soft"], "memory in training"
+        axes.axvline(trained, color=color, linestyle=":", linewidth=1.2, label=label)
     if unit == "bits_per_byte":
         for name, value in baselines.items():
-            style = {"color": _COLORS[name.split()[0]], "linestyle": "--", "linewidth": 1.2}
-            axes.axhline(value, label=name, **style)
+            color = _COLORS[name.split()[0]]
+            axes.axhline(value, color=color, linestyle="--", linewidth=1.2, label=name)
     if trained is not None or baselines:
         axes.legend()
     axes.margins(y=0.14)

@@ -4,18 +4,19 @@ import gzip
 import json
 import lzma
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
-from transformer_xl.config import Config, EvalConfig, Precision
-from transformer_xl.data import Corpus, FeatureCorpus, raw_split
+from transformer_xl.config import Config, Precision
+from transformer_xl.data import Corpus, FeatureCorpus
 from transformer_xl.inference.evaluate import Result, evaluate_by
 from transformer_xl.inference.generate import Sampling, TextWriter, generate
 from transformer_xl.model import LanguageModel, Lengths, any_size, load_model
-from transformer_xl.train.checkpoint import RESULTS_FILE, SAMPLE_FILE, RunFolder
-from transformer_xl.train.metrics import reading
+from transformer_xl.train.checkpoint.run_folder import RESULTS_FILE, SAMPLE_FILE, RunFolder
+from transformer_xl.train.metrics import Progress
 
 REPORT_FILE = "report.html"
 
@@ -24,7 +25,7 @@ class Results(dict[str, Any]):
     """The results of a training, as ``results.json`` holds them; ``repr`` gives its figures."""
 
     def __repr__(self) -> str:
-        lines = [memory_line(row) for row in self["memory_curve"]]
+        lines = [Result.line(row) for row in self["memory_curve"]]
         end = "_bits_per_byte"
         packed = {name.removesuffix(end): x for name, x in self.items() if name.endswith(end)}
         if packed:
@@ -48,40 +49,47 @@ def finish(
     Returns:
         The contents of ``results.json``.
     """
-    if (results := _read_results(config, folder, corpus)) is not None:
-        say(f"the run is finished; report: {folder.path / REPORT_FILE}")
-        say(repr(results))
-        return results
+    report, split = folder.path / REPORT_FILE, corpus.held_out
+    # What the results depend on beside the model; by way of JSON, as a file holds it.
+    about = {"eval": asdict(config.eval), "generate": asdict(config.generate)}
+    origin = json.loads(json.dumps({"settings": about, "checksum": corpus.checksums[split]}))
+    # Damaged results, and those of an earlier version, are measured again.
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        results = Results(json.loads((folder.path / RESULTS_FILE).read_text(encoding="utf-8")))
+        if report.is_file() and {name: results[name] for name in origin} == origin:
+            say(f"the run is finished; report: {report}")
+            say(repr(results))
+            return results
     # The program has written it itself.
     with any_size():
         model = load_model(folder.path / "model" / "best").to(device)
-    split, settings, segment_len = held_out(corpus), config.eval, config.train.segment_len
+    settings, segment_len = config.eval, config.train.segment_len
     ids = corpus.split(split)
     part = "all" if settings.max_steps is None else f"{settings.max_steps:,} segments"
     say(f"evaluating the best model on {part} of the {split} text")
-    if cost := cost_of(settings, len(ids) - 1):
-        say(f"eval.{cost}")
-    text: dict[str, Any] = {"vocab": corpus.vocab, "n_bytes": corpus.n_bytes(split)}
+    vocab, n_bytes = corpus.vocab, corpus.n_bytes(split)
 
     def measure(mem_len: int | None) -> dict[str, Any]:
         evaluation = settings if mem_len is None else replace(settings, mem_len=mem_len)
         name = "a window" if mem_len is None else f"memory {mem_len:,}"
-        progress = reading(model, len(ids) - 1, f"evaluating, {name}", quiet=quiet)
+        progress = Progress.reading(model, len(ids) - 1, f"evaluating, {name}", quiet=quiet)
         with Precision(config.train.precision, device).autocast(), progress:
-            result = evaluate_by(evaluation, model, ids, **text, segment_len=segment_len)
-        return describe(split, result)
+            result = evaluate_by(
+                evaluation, model, ids, vocab=vocab, n_bytes=n_bytes, segment_len=segment_len
+            )
+        return result.row(split)
 
     lengths = Lengths.of(config.model, **settings.lengths_after(segment_len))
     chosen = None if settings.window else lengths.mem_len
     mem_lens = {*settings.mem_lens, config.model.mem_len, chosen} if chosen is not None else {None}
     rows = {mem_len: measure(mem_len) for mem_len in sorted(mem_lens, key=lambda n: n or 0)}
-    results = Results(**_origin(config, corpus), test=rows[chosen], memory_curve=[*rows.values()])
+    results = Results(**origin, test=rows[chosen], memory_curve=[*rows.values()])
     # Compressors store all of the text, prompts included.
     is_all_counted = model.config.completion_at is None
     if isinstance(corpus, Corpus) and is_all_counted and corpus.vocab.token_bytes is not None:
         results |= _compressed(corpus, split, say)
     # The report is written last: where it is, the rest is, too.
-    (folder.path / REPORT_FILE).unlink(missing_ok=True)
+    report.unlink(missing_ok=True)
     folder.write_json(RESULTS_FILE, results)
     if isinstance(corpus, Corpus):
         sample = _sample(config, corpus, model)
@@ -96,41 +104,10 @@ def finish(
     return results
 
 
-def held_out(corpus: Corpus | FeatureCorpus) -> str:
-    """Name the split that says how good a model is: test, or valid where there is no test text."""
-    return "test" if corpus.n_tokens("test") > 1 else "valid"
-
-
-def _origin(config: Config, corpus: Corpus | FeatureCorpus) -> dict[str, Any]:
-    """Return what the results depend on beside the model, as a file holds it."""
-    settings = {"eval": asdict(config.eval), "generate": asdict(config.generate)}
-    # By way of JSON, to be compared with what was read from a file.
-    return json.loads(
-        json.dumps({"settings": settings, "checksum": corpus.checksums[held_out(corpus)]})
-    )
-
-
-def _read_results(
-    config: Config, folder: RunFolder, corpus: Corpus | FeatureCorpus
-) -> Results | None:
-    """Return the results of a run that was finished before with these settings and this text.
-
-    None for what is damaged, and for those of an earlier version: they are measured again.
-    """
-    if not (folder.path / REPORT_FILE).is_file():
-        return None
-    origin = _origin(config, corpus)
-    try:
-        results = Results(json.loads((folder.path / RESULTS_FILE).read_text(encoding="utf-8")))
-        return results if {name: results[name] for name in origin} == origin else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
 def _compressed(corpus: Corpus, split: str, say: Callable[[str], None]) -> dict[str, float]:
     """Return the bits per byte of general compressors, where the bytes of the text are known."""
     try:
-        text = raw_split(corpus, split)
+        text = corpus.raw(split)
     except ValueError as error:
         say(f"no comparison with gzip and xz: {error}")
         return {}
@@ -141,23 +118,7 @@ def _compressed(corpus: Corpus, split: str, say: Callable[[str], None]) -> dict[
     return {f"{name}_bits_per_byte": 8 * size / len(text) for name, size in sizes.items()}
 
 
-def describe(split: str, result: Result) -> dict[str, Any]:
-    """Return a result as it is printed and stored, without what is unknown."""
-    values = {"split": split, **asdict(result)}
-    always = "attn_len", "clamp_len"
-    return {name: x for name, x in values.items() if x is not None or name in always}
-
-
-def memory_line(row: dict[str, Any]) -> str:
-    """Write a result, of whatever memory, in a line."""
-    name = f"window {row['window']:>5,}" if "window" in row else f"memory {row['mem_len']:>5,}"
-    line = f"{name}: {row['nll']:.4f} nats, perplexity {row['ppl']:,.2f}"
-    if "bits_per_byte" in row:
-        line += f", {row['bits_per_byte']:.4f} bits per byte"
-    return line + f"   ({row['tokens']:,} tokens, {row['tokens_per_second']:,.0f} a second)"
-
-
-def _sample(config: Config, corpus: Corpus, model: LanguageModel) -> dict[str, Any]:
+def _sample(config: Config, corpus: Corpus, model: LanguageModel) -> dict[str, object]:
     settings, vocab, length = config.generate, corpus.vocab, config.generate.length
     prompt = vocab.encode(settings.prompt)
     sampling = Sampling.of(settings, vocab)
@@ -165,13 +126,3 @@ def _sample(config: Config, corpus: Corpus, model: LanguageModel) -> dict[str, A
     text = "".join(TextWriter(vocab, settings.stop, prompt).pieces(tokens))
     how = {**settings.sampling, "seed": settings.seed}
     return {"prompt": settings.prompt, "text": text, "settings": how}
-
-
-def cost_of(settings: EvalConfig, n_tokens: int) -> str | None:
-    """Describe the cost of an evaluation by sliding windows; None for other evaluations."""
-    if settings.window is None:
-        return None
-    return (
-        f"window={settings.window}: each of {n_tokens:,} tokens is predicted from a window read "
-        f"anew, about {min(settings.window, n_tokens):,} times the work of reading the text once"
-    )

@@ -31,9 +31,9 @@ from transformer_xl.train.beginning import (
     require_vocabulary,
     validation,
 )
-from transformer_xl.train.checkpoint import CHECKPOINTS, RunFolder
 from transformer_xl.train.checkpoint.checkpoints import Checkpoints, read_whole
-from transformer_xl.train.finish import cost_of, finish
+from transformer_xl.train.checkpoint.run_folder import CHECKPOINTS, RunFolder
+from transformer_xl.train.finish import finish
 from transformer_xl.train.metrics import MetricsLog, Progress
 from transformer_xl.train.minutes import TimeLimit
 from transformer_xl.train.runner import Network, whole_model
@@ -128,8 +128,6 @@ def train(
             f"config={shown(config)} is not a Config: load_recipe(NAME_OR_FILE) reads that of a "
             "recipe, and Config(model=ModelConfig(), data=DataConfig(path=TEXT)) is one for a text"
         )
-    if not isinstance(run_dir, Path | str):
-        raise InputError(f"run_dir={shown(run_dir)} is not a path: give that of the run folder")
     device = pick_device()
     with (
         World.join(device, config.train.hang_minutes) as world,
@@ -166,8 +164,6 @@ def train(
                 )
         progress.expect(state.total_steps, state.step)
         progress.say(_describe_run(config, corpus, state, n_parameters))
-        if cost := cost_of(config.eval, corpus.n_tokens("valid") - 1):
-            progress.say(f"each validation, by eval.{cost}")
         if state.step:
             progress.say(f"resuming after step {state.step} of {state.total_steps}")
         if state.step < state.total_steps:
@@ -249,6 +245,8 @@ class _Run:
                 self._write_log(update.lr)
             else:
                 self.progress.update(state.step)
+            if is_evaluated or is_saved:
+                self._require_finite_weights()
             if is_evaluated:
                 self._evaluate()
             if is_saved:
@@ -300,13 +298,8 @@ class _Run:
         self.progress.update(state.step, bits if losses else None, speed)
 
     def _evaluate(self) -> None:
-        """Evaluate the validation text, and save the model if it is the best so far. Collective.
-
-        Raises:
-            Diverged: The weights are not finite.
-        """
+        """Evaluate the validation text, and save the model if it is the best so far. Collective."""
         state, config = self.state, self.config
-        self._require_finite_weights()
         model = whole_model(state.shown, config, state.world)
 
         def evaluate_and_save_best() -> Result:
@@ -331,11 +324,9 @@ class _Run:
         from a checkpoint, its folder has the log and the model of that step at least. Collective.
 
         Raises:
-            Diverged: The weights are not finite.
             OSError: The previous checkpoint could not be written.
         """
         state = self.state
-        self._require_finite_weights()
         if self.log is not None:
             self.log.sync()
         values = state.about()

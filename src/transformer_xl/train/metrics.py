@@ -13,12 +13,12 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, SupportsFloat
+from typing import TYPE_CHECKING, SupportsFloat
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
@@ -28,7 +28,7 @@ from transformer_xl.config import replace_file
 from transformer_xl.errors import DataError
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 _LINE_SECONDS = 10.0
@@ -49,7 +49,7 @@ class MetricsLog:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "metrics.jsonl"
         if path.exists():
-            lines = (line + b"\n" for line, record in _lines(path) if record["step"] <= step)
+            lines = (line + b"\n" for line, its_step, _ in _lines(path) if its_step <= step)
             remaining = b"".join(lines)
             if remaining != path.read_bytes():
                 replace_file(path, remaining)
@@ -57,7 +57,7 @@ class MetricsLog:
 
     def log(self, kind: str, step: int, **values: SupportsFloat) -> None:
         """Write one record; it is in the file when this returns."""
-        record: dict[str, Any] = {"kind": kind, "step": step}
+        record: dict[str, object] = {"kind": kind, "step": step}
         for name, value in values.items():
             x = value if isinstance(value, int) else float(value)
             record[name] = x if math.isfinite(x) else json.dumps(x)
@@ -75,7 +75,7 @@ class MetricsLog:
         self._file.close()
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
+def read_metrics(path: Path) -> list[Mapping[str, object]]:
     """Read the records of a ``metrics.jsonl``, also while a run is writing it.
 
     A last line that is unfinished is left out.
@@ -83,10 +83,10 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     Raises:
         DataError: Another line is damaged.
     """
-    return [record for _, record in _lines(path)]
+    return [record for _, _, record in _lines(path)]
 
 
-def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+def _lines(path: Path) -> Iterator[tuple[bytes, int, Mapping[str, object]]]:
     lines = path.read_bytes().rstrip().split(b"\n")
     for number, line in enumerate(lines, start=1):
         try:
@@ -94,7 +94,11 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
         except ValueError:
             record = None
         if isinstance(record, dict) and isinstance(record.get("step"), int):
-            yield line, {k: float(x) if x in _NOT_FINITE else x for k, x in record.items()}
+            yield (
+                line,
+                record["step"],
+                {k: float(x) if x in _NOT_FINITE else x for k, x in record.items()},
+            )
         elif line.strip() and number < len(lines):
             raise DataError(
                 f"line {number} of {path} is not a record with a step: {line[:60]!r}; "
@@ -198,27 +202,29 @@ class Progress:
         """Print a line, above the bar where there is one."""
         self._console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
+    @classmethod
+    @contextmanager
+    def reading(
+        cls, model: "nn.Module", n_tokens: int, description: str, *, quiet: bool = False
+    ) -> Iterator[None]:
+        """Show, within a ``with`` block, how far a model is with a text of so many tokens.
 
-@contextmanager
-def reading(
-    model: "nn.Module", n_tokens: int, description: str, *, quiet: bool = False
-) -> Iterator[None]:
-    """Show, within a ``with`` block, how far a model is with a text of so many tokens to predict.
+        Calls of the model with tokens to predict as the third argument are counted.
+        """
+        done, began = 0, monotonic()
+        with cls(n_tokens, description=description, quiet=quiet, passes=True) as progress:
 
-    Calls of the model with tokens to predict as the third argument are counted.
-    """
-    done, began = 0, monotonic()
-    with Progress(n_tokens, description=description, quiet=quiet, passes=True) as progress:
+            def count(
+                module: "nn.Module", arguments: "tuple[Tensor | None, ...]", _: object
+            ) -> None:
+                nonlocal done
+                if len(arguments) >= 3 and (targets := arguments[2]) is not None:
+                    # Parts that are read side by side overlap by a token if they are not equal.
+                    done = min(done + targets.numel(), n_tokens)
+                    progress.update(done, None, done / max(monotonic() - began, 1e-9))
 
-        def count(module: "nn.Module", arguments: tuple[Any, ...], out: object) -> None:
-            nonlocal done
-            if len(arguments) >= 3 and arguments[2] is not None:
-                # Parts that are read side by side overlap by a token where they cannot be equal.
-                done = min(done + arguments[2].numel(), n_tokens)
-                progress.update(done, None, done / max(monotonic() - began, 1e-9))
-
-        hook = model.register_forward_hook(count)
-        try:
-            yield
-        finally:
-            hook.remove()
+            hook = model.register_forward_hook(count)
+            try:
+                yield
+            finally:
+                hook.remove()

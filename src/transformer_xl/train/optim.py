@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +52,7 @@ class Optimizer:
 
     def __init__(self, model: nn.Module, config: TrainConfig) -> None:
         parameters = dict(model.named_parameters())
-        self._names: dict[Any, str] = {parameter: name for name, parameter in parameters.items()}
+        self._names: dict[Tensor, str] = {parameter: name for name, parameter in parameters.items()}
         matrices, vectors, tables, stacked = [], [], [], defaultdict(list)
         for name, parameter in parameters.items():
             is_matrix = parameter.ndim == 2
@@ -67,7 +66,7 @@ class Optimizer:
         # Of PyTorch's SGD the weight decay is not decoupled; it is applied in `step`.
         name = "decoupled_decay" if config.optimizer == "sgd" else "weight_decay"
         # With the key that PyTorch's own schedulers use for the peak of the learning rate.
-        groups: list[dict[str, Any]] = [
+        groups: list[dict[str, object]] = [
             {"params": matrices, name: decay, "initial_lr": lr},
             {"params": vectors, name: 0.0, "initial_lr": lr},
         ]

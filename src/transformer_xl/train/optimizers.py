@@ -35,7 +35,7 @@ class Muon(torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+        params: Iterable[nn.Parameter] | Iterable[dict[str, object]],
         lr: float = 0.02,
         momentum: float = 0.95,
         weight_decay: float = 0.0,
@@ -154,7 +154,7 @@ class Lamb(torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+        params: Iterable[nn.Parameter] | Iterable[dict[str, object]],
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,

@@ -18,7 +18,10 @@ from transformer_xl.model import LanguageModel, Memory, Output, build_model
 
 # Without mixed orders of reduction, whose partial sums are added up by 48 slow kernels of a
 # 12-layer model, one for each weight and bias of a layer normalization.
-CAPTURED: dict[str, Any] = {"triton.cudagraphs": True, "triton.mix_order_reduction": False}
+CAPTURED: dict[str, str | int | bool | Callable] = {
+    "triton.cudagraphs": True,
+    "triton.mix_order_reduction": False,
+}
 Replay = Callable[..., tuple[Tensor, ...]]
 
 
@@ -50,7 +53,7 @@ class Network:
         if world.size > 1 and not isinstance(model, FSDPModule):
             self._module = DistributedDataParallel(model, gradient_as_bucket_view=True)
         is_replayed = replays_steps(model, settings, world)
-        self._compiled: dict[nn.Module, Callable[..., Any]] = {}
+        self._compiled: dict[nn.Module, Callable[..., object]] = {}
         self._graphs: StepGraphs | None = None
         # With FSDP, gathering and resharding stay outside of the compiled code.
         if settings.compile == "layers" or (settings.compile and isinstance(model, FSDPModule)):
@@ -93,7 +96,7 @@ class Network:
             The output of the model. Replayed graphs overwrite all of it but its memory in the next
             call.
         """
-        call: Any = self._module
+        call: Callable[..., Output] = self._module
         is_full = mems is not None and len(mems) == mem_len
         has_masks = starts is not None or (mems is not None and mems.forgotten is not None)
         # A graph has only the tensors of its capture.
@@ -136,13 +139,21 @@ class StepGraphs:
 
     def __init__(self, model: nn.Module, has_penalty: bool) -> None:
         self._model, self._has_penalty = model, has_penalty
-        self._key: Any = None
+        self._key: object = None
         self._replay: Replay | None = None
 
     def __call__(
-        self, tokens: Tensor, mems: Memory, targets: Tensor, *, starts: None, **lengths: int
+        self,
+        tokens: Tensor,
+        mems: Memory | None,
+        targets: Tensor,
+        *,
+        starts: Tensor | None,
+        **lengths: int,
     ) -> Output:
         """Return the output of the model; the next call overwrites all of it but the memory."""
+        assert mems is not None
+        assert starts is None
         arguments = tokens, targets, torch.stack(mems.states)
         key = [x.shape for x in arguments], lengths
         if self._replay is None or key != self._key:
@@ -186,7 +197,7 @@ class _Pass(nn.Module):
 def _replayed(forward: Callable[..., Output]) -> Callable[..., Output]:
     """Return compiled code whose passes the compiler captures as CUDA graphs."""
 
-    def replayed(*arguments: Any, **options: Any) -> Output:
+    def replayed(*arguments: object, **options: object) -> Output:
         torch.compiler.cudagraph_mark_step_begin()
         out = forward(*arguments, **options)
         # The next replay overwrites its results.
@@ -225,13 +236,13 @@ def shard(model: nn.Module, settings: TrainConfig, world: World, device: torch.d
         policy = MixedPrecisionPolicy(
             param_dtype=rounded, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
-    how: dict[str, Any] = {"mesh": world.mesh, "mp_policy": policy}
-    layers = layers_of(model)
+    mesh, layers = world.mesh, layers_of(model)
     # Positions are projected for all layers before the first one is called.
-    if projections := [x.attention.r_proj for x in layers if hasattr(x.attention, "r_proj")]:
-        fully_shard(projections, **how, reshard_after_forward=False)
+    projections = [getattr(x.attention, "r_proj", None) for x in layers]
+    if projections := [x for x in projections if x is not None]:
+        fully_shard(projections, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     for each in (*layers, model):
-        fully_shard(each, **how)
+        fully_shard(each, mesh=mesh, mp_policy=policy)
 
 
 def whole_model(model: LanguageModel, config: Config, world: World) -> LanguageModel:
@@ -254,6 +265,6 @@ def whole_model(model: LanguageModel, config: Config, world: World) -> LanguageM
     return whole.to(model.device)
 
 
-def layers_of(model: nn.Module) -> list[Any]:
+def layers_of(model: nn.Module) -> list[nn.Module]:
     """Return the layers of a model; none of one that has no list of them."""
     return list(getattr(model, "layers", ()))

@@ -5,7 +5,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -190,7 +190,7 @@ class TrainState:
             tensors[f"random_cuda.{self.world.rank}"] = torch.cuda.get_rng_state(device)
         return tensors
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> dict[str, object]:
         """Return the rest of the state, and the corpus that it belongs to, for JSON."""
         self.read_losses()
         return {

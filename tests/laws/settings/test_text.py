@@ -53,7 +53,7 @@ def vocab_of(monkeypatch, config):
 
 
 def manifest_of(monkeypatch, config):
-    return prepare(config.data).manifest["source"]["name"]
+    return prepare(config.data).manifest.source["name"]
 
 
 def training_of(monkeypatch, config):

@@ -34,7 +34,7 @@ from transformer_xl.apps.compress.predicting import (
     reproducible,
 )
 from transformer_xl.config import describe_machine
-from transformer_xl.data import Vocab, describe_unknown
+from transformer_xl.data import Vocab
 from transformer_xl.errors import DataError, InputError
 from transformer_xl.model import LanguageModel
 
@@ -236,7 +236,7 @@ def to_tokens(data: bytes, vocab: Vocab | None) -> Int32[np.ndarray, " n"]:
     except ValueError as error:
         # Where a symbol is missing, the remedy of the error itself does not apply here.
         unknown = vocab.unknown(text)
-        what = describe_unknown(unknown, vocab.first_unknown_line(text))
+        what = vocab.describe_unknown(unknown, vocab.first_unknown_line(text))
         problem = f": it has no symbol for {what}" if unknown else f": {error}"
     raise UnrestorableError(
         f"the model's vocabulary ({vocab.kind}) cannot represent this file{problem}; a model of "

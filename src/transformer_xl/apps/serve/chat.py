@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from transformer_xl.apps.serve.schemas import Message
-from transformer_xl.data import Vocab, normalized_prompt
+from transformer_xl.data import Vocab
 
 log = logging.getLogger("transformer_xl.serve")
 
@@ -29,7 +29,7 @@ class ChatTemplate(NamedTuple):
             if not isinstance(content, str):
                 content = "\n".join(part.text for part in content)
             before, after = self._around(message.role)
-            parts += [before, normalized_prompt(content, vocab)[0], after]
+            parts += [before, vocab.normalized(content)[0], after]
         return "".join([*parts, self._around("assistant")[0].rstrip(" ")])
 
     @property

@@ -22,7 +22,6 @@ from transformer_xl.apps.serve.responses import JsonResponse, error_content
 from transformer_xl.apps.serve.schemas import SAMPLING, CompletionRequest
 from transformer_xl.apps.serve.service import Service
 from transformer_xl.apps.serve.texts import Part, Text
-from transformer_xl.data import normalized_prompt, unknown_warning
 from transformer_xl.inference.generate import TextWriter, random_numbers
 
 log = logging.getLogger("transformer_xl.serve")
@@ -212,7 +211,7 @@ class Answer:
             self._about["session_turn"] = self._note.turns + 1
         for prompt in prompts:
             if isinstance(prompt, str):
-                prompt, _ = normalized_prompt(prompt, service.vocab)
+                prompt, _ = service.vocab.normalized(prompt)
             ids, warning = _tokenize(service, prompt)
             if warning:
                 self._about.setdefault("warnings", []).append(warning)
@@ -430,7 +429,7 @@ def _tokenize(service: Service, prompt: str | list[int]) -> tuple[Sequence[int],
     if isinstance(prompt, str):
         try:
             ids = vocab.encode(prompt)
-            unknown = unknown_warning(vocab, prompt, ids)
+            unknown = vocab.unknown_warning(prompt, ids)
         except ValueError as error:
             wrong = f"prompt: {error}", "unknown_symbol"
     elif (largest := max(ids := prompt, default=0)) >= len(vocab):

@@ -73,6 +73,21 @@ class Result:
         known = {name: x for name, x in asdict(self).items() if x is not None}
         return f"Result({', '.join(f'{name}={x!r}' for name, x in known.items())})"
 
+    def row(self, split: str) -> dict[str, Any]:
+        """Return it as it is printed and stored, without what is unknown."""
+        values = {"split": split, **asdict(self)}
+        always = "attn_len", "clamp_len"
+        return {name: x for name, x in values.items() if x is not None or name in always}
+
+    @staticmethod
+    def line(row: dict[str, Any]) -> str:
+        """Write a :meth:`row`, of whatever memory, in a line."""
+        name = f"window {row['window']:>5,}" if "window" in row else f"memory {row['mem_len']:>5,}"
+        line = f"{name}: {row['nll']:.4f} nats, perplexity {row['ppl']:,.2f}"
+        if "bits_per_byte" in row:
+            line += f", {row['bits_per_byte']:.4f} bits per byte"
+        return line + f"   ({row['tokens']:,} tokens, {row['tokens_per_second']:,.0f} a second)"
+
 
 def evaluate(
     model: LanguageModel,

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, cast
 
 from tokenizers import AddedToken, Regex, normalizers
 
-from transformer_xl.data import SPACE, ImportedVocab, Rules, cutter
+from transformer_xl.data import ImportedVocab, Rules
 
 
 class Added(NamedTuple):
@@ -63,10 +63,8 @@ def imported_vocab(
         steps.append(_replacements(_line_marks(rules)))
     if dropped:
         steps.append(_replacements([(dropped, "")]))
-    tokenizer = cutter(symbols, rules, steps)
-    for token in added or ():
-        tokenizer.add_tokens([AddedToken(token.content, normalized=False, **token.options)])
-    return ImportedVocab(tokenizer.to_str(pretty=True), rules)
+    tokens = [AddedToken(x.content, normalized=False, **x.options) for x in added or ()]
+    return ImportedVocab.of(symbols, rules, steps, tokens)
 
 
 def _line_marks(rules: Rules) -> list[tuple[str, str]]:
@@ -111,7 +109,12 @@ def moses_normalizer(protected: Iterable[str] = ()) -> normalizers.Normalizer:
         protected: Words in angle brackets that are not split, in any case, such as ``<unk>``.
     """
     rules: list[_Rule] = [(f"[{_HELD}]", "\N{REPLACEMENT CHARACTER}")]
-    rules += [_strip(f"[{SPACE}]"), *_PUNCTUATION, _strip(f"[{SPACE}]"), *_SPACES]
+    rules += [
+        _strip(f"[{ImportedVocab.SPACE}]"),
+        *_PUNCTUATION,
+        _strip(f"[{ImportedVocab.SPACE}]"),
+        *_SPACES,
+    ]
     names = "|".join(re.escape(x[1:-1]) for x in protected if re.fullmatch(r"<\w+>", x))
     if names:
         rules += [(f"<(?=(?i:{names})>)", _OPEN), (rf"{_OPEN}(?i:{names})\K>", _CLOSE)]
@@ -168,7 +171,7 @@ _PUNCTUATION: list[_Rule] = [
     *_between(r"\d", "\xa0", r"\d", "."),
 ]
 
-_SPACES: list[_Rule] = [(f"[{SPACE}]+", " "), (r"[\x00-\x1f]", "")]
+_SPACES: list[_Rule] = [(f"[{ImportedVocab.SPACE}]+", " "), (r"[\x00-\x1f]", "")]
 
 _MARKS = rf"[^{_ALNUM}\s.'`,\-{_HELD}]"
 _END = rf" *(?:{_LINE}|\z)"

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from transformer_xl.data import EOS, HALF, UNK, ImportedVocab, Rules, Vocab, byte_characters
+from transformer_xl.data import ImportedVocab, Rules, Vocab
 from transformer_xl.errors import DataError
 from transformer_xl.interop.convert.cutting import Added, imported_vocab
 from transformer_xl.interop.convert.mapped_files import read_json
@@ -67,8 +67,8 @@ class _Token(msgspec.Struct):
 class _Settings(msgspec.Struct):
     """What is used of ``tokenizer_config.json`` and ``special_tokens_map.json``."""
 
-    eos_token: str | _Token = EOS
-    unk_token: str | _Token = UNK
+    eos_token: str | _Token = Vocab.EOS
+    unk_token: str | _Token = Vocab.UNK
     additional_special_tokens: list[str | _Token] = msgspec.field(
         default_factory=lambda: ["<formula>"]
     )
@@ -190,8 +190,11 @@ def _checked(symbols: list[str], path: Path) -> list[str]:
     if len(set(symbols)) < len(symbols):
         twin, count = Counter(symbols).most_common(1)[0]
         raise DataError(f"{path}: the symbol {twin[:80]!r} occurs {count} times")
-    if half := next(filter(HALF.search, symbols), None):
-        raise DataError(f"{path}: the symbol {half[:80]!r} is not valid text")
+    try:
+        "".join(symbols).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise DataError(f"{path}: {half!r} in a symbol is not valid text") from None
     return symbols
 
 
@@ -211,7 +214,7 @@ def _from_text(path: Path, size: int | None) -> Vocab:
         raise DataError(f"{path}: a line is empty; a vocabulary has one word a line")
     # A repeated word keeps its first index.
     symbols = _checked([*dict.fromkeys(line[0] for line in lines)], path)
-    unk = next((name for name in ("<UNK>", UNK) if name in symbols), None)
+    unk = next((name for name in ("<UNK>", Vocab.UNK) if name in symbols), None)
     if unk is None:
         raise DataError(f"{path} is not a vocabulary of an old tokenizer: it lacks <unk> and <UNK>")
     if path.name != "1b_word_vocab.txt":
@@ -230,14 +233,11 @@ def _authors(
     dataset = dataset if isinstance(dataset, str) else _recognize(symbols)
     if dataset is not None and dataset not in _DATASETS:
         raise DataError(f"dataset={dataset[:20]!r} is unknown; choose one of {_DATASETS}")
-    eos = next((x for x in (EOS, _LM1B_EOS) if x in symbols), None)
+    eos = next((x for x in (Vocab.EOS, _LM1B_EOS) if x in symbols), None)
     dropped = ""
     if dataset == "enwik8" and _BYTES.issuperset(symbols):
-        dropped = "" if "10" in symbols else r"\n"
-        characters = byte_characters()
-        symbols = [characters[int(symbol)] for symbol in symbols]
-        rules = Rules(join="bytes")
-    elif dataset == "text8" and all(len(symbol) == 1 for symbol in symbols):
+        return ImportedVocab.of_bytes([*map(int, symbols)])
+    if dataset == "text8" and all(len(symbol) == 1 for symbol in symbols):
         dropped = r"\n"
         symbols = [" " if symbol == "_" else symbol for symbol in symbols]
         rules = Rules(join="chars", unk=unk)
@@ -246,8 +246,7 @@ def _authors(
     else:
         has_ends = eos is not None and dataset not in ("enwik8", "text8")
         rules = Rules(join="words", eos=eos, unk=unk, line_ends="after" if has_ends else "none")
-    lower_case = rules.join != "bytes" and bool(stored.lower_case)
-    return imported_vocab(symbols, rules, lower_case=lower_case, dropped=dropped)
+    return imported_vocab(symbols, rules, lower_case=bool(stored.lower_case), dropped=dropped)
 
 
 def _recognize(symbols: Sequence[str]) -> str | None:
@@ -255,7 +254,7 @@ def _recognize(symbols: Sequence[str]) -> str | None:
         return "enwik8"
     if _LETTERS.issuperset(symbols):
         return "text8"
-    return "lm1b" if _LM1B_EOS in symbols and EOS not in symbols else None
+    return "lm1b" if _LM1B_EOS in symbols and Vocab.EOS not in symbols else None
 
 
 def _huggingface(
@@ -285,8 +284,8 @@ def _huggingface(
         raise DataError(f"{path}: never_split has words that are no symbols, which is not read")
     rules = Rules(
         join="moses",
-        eos=next((x for x in (eos, EOS) if x in known), None),
-        unk=unk or next((name for name in (UNK, "<UNK>") if name in symbols), None),
+        eos=next((x for x in (eos, Vocab.EOS) if x in known), None),
+        unk=unk or next((name for name in (Vocab.UNK, "<UNK>") if name in symbols), None),
         apart=tuple(apart),
         clean_up=bool(settings.clean_up_tokenization_spaces),
     )

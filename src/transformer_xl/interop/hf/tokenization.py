@@ -3,6 +3,7 @@
 # Methods of transformers are overridden with the arguments that they are called with.
 # pyright: reportIncompatibleMethodOverride=false
 
+import copy
 import os
 from collections.abc import Sequence
 from itertools import groupby
@@ -12,7 +13,7 @@ from typing import Any
 from tokenizers import AddedToken
 from transformers import BatchEncoding, PreTrainedTokenizerFast
 
-from transformer_xl.data import HALF, Vocab, load_vocab, read_tokenizer, surrogate_error
+from transformer_xl.data import Vocab, load_vocab
 from transformer_xl.errors import InputError
 from transformer_xl.interop.hf.configuration import path_of
 
@@ -77,7 +78,7 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
         missing = [x for x in self._added if x not in vocab.symbols]
         self._use(vocab.extended(missing) if missing else vocab)
         vocab = self._vocab
-        self._tokenizer = read_tokenizer(vocab.definition)
+        self._tokenizer = copy.deepcopy(vocab.tokenizer)
         if vocab.kind == "brought":
             # Nothing is added to a text, as by the vocabulary.
             self._tokenizer.post_processor = None
@@ -165,8 +166,7 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
         except Exception:
             # The backend does not say what it lacks.
             for part in _strings((text, text_pair)):
-                if half := HALF.search(part):
-                    raise surrogate_error(half.start(), part) from None
+                self._vocab.require_unicode(part)
                 self._vocab.encode(part)
             raise
 

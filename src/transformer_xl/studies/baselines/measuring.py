@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Integer
 
-from transformer_xl.data import Corpus, raw_split
+from transformer_xl.data import Corpus
 from transformer_xl.errors import InputError
 from transformer_xl.inference.evaluate import bytes_of, token_bytes_in
 from transformer_xl.studies.baselines.compressors import COMPRESSORS, compressed_bytes
@@ -132,7 +132,7 @@ def _texts(corpus: Corpus, split: str) -> tuple[bytes, bytes]:
     lengths = {split: corpus.n_tokens(split), "train": math.ceil(share * corpus.n_tokens("train"))}
     vocab = corpus.vocab
     try:
-        text, before = (raw_split(corpus, name, last=n) for name, n in lengths.items())
+        text, before = (corpus.raw(name, last=n) for name, n in lengths.items())
     except ValueError:
         # Both alike, also where only one of them has an <unk>.
         ids = [corpus.split(name)[-n:] for name, n in lengths.items()]

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int64
 
 from transformer_xl.config import replace_file
-from transformer_xl.data import SPLITS, UNCOUNTED, Recordings, read_recordings, write_recordings
+from transformer_xl.data import Recordings, write_recordings
 from transformer_xl.errors import DataError
 from transformer_xl.model import evaluating, read
 from transformer_xl.tasks.digits.speech import (
@@ -68,7 +68,7 @@ class SpokenDigits(Task):
     @torch.no_grad()
     def measure(self, trained: Trained, folder: Path, split: str) -> Measured:
         """Classify each recording by its mean log-probabilities in counted positions."""
-        model, recordings, classes = trained.model, read_recordings(folder, split), []
+        model, recordings, classes = trained.model, Recordings.read(folder, split), []
         firsts = np.flatnonzero(recordings.starts).tolist()
         with evaluating(model):
             for first, stop in zip(firsts, [*firsts[1:], len(recordings)], strict=True):
@@ -76,7 +76,7 @@ class SpokenDigits(Task):
                 mems = model.start_memory(1, trained.lengths.mem_len)
                 pieces = read(model, inputs[None], trained.lengths, mems)
                 hidden = torch.cat([piece.hidden for piece in pieces], 1)[0]
-                log_probs = model.head.log_probs(hidden[targets != UNCOUNTED])
+                log_probs = model.head.log_probs(hidden[targets != Recordings.UNCOUNTED])
                 classes.append(int((log_probs.sum(0).double() / len(log_probs)).argmax()))
         return _measured(folder, split, np.array(classes))
 
@@ -159,7 +159,9 @@ def read_splits(source: Path) -> dict[str, list[Named]]:
                     f"{path}: {name}.wav has {len(samples)} samples: a recording needs at "
                     f"least {_SHORTEST} ({1000 * _SHORTEST // RATE} ms)"
                 )
-    by_split = {split: archives["test"] if split == "test" else [] for split in SPLITS}
+    by_split = {
+        split: archives["test"] if split == "test" else [] for split in ("train", "valid", "test")
+    }
     for name, samples in archives["train"]:
         _, _, index = name.split("_")
         by_split["valid" if int(index) in _HELD_OUT else "train"].append((name, samples))
@@ -179,7 +181,7 @@ def _speaker(name: str) -> str:
 
 def _labelled(inputs: Float[np.ndarray, "n F"], digit: int) -> tuple[np.ndarray, ...]:
     """Return the inputs, targets and starts of a recording."""
-    targets = np.full(len(inputs), UNCOUNTED, np.int64)
+    targets = np.full(len(inputs), Recordings.UNCOUNTED, np.int64)
     targets[len(inputs) // 2 :] = digit
     # Half precision is enough for logarithms, and halves the files.
     return inputs.astype(np.float16), targets, np.arange(len(inputs)) == 0

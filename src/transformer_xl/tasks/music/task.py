@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from transformer_xl.config import HIGHEST, MARKS, REST
-from transformer_xl.data import SPLITS, read_json, train_vocab
+from transformer_xl.data import opened, train_vocab
 from transformer_xl.errors import DataError
 from transformer_xl.inference import losses
 from transformer_xl.studies.baselines import KneserNey, unigram_nll
@@ -24,6 +24,7 @@ from transformer_xl.tasks.task import Measured, Task, Trained
 VOICES = 4
 ROUNDS = 16
 """Times that the training text has each chorale, each time in another key."""
+_SPLITS = ("train", "valid", "test")
 _SOURCE = "Jsb16thSeparated.json"
 _DATA = "music.json"
 _ORDER = 12
@@ -41,8 +42,12 @@ class Music(Task):
     def prepare(self, source: Path, folder: Path) -> None:
         """Write the pieces, those of the training text in other keys; ``source`` has the file."""
         path = source / _SOURCE if source.is_dir() else source
-        content = read_json(path)
-        pieces = {split: _published(path, content, split) for split in SPLITS}
+        try:
+            with opened(path) as file:
+                content = json.load(file)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path} is no JSON: {error}") from None
+        pieces = {split: _published(path, content, split) for split in _SPLITS}
         pieces["train"] = rounds_of(pieces["train"], ROUNDS, seed=1)
         texts = {
             split: [[*map(int, text_of(piece, marked=True).split())] for piece in some]
@@ -84,7 +89,7 @@ def _published(path: Path, content: Any, split: str) -> list[list[tuple[int, ...
     if not isinstance(pieces, list) or not pieces:
         raise DataError(
             f"{path} has no pieces for the split {split}: an object with lists of pieces under "
-            f"{', '.join(SPLITS)} is needed"
+            f"{', '.join(_SPLITS)} is needed"
         )
     for n, piece in enumerate(pieces, 1):
         frames = piece if isinstance(piece, list) else []

@@ -35,7 +35,7 @@ from transformer_xl.config import (
     require,
     require_new_file,
 )
-from transformer_xl.data import EOS, Vocab, optional_package
+from transformer_xl.data import Vocab, optional_package
 from transformer_xl.errors import InputError
 from transformer_xl.tasks.music.reading import DRUMS
 
@@ -80,7 +80,7 @@ def require_pitches(vocab: Vocab) -> None:
         f"{remedy}",
     )
     for symbol in vocab.symbols:
-        if symbol != EOS and _pitch(symbol) is None and not _is_mark(symbol):
+        if symbol != Vocab.EOS and _pitch(symbol) is None and not _is_mark(symbol):
             raise InputError(
                 f"the vocabulary has {symbol!r}, which is neither a pitch (0 to {HIGHEST}) nor a "
                 f"rest ({REST}): {remedy}"
@@ -113,7 +113,7 @@ def pieces_of(
         [[(60, 48), (60, 50)], [(62, 50)]]
     """
     found = []
-    for line in text.replace(EOS, "\n").split("\n"):
+    for line in text.replace(Vocab.EOS, "\n").split("\n"):
         words = [word for word in line.split() if not _is_mark(word)]
         pitches = [_pitch(word) for word in words]
         if None in pitches:

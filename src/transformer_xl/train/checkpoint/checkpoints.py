@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -39,14 +39,28 @@ from transformer_xl.config import (
     replace_file,
     sync,
 )
+from transformer_xl.data import SegmentsState
 from transformer_xl.errors import CheckpointError
-from transformer_xl.train.checkpoint.run_folder import UNFINISHED
 
 STATE_FILE = "state.json"
 CHECKSUMS_FILE = "checksums.json"
+UNFINISHED = ".unfinished-"
+"""Prefix of folders that are being written or removed; a killed process leaves them behind."""
 
 # A single process saves without a process group. Not scoped, as a background thread warns.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+
+
+class About(TypedDict):
+    """What ``state.json`` says, with further counters of the state of training."""
+
+    format_version: int
+    processes: int
+    segments: SegmentsState
+    corpus: dict[str, str]
+    averaged: int
+    step: int
+    seconds: float
 
 
 class Checkpoints:
@@ -58,7 +72,7 @@ class Checkpoints:
     def __init__(self, folder: Path, world: World) -> None:
         self.folder = folder
         self._world = world
-        self._writing: tuple[int, Future[Any]] | None = None
+        self._writing: tuple[int, Future[object]] | None = None
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -75,7 +89,7 @@ class Checkpoints:
         self,
         step: int,
         tensors: Mapping[str, Tensor],
-        state: Mapping[str, Any],
+        state: Mapping[str, object],
         keep: int,
         *,
         before_rename: Callable[[Path], object] | None = None,
@@ -197,7 +211,7 @@ class Checkpoints:
         return None
 
 
-def read_about(checkpoint: Path) -> dict[str, Any]:
+def read_about(checkpoint: Path) -> About:
     """Return the contents of ``state.json``."""
     return json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
 
@@ -318,7 +332,7 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder.rename(folder.with_name(f"{UNFINISHED}old-{folder.name}")))
 
 
-def first_damaged(folder: Path, world: World) -> str | None:
+def first_damaged(folder: Path, world: World = World()) -> str | None:  # noqa: B008 (frozen)
     """Return the first damaged file of a checkpoint, among those that this process verifies.
 
     Raises:

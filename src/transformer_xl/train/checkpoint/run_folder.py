@@ -24,7 +24,6 @@ from dataclasses import replace
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Template
 from torch import Tensor
@@ -41,9 +40,16 @@ from transformer_xl.config import (
     require_not_shipped,
     require_space,
 )
-from transformer_xl.data import VOCAB_FILE, Vocab
+from transformer_xl.data import Vocab, is_vocabulary
 from transformer_xl.errors import SettingsError
 from transformer_xl.model import ModelFolder
+from transformer_xl.train.checkpoint.checkpoints import (
+    UNFINISHED,
+    About,
+    checkpoints_in,
+    read_about,
+)
+from transformer_xl.train.metrics import read_metrics
 
 RECIPE_FILE = "recipe.toml"
 ENVIRONMENT_FILE = "environment.json"
@@ -51,8 +57,6 @@ METRICS_FILE = "metrics.jsonl"
 RESULTS_FILE = "results.json"
 SAMPLE_FILE = "sample.json"
 CHECKPOINTS = "checkpoints"
-UNFINISHED = ".unfinished-"
-"""Prefix of folders that are being written or removed; a killed process leaves them behind."""
 _LOCK_FILE = ".lock"
 _CARD = Path(__file__).with_name("model_card.md")
 OF_RAW_TEXT = "a run of an earlier version, which normalized no text, goes on with --data.raw True"
@@ -88,6 +92,28 @@ class RunFolder:
     def holds_run(self) -> bool:
         """Whether the folder holds a run."""
         return (self.path / RECIPE_FILE).is_file()
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """The folders of the checkpoints, the newest first."""
+        return checkpoints_in(self.path / CHECKPOINTS)
+
+    def last_state(self) -> About:
+        """Return ``state.json`` of the newest checkpoint: step, seconds, place in the text.
+
+        Raises:
+            IndexError: There is none.
+        """
+        return read_about(self.checkpoints[0])
+
+    def steps(self) -> int:
+        """Return the last step in ``metrics.jsonl``."""
+        records = read_metrics(self.path / METRICS_FILE)
+        return max((step for x in records if isinstance(step := x["step"], int)), default=0)
+
+    def environment(self) -> Mapping[str, object]:
+        """Return what ``environment.json`` says about the machine."""
+        return json.loads((self.path / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
 
     def check(self, config: Config) -> None:
         """Require that a run with these settings can be started or resumed here.
@@ -210,7 +236,7 @@ class RunFolder:
         folder = self.path / "model" / name
         folder.mkdir(parents=True, exist_ok=True)
         # Written last, so that it marks a complete vocabulary.
-        if vocab is not None and not (folder / VOCAB_FILE).exists():
+        if vocab is not None and not is_vocabulary(folder):
             vocab.save(folder)
         template = Template(_CARD.read_text(), trim_blocks=True, keep_trailing_newline=True)
         n_parameters = sum(x.numel() for x in weights.values())
@@ -218,7 +244,7 @@ class RunFolder:
         replace_file(folder / "README.md", card.encode())
         ModelFolder(folder).write(config, weights)
 
-    def write_json(self, name: str, values: dict[str, Any]) -> None:
+    def write_json(self, name: str, values: Mapping[str, object]) -> None:
         """Write a JSON file of the folder."""
         content = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
         replace_file(self.path / name, content.encode("utf-8", "surrogateescape"))
