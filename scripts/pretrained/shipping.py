@@ -10,7 +10,6 @@ incomplete. A new recipe for the defaults of generation is given by --recipe.
 """
 
 import argparse
-import dataclasses
 import re
 import shutil
 import sys
@@ -144,9 +143,11 @@ def problems(folder: Path) -> list[str]:
     try:
         ShippedModel.verify(folder)
         model = ShippedModel(folder.name, 1, folder)
-        for name, value in dataclasses.asdict(model.card).items():
-            if not value or "\n" in value:
+        for name in ("summary", "data", "licence", "metrics"):
+            if not (value := model.card.get(name)) or "\n" in value:
                 found.append(f"{CARD_FILE}: {name} is empty or more than a line")
+        if not all(isinstance(x, float) for x in model.card["metrics"].values()):
+            found.append(f"{CARD_FILE}: a figure of metrics must be a number")
         network, vocab = from_pretrained(folder)
         recipe = load_recipe(folder / "recipe.toml", is_stored=True)
         if not vocab.encode(recipe.generate.prompt):

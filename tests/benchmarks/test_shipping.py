@@ -14,7 +14,7 @@ import pytest
 from transformer_xl import train
 from transformer_xl.config import files
 from transformer_xl.config.recipes import load_recipe
-from transformer_xl.config.shipped import Card, ShippedModel
+from transformer_xl.config.shipped import ShippedModel
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("ship", "measuring", "shipping", "tang_poems", "writing_rows")
@@ -56,7 +56,7 @@ def test_each_card_has_places_for_what_is_measured(ship):
         assert "txl train toy" in text, name
         assert f"ship.py {name} 1" in text, name
         assert "Trained with revision abc of this repository, on 2000-01-01" in text, name
-        Card(**tomllib.loads(head))
+        assert tomllib.loads(head).keys() == {"summary", "data", "licence", "metrics"}
         with pytest.raises(ValueError, match=r"md has \{.*\}, which is not measured; known are"):
             ship.card(name, {"nll": 1.0})
 
@@ -112,7 +112,7 @@ def test_a_run_is_measured_and_shipped(ship, chorales, tmp_path, capsys):
     assert (found["real_median_chord"], found["real_most_chord"]) == (2, 3)
     assert 0 <= found["ended"] <= 1
     model = ShippedModel("chorales", 1, folder)
-    assert model.card.metrics == {
+    assert model.card["metrics"] == {
         "nats per note (a voice in a sixteenth)": pytest.approx(found["nll"], abs=1e-3)
     }
     assert import_module("shipping").problems(folder) == []

@@ -79,7 +79,7 @@ def test_a_changed_file_is_found(shipped_root, shipping, tmp_path, name):
     [
         ("README.md", "## Limits\n", "", "has no heading Limits"),
         ("README.md", "Words", "/home/me/words", "names a path of one machine: /home/me/words"),
-        ("model.toml", "summary", "sumnary", "sumnary: no such setting; did you mean summary?"),
+        ("model.toml", "summary", "sumnary", "model.toml: summary is empty or more than a line"),
         ("model.toml", "= 8.0", '= "8"', "must be a number"),
         ("model.toml", 'summary = "', 'summary = "" #', "summary is empty or more than a line"),
         ("recipe.toml", 'prompt = "the "', 'prompt = ""', "the prompt of the recipe is empty"),

@@ -23,8 +23,6 @@ exit codes: 0 success, 1 failure, 2 usage error, 130 interrupted by Ctrl-C
 
 shell completion: txl --tyro-print-completion bash (or zsh, tcsh)
 """
-_LEAST_COLUMNS = 40
-"""Columns in which the parser writes at least; in fewer than 6 it would never end."""
 _OPTIONS = ("-h", "--help", "--version", "--tyro-print-completion", "--tyro-write-completion")
 """The options before a command."""
 
@@ -42,8 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv = sys.argv[1:]
         _open_closed()
         _write_anything()
-        if shutil.get_terminal_size().columns < _LEAST_COLUMNS:
-            os.environ["COLUMNS"] = str(_LEAST_COLUMNS)
+        # In fewer than 6 columns the parser would never end.
+        if shutil.get_terminal_size().columns < 40:
+            os.environ["COLUMNS"] = "40"
     try:
         code = _run([*argv])
         # At exit, a broken pipe or a full disk could no longer be reported.

@@ -15,7 +15,6 @@ from transformer_xl.cli.given import Folder, LoadsModels, PrintsResult, ReadsMod
 from transformer_xl.cli.loading import load, require_model
 from transformer_xl.cli.printing import say, show
 from transformer_xl.config import ShippedModel, require, require_new
-from transformer_xl.errors import SettingsError
 
 
 @dataclass(kw_only=True)
@@ -222,8 +221,6 @@ class Doctor(LoadsModels, PrintsResult):
         from transformer_xl.apps.doctor import BAD, diagnose, verify
 
         if self.path is None:
-            if self.any_size:
-                raise SettingsError("--any_size has no effect without a folder: name one")
             show(diagnose(), as_json=self.json)
             return 0
         require_model(self.path)

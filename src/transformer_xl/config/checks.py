@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 import functools
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -136,7 +136,9 @@ def refuse_unused(settings: object, unused: Iterable[Unused]) -> None:
             raise UnusedError(message, settings, name, allowed)
 
 
-def create_from_stored(settings_class: type[_Settings], values: Mapping[str, object]) -> _Settings:
+def create_from_stored(
+    settings_class: type[_Settings], values: Mapping[str, object], keep: Container[str] = ()
+) -> _Settings:
     """Return settings from stored values, without those that have no effect.
 
     Earlier versions accepted and stored such settings.
@@ -144,6 +146,7 @@ def create_from_stored(settings_class: type[_Settings], values: Mapping[str, obj
     Args:
         settings_class: The class of the settings.
         values: Values by the names of the settings; sections are settings themselves.
+        keep: Names of settings that must have an effect.
 
     Raises:
         SettingsError: A value is invalid.
@@ -153,6 +156,8 @@ def create_from_stored(settings_class: type[_Settings], values: Mapping[str, obj
         try:
             return settings_class(**values)
         except UnusedError as error:
+            if error.name in keep:
+                raise
             section = next((name for name, x in values.items() if x is error.settings), None)
             if section is None:
                 values[error.name] = error.value

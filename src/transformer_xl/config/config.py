@@ -6,7 +6,7 @@ A recipe file is one :class:`Config`; the command line overrides single fields a
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 
 from transformer_xl.config.checks import (
@@ -46,15 +46,8 @@ class Config:
 
     def __post_init__(self) -> None:
         check(self)
-        if not self.model.has_attention:
-            about = f"model.kind={self.model.kind!r}: its layers"
-            unused = (
-                Unused("recompute", f"{about} keep what they computed"),
-                Unused("compile", f"{about} run as their library wrote them"),
-            )
-            refuse_unused(self.train, unused)
-        elif not self.model.mem_len:
-            refuse_unused(self.train, (Unused("reset_memory", "model.mem_len=0: no memory"),))
+        for settings, unused in self._unused():
+            refuse_unused(settings, (unused,))
         stages = self.train.stages
         require(
             not stages or stages[-1][2] == self.model.mem_len,
@@ -85,22 +78,30 @@ class Config:
             self.train,
             reset_memory=0.0,
         )
-        if self.data.completion_at is None and self.model.completion_at is None:
-            about = "data.completion_at=None: no token is outside of a completion"
-            refuse_unused(self.train, (Unused("prompt_loss_weight", about),))
         has_features = self.data.vocab == "features"
         require(
             has_features == (self.model.n_features > 0),
             f"data.vocab={self.data.vocab!r} with model.n_features={self.model.n_features}: a "
             "model with n_features reads the arrays of data.vocab='features', and no text",
         )
-        if has_features:
+
+    def _unused(self) -> Iterator[tuple[object, Unused]]:
+        """Yield the settings without effect, each with those that it belongs to."""
+        if not self.model.has_attention:
+            about = f"model.kind={self.model.kind!r}: its layers"
+            yield self.train, Unused("recompute", f"{about} keep what they computed")
+            yield self.train, Unused("compile", f"{about} run as their library wrote them")
+        elif not self.model.mem_len:
+            yield self.train, Unused("reset_memory", "model.mem_len=0: no memory")
+        if self.data.completion_at is None and self.model.completion_at is None:
+            about = "data.completion_at=None: no token is outside of a completion"
+            yield self.train, Unused("prompt_loss_weight", about)
+        if self.data.vocab == "features":
             about = "data.vocab='features': there is no text"
-            refuse_unused(self.eval, (Unused(name, about) for name in ("window", "dynamic")))
-            generation = (x.name for x in fields(self.generate))
-            refuse_unused(self.generate, (Unused(name, about) for name in generation))
+            yield from ((self.eval, Unused(name, about)) for name in ("window", "dynamic"))
+            yield from ((self.generate, Unused(x.name, about)) for x in fields(self.generate))
         lengths = ("attn_len", "clamp_len", "ext_len")
-        refuse_unused(self.eval, (x for x in self.model.unused() if x.name in lengths))
+        yield from ((self.eval, x) for x in self.model.unused() if x.name in lengths)
 
     def to_toml(self) -> str:
         """Return the recipe as a file, without what is None, which TOML cannot express."""

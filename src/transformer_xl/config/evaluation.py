@@ -13,8 +13,8 @@ from transformer_xl.config.checks import (
     Range,
     Share,
     Unused,
-    UnusedError,
     check,
+    create_from_stored,
     refuse_unused,
     require,
 )
@@ -210,17 +210,10 @@ class GenerateConfig:
             del values[name]
         return {name: x for name, (x, off) in values.items() if name in used or x != off}
 
-    def changed(self, **given: Any) -> "GenerateConfig":
+    def changed(self, **given: object) -> "GenerateConfig":
         """Return the settings with others in their place; what loses its effect is reset.
 
         Raises:
             ValueError: A given setting is invalid, or has no effect.
         """
-        values = asdict(self) | given
-        while True:
-            try:
-                return GenerateConfig(**values)
-            except UnusedError as error:
-                if error.name in given:
-                    raise
-                values[error.name] = error.value
+        return create_from_stored(GenerateConfig, asdict(self) | given, keep=given)

@@ -5,44 +5,27 @@
     pretrained/NAME-VERSION/
         config.json  model.safetensors  vocab.json  tokenizer.json    a model folder
         recipe.toml    the recipe of its training; [generate] is how it generates
-        model.toml     its card for programs: a :class:`Card`
+        model.toml     its card for programs: :attr:`ShippedModel.card`
         README.md      its card for readers
         SHA256SUMS     checksums of all other files, in the format of sha256sum
 """
 
-import dataclasses
 import math
 import re
 import tomllib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from transformer_xl.config import files
-from transformer_xl.config.checks import check, near, read_settings
+from transformer_xl.config.checks import near
 from transformer_xl.config.files import checksum
 from transformer_xl.errors import CheckpointError, InputError
 
 CARD_FILE = "model.toml"
 TEXT_FILE = "README.md"
 SUMS_FILE = "SHA256SUMS"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Card:
-    """What programs need to know of a shipped model: the contents of ``model.toml``."""
-
-    summary: str = ""
-    """What it generates, in a line."""
-    data: str = ""
-    """What it was trained on, in a line."""
-    licence: str = ""
-    """The licences of the weights and of the data, in a line."""
-    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Its figures, the most important one first. A name says the unit, and of which text."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True)
@@ -69,15 +52,16 @@ class ShippedModel:
         return sum(file.stat().st_size for file in self.folder.iterdir())
 
     @cached_property
-    def card(self) -> Card:
-        """The card for programs.
+    def card(self) -> dict[str, Any]:
+        """The card for programs: texts of a line ``summary``, ``data`` and ``licence``.
+
+        ``metrics`` has its figures by name, the most important one first. A name says the unit, and
+        of which text.
 
         Raises:
             OSError: The file cannot be read.
-            ValueError: It is not valid.
         """
-        path = self.folder / CARD_FILE
-        return read_settings(Card, tomllib.loads(path.read_text(encoding="utf-8")), str(path))
+        return tomllib.loads((self.folder / CARD_FILE).read_text(encoding="utf-8"))
 
     @cached_property
     def n_parameters(self) -> int:
@@ -99,18 +83,14 @@ class ShippedModel:
 
     def about(self) -> dict[str, object]:
         """Return what ``txl models --json`` prints."""
-        about: dict[str, object] = {
-            "name": self.name,
-            "version": self.version,
-            "parameters": self.n_parameters,
-        }
+        about = {"name": self.name, "version": self.version, "parameters": self.n_parameters}
         about |= {"bytes": self.n_bytes, "folder": str(self.folder)}
-        return about | dataclasses.asdict(self.card)
+        return {**about, **self.card}
 
     def line(self) -> str:
         """Return what ``txl models`` prints."""
-        figures = ", ".join(f"{value:g} {name}" for name, value in self.card.metrics.items())
-        return f"{self.card.summary} ({self.n_parameters / 1e6:.1f} M parameters; {figures})"
+        figures = ", ".join(f"{value:g} {name}" for name, value in self.card["metrics"].items())
+        return f"{self.card['summary']} ({self.n_parameters / 1e6:.1f} M parameters; {figures})"
 
     @classmethod
     def all(cls) -> "list[ShippedModel]":
