@@ -16,6 +16,7 @@ from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
 from transformer_xl.config.device import total_memory
 from transformer_xl.data import train_vocab
 from transformer_xl.model import build_model, limits, load_model, pretrained
+from transformer_xl.train.beginning import require_memory
 
 CPU = torch.device("cpu")
 TINY = ModelConfig(vocab_size=11, n_layer=2, n_head=2, d_model=8, d_inner=12, mem_len=4)
@@ -72,7 +73,7 @@ def test_a_training_that_fits_nowhere_is_refused_before_its_text_is_read(
 def test_a_training_of_earlier_versions_with_a_sampled_softmax_is_refused() -> None:
     config = Config(model=replace(TINY, sample_softmax=5), data=DataConfig(path="a"))
     with pytest.raises(ValueError, match=r"sample_softmax=5: there is no sampled softmax any more"):
-        limits.require_training(config, CPU, n_streams=1)
+        require_memory(config, CPU, n_streams=1)
 
 
 def test_a_memory_that_a_training_never_fills_is_no_reason_to_refuse_it() -> None:
@@ -80,10 +81,10 @@ def test_a_memory_that_a_training_never_fills_is_no_reason_to_refuse_it() -> Non
     # One text has room for it, many do not, and so few steps do not fill it.
     model = replace(TINY, mem_len=there // (4 * 2 * 8) // 2)
     config = Config(model=model, data=DataConfig(path="a"), train=TrainConfig(steps=3))
-    limits.require_training(config, CPU, n_streams=32)
+    require_memory(config, CPU, n_streams=32)
     config = replace(config, train=TrainConfig(steps=10**11))
     with pytest.raises(ValueError, match=r"train\.batch_size=32.*model\.mem_len=\d+"):
-        limits.require_training(config, CPU, n_streams=32)
+        require_memory(config, CPU, n_streams=32)
 
 
 def test_a_text_without_end_needs_room_for_its_whole_memory() -> None:

@@ -1,19 +1,18 @@
 from .arguments import Text, as_tokens, require_model, require_token_inputs, shown, whole
 from .building import build_model, builder, register_model, weight_shapes
-from .calling import evaluating
+from .calling import evaluating, first_wrapped
 from .capture import captured
 from .decoder import Decoder, EagerDecoder, choose_step
 from .keys_and_values import KeysAndValues
 from .language_model import LanguageModel, Output
 from .layer import DecoderLayer, FeedForward, RelAttention, draw_weights
-from .limits import MemoryLimitError, any_size, require_bytes, require_loading, require_training
+from .limits import MemoryLimitError, any_size, least_weights, require_bytes, require_loading
 from .memory import Memory
 from .mixture import MixtureHead
 from .positions import Positions, PositionScheme, frequencies, relative_positions, sinusoids
 from .pretrained import ModelFolder, WeightsFiles, load_model, read_tensors, write_tensors
 from .quantizing import Weights, compact
 from .reading import Piece, Reader, ReaderState, read, read_all
-from .resizing import resize_vocabulary
 from .segment import NO_LIMITS, SEGMENT_LEN, Lengths, Segment, View
 from .tokens import Embedding, Predictor, Softmax
 from .transformer_xl import TransformerXL
@@ -65,7 +64,9 @@ __all__ = [
     "compact",
     "draw_weights",
     "evaluating",
+    "first_wrapped",
     "frequencies",
+    "least_weights",
     "load_model",
     "make_norm",
     "read",
@@ -77,8 +78,6 @@ __all__ = [
     "require_loading",
     "require_model",
     "require_token_inputs",
-    "require_training",
-    "resize_vocabulary",
     "shown",
     "sinusoids",
     "weight_shapes",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from transformer_xl.config import Config, ModelConfig, total_memory
+from transformer_xl.config import ModelConfig, total_memory
 from transformer_xl.errors import SettingsError
 
 _FLOAT = 4
@@ -130,46 +130,6 @@ def require_loading(
         f"in other programs: {_ANY_SIZE}=1 in the environment)"
     )
     require_bytes(f"to load {weights}", needed, torch.device("cpu"), settings, lifted)
-
-
-def require_training(
-    config: Config, device: torch.device, *, n_streams: int, shards: int = 1
-) -> None:
-    """Require that a step of ``n_streams`` fits, with weights sharded over ``shards`` processes.
-
-    Raises:
-        MemoryLimitError: It does not fit.
-        SettingsError: It needs what is gone: a sampled softmax, or dropout as in AWD-LSTM.
-    """
-    model, train = config.model, config.train
-    if model.sample_softmax:
-        raise SettingsError(
-            f"model.sample_softmax={model.sample_softmax}: there is no sampled softmax any more; "
-            "for a large vocabulary, set model.cutoffs (an adaptive softmax)"
-        )
-    if model.family == "lstm" and model.variational_dropout and model.dropout and model.n_layer > 1:
-        raise SettingsError(
-            "model.variational_dropout=True with kind='lstm' and dropout between its layers "
-            "(AWD-LSTM) is gone; revision 47b3a2d of transformer_xl has it"
-        )
-    T = max([train.segment_len, *(length for _, length, _ in train.stages)])
-    M = max([model.mem_len, *(length for *_, length in train.stages)])
-    if train.minutes is None and model.start_memory == "empty":
-        # A memory is no longer than the text read so far.
-        M = min(M, train.steps * T)
-    positions = n_streams * M if model.has_attention else 0
-    # Inputs of layers are saved for the backward pass, even with activation checkpointing.
-    positions += n_streams // train.accumulate * (T + model.ext_len)
-    # Weights, gradients and optimizer state, of which Muon has the least: one value per weight.
-    numbers = least_weights(model) * 3 // shards + model.n_layer * model.d_model * positions
-    settings = {f"train.{name}": getattr(train, name) for name in ("batch_size", "segment_len")}
-    for name in ("mem_len", "ext_len", "n_layer", "d_model", "d_inner", "vocab_size"):
-        settings |= {f"model.{name}": x} if (x := getattr(model, name)) else {}
-    remedy = (
-        "shorten the memory or the segments, read fewer streams, raise train.accumulate, or make a "
-        "smaller model"
-    )
-    require_bytes("a step", _FLOAT * numbers, device, settings, remedy)
 
 
 def readable(n_bytes: int) -> str:

@@ -22,10 +22,9 @@ from transformer_xl.ops.nll import IGNORED, linear_nll
 from transformer_xl.ops.packed import Int8Weight
 from transformer_xl.ops.products import (
     Linear,
-    batches_take_onednn,
     emulates,
+    fast_batches,
     linear,
-    onednn,
 )
 from transformer_xl.ops.rms_norm import rms_norm
 
@@ -37,15 +36,14 @@ __all__ = [
     "Int8Weight",
     "Linear",
     "attention",
-    "batches_take_onednn",
     "cached",
     "choose_backend",
     "dropout",
     "emulates",
+    "fast_batches",
     "linear",
     "linear_nll",
     "native",
-    "onednn",
     "reference",
     "rel_attention",
     "relu_dropout",

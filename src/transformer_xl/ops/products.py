@@ -8,7 +8,7 @@ Processors that only emulate bfloat16 multiply its numbers in float32.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from threading import Lock
 from typing import cast
@@ -133,6 +133,11 @@ def onednn(is_used: bool) -> Iterator[None]:
             _setting_users.pop()
             if not _setting_users:
                 setting.fp32_precision = _setting_before.pop()
+
+
+def fast_batches(x: Float[Tensor, "*batch T K"]) -> AbstractContextManager[None]:
+    """Use the fastest library for batched products of matrices like ``x`` in a ``with`` block."""
+    return onednn(batches_take_onednn(x))
 
 
 def batches_take_onednn(x: Float[Tensor, "*batch T K"]) -> bool:

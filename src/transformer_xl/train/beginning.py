@@ -19,7 +19,7 @@ from transformer_xl.data import (
 from transformer_xl.errors import DataError, InputError, SettingsError
 from transformer_xl.inference.evaluate import Passage, require_recordings
 from transformer_xl.inference.generate import Sampling
-from transformer_xl.model import Lengths, ModelFolder, build_model, require_training
+from transformer_xl.model import Lengths, ModelFolder, build_model, least_weights, require_bytes
 from transformer_xl.train.optim import Average, Optimizer
 from transformer_xl.train.runner import shard
 from transformer_xl.train.state import INITIAL_LOSS_SCALE, TrainState, longest_segment
@@ -32,6 +32,8 @@ _FREE = {
     *("init", "init_range", "embed_init", "embed_init_range", "init_std", "proj_init_std"),
 }
 """Model settings that may change in fine-tuning."""
+_FLOAT = 4
+"""Bytes of a float32."""
 _BLOCK = 1 << 16
 """Positions of the training data that are searched at once."""
 
@@ -50,7 +52,7 @@ def check_machine(config: Config, device: torch.device, world: World) -> None:
             f"each of {world.size} processes has of train.batch_size={settings.batch_size}"
         )
     shards = world.size if settings.parallel == "fsdp" else 1
-    require_training(config, device, n_streams=n_streams, shards=shards)
+    require_memory(config, device, n_streams=n_streams, shards=shards)
 
 
 def initial_weights(config: Config) -> dict[str, Tensor] | None:
@@ -84,6 +86,46 @@ def initial_weights(config: Config) -> dict[str, Tensor] | None:
             "vocabulary that it has"
         )
     return folder.read_weights(stored)
+
+
+def require_memory(
+    config: Config, device: torch.device, *, n_streams: int, shards: int = 1
+) -> None:
+    """Require that a step of ``n_streams`` fits, with weights sharded over ``shards`` processes.
+
+    Raises:
+        MemoryLimitError: It does not fit.
+        SettingsError: It needs what is gone: a sampled softmax, or dropout as in AWD-LSTM.
+    """
+    model, train = config.model, config.train
+    if model.sample_softmax:
+        raise SettingsError(
+            f"model.sample_softmax={model.sample_softmax}: there is no sampled softmax any more; "
+            "for a large vocabulary, set model.cutoffs (an adaptive softmax)"
+        )
+    if model.family == "lstm" and model.variational_dropout and model.dropout and model.n_layer > 1:
+        raise SettingsError(
+            "model.variational_dropout=True with kind='lstm' and dropout between its layers "
+            "(AWD-LSTM) is gone; revision 47b3a2d of transformer_xl has it"
+        )
+    T = max([train.segment_len, *(length for _, length, _ in train.stages)])
+    M = max([model.mem_len, *(length for *_, length in train.stages)])
+    if train.minutes is None and model.start_memory == "empty":
+        # A memory is no longer than the text read so far.
+        M = min(M, train.steps * T)
+    positions = n_streams * M if model.has_attention else 0
+    # Inputs of layers are saved for the backward pass, even with activation checkpointing.
+    positions += n_streams // train.accumulate * (T + model.ext_len)
+    # Weights, gradients and optimizer state, of which Muon has the least: one value per weight.
+    numbers = least_weights(model) * 3 // shards + model.n_layer * model.d_model * positions
+    settings = {f"train.{name}": getattr(train, name) for name in ("batch_size", "segment_len")}
+    for name in ("mem_len", "ext_len", "n_layer", "d_model", "d_inner", "vocab_size"):
+        settings |= {f"model.{name}": x} if (x := getattr(model, name)) else {}
+    remedy = (
+        "shorten the memory or the segments, read fewer streams, raise train.accumulate, or make a "
+        "smaller model"
+    )
+    require_bytes("a step", _FLOAT * numbers, device, settings, remedy)
 
 
 def require_vocabulary(config: Config, corpus: Corpus | FeatureCorpus) -> None:

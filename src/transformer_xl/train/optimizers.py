@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from transformer_xl.model import captured
-from transformer_xl.ops import batches_take_onednn, onednn
+from transformer_xl.ops import fast_batches
 
 # The quintic polynomial of the reference implementation, with the fastest growth of small singular
 # values; it ends with all of them between about 0.7 and 1.2.
@@ -130,7 +130,7 @@ def orthogonalize(
         x.new_empty(n, rows, rows),
         x.new_empty(n, rows, rows),
     )
-    with onednn(batches_take_onednn(x)):
+    with fast_batches(x):
         for _ in range(iterations):
             torch.bmm(x, x.mT, out=gram)
             torch.baddbmm(gram, gram, gram, beta=b, alpha=c, out=polynomial)

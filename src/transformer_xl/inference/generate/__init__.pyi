@@ -1,6 +1,6 @@
 from .batch import Generation, GenerationBatch, generate, generate_batch, random_numbers, seed_of
 from .history import History
-from .prompts import PROMPT_SEGMENT, selected, text_start
+from .prompts import PROMPT_SEGMENT, text_start
 from .sampler import Sampler
 from .sampling import Sampling, breaker_tokens
 from .session import Mark, Session, from_pretrained
@@ -27,7 +27,6 @@ __all__ = [
     "random_numbers",
     "save_state",
     "seed_of",
-    "selected",
     "text_pieces",
     "text_start",
 ]

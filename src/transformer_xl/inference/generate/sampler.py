@@ -114,7 +114,7 @@ class Sampler:
                 return drawn(values.exp(), numbers).tolist()
         if self.temperature == 0:
             values, best = values.topk(1)
-            require_finite(values)
+            _require_finite(values)
             return best[:, 0].tolist()
         weights, tokens = self._weights(values)
         places = drawn(weights, numbers)[:, None]
@@ -194,13 +194,13 @@ def _places(
     return torch.from_numpy(rows).to(device), torch.from_numpy(columns).to(device)
 
 
-def require_finite(largest: Float[Tensor, "B n"]) -> None:
-    """Require that the largest logits or log-probabilities of each text are finite.
+def _require_finite(values: Float[Tensor, "*shape"]) -> None:
+    """Require what is computed from the probabilities to be finite.
 
     Raises:
-        RuntimeError: One is not.
+        CheckpointError: It is not.
     """
-    if not largest[:, 0].isfinite().all():
+    if not values.isfinite().all():
         raise CheckpointError("the model's probabilities are not finite: its weights are damaged")
 
 
@@ -250,8 +250,7 @@ def drawn(probs: Float[Tensor, "B n"], numbers: Float[Tensor, " B"]) -> Int[Tens
         CheckpointError: The probabilities are not finite.
     """
     sums = probs.double().cumsum(-1)
-    if not sums[:, -1].isfinite().all():
-        raise CheckpointError("the model's probabilities are not finite: its weights are damaged")
+    _require_finite(sums[:, -1])
     points = numbers.to(sums)[:, None] * sums[:, -1:]
     places = torch.searchsorted(sums, points, right=True)
     return places[:, 0].clamp_(max=probs.shape[-1] - 1)

@@ -1,6 +1,5 @@
 """Incremental decoding of tokens to text."""
 
-import copy
 from collections.abc import Iterable, Iterator, Sequence
 
 from transformer_xl.data import Vocab
@@ -77,12 +76,6 @@ class TextWriter:
     def held(self) -> str:
         """The text that is held back as it may be the beginning of a stop string."""
         return "" if self.has_stopped else self._waiting
-
-    def fork(self) -> "TextWriter":
-        """Return an independent copy, to write another continuation of the same text."""
-        other = copy.copy(self)
-        other.decoder = self.decoder.fork()
-        return other
 
 
 def text_pieces(

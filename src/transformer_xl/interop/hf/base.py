@@ -20,6 +20,7 @@ from transformer_xl.errors import CheckpointError, InputError, SettingsError
 from transformer_xl.interop.hf.cache import TransformerXLCache, require_cache
 from transformer_xl.interop.hf.configuration import TransformerXLConfig, path_of
 from transformer_xl.interop.hf.inputs import Inputs, Reading, Wanted, read
+from transformer_xl.interop.hf.resizing import resize_vocabulary
 from transformer_xl.model import (
     Decoder,
     Lengths,
@@ -29,7 +30,6 @@ from transformer_xl.model import (
     build_model,
     require_loading,
     require_token_inputs,
-    resize_vocabulary,
 )
 
 _LOGGER = logging.get_logger(__name__)

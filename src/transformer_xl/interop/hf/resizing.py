@@ -6,10 +6,7 @@ import torch
 from torch import nn
 
 from transformer_xl.errors import InputError
-from transformer_xl.model.arguments import whole
-from transformer_xl.model.building import build_model
-from transformer_xl.model.calling import first_wrapped
-from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model import LanguageModel, build_model, first_wrapped, whole
 
 
 @torch.no_grad()
