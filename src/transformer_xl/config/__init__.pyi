@@ -95,12 +95,6 @@ from .model_types import (
     Quirk,
 )
 from .music import (
-    HIGHEST,
-    MARKS,
-    MIDI_SUFFIXES,
-    MUSIC_SUFFIXES,
-    PICTURE_SUFFIXES,
-    REST,
     MusicConfig,
 )
 from .recipes import (
@@ -132,15 +126,9 @@ from .training import (
 __all__ = [
     "FORMAT_VERSION",
     "HIDDEN",
-    "HIGHEST",
     "KINDS",
-    "MARKS",
     "MAX_HISTORY",
-    "MIDI_SUFFIXES",
     "MODEL_TYPE",
-    "MUSIC_SUFFIXES",
-    "PICTURE_SUFFIXES",
-    "REST",
     "SUMS_FILE",
     "UNFINISHED",
     "AuthorsConfig",

@@ -1,12 +1,8 @@
-from .reading import read_midi
+from .reading import mido_package, read_midi
 from .writing import (
-    Note,
     has_marks,
     joined,
-    library_of,
     midi,
-    notes_of,
-    piano_roll,
     pieces_of,
     require_pitches,
     text_of,
@@ -14,13 +10,10 @@ from .writing import (
 )
 
 __all__ = [
-    "Note",
     "has_marks",
     "joined",
-    "library_of",
     "midi",
-    "notes_of",
-    "piano_roll",
+    "mido_package",
     "pieces_of",
     "read_midi",
     "require_pitches",

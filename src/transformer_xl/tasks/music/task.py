@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from transformer_xl.config import HIGHEST, MARKS, REST
 from transformer_xl.data import SPLITS, read_json, train_vocab
 from transformer_xl.errors import DataError
 from transformer_xl.inference import losses
 from transformer_xl.studies.baselines import KneserNey, unigram_nll
+from transformer_xl.tasks.music.reading import REST
 from transformer_xl.tasks.music.transposing import rounds_of
-from transformer_xl.tasks.music.writing import text_of
+from transformer_xl.tasks.music.writing import HIGHEST, MARKS, text_of
 from transformer_xl.tasks.task import Measured, Task, Trained
 
 VOICES = 4

@@ -3,7 +3,8 @@
 import random
 from itertools import cycle, islice
 
-from transformer_xl.config import REST, require
+from transformer_xl.config import require
+from transformer_xl.tasks.music.reading import REST
 
 Pieces = list[list[tuple[int, ...]]]
 """Pieces of steps, each with the pitches of all voices."""
