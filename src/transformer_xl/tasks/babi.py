@@ -1,29 +1,29 @@
-"""bAbI: questions about short stories, one model for all twenty tasks (arXiv 1502.05698)."""
+"""bAbI: questions about short stories, one model for all twenty tasks (arXiv 1502.05698).
 
+The texts have a document per line: prompts and completions by turns with a separator between them.
+The recipes say so with ``data.reset_at`` and ``data.completion_at``. Where a document begins, the
+memory of its stream is reset, and the loss counts completions
+(:mod:`transformer_xl.data.completions`).
+"""
+
+import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from transformer_xl.config import replace_file
 from transformer_xl.data import SPLITS, opened
 from transformer_xl.errors import DataError
 from transformer_xl.inference import continuations
-from transformer_xl.tasks.task import (
-    SEPARATOR,
-    Example,
-    Measured,
-    Task,
-    Trained,
-    encoded_prompts,
-    read_examples,
-    write_documents,
-    write_examples,
-)
+from transformer_xl.tasks.task import Measured, Task, Trained
 
+SEPARATOR = " <sep> "
+"""Stands between prompt and completion."""
 _ANSWER_LEN = 8
 """Words of an answer at most; the longest has three with two commas."""
 _VERSIONS = 16
@@ -96,43 +96,48 @@ def read_babi(path: Path) -> list[list[Question]]:
     return stories
 
 
-def babi_stories(folder: Path, task: str, split: str) -> list[list[Question]]:
-    """Read the questions of each story of a task.
+def babi_stories(folder: Path, task: str) -> dict[str, list[list[Question]]]:
+    """Read the questions of each story of a task, by split.
 
-    Those of training and validation are from the training file of the task. Those that
-    are, facts and all, in the test file too (135 of 1,000 in qa4) are left out.
+    Those of training and validation, the last stories, are from the training file of the task.
+    Those that are, facts and all, in the test file too (135 of 1,000 in qa4) are left out.
 
     Args:
         folder: The folder with files such as ``qa1_single-supporting-fact_train.txt``, compressed
             or not.
         task: One of `BABI_TASKS`.
-        split: The split; for ``valid`` the last stories of the training file.
 
     Raises:
         FileNotFoundError: The folder lacks a file of the task.
         DataError: A file is none of bAbI.
     """
-    tests = read_babi(_babi_file(folder, task, "test"))
-    if split == "test":
-        return tests
-    stories = read_babi(_babi_file(folder, task, "train"))
+    files = []
+    for part in ("train", "test"):
+        if not (paths := sorted(folder.glob(f"{task}_*_{part}.txt*"))):
+            raise FileNotFoundError(
+                f"{folder} has no {task}_*_{part}.txt or .txt.gz: give the folder of bAbI (en, or "
+                f"en-10k) and tasks from {BABI_TASKS[0]} to {BABI_TASKS[-1]}"
+            )
+        files.append(read_babi(paths[0]))
+    stories, tests = files
     n_train = len(stories) - round(len(stories) * VALID_SHARE)
-    chosen = stories[:n_train] if split == "train" else stories[n_train:]
-    held_out = {x for story in tests for x in story}
-    if split == "train":
-        held_out |= {x for story in stories[n_train:] for x in story}
-    kept = ([x for x in story if x not in held_out] for story in chosen)
-    return [story for story in kept if story]
+    held_out = {*chain.from_iterable(tests)}
+
+    def others(stories: list[list[Question]]) -> list[list[Question]]:
+        rest = ([x for x in story if x not in held_out] for story in stories)
+        return [story for story in rest if story]
+
+    valid = others(stories[n_train:])
+    held_out |= {*chain.from_iterable(valid)}
+    return {"train": others(stories[:n_train]), "valid": valid, "test": tests}
 
 
-def _babi_file(folder: Path, task: str, part: str) -> Path:
-    found = sorted(folder.glob(f"{task}_*_{part}.txt*"))
-    if not found:
-        raise FileNotFoundError(
-            f"{folder} has no {task}_*_{part}.txt or .txt.gz: give the folder of bAbI (en, or "
-            f"en-10k) and tasks from {BABI_TASKS[0]} to {BABI_TASKS[-1]}"
-        )
-    return found[0]
+class Example(NamedTuple):
+    """A prompt, and how it goes on."""
+
+    prompt: str
+    completion: str
+    task: str
 
 
 class BabiAnswers(Task):
@@ -157,28 +162,38 @@ class BabiAnswers(Task):
         tasks = [task for task in BABI_TASKS if [*source.glob(f"{task}_*")]]
         if not tasks:
             raise FileNotFoundError(f"{source}: no file of bAbI, such as qa1_*_train.txt")
+        stories = {task: babi_stories(source, task) for task in tasks}
         for split in SPLITS:
-            stories = {task: babi_stories(source, task, split) for task in tasks}
+            of_split = {task: by_split[split] for task, by_split in stories.items()}
             examples = [
-                Example(_prompt(x), _answer(x), group=task)
-                for task, some in stories.items()
+                Example(_text(*x.facts, x.question), _answer(x), task)
+                for task, some in of_split.items()
                 for x in chain.from_iterable(some)
             ]
-            write_examples(folder, split, examples, SEPARATOR)
-            if split != "test":
-                n_versions = _VERSIONS if split == "train" else 1
-                short = [*_documents(_short(stories), n_versions)]
-                write_documents(folder, f"short_{split}", short, SEPARATOR)
+            content = json.dumps(examples, ensure_ascii=False)
+            replace_file(folder / f"{split}.json", content.encode())
+            documents = ([x.prompt, x.completion] for x in examples)
             if split == "train":
-                write_documents(folder, split, [*_documents(stories, _VERSIONS)], SEPARATOR)
+                documents = _documents(of_split, _VERSIONS)
+            _write(folder / f"{split}.txt", documents)
+            if split != "test":
+                short = _documents(_short(of_split), _VERSIONS if split == "train" else 1)
+                _write(folder / f"short_{split}.txt", short)
 
     def measure(self, trained: Trained, folder: Path, split: str) -> Measured:
         """Write the answer to each question and compare it."""
-        examples = read_examples(folder, split)
+        examples, vocab = read_examples(folder, split), trained.vocab
+        begin, end = trained.model.config.reset_at, trained.model.config.completion_at
+        if begin is None or end is None:
+            raise DataError(
+                "the model has no completion_at: train it with data.reset_at and data.completion_at"
+            )
+        assert vocab is not None
         answers = continuations(
             trained.model,
-            trained.vocab,
-            encoded_prompts(trained, examples),
+            vocab,
+            # From the end of the example before it to the separator.
+            [[begin, *vocab.encode(example.prompt), end] for example in examples],
             trained.lengths,
             length=_ANSWER_LEN,
             stop="\n",
@@ -190,10 +205,21 @@ class BabiAnswers(Task):
         """Yield the most frequent answer of each task in the training text."""
         counts: dict[str, Counter[str]] = {}
         for example in read_examples(folder, "train"):
-            counts.setdefault(example.group, Counter())[example.completion] += 1
+            counts.setdefault(example.task, Counter())[example.completion] += 1
         examples = read_examples(folder, split)
-        answers = [counts[x.group].most_common(1)[0][0] for x in examples]
+        answers = [counts[x.task].most_common(1)[0][0] for x in examples]
         yield "most frequent answer", _measured(examples, answers)
+
+
+def read_examples(folder: Path, split: str) -> list[Example]:
+    """Read the questions of a split that :meth:`BabiAnswers.prepare` has written."""
+    return [Example(*row) for row in json.loads((folder / f"{split}.json").read_bytes())]
+
+
+def _write(path: Path, documents: Iterable[list[str]]) -> None:
+    """Write a line for each document, prompts and completions by turns."""
+    text = "".join(f"{SEPARATOR.join(parts)}\n" for parts in documents)
+    replace_file(path, text.encode())
 
 
 def _documents(stories: dict[str, list[list[Question]]], n_versions: int) -> Iterator[list[str]]:
@@ -226,7 +252,11 @@ def _documents(stories: dict[str, list[list[Question]]], n_versions: int) -> Ite
 def _short(stories: dict[str, list[list[Question]]]) -> dict[str, list[list[Question]]]:
     """Return the questions with few words before them, each as a story."""
     return {
-        task: [[x] for x in chain.from_iterable(some) if len(_prompt(x).split()) <= _SHORT]
+        task: [
+            [x]
+            for x in chain.from_iterable(some)
+            if len(_text(*x.facts, x.question).split()) <= _SHORT
+        ]
         for task, some in stories.items()
     }
 
@@ -260,17 +290,13 @@ def _text(*sentences: str) -> str:
     return " ".join(x for x in words if x not in ("a", "an", "the"))
 
 
-def _prompt(question: Question) -> str:
-    return _text(*question.facts, question.question)
-
-
 def _answer(question: Question) -> str:
     return question.answer.replace(",", " , ")
 
 
 def _measured(examples: list[Example], answers: list[str]) -> Measured:
     right = np.array([x.completion == y for x, y in zip(examples, answers, strict=True)], float)
-    groups = np.array([x.group for x in examples])
+    groups = np.array([x.task for x in examples])
     by_task = {name: 100 * right[groups == name].mean() for name in dict.fromkeys(groups.tolist())}
     metrics = {"mean": float(np.mean([*by_task.values()]))}
     metrics["passed"] = float(sum(x >= 100 * PASSED for x in by_task.values()))

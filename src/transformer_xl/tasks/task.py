@@ -1,35 +1,24 @@
-"""What a task is: data to texts, recipes that train on them, a metric, and baselines.
+"""What a task is: data to texts, recipes that train on them, a metric, and baselines."""
 
-The texts of most tasks have a document per line: a prompt and a completion with a separator between
-them. Their recipes say so with ``data.reset_at`` and ``data.completion_at``. Where a document
-begins, the memory of its stream is reset, and the loss counts completions
-(:mod:`transformer_xl.data.completions`).
-"""
-
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from transformer_xl.config import Config, checksum, replace_file
-from transformer_xl.errors import DataError
+from transformer_xl.config import Config, checksum
+from transformer_xl.data import Vocab
 from transformer_xl.model import LanguageModel, Lengths
-
-SEPARATOR = " <sep> "
-"""Stands between prompt and completion where the vocabulary has words."""
 
 
 class Trained(NamedTuple):
     """A trained model, and how it reads."""
 
     model: LanguageModel
-    vocab: Any
-    """Its vocabulary, a :class:`~transformer_xl.data.Vocab`; None where it reads recordings."""
+    vocab: Vocab | None
+    """Its vocabulary; None where it reads recordings."""
     config: Config
     lengths: Lengths
 
@@ -58,7 +47,7 @@ class Task(ABC):
     reads: ClassVar[Sequence[str]] = ("*",)
     """Patterns of the files that it reads in the folder of its data."""
 
-    def identity(self, source: Path | None) -> dict[str, Any]:
+    def identity(self, source: Path | None) -> Mapping[str, object]:
         """Return what tells its data from others, as can be written in JSON.
 
         Of published data, the checksums of the files that match :attr:`reads`. A task that makes
@@ -94,64 +83,3 @@ class Task(ABC):
     def baselines(self, folder: Path, split: str) -> Iterator[tuple[str, Measured]]:
         """Yield what simple methods reach, by name."""
         yield from ()
-
-
-class Example(NamedTuple):
-    """A prompt, and how it goes on."""
-
-    prompt: str
-    completion: str
-    group: str = ""
-    """What it is reported with."""
-
-
-def write_examples(
-    folder: Path, split: str, examples: Sequence[Example], separator: str = "\t"
-) -> None:
-    """Write ``SPLIT.txt`` with a line for each example, and ``SPLIT.json`` to read them again.
-
-    ``separator`` stands between prompt and completion: for a vocabulary of words, a word between
-    blanks, such as :data:`SEPARATOR`.
-
-    Raises:
-        DataError: An example has the separator or a line end in it, which separate examples.
-    """
-    write_documents(folder, split, [(x.prompt, x.completion) for x in examples], separator)
-    replace_file(folder / f"{split}.json", json.dumps(examples, ensure_ascii=False).encode())
-
-
-def write_documents(
-    folder: Path, split: str, documents: Sequence[Sequence[str]], separator: str = "\t"
-) -> None:
-    """Write ``SPLIT.txt`` with a line for each document.
-
-    Each consists of prompts and completions by turns. ``separator`` is as for
-    :func:`write_examples`.
-
-    Raises:
-        DataError: A part has the separator or a line end in it, which separate examples.
-    """
-    for text in chain.from_iterable(documents):
-        if separator in text or "\n" in text:
-            raise DataError(f"{text[:60]!r} has a line end or {separator!r} in it")
-    text = "".join(f"{separator.join(parts)}\n" for parts in documents)
-    replace_file(folder / f"{split}.txt", text.encode())
-
-
-def read_examples(folder: Path, split: str) -> list[Example]:
-    """Read what :func:`write_examples` has written."""
-    return [Example(*row) for row in json.loads((folder / f"{split}.json").read_bytes())]
-
-
-def encoded_prompts(trained: Trained, examples: Sequence[Example]) -> list[list[int]]:
-    """Return the tokens of each prompt, from the end of the example before it to the separator.
-
-    Raises:
-        DataError: The model was not trained on prompts and completions.
-    """
-    begin, end = trained.model.config.reset_at, trained.model.config.completion_at
-    if begin is None or end is None:
-        raise DataError(
-            "the model has no completion_at: train it with data.reset_at and data.completion_at"
-        )
-    return [[begin, *trained.vocab.encode(example.prompt), end] for example in examples]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from transformer_xl.config import MusicConfig, require
+from transformer_xl.config import MusicConfig
 from transformer_xl.data import optional_package
 from transformer_xl.errors import DataError
 
@@ -75,12 +75,11 @@ def read_midi(
     file = _file_of(path, counts)
     part_notes, n_ticks = _read_notes(file, counts)
     but = " but those of the drum channel" if _DRUM_NOTES in counts else ""
-    require(bool(part_notes), f"{path} has no notes{but}: give a file with notes of pitch")
+    if not part_notes:
+        raise DataError(f"{path} has no notes{but}: give a file with notes of pitch")
     per_step = file.ticks_per_beat / settings.steps_per_quarter
-    require(
-        n_ticks < _MOST_STEPS * per_step,
-        f"{path} has more than the {_MOST_STEPS:,} steps that are read: cut it",
-    )
+    if n_ticks >= _MOST_STEPS * per_step:
+        raise DataError(f"{path} has more than the {_MOST_STEPS:,} steps that are read: cut it")
     notes = []
     for note in sorted(part_notes, key=lambda note: note.begin):
         begin, end = round(note.begin / per_step), round(note.end / per_step)
@@ -114,21 +113,23 @@ def _file_of(path: Path, counts: Counter[str]) -> "MidiFile":
     """
     mido = mido_package()
     content = path.read_bytes()
-    require(
-        len(content) <= _MOST_BYTES,
-        f"{path} has {len(content):,} bytes and at most {_MOST_BYTES:,} are read: cut it",
-    )
+    if len(content) > _MOST_BYTES:
+        raise DataError(
+            f"{path} has {len(content):,} bytes and at most {_MOST_BYTES:,} are read: cut it"
+        )
     if content[:4] == b"RIFF":
         content = content[max(content.find(b"MThd"), 0) :]
     stream = BytesIO(content)
     try:
-        require(not _LONG_NUMBER.search(content), "a number of more than 1,000 bytes")
+        if _LONG_NUMBER.search(content):
+            raise ValueError("a number of more than 1,000 bytes")
         file = mido.MidiFile(file=stream)
         names = {x.type for track in file.tracks for x in track if not hasattr(x, "channel")}
         # mido takes what follows such a message for another one.
         if other := {x for x in names if x in mido.messages.specs.SPEC_BY_TYPE} - {"sysex"}:
             raise ValueError(f"it has system messages ({min(other)})")
-        require(file.ticks_per_beat > 0, "it counts seconds (SMPTE), or no ticks")
+        if file.ticks_per_beat <= 0:
+            raise ValueError("it counts seconds (SMPTE), or no ticks")
     except Exception as error:  # mido raises any kind for what it cannot represent
         reason = str(error) or type(error).__name__
         raise DataError(

@@ -53,6 +53,7 @@ class Music(Task):
     def measure(self, trained: Trained, folder: Path, split: str) -> Measured:
         """Read each piece by itself, from its start to its end."""
         vocab, pieces = trained.vocab, _pieces(folder, split)
+        assert vocab is not None
         begin = [vocab.eos_id]
         texts = [[*begin, *vocab.encode(" ".join(map(str, piece))), *begin] for piece in pieces]
         return _measured(pieces, losses(trained.model, texts, trained.lengths))

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from transformer_xl.config import MusicConfig, replace_file, require, require_new_file
+from transformer_xl.config import MusicConfig, replace_file, require_new_file
 from transformer_xl.data import EOS, Vocab
 from transformer_xl.errors import InputError
 from transformer_xl.tasks.music.reading import DRUMS, REST, mido_package
@@ -47,11 +47,11 @@ def require_pitches(vocab: Vocab) -> None:
         ValueError: They are not.
     """
     remedy = "write a text file, or use a model of music, such as one trained on jsb-chorales"
-    require(
-        vocab.kind == "integers",
-        f"music is written with integers, and this model has a vocabulary of {vocab.kind}: "
-        f"{remedy}",
-    )
+    if vocab.kind != "integers":
+        raise InputError(
+            f"music is written with integers, and this model has a vocabulary of {vocab.kind}: "
+            f"{remedy}"
+        )
     for symbol in vocab.symbols:
         if symbol != EOS and _pitch(symbol) is None and not _is_mark(symbol):
             raise InputError(
@@ -177,10 +177,8 @@ def midi(steps: Steps, settings: MusicConfig | None = None) -> bytes:
     settings = settings or MusicConfig()
     voices = [*zip(*steps, strict=True)]
     channels = [n for n in range(16) if n != DRUMS]
-    require(
-        0 < len(voices) <= len(channels),
-        f"{len(voices)} voices: a piece for a MIDI file has 1 to {len(channels)}",
-    )
+    if not 0 < len(voices) <= len(channels):
+        raise InputError(f"{len(voices)} voices: a piece for a MIDI file has 1 to {len(channels)}")
     file = mido.MidiFile(type=1, ticks_per_beat=_TICKS * settings.steps_per_quarter)
     first = mido.MidiTrack()
     first.append(mido.MetaMessage("set_tempo", tempo=mido.bpm2tempo(settings.tempo)))
@@ -225,6 +223,7 @@ def write_music(
         ValueError: The name ends otherwise, or the steps are not those of a piece (`midi`).
     """
     path = Path(path)
-    require(MusicConfig.is_midi(path), f"{path} must end in .mid or .midi")
+    if not MusicConfig.is_midi(path):
+        raise InputError(f"{path} must end in .mid or .midi")
     require_new_file(path, force=force)
     replace_file(path, midi(steps, settings))
