@@ -6,23 +6,27 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from transformer_xl.apps.serve.chat import chat_template
 from transformer_xl.apps.serve.engine import Engine, Parts, deliver_to_sinks
 from transformer_xl.apps.serve.errors import session_error
-from transformer_xl.apps.serve.repeats import LARGEST_ANSWER
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.sessions import Sessions
 from transformer_xl.config import MAX_HISTORY, GenerateConfig, require, total_memory
 from transformer_xl.data import Vocab
 from transformer_xl.errors import TxlError
-from transformer_xl.inference.generate import Sampler, Sampling, largest_state
+from transformer_xl.inference.generate import Sampler, Sampling
 from transformer_xl.model import LanguageModel, full_memory, require_bytes
 
+T = TypeVar("T")
 log = logging.getLogger("transformer_xl.serve")
+
+
+_OTHER_BYTES = 6_000
+"""Bytes of a session beside its memory and its tokens, about: the state of random numbers."""
 
 
 class Service:
@@ -69,8 +73,8 @@ class Service:
         self.created = int(time.time())
         self.n_streams = 0
         mem_len = model.config.mem_len
-        # In the note the answer is a text of JSON once more: quotation marks are escaped.
-        largest = largest_state(model, mem_len, max(mem_len, MAX_HISTORY)) + 2 * LARGEST_ANSWER
+        # The memory, the tokens in it, and the state of the random numbers.
+        largest = each + 4 * max(mem_len, MAX_HISTORY) + _OTHER_BYTES
         self.sessions = Sessions(settings, weights, model, largest=largest)
         self.engine = Engine(model, settings, self._deliver)
         self.metrics = registry = CollectorRegistry()
@@ -83,7 +87,7 @@ class Service:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._saving: set[asyncio.Task] = set()
 
-    def sampler(self, **changes: Any) -> Sampler:
+    def sampler(self, **changes: object) -> Sampler:
         """Return the sampler of a request; settings that it omits are those of the model folder.
 
         Raises:
@@ -108,7 +112,7 @@ class Service:
         await asyncio.sleep(0)
         await asyncio.gather(*self._saving)
 
-    async def with_session(self, function: Callable[[str], Any], name: str) -> Any:
+    async def with_session(self, function: Callable[[str], T], name: str) -> T:
         """Call a function with the name of a session in a thread, as it may block on the disk.
 
         Raises:
@@ -120,7 +124,7 @@ class Service:
             log.error("session %s: %s", name, error)
             raise session_error(error, name) from error
 
-    def keep(self, work: Coroutine[Any, Any, None]) -> None:
+    def keep(self, work: Coroutine[object, None, None]) -> None:
         """Run a coroutine to its end, even if the request that started it is gone."""
         task = asyncio.ensure_future(work)
         self._saving.add(task)

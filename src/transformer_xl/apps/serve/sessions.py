@@ -13,8 +13,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+import msgspec
+
+from transformer_xl.apps.serve.choices import Json
 from transformer_xl.apps.serve.errors import SessionError
 from transformer_xl.apps.serve.schemas import NAME
 from transformer_xl.apps.serve.serve_settings import ServeSettings
@@ -121,7 +124,7 @@ class Sessions:
             return state
         raise _not_found(name)
 
-    def describe(self, name: str) -> dict[str, Any]:
+    def describe(self, name: str) -> Json:
         """Describe a session, as a list of them shows it, without loading it."""
         with self._lock:
             if name not in self._used and name not in self._busy:
@@ -129,7 +132,7 @@ class Sessions:
             used = int(self._used.get(name, self._clock()))
             return {"id": name, "object": "session", "used": used, "is_busy": name in self._busy}
 
-    def all(self, most: int | None = None) -> list[dict[str, Any]]:
+    def all(self, most: int | None = None) -> list[Json]:
         """Describe all, the most recently used first, or at most so many of them."""
         with self._lock:
             return [*map(self.describe, islice(reversed(self._used), most))]
@@ -196,6 +199,22 @@ class Sessions:
         if name in self._busy:
             message = f"session {name!r} is in use by another request: wait until it has ended"
             raise SessionError(409, "session_busy", message)
+
+
+class _Note(msgspec.Struct):
+    """What a session keeps with its state; versions before kept more."""
+
+    turns: Annotated[int, msgspec.Meta(ge=0, lt=2**53)] = 0
+
+
+def turns_of(state: State | None) -> int:
+    """Return how many answers a session has given; raises a SessionError if it is damaged."""
+    try:
+        note = state.note if state else ""
+        return msgspec.json.decode(note, type=_Note).turns if note else 0
+    except msgspec.DecodeError as error:
+        message = f"what the session keeps with its state is damaged: {error}"
+        raise SessionError(409, "session_damaged", message) from error
 
 
 def _not_found(name: str) -> SessionError:

@@ -11,18 +11,20 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from transformer_xl.config import MAX_HISTORY
 from transformer_xl.data import Vocab
-from transformer_xl.inference.generate import History, Sampler, State, TextWriter, Tokens, joined
+from transformer_xl.inference.generate import History, Sampler, State, TextWriter
 from transformer_xl.model import Memory
 
 _PROMPT_CONTEXT = 1024
 """Tokens of a prompt that decide how what follows it is decoded: it may have an open quotation."""
 
+Tokens = Sequence[int] | np.ndarray
 Reason = Literal["stop", "length", "cancelled", "late", "stopping", "failed"]
 """Why a text ends. late: the deadline passed before it began. stopping: the server stops before it
 began. failed: an internal error of the server."""
@@ -182,8 +184,8 @@ class Text:
             return part._replace(reason=reason)
         # At most what is remembered, and what penalties can see.
         most = max(len(mems), MAX_HISTORY)
-        read = joined(self.before, self.prompt, self.written, most=most + 1)[:-1]
-        known = torch.from_numpy(read[-most:])
+        read = [*self.before[-most:], *self.prompt[-most:], *self.written[:-1]]
+        known = torch.tensor(read[-most:], dtype=torch.int32)
         state = State(mems, self.last_token, self.generator.get_state(), read=known)
         return part._replace(reason=reason, state=state)
 

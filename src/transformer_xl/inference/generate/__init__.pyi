@@ -7,7 +7,7 @@ from .batch import (
     seed_of,
 )
 from .beams import Hypothesis, Searching, beam_search
-from .history import History, Tokens, joined
+from .history import History
 from .prompts import (
     PROMPT_SEGMENT,
     require_texts,
@@ -23,7 +23,6 @@ from .session import (
 )
 from .state import (
     State,
-    largest_state,
     load_state,
     save_state,
     write_state,
@@ -43,15 +42,12 @@ __all__ = [
     "Session",
     "State",
     "TextWriter",
-    "Tokens",
     "beam_search",
     "breaker_tokens",
     "for_tokens",
     "from_pretrained",
     "generate",
     "generate_batch",
-    "joined",
-    "largest_state",
     "load_state",
     "prompt_for",
     "random_numbers",
