@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from transformer_xl.studies import pace
+from transformer_xl.train import stepping
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -19,14 +20,14 @@ def staged(models):
 
 def test_every_stage_has_a_pace_and_text_and_memory_of_its_lengths(monkeypatch, models, staged):
     monkeypatch.setattr(pace, "ROUNDS", 2)
-    read, train_step = [], pace.train_step
+    read, train_step = [], stepping.train_step
 
     def noted(config, state, network):
         train_step(config, state, network)
         memory = state.mems[0]
         read.append((config.model.kind, config.train.segment_len, len(memory)))
 
-    monkeypatch.setattr(pace, "train_step", noted)
+    monkeypatch.setattr(stepping, "train_step", noted)
     configs = {"staged": staged, "lstm": models["lstm"]}
     seconds = pace.paces(configs)
     assert {name: len(each) for name, each in seconds.items()} == {"staged": 2, "lstm": 1}
@@ -40,13 +41,13 @@ def test_every_stage_has_a_pace_and_text_and_memory_of_its_lengths(monkeypatch, 
 
 def test_learning_rates_do_not_fall_below_zero_while_the_pace_is_measured(monkeypatch, models):
     monkeypatch.setattr(pace, "ROUNDS", 2)
-    scales, train_step = [], pace.train_step
+    scales, train_step = [], stepping.train_step
 
     def noted(config, state, network):
         scales.append(state.lr_scale(config.train))
         train_step(config, state, network)
 
-    monkeypatch.setattr(pace, "train_step", noted)
+    monkeypatch.setattr(stepping, "train_step", noted)
     settings = {"steps": 1, "warmup_steps": 0, "schedule": "constant_cooldown"}
     train = replace(models["lstm"].train, **settings, cooldown_fraction=0.5)
     pace.paces({"lstm": replace(models["lstm"], train=train)})

@@ -13,7 +13,6 @@ from transformer_xl.config import (
     DataConfig,
     ModelConfig,
     Rounded,
-    World,
     autocast,
     check_sums,
     describe_machine,
@@ -37,7 +36,7 @@ from transformer_xl.model import (
     weights_path,
 )
 from transformer_xl.ops import ceiling, choose_backend, native, triton
-from transformer_xl.train import CHECKPOINTS, checkpoints_in, first_damaged
+from transformer_xl.train import RunFolder, first_damaged
 
 _PACKAGES = (
     *("transformer-xl", "torch", "numpy", "safetensors", "tokenizers", "matplotlib", "lm_eval"),
@@ -109,7 +108,7 @@ def verify(name: Path | str) -> dict[str, str]:
     for folder in () if checks else model_folders(path):
         if (folder / CONFIG_FILE).is_file():
             checks[folder] = _verified_model
-    checks |= dict.fromkeys(checkpoints_in(path / CHECKPOINTS), _verified_checkpoint)
+    checks |= dict.fromkeys(RunFolder(path).checkpoints, _verified_checkpoint)
     if not checks:
         raise FileNotFoundError(f"{path} has no {CONFIG_FILE}, no model and no checkpoint of a run")
     messages: dict[str, str] = {}
@@ -151,5 +150,5 @@ def _checksums_of(path: Path) -> str:
 
 
 def _verified_checkpoint(folder: Path) -> str:
-    damaged = first_damaged(folder, World())
+    damaged = first_damaged(folder)
     return "verified" if damaged is None else f"damaged: {damaged}"

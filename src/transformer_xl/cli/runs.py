@@ -192,7 +192,7 @@ class Train(FittedRecipe):
     def run(self) -> None:
         """Train, evaluate, report."""
         from transformer_xl.config import Stalled, is_first_process, prepare_process
-        from transformer_xl.train import CHECKPOINTS, RunFolder, train
+        from transformer_xl.train import RunFolder, train
 
         prepare_process()
         models = [self.recipe] if is_model(self.recipe) else []
@@ -204,7 +204,7 @@ class Train(FittedRecipe):
         RunFolder(folder).require_writable()
         try:
             recipe = self._recipe()
-            if not any((folder / CHECKPOINTS).glob("step_*")):
+            if not RunFolder(folder).checkpoints:
                 self.say(self._beginning(recipe))
             config = self.changed(recipe)
             say_if_slow(config.train.precision)

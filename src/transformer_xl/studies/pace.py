@@ -7,16 +7,16 @@ machine is.
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import median
 
 import torch
 
-from transformer_xl.config import Config, GenerateConfig, Stage, World, pick_device
+from transformer_xl.config import Config, GenerateConfig, Stage, pick_device
 from transformer_xl.data import Corpus, prepare
 from transformer_xl.inference.generate import prompt_for
-from transformer_xl.train import Network, fit_to_corpus, new_state, train_step
+from transformer_xl.train import stepper
 
 ROUNDS = 10
 """Turns of each model."""
@@ -45,12 +45,13 @@ def paces(configs: Mapping[str, Config], seconds: float = math.inf) -> dict[str,
     device = pick_device()
     corpora = {name: prepare(config.data, lambda _: None) for name, config in configs.items()}
     steps = {
-        (name, n): _stepping(_in_stage(config, stage), corpora[name], device)
+        (name, n): stepper(_in_stage(config, stage, corpora[name]), corpora[name], device)
         for name, config in configs.items()
         for n, stage in enumerate(stages_of(config))
     }
     for step in steps.values():
-        step()
+        for _ in range(_STEPS):
+            step()
     taken: dict[tuple[str, int], list[float]] = {key: [] for key in steps}
     first_began = time.perf_counter()
     for n in range(ROUNDS):
@@ -58,7 +59,8 @@ def paces(configs: Mapping[str, Config], seconds: float = math.inf) -> dict[str,
             break
         for key, step in steps.items():
             began = time.perf_counter()
-            step()
+            for _ in range(_STEPS):
+                step()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             taken[key].append((time.perf_counter() - began) / _STEPS)
@@ -97,26 +99,12 @@ def steps_in(minutes: float, config: Config, seconds: list[float]) -> int:
     return max(1, round(60 * minutes / mean))
 
 
-def _in_stage(config: Config, stage: Stage) -> Config:
+def _in_stage(config: Config, stage: Stage, corpus: Corpus) -> Config:
     _, segment_len, mem_len = stage
-    train = replace(config.train, stages=(), segment_len=segment_len)
-    return replace(config, train=train, model=replace(config.model, mem_len=mem_len))
-
-
-def _stepping(config: Config, corpus: Corpus, device: torch.device) -> Callable[[], None]:
-    """Return a function that makes some steps, with a full memory."""
-    config = replace(config, generate=GenerateConfig(prompt=prompt_for(corpus.vocab)))
-    config = fit_to_corpus(config, corpus)
-    state = new_state(config, corpus, device, World())
-    # No step is beyond the end, where the learning rate would be negative.
-    state.total_steps = 1_000_000
-    state.model.train()
-    network = Network(state.model, config.train, state.world)
-
-    def step() -> None:
-        for _ in range(_STEPS):
-            train_step(config, state, network)
-
-    for _ in range(-(-config.model.mem_len // config.train.segment_len)):
-        train_step(config, state, network)
-    return step
+    return replace(
+        config,
+        train=replace(config.train, stages=(), segment_len=segment_len),
+        model=replace(config.model, mem_len=mem_len),
+        # Required, although no sample is written.
+        generate=GenerateConfig(prompt=prompt_for(corpus.vocab)),
+    )

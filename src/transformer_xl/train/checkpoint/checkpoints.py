@@ -318,7 +318,7 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder.rename(folder.with_name(f"{UNFINISHED}old-{folder.name}")))
 
 
-def first_damaged(folder: Path, world: World) -> str | None:
+def first_damaged(folder: Path, world: World = World()) -> str | None:  # noqa: B008 (frozen)
     """Return the first damaged file of a checkpoint, among those that this process verifies.
 
     Raises:

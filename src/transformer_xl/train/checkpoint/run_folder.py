@@ -47,6 +47,7 @@ from transformer_xl.config import (
 from transformer_xl.data import VOCAB_FILE, Vocab
 from transformer_xl.errors import SettingsError
 from transformer_xl.model import write_model
+from transformer_xl.train.checkpoint.checkpoints import checkpoints_in, read_about
 
 RECIPE_FILE = "recipe.toml"
 ENVIRONMENT_FILE = "environment.json"
@@ -89,6 +90,15 @@ class RunFolder:
     def holds_run(self) -> bool:
         """Whether the folder holds a run."""
         return (self.path / RECIPE_FILE).is_file()
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """The folders of the checkpoints, the newest first."""
+        return checkpoints_in(self.path / CHECKPOINTS)
+
+    def last_state(self) -> dict[str, Any]:
+        """Return ``state.json`` of the newest checkpoint: step, seconds, place in the text."""
+        return read_about(self.checkpoints[0])
 
     def check(self, config: Config) -> None:
         """Require that a run with these settings can be started or resumed here.
