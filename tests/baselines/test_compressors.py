@@ -41,8 +41,3 @@ def test_a_copy_of_the_text_before_takes_next_to_nothing_however_far_back(name):
     assert len(far) > 100_000
     assert compressed_bytes(name, noise) >= len(noise)
     assert compressed_bytes(name, noise, far) < len(noise) / 5
-
-
-def test_an_unknown_compressor_is_refused():
-    with pytest.raises(ValueError, match=r"compressor 'arj' is none of gzip -9, "):
-        compressed_bytes("arj", b"")

@@ -4,15 +4,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from transformer_xl import WithMemory, evaluate
 from transformer_xl.config import (
-    SUMS_FILE,
     DataConfig,
     ModelConfig,
-    Rounded,
     autocast,
     check_sums,
     describe_machine,
@@ -21,7 +19,6 @@ from transformer_xl.config import (
     pick_precision,
 )
 from transformer_xl.data import cache_folder, load_vocab
-from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.model import (
     CONFIG_FILE,
     MemoryLimitError,
@@ -47,7 +44,7 @@ BAD = ("damaged", "not readable", "not examined")
 """How the messages of :func:`verify` begin where a file is not to be used as it is."""
 
 
-def diagnose() -> dict[str, Any]:
+def diagnose() -> dict[str, object]:
     """Return versions, hardware, and the choices that depend on them, with their reasons."""
     device, machine = pick_device(), describe_machine()
     precision = pick_precision("auto", device)
@@ -63,17 +60,18 @@ def diagnose() -> dict[str, Any]:
         f"attention on {device}": attention,
         f"loss on {device}": f"operations of torch: {no_kernels}" if no_kernels else "kernels",
         "decoding on cpu": f"operations of torch: {no_step}" if no_step else native.level(),
-        "speed": _speed(device, precision),
+        "speed": _speed(device),
         "cache": str(cache_folder(DataConfig())),
         "packages": {x.name: x.version for x in distributions() if x.name in _PACKAGES},
     }
 
 
-def _speed(device: torch.device, precision: Rounded) -> str:
+def _speed(device: torch.device) -> str:
     """Measure how a model of about the size of the recipe demo evaluates a text.
 
     Its operations are counted as two for each weight and token, those of attention not included.
     """
+    precision = pick_precision("auto", device)
     sizes = {"n_layer": 4, "n_head": 4, "d_model": 192, "d_inner": 768, "mem_len": 128}
     model = TransformerXL(ModelConfig(vocab_size=4096, **sizes)).to(device)
     text = torch.randint(4096, (1 + 4 * 2 * 128,))
@@ -123,8 +121,7 @@ def verify(name: Path | str) -> dict[str, str]:
 
 
 def _verified_model(folder: Path) -> str:
-    if (folder / SUMS_FILE).is_file():
-        check_sums(folder)
+    check_sums(folder)
     with suppress(FileNotFoundError):
         load_vocab(folder)
     try:

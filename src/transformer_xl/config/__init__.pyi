@@ -30,7 +30,6 @@ from .data import (
 )
 from .device import (
     Precision,
-    Rounded,
     autocast,
     describe_machine,
     pick_device,
@@ -55,7 +54,6 @@ from .files import (
     NotRegularError,
     checksum,
     is_disk_full,
-    kind_other_than_file,
     new_folder,
     open_regular,
     read_small_file,
@@ -109,7 +107,6 @@ from .recipes import (
     recipe_text,
 )
 from .shipped import (
-    SUMS_FILE,
     ShippedModel,
     check_sums,
     newest_models,
@@ -129,7 +126,6 @@ __all__ = [
     "KINDS",
     "MAX_HISTORY",
     "MODEL_TYPE",
-    "SUMS_FILE",
     "UNFINISHED",
     "AuthorsConfig",
     "Cluster",
@@ -150,7 +146,6 @@ __all__ = [
     "Precision",
     "Quirk",
     "Range",
-    "Rounded",
     "Say",
     "Share",
     "ShippedModel",
@@ -178,7 +173,6 @@ __all__ = [
     "is_first_process",
     "is_own_kind",
     "join_processes",
-    "kind_other_than_file",
     "load_recipe",
     "locate",
     "locate_here",

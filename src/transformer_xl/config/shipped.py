@@ -162,13 +162,15 @@ def shipped_path(name: str) -> Path:
 
 
 def check_sums(folder: Path) -> None:
-    """Require that the files in a folder are those that its ``SHA256SUMS`` lists.
+    """Require that the files in a folder are those that its ``SHA256SUMS`` lists, if it has one.
 
     Raises:
         OSError: A file cannot be read.
         CheckpointError: A file is missing, has changed, or is not listed.
     """
     path = folder / SUMS_FILE
+    if not path.is_file():
+        return
     lines = path.read_text(encoding="utf-8").splitlines()
     listed = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     sums = {file.name: checksum(file) for file in folder.iterdir() if file != path}

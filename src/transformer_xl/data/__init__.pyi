@@ -46,14 +46,12 @@ from .segments import (
     Segments,
 )
 from .text import (
-    SPLITS,
     split_point,
 )
 from .unpacking import (
     RAW_REMEDY,
     opened,
     optional_package,
-    read_json,
 )
 from .vocab import (
     EOS,
@@ -80,7 +78,6 @@ __all__ = [
     "KNOWN_CORPORA",
     "RAW_REMEDY",
     "SPACE",
-    "SPLITS",
     "UNCOUNTED",
     "UNK",
     "VOCAB_FILE",
@@ -113,7 +110,6 @@ __all__ = [
     "optional_package",
     "prepare",
     "raw_split",
-    "read_json",
     "read_recordings",
     "read_tokenizer",
     "split_point",

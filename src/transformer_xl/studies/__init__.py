@@ -2,18 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 
-from transformer_xl.errors import InputError
-
-
-def require_predicted(tokens: int | None) -> None:
-    """Require that of so many tokens at least one is predicted; None: of all there are.
-
-    Raises:
-        InputError: None is.
-    """
-    if tokens is not None and tokens < 2:
-        raise InputError(f"tokens={tokens} must be at least 2")
-
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, n_texts: int = 1) -> str:
     """Return a table in Markdown.

@@ -14,12 +14,12 @@ import numpy as np
 from jaxtyping import Integer
 from torch import Tensor
 
-from transformer_xl.config import Config, EvalConfig, autocast, pick_device, replace_file
+from transformer_xl import WithMemory, evaluate
+from transformer_xl.config import Config, EvalConfig, autocast, pick_device, replace_file, require
 from transformer_xl.data import Corpus, prepare
 from transformer_xl.errors import SettingsError
-from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.model import LanguageModel, TransformerXL
-from transformer_xl.studies import markdown_table, require_predicted
+from transformer_xl.studies import markdown_table
 from transformer_xl.train import RunFolder, train
 
 TABLES = (6, 7, 10)
@@ -150,11 +150,19 @@ class Plan:
     """Evaluate on this many tokens from the start of the split; None: on all."""
 
     def __post_init__(self) -> None:
-        if len({*self.seeds}) < len(self.seeds) or not self.seeds:
-            raise SettingsError(f"seeds={self.seeds} must be different, and at least one")
-        if any(length < 1 for length in self.attn_lens):
-            raise SettingsError(f"attn_lens={self.attn_lens} must be at least 1")
-        require_predicted(self.tokens)
+        rules = (
+            (
+                len({*self.seeds}) == len(self.seeds) > 0,
+                f"seeds={self.seeds} must be different, and at least one",
+            ),
+            (
+                min(self.attn_lens, default=1) > 0,
+                f"attn_lens={self.attn_lens} must be at least 1",
+            ),
+            (self.tokens is None or self.tokens > 1, f"tokens={self.tokens} must be at least 2"),
+        )
+        for holds, rule in rules:
+            require(holds, rule)
 
 
 class Length(msgspec.Struct):

@@ -35,7 +35,6 @@ from transformer_xl.config import (
 )
 from transformer_xl.data import prepare
 from transformer_xl.errors import DataError, SettingsError
-from transformer_xl.studies import require_predicted
 from transformer_xl.studies.contestant import Found, measured
 from transformer_xl.studies.pace import paces, steps_in, with_others
 from transformer_xl.train import Diverged, Interrupted
@@ -105,20 +104,28 @@ class Plan:
     """Evaluate on this many tokens from the start of each split; None: on all."""
 
     def __post_init__(self) -> None:
-        require(bool(self.models), "models: give at least one contestant")
-        is_once = len({*self.seeds}) == len(self.seeds) > 0
-        require(is_once, f"seeds={self.seeds} must be different, and at least one")
-        is_once = len({*self.factors}) == len(self.factors) > 0 and min(self.factors) > 0
-        what = "must be above 0, different, and at least one"
-        require(is_once, f"factors={self.factors} {what}")
-        for name, minutes in (("minutes", self.minutes), ("search_minutes", self.searched_minutes)):
-            require(minutes > 0, f"{name}={minutes} must be above 0")
+        once = "must be different, and at least one"
+        rules = [
+            (bool(self.models), "models: give at least one contestant"),
+            (len({*self.seeds}) == len(self.seeds) > 0, f"seeds={self.seeds} {once}"),
+            (
+                len({*self.factors}) == len(self.factors) > 0 and min(self.factors) > 0,
+                f"factors={self.factors} must be above 0, different, and at least one",
+            ),
+            (self.minutes > 0, f"minutes={self.minutes} must be above 0"),
+            (self.searched_minutes > 0, f"search_minutes={self.search_minutes} must be above 0"),
+            (
+                self.eval_tokens is None or self.eval_tokens > 1,
+                f"tokens={self.eval_tokens} must be at least 2",
+            ),
+        ]
         for name, recipe in self.models.items():
             for setting in ("window", "max_steps"):
                 x = getattr(recipe.eval, setting)
                 why = "would measure it otherwise than the others: leave it out"
-                require(x is None, f"{name}: eval.{setting}={x} {why}")
-        require_predicted(self.eval_tokens)
+                rules.append((x is None, f"{name}: eval.{setting}={x} {why}"))
+        for holds, rule in rules:
+            require(holds, rule)
 
     @property
     def searched_minutes(self) -> float:

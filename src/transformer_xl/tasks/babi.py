@@ -17,10 +17,10 @@ from typing import NamedTuple
 import numpy as np
 
 from transformer_xl.config import replace_file
-from transformer_xl.data import SPLITS, opened
+from transformer_xl.data import opened
 from transformer_xl.errors import DataError
 from transformer_xl.inference import continuations
-from transformer_xl.tasks.task import Measured, Task, Trained
+from transformer_xl.tasks.task import SPLITS, Measured, Task, Trained
 
 SEPARATOR = " <sep> "
 """Stands between prompt and completion."""

@@ -12,6 +12,8 @@ from transformer_xl.config import Config, checksum
 from transformer_xl.data import Vocab
 from transformer_xl.model import LanguageModel, Lengths
 
+SPLITS = ("train", "valid", "test")
+
 
 class Trained(NamedTuple):
     """A trained model, and how it reads."""

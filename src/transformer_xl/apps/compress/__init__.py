@@ -1,6 +1,6 @@
 """Lossless compression with a model: a symbol of probability p costs -log2 p bits."""
 
-from transformer_xl.apps.compress.arithmetic import check_installed
+from transformer_xl.apps.compress.arithmetic import coder_library
 from transformer_xl.apps.compress.choosing import Choice, compress_best, find
 from transformer_xl.apps.compress.contents import (
     Compressed,
@@ -19,7 +19,7 @@ __all__ = [
     "Compressed",
     "Settings",
     "UnrestorableError",
-    "check_installed",
+    "coder_library",
     "compress",
     "compress_best",
     "decompress",

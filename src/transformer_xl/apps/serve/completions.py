@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import cast
@@ -21,9 +21,9 @@ from transformer_xl.apps.serve.responses import JsonResponse, error_content
 from transformer_xl.apps.serve.schemas import SAMPLING, CompletionRequest
 from transformer_xl.apps.serve.service import Service
 from transformer_xl.apps.serve.sessions import turns_of
-from transformer_xl.apps.serve.texts import Part, Text, Tokens
+from transformer_xl.apps.serve.texts import Part, Text
 from transformer_xl.data import normalized_prompt, unknown_warning
-from transformer_xl.inference.generate import State, TextWriter, random_numbers, seed_of
+from transformer_xl.inference.generate import State, random_numbers, seed_of
 
 log = logging.getLogger("transformer_xl.serve")
 
@@ -124,21 +124,21 @@ class Answer:
             ApiError: The model is another one, a field is not supported, or a limit is exceeded.
         """
         body, service = self._body, self._service
+        most = service.settings.max_tokens
+        problems = {
+            "echo": body.echo
+            and "echo and scores of prompts are gone: txl score scores a text, and "
+            "transformer_xl.harness has the model type transformer-xl of lm-evaluation-harness",
+            "max_tokens": self._max_tokens > most
+            and f"max_tokens={body.max_tokens} must be at most {most}",
+            "session_turn": body.session_turn is not None
+            and not body.session
+            and "session_turn is for sessions: name one, or leave it out",
+        }
         if body.model not in (None, service.name):
             message = f"there is no model {body.model!r}: this server has {service.name!r}"
             raise ApiError(404, message, "model_not_found", "model")
-        if body.echo:
-            message = (
-                "echo and scores of prompts are gone: txl score scores a text, and "
-                "transformer_xl.harness has the model type transformer-xl of lm-evaluation-harness"
-            )
-            raise ApiError(400, message, "unsupported", "echo")
-        if self._max_tokens > service.settings.max_tokens:
-            message = f"max_tokens={body.max_tokens} must be at most {service.settings.max_tokens}"
-            raise ApiError(400, message, "too_long", "max_tokens")
-        if not body.session and body.session_turn is not None:
-            message = "session_turn is for sessions: name one, or leave it out"
-            raise ApiError(400, message, "unsupported", "session_turn")
+        _raise_first(problems, "unsupported")
 
     def _prompts(self) -> Sequence[str | list[int]]:
         """Return the prompts of the request, each as a text or as tokens.
@@ -147,19 +147,20 @@ class Answer:
             ApiError: The request has no prompt, or too many.
         """
         prompt = self._body.prompt
-        if prompt is None and self._state is None:
-            message = "prompt is missing: give the text to continue"
-            raise ApiError(400, message, "missing_required_parameter", "prompt")
+        is_missing = prompt is None and self._state is None
+        _raise_first({"prompt": is_missing and "prompt is missing: give the text to continue"})
         # An empty list has no tokens, as an empty text.
         is_one = isinstance(prompt, str) or not prompt or isinstance(prompt[0], int)
         prompts = cast(list[str | list[int]], [prompt or ""] if is_one else prompt)
         n, limit = self._body.n or 1, self._service.settings.max_queue
-        if n * len(prompts) > limit:
-            message = f"{len(prompts)} prompts times n={n} must be at most {limit}"
-            raise ApiError(400, message, "too_many", "n")
-        if self._session and n * len(prompts) > 1:
-            message = "a session is continued by one text: give one prompt, and n=1"
-            raise ApiError(400, message, "too_many", "session")
+        problems = {
+            "n": n * len(prompts) > limit
+            and f"{len(prompts)} prompts times n={n} must be at most {limit}",
+            "session": self._session
+            and n * len(prompts) > 1
+            and "a session is continued by one text: give one prompt, and n=1",
+        }
+        _raise_first(problems, "too_many")
         return prompts
 
     def _make_texts(self) -> None:
@@ -196,6 +197,9 @@ class Answer:
             if warning:
                 warnings.append(warning)
                 self._about["warnings"] = warnings
+            # As at OpenAI, characters are counted behind those of the prompt.
+            decoder = service.vocab.stream_decoder()
+            offset = len(prompt if isinstance(prompt, str) else "".join(map(decoder.push, ids)))
             context = unread
             if not (unread or ids):
                 if service.vocab.start_id is None:
@@ -220,19 +224,12 @@ class Answer:
                     max_tokens=self._max_tokens,
                     sink=partial(self._receive, number),
                     logprobs=body.logprobs,
-                    offset=self._offset(prompt, context, before),
+                    offset=offset,
                     keeps_state=self._session is not None,
                     deadline=self._started + service.settings.max_seconds,
                 )
                 self._texts.append(text)
                 self._parts.append([])
-
-    def _offset(self, prompt: str | list[int], context: Tokens, before: Tokens) -> int:
-        """Return the place of the first character: as at OpenAI, behind those of the prompt."""
-        if self._body.logprobs is None or isinstance(prompt, str):
-            return len(prompt)
-        decoder = TextWriter(self._service.vocab, (), [*context], before).decoder
-        return sum(len(decoder.push(token)) for token in prompt)
 
     def _receive(self, number: int, part: Part) -> None:
         """Handle a part of a text, in the thread of the event loop."""
@@ -416,6 +413,13 @@ def _tokenize(service: Service, prompt: str | list[int]) -> tuple[Sequence[int],
     if wrong:
         raise ApiError(400, *wrong, "prompt")
     return ids, f"prompt: {unknown}" if unknown else ""
+
+
+def _raise_first(problems: Mapping[str, object], code: str = "missing_required_parameter") -> None:
+    """Raise an ApiError with the first message, by field; none where it is false."""
+    for field, message in problems.items():
+        if message:
+            raise ApiError(400, str(message), code, field)
 
 
 def _event(value: Json) -> bytes:

@@ -15,11 +15,11 @@ from transformer_xl.apps.serve.engine import Engine, Parts, deliver_to_sinks
 from transformer_xl.apps.serve.errors import session_error
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.sessions import Sessions
-from transformer_xl.config import MAX_HISTORY, GenerateConfig, require, total_memory
+from transformer_xl.config import MAX_HISTORY, GenerateConfig
 from transformer_xl.data import Vocab
-from transformer_xl.errors import TxlError
-from transformer_xl.inference.generate import Sampler, Sampling
-from transformer_xl.model import LanguageModel, full_memory, require_bytes
+from transformer_xl.errors import SettingsError, TxlError
+from transformer_xl.inference.generate import Sampler, Sampling, require_texts
+from transformer_xl.model import LanguageModel, MemoryLimitError, full_memory
 
 T = TypeVar("T")
 log = logging.getLogger("transformer_xl.serve")
@@ -50,31 +50,26 @@ class Service:
         name: str,
         generation: GenerateConfig | None = None,
     ) -> None:
-        each, n_texts = full_memory(model, model.config.mem_len), settings.max_batch
-        fitting = (total_memory(model.device) or 0) // max(each, 1)
-        require_bytes(
-            "the memories of all texts, once full,",
-            n_texts * each,
-            model.device,
-            {"max_batch": n_texts, "mem_len": model.config.mem_len},
-            f"lower --max_batch, to at most {fitting:,}" if fitting else "use a smaller model",
-        )
+        mem_len = model.config.mem_len
+        try:
+            require_texts(model, settings.max_batch)
+        except MemoryLimitError as error:
+            raise SettingsError(f"max_batch={settings.max_batch}: {error}; lower it") from error
         self.generation = generation or GenerateConfig()
-        require(
-            self.generation.beam_size is None,
-            f"beam_size={self.generation.beam_size}: the server samples, and streams what it has "
-            "sampled; `txl generate` searches. Remove beam_size from [generate] of the recipe.toml "
-            "in the folder to serve the model",
-        )
+        if self.generation.beam_size is not None:
+            raise SettingsError(
+                f"beam_size={self.generation.beam_size}: the server samples, and streams what it "
+                "has sampled; `txl generate` searches. Remove beam_size from [generate] of the "
+                "recipe.toml in the folder to serve the model"
+            )
         self.chat_template = chat_template(weights.parent, vocab, settings.template)
         self.model, self.vocab, self.settings, self.name = model, vocab, settings, name
         # Not with each request: a setting may not fit the vocabulary.
         self.sampler()
         self.created = int(time.time())
         self.n_streams = 0
-        mem_len = model.config.mem_len
         # The memory, the tokens in it, and the state of the random numbers.
-        largest = each + 4 * max(mem_len, MAX_HISTORY) + _OTHER_BYTES
+        largest = full_memory(model, mem_len) + 4 * max(mem_len, MAX_HISTORY) + _OTHER_BYTES
         self.sessions = Sessions(settings, weights, model, largest=largest)
         self.engine = Engine(model, settings, self._deliver)
         self.metrics = registry = CollectorRegistry()

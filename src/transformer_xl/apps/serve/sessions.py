@@ -21,7 +21,6 @@ from transformer_xl.apps.serve.choices import Json
 from transformer_xl.apps.serve.errors import SessionError
 from transformer_xl.apps.serve.schemas import NAME
 from transformer_xl.apps.serve.serve_settings import ServeSettings
-from transformer_xl.config import NotRegularError, kind_other_than_file
 from transformer_xl.inference.generate import State, load_state, write_state
 from transformer_xl.model import LanguageModel, weights_checksum
 
@@ -144,7 +143,7 @@ class Sessions:
             self._require_free(name)
             if self._folder is None:
                 del self._states[name]
-            elif not _kind_other_than_file(path := path_of(self._folder, name)):
+            elif _may_be_file(path := path_of(self._folder, name)):
                 # What took its place is not a session's: it is left alone.
                 path.unlink(missing_ok=True)
             del self._used[name]
@@ -166,6 +165,9 @@ class Sessions:
         if self._folder is None:
             return self._states.get(name)
         path = path_of(self._folder, name)
+        if not _may_be_file(path):
+            message = f"the file of session {name!r} is no regular file: take another name"
+            raise SessionError(409, "session_not_a_file", message)
         try:
             return load_state(path, self._weights, self._model, follow=False)
         except FileNotFoundError:
@@ -184,8 +186,8 @@ class Sessions:
             self._states[name] = state
             return
         path = path_of(self._folder, name)
-        if kind := _kind_other_than_file(path):
-            raise NotRegularError(f"{path} is {kind}, and not the file of a session")
+        if not _may_be_file(path):
+            raise OSError(f"{path} is no regular file")
         write_state(path, state, self._weights)
 
     def _release(self, name: str) -> None:
@@ -236,14 +238,14 @@ def _last_uses(folder: Path) -> dict[str, float]:
         name = path.name.removesuffix(_SUFFIX).rpartition(".")[0]
         if re.fullmatch(NAME, name) is None or path != path_of(folder, name):
             continue
-        if kind := _kind_other_than_file(path):
-            log.warning("ignored in the folder of the sessions: %r is %s", str(path), kind)
-        else:
+        if _may_be_file(path):
             uses[name] = path.lstat().st_mtime
+        else:
+            log.warning("ignored in the folder of the sessions, no regular file: %r", str(path))
     return dict(sorted(uses.items(), key=lambda each: each[1]))
 
 
-def _kind_other_than_file(path: Path) -> str | None:
-    if path.parent.is_symlink():
-        return "below a symbolic link"
-    return kind_other_than_file(path, follow=False)
+def _may_be_file(path: Path) -> bool:
+    """Whether a path is a regular file or nothing, and no link, nor below one."""
+    is_link = path.is_symlink() or path.parent.is_symlink()
+    return not is_link and (path.is_file() or not path.exists())

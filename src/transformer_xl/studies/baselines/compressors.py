@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import partial
 
 from transformer_xl.data import optional_package
-from transformer_xl.errors import InputError
 
 PPMD_ORDERS = (4, 6, 8, 12, 16)
 """Orders of PPMd (variant H, as in 7-Zip) that are tried: bytes of context at most. The best is
@@ -61,15 +60,13 @@ def compressed_bytes(name: str, text: bytes, before: bytes = b"") -> int:
         before: The text before it. Empty: none, and the size is that of the compressor alone.
 
     Raises:
-        InputError: There is no such compressor, or its package is missing.
+        DataError: Its package is missing.
 
     Example:
         >>> text = bytes(range(256))
         >>> compressed_bytes("xz -9e", text) > 256, compressed_bytes("xz -9e", text, text) < 50
         (True, True)
     """
-    if name not in COMPRESSORS:
-        raise InputError(f"compressor {name!r} is none of {', '.join(COMPRESSORS)}")
     ways = COMPRESSORS[name]
     if not before:
         return min(len(way(text, 0)) for way in ways)

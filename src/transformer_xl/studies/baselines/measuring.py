@@ -67,15 +67,10 @@ def baselines(
         One row for each of ``names``; for a compressor two, without the training text and with it.
 
     Raises:
-        InputError: A name is unknown, its package is missing, the split is empty, the text has
-            fewer than two tokens, or there is no training text.
+        InputError: The split is empty, the text has fewer than two tokens, or there is no training
+            text.
+        DataError: The package of a compressor is missing.
     """
-    if unknown := [name for name in names if name not in BASELINES]:
-        raise InputError(f"baseline {unknown[0]!r} is unknown; choose from {', '.join(BASELINES)}")
-    if split == "train":
-        raise InputError(
-            "split='train' is the text that baselines are trained on: give 'test' or 'valid'"
-        )
     text, training = np.asarray(corpus.split(split)), corpus.split("train")
     if len(text) < 2:
         raise InputError(f"the {split} text has {len(text)} token: to predict one, give at least 2")

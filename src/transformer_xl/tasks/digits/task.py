@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int64
 
 from transformer_xl.config import replace_file
-from transformer_xl.data import SPLITS, UNCOUNTED, Recordings, read_recordings, write_recordings
+from transformer_xl.data import UNCOUNTED, Recordings, read_recordings, write_recordings
 from transformer_xl.errors import DataError
 from transformer_xl.model import evaluating, read
 from transformer_xl.tasks.digits.speech import (
@@ -23,7 +23,7 @@ from transformer_xl.tasks.digits.speech import (
     recordings_in,
     stacked,
 )
-from transformer_xl.tasks.task import Measured, Task, Trained
+from transformer_xl.tasks.task import SPLITS, Measured, Task, Trained
 
 Named = tuple[str, Float[np.ndarray, " _"]]
 """Name of a recording, such as ``7_theo_3``, and its samples."""

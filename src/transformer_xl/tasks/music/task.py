@@ -8,11 +8,13 @@ the sum is that of the whole piece.
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
-from transformer_xl.data import SPLITS, read_json, train_vocab
+from transformer_xl.data import train_vocab
 from transformer_xl.errors import DataError
 from transformer_xl.inference import losses
 from transformer_xl.studies.baselines import KneserNey, unigram_nll
@@ -26,7 +28,20 @@ ROUNDS = 16
 """Times that the training text has each chorale, each time in another key."""
 _SOURCE = "Jsb16thSeparated.json"
 _DATA = "music.json"
+_Pitch = Annotated[int, Meta(ge=REST, le=HIGHEST)]
 _ORDER = 12
+
+
+_Frame = tuple[_Pitch, _Pitch, _Pitch, _Pitch]
+_Pieces = Annotated[list[Annotated[list[_Frame], Meta(min_length=1)]], Meta(min_length=1)]
+
+
+class _Published(msgspec.Struct):
+    """The pieces of each split."""
+
+    train: _Pieces
+    valid: _Pieces
+    test: _Pieces
 
 
 class Music(Task):
@@ -41,8 +56,14 @@ class Music(Task):
     def prepare(self, source: Path, folder: Path) -> None:
         """Write the pieces, those of the training text in other keys; ``source`` has the file."""
         path = source / _SOURCE if source.is_dir() else source
-        content = read_json(path)
-        pieces = {split: _published(path, content, split) for split in SPLITS}
+        try:
+            published = msgspec.json.decode(path.read_bytes(), type=_Published)
+        except msgspec.DecodeError as error:
+            raise DataError(
+                f"{path}: {error}; under train, valid and test a list of pieces is needed, which "
+                f"are lists of frames of {VOICES} pitches from 0 to {HIGHEST}, or {REST} for a rest"
+            ) from error
+        pieces = msgspec.structs.asdict(published)
         pieces["train"] = rounds_of(pieces["train"], ROUNDS, seed=1)
         texts = {
             split: [[*map(int, text_of(piece, marked=True).split())] for piece in some]
@@ -73,38 +94,6 @@ class Music(Task):
         grams = KneserNey(ids["train"], len(vocab), order=_ORDER)
         best = grams.best_order(ids["valid"])
         yield "n-gram, Kneser-Ney", cut(grams.nll(ids[split], order=best))
-
-
-def _published(path: Path, content: Any, split: str) -> list[list[tuple[int, ...]]]:
-    """Return the pieces of a split, each a list of frames.
-
-    Raises:
-        ValueError: There is none, or something else in its place.
-    """
-    pieces = content.get(split) if isinstance(content, dict) else None
-    if not isinstance(pieces, list) or not pieces:
-        raise DataError(
-            f"{path} has no pieces for the split {split}: an object with lists of pieces under "
-            f"{', '.join(SPLITS)} is needed"
-        )
-    for n, piece in enumerate(pieces, 1):
-        frames = piece if isinstance(piece, list) else []
-        is_music = [
-            isinstance(frame, list) and len(frame) == VOICES and all(map(_is_pitch, frame))
-            for frame in frames
-        ]
-        if not is_music or not all(is_music):
-            wrong = frames[is_music.index(False)] if is_music else piece
-            raise DataError(
-                f"{path}, {split}: piece {n} has {json.dumps(wrong)[:60]}; a piece is a list of "
-                f"frames, and a frame has {VOICES} pitches from 0 to {HIGHEST}, or {REST} for a "
-                "rest"
-            )
-    return [[*map(tuple, piece)] for piece in pieces]
-
-
-def _is_pitch(value: Any) -> bool:
-    return type(value) is int and REST <= value <= HIGHEST
 
 
 def _pieces(folder: Path, split: str) -> list[list[int]]:
