@@ -39,7 +39,7 @@ segment_len = 8
 """
 EXTRAS = {
     "": "import transformer_xl as txl; txl.TransformerXL.from_pretrained('run')",
-    "compress": "from transformer_xl.apps.compress import coder_library; coder_library()",
+    "compress": "import constriction",
     "onnx": "from transformer_xl.interop.export import export; export('run', 'onnx')",
     "plot": "from pathlib import Path; from transformer_xl.train.report import write_report; "
     "write_report(Path('run'))",

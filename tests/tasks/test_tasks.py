@@ -16,9 +16,14 @@ from transformer_xl.inference.answers import continuations
 from transformer_xl.model import build_model
 from transformer_xl.model.segment import Lengths
 from transformer_xl.tasks import TASKS, load_task
-from transformer_xl.tasks.babi import SEPARATOR, read_examples
 from transformer_xl.tasks.run import paired_p
-from transformer_xl.tasks.task import Measured
+from transformer_xl.tasks.task import (
+    SEPARATOR,
+    Example,
+    Measured,
+    read_examples,
+    write_examples,
+)
 
 PLACES = ("kitchen", "garden", "office")
 MODEL = """
@@ -128,6 +133,16 @@ def test_a_task_is_prepared_trained_measured_and_not_done_again(babi, tmp_path, 
     assert main(words) == 0
     assert before == {x: x.stat().st_mtime_ns for x in (tmp_path / "out").rglob("*.safetensors")}
     assert json.loads(capsys.readouterr().out) == results
+
+
+def test_examples_are_read_as_they_were_written(tmp_path):
+    examples = [Example("a b", "c"), Example("", "d e", "group")]
+    write_examples(tmp_path, "train", examples)
+    assert read_examples(tmp_path, "train") == examples
+    assert (tmp_path / "train.txt").read_text() == "a b <sep> c\n <sep> d e\n"
+    for wrong in (Example("a <sep> b", "c"), Example("a", "b\nc")):
+        with pytest.raises(ValueError, match="has a line end or"):
+            write_examples(tmp_path, "train", [wrong])
 
 
 @pytest.mark.slow
@@ -261,7 +276,7 @@ def test_a_folder_of_babi_is_read(tmp_path, shared, is_nightly):
     task.prepare(folder, tmp_path)
     examples = read_examples(tmp_path, "test")
     assert len(examples) == 20_000
-    assert len({x.task for x in examples}) == 20
+    assert len({x.group for x in examples}) == 20
     assert examples[0].prompt.endswith("where is john ?")
     measured = dict(task.baselines(tmp_path, "test"))["most frequent answer"]
     assert 20 < measured.metrics["mean"] < 40

@@ -55,7 +55,7 @@ class Compare(LoadsModels, PrintsResult):
         from transformer_xl.config import prepare_process
         from transformer_xl.studies import compare as study
         from transformer_xl.studies import standings
-        from transformer_xl.studies.baselines import BASELINES, baselines
+        from transformer_xl.studies.baselines import baselines
         from transformer_xl.train import held_out
 
         prepare_process()
@@ -70,8 +70,7 @@ class Compare(LoadsModels, PrintsResult):
             eval_tokens=self.tokens,
         )
         has_plot = can_plot()
-        has_ppmd = find_spec("pyppmd") is not None
-        if self.baselines and not has_ppmd:
+        if self.baselines and not find_spec("pyppmd"):
             say("without PPMd: it requires pip install 'transformer-xl[compare]'")
         comparison = study.Comparison(plan, self.out, say)
         comparison.go()
@@ -81,8 +80,7 @@ class Compare(LoadsModels, PrintsResult):
         write_results(self.out / "comparison", result, standings.markdown(result))
         if self.baselines:
             corpus, unit = comparison.corpus, result["unit"].replace(" ", "_")
-            names = [name for name in BASELINES if has_ppmd or name != "PPMd"]
-            rows = [asdict(row) for row in baselines(corpus, held_out(corpus), names=names)]
+            rows = [asdict(row) for row in baselines(corpus, held_out(corpus))]
             result["baselines"] = [x | {"bits": x[unit]} for x in rows if x[unit] is not None]
         table = standings.markdown(result, result["baselines"])
         write_results(self.out / "comparison", result, table)

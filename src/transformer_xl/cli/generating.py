@@ -157,12 +157,9 @@ class Generate(ReadsModel, PrintsResult):
         """Return the texts to continue."""
         if self.midi is None:
             return self.prompts or (self.settings.prompt,)
-        from transformer_xl.tasks.music import has_marks, read_midi, require_pitches, text_of
+        from transformer_xl.tasks.music import midi_prompt
 
-        require_pitches(vocab)
-        music = MusicConfig(**self.music)
-        steps = read_midi(self.midi, music, say=say)
-        return (text_of(steps, music, marked=has_marks(vocab)),)
+        return (midi_prompt(self.midi, MusicConfig(**self.music), vocab, say),)
 
     def _tokenize(self, text: str, vocab: "Vocab") -> list[int]:
         """Return the tokens of a prompt; those of a piece of music are after an end."""

@@ -77,14 +77,12 @@ def write_texts(
                 names.append(str(path))
         try:
             if scores:
-                from transformer_xl.tasks.music import joined, pieces_of, write_music
+                from transformer_xl.tasks.music import write_pieces
 
                 # Each word of a text of music is a token.
                 has_ended = len(each["text"].split()) < length
-                steps = joined(pieces_of(text, music.voices, say, has_ended=has_ended))
-                for path in scores:
-                    write_music(path, steps, music, force=force)
-                    names.append(str(path))
+                write_pieces(text, scores, music, say, has_ended=has_ended, force=force)
+                names += map(str, scores)
         except ValueError as error:
             problems.append(f"{' and '.join(map(str, scores))} not written: {error}")
     if names:

@@ -1,29 +1,28 @@
-"""bAbI: questions about short stories, one model for all twenty tasks (arXiv 1502.05698).
+"""bAbI: questions about short stories, one model for all twenty tasks (arXiv 1502.05698)."""
 
-The texts have a document per line: prompts and completions by turns with a separator between them.
-The recipes say so with ``data.reset_at`` and ``data.completion_at``. Where a document begins, the
-memory of its stream is reset, and the loss counts completions
-(:mod:`transformer_xl.data.completions`).
-"""
-
-import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from transformer_xl.config import replace_file
 from transformer_xl.data import opened
 from transformer_xl.errors import DataError
-from transformer_xl.inference import continuations
-from transformer_xl.tasks.task import SPLITS, Measured, Task, Trained
+from transformer_xl.tasks.task import (
+    SPLITS,
+    Example,
+    Measured,
+    Task,
+    Trained,
+    completions,
+    read_examples,
+    write_documents,
+    write_examples,
+)
 
-SEPARATOR = " <sep> "
-"""Stands between prompt and completion."""
 _ANSWER_LEN = 8
 """Words of an answer at most; the longest has three with two commas."""
 _VERSIONS = 16
@@ -132,14 +131,6 @@ def babi_stories(folder: Path, task: str) -> dict[str, list[list[Question]]]:
     return {"train": others(stories[:n_train]), "valid": valid, "test": tests}
 
 
-class Example(NamedTuple):
-    """A prompt, and how it goes on."""
-
-    prompt: str
-    completion: str
-    task: str
-
-
 class BabiAnswers(Task):
     """The story is read into the memory, and the answer is written after the question."""
 
@@ -170,56 +161,26 @@ class BabiAnswers(Task):
                 for task, some in of_split.items()
                 for x in chain.from_iterable(some)
             ]
-            content = json.dumps(examples, ensure_ascii=False)
-            replace_file(folder / f"{split}.json", content.encode())
-            documents = ([x.prompt, x.completion] for x in examples)
+            write_examples(folder, split, examples)
             if split == "train":
-                documents = _documents(of_split, _VERSIONS)
-            _write(folder / f"{split}.txt", documents)
+                write_documents(folder, split, _documents(of_split, _VERSIONS))
             if split != "test":
                 short = _documents(_short(of_split), _VERSIONS if split == "train" else 1)
-                _write(folder / f"short_{split}.txt", short)
+                write_documents(folder, f"short_{split}", short)
 
     def measure(self, trained: Trained, folder: Path, split: str) -> Measured:
         """Write the answer to each question and compare it."""
-        examples, vocab = read_examples(folder, split), trained.vocab
-        begin, end = trained.model.config.reset_at, trained.model.config.completion_at
-        if begin is None or end is None:
-            raise DataError(
-                "the model has no completion_at: train it with data.reset_at and data.completion_at"
-            )
-        assert vocab is not None
-        answers = continuations(
-            trained.model,
-            vocab,
-            # From the end of the example before it to the separator.
-            [[begin, *vocab.encode(example.prompt), end] for example in examples],
-            trained.lengths,
-            length=_ANSWER_LEN,
-            stop="\n",
-            batch_size=64,
-        )
-        return _measured(examples, [x.partition(SEPARATOR.strip())[0].strip() for x in answers])
+        examples = read_examples(folder, split)
+        return _measured(examples, completions(trained, examples, _ANSWER_LEN))
 
     def baselines(self, folder: Path, split: str) -> Iterator[tuple[str, Measured]]:
         """Yield the most frequent answer of each task in the training text."""
         counts: dict[str, Counter[str]] = {}
         for example in read_examples(folder, "train"):
-            counts.setdefault(example.task, Counter())[example.completion] += 1
+            counts.setdefault(example.group, Counter())[example.completion] += 1
         examples = read_examples(folder, split)
-        answers = [counts[x.task].most_common(1)[0][0] for x in examples]
+        answers = [counts[x.group].most_common(1)[0][0] for x in examples]
         yield "most frequent answer", _measured(examples, answers)
-
-
-def read_examples(folder: Path, split: str) -> list[Example]:
-    """Read the questions of a split that :meth:`BabiAnswers.prepare` has written."""
-    return [Example(*row) for row in json.loads((folder / f"{split}.json").read_bytes())]
-
-
-def _write(path: Path, documents: Iterable[list[str]]) -> None:
-    """Write a line for each document, prompts and completions by turns."""
-    text = "".join(f"{SEPARATOR.join(parts)}\n" for parts in documents)
-    replace_file(path, text.encode())
 
 
 def _documents(stories: dict[str, list[list[Question]]], n_versions: int) -> Iterator[list[str]]:
@@ -296,7 +257,7 @@ def _answer(question: Question) -> str:
 
 def _measured(examples: list[Example], answers: list[str]) -> Measured:
     right = np.array([x.completion == y for x, y in zip(examples, answers, strict=True)], float)
-    groups = np.array([x.task for x in examples])
+    groups = np.array([x.group for x in examples])
     by_task = {name: 100 * right[groups == name].mean() for name in dict.fromkeys(groups.tolist())}
     metrics = {"mean": float(np.mean([*by_task.values()]))}
     metrics["passed"] = float(sum(x >= 100 * PASSED for x in by_task.values()))

@@ -1,18 +1,29 @@
-"""What a task is: data to texts, recipes that train on them, a metric, and baselines."""
+"""What a task is: data to texts, recipes that train on them, a metric, and baselines.
 
+A text may have a document per line: prompts and completions by turns with a separator between them.
+Its recipe says so with ``data.reset_at`` and ``data.completion_at``. Where a document begins, the
+memory of its stream is reset, and the loss counts completions
+(:mod:`transformer_xl.data.completions`).
+"""
+
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from transformer_xl.config import Config, checksum
+from transformer_xl.config import Config, checksum, replace_file
 from transformer_xl.data import Vocab
+from transformer_xl.errors import DataError
+from transformer_xl.inference import continuations
 from transformer_xl.model import LanguageModel, Lengths
 
 SPLITS = ("train", "valid", "test")
+SEPARATOR = " <sep> "
+"""Stands between prompt and completion."""
 
 
 class Trained(NamedTuple):
@@ -85,3 +96,75 @@ class Task(ABC):
     def baselines(self, folder: Path, split: str) -> Iterator[tuple[str, Measured]]:
         """Yield what simple methods reach, by name."""
         yield from ()
+
+
+class Example(NamedTuple):
+    """A prompt, and how it goes on."""
+
+    prompt: str
+    completion: str
+    group: str = ""
+    """What it is reported with."""
+
+
+def write_examples(folder: Path, split: str, examples: Sequence[Example]) -> None:
+    """Write ``SPLIT.txt`` with a line for each example, and ``SPLIT.json`` to read them again.
+
+    Raises:
+        DataError: An example has the separator or a line end in it, which separate examples.
+    """
+    write_documents(folder, split, ([x.prompt, x.completion] for x in examples))
+    replace_file(folder / f"{split}.json", json.dumps(examples, ensure_ascii=False).encode())
+
+
+def write_documents(folder: Path, name: str, documents: Iterable[Sequence[str]]) -> None:
+    """Write ``NAME.txt`` with a line for each document, prompts and completions by turns.
+
+    Raises:
+        DataError: A part has the separator or a line end in it, which separate examples.
+    """
+    lines = []
+    for parts in documents:
+        if wrong := [x for x in parts if SEPARATOR in x or "\n" in x]:
+            raise DataError(f"{wrong[0][:60]!r} has a line end or {SEPARATOR!r} in it")
+        lines.append(f"{SEPARATOR.join(parts)}\n")
+    replace_file(folder / f"{name}.txt", "".join(lines).encode())
+
+
+def read_examples(folder: Path, split: str) -> list[Example]:
+    """Read what :func:`write_examples` has written."""
+    return [Example(*row) for row in json.loads((folder / f"{split}.json").read_bytes())]
+
+
+def completions(
+    trained: Trained, examples: Sequence[Example], length: int, *, batch_size: int = 64
+) -> list[str]:
+    """Return what a model writes after each prompt, up to the separator or the end of the line.
+
+    Args:
+        trained: The model.
+        examples: The prompts; their completions are not used.
+        length: Number of tokens at most.
+        batch_size: Prompts that are continued at once.
+
+    Raises:
+        DataError: The model was not trained on prompts and completions.
+    """
+    begin, end = trained.model.config.reset_at, trained.model.config.completion_at
+    vocab = trained.vocab
+    if vocab is None or begin is None or end is None:
+        raise DataError(
+            "the model has no completion_at: train it with data.reset_at and data.completion_at"
+        )
+    # From the end of the example before it to the separator.
+    prompts = [[begin, *vocab.encode(example.prompt), end] for example in examples]
+    texts = continuations(
+        trained.model,
+        vocab,
+        prompts,
+        trained.lengths,
+        length=length,
+        stop="\n",
+        batch_size=batch_size,
+    )
+    return [text.partition(SEPARATOR.strip())[0].strip() for text in texts]

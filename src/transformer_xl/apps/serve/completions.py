@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import cast
 
+import torch
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -23,7 +24,7 @@ from transformer_xl.apps.serve.service import Service
 from transformer_xl.apps.serve.sessions import turns_of
 from transformer_xl.apps.serve.texts import Part, Text
 from transformer_xl.data import normalized_prompt, unknown_warning
-from transformer_xl.inference.generate import State, random_numbers, seed_of
+from transformer_xl.inference.generate import State
 
 log = logging.getLogger("transformer_xl.serve")
 
@@ -180,7 +181,8 @@ class Answer:
         if state is not None:
             unread, before = (state.last_token,), () if state.read is None else state.read.numpy()
         seed = body.seed
-        if seed is None and state is None:
+        random = state.random if state and seed is None else None
+        if seed is None and random is None:
             # A session continues its random numbers; else the response returns a new seed.
             seed = secrets.randbits(_SEED_BITS)
         settings = {"seed": seed, "max_tokens": self._max_tokens}
@@ -210,16 +212,18 @@ class Answer:
             self._n_prompt += len(context) + len(ids) - len(unread)
             for _ in range(body.n or 1):
                 number = len(self._texts)
-                numbers = random_numbers(
-                    state and state.random if seed is None else seed_of(seed, number)
-                )
+                generator = torch.Generator()
+                if seed is not None:
+                    generator.manual_seed((seed + number) % 2**64)
+                elif random is not None:
+                    generator.set_state(random)
                 text = Text(
                     vocab=service.vocab,
                     prompt=(*context, *ids),
                     mems=None if state is None else state.mems,
                     before=before,
                     stop=stops,
-                    generator=numbers,
+                    generator=generator,
                     sampler=sampler,
                     max_tokens=self._max_tokens,
                     sink=partial(self._receive, number),

@@ -102,6 +102,17 @@ def alone_in(folder: Path | None) -> Iterator[None]:
         yield
 
 
+def require_usable(settings: ServeSettings) -> None:
+    """Require that a server can listen on its address and keep its sessions.
+
+    Raises:
+        OSError: It cannot.
+        RuntimeError: Another server keeps its sessions in that folder.
+    """
+    with listen(settings.host, settings.port), alone_in(settings.folder):
+        pass
+
+
 def address_of(listening: socket.socket) -> str:
     """Return the URL."""
     host, port = listening.getsockname()[:2]

@@ -3,7 +3,6 @@ from .batch import (
     GenerationBatch,
     generate,
     generate_batch,
-    random_numbers,
     seed_of,
 )
 from .beams import Hypothesis, Searching, beam_search
@@ -50,7 +49,6 @@ __all__ = [
     "generate_batch",
     "load_state",
     "prompt_for",
-    "random_numbers",
     "require_texts",
     "save_state",
     "seed_of",

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import numpy as np
 from jaxtyping import Float, Integer
@@ -61,7 +62,7 @@ def baselines(
     Args:
         corpus: The corpus, of any vocabulary.
         split: The text to predict: ``test`` or ``valid``.
-        names: Which baselines, in this order.
+        names: Which baselines, in this order; PPMd is left out where pyppmd is not installed.
 
     Returns:
         One row for each of ``names``; for a compressor two, without the training text and with it.
@@ -92,6 +93,8 @@ def baselines(
         )
 
     for name in names:
+        if name == "PPMd" and not find_spec("pyppmd"):
+            continue
         if name in COMPRESSORS:
             data, training_data = _texts(corpus, split)
             text_bytes = None if vocab.token_bytes is None else n_bytes

@@ -17,7 +17,7 @@ from msgspec import Meta
 from transformer_xl.data import train_vocab
 from transformer_xl.errors import DataError
 from transformer_xl.inference import losses
-from transformer_xl.studies.baselines import KneserNey, unigram_nll
+from transformer_xl.studies.baselines import KneserNey
 from transformer_xl.tasks.music.reading import REST
 from transformer_xl.tasks.music.transposing import rounds_of
 from transformer_xl.tasks.music.writing import HIGHEST, MARKS, text_of
@@ -90,7 +90,8 @@ class Music(Task):
         def cut(nll: np.ndarray) -> Measured:
             return _measured(pieces, np.split(nll, ends))
 
-        yield "unigram", cut(unigram_nll(ids["train"], ids[split], len(vocab)))
+        counts = np.bincount(ids["train"], minlength=len(vocab)) + 1
+        yield "unigram", cut(-np.log(counts / counts.sum())[ids[split]])
         grams = KneserNey(ids["train"], len(vocab), order=_ORDER)
         best = grams.best_order(ids["valid"])
         yield "n-gram, Kneser-Ney", cut(grams.nll(ids[split], order=best))

@@ -24,7 +24,7 @@ from jaxtyping import Int
 from transformer_xl.config import MusicConfig, replace_file, require_new_file
 from transformer_xl.data import EOS, Vocab
 from transformer_xl.errors import InputError
-from transformer_xl.tasks.music.reading import DRUMS, REST, mido_package
+from transformer_xl.tasks.music.reading import DRUMS, REST, mido_package, read_midi
 
 Step = Sequence[int]
 Steps = Sequence[Step] | Int[np.ndarray, "steps voices"]
@@ -134,6 +134,19 @@ def text_of(steps: Steps, settings: MusicConfig | None = None, *, marked: bool =
     return " ".join(words)
 
 
+def midi_prompt(
+    path: Path, settings: MusicConfig, vocab: Vocab, say: Callable[[str], object]
+) -> str:
+    """Return the text of a MIDI file as a model of music reads it, with marks if it has them.
+
+    Raises:
+        InputError: The vocabulary is not one of music.
+        DataError: It is no MIDI file that can be read.
+    """
+    require_pitches(vocab)
+    return text_of(read_midi(path, settings, say=say), settings, marked=has_marks(vocab))
+
+
 def has_marks(vocab: Vocab) -> bool:
     """Whether the pieces that a vocabulary was learned from have marks."""
     return any(map(_is_mark, vocab.symbols))
@@ -204,6 +217,34 @@ def midi(steps: Steps, settings: MusicConfig | None = None) -> bytes:
     content = BytesIO()
     file.save(file=content)
     return content.getvalue()
+
+
+def write_pieces(
+    text: str,
+    paths: Sequence[Path],
+    settings: MusicConfig,
+    say: Callable[[str], object],
+    *,
+    has_ended: bool,
+    force: bool,
+) -> None:
+    """Write the pieces in a text, one after the other, to MIDI files.
+
+    Args:
+        text: The text, as `pieces_of` reads it.
+        paths: The files.
+        settings: Voices, tempo, instrument, and the duration of a step.
+        say: Called with a message about each step that was left out.
+        has_ended: As for `pieces_of`.
+        force: Overwrite existing files.
+
+    Raises:
+        OSError: A file exists or cannot be written.
+        InputError: The text is no music.
+    """
+    steps = joined(pieces_of(text, settings.voices, say, has_ended=has_ended))
+    for path in paths:
+        write_music(path, steps, settings, force=force)
 
 
 def write_music(
