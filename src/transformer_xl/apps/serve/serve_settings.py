@@ -75,6 +75,7 @@ class ServeSettings:
         keys = self.keys
         keys_are_plain = all(key.isascii() and key.isprintable() for key in keys)
         host = re.compile(r"(\*\.)?[^\s/*:\[\]]+|\[[0-9A-Fa-f:.]+\]")
+        wrong_names = [name for name in self.names if not host.fullmatch(name)]
         # Keys and addresses, which may have a password, are not shown: errors are logged.
         for holds, rule in (
             (
@@ -97,8 +98,8 @@ class ServeSettings:
                 f"template={self.template!r} must have {{content}} once, and may have {{role}}",
             ),
             (
-                all(host.fullmatch(name) for name in self.names),
-                f"names={' '.join(self.names)} must be host names without a port, such as "
+                not wrong_names,
+                f"names={''.join(wrong_names[:1])!r} must be a host name without a port, such as "
                 "models.example, *. and a domain, or an IPv6 address in brackets",
             ),
         ):
