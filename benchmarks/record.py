@@ -80,8 +80,8 @@ def _of_run(folder: Path) -> dict[str, Any]:
 
 def _of_ablation(folder: Path) -> dict[str, Any]:
     found = json.loads((folder / MEASURED_FILE).read_text())
-    environment = found["runs"][0]["environment"]
     places = [folder / run["row"] / f"seed_{run['seed']}" for run in found["runs"]]
+    environment = json.loads((places[0] / "environment.json").read_text())
     return {
         **_head("ablation", environment),
         "table": found["table"],

@@ -17,10 +17,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from drawing import lines_svg
 from marked_tables import row as row_of
 
-from transformer_xl.studies.ablate import markdown, rows_of
+from transformer_xl.studies.ablate import Summary, markdown, rows_of
 from transformer_xl.train.figures import number
 
 ROOT = Path(__file__).parents[1]
@@ -146,7 +147,7 @@ def _ablations(table: Mapping[str, Any], own: Mapping[str, dict[str, Any]]) -> I
             yield f"`{result.get('command') or table['command']}`."
             yield from _noted(result)
             yield ""
-            yield markdown(result["rows"])
+            yield markdown(msgspec.convert(result["rows"], list[Summary]))
             yield f"![Bits per token over the attention length]({_picture(name)})"
             yield ""
         return
@@ -155,7 +156,7 @@ def _ablations(table: Mapping[str, Any], own: Mapping[str, dict[str, Any]]) -> I
     for row in rows_of(table["table"]):
         init, best, length = row.paper[table["table"]]
         known = (f"{x:.2f}" if x is not None else "" for x in (init, best))
-        recurrence, encoding, loss = row.parts
+        recurrence, encoding, loss = row.name.split("-")
         has_memory = "yes" if recurrence == "recurrence" else "no"
         cells = (has_memory, encoding, loss, *known, length or "")
         yield row_of(*cells, NOT_RUN)

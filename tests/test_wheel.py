@@ -39,7 +39,7 @@ segment_len = 8
 """
 EXTRAS = {
     "": "import transformer_xl as txl; txl.TransformerXL.from_pretrained('run')",
-    "compress": "from transformer_xl.apps.compress import check_installed; check_installed()",
+    "compress": "import constriction",
     "onnx": "from transformer_xl.interop.export import export; export('run', 'onnx')",
     "plot": "from transformer_xl.train.figures import rendered; rendered('svg', print)",
     "serve": "import transformer_xl.apps.serve.server",

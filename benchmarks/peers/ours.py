@@ -45,7 +45,7 @@ class Peer(peers.Peer):
             return
         from transformer_xl.config import TrainConfig
         from transformer_xl.config.distributed import World
-        from transformer_xl.train import Network
+        from transformer_xl.train.runner import Network
 
         precision: Any = job.precision
         settings = TrainConfig(compile="layers", precision=precision)

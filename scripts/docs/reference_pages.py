@@ -81,7 +81,7 @@ _PACKAGES = (
     ("tasks.task", "What a downstream task is."),
     ("tasks", "Downstream tasks by name."),
     ("tasks.run", "Trains and measures the models of a task, beside its baselines."),
-    ("tasks.music", "Music of a model of integers: MIDI files and piano rolls."),
+    ("tasks.music", "Music of a model of integers: MIDI files."),
     ("apps.compress", "Lossless compression."),
 )
 

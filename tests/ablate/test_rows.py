@@ -71,7 +71,7 @@ def test_what_a_row_has_no_use_for_is_left_out(recipe: Config) -> None:
         model = replace(recipe.model, tie_biases=False)
         train = replace(recipe.train, reset_memory=0.2)
         config = apply_row(row, replace(recipe, model=model, train=train), seed=1)
-        recurrence, encoding, _ = row.parts
+        recurrence, encoding, _ = row.name.split("-")
         assert config.train.reset_memory == (0.2 if recurrence == "recurrence" else 0.0), row
         assert config.model.tie_biases == (encoding in ("sinusoids", "learned")), row
         build_model(config.model)

@@ -22,25 +22,24 @@ def plan(toy_recipe: Callable[..., Config]) -> Plan:
 @pytest.mark.slow
 def test_each_row_is_a_run_that_is_not_made_twice(plan: Plan, tmp_path: Path) -> None:
     first = ablate(plan, tmp_path, lambda _: None)
-    assert [(run["row"], run["seed"]) for run in first] == [
+    assert [(run.row, run.seed) for run in first] == [
         ("recurrence-ours-full", 1),
         ("none-learned-half", 1),
         ("recurrence-ours-full", 2),
         ("none-learned-half", 2),
     ]
     for run in first:
-        assert run["steps"] == 3
-        trained = 16 if run["row"].startswith("recurrence") else 8
-        assert [x["attn_len"] for x in run["lengths"]] == sorted({4, 9, trained})
+        trained = 16 if run.row.startswith("recurrence") else 8
+        assert [x.attn_len for x in run.lengths] == sorted({4, 9, trained})
     files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
     # What was made is left as it is, and a row more is made beside it.
     more = replace(plan, rows=(*plan.rows, *rows_of(6, ["none-ours-full"])), seeds=(1, 2))
     second = ablate(more, tmp_path, lambda _: None)
-    assert [run for run in second if run["row"] != "none-ours-full"] == first
+    assert [run for run in second if run.row != "none-ours-full"] == first
     assert all(path.stat().st_mtime_ns == time for path, time in files.items())
     # Other lengths are measured anew, without training.
     third = ablate(replace(plan, attn_lens=(5,)), tmp_path, lambda _: None)
-    assert third[0]["lengths"][-1] == first[0]["lengths"][-1]
+    assert third[0].lengths[-1] == first[0].lengths[-1]
     weights = [path for path in files if path.suffix == ".safetensors"]
     assert all(path.stat().st_mtime_ns == files[path] for path in weights)
 

@@ -1,23 +1,19 @@
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from transformer_xl.studies.ablate import draw_ablation, markdown, summary
+from transformer_xl.studies.ablate import Length, Measured, Settings, markdown, summary
 
 
-def _run(row: str, seed: int, losses: dict[int, float], unit: str = "perplexity") -> dict[str, Any]:
-    return {
-        "row": row,
-        "seed": seed,
-        "settings": {"trained_attn_len": 100},
-        "lengths": [{"attn_len": length, "nll": x} for length, x in losses.items()],
-        "parameters": 12345,
-        "steps": 10,
-        "unit": unit,
-        "train": {"segment_len": 50},
-    }
+def _run(row: str, seed: int, losses: dict[int, float], unit: str = "perplexity") -> Measured:
+    return Measured(
+        row=row,
+        seed=seed,
+        settings=Settings(100, [*losses], "valid", None, {}),
+        segment_len=50,
+        lengths=[Length(length, x) for length, x in losses.items()],
+        unit=unit,
+    )
 
 
 RUNS = [
@@ -29,22 +25,22 @@ RUNS = [
 
 def test_rows_are_in_the_papers_order_with_means_and_spreads() -> None:
     first, second = summary(RUNS)
-    assert (first["row"], second["row"]) == ("recurrence-ours-full", "none-ours-full")
+    assert (first.row, second.row) == ("recurrence-ours-full", "none-ours-full")
     init = [math.exp(3.2), math.exp(3.4)]
-    assert first["init"]["mean"] == pytest.approx(sum(init) / 2)
-    assert first["init"]["std"] == pytest.approx(abs(init[0] - init[1]) / 2**0.5)
+    assert first.init.mean == pytest.approx(sum(init) / 2)
+    assert first.init.std == pytest.approx(abs(init[0] - init[1]) / 2**0.5)
     # 200 is as good as 300.
-    assert first["attn_len"] == 200
+    assert first.attn_len == 200
     best = [math.exp(3.0005), math.exp(3.1005)]
-    assert first["best"]["mean"] == pytest.approx(sum(best) / 2)
-    assert first["paper"] == {"init": 27.02, "best": 26.77, "attn_len": 500}
-    assert (second["attn_len"], second["init"]["std"]) == (100, None)
-    assert second["init"] == second["best"]
+    assert first.best.mean == pytest.approx(sum(best) / 2)
+    assert first.paper == (27.02, 26.77, 500)
+    assert (second.attn_len, second.init.std) == (100, None)
+    assert second.init == second.best
 
 
 def test_bits_are_bits() -> None:
     (row,) = summary([_run("none-shaw-half", 1, {100: 2.0}, "bits per token")])
-    assert row["best"]["mean"] == pytest.approx(2 / math.log(2))
+    assert row.best.mean == pytest.approx(2 / math.log(2))
 
 
 def test_the_markdown_has_a_line_for_each_row() -> None:
@@ -53,13 +49,3 @@ def test_the_markdown_has_a_line_for_each_row() -> None:
     assert len({line.count("|") for line in lines}) == 1
     assert "| no | ours | full | 50 | 33.12 | 33.12 | 100 | 29.59 | 29.02 | 260 |" in lines
     assert markdown([]) == ""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", ["png", "svg"])
-def test_the_picture_is_drawn(form: str, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    path = tmp_path / f"ablation.{form}"
-    draw_ablation(path, summary(RUNS))
-    start = path.read_bytes()[:400]
-    assert start.startswith(b"\x89PNG") if form == "png" else b"<svg" in start

@@ -73,7 +73,7 @@ def made(monkeypatch):
     # Each look at a plan makes and names all its recipes anew; the tests of standings draw.
     for name in ("plan_training", "_changed"):
         monkeypatch.setattr(compare, name, cache(getattr(compare, name)))
-    monkeypatch.setattr(standings, "save_figure", lambda figure, path: path.write_text("<svg/>"))
+    monkeypatch.setattr(standings, "write_atomically", lambda path, save: path.write_text("<svg/>"))
     monkeypatch.setattr(compare.Comparison, "_make", noted)
     monkeypatch.setattr(compare, "measured", measured)
     monkeypatch.setattr(compare, "paces", paces)

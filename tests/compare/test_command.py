@@ -92,9 +92,3 @@ def test_without_any_model_that_could_be_trained_it_fails(tmp_path, text, monkey
     words = ("--models", "lstm", "--rates", "1", "--no_baselines")
     assert call(text, tmp_path / "out", *words) == 1
     assert "no contestant could be trained" in capsys.readouterr().err
-
-
-def test_the_best_is_said_last(tmp_path, text, capsys):
-    assert call(text, tmp_path / "out", "--models", "txl", "gpt", "--no_baselines") == 0
-    out = capsys.readouterr().out
-    assert out.splitlines()[-1].startswith("txl is best: ")

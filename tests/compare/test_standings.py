@@ -13,7 +13,6 @@ from transformer_xl.studies.standings import (
     markdown,
     standings,
     tokens,
-    verdict,
 )
 
 
@@ -95,22 +94,6 @@ def test_a_picture_is_drawn_of_whatever_was_measured(run, power_law, tmp_path):
     pytest.importorskip("matplotlib")
     draw(tmp_path / "found.svg", [*power_law("a", 10.0), run("b", 2.0)])
     assert (tmp_path / "found.svg").read_text().startswith("<?xml")
-
-
-def test_a_sentence_says_what_is_best_and_what_is_better_still(run):
-    result = standings([run("a", 2.0), run("b", 2.2)]) | {"baselines": []}
-    assert verdict(result) == "a is best: 2.89 beside 3.17 bits per byte of b"
-    close = standings([run("a", 2.0), run("b", 2.001)]) | {"baselines": []}
-    assert verdict(close) == "a is best: 2.885 beside 2.887 bits per byte of b"
-    result["baselines"] = [
-        {"name": "xz -9e", "trained": False, "bits": 2.8},
-        {"name": "PPMd", "trained": True, "bits": 1.5},
-        {"name": "uniform", "trained": False, "bits": 8.0},
-    ]
-    assert verdict(result).endswith("; but PPMd, given the training text, takes 1.50")
-    assert (
-        verdict(standings([run("a", 2.0)]) | {"baselines": []}) == "a is best: 2.89 bits per byte"
-    )
 
 
 def test_a_rate_beyond_which_the_training_diverged_is_not_at_the_edge(run):

@@ -17,8 +17,8 @@ from transformer_xl.inference.evaluate import (
     score,
 )
 from transformer_xl.model import build_model
-from transformer_xl.train import Network
 from transformer_xl.train.beginning import fit_to_corpus, new_state
+from transformer_xl.train.runner import Network
 from transformer_xl.train.step import train_step
 
 END, SEPARATOR, V = 0, 1, 17

@@ -110,7 +110,7 @@ def test_what_does_not_fit_is_named(given):
         ({"history": np.zeros((2, 0, F))}, "must be"),
         ({"known": None}, r"known of shape \(2, 5, 0\) must be \(2, 5, 2\)"),
         ({"offsets": np.zeros((2, 4))}, r"offsets of shape \(2, 4\) must be \(2, 5\)"),
-        ({"horizon": 0}, "horizon=0 must be at least 1"),
+        ({"horizon": 0}, "horizon=0 and"),
         ({"paths": 0}, "paths=0 must be at least 1"),
     ):
         history, known, offsets = given

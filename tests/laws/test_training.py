@@ -12,8 +12,10 @@ from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
 from transformer_xl.data import Segments
 from transformer_xl.model import TransformerXL
 from transformer_xl.ops import BACKENDS, use_backend
-from transformer_xl.train import Network, TrainState, train_step
+from transformer_xl.train import TrainState
 from transformer_xl.train.optim import Optimizer
+from transformer_xl.train.runner import Network
+from transformer_xl.train.step import train_step
 
 pytestmark = pytest.mark.slow
 

@@ -57,11 +57,5 @@ def test_the_order_of_models_changes_nothing() -> None:
 
 def test_what_does_not_fit_is_named() -> None:
     losses = np.ones((1, 4, 3))
-    with pytest.raises(ValueError, match=r"losses of shape \(1, 4, 3\) must be"):
-        relative_effective_context_length(losses, CONTEXTS[:3])
-    with pytest.raises(ValueError, match="lengths that rise"):
-        relative_effective_context_length(losses, CONTEXTS[::-1])
-    with pytest.raises(ValueError, match="top=0 must be above 0"):
-        relative_effective_context_length(losses, CONTEXTS, top=0)
     with pytest.raises(ValueError, match="no probability at all"):
         relative_effective_context_length(losses * np.inf, CONTEXTS)

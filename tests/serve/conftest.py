@@ -19,7 +19,8 @@ from transformer_xl.apps.serve.texts import Part, Text
 from transformer_xl.config import GenerateConfig, ModelConfig
 from transformer_xl.data import Vocab, train_vocab
 from transformer_xl.data.vocab import VocabKind
-from transformer_xl.inference.generate import Sampler, Sampling, generate, random_numbers
+from transformer_xl.inference.generate import Sampler, Sampling, generate
+from transformer_xl.inference.generate.batch import random_numbers
 from transformer_xl.model import TransformerXL, build_model
 
 SECONDS = 60

@@ -10,7 +10,7 @@ SPLITS = ("train", "valid", "test")
 
 
 def babi_questions(folder, task, split):
-    return [x for story in babi_stories(folder, task, split) for x in story]
+    return [x for story in babi_stories(folder, task)[split] for x in story]
 
 
 def test_a_question_has_the_facts_of_its_story_before_it(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_no_question_is_in_two_splits(task: str, babi_folder: Path) -> None:
 def test_qa10_is_not_taken_for_qa1(babi_folder: Path, tmp_path: Path) -> None:
     for part in ("train", "test"):
         (tmp_path / f"qa10_x_{part}.txt").write_text("1 Ann sat.\n2 Who?\tAnn\t1\n")
-    with pytest.raises(FileNotFoundError, match=r"has no qa1_\*_test.txt or .txt.gz"):
+    with pytest.raises(FileNotFoundError, match=r"has no qa1_\*_train.txt or .txt.gz"):
         babi_questions(tmp_path, "qa1", "train")
 
 

@@ -67,10 +67,3 @@ def test_how_frequent_a_template_is_hardly_tells_an_anomaly(usual):
     # The area under the ROC curve: neither the rare ones nor the frequent ones.
     pairs = frequent[is_anomaly][:, None] - frequent[~is_anomaly]
     assert 0.25 <= ((pairs > 0) + 0.5 * (pairs == 0)).mean() <= 0.75
-
-
-def test_what_cannot_be_a_log_is_refused():
-    with pytest.raises(ValueError, match=r"n=0 must be at least 1"):
-        list(log_lines(0, seed=1))
-    with pytest.raises(ValueError, match=r"anomalies=0\.9 must be a share of lines up to 0\.5"):
-        list(log_lines(1, seed=1, anomalies=0.9))

@@ -9,7 +9,6 @@ import torch
 
 from transformer_xl.cli import main
 from transformer_xl.config import Config, DataConfig, ModelConfig
-from transformer_xl.config.music import MARKS
 from transformer_xl.data import Vocab, prepare, train_vocab
 from transformer_xl.data.catalogue import KNOWN_CORPORA
 from transformer_xl.inference.answers import losses
@@ -18,6 +17,7 @@ from transformer_xl.model.segment import Lengths
 from transformer_xl.tasks import load_task
 from transformer_xl.tasks.logs import task as logs_anomalies
 from transformer_xl.tasks.music.task import ROUNDS
+from transformer_xl.tasks.music.writing import MARKS
 from transformer_xl.tasks.task import Trained
 
 SIZES = {"n_layer": 2, "n_head": 2, "d_model": 16, "d_inner": 16, "mem_len": 200}

@@ -139,8 +139,8 @@ def test_examples_are_read_as_they_were_written(tmp_path):
     examples = [Example("a b", "c"), Example("", "d e", "group")]
     write_examples(tmp_path, "train", examples)
     assert read_examples(tmp_path, "train") == examples
-    assert (tmp_path / "train.txt").read_text() == "a b\tc\n\td e\n"
-    for wrong in (Example("a\tb", "c"), Example("a", "b\nc")):
+    assert (tmp_path / "train.txt").read_text() == "a b <sep> c\n <sep> d e\n"
+    for wrong in (Example("a <sep> b", "c"), Example("a", "b\nc")):
         with pytest.raises(ValueError, match="has a line end or"):
             write_examples(tmp_path, "train", [wrong])
 

@@ -69,7 +69,7 @@ WRONG = {
         r"train.tar.gz, train/1_a_5.wav: a WAV file of .* 16000 Hz",
     ),
     "no WAV": ("digits", digits(**{"1_a_5": b"text"}), r"train/1_a_5.wav: no WAV file"),
-    "no samples": ("digits", digits(**{"1_a_5": wav(0)}), r"train/1_a_5.wav: .* without samples"),
+    "no samples": ("digits", digits(**{"1_a_5": wav(0)}), r"1_a_5.wav has 0 samples"),
     "nothing held out": ("digits", digits(DIGITS[:1]), r"the split valid is empty: .* 20 "),
     "nothing else": ("digits", digits(DIGITS[1:]), r"the split train is empty"),
     "few samples": (
@@ -77,27 +77,23 @@ WRONG = {
         digits(**{"1_a_5": wav(10)}),
         r"train.tar.gz: 1_a_5.wav has 10 samples: a recording needs at least 400 \(50 ms\)",
     ),
-    "no such split": ("music", music(valid=None), r"Jsb.*json has no pieces for the split valid"),
-    "an empty split": ("music", music(test=[]), r"Jsb.*json has no pieces for the split test"),
-    "no object": ("music", {"Jsb16thSeparated.json": b"[1]"}, r"has no pieces for the split train"),
-    "no JSON": ("music", {"Jsb16thSeparated.json": b"{"}, r"Jsb16thSeparated.json is no JSON"),
-    "a number": ("music", music(valid=[PIECE, 7]), r"Jsb.*json, valid: piece 2 has 7; a piece is"),
-    "an empty piece": ("music", music(valid=[[]]), r"valid: piece 1 has \[\]; a piece is"),
+    "no such split": ("music", music(valid=None), r"Jsb.*json: .* missing required field `valid`"),
+    "an empty split": ("music", music(test=[]), r"length >= 1 - at `\$.test`; under train, valid"),
+    "no object": ("music", {"Jsb16thSeparated.json": b"[1]"}, r"Jsb.*Expected `object`, got `arr"),
+    "no JSON": ("music", {"Jsb16thSeparated.json": b"{"}, r"Jsb16thSeparated.json: Input data was"),
+    "a number": (
+        "music",
+        music(valid=[PIECE, 7]),
+        r"Jsb.*json: .* got `int` - at `\$.valid",
+    ),
+    "an empty piece": ("music", music(valid=[[]]), r"length >= 1 - at `\$.valid"),
     "3 voices": (
         "music",
         music(test=[[*PIECE, [70, 60, 52]]]),
-        r"test: piece 1 has \[70, 60, 52\]; .* a frame has 4 pitches from 0 to 127, or -1",
+        r"of length 4.* at `\$.test.*; .* frames of 4 pitches from 0 to 127, or -1",
     ),
-    "a fraction": (
-        "music",
-        music(test=[[[70, 60, 52, 40.5]]]),
-        r"test: piece 1 has \[70, 60, 52, 4",
-    ),
-    "too high": (
-        "music",
-        music(test=[[[70, 60, 52, 1000]]]),
-        r"test: piece 1 has \[70, 60, 52, 10",
-    ),
+    "a fraction": ("music", music(test=[[[70, 60, 52, 40.5]]]), r"got `float` - at `\$.test"),
+    "too high": ("music", music(test=[[[70, 60, 52, 1000]]]), r"`int` <= 127 - at `\$.test"),
 }
 
 

@@ -11,9 +11,11 @@ import torch
 from transformer_xl.config.distributed import World
 from transformer_xl.data import prepare
 from transformer_xl.inference.evaluate import evaluate
-from transformer_xl.train import Network, loop, train_step
+from transformer_xl.train import loop
 from transformer_xl.train.beginning import fit_to_corpus, new_state
 from transformer_xl.train.metrics import read_metrics
+from transformer_xl.train.runner import Network
+from transformer_xl.train.step import train_step
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from transformer_xl import WithMemory, evaluate
 from transformer_xl.apps.timing import ceiling
 from transformer_xl.config import (
     DataConfig,
@@ -19,7 +19,6 @@ from transformer_xl.config import (
     pick_device,
 )
 from transformer_xl.data import load_vocab
-from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.model import (
     MemoryLimitError,
     ModelFolder,
@@ -39,7 +38,7 @@ BAD = ("damaged", "not readable", "not examined")
 """How the messages of :func:`verify` begin where a file is not to be used as it is."""
 
 
-def diagnose() -> dict[str, Any]:
+def diagnose() -> dict[str, object]:
     """Return versions, hardware, and the choices that depend on them, with their reasons."""
     device, machine = pick_device(), describe_machine()
     precision = Precision("auto", device)

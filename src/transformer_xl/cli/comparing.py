@@ -45,7 +45,7 @@ class Compare(LoadsModels, PrintsResult):
     tokens: int | None = None
     """Evaluate on this many tokens from the start of each split; None: on all."""
     baselines: bool = True
-    """Also measure compressors and n-grams; PPMd and zstd require the extra compare."""
+    """Also measure compressors and n-grams; PPMd requires the extra compare."""
     out: Path = Path("runs/compare")
     """Folder of the runs and of comparison.json, comparison.md and comparison.svg."""
     data: Given[DataConfig] = field(default_factory=nothing)
@@ -55,7 +55,7 @@ class Compare(LoadsModels, PrintsResult):
         from transformer_xl.config import keep_freed_memory
         from transformer_xl.studies import compare as study
         from transformer_xl.studies import standings
-        from transformer_xl.studies.baselines import BASELINES, baselines
+        from transformer_xl.studies.baselines import baselines
 
         keep_freed_memory()
         names = [x for words in self.models for x in words.split(",") if x]
@@ -69,11 +69,8 @@ class Compare(LoadsModels, PrintsResult):
             eval_tokens=self.tokens,
         )
         has_plot = can_plot()
-        needed = {"PPMd": "pyppmd", "zstd -19": "zstandard"}
-        lacking = [x for x, package in needed.items() if self.baselines and not find_spec(package)]
-        if lacking:
-            remedy = "pip install 'transformer-xl[compare]'"
-            say(f"without {' and '.join(lacking)}: they require {remedy}")
+        if self.baselines and not find_spec("pyppmd"):
+            say("without PPMd: it requires pip install 'transformer-xl[compare]'")
         comparison = study.Comparison(plan, self.out, say)
         comparison.go()
         runs = comparison.planned()
@@ -82,8 +79,7 @@ class Compare(LoadsModels, PrintsResult):
         write_results(self.out / "comparison", result, standings.markdown(result))
         if self.baselines:
             corpus, unit = comparison.corpus, result["unit"].replace(" ", "_")
-            names = [name for name in BASELINES if name not in lacking]
-            rows = [asdict(row) for row in baselines(corpus, corpus.held_out, names=names)]
+            rows = [asdict(row) for row in baselines(corpus, corpus.held_out)]
             result["baselines"] = [x | {"bits": x[unit]} for x in rows if x[unit] is not None]
         table = standings.markdown(result, result["baselines"])
         write_results(self.out / "comparison", result, table)
@@ -93,7 +89,6 @@ class Compare(LoadsModels, PrintsResult):
         if has_plot:
             standings.draw(self.out / "comparison.svg", runs)
             say(f"wrote {self.out / 'comparison.svg'}")
-        (say if self.json else print)(standings.verdict(result))
         if self.json:
             show(result, as_json=True)
 

@@ -110,7 +110,6 @@ class Compress(_ArchiveCommand):
 
         names = ("streams", "segment_len", "mem_len", "learn", "lr", "ram")
         settings = compression.Settings(**{name: getattr(self, name) for name in names})
-        compression.check_installed()
         keep_freed_memory()
         if self.learn:
             say(
@@ -162,7 +161,7 @@ class Decompress(_ArchiveCommand):
         """Decompress."""
         is_named = self.file.suffix == _SUFFIX
         out = self._checked_out(self.file.with_suffix("") if is_named else None)
-        from transformer_xl.apps.compress import check_installed, decompress, find, needs_model
+        from transformer_xl.apps.compress import decompress, find, needs_model
         from transformer_xl.config import keep_freed_memory, pick_device
 
         content, coder = read_bytes(self.file), (None, None)
@@ -172,7 +171,6 @@ class Decompress(_ArchiveCommand):
         if self.model and not needs:
             say(f"{name_of(self.file)} needs no model: --model {self.model} is ignored")
         elif needs:
-            check_installed()
             if self.model:
                 coder = load(self.model)
             else:

@@ -20,7 +20,6 @@ from transformer_xl.cli.loading import (
 from transformer_xl.cli.out_files import files_of, of_music, write_texts
 from transformer_xl.cli.printing import exclude, say, show
 from transformer_xl.config import (
-    MIDI_SUFFIXES,
     GenerateConfig,
     MusicConfig,
     generation_of,
@@ -47,7 +46,7 @@ class Generate(ReadsModel, PrintsResult):
       txl generate runs/demo --length 0 --temperature 0.8 --top_p 0.95
       txl generate runs/demo --state session.safetensors --prompt 'class A'
       txl generate runs/demo --samples 8 --weights bfloat16 --json
-      txl generate runs/chorales --out bach.mid bach.png
+      txl generate runs/chorales --out bach.mid
       txl generate runs/chorales --midi begun.mid --out continued.mid
     """
 
@@ -71,9 +70,8 @@ class Generate(ReadsModel, PrintsResult):
     """Resume from the memory in this file if it exists, and save the memory there at the end."""
     out: tuple[Path, ...] = ()
     """Write prompt and text to these files instead of the terminal. For a model of music .mid and
-    .midi are MIDI files, .png and .svg piano rolls, and generation stops where the piece ends, or
-    after --length tokens; any other file is text. Of several texts each has its own: bach-1.mid,
-    bach-2.mid."""
+    .midi are MIDI files, and generation stops where the piece ends, or after --length tokens; any
+    other file is text. Of several texts each has its own: bach-1.mid, bach-2.mid."""
     force: bool = False
     """Overwrite existing files of --out."""
     music: Given[MusicConfig] = field(default_factory=nothing)
@@ -128,9 +126,9 @@ class Generate(ReadsModel, PrintsResult):
         exclude(state=self.state, out=of_music(self.out))
         if self.midi is not None:
             require_readable(self.midi)
-        if not any(path.suffix.lower() in MIDI_SUFFIXES for path in self.out):
-            # What a picture and the music that is continued need.
-            steps = ("voices", "steps_per_quarter") if self.midi or of_music(self.out) else ()
+        if not of_music(self.out):
+            # What the music that is continued needs.
+            steps = ("voices", "steps_per_quarter") if self.midi else ()
             why = "it is for --out FILE.mid or .midi" + ", and for --midi" * (not steps)
             refuse_others(self.music, "music.", steps, why)
         if self.state is not None:
@@ -148,12 +146,9 @@ class Generate(ReadsModel, PrintsResult):
         """Return the texts to continue."""
         if self.midi is None:
             return self.prompts or (self.settings.prompt,)
-        from transformer_xl.tasks.music import has_marks, read_midi, require_pitches, text_of
+        from transformer_xl.tasks.music import midi_prompt
 
-        require_pitches(vocab)
-        music = MusicConfig(**self.music)
-        steps = read_midi(self.midi, music, say=say)
-        return (text_of(steps, music, marked=has_marks(vocab)),)
+        return (midi_prompt(self.midi, MusicConfig(**self.music), vocab, say),)
 
     def _tokenize(self, text: str, vocab: "Vocab") -> list[int]:
         """Return the tokens of a prompt; those of a piece of music are after an end."""

@@ -179,7 +179,7 @@ class Serve(ReadsModel):
             "TXL_SESSIONS" not in os.environ or settings.sessions is not None,
             "TXL_SESSIONS is not read any more: give its value as --sessions, or unset it",
         )
-        from transformer_xl.apps.serve import alone_in, listen, serve
+        from transformer_xl.apps.serve import require_usable, serve
         from transformer_xl.config import generation_of
         from transformer_xl.model import ModelFolder
 
@@ -187,8 +187,7 @@ class Serve(ReadsModel):
         logging.getLogger("transformer_xl.serve").setLevel(logging.INFO)
         generation = generation_of(self.dir)
         # What cannot be used ends the command before the model is loaded.
-        with listen(settings.host, settings.port), alone_in(settings.folder):
-            pass
+        require_usable(settings)
         model, vocab = load(self.dir, self.weights)
         if not settings.preface:
             model.preface = ()

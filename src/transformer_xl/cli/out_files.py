@@ -1,17 +1,11 @@
-"""Files that txl generate writes: text, music and piano rolls, by the ends of their names."""
+"""Files that txl generate writes: text and music, by the ends of their names."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformer_xl.cli.printing import say
-from transformer_xl.config import (
-    MUSIC_SUFFIXES,
-    MusicConfig,
-    replace_file,
-    require,
-    require_new_file,
-)
+from transformer_xl.config import MusicConfig, replace_file, require, require_new_file
 from transformer_xl.errors import DataError
 
 MOST_FILES = 10_000
@@ -19,8 +13,8 @@ MOST_FILES = 10_000
 
 
 def of_music(paths: Iterable[Path]) -> list[Path]:
-    """Return those of some files that are MIDI files or piano rolls, which end with the piece."""
-    return [path for path in paths if path.suffix.lower() in MUSIC_SUFFIXES]
+    """Return those of some files that are MIDI files, which end with the piece."""
+    return [path for path in paths if MusicConfig.is_midi(path)]
 
 
 def files_of(paths: Sequence[Path], n_texts: int, *, force: bool) -> list[list[Path]]:
@@ -36,6 +30,11 @@ def files_of(paths: Sequence[Path], n_texts: int, *, force: bool) -> list[list[P
         f"--out writes a file for each of {n_texts:,} texts, at most {MOST_FILES:,}",
     )
     require(Path("-") not in paths, "--out - is no file: without --out, the text is printed")
+    for path in paths:
+        require(
+            path.suffix.lower() not in (".png", ".svg"),
+            f"--out {path}: piano rolls are gone: write a MIDI file, which other programs show",
+        )
     # Two names may be those of one file.
     is_once = len({path.resolve() for path in paths}) == len(paths)
     require(is_once, f"--out {' '.join(map(str, paths))}: a file is named twice")
@@ -43,10 +42,10 @@ def files_of(paths: Sequence[Path], n_texts: int, *, force: bool) -> list[list[P
     files = [[path.with_stem(path.stem + number) for path in paths] for number in numbers]
     for path in (path for of_text in files for path in of_text):
         require_new_file(path, force=force)
-    for path in of_music(paths):
-        from transformer_xl.tasks.music import library_of
+    if of_music(paths):
+        from transformer_xl.tasks.music import mido_package
 
-        library_of(path.suffix.lower())
+        mido_package()
     return files
 
 
@@ -77,14 +76,12 @@ def write_texts(
                 names.append(str(path))
         try:
             if scores:
-                from transformer_xl.tasks.music import joined, pieces_of, write_music
+                from transformer_xl.tasks.music import write_pieces
 
                 # Each word of a text of music is a token.
                 has_ended = len(each["text"].split()) < length
-                steps = joined(pieces_of(text, music.voices, say, has_ended=has_ended))
-                for path in scores:
-                    write_music(path, steps, music, force=force)
-                    names.append(str(path))
+                write_pieces(text, scores, music, say, has_ended=has_ended, force=force)
+                names += map(str, scores)
         except ValueError as error:
             problems.append(f"{' and '.join(map(str, scores))} not written: {error}")
     if names:

@@ -18,7 +18,7 @@ from transformer_xl.cli.given import (
 )
 from transformer_xl.cli.loading import corpus_of, evaluation_of, read_text, require_model
 from transformer_xl.cli.printing import say, show
-from transformer_xl.cli.tables import can_plot, write_results
+from transformer_xl.cli.tables import write_results
 from transformer_xl.config import (
     Config,
     Count,
@@ -171,7 +171,7 @@ class Ablate(FittedRecipe):
     """
 
     out: Path
-    """Folder of the runs, ablation.json, ablation.md and ablation.svg."""
+    """Folder of the runs, ablation.json and ablation.md."""
     table: int = 6
     """The paper's table: 6, 7 or 10 (longer segments instead of a memory, for the same GPU
     memory)."""
@@ -205,6 +205,8 @@ class Ablate(FittedRecipe):
         """Train, measure, print."""
         why = "an ablation searches for the best lengths; see --attn_lens, --split, --tokens"
         refuse_others(self.eval, "eval.", ("batch_size",), why)
+        from msgspec import to_builtins
+
         from transformer_xl.config import keep_freed_memory
         from transformer_xl.studies import ablate as study
 
@@ -214,13 +216,10 @@ class Ablate(FittedRecipe):
         chosen = tuple(study.rows_of(self.table, self.rows))
         plan = study.Plan(recipe=self.config(), rows=chosen, **options)
         measured = study.ablate(plan, self.out, say)
-        result = {"table": self.table, "rows": study.summary(measured, self.table)}
-        table = study.markdown(result["rows"])
-        write_results(self.out / "ablation", result | {"runs": measured}, table)
+        rows = study.summary(measured, self.table)
+        table, result = study.markdown(rows), {"table": self.table, "rows": to_builtins(rows)}
+        write_results(self.out / "ablation", result | {"runs": to_builtins(measured)}, table)
         (say if self.json else print)(table)
-        if can_plot():
-            study.draw_ablation(self.out / "ablation.svg", result["rows"])
-            say(f"wrote {self.out / 'ablation.svg'}")
         if self.json:
             show(result, as_json=True)
 

@@ -49,13 +49,13 @@ class Task(LoadsModels, PrintsResult):
             return
         task = load_task(self.name)
         from transformer_xl.config import keep_freed_memory
-        from transformer_xl.tasks.run import run_task, table
+        from transformer_xl.tasks.run import run_task
 
         keep_freed_memory()
         self.out = self.out or Path("runs") / "tasks" / self.name
         results = run_task(
             task, self.source, self.out, models=self.models, seeds=self.seeds, say=say
         )
-        (say if self.json else print)(table(task, results))
+        (say if self.json else print)((self.out / "results.md").read_text())
         if self.json:
             show(results, as_json=True)

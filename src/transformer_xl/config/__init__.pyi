@@ -38,7 +38,6 @@ from .files import (
     NotRegularError,
     checksum,
     is_disk_full,
-    kind_other_than_file,
     new_folder,
     open_regular,
     read_small_file,
@@ -71,12 +70,6 @@ from .model import (
     TransformerXLConfig,
 )
 from .music import (
-    HIGHEST,
-    MARKS,
-    MIDI_SUFFIXES,
-    MUSIC_SUFFIXES,
-    PICTURE_SUFFIXES,
-    REST,
     MusicConfig,
 )
 from .recipes import (
@@ -97,13 +90,7 @@ from .training import (
 __all__ = [
     "FORMAT_VERSION",
     "GONE",
-    "HIGHEST",
-    "MARKS",
-    "MIDI_SUFFIXES",
     "MODEL_TYPE",
-    "MUSIC_SUFFIXES",
-    "PICTURE_SUFFIXES",
-    "REST",
     "AuthorsConfig",
     "Config",
     "Count",
@@ -132,7 +119,6 @@ __all__ = [
     "generation_of",
     "is_disk_full",
     "keep_freed_memory",
-    "kind_other_than_file",
     "load_recipe",
     "locate",
     "locate_here",

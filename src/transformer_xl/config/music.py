@@ -1,20 +1,10 @@
 """Music as integers: what they mean, and the settings with which they become notes."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from transformer_xl.config.checks import Range, check
-
-REST = -1
-HIGHEST = 127
-"""The highest note number of MIDI."""
-MARKS = tuple(range(1000, 1004))
-"""The marks of the quarter notes of a bar of 4/4, in turn."""
-
-MIDI_SUFFIXES = (".mid", ".midi")
-PICTURE_SUFFIXES = (".png", ".svg")
-MUSIC_SUFFIXES = (*MIDI_SUFFIXES, *PICTURE_SUFFIXES)
-"""Ends of the names of files that hold music."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,3 +23,8 @@ class MusicConfig:
 
     def __post_init__(self) -> None:
         check(self, "music")
+
+    @staticmethod
+    def is_midi(path: Path) -> bool:
+        """Whether a file is a MIDI file, by the end of its name."""
+        return path.suffix.lower() in (".mid", ".midi")

@@ -1,24 +1,6 @@
 """Studies of the paper, ablations and effective context length; comparisons of models."""
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from transformer_xl.config import write_atomically
-from transformer_xl.errors import InputError
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
-def require_predicted(tokens: int | None) -> None:
-    """Require that of so many tokens at least one is predicted; None: of all there are.
-
-    Raises:
-        InputError: None is.
-    """
-    if tokens is not None and tokens < 2:
-        raise InputError(f"tokens={tokens} must be at least 2")
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, n_texts: int = 1) -> str:
@@ -32,18 +14,3 @@ def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, n_tex
     rule = "|" + "---|" * n_texts + "--:|" * (len(heads) - n_texts)
     lines = [f"| {' | '.join(row)} |" for row in (heads, *rows)]
     return "\n".join([lines[0], rule, *lines[1:]])
-
-
-def save_figure(figure: "Figure", path: Path) -> None:
-    """Save a figure in the format of the suffix, .png or .svg; the same figure, the same bytes."""
-    import matplotlib as mpl
-
-    form = path.suffix.removeprefix(".") or "png"
-    metadata = {"Date": None} if form == "svg" else {}
-
-    def save(temporary: Path) -> None:
-        # The names of clip paths and markers are random otherwise.
-        with mpl.rc_context({"svg.hashsalt": "transformer_xl"}):
-            figure.savefig(temporary, format=form, dpi=150, metadata=metadata)
-
-    write_atomically(path, save)

@@ -3,23 +3,30 @@
 Each row is trained with several seeds; for each, the best attention length is searched.
 """
 
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
 from jaxtyping import Integer
 from torch import Tensor
 
-from transformer_xl.config import Config, EvalConfig, Precision, pick_device, replace_file
+from transformer_xl import WithMemory, evaluate
+from transformer_xl.config import (
+    Config,
+    EvalConfig,
+    Precision,
+    pick_device,
+    replace_file,
+    require,
+)
 from transformer_xl.data import Corpus, prepare
 from transformer_xl.errors import SettingsError
-from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.model import LanguageModel, TransformerXL
-from transformer_xl.studies import markdown_table, require_predicted, save_figure
+from transformer_xl.studies import markdown_table
 from transformer_xl.train import RunFolder, train
 
 TABLES = (6, 7, 10)
@@ -44,11 +51,6 @@ class Row:
     """By table: perplexity at the training length, best perplexity, and its attention length."""
     longer: float = 1.0
     """Factor of the segment length, for the same GPU memory as with recurrence."""
-
-    @property
-    def parts(self) -> list[str]:
-        """``recurrence`` or not, the encoding of positions, and the loss."""
-        return self.name.split("-")
 
 
 ROWS = (
@@ -106,7 +108,7 @@ def apply_row(row: Row, recipe: Config, seed: int) -> Config:
             "model.mem_len=0: the recipe has no recurrence to take away; give it a memory, as long "
             "as the segment in the paper"
         )
-    recurrence, encoding, loss = row.parts
+    recurrence, encoding, loss = row.name.split("-")
     has_memory = recurrence == "recurrence"
     segment_len = round(recipe.train.segment_len * row.longer)
     mem_len = model.mem_len if has_memory else 0
@@ -155,20 +157,58 @@ class Plan:
     """Evaluate on this many tokens from the start of the split; None: on all."""
 
     def __post_init__(self) -> None:
-        if len({*self.seeds}) < len(self.seeds) or not self.seeds:
-            raise SettingsError(f"seeds={self.seeds} must be different, and at least one")
-        if any(length < 1 for length in self.attn_lens):
-            raise SettingsError(f"attn_lens={self.attn_lens} must be at least 1")
-        require_predicted(self.tokens)
+        rules = (
+            (
+                len({*self.seeds}) == len(self.seeds) > 0,
+                f"seeds={self.seeds} must be different, and at least one",
+            ),
+            (
+                min(self.attn_lens, default=1) > 0,
+                f"attn_lens={self.attn_lens} must be at least 1",
+            ),
+            (self.tokens is None or self.tokens > 1, f"tokens={self.tokens} must be at least 2"),
+        )
+        for holds, rule in rules:
+            require(holds, rule)
 
 
-def ablate(plan: Plan, folder: Path, say: Callable[[str], None] = print) -> list[dict[str, Any]]:
+class Length(msgspec.Struct):
+    """The loss of a model at an attention length, in nats per token."""
+
+    attn_len: int
+    nll: float
+
+
+class Settings(msgspec.Struct):
+    """What a measurement depends on beside the run."""
+
+    trained_attn_len: int
+    attn_lens: list[int]
+    split: str
+    tokens: int | None
+    checksums: dict[str, str]
+    """Of the text."""
+
+
+class Measured(msgspec.Struct, kw_only=True):
+    """The measurement of a run, as in its ``ablation.json``."""
+
+    row: str
+    seed: int
+    settings: Settings
+    segment_len: int
+    lengths: list[Length]
+    unit: str
+    """``perplexity`` or ``bits per token``."""
+
+
+def ablate(plan: Plan, folder: Path, say: Callable[[str], None] = print) -> list[Measured]:
     """Train and evaluate every row with every seed, seed by seed; finished runs are skipped.
 
     Each has a run folder, ``ROW/seed_N``, in ``folder``. The same call resumes interrupted runs.
 
     Returns:
-        The measurements of each run, as in its ``ablation.json``.
+        The measurements of each run.
 
     Raises:
         ValueError: A row does not fit the recipe; a folder holds a run of another recipe or text.
@@ -187,58 +227,44 @@ def ablate(plan: Plan, folder: Path, say: Callable[[str], None] = print) -> list
     for n, (row, config, place) in enumerate(runs, 1):
         trained = config.train.segment_len + config.model.mem_len
         lengths = plan.attn_lens or [max(1, round(factor * trained)) for factor in _FACTORS]
-        settings = {
-            "trained_attn_len": trained,
-            "attn_lens": sorted({*lengths, trained}),
-            "split": plan.split,
-            "tokens": plan.tokens,
+        settings = Settings(
+            trained_attn_len=trained,
+            attn_lens=sorted({*lengths, trained}),
+            split=plan.split,
+            tokens=plan.tokens,
             # Of another text, training says so.
-            "checksums": dict(corpus.checksums),
-        }
-        measured, seed = _read_measured(place, settings), config.train.seed
-        state = "was measured before" if measured else "begins"
-        say(f"run {n} of {len(runs)}: {row.name}, seed {seed} {state}")
-        if measured is None:
+            checksums=dict(corpus.checksums),
+        )
+        measured = None
+        with suppress(OSError, msgspec.DecodeError):
+            measured = msgspec.json.decode((place / MEASURED_FILE).read_bytes(), type=Measured)
+        is_known = measured is not None and measured.settings == settings
+        state = "was measured before" if is_known else "begins"
+        say(f"run {n} of {len(runs)}: {row.name}, seed {config.train.seed} {state}")
+        if measured is None or not is_known:
             train(config, place, quiet=True)
-            about = {"row": row.name, "seed": seed, "settings": settings}
-            text = json.dumps(about | _measure(place, config, corpus, settings), indent=2) + "\n"
-            replace_file(place / MEASURED_FILE, text.encode())
-            # As loaded from the file, with lists instead of tuples.
-            measured = json.loads(text)
-        say("   " + ", ".join(f"{x['attn_len']}: {x['nll']:.4f}" for x in measured["lengths"]))
+            measured = Measured(
+                row=row.name,
+                seed=config.train.seed,
+                settings=settings,
+                segment_len=config.train.segment_len,
+                lengths=_lengths(place, config, corpus, settings),
+                unit="bits per token" if corpus.vocab.kind in ("chars", "bytes") else "perplexity",
+            )
+            content = msgspec.json.format(msgspec.json.encode(measured))
+            replace_file(place / MEASURED_FILE, content + b"\n")
+        say("   " + ", ".join(f"{x.attn_len}: {x.nll:.4f}" for x in measured.lengths))
         all_measured.append(measured)
     return all_measured
 
 
-def _read_measured(place: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
-    try:
-        measured = json.loads((place / MEASURED_FILE).read_text(encoding="utf-8"))
-        return measured if measured["settings"] == settings else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _measure(
-    place: Path, config: Config, corpus: Corpus, settings: dict[str, Any]
-) -> dict[str, Any]:
+def _lengths(place: Path, config: Config, corpus: Corpus, settings: Settings) -> list[Length]:
     device = pick_device()
-    ids = corpus.split(settings["split"])[: settings["tokens"]]
+    ids = corpus.split(settings.split)[: settings.tokens]
     model = TransformerXL.from_pretrained(place).to(device)
     sizes = config.train.segment_len, config.eval.batch_size
     with Precision(config.train.precision, device).autocast():
-        lengths = [
-            {"attn_len": attn_len, "nll": attention_length_nll(model, ids, attn_len, *sizes)}
-            for attn_len in settings["attn_lens"]
-        ]
-    return {
-        "lengths": lengths,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "steps": RunFolder(place).steps(),
-        "unit": "bits per token" if corpus.vocab.kind in ("chars", "bytes") else "perplexity",
-        "model": asdict(model.config),
-        "train": asdict(config.train),
-        "environment": RunFolder(place).environment(),
-    }
+        return [Length(x, attention_length_nll(model, ids, x, *sizes)) for x in settings.attn_lens]
 
 
 def attention_length_nll(
@@ -255,120 +281,98 @@ def attention_length_nll(
     instead, the text is read in windows of ``attn_len`` tokens, of which the last quarter is
     predicted, so that each token sees at least three quarters of ``attn_len``.
     """
-    lengths: dict[str, Any]
+    how = WithMemory(batch_size=batch_size, segment_len=segment_len, mem_len=attn_len)
     if model.config.mem_len:
-        lengths = {"segment_len": segment_len, "mem_len": attn_len, "attn_len": attn_len}
+        how = replace(how, attn_len=attn_len)
     else:
         stride = max(1, attn_len // 4)
-        lengths = {"segment_len": stride, "mem_len": 0, "ext_len": attn_len - stride}
-    return evaluate(model, ids, WithMemory(batch_size=batch_size, **lengths)).nll
+        how = replace(how, segment_len=stride, mem_len=0, ext_len=attn_len - stride)
+    return evaluate(model, ids, how).nll
 
 
-def summary(measured: Sequence[Mapping[str, Any]], table: int = 6) -> list[dict[str, Any]]:
-    """Aggregate the runs of :func:`ablate` over seeds, to compare with a table of the paper.
+class Spread(msgspec.Struct):
+    """Mean and standard deviation over seeds; None for a single one."""
 
-    Returns:
-        For each row: ``init`` and ``best`` as mean and standard deviation over seeds (None for a
-        single one), in ``unit``, perplexity or bits per token; the shortest ``attn_len`` within
-        0.001 nats of the best; the mean loss by length; the numbers of the paper.
-    """
+    mean: float
+    std: float | None
+
+    def __str__(self) -> str:
+        digits = 4 if self.mean < 10 else 2
+        return f"{self.mean:.{digits}f}" + ("" if self.std is None else f" ± {self.std:.{digits}f}")
+
+
+class Summary(msgspec.Struct, kw_only=True):
+    """A row over its seeds, to compare with the paper."""
+
+    row: str
+    segment_len: int
+    seeds: list[int]
+    unit: str
+    init: Spread
+    """At the attention length of training, in ``unit``."""
+    best: Spread
+    attn_len: int
+    """The shortest one within 0.001 nats of the best."""
+    curve: list[Length]
+    """The mean losses."""
+    paper: tuple[float | None, float | None, int | None]
+    """As ``init``, ``best`` and ``attn_len``."""
+
+
+def summary(measured: Sequence[Measured], table: int = 6) -> list[Summary]:
+    """Aggregate the runs of :func:`ablate` over seeds, to compare with a table of the paper."""
     rows = []
     for row in ROWS:
-        runs = [run for run in measured if run["row"] == row.name]
+        runs = [run for run in measured if run.row == row.name]
         if not runs:
             continue
-        first, unit = runs[0], runs[0]["unit"]
-        trained = first["settings"]["trained_attn_len"]
-        lengths = [x["attn_len"] for x in first["lengths"]]
-        nll = np.array([[x["nll"] for x in run["lengths"]] for run in runs])
+        first, unit = runs[0], runs[0].unit
+        lengths = [x.attn_len for x in first.lengths]
+        nll = np.array([[x.nll for x in run.lengths] for run in runs])
         mean = nll.mean(0)
         best = int(np.flatnonzero(mean <= mean.min() + _AS_GOOD)[0])
-        curve = zip(lengths, mean.tolist(), strict=True)
-        paper = row.paper.get(table, (None, None, None))
         rows.append(
-            {
-                "row": row.name,
-                "recurrence": row.parts[0] == "recurrence",
-                "encoding": row.parts[1],
-                "loss": row.parts[2],
-                "segment_len": first["train"]["segment_len"],
-                "parameters": first["parameters"],
-                "seeds": [run["seed"] for run in runs],
-                "steps": [run["steps"] for run in runs],
-                "unit": unit,
-                "init": _spread(_in_unit(nll[:, lengths.index(trained)], unit)),
-                "init_attn_len": trained,
-                "best": _spread(_in_unit(nll[:, best], unit)),
-                "attn_len": lengths[best],
-                "curve": [{"attn_len": length, "nll": x} for length, x in curve],
-                "paper": dict(zip(("init", "best", "attn_len"), paper, strict=True)),
-            }
+            Summary(
+                row=row.name,
+                segment_len=first.segment_len,
+                seeds=[run.seed for run in runs],
+                unit=unit,
+                init=_spread(nll[:, lengths.index(first.settings.trained_attn_len)], unit),
+                best=_spread(nll[:, best], unit),
+                attn_len=lengths[best],
+                curve=[*map(Length, lengths, mean.tolist())],
+                paper=row.paper.get(table, (None, None, None)),
+            )
         )
     return rows
 
 
-def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+def markdown(rows: Sequence[Summary]) -> str:
     """Format a summary as a Markdown table with the columns of the paper."""
     if not rows:
         return ""
-    unit = rows[0]["unit"]
     heads = [
-        *("recurrence", "encoding", "loss", "segment", f"{unit}, init", "best", "attention length"),
-        *("paper: init", "best", "attention length"),
+        *("recurrence", "encoding", "loss", "segment", f"{rows[0].unit}, init", "best"),
+        *("attention length", "paper: init", "best", "attention length"),
     ]
-    cells = [
-        [
-            "yes" if row["recurrence"] else "no",
-            _AUTHORS[row["encoding"]],
-            row["loss"],
-            f"{row['segment_len']:,}",
-            _with_spread(row["init"]),
-            _with_spread(row["best"]),
-            f"{row['attn_len']:,}",
-            *(
-                "" if row["paper"][x] is None else f"{row['paper'][x]:.2f}"
-                for x in ("init", "best")
-            ),
-            str(row["paper"]["attn_len"] or ""),
-        ]
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        recurrence, encoding, loss = row.row.split("-")
+        *paper, attn_len = row.paper
+        cells.append(
+            [
+                "yes" if recurrence == "recurrence" else "no",
+                _AUTHORS[encoding],
+                loss,
+                *(f"{row.segment_len:,}", str(row.init), str(row.best), f"{row.attn_len:,}"),
+                *("" if x is None else f"{x:.2f}" for x in paper),
+                str(attn_len or ""),
+            ]
+        )
     return markdown_table(heads, cells, n_texts=3) + "\n"
 
 
-def draw_ablation(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Plot a summary with error bars, .png or .svg.
-
-    Raises:
-        ImportError: matplotlib is missing.
-        OSError: The file cannot be written.
-    """
-    # Without pyplot, which has global state and may need a display.
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 1.6 + 0.34 * max(len(rows), 6)), layout="constrained")
-    axes, names = figure.subplots(), [row["row"] for row in rows]
-    labels = {"init": ("o", "at the length of training"), "best": ("D", "at the best length")}
-    for kind, (marker, label) in labels.items():
-        values = [row[kind]["mean"] for row in rows]
-        errors = [row[kind]["std"] or 0.0 for row in rows]
-        axes.errorbar(values, names, xerr=errors, fmt=marker, capsize=3, label=label, alpha=0.8)
-    axes.invert_yaxis()
-    axes.set_xlabel(f"{rows[0]['unit']}, with the standard deviation over seeds")
-    axes.legend(frameon=False)
-    save_figure(figure, path)
-
-
-def _in_unit(nll: np.ndarray, unit: str) -> np.ndarray:
-    return nll / math.log(2) if unit == "bits per token" else np.exp(np.minimum(nll, 700))
-
-
-def _spread(values: np.ndarray) -> dict[str, float | None]:
-    std = float(values.std(ddof=1)) if len(values) > 1 else None
-    return {"mean": float(values.mean()), "std": std}
-
-
-def _with_spread(value: Mapping[str, Any]) -> str:
-    mean, std = value["mean"], value["std"]
-    digits = 4 if mean < 10 else 2
-    return f"{mean:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
+def _spread(nll: np.ndarray, unit: str) -> Spread:
+    is_bits = unit == "bits per token"
+    values = nll / math.log(2) if is_bits else np.exp(np.minimum(nll, 700))
+    return Spread(values.mean().item(), values.std(ddof=1).item() if len(values) > 1 else None)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -35,8 +35,7 @@ from transformer_xl.config import (
 )
 from transformer_xl.data import prepare
 from transformer_xl.errors import DataError, SettingsError
-from transformer_xl.studies import require_predicted
-from transformer_xl.studies.contestant import measured
+from transformer_xl.studies.contestant import Found, measured
 from transformer_xl.studies.pace import paces, steps_in, with_others
 from transformer_xl.train import Diverged, Interrupted
 
@@ -105,20 +104,28 @@ class Plan:
     """Evaluate on this many tokens from the start of each split; None: on all."""
 
     def __post_init__(self) -> None:
-        require(bool(self.models), "models: give at least one contestant")
-        is_once = len({*self.seeds}) == len(self.seeds) > 0
-        require(is_once, f"seeds={self.seeds} must be different, and at least one")
-        is_once = len({*self.factors}) == len(self.factors) > 0 and min(self.factors) > 0
-        what = "must be above 0, different, and at least one"
-        require(is_once, f"factors={self.factors} {what}")
-        for name, minutes in (("minutes", self.minutes), ("search_minutes", self.searched_minutes)):
-            require(minutes > 0, f"{name}={minutes} must be above 0")
+        once = "must be different, and at least one"
+        rules = [
+            (bool(self.models), "models: give at least one contestant"),
+            (len({*self.seeds}) == len(self.seeds) > 0, f"seeds={self.seeds} {once}"),
+            (
+                len({*self.factors}) == len(self.factors) > 0 and min(self.factors) > 0,
+                f"factors={self.factors} must be above 0, different, and at least one",
+            ),
+            (self.minutes > 0, f"minutes={self.minutes} must be above 0"),
+            (self.searched_minutes > 0, f"search_minutes={self.search_minutes} must be above 0"),
+            (
+                self.eval_tokens is None or self.eval_tokens > 1,
+                f"tokens={self.eval_tokens} must be at least 2",
+            ),
+        ]
         for name, recipe in self.models.items():
             for setting in ("window", "max_steps"):
                 x = getattr(recipe.eval, setting)
                 why = "would measure it otherwise than the others: leave it out"
-                require(x is None, f"{name}: eval.{setting}={x} {why}")
-        require_predicted(self.eval_tokens)
+                rules.append((x is None, f"{name}: eval.{setting}={x} {why}"))
+        for holds, rule in rules:
+            require(holds, rule)
 
     @property
     def searched_minutes(self) -> float:
@@ -138,7 +145,7 @@ class Run(msgspec.Struct, kw_only=True):
     digest: str
     """Identifies the settings and the text."""
     minutes: float
-    found: dict[str, Any]
+    found: Found
     """What :func:`~transformer_xl.studies.contestant.measured` returned, or ``failed``. Of a pace,
     the ``seconds`` of a step in each stage."""
 
@@ -153,13 +160,13 @@ class Task(NamedTuple):
     """The run folder, which a run with other settings does not share."""
 
 
-def _changed(section: ModelConfig | TrainConfig | EvalConfig) -> dict[str, Any]:
+def _changed(section: ModelConfig | TrainConfig | EvalConfig) -> dict[str, object]:
     """Return the settings that differ from their defaults: a later version may have more."""
     defaults = {field.name: field.default for field in fields(section)}
     return {name: x for name, x in asdict(section).items() if x != defaults[name]}
 
 
-def _digest(settings: list[Any]) -> str:
+def _digest(settings: list[object]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -241,7 +248,7 @@ class Comparison:
         tasks = [*self._paces().values(), *self.search(), *self.final()]
         return [run for task in tasks if (run := self.done(task))] + self.failed
 
-    def _add(self, task: Task, found: dict[str, Any]) -> None:
+    def _add(self, task: Task, found: Found) -> None:
         """Add what was measured of a run."""
         self.runs.append(msgspec.structs.replace(task.run, found=found))
         text = msgspec.json.format(msgspec.json.encode(self.runs), indent=1)
@@ -290,6 +297,7 @@ class Comparison:
         # Resolved: `auto` where that is bfloat16 is the same run as bfloat16 elsewhere.
         precision = Precision(config.train.precision, device).name
         training = _changed(replace(config.train, precision="auto"))
+        trained: list[object]
         trained = [_changed(config.model), training, dict(self.corpus.checksums)]
         trained += [torch.get_num_threads(), device.type, precision]
         # Not part of the stored text. Left out where unset, for the digests of earlier versions.
@@ -359,15 +367,23 @@ def plan_training(
         factor: Factor of the learning rates, that of Muon included.
         seed: Random seed of the training.
     """
-    changes: dict[str, Any] = {"lr": recipe.train.lr * factor}
-    if recipe.train.optimizer == "muon":
-        changes["muon_lr"] = recipe.train.muon_lr * factor
-    # Evaluated at the end only: it takes time that is not counted.
-    changes |= {"steps": steps, "minutes": None, "seed": seed, "eval_every": 0}
-    changes["warmup_steps"] = min(recipe.train.warmup_steps, steps // 10)
+    training = recipe.train
+    rates = {"lr": training.lr * factor}
+    if training.optimizer == "muon":
+        rates["muon_lr"] = training.muon_lr * factor
+    training = replace(
+        training,
+        **rates,
+        steps=steps,
+        minutes=None,
+        seed=seed,
+        # At the end only: it takes time that is not counted.
+        eval_every=0,
+        warmup_steps=min(training.warmup_steps, steps // 10),
+    )
     return replace(
         recipe,
         data=data,
-        train=replace(recipe.train, **changes),
+        train=training,
         eval=replace(recipe.eval, mem_lens=(), **_NOT_DYNAMIC),
     )

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from transformer_xl.inference.generate import prompt_for
 from transformer_xl.model import LanguageModel, build_model, load_model
 from transformer_xl.train import Optimizer, RunFolder, train
 
+Found = dict[str, Any]
+"""What is measured of a run, as in JSON."""
+Shape = Sequence[int]
 MEM_LENS = (1, 2, 4)
 """Memory lengths to choose from, on the validation text, as multiples of that of training."""
 _CHOOSING = 50_000
@@ -25,7 +29,7 @@ _OF_MACHINE = ("processor", "instructions", "gpu", "threads")
 """What is recorded of the machine of a run."""
 
 
-def measured(config: Config, folder: Path, *, n_tokens: int | None = None) -> dict[str, Any]:
+def measured(config: Config, folder: Path, *, n_tokens: int | None = None) -> Found:
     """Train a contestant, or resume it, and measure it.
 
     Args:
@@ -45,7 +49,7 @@ def measured(config: Config, folder: Path, *, n_tokens: int | None = None) -> di
     model = load_model(folder / "model" / "best").to(device)
     about = describe_machine()
     machine = {name: about[name] for name in _OF_MACHINE}
-    result: dict[str, Any] = {"training": _trained(config, model, folder)}
+    result: Found = {"training": _trained(config, model, folder)}
     split, segment_len = corpus.held_out, config.train.segment_len
 
     def losses(split: str, mem_len: int | None, n_tokens: int | None = n_tokens) -> Result:
@@ -71,7 +75,7 @@ def measured(config: Config, folder: Path, *, n_tokens: int | None = None) -> di
     return result | {"machine": machine | {"torch": str(torch.__version__)}}
 
 
-def _trained(config: Config, model: LanguageModel, folder: Path) -> dict[str, Any]:
+def _trained(config: Config, model: LanguageModel, folder: Path) -> dict[str, object]:
     """Return what the training cost."""
     state = RunFolder(folder).last_state()
     read, seconds = state["segments"], state["seconds"]
@@ -150,15 +154,17 @@ class _Untracked:
         pass
 
 
-def _product_flop(total_shape: Any, a_shape: Any, b_shape: Any, *_: Any, **__: Any) -> int:
+def _product_flop(
+    total_shape: Shape, a_shape: Shape, b_shape: Shape, *_: object, **__: object
+) -> int:
     del total_shape
     return 2 * math.prod(a_shape) * b_shape[-1]
 
 
-def _linear_flop(x_shape: Any, w_shape: Any, *_: Any, **__: Any) -> int:
+def _linear_flop(x_shape: Shape, w_shape: Shape, *_: object, **__: object) -> int:
     return 2 * math.prod(x_shape) * w_shape[0]
 
 
-def _figures(result: Result) -> dict[str, Any]:
+def _figures(result: Result) -> dict[str, object]:
     names = ("nll", "ppl", "bits_per_token", "bits_per_byte", "tokens", "mem_len", "ext_len")
     return {name: getattr(result, name) for name in names}

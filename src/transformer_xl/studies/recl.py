@@ -63,18 +63,9 @@ def relative_effective_context_length(
         One result for each model, in order.
 
     Raises:
-        InputError: Shapes are inconsistent, or a loss is not finite.
+        InputError: A loss is not finite.
     """
     losses = np.asarray(losses, dtype=np.float64)
-    if losses.ndim != 3 or losses.size == 0 or losses.shape[1] != len(contexts):
-        raise InputError(
-            f"losses of shape {losses.shape} must be (models, contexts, tokens) with "
-            f"{len(contexts)} contexts, and not empty"
-        )
-    if list(contexts) != sorted({*contexts}) or len(contexts) < 2:
-        raise InputError(f"contexts={list(contexts)} must be at least two lengths that rise")
-    if not 0 < top <= 1:
-        raise InputError(f"top={top} must be above 0 and at most 1: it is a share of the tokens")
     if not np.isfinite(losses).all():
         raise InputError("some losses are not finite: a model gives a token no probability at all")
     n_tokens = max(1, round(top * losses.shape[2]))
@@ -155,14 +146,9 @@ def context_losses(
             limit.
 
     Raises:
-        InputError: A token is outside the vocabulary, or a target lacks context.
+        InputError: A token is outside the vocabulary.
     """
     text = as_tokens(ids, model.config)
-    if min(places) < contexts[-1] or max(places) >= len(text) or contexts[0] < 1:
-        raise InputError(
-            f"tokens {min(places)} to {max(places)} of a text of {len(text)} cannot all have "
-            f"contexts of {contexts[0]} to {contexts[-1]} tokens"
-        )
     lengths = lengths._replace(segment_len=window or lengths.segment_len, ext_len=0)
     limit = contexts[-1] if window is None else min(window, contexts[-1])
     within = [c for c in contexts if c <= limit]

@@ -2,13 +2,15 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from transformer_xl.studies import markdown_table, save_figure
+from transformer_xl.config import write_atomically
+from transformer_xl.studies import markdown_table
+from transformer_xl.studies.contestant import Found
 
 if TYPE_CHECKING:
     from transformer_xl.studies.compare import Run
@@ -39,7 +41,7 @@ def flops(run: "Run") -> float:
     return 1e6 * run.found["training"]["mflop_per_token"] * tokens(run)
 
 
-def standings(runs: Runs) -> dict[str, Any]:
+def standings(runs: Runs) -> Found:
     """Sum up the runs of a comparison, those of the search included.
 
     Returns:
@@ -87,7 +89,7 @@ def _long_runs(runs: Runs) -> dict[str, list["Run"]]:
     return by_name
 
 
-def _row(long_runs: Runs, runs: Runs, unit: str) -> dict[str, Any]:
+def _row(long_runs: Runs, runs: Runs, unit: str) -> Found:
     """Sum up the long runs of a contestant."""
     losses = [bits(run, unit) for run in long_runs]
     first, trained = long_runs[0], [run.found["training"] for run in long_runs]
@@ -136,7 +138,7 @@ def _chosen_search(runs: Runs, long_runs: Runs) -> list["Run"]:
     return [x for x in runs if (x.phase, x.model, x.factor) == chosen and "failed" not in x.found]
 
 
-def markdown(result: Mapping[str, Any], baselines: Sequence[Mapping[str, Any]] = ()) -> str:
+def markdown(result: Found, baselines: Sequence[Found] = ()) -> str:
     """Format the standings as a Markdown table.
 
     Args:
@@ -166,7 +168,8 @@ def markdown(result: Mapping[str, Any], baselines: Sequence[Mapping[str, Any]] =
     ]
     lines = [markdown_table(heads, cells)]
     for row in sorted(baselines, key=lambda row: row["bits"]):
-        lines.append(f"| {_baseline(row)} | {row['bits']:.4f} |" + " |" * 9)
+        name = row["name"] + ", given the training text" * row["trained"]
+        lines.append(f"| {name} | {row['bits']:.4f} |" + " |" * 9)
     parts = ["\n".join(lines)]
     if any(row["at_edge"] for row in result["models"]):
         parts.append(
@@ -181,30 +184,8 @@ def markdown(result: Mapping[str, Any], baselines: Sequence[Mapping[str, Any]] =
     return "\n\n".join(parts) + "\n"
 
 
-def _baseline(row: Mapping[str, Any]) -> str:
-    return row["name"] + ", given the training text" * row["trained"]
-
-
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
-
-
-def verdict(result: Mapping[str, Any]) -> str:
-    """Say in a sentence which contestant is best at equal time, and what is better than it."""
-    best, *others = result["models"]
-    text = f"{best['model']} is best: {best['mean']:.2f} {result['unit']}"
-    if others:
-        # As many digits as tell them apart.
-        means = [best["mean"], others[0]["mean"]]
-        digits = next((n for n in (2, 3) if f"{means[0]:.{n}f}" != f"{means[1]:.{n}f}"), 4)
-        one, other = (f"{x:.{digits}f}" for x in means)
-        text = f"{best['model']} is best: {one} beside {other} {result['unit']} of "
-        text += others[0]["model"]
-    better = [row for row in result["baselines"] if row["bits"] < best["mean"]]
-    if better:
-        row = min(better, key=lambda row: row["bits"])
-        text += f"; but {_baseline(row)}, takes {row['bits']:.2f}"
-    return text
 
 
 def draw(path: Path, runs: Runs) -> None:
@@ -214,6 +195,8 @@ def draw(path: Path, runs: Runs) -> None:
         ImportError: matplotlib is missing.
         OSError: The file cannot be written.
     """
+    import matplotlib as mpl
+
     # Without pyplot, which has global state and may need a display.
     from matplotlib.figure import Figure
 
@@ -236,4 +219,8 @@ def draw(path: Path, runs: Runs) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.3)
         axes.legend(frameon=False, fontsize=8)
-    save_figure(figure, path)
+    form = path.suffix.removeprefix(".")
+    # The same figure, the same bytes: the names of clip paths and markers are random otherwise.
+    with mpl.rc_context({"svg.hashsalt": "transformer_xl"}):
+        about = {"Date": None} if form == "svg" else {}
+        write_atomically(path, lambda x: figure.savefig(x, format=form, dpi=150, metadata=about))

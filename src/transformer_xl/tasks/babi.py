@@ -11,14 +11,12 @@ import numpy as np
 
 from transformer_xl.data import opened
 from transformer_xl.errors import DataError
-from transformer_xl.inference import continuations
 from transformer_xl.tasks.task import (
-    SEPARATOR,
     Example,
     Measured,
     Task,
     Trained,
-    encoded_prompts,
+    completions,
     read_examples,
     write_documents,
     write_examples,
@@ -96,43 +94,40 @@ def read_babi(path: Path) -> list[list[Question]]:
     return stories
 
 
-def babi_stories(folder: Path, task: str, split: str) -> list[list[Question]]:
-    """Read the questions of each story of a task.
+def babi_stories(folder: Path, task: str) -> dict[str, list[list[Question]]]:
+    """Read the questions of each story of a task, by split.
 
-    Those of training and validation are from the training file of the task. Those that
-    are, facts and all, in the test file too (135 of 1,000 in qa4) are left out.
+    Those of training and validation, the last stories, are from the training file of the task.
+    Those that are, facts and all, in the test file too (135 of 1,000 in qa4) are left out.
 
     Args:
         folder: The folder with files such as ``qa1_single-supporting-fact_train.txt``, compressed
             or not.
         task: One of `BABI_TASKS`.
-        split: The split; for ``valid`` the last stories of the training file.
 
     Raises:
         FileNotFoundError: The folder lacks a file of the task.
         DataError: A file is none of bAbI.
     """
-    tests = read_babi(_babi_file(folder, task, "test"))
-    if split == "test":
-        return tests
-    stories = read_babi(_babi_file(folder, task, "train"))
+    files = []
+    for part in ("train", "test"):
+        if not (paths := sorted(folder.glob(f"{task}_*_{part}.txt*"))):
+            raise FileNotFoundError(
+                f"{folder} has no {task}_*_{part}.txt or .txt.gz: give the folder of bAbI (en, or "
+                f"en-10k) and tasks from {BABI_TASKS[0]} to {BABI_TASKS[-1]}"
+            )
+        files.append(read_babi(paths[0]))
+    stories, tests = files
     n_train = len(stories) - round(len(stories) * VALID_SHARE)
-    chosen = stories[:n_train] if split == "train" else stories[n_train:]
-    held_out = {x for story in tests for x in story}
-    if split == "train":
-        held_out |= {x for story in stories[n_train:] for x in story}
-    kept = ([x for x in story if x not in held_out] for story in chosen)
-    return [story for story in kept if story]
+    held_out = {*chain.from_iterable(tests)}
 
+    def others(stories: list[list[Question]]) -> list[list[Question]]:
+        rest = ([x for x in story if x not in held_out] for story in stories)
+        return [story for story in rest if story]
 
-def _babi_file(folder: Path, task: str, part: str) -> Path:
-    found = sorted(folder.glob(f"{task}_*_{part}.txt*"))
-    if not found:
-        raise FileNotFoundError(
-            f"{folder} has no {task}_*_{part}.txt or .txt.gz: give the folder of bAbI (en, or "
-            f"en-10k) and tasks from {BABI_TASKS[0]} to {BABI_TASKS[-1]}"
-        )
-    return found[0]
+    valid = others(stories[n_train:])
+    held_out |= {*chain.from_iterable(valid)}
+    return {"train": others(stories[:n_train]), "valid": valid, "test": tests}
 
 
 class BabiAnswers(Task):
@@ -157,34 +152,25 @@ class BabiAnswers(Task):
         tasks = [task for task in BABI_TASKS if [*source.glob(f"{task}_*")]]
         if not tasks:
             raise FileNotFoundError(f"{source}: no file of bAbI, such as qa1_*_train.txt")
+        stories = {task: babi_stories(source, task) for task in tasks}
         for split in ("train", "valid", "test"):
-            stories = {task: babi_stories(source, task, split) for task in tasks}
+            of_split = {task: by_split[split] for task, by_split in stories.items()}
             examples = [
-                Example(_prompt(x), _answer(x), group=task)
-                for task, some in stories.items()
+                Example(_text(*x.facts, x.question), _answer(x), task)
+                for task, some in of_split.items()
                 for x in chain.from_iterable(some)
             ]
-            write_examples(folder, split, examples, SEPARATOR)
-            if split != "test":
-                n_versions = _VERSIONS if split == "train" else 1
-                short = [*_documents(_short(stories), n_versions)]
-                write_documents(folder, f"short_{split}", short, SEPARATOR)
+            write_examples(folder, split, examples)
             if split == "train":
-                write_documents(folder, split, [*_documents(stories, _VERSIONS)], SEPARATOR)
+                write_documents(folder, split, _documents(of_split, _VERSIONS))
+            if split != "test":
+                short = _documents(_short(of_split), _VERSIONS if split == "train" else 1)
+                write_documents(folder, f"short_{split}", short)
 
     def measure(self, trained: Trained, folder: Path, split: str) -> Measured:
         """Write the answer to each question and compare it."""
         examples = read_examples(folder, split)
-        answers = continuations(
-            trained.model,
-            trained.vocab,
-            encoded_prompts(trained, examples),
-            trained.lengths,
-            length=_ANSWER_LEN,
-            stop="\n",
-            batch_size=64,
-        )
-        return _measured(examples, [x.partition(SEPARATOR.strip())[0].strip() for x in answers])
+        return _measured(examples, completions(trained, examples, _ANSWER_LEN))
 
     def baselines(self, folder: Path, split: str) -> Iterator[tuple[str, Measured]]:
         """Yield the most frequent answer of each task in the training text."""
@@ -226,7 +212,11 @@ def _documents(stories: dict[str, list[list[Question]]], n_versions: int) -> Ite
 def _short(stories: dict[str, list[list[Question]]]) -> dict[str, list[list[Question]]]:
     """Return the questions with few words before them, each as a story."""
     return {
-        task: [[x] for x in chain.from_iterable(some) if len(_prompt(x).split()) <= _SHORT]
+        task: [
+            [x]
+            for x in chain.from_iterable(some)
+            if len(_text(*x.facts, x.question).split()) <= _SHORT
+        ]
         for task, some in stories.items()
     }
 
@@ -258,10 +248,6 @@ def _text(*sentences: str) -> str:
     """Return the words between blanks without those that say nothing: articles, and full stops."""
     words = " ".join(sentences).replace(".", " ").replace("?", " ?").lower().split()
     return " ".join(x for x in words if x not in ("a", "an", "the"))
-
-
-def _prompt(question: Question) -> str:
-    return _text(*question.facts, question.question)
 
 
 def _answer(question: Question) -> str:

@@ -2,13 +2,13 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from fnmatch import fnmatch
 from pathlib import Path
 from shutil import rmtree
-from typing import Any
+from typing import TypedDict, TypeVar
 
+import msgspec
 import numpy as np
 
 from transformer_xl.config import Config, Precision, load_recipe, pick_device, replace_file
@@ -23,10 +23,29 @@ RESULTS_FILE = "results.json"
 TABLE_FILE = "results.md"
 _ABOUT_FILE = "about.json"
 """In the folder of the texts: of which task, from which data."""
-_PREPARED, _INCOMPLETE = "data", "data.incomplete"
+Known = TypeVar("Known")
 _UNREADABLE = (KeyError, TypeError, IndexError, UnicodeError)
 """Errors of programs that read other data than they expect."""
 _RESAMPLES = 9_999
+
+
+class Results(TypedDict):
+    """The contents of ``results.json``."""
+
+    task: str
+    seeds: list[int]
+    baselines: dict[str, dict[str, "Row"]]
+    models: dict[str, dict[str, "Row"]]
+
+
+class Row(TypedDict):
+    """What was measured of a method on a split."""
+
+    seeds: list[dict[str, float]]
+    """The metrics of each seed."""
+    above: dict[str, float]
+    """The p-values of paired tests, one-sided, against each other method: how likely at least as
+    large a mean difference would be if signs of the differences were random."""
 
 
 def run_task(
@@ -38,7 +57,7 @@ def run_task(
     seeds: Sequence[int] = (1,),
     splits: Sequence[str] = ("valid", "test"),
     say: Callable[[str], None] = lambda line: None,
-) -> dict[str, Any]:
+) -> Results:
     """Prepare the data of a task, train models on them, and measure them beside the baselines.
 
     What an earlier call in the same folder has made is not made again; a training that was stopped
@@ -93,19 +112,45 @@ def run_task(
                 with Precision(trained.config.train.precision, trained.model.device).autocast():
                     measured = task.measure(trained, folder, split)
                 note(name, f"{name}, seed {seed}", split, measured)
-    content = {
+    content: Results = {
         "task": task.name,
         "seeds": [*seeds],
         "baselines": {name: _rows(results, name) for name in baselines},
         "models": {name: _rows(results, name) for name in stages},
     }
-    replace_file(out / RESULTS_FILE, _json(content, indent=1))
+    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    replace_file(out / RESULTS_FILE, text.encode())
     replace_file(out / TABLE_FILE, table(task, content).encode())
     return content
 
 
-def _json(content: Any, indent: int | None = None) -> bytes:
-    return (json.dumps(content, indent=indent, allow_nan=False) + "\n").encode()
+class _Earlier(msgspec.Struct):
+    """What is read of the results of an earlier call."""
+
+    models: dict[str, dict[str, object]]
+    """By model and split."""
+    seeds: list[int]
+
+
+class _About(msgspec.Struct):
+    """What prepared texts were made from."""
+
+    task: str
+    source: str | None
+    data: object = None
+    """What :meth:`~transformer_xl.tasks.task.Task.identity` returned, as in JSON."""
+
+
+def _read(path: Path, kind: type[Known]) -> Known:
+    """Read what an earlier call has written.
+
+    Raises:
+        InputError: The file is missing or something else.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not of txl task: give another --out") from error
 
 
 def _require_all_named(
@@ -121,24 +166,19 @@ def _require_all_named(
             )
     if models and not seeds:
         raise InputError("there is no seed: give at least one, or no models")
-    path = out / RESULTS_FILE
-    if not path.is_file():
+    if not (path := out / RESULTS_FILE).is_file():
         return
-    try:
-        known = json.loads(path.read_bytes())
-        earlier = {
-            "models": [Path(name).stem for name in known["models"]],
-            "seeds": known["seeds"] if known["models"] else [],
-            "splits": dict.fromkeys(x for rows in known["models"].values() for x in rows),
-        }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is not of txl task: give another --out") from error
-    for what, values in (("models", names), ("seeds", seeds), ("splits", splits)):
-        if lost := [str(x) for x in earlier[what] if x not in values]:
+    known = _read(path, _Earlier)
+    earlier: dict[str, tuple[Iterable[object], Sequence[object]]] = {
+        "models": ([Path(name).stem for name in known.models], names),
+        "seeds": (known.seeds if known.models else (), seeds),
+        "splits": (dict.fromkeys(x for rows in known.models.values() for x in rows), splits),
+    }
+    for what, (before, now) in earlier.items():
+        if lost := ", ".join(str(x) for x in before if x not in now):
             raise InputError(
-                f"{path} has what an earlier call measured with the {what} {', '.join(lost)}, "
-                "which would be lost: name them, too (what is trained is not trained again), or "
-                "give another --out"
+                f"{path} has what an earlier call measured with the {what} {lost}, which would be "
+                "lost: name them, too (what is trained is not trained again), or give another --out"
             )
 
 
@@ -156,20 +196,23 @@ def prepare_data(task: Task, source: Path | None, out: Path, say: Callable[[str]
     Raises:
         OSError: A file is missing or cannot be written.
         DataError: The data are not those of the task.
-        InputError: The folder holds other texts, or there are runs that have read other data.
+        InputError: The folder is not of a task, or there are runs that have read other data.
     """
-    folder, writing = out / _PREPARED, out / _INCOMPLETE
+    folder, writing = out / "data", out / "data.incomplete"
     source = None if source is None else source.resolve()
-    about = {
-        "task": task.name,
-        "source": None if source is None else str(source),
-        "data": task.identity(source),
-    }
-    if folder.is_dir() and _is_prepared(folder, json.loads(_json(about)), task.reads):
-        return folder
+    about = _About(task.name, None if source is None else str(source), task.identity(source))
+    about = msgspec.json.decode(msgspec.json.encode(about), type=_About)
+    if folder.is_dir():
+        if (known := _read(folder / _ABOUT_FILE, _About)) == about:
+            return folder
+        inside = (x for x in out.iterdir() if x.is_dir())
+        if runs := [str(x) for x in inside if x not in (folder, writing)]:
+            raise InputError(
+                f"{folder} was prepared from other data or otherwise (task {known.task}, "
+                f"{known.source or 'made'}), and {min(runs)} may have read it: give another --out"
+            )
     # What an interrupted call may have left.
-    if writing.exists():
-        rmtree(writing)
+    rmtree(writing, ignore_errors=True)
     writing.mkdir(parents=True)
     say(f"preparing the data of {task.name}")
     try:
@@ -181,41 +224,10 @@ def prepare_data(task: Task, source: Path | None, out: Path, say: Callable[[str]
             f"{source} is not what task {task.name} reads ({', '.join(task.reads)}; "
             f"docs/tasks): {type(error).__name__}: {error}"
         ) from error
-    replace_file(writing / _ABOUT_FILE, _json(about))
-    if folder.exists():
-        rmtree(folder)
+    replace_file(writing / _ABOUT_FILE, msgspec.json.encode(about))
+    rmtree(folder, ignore_errors=True)
     writing.rename(folder)
     return folder
-
-
-def _is_prepared(folder: Path, about: dict[str, Any], reads: Sequence[str]) -> bool:
-    """Return whether a folder holds the texts of these data; False: they may be written anew."""
-    try:
-        known = json.loads((folder / _ABOUT_FILE).read_bytes())
-        task, source = known["task"], known["source"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{folder} is not of txl task: give another --out") from error
-    if (task, source) != (about["task"], about["source"]):
-        raise InputError(
-            f"{folder} holds the texts of task {task} from {source}, not of {about['task']} from "
-            f"{about['source']}: give another --out"
-        )
-    before, now = known.get("data"), about["data"]
-    # An earlier version may have noted files that the task does not read.
-    if isinstance(before, dict):
-        is_read = {x: x in now or any(fnmatch(x, y) for y in reads) for x in before}
-        before = {x: before[x] for x in before if is_read[x]}
-    if before == now:
-        return True
-    inside = (x for x in folder.parent.iterdir() if x.is_dir())
-    if runs := [x for x in inside if x.name not in (_PREPARED, _INCOMPLETE)]:
-        before = before if isinstance(before, dict) else {}
-        changed = [x for x in {**before, **now} if before.get(x) != now.get(x)]
-        raise InputError(
-            f"{folder} was prepared from other data, or otherwise ({', '.join(changed)} of "
-            f"{source or task} changed since), and {min(runs)} may have read it: give another --out"
-        )
-    return False
 
 
 def _recipes(task: Task, name: str) -> list[Config]:
@@ -231,8 +243,8 @@ def _recipes(task: Task, name: str) -> list[Config]:
     for setting, value in {**unused, "model.ext_len": last.model.ext_len}.items():
         if value:
             raise InputError(
-                f"{setting}={value} of model {name}: task {task.name} reads its examples "
-                "through the memory, and would be measured without it: leave it out"
+                f"{setting}={value} of model {name}: task {task.name} reads its examples through "
+                "the memory, and would be measured without it: leave it out"
             )
     return recipes
 
@@ -268,19 +280,13 @@ def _fitted(recipe: Config, folder: Path, before: Path | None, seed: int) -> Con
     return replace(recipe, data=replace(data, **paths), train=training)
 
 
-def _rows(results: dict[str, dict[str, list[Measured]]], name: str) -> dict[str, Any]:
-    """Return by split the metrics of each seed, and how a baseline or model compares with others.
-
-    ``above`` are the p-values of paired tests, one-sided, against each other method: how likely at
-    least as large a mean difference would be if signs of the differences were random.
-    """
-    rows = {}
+def _rows(results: dict[str, dict[str, list[Measured]]], name: str) -> dict[str, Row]:
+    """Return the metrics of a method by split, and how it compares with others."""
+    rows: dict[str, Row] = {}
     for split, measured in results[name].items():
-        above = {}
-        for other, by_split in results.items():
-            if other != name and split in by_split:
-                p = paired_p(measured, by_split[split])
-                above |= {} if p is None else {other: p}
+        others = {x: by_split[split] for x, by_split in results.items() if split in by_split}
+        above = {x: paired_p(measured, other) for x, other in others.items() if x != name}
+        above = {x: p for x, p in above.items() if p is not None}
         rows[split] = {"seeds": [x.metrics for x in measured], "above": above}
     return rows
 
@@ -304,16 +310,16 @@ def paired_p(one: Sequence[Measured], other: Sequence[Measured]) -> float | None
     return (n_above + 1) / (_RESAMPLES + 1)
 
 
-def table(task: Task, results: dict[str, Any]) -> str:
+def table(task: Task, results: Results) -> str:
     """Return a table in Markdown of the first metric: mean, and the range over seeds."""
     methods = {**results["baselines"], **results["models"]}
     splits = [*dict.fromkeys(split for rows in methods.values() for split in rows)]
 
-    def cell(rows: dict[str, Any], split: str) -> str:
-        values = [next(iter(x.values())) for x in rows.get(split, {}).get("seeds", [])]
+    def cell(row: Row | None) -> str:
+        values = [next(iter(x.values())) for x in row["seeds"]] if row else []
         spread = f" ({min(values):.4g} to {max(values):.4g})" if len(values) > 1 else ""
         return f"{np.mean(values):.4g}{spread}" if values else "-"
 
-    lines = [[name, *(cell(rows, x) for x in splits)] for name, rows in methods.items()]
+    lines = [[name, *(cell(rows.get(x)) for x in splits)] for name, rows in methods.items()]
     text = markdown_table(["", *splits], lines, n_texts=1 + len(splits))
     return f"{task.title}: {task.metric}\n\n{text}\n"

@@ -1,35 +1,37 @@
 """What a task is: data to texts, recipes that train on them, a metric, and baselines.
 
-The texts of most tasks have a document per line: a prompt and a completion with a separator between
-them. Their recipes say so with ``data.reset_at`` and ``data.completion_at``. Where a document
-begins, the memory of its stream is reset, and the loss counts completions
+A text may have a document per line: prompts and completions by turns with a separator between them.
+Its recipe says so with ``data.reset_at`` and ``data.completion_at``. Where a document begins, the
+memory of its stream is reset, and the loss counts completions
 (:mod:`transformer_xl.data.completions`).
 """
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from transformer_xl.config import Config, checksum, replace_file
+from transformer_xl.data import Vocab
 from transformer_xl.errors import DataError
+from transformer_xl.inference import continuations
 from transformer_xl.model import LanguageModel, Lengths
 
+SPLITS = ("train", "valid", "test")
 SEPARATOR = " <sep> "
-"""Stands between prompt and completion where the vocabulary has words."""
+"""Stands between prompt and completion."""
 
 
 class Trained(NamedTuple):
     """A trained model, and how it reads."""
 
     model: LanguageModel
-    vocab: Any
-    """Its vocabulary, a :class:`~transformer_xl.data.Vocab`; None where it reads recordings."""
+    vocab: Vocab | None
+    """Its vocabulary; None where it reads recordings."""
     config: Config
     lengths: Lengths
 
@@ -58,7 +60,7 @@ class Task(ABC):
     reads: ClassVar[Sequence[str]] = ("*",)
     """Patterns of the files that it reads in the folder of its data."""
 
-    def identity(self, source: Path | None) -> dict[str, Any]:
+    def identity(self, source: Path | None) -> Mapping[str, object]:
         """Return what tells its data from others, as can be written in JSON.
 
         Of published data, the checksums of the files that match :attr:`reads`. A task that makes
@@ -105,37 +107,28 @@ class Example(NamedTuple):
     """What it is reported with."""
 
 
-def write_examples(
-    folder: Path, split: str, examples: Sequence[Example], separator: str = "\t"
-) -> None:
+def write_examples(folder: Path, split: str, examples: Sequence[Example]) -> None:
     """Write ``SPLIT.txt`` with a line for each example, and ``SPLIT.json`` to read them again.
-
-    ``separator`` stands between prompt and completion: for a vocabulary of words, a word between
-    blanks, such as :data:`SEPARATOR`.
 
     Raises:
         DataError: An example has the separator or a line end in it, which separate examples.
     """
-    write_documents(folder, split, [(x.prompt, x.completion) for x in examples], separator)
+    write_documents(folder, split, ([x.prompt, x.completion] for x in examples))
     replace_file(folder / f"{split}.json", json.dumps(examples, ensure_ascii=False).encode())
 
 
-def write_documents(
-    folder: Path, split: str, documents: Sequence[Sequence[str]], separator: str = "\t"
-) -> None:
-    """Write ``SPLIT.txt`` with a line for each document.
-
-    Each consists of prompts and completions by turns. ``separator`` is as for
-    :func:`write_examples`.
+def write_documents(folder: Path, name: str, documents: Iterable[Sequence[str]]) -> None:
+    """Write ``NAME.txt`` with a line for each document, prompts and completions by turns.
 
     Raises:
         DataError: A part has the separator or a line end in it, which separate examples.
     """
-    for text in chain.from_iterable(documents):
-        if separator in text or "\n" in text:
-            raise DataError(f"{text[:60]!r} has a line end or {separator!r} in it")
-    text = "".join(f"{separator.join(parts)}\n" for parts in documents)
-    replace_file(folder / f"{split}.txt", text.encode())
+    lines = []
+    for parts in documents:
+        if wrong := [x for x in parts if SEPARATOR in x or "\n" in x]:
+            raise DataError(f"{wrong[0][:60]!r} has a line end or {SEPARATOR!r} in it")
+        lines.append(f"{SEPARATOR.join(parts)}\n")
+    replace_file(folder / f"{name}.txt", "".join(lines).encode())
 
 
 def read_examples(folder: Path, split: str) -> list[Example]:
@@ -143,15 +136,35 @@ def read_examples(folder: Path, split: str) -> list[Example]:
     return [Example(*row) for row in json.loads((folder / f"{split}.json").read_bytes())]
 
 
-def encoded_prompts(trained: Trained, examples: Sequence[Example]) -> list[list[int]]:
-    """Return the tokens of each prompt, from the end of the example before it to the separator.
+def completions(
+    trained: Trained, examples: Sequence[Example], length: int, *, batch_size: int = 64
+) -> list[str]:
+    """Return what a model writes after each prompt, up to the separator or the end of the line.
+
+    Args:
+        trained: The model.
+        examples: The prompts; their completions are not used.
+        length: Number of tokens at most.
+        batch_size: Prompts that are continued at once.
 
     Raises:
         DataError: The model was not trained on prompts and completions.
     """
     begin, end = trained.model.config.reset_at, trained.model.config.completion_at
-    if begin is None or end is None:
+    vocab = trained.vocab
+    if vocab is None or begin is None or end is None:
         raise DataError(
             "the model has no completion_at: train it with data.reset_at and data.completion_at"
         )
-    return [[begin, *trained.vocab.encode(example.prompt), end] for example in examples]
+    # From the end of the example before it to the separator.
+    prompts = [[begin, *vocab.encode(example.prompt), end] for example in examples]
+    texts = continuations(
+        trained.model,
+        vocab,
+        prompts,
+        trained.lengths,
+        length=length,
+        stop="\n",
+        batch_size=batch_size,
+    )
+    return [text.partition(SEPARATOR.strip())[0].strip() for text in texts]

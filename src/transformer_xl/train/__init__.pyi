@@ -4,9 +4,6 @@ from .checkpoint.checkpoints import (
 from .checkpoint.run_folder import (
     RunFolder,
 )
-from .figures import (
-    rendered,
-)
 from .loop import (
     Interrupted,
     train,
@@ -18,15 +15,11 @@ from .optim import (
     Optimizer,
     lr_scale,
 )
-from .runner import (
-    Network,
-)
 from .state import (
     TrainState,
 )
 from .step import (
     Diverged,
-    train_step,
 )
 from .stepping import (
     stepper,
@@ -35,15 +28,12 @@ from .stepping import (
 __all__ = [
     "Diverged",
     "Interrupted",
-    "Network",
     "Optimizer",
     "Progress",
     "RunFolder",
     "TrainState",
     "first_damaged",
     "lr_scale",
-    "rendered",
     "stepper",
     "train",
-    "train_step",
 ]

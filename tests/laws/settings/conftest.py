@@ -13,8 +13,9 @@ from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
 from transformer_xl.config.distributed import World
 from transformer_xl.data import prepare
 from transformer_xl.model import build_model
-from transformer_xl.train import Network, step
+from transformer_xl.train import step
 from transformer_xl.train.beginning import fit_to_corpus, initial_weights, new_state
+from transformer_xl.train.runner import Network
 
 CPU = torch.device("cpu")
 BASE = Config(

@@ -1,6 +1,5 @@
 """Lossless compression with a model: a symbol of probability p costs -log2 p bits."""
 
-from transformer_xl.apps.compress.arithmetic import check_installed
 from transformer_xl.apps.compress.choosing import Choice, compress_best, find
 from transformer_xl.apps.compress.contents import (
     Compressed,
@@ -19,7 +18,6 @@ __all__ = [
     "Compressed",
     "Settings",
     "UnrestorableError",
-    "check_installed",
     "compress",
     "compress_best",
     "decompress",

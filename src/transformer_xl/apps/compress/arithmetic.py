@@ -11,6 +11,7 @@ The grid costs $\frac{\ln 2}{2} \cdot \frac{1}{12 \cdot 32^2}$ = 0.00003 bits a 
 """
 
 import math
+from collections.abc import Sequence
 from decimal import Decimal
 from functools import cache
 from typing import Any
@@ -84,11 +85,13 @@ class Encoder:
     """Encodes symbols, each with its own distribution."""
 
     def __init__(self) -> None:
-        library = check_installed()
+        library = coder_library()
         self._coder = library.stream.queue.RangeEncoder()
         self._family = library.stream.model.Categorical(perfect=False)
 
-    def put(self, symbols: Any, probabilities: Float64[np.ndarray, "n V"]) -> None:
+    def put(
+        self, symbols: Sequence[int] | np.ndarray, probabilities: Float64[np.ndarray, "n V"]
+    ) -> None:
         """Encode a row of symbols."""
         symbols = np.ascontiguousarray(symbols, dtype=np.int32)
         if len(symbols):
@@ -109,7 +112,7 @@ class Decoder:
     def __init__(self, payload: bytes) -> None:
         if len(payload) % 4:
             raise OtherNumbersError("the size of the code is not a multiple of 4 bytes")
-        library = check_installed()
+        library = coder_library()
         words = np.frombuffer(payload, "<u4").astype(np.uint32)
         self._coder = library.stream.queue.RangeDecoder(words)
         self._family = library.stream.model.Categorical(perfect=False)
@@ -143,11 +146,11 @@ def _table() -> Float64[np.ndarray, " steps"]:
     return np.array([float(round(root**step * 2**48)) for step in range(DEEPEST + 1)])
 
 
-def check_installed() -> Any:
-    """Check that the library for arithmetic coding is installed, and return it.
+def coder_library() -> Any:
+    """Return the library for arithmetic coding.
 
     Raises:
-        RuntimeError: It is not.
+        RuntimeError: It is not installed.
     """
     try:
         import constriction

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import torch
 
-from transformer_xl.apps.compress import arithmetic
 from transformer_xl.apps.compress.coding import Progress
 from transformer_xl.apps.compress.contents import Compressed, UnrestorableError, compress, store
 from transformer_xl.apps.compress.header import unpack
@@ -63,7 +62,6 @@ def compress_best(
         RuntimeError: The library for arithmetic coding is missing.
         InputError: No model is shipped, or the settings say that it learns.
     """
-    arithmetic.check_installed()
     settings = settings or Settings()
     if settings.learn:
         raise InputError("learn=True without a model starts an untrained one: use compress")
@@ -72,19 +70,17 @@ def compress_best(
         raise InputError("this installation has no shipped models: give a model with --model DIR")
     stored, sample = store(data, settings.ram), sample_of(data)
     choices: list[tuple[float, Choice]] = []
-    for choice in (_loaded(shipped, device, say) for shipped in models) if data else ():
-        if choice is None:
-            continue
+    for shipped in models if data else ():
+        choice = _loaded(shipped, device, say)
         # Numbers written as text are no text that such a model was trained on.
-        if choice.vocab.kind != "integers":
-            result = _compressed(sample, choice, settings, say)
-            if result is not None:
-                choices.append((len(result.content) / len(sample), choice))
+        if choice is None or choice.vocab.kind == "integers":
+            continue
+        if result := _compressed(sample, choice, settings, say):
+            choices.append((len(result.content) / len(sample), choice))
     for ratio, choice in sorted(choices, key=lambda each: each[0]):
         if ratio * len(data) > _MARGIN * len(stored.content):
             break
-        result = _compressed(data, choice, settings, say, progress)
-        if result is not None:
+        if result := _compressed(data, choice, settings, say, progress):
             if len(result.content) >= len(stored.content):
                 break
             say(choice.shipped.using)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -61,10 +61,10 @@ class Compressed:
     model: str | None = None
     """The shipped model that was chosen and used."""
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> dict[str, object]:
         """Return the figures; without those that an empty text does not have."""
         n = len(self.content)
-        report = {"bytes": self.size, "compressed_bytes": n}
+        report: dict[str, object] = {"bytes": self.size, "compressed_bytes": n}
         report |= {"bits_per_byte": 8 * n / self.size} if self.size else {}
         return report | {"method": self.method} | ({"model": self.model} if self.model else {})
 
@@ -86,7 +86,6 @@ def compress(
         CheckpointError: The model's numbers are not finite.
         ValueError: The vocabulary cannot represent the bytes, or settings are invalid.
     """
-    arithmetic.check_installed()
     settings = settings or Settings()
     if model is None and not settings.learn:
         raise InputError("without a model an untrained one must learn: set settings.learn")
@@ -163,7 +162,6 @@ def decompress(
         if header.coding == XZ:
             data = _unpack_xz(data, header.size, ram)
         elif coding is not None:
-            arithmetic.check_installed()
             model = _model_of(header, coding, model, vocab)
             check_possible(header, coding, len(data), model.config, is_of_bytes, ram)
             with _rounds(model, coding, progress) as rounds:

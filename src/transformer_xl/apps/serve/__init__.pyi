@@ -1,4 +1,4 @@
 from .serve_settings import ServeSettings
-from .server import alone_in, listen, serve
+from .server import require_usable, serve
 
-__all__ = ["ServeSettings", "alone_in", "listen", "serve"]
+__all__ = ["ServeSettings", "require_usable", "serve"]

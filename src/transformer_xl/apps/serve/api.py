@@ -13,18 +13,19 @@ from starlette.responses import Response
 
 from transformer_xl import __version__
 from transformer_xl.apps.serve import schemas
-from transformer_xl.apps.serve.choices import ChatForm, Form, token_text
+from transformer_xl.apps.serve.choices import ChatForm, Form, Json, token_text
 from transformer_xl.apps.serve.completions import complete
 from transformer_xl.apps.serve.errors import ApiError
 from transformer_xl.apps.serve.guard import Guard
-from transformer_xl.apps.serve.repeats import note_of
 from transformer_xl.apps.serve.responses import JsonResponse, add_handlers
 from transformer_xl.apps.serve.service import Service
+from transformer_xl.apps.serve.sessions import turns_of
 
+Responses = dict[int | str, dict[str, Any]]
+"""As FastAPI types them."""
 Name = Annotated[str, Path(pattern=schemas.NAME)]
-_ANY: dict[str, Any] = {"schema": {"type": "string"}}
-_STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": _ANY}}}
-_PLAIN: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": _ANY}}}
+_STREAMED: Responses = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+_PLAIN: Responses = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 _CHAT_TOKENS = 256
 """Maximum tokens of a message if the request has no limit."""
 
@@ -60,7 +61,6 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         body: schemas.CompletionRequest,
         request: Request,
         x_session: Annotated[schemas.SessionName | None, Header()] = None,
-        idempotency_key: Annotated[str | None, Header(pattern=schemas.KEY)] = None,
     ) -> Response:
         """Continue one or more texts.
 
@@ -68,16 +68,21 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         the model remembers it, so `prompt` holds only what is new. A session handles one request
         at a time.
 
-        If a request is repeated with the same `Idempotency-Key`, the first answer is returned again
-        and nothing is appended to the session. If `session_turn` is not the number of answers that
-        the session has given, the request fails with status 409 and nothing is appended.
+        If `session_turn` is not the number of answers that the session has given, the request fails
+        with status 409 and nothing is appended.
         """
+        if "Idempotency-Key" in request.headers:
+            message = (
+                "Idempotency-Key is gone: send session_turn, with which a request is appended "
+            )
+            message += "once; GET /v1/sessions/NAME has the turns and the tokens"
+            raise ApiError(400, message, "unsupported_parameter", "Idempotency-Key")
         if x_session is not None:
             if body.session not in (None, x_session):
                 message = f"X-Session is {x_session!r} and session {body.session!r}: give one"
                 raise ApiError(400, message, "two_sessions", "session")
             body.session = x_session
-        return await complete(service, body, request, Form(), idempotency_key)
+        return await complete(service, body, request, Form())
 
     @app.post("/v1/chat/completions", responses=_STREAMED)
     async def chats(body: schemas.ChatRequest, request: Request) -> Response:
@@ -86,10 +91,11 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         The messages are formatted as one prompt with the template of the server, or with a plain
         template if it has none. The field `chat_template` of the response names which was used.
         """
-        for header in ("X-Session", "Idempotency-Key"):
-            if header in request.headers:
-                message = "a chat has no session, as each request has all its messages: leave "
-                raise ApiError(400, f"{message}{header} out", "unsupported_parameter", header)
+        if "X-Session" in request.headers:
+            message = (
+                "a chat has no session, as each request has all its messages: leave X-Session "
+            )
+            raise ApiError(400, f"{message}out", "unsupported_parameter", "X-Session")
         completion = _completion_request(body, service)
         return await complete(service, completion, request, ChatForm(service.chat_template))
 
@@ -124,12 +130,12 @@ def _add_models(app: FastAPI, service: Service) -> None:
     """Add the endpoints that describe the model."""
 
     @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
+    async def models() -> Json:
         """List the models: the one that this server has."""
         return {"object": "list", "data": [await one_model(service.name)]}
 
     @app.get("/v1/models/{name:path}")
-    async def one_model(name: str) -> dict[str, Any]:
+    async def one_model(name: str) -> Json:
         """Describe a model."""
         if name != service.name:
             raise ApiError(404, f"there is no model {name!r}", "model_not_found", "model")
@@ -137,8 +143,13 @@ def _add_models(app: FastAPI, service: Service) -> None:
         n_weights = sum(x.numel() for x in model.parameters())
         about = f"{name}: {n_weights:,} weights, {len(vocab):,} {vocab.kind}"
         about += f", a memory of {model.config.mem_len} tokens"
-        content = {"id": name, "object": "model", "created": service.created, "about": about}
-        return content | {"owned_by": "transformer-xl"}
+        return {
+            "id": name,
+            "object": "model",
+            "created": service.created,
+            "about": about,
+            "owned_by": "transformer-xl",
+        }
 
 
 def _add_health(app: FastAPI, service: Service) -> None:
@@ -168,12 +179,12 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
     sessions, path = service.sessions, "/v1/sessions/{name}"
 
     @app.get("/v1/sessions")
-    async def all_sessions(limit: Annotated[int, Query(ge=1, le=10_000)] = 100) -> dict[str, Any]:
+    async def all_sessions(limit: Annotated[int, Query(ge=1, le=10_000)] = 100) -> Json:
         """List sessions, the most recently used first."""
         return {"object": "list", "data": sessions.all(limit)}
 
     @app.get(path)
-    async def one_session(name: Name) -> dict[str, Any]:
+    async def one_session(name: Name) -> Json:
         """Describe a session and the content of its memory.
 
         `tokens` are the IDs of the remembered tokens, as far as they are known, followed by the
@@ -187,12 +198,12 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
             # The first one as at the beginning of a line.
             texts.append(token_text(decoder.raw(token)))
             decoder.push(token)
-        content = {"turns": note_of(state.note).turns, "remembered": n_remembered}
+        content = {"turns": turns_of(state), "remembered": n_remembered}
         content |= {"tokens": tokens, "texts": texts}
         return sessions.describe(name) | content
 
     @app.delete(path)
-    async def delete(name: Name) -> dict[str, Any]:
+    async def delete(name: Name) -> Json:
         """Delete a session."""
         await service.with_session(sessions.delete, name)
         return {"id": name, "object": "session", "deleted": True}

@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any
 
 from transformer_xl.apps.serve.chat import ChatTemplate
 from transformer_xl.apps.serve.texts import Part, Token
+
+Json = dict[str, object]
+"""An object of JSON."""
 
 
 class Form:
@@ -22,7 +24,7 @@ class Form:
 
     prefix, object, part = "cmpl", "text_completion", "text_completion"
     stop: tuple[str, ...] = ()
-    about: Mapping[str, Any] = MappingProxyType({})
+    about: Mapping[str, str] = MappingProxyType({})
 
     def choice(
         self,
@@ -32,7 +34,7 @@ class Form:
         *,
         is_event: bool = False,
         is_first: bool = False,
-    ) -> dict[str, Any]:
+    ) -> Json:
         """Return parts of a text as a choice: all, or those of an event of a stream."""
         text = "".join(part.text for part in parts)
         tokens = [token for part in parts for token in part.tokens]
@@ -45,15 +47,15 @@ class Form:
             "token_ids": [token.id for token in tokens],
         }
 
-    def content(self, text: str) -> dict[str, Any]:
+    def content(self, text: str) -> Json:
         """Return a whole text as keys of a choice."""
         return {"text": text}
 
-    def delta(self, text: str, is_first: bool) -> dict[str, Any]:
+    def delta(self, text: str, is_first: bool) -> Json:
         """Return a part of a text as keys of a choice."""
         return {"text": text}
 
-    def scores(self, tokens: Sequence[Token]) -> dict[str, Any]:
+    def scores(self, tokens: Sequence[Token]) -> Json:
         """Return the scores of tokens."""
         return {
             "tokens": [token_text(each.raw) for each in tokens],
@@ -71,15 +73,15 @@ class ChatForm(Form):
     def __init__(self, template: ChatTemplate) -> None:
         self.stop, self.about = template.stop, {"chat_template": template.kind}
 
-    def content(self, text: str) -> dict[str, Any]:
+    def content(self, text: str) -> Json:
         """Return a whole text as a message."""
         return {"message": {"role": "assistant", "content": text}}
 
-    def delta(self, text: str, is_first: bool) -> dict[str, Any]:
+    def delta(self, text: str, is_first: bool) -> Json:
         """Return a part of a text as a part of a message."""
         return {"delta": {**({"role": "assistant"} if is_first else {}), "content": text}}
 
-    def scores(self, tokens: Sequence[Token]) -> dict[str, Any]:
+    def scores(self, tokens: Sequence[Token]) -> Json:
         """Return the scores of tokens."""
         content = [
             _scored(each.raw, each.scored and each.scored.log_prob)
@@ -89,7 +91,7 @@ class ChatForm(Form):
         return {"content": content}
 
 
-def _scored(raw: bytes, log_prob: float | None) -> dict[str, Any]:
+def _scored(raw: bytes, log_prob: float | None) -> Json:
     return {"token": token_text(raw), "logprob": log_prob, "bytes": [*raw]}
 
 

@@ -6,23 +6,24 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import cast
 
-import numpy as np
+import torch
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
-from transformer_xl.apps.serve.choices import Form
+from transformer_xl.apps.serve.choices import Form, Json
 from transformer_xl.apps.serve.errors import ApiError, NotStartedError
-from transformer_xl.apps.serve.repeats import Note, note_of
 from transformer_xl.apps.serve.responses import JsonResponse, error_content
 from transformer_xl.apps.serve.schemas import SAMPLING, CompletionRequest
 from transformer_xl.apps.serve.service import Service
+from transformer_xl.apps.serve.sessions import turns_of
 from transformer_xl.apps.serve.texts import Part, Text
-from transformer_xl.inference.generate import TextWriter, random_numbers
+from transformer_xl.inference.generate import State
 
 log = logging.getLogger("transformer_xl.serve")
 
@@ -34,26 +35,17 @@ _DONE = b"data: [DONE]\n\n"
 
 
 async def complete(
-    service: Service,
-    body: CompletionRequest,
-    request: Request,
-    form: Form,
-    key: str | None = None,
+    service: Service, body: CompletionRequest, request: Request, form: Form
 ) -> Response:
     """Handle a request for completions, or for messages, as the form says.
-
-    A request whose session has its ``key``, the Idempotency-Key, is answered as before.
 
     Raises:
         ApiError: The request cannot be answered.
     """
-    answer = Answer(service, body, request, form, key)
+    answer = Answer(service, body, request, form)
     with ExitStack() as ending:
         ending.callback(answer.end)
-        if repeated := await answer.begin():
-            content = json.loads(repeated) | {"repeated": True}
-            events = _event(content) + _DONE
-            return _Events(iter([events])) if body.stream else JsonResponse(content)
+        await answer.begin()
         # Before the headers are sent: an early failure is still returned as a status.
         await answer.wait()
         while not body.stream and answer.has_more:
@@ -70,27 +62,22 @@ class Answer:
     """The texts of one request, or the one text that continues a session."""
 
     def __init__(
-        self,
-        service: Service,
-        body: CompletionRequest,
-        request: Request,
-        form: Form,
-        key: str | None,
+        self, service: Service, body: CompletionRequest, request: Request, form: Form
     ) -> None:
-        self._service, self._body, self._request = service, body, request
-        self._form, self._key = form, key
+        self._service, self._body, self._request, self._form = service, body, request, form
         self._started = time.monotonic()
-        self._head: dict[str, Any] = {
+        self._head: Json = {
             "id": f"{form.prefix}-{uuid.uuid4().hex}",
             "created": int(time.time()),
             "model": service.name,
         }
         default = min(16, service.settings.max_tokens)
         self._max_tokens: int = default if body.max_tokens is None else body.max_tokens
-        self._about: dict[str, Any] = {}
+        self._about: Json = {}
         """Settings of sampling, and warnings about the prompts."""
-        self._session, self._state = body.session, None
-        self._note = Note()
+        self._session = body.session
+        self._state: State | None = None
+        self._turns = 0
         self._texts: list[Text] = []
         self._parts: list[list[Part]] = []
         """The parts of each text, until its end."""
@@ -102,11 +89,8 @@ class Answer:
         self._due = 0.0 if body.stream else float("inf")
         """When the next event may be sent."""
 
-    async def begin(self) -> str:
+    async def begin(self) -> None:
         """Validate the request and submit its texts to the engine.
-
-        Returns:
-            The JSON of an answer that was given to this request before, or "".
 
         Raises:
             ApiError: The request is invalid, its session is not available, or the queue is full.
@@ -117,10 +101,11 @@ class Answer:
             self._state = await service.with_session(service.sessions.open, self._session)
         try:
             if self._session:
-                self._note = note_of(self._state.note) if self._state else Note()
-                if repeated := self._note.answered(body, self._key):
-                    await asyncio.to_thread(service.sessions.close, self._session)
-                    return repeated
+                self._turns = turns_of(self._state)
+                if body.session_turn not in (None, self._turns):
+                    message = f"session_turn={body.session_turn}, and the session has given "
+                    message += f"{self._turns} answers: nothing was appended"
+                    raise ApiError(409, message, "session_at_another_turn", "session_turn")
                 # It may have waited, as in a paused process, and been sent again since.
                 self.require_client()
             # A long prompt takes long to tokenize.
@@ -131,7 +116,6 @@ class Answer:
             if self._session:
                 await asyncio.to_thread(service.sessions.close, self._session)
             raise
-        return ""
 
     def _require_supported(self) -> None:
         """Require that this server can answer the request, before its session is opened.
@@ -140,25 +124,21 @@ class Answer:
             ApiError: The model is another one, a field is not supported, or a limit is exceeded.
         """
         body, service = self._body, self._service
+        most = service.settings.max_tokens
+        problems = {
+            "echo": body.echo
+            and "echo and scores of prompts are gone: txl score scores a text, and "
+            "transformer_xl.harness has the model type transformer-xl of lm-evaluation-harness",
+            "max_tokens": self._max_tokens > most
+            and f"max_tokens={body.max_tokens} must be at most {most}",
+            "session_turn": body.session_turn is not None
+            and not body.session
+            and "session_turn is for sessions: name one, or leave it out",
+        }
         if body.model not in (None, service.name):
             message = f"there is no model {body.model!r}: this server has {service.name!r}"
             raise ApiError(404, message, "model_not_found", "model")
-        if body.echo:
-            message = (
-                "echo and scores of prompts are gone: txl score scores a text, and "
-                "transformer_xl.harness has the model type transformer-xl of lm-evaluation-harness"
-            )
-            raise ApiError(400, message, "unsupported", "echo")
-        if self._max_tokens > service.settings.max_tokens:
-            message = f"max_tokens={body.max_tokens} must be at most {service.settings.max_tokens}"
-            raise ApiError(400, message, "too_long", "max_tokens")
-        if self._key is not None and body.logprobs is not None:
-            message = "logprobs are not stored with an Idempotency-Key: leave one of them out"
-            raise ApiError(400, message, "unsupported", "logprobs")
-        if not body.session and (self._key is not None or body.session_turn is not None):
-            param = "session_turn" if self._key is None else "Idempotency-Key"
-            message = f"{param} is for sessions: name one, or leave it out"
-            raise ApiError(400, message, "unsupported", param)
+        _raise_first(problems, "unsupported")
 
     def _prompts(self) -> Sequence[str | list[int]]:
         """Return the prompts of the request, each as a text or as tokens.
@@ -166,20 +146,21 @@ class Answer:
         Raises:
             ApiError: The request has no prompt, or too many.
         """
-        prompts: Any = self._body.prompt
-        if prompts is None and self._state is None:
-            message = "prompt is missing: give the text to continue"
-            raise ApiError(400, message, "missing_required_parameter", "prompt")
+        prompt = self._body.prompt
+        is_missing = prompt is None and self._state is None
+        _raise_first({"prompt": is_missing and "prompt is missing: give the text to continue"})
         # An empty list has no tokens, as an empty text.
-        if isinstance(prompts, str) or not prompts or isinstance(prompts[0], int):
-            prompts = [prompts or ""]
+        is_one = isinstance(prompt, str) or not prompt or isinstance(prompt[0], int)
+        prompts = cast(list[str | list[int]], [prompt or ""] if is_one else prompt)
         n, limit = self._body.n or 1, self._service.settings.max_queue
-        if n * len(prompts) > limit:
-            message = f"{len(prompts)} prompts times n={n} must be at most {limit}"
-            raise ApiError(400, message, "too_many", "n")
-        if self._session and n * len(prompts) > 1:
-            message = "a session is continued by one text: give one prompt, and n=1"
-            raise ApiError(400, message, "too_many", "session")
+        problems = {
+            "n": n * len(prompts) > limit
+            and f"{len(prompts)} prompts times n={n} must be at most {limit}",
+            "session": self._session
+            and n * len(prompts) > 1
+            and "a session is continued by one text: give one prompt, and n=1",
+        }
+        _raise_first(problems, "too_many")
         return prompts
 
     def _make_texts(self) -> None:
@@ -198,54 +179,60 @@ class Answer:
         unread, before = (), ()
         if state is not None:
             unread, before = (state.last_token,), () if state.read is None else state.read.numpy()
-        seed: Any = body.seed
-        if seed is None:
+        seed = body.seed
+        random = state.random if state and seed is None else None
+        if seed is None and random is None:
             # A session continues its random numbers; else the response returns a new seed.
-            seed = secrets.randbits(_SEED_BITS) if state is None else state.random
-        is_seed = isinstance(seed, int)
-        settings = {"seed": seed if is_seed else None, "max_tokens": self._max_tokens}
+            seed = secrets.randbits(_SEED_BITS)
+        settings = {"seed": seed, "max_tokens": self._max_tokens}
         if service.model.preface and state is None:
             settings["preface"] = len(service.model.preface)
         self._about = {"settings": sampler.settings | settings, **self._form.about}
         if self._session:
-            self._about["session_turn"] = self._note.turns + 1
+            self._about["session_turn"] = self._turns + 1
+        warnings: list[str] = []
         for prompt in prompts:
             if isinstance(prompt, str):
                 prompt, _ = service.vocab.normalized(prompt)
             ids, warning = _tokenize(service, prompt)
             if warning:
-                self._about.setdefault("warnings", []).append(warning)
-            context = unread or (() if ids else (_start_id(service),))
+                warnings.append(warning)
+                self._about["warnings"] = warnings
+            # As at OpenAI, characters are counted behind those of the prompt.
+            decoder = service.vocab.stream_decoder()
+            offset = len(prompt if isinstance(prompt, str) else "".join(map(decoder.push, ids)))
+            context = unread
+            if not (unread or ids):
+                if service.vocab.start_id is None:
+                    message = "the prompt is empty, and this vocabulary has no token for the "
+                    message += "beginning of a text: give at least one token to continue"
+                    raise ApiError(400, message, "empty_prompt", "prompt")
+                context = (service.vocab.start_id,)
             self._n_prompt += len(context) + len(ids) - len(unread)
             for _ in range(body.n or 1):
                 number = len(self._texts)
-                numbers = random_numbers(seed, number)
+                generator = torch.Generator()
+                if seed is not None:
+                    generator.manual_seed((seed + number) % 2**64)
+                elif random is not None:
+                    generator.set_state(random)
                 text = Text(
                     vocab=service.vocab,
                     prompt=(*context, *ids),
                     mems=None if state is None else state.mems,
                     before=before,
                     stop=stops,
-                    generator=numbers,
+                    generator=generator,
                     sampler=sampler,
                     max_tokens=self._max_tokens,
                     sink=partial(self._receive, number),
                     logprobs=body.logprobs,
-                    offset=self._offset(prompt, context, before),
+                    offset=offset,
                     keeps_state=self._session is not None,
                     deadline=self._started + service.settings.max_seconds,
                 )
                 self._texts.append(text)
                 self._parts.append([])
-
-    def _offset(
-        self, prompt: str | list[int], context: Sequence[int], before: Sequence[int] | np.ndarray
-    ) -> int:
-        """Return the place of the first character: as at OpenAI, behind those of the prompt."""
-        if self._body.logprobs is None or isinstance(prompt, str):
-            return len(prompt)
-        decoder = TextWriter(self._service.vocab, (), context, before).decoder
-        return sum(len(decoder.push(token)) for token in prompt)
 
     def _receive(self, number: int, part: Part) -> None:
         """Handle a part of a text, in the thread of the event loop."""
@@ -267,9 +254,7 @@ class Answer:
         state = part.state
         try:
             if state is not None:
-                answer = json.dumps(self.response(part)) if self._key else ""
-                note = self._note.after(self._body, self._key, answer)
-                state = state._replace(note=note.encoded())
+                state = state._replace(note=json.dumps({"turns": self._turns + 1}))
             await asyncio.to_thread(self._service.sessions.close, name, state)
         except Exception as error:
             # Whatever failed, the request still waits for the end.
@@ -321,23 +306,15 @@ class Answer:
             raise ApiError(499, "the client has left", "client_closed_request")
 
     def end(self) -> None:
-        """Cancel all texts; no effect on those that have ended, or whose answer is kept."""
+        """Cancel all texts; no effect on those that have ended."""
         for text in self._texts:
-            text.is_cancelled |= self._key is None
+            text.is_cancelled = True
         self._disconnect.cancel()
 
-    def response(self, session_end: Part | None = None) -> dict[str, Any]:
-        """Return the content of the response that is not streamed.
-
-        Args:
-            session_end: The last part of the text of a session, while it is not reported yet; a
-                session has one text. None: all parts are reported.
-        """
+    def response(self) -> Json:
+        """Return the content of the response that is not streamed."""
         form, has_scores = self._form, self._body.logprobs is not None
-        texts: Sequence[Sequence[Part]] = self._parts
-        if session_end is not None:
-            texts = [[*self._parts[0], session_end]]
-        choices = [form.choice(n, parts, has_scores) for n, parts in enumerate(texts)]
+        choices = [form.choice(n, parts, has_scores) for n, parts in enumerate(self._parts)]
         content = {"object": form.object, "choices": choices, "usage": self._usage()}
         return self._head | content | self._about
 
@@ -402,11 +379,11 @@ class _Events(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: Any) -> None:
+    def __init__(self, events: AsyncIterator[bytes]) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(events, headers=headers)
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it in this task: starlette's implementation would start two more."""
         await self.stream_response(send)
 
@@ -441,22 +418,14 @@ def _tokenize(service: Service, prompt: str | list[int]) -> tuple[Sequence[int],
     return ids, f"prompt: {unknown}" if unknown else ""
 
 
-def _start_id(service: Service) -> int:
-    """Return the token that an empty prompt stands for.
-
-    Raises:
-        ApiError: The vocabulary has no such token.
-    """
-    if service.vocab.start_id is None:
-        message = (
-            "the prompt is empty, and this vocabulary has no token for the beginning of a text: "
-            "give at least one token to continue"
-        )
-        raise ApiError(400, message, "empty_prompt", "prompt")
-    return service.vocab.start_id
+def _raise_first(problems: Mapping[str, object], code: str = "missing_required_parameter") -> None:
+    """Raise an ApiError with the first message, by field; none where it is false."""
+    for field, message in problems.items():
+        if message:
+            raise ApiError(400, str(message), code, field)
 
 
-def _event(value: dict[str, Any]) -> bytes:
+def _event(value: Json) -> bytes:
     """Return a value as a server-sent event."""
     return f"data: {json.dumps(value)}\n\n".encode()
 

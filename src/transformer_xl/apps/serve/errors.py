@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from transformer_xl.config import NotRegularError, rule_of
+from transformer_xl.config import rule_of
 from transformer_xl.errors import InputError, TxlError
 from transformer_xl.model import shown
 
@@ -13,7 +13,6 @@ _NOT_STARTED = {
     "stopping": (503, "the server is stopping: ask another one"),
 }
 _OF_FILES: dict[type[Exception], tuple[int, str, str]] = {
-    NotRegularError: (409, "session_not_a_file", "is no regular file: take another name"),
     InputError: (409, "session_of_another_model", "belongs to another model: take another name"),
     TxlError: (409, "session_damaged", "is damaged: delete it, or restore it from a copy"),
     OSError: (503, "disk", "cannot be read or written: see the log"),

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -25,12 +24,12 @@ _HEADERS = {
 class JsonResponse(JSONResponse):
     """JSON in ASCII, which can also hold half of a surrogate pair, as of an unknown field."""
 
-    def render(self, content: Any) -> bytes:
+    def render(self, content: object) -> bytes:
         """Encode a value."""
         return json.dumps(content).encode()
 
 
-def error_content(error: ApiError) -> dict[str, Any]:
+def error_content(error: ApiError) -> dict[str, object]:
     """Return the JSON of an error."""
     kind = "invalid_request_error" if error.status < 500 else "server_error"
     about = {"message": error.message, "type": kind, "param": error.param, "code": error.code}

@@ -26,8 +26,6 @@ from transformer_xl.config import GenerateConfig
 # JSON can also hold half of a surrogate pair, which a text with a length cannot.
 Text = Annotated[str, Field(min_length=0)]
 Token = Annotated[StrictInt, Field(ge=0, le=2**31 - 1)]
-KEY = r"^[!-~]{1,255}$"
-"""The pattern of an Idempotency-Key."""
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """The pattern of a name of a session."""
 SessionName = Annotated[str, Field(pattern=NAME)]

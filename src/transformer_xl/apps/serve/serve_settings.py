@@ -69,31 +69,37 @@ class ServeSettings:
     def __post_init__(self) -> None:
         check(self)
         keys = self.keys
-        # The key itself is not shown: errors are logged.
-        is_plain = all(key.isascii() and key.isprintable() for key in keys)
-        rule = "api_key must be printable ASCII and not empty, one key a line"
-        require(self.api_key is None or (bool(keys) and is_plain), rule)
-        # Only a text can be empty: Path("") is Path("."), which is a folder.
-        require(
-            self.sessions != "",
-            "sessions='' is no folder: give one, or leave it out to keep sessions in memory only",
-        )
-        # The address itself is not shown: it may have a password.
-        require(
-            re.match(r"(rediss?|unix)://", str(self.sessions)) is None,
-            "sessions in Redis are gone: give each server a folder of its own, and let a proxy "
-            "send a session to its server by the header X-Session, as docs/serving.md shows",
-        )
-        require(
-            self.template is None or self.template.count("{content}") == 1,
-            f"template={self.template!r} must have {{content}} once, and may have {{role}}",
-        )
-        for name in self.names:
-            require(
-                re.fullmatch(r"(\*\.)?[^\s/*:\[\]]+|\[[0-9A-Fa-f:.]+\]", name) is not None,
-                f"names={name!r} must be a host name without a port, such as models.example, "
-                "*. and a domain, or an IPv6 address in brackets",
-            )
+        keys_are_plain = all(key.isascii() and key.isprintable() for key in keys)
+        host = re.compile(r"(\*\.)?[^\s/*:\[\]]+|\[[0-9A-Fa-f:.]+\]")
+        wrong_names = [name for name in self.names if not host.fullmatch(name)]
+        # Keys and addresses, which may have a password, are not shown: errors are logged.
+        for holds, rule in (
+            (
+                self.api_key is None or (keys and keys_are_plain),
+                "api_key must be printable ASCII and not empty, one key a line",
+            ),
+            # Only a text can be empty: Path("") is Path("."), which is a folder.
+            (
+                self.sessions != "",
+                "sessions='' is no folder: give one, or leave it out to keep sessions in memory "
+                "only",
+            ),
+            (
+                re.match(r"(rediss?|unix)://", str(self.sessions)) is None,
+                "sessions in Redis are gone: give each server a folder of its own, and let a proxy "
+                "send a session to its server by the header X-Session, as docs/serving.md shows",
+            ),
+            (
+                self.template is None or self.template.count("{content}") == 1,
+                f"template={self.template!r} must have {{content}} once, and may have {{role}}",
+            ),
+            (
+                not wrong_names,
+                f"names={''.join(wrong_names[:1])!r} must be a host name without a port, such as "
+                "models.example, *. and a domain, or an IPv6 address in brackets",
+            ),
+        ):
+            require(bool(holds), rule)
 
     @property
     def hosts(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ import uvicorn
 from transformer_xl.apps.serve.api import create_app
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.service import Service
-from transformer_xl.config import GenerateConfig, NotRegularError, locked
+from transformer_xl.config import GenerateConfig, locked
 from transformer_xl.data import Vocab
 from transformer_xl.model import LanguageModel
 
@@ -94,14 +94,23 @@ def alone_in(folder: Path | None) -> Iterator[None]:
                 folder.mkdir(parents=True, exist_ok=True)
                 held = f"another server keeps its sessions in {folder}: stop it, or give another "
                 ending.enter_context(locked(folder / ".lock", held + "folder"))
-        except NotRegularError:
-            raise
         except OSError as error:
             raise OSError(
-                f"sessions={folder} is no folder that can be written to ({error.strerror}): give "
+                f"sessions={folder} is no folder that can be written to ({error}): give "
                 "one that is, or leave --sessions out to keep them in memory only"
             ) from error
         yield
+
+
+def require_usable(settings: ServeSettings) -> None:
+    """Require that a server can listen on its address and keep its sessions.
+
+    Raises:
+        OSError: It cannot.
+        RuntimeError: Another server keeps its sessions in that folder.
+    """
+    with listen(settings.host, settings.port), alone_in(settings.folder):
+        pass
 
 
 def address_of(listening: socket.socket) -> str:

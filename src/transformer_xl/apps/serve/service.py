@@ -6,23 +6,27 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from transformer_xl.apps.serve.chat import chat_template
 from transformer_xl.apps.serve.engine import Engine, Parts, deliver_to_sinks
 from transformer_xl.apps.serve.errors import session_error
-from transformer_xl.apps.serve.repeats import LARGEST_ANSWER
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.sessions import Sessions
 from transformer_xl.config import GenerateConfig, total_memory
 from transformer_xl.data import Vocab
 from transformer_xl.errors import TxlError
-from transformer_xl.inference.generate import Sampler, Sampling, State
+from transformer_xl.inference.generate import Sampler, Sampling
 from transformer_xl.model import LanguageModel, require_bytes
 
+T = TypeVar("T")
 log = logging.getLogger("transformer_xl.serve")
+
+
+_OTHER_BYTES = 6_000
+"""Bytes of a session beside its memory and its tokens, about: the state of random numbers."""
 
 
 class Service:
@@ -62,10 +66,10 @@ class Service:
         self.sampler()
         self.created = int(time.time())
         self.n_streams = 0
+        # The memory, the tokens in it, and the state of the random numbers.
         mem_len = model.config.mem_len
-        # In the note the answer is a text of JSON once more: quotation marks are escaped.
-        largest = State.largest(model, mem_len, max(mem_len, GenerateConfig.MAX_HISTORY))
-        largest += 2 * LARGEST_ANSWER
+        n_tokens = max(mem_len, GenerateConfig.MAX_HISTORY)
+        largest = model.memory_bytes(mem_len) + 4 * n_tokens + _OTHER_BYTES
         self.sessions = Sessions(settings, weights, model, largest=largest)
         self.engine = Engine(model, settings, self._deliver)
         self.metrics = registry = CollectorRegistry()
@@ -78,7 +82,7 @@ class Service:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._saving: set[asyncio.Task] = set()
 
-    def sampler(self, **changes: Any) -> Sampler:
+    def sampler(self, **changes: object) -> Sampler:
         """Return the sampler of a request; settings that it omits are those of the model folder.
 
         Raises:
@@ -103,7 +107,7 @@ class Service:
         await asyncio.sleep(0)
         await asyncio.gather(*self._saving)
 
-    async def with_session(self, function: Callable[[str], Any], name: str) -> Any:
+    async def with_session(self, function: Callable[[str], T], name: str) -> T:
         """Call a function with the name of a session in a thread, as it may block on the disk.
 
         Raises:
@@ -115,7 +119,7 @@ class Service:
             log.error("session %s: %s", name, error)
             raise session_error(error, name) from error
 
-    def keep(self, work: Coroutine[Any, Any, None]) -> None:
+    def keep(self, work: Coroutine[object, None, None]) -> None:
         """Run a coroutine to its end, even if the request that started it is gone."""
         task = asyncio.ensure_future(work)
         self._saving.add(task)

@@ -13,12 +13,14 @@ from collections import OrderedDict
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+import msgspec
+
+from transformer_xl.apps.serve.choices import Json
 from transformer_xl.apps.serve.errors import SessionError
 from transformer_xl.apps.serve.schemas import NAME
 from transformer_xl.apps.serve.serve_settings import ServeSettings
-from transformer_xl.config import NotRegularError, kind_other_than_file
 from transformer_xl.inference.generate import State, load_state, save_state
 from transformer_xl.model import LanguageModel, WeightsFiles
 
@@ -121,7 +123,7 @@ class Sessions:
             return state
         raise _not_found(name)
 
-    def describe(self, name: str) -> dict[str, Any]:
+    def describe(self, name: str) -> Json:
         """Describe a session, as a list of them shows it, without loading it."""
         with self._lock:
             if name not in self._used and name not in self._busy:
@@ -129,7 +131,7 @@ class Sessions:
             used = int(self._used.get(name, self._clock()))
             return {"id": name, "object": "session", "used": used, "is_busy": name in self._busy}
 
-    def all(self, most: int | None = None) -> list[dict[str, Any]]:
+    def all(self, most: int | None = None) -> list[Json]:
         """Describe all, the most recently used first, or at most so many of them."""
         with self._lock:
             return [*map(self.describe, islice(reversed(self._used), most))]
@@ -141,7 +143,7 @@ class Sessions:
             self._require_free(name)
             if self._folder is None:
                 del self._states[name]
-            elif not _kind_other_than_file(path := path_of(self._folder, name)):
+            elif _may_be_file(path := path_of(self._folder, name)):
                 # What took its place is not a session's: it is left alone.
                 path.unlink(missing_ok=True)
             del self._used[name]
@@ -163,6 +165,9 @@ class Sessions:
         if self._folder is None:
             return self._states.get(name)
         path = path_of(self._folder, name)
+        if not _may_be_file(path):
+            message = f"the file of session {name!r} is no regular file: take another name"
+            raise SessionError(409, "session_not_a_file", message)
         try:
             return load_state(path, self._weights, self._model, follow=False)
         except FileNotFoundError:
@@ -181,8 +186,8 @@ class Sessions:
             self._states[name] = state
             return
         path = path_of(self._folder, name)
-        if kind := _kind_other_than_file(path):
-            raise NotRegularError(f"{path} is {kind}, and not the file of a session")
+        if not _may_be_file(path):
+            raise OSError(f"{path} is no regular file")
         save_state(path, state, self._weights)
 
     def _release(self, name: str) -> None:
@@ -196,6 +201,22 @@ class Sessions:
         if name in self._busy:
             message = f"session {name!r} is in use by another request: wait until it has ended"
             raise SessionError(409, "session_busy", message)
+
+
+class _Note(msgspec.Struct):
+    """What a session keeps with its state; versions before kept more."""
+
+    turns: Annotated[int, msgspec.Meta(ge=0, lt=2**53)] = 0
+
+
+def turns_of(state: State | None) -> int:
+    """Return how many answers a session has given; raises a SessionError if it is damaged."""
+    try:
+        note = state.note if state else ""
+        return msgspec.json.decode(note, type=_Note).turns if note else 0
+    except msgspec.DecodeError as error:
+        message = f"what the session keeps with its state is damaged: {error}"
+        raise SessionError(409, "session_damaged", message) from error
 
 
 def _not_found(name: str) -> SessionError:
@@ -217,14 +238,14 @@ def _last_uses(folder: Path) -> dict[str, float]:
         name = path.name.removesuffix(_SUFFIX).rpartition(".")[0]
         if re.fullmatch(NAME, name) is None or path != path_of(folder, name):
             continue
-        if kind := _kind_other_than_file(path):
-            log.warning("ignored in the folder of the sessions: %r is %s", str(path), kind)
-        else:
+        if _may_be_file(path):
             uses[name] = path.lstat().st_mtime
+        else:
+            log.warning("ignored in the folder of the sessions, no regular file: %r", str(path))
     return dict(sorted(uses.items(), key=lambda each: each[1]))
 
 
-def _kind_other_than_file(path: Path) -> str | None:
-    if path.parent.is_symlink():
-        return "below a symbolic link"
-    return kind_other_than_file(path, follow=False)
+def _may_be_file(path: Path) -> bool:
+    """Whether a path is a regular file or nothing, and no link, nor below one."""
+    is_link = path.is_symlink() or path.parent.is_symlink()
+    return not is_link and (path.is_file() or not path.exists())

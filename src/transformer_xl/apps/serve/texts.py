@@ -24,6 +24,7 @@ from transformer_xl.model import Memory
 _PROMPT_CONTEXT = 1024
 """Tokens of a prompt that decide how what follows it is decoded: it may have an open quotation."""
 
+Tokens = Sequence[int] | np.ndarray
 Reason = Literal["stop", "length", "cancelled", "late", "stopping", "failed"]
 """Why a text ends. late: the deadline passed before it began. stopping: the server stops before it
 began. failed: an internal error of the server."""
@@ -183,9 +184,8 @@ class Text:
             return part._replace(reason=reason)
         # At most what is remembered, and what penalties can see.
         most = max(len(mems), GenerateConfig.MAX_HISTORY)
-        parts = (self.before, self.prompt, self.written)
-        read = np.concatenate([np.asarray(part[-most - 1 :], np.int32) for part in parts])
-        known = torch.from_numpy(read[-most - 1 : -1])
+        read = [*self.before[-most:], *self.prompt[-most:], *self.written[:-1]]
+        known = torch.tensor(read[-most:], dtype=torch.int32)
         state = State(mems, self.last_token, self.generator.get_state(), read=known)
         return part._replace(reason=reason, state=state)
 

@@ -1,4 +1,4 @@
-from .batch import Generation, GenerationBatch, generate, generate_batch, random_numbers, seed_of
+from .batch import Generation, GenerationBatch, generate, generate_batch, seed_of
 from .history import History
 from .prompts import PROMPT_SEGMENT, text_start
 from .sampler import Sampler
@@ -24,7 +24,6 @@ __all__ = [
     "generate_batch",
     "load_state",
     "prompt_for",
-    "random_numbers",
     "save_state",
     "seed_of",
     "text_pieces",

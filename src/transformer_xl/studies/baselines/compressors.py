@@ -1,4 +1,4 @@
-"""General compressors, by libraries: gzip, bzip2, xz, zstd and PPMd.
+"""General compressors, by libraries: gzip, bzip2, xz and PPMd.
 
 They predict a text from its own beginning, or in addition from a text before it
 (:func:`compressed_bytes`).
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import partial
 
 from transformer_xl.data import optional_package
-from transformer_xl.errors import InputError
 
 PPMD_ORDERS = (4, 6, 8, 12, 16)
 """Orders of PPMd (variant H, as in 7-Zip) that are tried: bytes of context at most. The best is
@@ -29,17 +28,6 @@ def _xz(data: bytes, reach: int) -> bytes:
     return lzma.compress(data, filters=filters)
 
 
-def _zstd(data: bytes, reach: int) -> bytes:
-    zstandard = optional_package("zstandard", "the compressor zstd -19")
-    if not reach:
-        return zstandard.ZstdCompressor(level=19).compress(data)
-    log = min(max((reach - 1).bit_length(), 23), zstandard.WINDOWLOG_MAX)
-    settings = zstandard.ZstdCompressionParameters.from_level(
-        19, window_log=log, chain_log=min(log + 1, zstandard.CHAINLOG_MAX), hash_log=min(log, 26)
-    )
-    return zstandard.ZstdCompressor(compression_params=settings).compress(data)
-
-
 def _ppmd(data: bytes, reach: int, *, order: int) -> bytes:
     pyppmd = optional_package("pyppmd", "the compressor PPMd")
     least, most = PPMD_BYTES
@@ -51,7 +39,6 @@ COMPRESSORS: dict[str, tuple[Callable[[bytes, int], bytes], ...]] = {
     "gzip -9": (lambda data, reach: gzip.compress(data, 9, mtime=0),),
     "bzip2 -9": (lambda data, reach: bz2.compress(data, 9),),
     "xz -9e": (_xz,),
-    "zstd -19": (_zstd,),
     "PPMd": tuple(partial(_ppmd, order=order) for order in PPMD_ORDERS),
 }
 """Ways to compress, by name; of several the best counts. Each is given the data and how far back a
@@ -63,7 +50,7 @@ def compressed_bytes(name: str, text: bytes, before: bytes = b"") -> int:
 
     For a fair comparison with models that were trained on a training text, it is the text
     ``before``: counted is compressed(before + text) - compressed(before), which is what the text
-    adds for one who has the other already. xz and zstd are given a window that covers both, PPMd
+    adds for one who has the other already. xz is given a window that covers both, PPMd
     the memory for both (`PPMD_BYTES`). gzip finds nothing that is more than 32 KiB back, and bzip2
     nothing outside a block of 900 kB: they gain little by it.
 
@@ -73,15 +60,13 @@ def compressed_bytes(name: str, text: bytes, before: bytes = b"") -> int:
         before: The text before it. Empty: none, and the size is that of the compressor alone.
 
     Raises:
-        InputError: There is no such compressor, or its package is missing.
+        DataError: Its package is missing.
 
     Example:
         >>> text = bytes(range(256))
         >>> compressed_bytes("xz -9e", text) > 256, compressed_bytes("xz -9e", text, text) < 50
         (True, True)
     """
-    if name not in COMPRESSORS:
-        raise InputError(f"compressor {name!r} is none of {', '.join(COMPRESSORS)}")
     ways = COMPRESSORS[name]
     if not before:
         return min(len(way(text, 0)) for way in ways)

@@ -9,7 +9,7 @@ too, where the weights that made them are older than those that read them.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model import (
-    NO_LIMITS,
     ContentAttention,
     DecoderLayer,
     LanguageModel,
@@ -108,10 +107,11 @@ class RotaryAttention(ContentAttention):
         q: Float[Tensor, "B T H K"],
         k: Float[Tensor, "B S H K"],
         v: Float[Tensor, "B S H K"],
-        positions: Any,
-        view: View = NO_LIMITS,
+        positions: object,
+        view: View = View(),  # noqa: B008  (a tuple)
     ) -> Float[Tensor, "B T D"]:
         """Attend with the queries of a segment to the keys and values of memory and segment."""
+        assert isinstance(positions, RotaryPositions)
         sin, cos = positions
         M = k.shape[1] - q.shape[1]
         q, k = rotated(q, sin[M:], cos[M:]), rotated(k, sin, cos)

@@ -7,7 +7,6 @@ ONE position of a :class:`Memory`, the hidden state concatenated with the cell s
 
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, pairwise
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -79,7 +78,7 @@ class LSTMModel(LanguageModel):
         with _without_unsupported_autocast(self.device):
             return super()._embedded(segment)
 
-    def require_readable(self, segment: Segment, mems: Any, lengths: Lengths) -> None:
+    def require_readable(self, segment: Segment, mems: Memory, lengths: Lengths) -> None:
         """Require a memory of this model, and an ``ext_len`` of 0.
 
         Raises:

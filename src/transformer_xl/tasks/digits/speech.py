@@ -5,9 +5,10 @@ import tarfile
 import wave
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO, cast
 
 import numpy as np
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 
 from transformer_xl.data import opened
 from transformer_xl.errors import DataError
@@ -23,28 +24,6 @@ _LOWEST, _HIGHEST = 60.0, 3_900.0
 SHRINKAGE = 0.25
 """Share of the identity in the correlations between bands that :func:`normalized` removes."""
 _FLOOR, _LOUDNESS = 1e-4, 0.1
-
-
-def read_wav(content: bytes) -> Float[np.ndarray, " samples"]:
-    """Return the samples of a mono 16-bit WAV file at 8 kHz, between -1 and 1.
-
-    Raises:
-        DataError: It is another kind of file, or has no samples.
-    """
-    try:
-        with wave.open(io.BytesIO(content)) as file:
-            about = file.getnchannels(), file.getsampwidth(), file.getframerate()
-            data = file.readframes(file.getnframes())
-    except (wave.Error, EOFError) as error:
-        raise DataError(f"no WAV file: {error}") from error
-    if about != (1, 2, RATE):
-        raise DataError(
-            f"a WAV file of {about[0]} channels, {about[1]} bytes a sample and {about[2]} Hz: mono "
-            f"files of 2 bytes and {RATE} Hz are read"
-        )
-    if len(data) < 2:
-        raise DataError("a WAV file without samples")
-    return np.frombuffer(data, "<i2").astype(np.float64) / 2**15
 
 
 def mel_filters(warp: float = 1.0) -> Float[np.ndarray, "mels bins"]:
@@ -148,56 +127,6 @@ def augmented(
     return frames[below] * (1 - part) + frames[np.minimum(below + 1, len(frames) - 1)] * part
 
 
-def aligned(
-    a: Float[np.ndarray, "n mels"], b: Float[np.ndarray, "m mels"]
-) -> tuple[Int64[np.ndarray, " steps"], Int64[np.ndarray, " steps"]]:
-    """Return the frames of two recordings that belong together, by dynamic time warping.
-
-    Both sequences of indices begin at the first frame, end at the last, and leave none out; the sum
-    of the distances between the frames is the least that is possible (Sakoe and Chiba, 1978).
-    """
-    n, m = len(a), len(b)
-    distances = np.sqrt(((a[:, None] - b) ** 2).sum(-1))
-    sums = np.full((n + 1, m + 1), np.inf)
-    sums[0, 0] = 0.0
-    for k in range(n + m - 1):  # diagonals, on which no cell depends on another
-        i = np.arange(max(0, k - m + 1), min(n, k + 1))
-        j = k - i
-        before = np.minimum(sums[i, j], np.minimum(sums[i, j + 1], sums[i + 1, j]))
-        sums[i + 1, j + 1] = distances[i, j] + before
-    path = [(n, m)]
-    while path[-1] != (1, 1):
-        i, j = path[-1]
-        path.append(min([(i - 1, j - 1), (i - 1, j), (i, j - 1)], key=lambda cell: sums[cell]))
-    steps = np.array(path[::-1]) - 1
-    return steps[:, 0], steps[:, 1]
-
-
-def interpolate(
-    frames: Float[np.ndarray, "n mels"],
-    other: Float[np.ndarray, "m mels"],
-    draw: np.random.Generator,
-) -> Float[np.ndarray, "_ mels"]:
-    """Interpolate or extrapolate between two recordings of the same word.
-
-    The recordings are aligned; each pair of frames becomes (1 - w) times the first plus w times the
-    second, with w drawn between -0.5 and 0.5. A negative weight leads away from ``other``.
-
-    Args:
-        frames: Log-mel frames of a recording, of shape (n, mels).
-        other: Frames of another recording of the word, of shape (m, mels).
-        draw: Random numbers: which recording the tempo is that of, and the weight.
-
-    Returns:
-        As many frames as the recording has whose tempo was drawn, n or m.
-    """
-    alignment = aligned(frames, other)
-    # The first step at each frame of the recording whose tempo is taken.
-    _, steps = np.unique(alignment[draw.integers(0, 2)], return_index=True)
-    weight = draw.uniform(-0.5, 0.5)
-    return (1 - weight) * frames[alignment[0][steps]] + weight * other[alignment[1][steps]]
-
-
 def masked(
     frames: Float[np.ndarray, "frames mels"], draw: np.random.Generator
 ) -> Float[np.ndarray, "frames mels"]:
@@ -211,11 +140,12 @@ def masked(
 
 
 def recordings_in(path: Path) -> Iterator[tuple[str, Float[np.ndarray, " samples"]]]:
-    """Yield names and samples of the WAV files of a gzip-compressed tar archive, sorted by name.
+    """Yield names and samples, between -1 and 1, of the WAV files of an archive, sorted by name.
 
     Raises:
         OSError: The archive cannot be read.
-        DataError: It is none, or a file in it is of another kind.
+        DataError: It is no gzip-compressed tar archive, or a file in it is no mono 16-bit WAV file
+            at 8 kHz.
     """
     with opened(path) as stream:
         # In memory, as members are not read in the order of the archive.
@@ -224,12 +154,18 @@ def recordings_in(path: Path) -> Iterator[tuple[str, Float[np.ndarray, " samples
         with tarfile.open(fileobj=content, mode="r:") as files:
             members = [x for x in files.getmembers() if x.isfile() and x.name.endswith(".wav")]
             for member in sorted(members, key=lambda x: x.name):
-                file = files.extractfile(member)
-                assert file is not None
                 try:
-                    samples = read_wav(file.read())
-                except ValueError as error:
-                    raise DataError(f"{path}, {member.name}: {error}") from error
-                yield Path(member.name).stem, samples
+                    with wave.open(cast(IO[bytes], files.extractfile(member))) as file:
+                        about = file.getnchannels(), file.getsampwidth(), file.getframerate()
+                        data = file.readframes(file.getnframes())
+                except (wave.Error, EOFError) as error:
+                    raise DataError(f"{path}, {member.name}: no WAV file: {error}") from error
+                if about != (1, 2, RATE):
+                    raise DataError(
+                        f"{path}, {member.name}: a WAV file of {about[0]} channels, {about[1]} "
+                        f"bytes a sample and {about[2]} Hz: mono files of 2 bytes and {RATE} Hz "
+                        "are read"
+                    )
+                yield Path(member.name).stem, np.frombuffer(data, "<i2").astype(np.float64) / 2**15
     except tarfile.TarError as error:
         raise DataError(f"{path} is no tar archive: {error}") from error

@@ -17,14 +17,13 @@ from transformer_xl.tasks.digits.speech import (
     RATE,
     WINDOW,
     augmented,
-    interpolate,
     log_mel,
     masked,
     normalized,
     recordings_in,
     stacked,
 )
-from transformer_xl.tasks.task import Measured, Task, Trained
+from transformer_xl.tasks.task import SPLITS, Measured, Task, Trained
 
 Named = tuple[str, Float[np.ndarray, " _"]]
 """Name of a recording, such as ``7_theo_3``, and its samples."""
@@ -95,31 +94,21 @@ def _inputs(
     """Return the inputs of recordings, normalized by speaker.
 
     If random numbers are given, they are those of other speakers: each speaker is augmented with
-    one length of the vocal tract, and most recordings are interpolated with
-    another of the same digit.
+    one length of the vocal tract.
     """
     frames: dict[int, np.ndarray] = {}
-    for rows in _grouped([_speaker(name) for name, _ in recordings]).values():
+    speakers = [_speaker(name) for name, _ in recordings]
+    for speaker in dict.fromkeys(speakers):
+        rows = [n for n, each in enumerate(speakers) if each == speaker]
         samples = [recordings[n][1] for n in rows]
         if draw is None:
-            spoken = [log_mel(x) for x in samples]
+            spoken = normalized([log_mel(x) for x in samples])
         else:
             warp = float(np.exp(draw.uniform(-0.2, 0.2)))
-            spoken = [augmented(x, draw, warp) for x in samples]
-        frames |= zip(rows, normalized(spoken), strict=True)
-    if draw is not None:
-        by_digit = _grouped([name[0] for name, _ in recordings])
-        others = [frames[draw.choice(by_digit[name[0]])] for name, _ in recordings]
-        frames = {
-            n: masked(interpolate(x, others[n], draw) if draw.random() < 0.7 else x, draw)
-            for n, x in frames.items()
-        }
+            spoken = normalized([augmented(x, draw, warp) for x in samples])
+            spoken = [masked(x, draw) for x in spoken]
+        frames |= zip(rows, spoken, strict=True)
     return [stacked(frames[n]) for n in range(len(recordings))]
-
-
-def _grouped(keys: Sequence[str]) -> dict[str, list[int]]:
-    """Return the places of each key, in the order in which the keys occur."""
-    return {key: [n for n, x in enumerate(keys) if x == key] for key in dict.fromkeys(keys)}
 
 
 def read_splits(source: Path) -> dict[str, list[Named]]:
@@ -140,7 +129,7 @@ def read_splits(source: Path) -> dict[str, list[Named]]:
         DataError: An archive is not a gzip-compressed tar archive; a recording is not such a WAV
             file, is named otherwise or is shorter than 50 ms; or a split is empty.
     """
-    archives = {}
+    by_split: dict[str, list[Named]] = {split: [] for split in SPLITS}
     for archive in ("train", "test"):
         path = source / f"{archive}.tar.gz"
         if not path.is_file():
@@ -148,8 +137,7 @@ def read_splits(source: Path) -> dict[str, list[Named]]:
                 f"{path} is missing: the task reads train.tar.gz and test.tar.gz with recordings "
                 "named DIGIT_SPEAKER_INDEX.wav"
             )
-        archives[archive] = [*recordings_in(path)]
-        for name, samples in archives[archive]:
+        for name, samples in recordings_in(path):
             if not _NAME.fullmatch(name):
                 raise DataError(
                     f"{path}: {name}.wav is not named DIGIT_SPEAKER_INDEX.wav, such as 7_theo_3.wav"
@@ -159,12 +147,8 @@ def read_splits(source: Path) -> dict[str, list[Named]]:
                     f"{path}: {name}.wav has {len(samples)} samples: a recording needs at "
                     f"least {_SHORTEST} ({1000 * _SHORTEST // RATE} ms)"
                 )
-    by_split = {
-        split: archives["test"] if split == "test" else [] for split in ("train", "valid", "test")
-    }
-    for name, samples in archives["train"]:
-        _, _, index = name.split("_")
-        by_split["valid" if int(index) in _HELD_OUT else "train"].append((name, samples))
+            is_held_out = archive == "train" and int(name.split("_")[2]) in _HELD_OUT
+            by_split["valid" if is_held_out else archive].append((name, samples))
     for split, recordings in by_split.items():
         if not recordings:
             raise DataError(

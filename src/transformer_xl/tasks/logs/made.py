@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from transformer_xl.config import require
-
 ANOMALIES = {
     "unopened": "an event of a session that was not opened",
     "closed": "an event of a session that has ended",
@@ -204,12 +202,7 @@ def log_lines(n: int, *, seed: int, anomalies: float = 0.0) -> Iterator[Line]:
         n: Number of lines.
         seed: Random seed; the same seed gives the same log.
         anomalies: Share of the lines with an anomaly, of each of `ANOMALIES` about as many.
-
-    Raises:
-        ValueError: ``n`` or the share is out of range.
     """
-    require(n >= 1, f"n={n} must be at least 1: the number of lines")
-    require(0 <= anomalies <= 0.5, f"anomalies={anomalies} must be a share of lines up to 0.5")
     log, chance = _Log(seed), random.Random(f"anomalies {seed}")
     for _ in range(n):
         kind = chance.choice([*ANOMALIES]) if chance.random() < anomalies else None

@@ -7,9 +7,8 @@ anomalies and reads the others as `txl score --by line` does; the surprisal of a
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -39,7 +38,7 @@ class Logs(Task):
     models = {"txl": ("logs",), "lstm": ("logs-lstm",)}  # noqa: RUF012
     makes_data = True
 
-    def identity(self, source: Path | None) -> dict[str, Any]:
+    def identity(self, source: Path | None) -> Mapping[str, object]:
         """Return seeds, lines and shares of anomalies."""
         return {"logs": LOGS}
 
@@ -53,6 +52,7 @@ class Logs(Task):
 
     def measure(self, trained: Trained, folder: Path, split: str) -> Measured:
         """Score the lines of a log, read one after the other with the memory carried."""
+        assert trained.vocab is not None
         ids = trained.vocab.encode((folder / f"{split}.txt").read_text())
         scores = Reader(trained.model, trained.lengths).read(ids)
         nll = np.array([0.0 if x is None else -x for x in scores])

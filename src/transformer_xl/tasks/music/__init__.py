@@ -1,4 +1,4 @@
-"""Music: pieces as integers, MIDI files and piano rolls; the task on Bach's chorales."""
+"""Music: pieces as integers, MIDI files; the task on Bach's chorales."""
 
 import lazy_loader
 

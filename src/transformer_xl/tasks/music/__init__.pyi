@@ -1,29 +1,24 @@
-from .reading import read_midi
+from .reading import mido_package, read_midi
 from .writing import (
-    Note,
     has_marks,
-    joined,
-    library_of,
     midi,
-    notes_of,
-    piano_roll,
+    midi_prompt,
     pieces_of,
     require_pitches,
     text_of,
     write_music,
+    write_pieces,
 )
 
 __all__ = [
-    "Note",
     "has_marks",
-    "joined",
-    "library_of",
     "midi",
-    "notes_of",
-    "piano_roll",
+    "midi_prompt",
+    "mido_package",
     "pieces_of",
     "read_midi",
     "require_pitches",
     "text_of",
     "write_music",
+    "write_pieces",
 ]

@@ -7,24 +7,23 @@ from collections.abc import Callable
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
-from transformer_xl.config import REST, MusicConfig, require
+from transformer_xl.config import MusicConfig
 from transformer_xl.data import optional_package
 from transformer_xl.errors import DataError
 
+if TYPE_CHECKING:
+    from mido import MidiFile
+
+REST = -1
 DRUMS = 9
 """The MIDI channel without pitches."""
-_SUSTAIN = 64
-"""The controller of the pedal."""
-_LEFT_OUT, _CHANGED = "left out", "changed"
-_DRUM_NOTES = _LEFT_OUT, "note{s} of the drum channel"
-_DOUBLED = _LEFT_OUT, "note{s} that others double"
-_REPEATED = _CHANGED, "repeated note{s} held"
-_WITHOUT_END = _CHANGED, "note{s} without an end, held to the end of the track"
+_REPEATED = "repeated notes held"
+_DRUM_NOTES = "notes of the drum channel left out"
 _MOST_STEPS = 1_000_000
 """Steps that are read from a MIDI file at most; a pause may be of any length there."""
 _MOST_BYTES = 1 << 22
@@ -32,8 +31,14 @@ _MOST_BYTES = 1 << 22
 _LONG_NUMBER = re.compile(rb"[\x80-\xff]{1000}")
 """What mido would take for a number for hours."""
 
-Counts = Counter[tuple[str, str]]
-"""How many of what was left out or changed."""
+
+def mido_package() -> Any:
+    """Return the library that reads and writes MIDI files.
+
+    Raises:
+        DataError: It is not installed.
+    """
+    return optional_package("mido", "a MIDI file", "'transformer-xl[music]'")
 
 
 def read_midi(
@@ -51,8 +56,8 @@ def read_midi(
     as its track. A file of `midi` gives the steps that it was made of, unless a voice rests
     throughout.
 
-    Drums (channel 10, counted from 1) are left out. Velocities, instruments, tempo and signatures
-    are no part of a step.
+    Drums (channel 10, counted from 1) are left out. Velocities, instruments, tempo, signatures,
+    pitch bends and pedals are no part of a step.
 
     Args:
         path: The file, of format 0, 1 or 2, also in the RMID form. The patterns of format 2 follow
@@ -66,16 +71,15 @@ def read_midi(
         DataError: It is no MIDI file that mido reads, is damaged or too large, or has no notes; or
             mido is not installed.
     """
-    path, settings, counts = Path(path), settings or MusicConfig(), Counts()
+    path, settings, counts = Path(path), settings or MusicConfig(), Counter[str]()
     file = _file_of(path, counts)
     part_notes, n_ticks = _read_notes(file, counts)
     but = " but those of the drum channel" if _DRUM_NOTES in counts else ""
-    require(bool(part_notes), f"{path} has no notes{but}: give a file with notes of pitch")
+    if not part_notes:
+        raise DataError(f"{path} has no notes{but}: give a file with notes of pitch")
     per_step = file.ticks_per_beat / settings.steps_per_quarter
-    require(
-        n_ticks < _MOST_STEPS * per_step,
-        f"{path} has more than the {_MOST_STEPS:,} steps that are read: cut it",
-    )
+    if n_ticks >= _MOST_STEPS * per_step:
+        raise DataError(f"{path} has more than the {_MOST_STEPS:,} steps that are read: cut it")
     notes = []
     for note in sorted(part_notes, key=lambda note: note.begin):
         begin, end = round(note.begin / per_step), round(note.end / per_step)
@@ -83,17 +87,12 @@ def read_midi(
     n_steps = max(round(n_ticks / per_step), *(note.end for note in notes))
     steps = _steps_by_part(notes, n_steps, settings.voices, counts)
     if steps is None:
-        n_parts = len({note.part for note in notes})
         if settings.voices > 1:
-            counts[_CHANGED, f"part{{s}} spread over {settings.voices} voices by pitch"] = n_parts
+            n_parts = len({note.part for note in notes})
+            counts[f"parts spread over {settings.voices} voices by pitch"] = n_parts
         steps = _steps_by_pitch(notes, n_steps, settings.voices, counts)
     if counts:
-        lists = []
-        for verb in (_LEFT_OUT, _CHANGED):
-            each = [(text, n) for (of, text), n in counts.items() if of == verb]
-            line = ", ".join(f"{n:,} {text.format(s='s' * (n != 1))}" for text, n in each)
-            lists += [f"{verb}: {line}"] if each else []
-        say(f"{path}: {'; '.join(lists)}")
+        say(f"{path}: {'; '.join(f'{what}: {n:,}' for what, n in counts.items())}")
     return [tuple(step) for step in steps.tolist()]
 
 
@@ -106,29 +105,31 @@ class _PartNote(NamedTuple):
     end: int
 
 
-def _file_of(path: Path, counts: Counts) -> Any:
+def _file_of(path: Path, counts: Counter[str]) -> "MidiFile":
     """Return a MIDI file as mido reads it.
 
     Raises:
         DataError: It is none, is damaged or too large, or counts seconds.
     """
-    mido = optional_package("mido", "a MIDI file", "'transformer-xl[music]'")
+    mido = mido_package()
     content = path.read_bytes()
-    require(
-        len(content) <= _MOST_BYTES,
-        f"{path} has {len(content):,} bytes and at most {_MOST_BYTES:,} are read: cut it",
-    )
+    if len(content) > _MOST_BYTES:
+        raise DataError(
+            f"{path} has {len(content):,} bytes and at most {_MOST_BYTES:,} are read: cut it"
+        )
     if content[:4] == b"RIFF":
         content = content[max(content.find(b"MThd"), 0) :]
     stream = BytesIO(content)
     try:
-        require(not _LONG_NUMBER.search(content), "a number of more than 1,000 bytes")
+        if _LONG_NUMBER.search(content):
+            raise ValueError("a number of more than 1,000 bytes")
         file = mido.MidiFile(file=stream)
         names = {x.type for track in file.tracks for x in track if not hasattr(x, "channel")}
         # mido takes what follows such a message for another one.
         if other := {x for x in names if x in mido.messages.specs.SPEC_BY_TYPE} - {"sysex"}:
             raise ValueError(f"it has system messages ({min(other)})")
-        require(file.ticks_per_beat > 0, "it counts seconds (SMPTE), or no ticks")
+        if file.ticks_per_beat <= 0:
+            raise ValueError("it counts seconds (SMPTE), or no ticks")
     except Exception as error:  # mido raises any kind for what it cannot represent
         reason = str(error) or type(error).__name__
         raise DataError(
@@ -136,11 +137,11 @@ def _file_of(path: Path, counts: Counts) -> Any:
             "it again, with ticks per quarter note"
         ) from error
     if n_more := stream.read().count(b"MTrk"):
-        counts[_LEFT_OUT, "track{s} more than the header says"] = n_more
+        counts["tracks more than the header says left out"] = n_more
     return file
 
 
-def _read_notes(file: Any, counts: Counts) -> tuple[list[_PartNote], int]:
+def _read_notes(file: "MidiFile", counts: Counter[str]) -> tuple[list[_PartNote], int]:
     """Return the notes of a file, with begin and end in ticks, and the length of the file in ticks.
 
     A part is a channel of a track. A note that begins while the same one sounds ends that one; a
@@ -158,29 +159,22 @@ def _read_notes(file: Any, counts: Counts) -> tuple[list[_PartNote], int]:
         now = track_start
         for message in track:
             now += message.time
-            if message.type == "pitchwheel" and message.pitch:
-                counts[_LEFT_OUT, "pitch bend{s}"] += 1
-            elif message.is_cc(_SUSTAIN) and message.value >= 64:
-                counts[_LEFT_OUT, "use{s} of the sustain pedal"] += 1
             if message.type not in ("note_on", "note_off"):
                 continue
             key = message.channel, message.note
             # A velocity of 0 ends a note.
             is_begin = message.type == "note_on" and message.velocity > 0
             if message.channel == DRUMS:
+                counts.update([_DRUM_NOTES] * is_begin)
+            elif is_begin and sounding.get(key) == now:
+                counts["notes that others double left out"] += 1
+            else:
+                if key in sounding:
+                    part = 16 * n + message.channel
+                    notes.append(_PartNote(part, message.note, sounding.pop(key), now))
                 if is_begin:
-                    counts[_DRUM_NOTES] += 1
-                continue
-            if is_begin and sounding.get(key) == now:
-                counts[_DOUBLED] += 1
-                continue
-            if key in sounding:
-                part = 16 * n + message.channel
-                notes.append(_PartNote(part, message.note, sounding.pop(key), now))
-            if is_begin:
-                sounding[key] = now
-        if sounding:
-            counts[_WITHOUT_END] += len(sounding)
+                    sounding[key] = now
+        counts.update(["notes without an end held to the end of the track"] * len(sounding))
         for (channel, pitch), begin in sounding.items():
             notes.append(_PartNote(16 * n + channel, pitch, begin, now))
         n_ticks = max(n_ticks, now)
@@ -190,7 +184,7 @@ def _read_notes(file: Any, counts: Counts) -> tuple[list[_PartNote], int]:
 
 
 def _steps_by_part(
-    notes: list[_PartNote], n_steps: int, n_voices: int, counts: Counts
+    notes: list[_PartNote], n_steps: int, n_voices: int, counts: Counter[str]
 ) -> Int[np.ndarray, "steps voices"] | None:
     """Return the steps of notes that have a part for each voice; None: they have not, or chords."""
     parts = sorted({note.part for note in notes})
@@ -203,13 +197,12 @@ def _steps_by_part(
             return None
         n_repeated += bool(note.begin and steps[note.begin - 1, voice] == note.pitch)
         steps[note.begin : note.end, voice] = note.pitch
-    if n_repeated:
-        counts[_REPEATED] = n_repeated
+    counts.update([_REPEATED] * n_repeated)
     return steps
 
 
 def _steps_by_pitch(
-    notes: list[_PartNote], n_steps: int, n_voices: int, counts: Counts
+    notes: list[_PartNote], n_steps: int, n_voices: int, counts: Counter[str]
 ) -> Int[np.ndarray, "steps voices"]:
     """Return the steps of notes that are spread over the voices; count what has no voice."""
     begins: dict[int, list[int]] = {}
@@ -219,13 +212,12 @@ def _steps_by_pitch(
         ends.setdefault(note.end, []).append(note.pitch)
     steps, sounding = np.full((n_steps, n_voices), REST), Counter[int]()
     heard, waiting = set[int](), set[int]()
-    beyond = _LEFT_OUT, f"note{{s}} beyond {n_voices} voice{'s' * (n_voices > 1)}"
     for start, stop in pairwise([*sorted(begins.keys() | ends.keys()), n_steps]):
         new, before = begins.get(start, []), {pitch for pitch, n in sounding.items() if n}
         sounding.subtract(ends.get(start, []))
         # Begun, and ended without a voice.
-        if lost := {pitch for pitch in waiting if not sounding[pitch]}:
-            counts[beyond] += len(lost)
+        lost = {pitch for pitch in waiting if not sounding[pitch]}
+        counts.update([f"notes beyond {n_voices} voices left out"] * len(lost))
         counts.update([_REPEATED] * len({*new} & before))
         sounding.update(new)
         pitches = sorted((pitch for pitch, n in sounding.items() if n), reverse=True)
@@ -233,8 +225,8 @@ def _steps_by_pitch(
             # The outer ones are kept.
             lowest = pitches[-1:] if n_voices > 1 else []
             pitches = pitches[: n_voices - len(lowest)] + lowest
-        if cut := {pitch for pitch in heard if sounding[pitch]} - {*pitches}:
-            counts[_CHANGED, "note{s} cut short by others"] += len(cut)
+        cut = {pitch for pitch in heard if sounding[pitch]} - {*pitches}
+        counts.update(["notes cut short by others"] * len(cut))
         waiting = ((waiting - lost) | {*new}) - {*pitches}
         heard = {*pitches}
         voices = np.linspace(0, n_voices - 1, len(pitches)).round().astype(int)

@@ -8,17 +8,19 @@ the sum is that of the whole piece.
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
-from transformer_xl.config import HIGHEST, MARKS, REST
-from transformer_xl.data import opened, train_vocab
+from transformer_xl.data import train_vocab
 from transformer_xl.errors import DataError
 from transformer_xl.inference import losses
-from transformer_xl.studies.baselines import KneserNey, unigram_nll
+from transformer_xl.studies.baselines import KneserNey
+from transformer_xl.tasks.music.reading import REST
 from transformer_xl.tasks.music.transposing import rounds_of
-from transformer_xl.tasks.music.writing import text_of
+from transformer_xl.tasks.music.writing import HIGHEST, MARKS, text_of
 from transformer_xl.tasks.task import Measured, Task, Trained
 
 VOICES = 4
@@ -27,7 +29,20 @@ ROUNDS = 16
 _SPLITS = ("train", "valid", "test")
 _SOURCE = "Jsb16thSeparated.json"
 _DATA = "music.json"
+_Pitch = Annotated[int, Meta(ge=REST, le=HIGHEST)]
 _ORDER = 12
+
+
+_Frame = tuple[_Pitch, _Pitch, _Pitch, _Pitch]
+_Pieces = Annotated[list[Annotated[list[_Frame], Meta(min_length=1)]], Meta(min_length=1)]
+
+
+class _Published(msgspec.Struct):
+    """The pieces of each split."""
+
+    train: _Pieces
+    valid: _Pieces
+    test: _Pieces
 
 
 class Music(Task):
@@ -43,11 +58,13 @@ class Music(Task):
         """Write the pieces, those of the training text in other keys; ``source`` has the file."""
         path = source / _SOURCE if source.is_dir() else source
         try:
-            with opened(path) as file:
-                content = json.load(file)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path} is no JSON: {error}") from None
-        pieces = {split: _published(path, content, split) for split in _SPLITS}
+            published = msgspec.json.decode(path.read_bytes(), type=_Published)
+        except msgspec.DecodeError as error:
+            raise DataError(
+                f"{path}: {error}; under train, valid and test a list of pieces is needed, which "
+                f"are lists of frames of {VOICES} pitches from 0 to {HIGHEST}, or {REST} for a rest"
+            ) from error
+        pieces = msgspec.structs.asdict(published)
         pieces["train"] = rounds_of(pieces["train"], ROUNDS, seed=1)
         texts = {
             split: [[*map(int, text_of(piece, marked=True).split())] for piece in some]
@@ -58,6 +75,7 @@ class Music(Task):
     def measure(self, trained: Trained, folder: Path, split: str) -> Measured:
         """Read each piece by itself, from its start to its end."""
         vocab, pieces = trained.vocab, _pieces(folder, split)
+        assert vocab is not None
         begin = [vocab.eos_id]
         texts = [[*begin, *vocab.encode(" ".join(map(str, piece))), *begin] for piece in pieces]
         return _measured(pieces, losses(trained.model, texts, trained.lengths))
@@ -73,42 +91,11 @@ class Music(Task):
         def cut(nll: np.ndarray) -> Measured:
             return _measured(pieces, np.split(nll, ends))
 
-        yield "unigram", cut(unigram_nll(ids["train"], ids[split], len(vocab)))
+        counts = np.bincount(ids["train"], minlength=len(vocab)) + 1
+        yield "unigram", cut(-np.log(counts / counts.sum())[ids[split]])
         grams = KneserNey(ids["train"], len(vocab), order=_ORDER)
         best = grams.best_order(ids["valid"])
         yield "n-gram, Kneser-Ney", cut(grams.nll(ids[split], order=best))
-
-
-def _published(path: Path, content: Any, split: str) -> list[list[tuple[int, ...]]]:
-    """Return the pieces of a split, each a list of frames.
-
-    Raises:
-        ValueError: There is none, or something else in its place.
-    """
-    pieces = content.get(split) if isinstance(content, dict) else None
-    if not isinstance(pieces, list) or not pieces:
-        raise DataError(
-            f"{path} has no pieces for the split {split}: an object with lists of pieces under "
-            f"{', '.join(_SPLITS)} is needed"
-        )
-    for n, piece in enumerate(pieces, 1):
-        frames = piece if isinstance(piece, list) else []
-        is_music = [
-            isinstance(frame, list) and len(frame) == VOICES and all(map(_is_pitch, frame))
-            for frame in frames
-        ]
-        if not is_music or not all(is_music):
-            wrong = frames[is_music.index(False)] if is_music else piece
-            raise DataError(
-                f"{path}, {split}: piece {n} has {json.dumps(wrong)[:60]}; a piece is a list of "
-                f"frames, and a frame has {VOICES} pitches from 0 to {HIGHEST}, or {REST} for a "
-                "rest"
-            )
-    return [[*map(tuple, piece)] for piece in pieces]
-
-
-def _is_pitch(value: Any) -> bool:
-    return type(value) is int and REST <= value <= HIGHEST
 
 
 def _pieces(folder: Path, split: str) -> list[list[int]]:

@@ -3,33 +3,24 @@
 import random
 from itertools import cycle, islice
 
-from transformer_xl.config import REST, require
+from transformer_xl.tasks.music.reading import REST
 
 Pieces = list[list[tuple[int, ...]]]
 """Pieces of steps, each with the pitches of all voices."""
 
 
-def ranges_of(pieces: Pieces) -> list[tuple[int, int]]:
-    """Return the lowest and the highest pitch of each voice.
-
-    Raises:
-        ValueError: There is no step, or a voice rests throughout.
-    """
-    steps = [step for piece in pieces for step in piece]
-    require(len(steps) > 0, "there is no step in the pieces: give some music")
-    found = []
-    for voice, pitches in enumerate(zip(*steps, strict=True), 1):
-        sung = [pitch for pitch in pitches if pitch != REST]
-        require(len(sung) > 0, f"voice {voice} rests throughout: leave it out")
-        found.append((min(sung), max(sung)))
-    return found
+def ranges_of(pieces: Pieces) -> list[tuple[int, int] | None]:
+    """Return the lowest and the highest pitch of each voice; None: it rests throughout."""
+    voices = zip(*(step for piece in pieces for step in piece), strict=True)
+    sung = ([pitch for pitch in voice if pitch != REST] for voice in voices)
+    return [(min(pitches), max(pitches)) if pitches else None for pitches in sung]
 
 
-def keys_of(piece: list[tuple[int, ...]], ranges: list[tuple[int, int]]) -> list[int]:
+def keys_of(piece: list[tuple[int, ...]], ranges: list[tuple[int, int] | None]) -> list[int]:
     """Return the transpositions, in semitones, that keep each voice in its range; 0 is one."""
-    own = ranges_of([piece])
-    lowest = max(low - own_low for (low, _), (own_low, _) in zip(ranges, own, strict=True))
-    highest = min(high - own_high for (_, high), (_, own_high) in zip(ranges, own, strict=True))
+    pairs = [(x, y) for x, y in zip(ranges, ranges_of([piece]), strict=True) if x and y]
+    lowest = max((x[0] - y[0] for x, y in pairs), default=0)
+    highest = min((x[1] - y[1] for x, y in pairs), default=0)
     return list(range(lowest, highest + 1))
 
 
@@ -40,14 +31,13 @@ def transposed(piece: list[tuple[int, ...]], semitones: int) -> list[tuple[int, 
 
 def rounds_of(pieces: Pieces, n_rounds: int, seed: int) -> Pieces:
     """Return the pieces in ``n_rounds`` random orders, each piece in another key each time."""
-    numbers = random.Random(seed)
-    ranges = ranges_of(pieces)
+    numbers, ranges = random.Random(seed), ranges_of(pieces)
     keys = [keys_of(piece, ranges) for piece in pieces]
-    for own in keys:
-        numbers.shuffle(own)
-    taken = [list(islice(cycle(own), n_rounds)) for own in keys]
-    found: Pieces = []
+    for of_piece in keys:
+        numbers.shuffle(of_piece)
+    drawn = [list(islice(cycle(of_piece), n_rounds)) for of_piece in keys]
+    rounds: Pieces = []
     for n in range(n_rounds):
         order = numbers.sample(range(len(pieces)), len(pieces))
-        found += [transposed(pieces[i], taken[i][n]) for i in order]
-    return found
+        rounds += [transposed(pieces[i], drawn[i][n]) for i in order]
+    return rounds

@@ -15,8 +15,6 @@ from transformer_xl.model import (
     MixtureHead,
     evaluating,
     read,
-    require_model,
-    whole,
 )
 
 _BATCH_SIZE = 1_000
@@ -59,27 +57,30 @@ def forecast(
     Raises:
         InputError: The model has no mixture, or a shape or length does not fit.
     """
-    config = require_model(model).config
-    for name, value in (("horizon", horizon), ("paths", paths)):
-        whole(name, value, 1)
-    if not config.n_mixtures:
-        raise InputError(
-            "a forecast needs a model that predicts real values (n_mixtures above 0), and this one "
-            "predicts symbols"
-        )
-    B, others = len(history), config.n_features - 1
-    if history.ndim != 3 or not history.size or history.shape[2] != config.n_features:
-        raise InputError(
-            f"history of shape {history.shape} must be (series, length, {config.n_features})"
-        )
+    config, (B, L, _) = model.config, history.shape
     known = np.zeros((B, horizon, 0)) if known is None else known
     offsets = np.zeros((B, horizon)) if offsets is None else offsets
-    for name, values, shape in (
-        ("known", known, (B, horizon, others)),
-        ("offsets", offsets, (B, horizon)),
+    for holds, rule in (
+        (
+            config.n_mixtures > 0,
+            "a forecast needs a model that predicts real values (n_mixtures above 0), and this one "
+            "predicts symbols",
+        ),
+        (min(L, horizon, paths) > 0, f"{L=}, {horizon=} and {paths=} must be at least 1"),
+        (
+            history.shape[2] == config.n_features,
+            f"history of shape {history.shape} must be (series, length, {config.n_features})",
+        ),
+        *(
+            (x.shape == shape, f"{name} of shape {x.shape} must be {shape}")
+            for name, x, shape in (
+                ("known", known, (B, horizon, config.n_features - 1)),
+                ("offsets", offsets, (B, horizon)),
+            )
+        ),
     ):
-        if values.shape != shape:
-            raise InputError(f"{name} of shape {values.shape} must be {shape}")
+        if not holds:
+            raise InputError(rule)
     lengths = (lengths or Lengths.of(config))._replace(ext_len=0)
     draw = torch.Generator(model.device).manual_seed(seed)
     tensors = [

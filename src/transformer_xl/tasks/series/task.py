@@ -1,8 +1,7 @@
 """Time series: forecasts with intervals of synthetic series with seasons, trends and regimes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -44,7 +43,7 @@ class TimeSeries(Task):
     models = {"txl": ("series",)}  # noqa: RUF012
     makes_data = True
 
-    def identity(self, source: Path | None) -> dict[str, Any]:
+    def identity(self, source: Path | None) -> Mapping[str, object]:
         """Return seeds, numbers and hours of the series."""
         return {"seeds": SEEDS, "series": N_SERIES, "hours": LENGTH}
 

@@ -49,7 +49,6 @@ from transformer_xl.train.checkpoint.checkpoints import (
     checkpoints_in,
     read_about,
 )
-from transformer_xl.train.metrics import read_metrics
 
 RECIPE_FILE = "recipe.toml"
 ENVIRONMENT_FILE = "environment.json"
@@ -105,15 +104,6 @@ class RunFolder:
             IndexError: There is none.
         """
         return read_about(self.checkpoints[0])
-
-    def steps(self) -> int:
-        """Return the last step in ``metrics.jsonl``."""
-        records = read_metrics(self.path / METRICS_FILE)
-        return max((step for x in records if isinstance(step := x["step"], int)), default=0)
-
-    def environment(self) -> Mapping[str, object]:
-        """Return what ``environment.json`` says about the machine."""
-        return json.loads((self.path / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
 
     def check(self, config: Config) -> None:
         """Require that a run with these settings can be started or resumed here.
