@@ -15,7 +15,6 @@ from transformer_xl.interop.hf.configuration import TransformerXLConfig
         ({"segment_length": 3}, "segment_length: .* did you mean segment_len"),
         ({"segment_len": 4.5}, "segment_len=4.5 must be an integer"),
         ({"segment_len": 0}, "segment_len=0 must be above 0"),
-        ({"use_cache": "yes"}, "use_cache='yes' must be true or false"),
         ({"d_model": 64, "hidden_size": 32}, "hidden_size=32 contradicts d_model=64"),
     ],
 )

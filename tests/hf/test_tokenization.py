@@ -145,7 +145,7 @@ def test_the_backend_cuts_and_joins_as_the_vocabulary(transformers, kind):
     again = pickle.loads(pickle.dumps(tokenizer))
     for text in _texts(20, own):
         assert tokenizer(text)["input_ids"] == again(text)["input_ids"]
-    with pytest.raises(ValueError, match="half of a surrogate pair"):
+    with pytest.raises(ValueError, match="surrogate"):
         tokenizer("\ud800")
 
 

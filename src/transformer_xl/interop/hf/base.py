@@ -4,7 +4,7 @@
 # pyright: reportIncompatibleMethodOverride=false, reportAttributeAccessIssue=false
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -89,7 +89,7 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
 
     def resize_token_embeddings(
         self,
-        new_num_tokens: Any = None,
+        new_num_tokens: int | None = None,
         pad_to_multiple_of: int | None = None,
         mean_resizing: bool = True,
     ) -> nn.Module:
@@ -130,7 +130,7 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         pretrained_model_name_or_path: str | os.PathLike | None = None,
         *args: Any,
         **kwargs: Any,
-    ) -> Any:
+    ) -> "TransformerXLPreTrainedModel | tuple[TransformerXLPreTrainedModel, dict[str, Any]]":
         """Read a model folder, as transformers documents it, or a shipped model by its name.
 
         The files of a local folder are verified first, and what loading them takes is limited;
@@ -292,7 +292,7 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
     def _set_gradient_checkpointing(
         self,
         enable: bool = True,
-        gradient_checkpointing_func: Any = checkpoint,
+        gradient_checkpointing_func: Callable[..., object] = checkpoint,
         every_n_layers: int = 1,
     ) -> None:
         """Have layers recompute their activations in the backward pass, or no longer.
@@ -330,7 +330,7 @@ def _second_names(model: nn.Module) -> dict[str, str]:
 
 
 def _with_names_of_files(
-    model: nn.Module, state: dict[str, Any], prefix: str, *others: Any
+    model: nn.Module, state: dict[str, Tensor], prefix: str, *others: object
 ) -> None:
     """Rename weights of a file, which has our names, one for each, for ``load_state_dict``."""
     assert isinstance(model, TransformerXLPreTrainedModel)

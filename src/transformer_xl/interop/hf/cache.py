@@ -1,7 +1,5 @@
 """The memory of a batch of texts as a cache of transformers."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from transformers import Cache
@@ -116,7 +114,7 @@ class TransformerXLCache(Cache):
         self.crop()
 
 
-def require_cache(cache: Any) -> TransformerXLCache | None:
+def require_cache(cache: object) -> TransformerXLCache | None:
     """Return ``past_key_values`` if it is our cache, or None.
 
     Raises:

@@ -11,13 +11,12 @@ from transformers import PreTrainedConfig
 from transformer_xl.config import (
     FORMAT_VERSION,
     MODEL_TYPE,
-    Count,
+    EvalConfig,
     ModelConfig,
     create_from_stored,
     fields_of,
     locate_here,
     near,
-    validate_settings,
 )
 from transformer_xl.errors import SettingsError
 
@@ -31,17 +30,10 @@ def path_of(name: str | os.PathLike) -> str | os.PathLike:
     return name if location is None or location.is_path else location.path
 
 
-@dataclasses.dataclass
-class _Calls:
-    """Settings of calls, which only transformers has."""
-
-    segment_len: Count = 512
-    use_cache: bool = True
-
-
 _SETTINGS = tuple(fields_of(ModelConfig))
-_CALLS = dataclasses.asdict(_Calls())
 _OTHERS = vars(PreTrainedConfig()).keys()
+# Settings of calls, which only transformers has, and its own.
+_CALLS = {"segment_len": 512, "use_cache": True}
 _DEFAULTS = {**_CALLS, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
@@ -51,17 +43,16 @@ def _resolve_aliases(settings: Mapping[str, Any], aliases: Mapping[str, str]) ->
     Raises:
         SettingsError: An alias and its setting have different values.
     """
-    resolved = {name: value for name, value in settings.items() if name not in aliases}
+    resolved = dict(settings)
     for alias, name in aliases.items():
-        if alias not in settings:
+        if alias not in resolved:
             continue
-        value = settings[alias]
-        if name in resolved and resolved[name] != value:
+        value = resolved.pop(alias)
+        if resolved.setdefault(name, value) != value:
             raise SettingsError(
                 f"{alias}={value!r} contradicts {name}={resolved[name]!r}: both are the same "
                 "setting; give one of them"
             )
-        resolved[name] = value
     return resolved
 
 
@@ -72,14 +63,13 @@ class TransformerXLConfig(PreTrainedConfig):
     section ``transformers``.
 
     Args:
-        segment_len: Segment length; longer inputs are read segment by segment, with the memory.
-        use_cache: Whether calls return the memory.
         preface: Tokens that ``generate`` reads before a text that begins; None: none.
         transformers: Settings of transformers: that section of the file.
-        settings: Those of :class:`~transformer_xl.config.ModelConfig`, and further ones of
-            transformers (``num_labels``, ``pad_token_id``, ...). They take precedence over those in
-            ``transformers``. Names of transformers, such as ``hidden_size`` for ``d_model``, are
-            aliases.
+        settings: Those of :class:`~transformer_xl.config.ModelConfig`; ``segment_len``: longer
+            inputs are read segment by segment, with the memory; ``use_cache``: whether calls return
+            the memory; and further ones of transformers (``num_labels``, ``pad_token_id``, ...).
+            They take precedence over those in ``transformers``. Names of transformers, such as
+            ``hidden_size`` for ``d_model``, are aliases.
 
     Raises:
         SettingsError: A setting of the model is out of range, does not fit another one or
@@ -98,8 +88,6 @@ class TransformerXLConfig(PreTrainedConfig):
     def __init__(
         self,
         *,
-        segment_len: int | None = None,
-        use_cache: bool | None = None,
         preface: list[int] | None = None,
         transformers: dict[str, Any] | None = None,
         **settings: Any,
@@ -111,23 +99,14 @@ class TransformerXLConfig(PreTrainedConfig):
             section.pop("id2label", None)
             section.pop("label2id", None)
         values = {**_DEFAULTS, **section, **keywords}
-        if segment_len is not None:
-            values["segment_len"] = segment_len
-        if use_cache is not None:
-            values["use_cache"] = use_cache
-
-        for name, value in validate_settings(
-            _Calls, {name: values[name] for name in _CALLS}
-        ).items():
-            setattr(self, name, value)
+        self.segment_len = EvalConfig(segment_len=values["segment_len"]).segment_len or 512
+        self.use_cache = bool(values["use_cache"])
         # Validated, and completed with defaults.
         model_values = {name: values[name] for name in _SETTINGS if name in values}
-        is_stored = values.get("format_version") is not None
-        model = (
-            create_from_stored(ModelConfig, model_values)
-            if is_stored
-            else ModelConfig(**model_values)
-        )
+        if values.get("format_version") is None:
+            model = ModelConfig(**model_values)
+        else:
+            model = create_from_stored(ModelConfig, model_values)
         # Also those of other kinds, at their defaults: transformers changes only what is there.
         for name in _SETTINGS:
             setattr(self, name, getattr(model, name))
@@ -144,7 +123,7 @@ class TransformerXLConfig(PreTrainedConfig):
     @classmethod
     def from_pretrained(
         cls, pretrained_model_name_or_path: str | os.PathLike, *args: Any, **kwargs: Any
-    ) -> Any:
+    ) -> "TransformerXLConfig":
         """Read the settings file of a model folder, or of a shipped model by its name."""
         name = path_of(pretrained_model_name_or_path)
         return super().from_pretrained(name, *args, **kwargs)
@@ -165,7 +144,7 @@ class TransformerXLConfig(PreTrainedConfig):
     def to_json_string(self, use_diff: bool = True) -> str:
         """Return the text of the settings file, which our own loader reads too."""
         values = self.to_diff_dict() if use_diff else self.to_dict()
-        content: dict[str, Any] = {"model_type": MODEL_TYPE, "format_version": FORMAT_VERSION}
+        content: dict[str, object] = {"model_type": MODEL_TYPE, "format_version": FORMAT_VERSION}
         content |= dataclasses.asdict(self.to_model_config())
         content |= {
             name: values[name] for name in _TRANSFORMERS_KEYS if values.get(name) is not None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers import GenerationMixin
+from transformers import GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
@@ -102,8 +102,10 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             loss = self._loss(hidden, *inputs.targets(labels), count)
         logits = None
         if labels is None or not self.training:
-            place: Any = logits_to_keep
-            place = slice(-place, None) if isinstance(place, int) else place.to(hidden.device)
+            if isinstance(logits_to_keep, int):
+                place = slice(-logits_to_keep, None)
+            else:
+                place = logits_to_keep.to(hidden.device)
             logits = self.transformer.head.log_probs(hidden[:, place])
             if inputs.is_real is not None:
                 # A loss that the caller computes gets no gradient from padding.
@@ -164,11 +166,11 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
 
     def _prepare_cache_for_generation(
         self,
-        generation_config: Any,
+        generation_config: GenerationConfig,
         model_kwargs: dict[str, Any],
-        generation_mode: Any,
+        generation_mode: object,
         batch_size: int,
-        *args: Any,
+        *args: object,
     ) -> None:
         """Begin with the memory of the model's preface, if it has one."""
         super()._prepare_cache_for_generation(
@@ -203,7 +205,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         next_sequence_length: int | None = None,
         inputs_embeds: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        tokenizer: Any = None,
+        tokenizer: object = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Remove the tokens that were read already, if there is a memory; mask rows that ended.

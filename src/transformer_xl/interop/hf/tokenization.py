@@ -5,7 +5,7 @@
 
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -108,13 +108,13 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
     @classmethod
     def from_pretrained(
         cls, pretrained_model_name_or_path: str | os.PathLike, *args: Any, **kwargs: Any
-    ) -> Any:
+    ) -> "TransformerXLTokenizer":
         """Read the vocabulary of a model folder, or of a shipped model by its name."""
         name = path_of(pretrained_model_name_or_path)
         return super().from_pretrained(name, *args, **kwargs)
 
     @classmethod
-    def convert_to_native_format(cls, **kwargs: Any) -> dict[str, Any]:
+    def convert_to_native_format(cls, **kwargs: object) -> dict[str, object]:
         """Leave the files to ``__init__``, which reads them with our own loader."""
         kwargs.pop("tokenizer_file", None)
         return kwargs
@@ -136,7 +136,7 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
         """Return the symbols with their indices."""
         return dict(self._ids)
 
-    def _add_tokens(self, new_tokens: Any, special_tokens: bool = False) -> int:
+    def _add_tokens(self, new_tokens: Iterable[object] | None, special_tokens: bool = False) -> int:
         """Add symbols that no text is encoded as, unless it has them in full.
 
         The model needs a row for each: ``model.resize_token_embeddings(len(tokenizer))``.
@@ -191,7 +191,9 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
             self._vocab.decode([index])
         return self._vocab.symbols[index]
 
-    def convert_ids_to_tokens(self, ids: Any, skip_special_tokens: bool = False) -> Any:
+    def convert_ids_to_tokens(
+        self, ids: int | Iterable[int], skip_special_tokens: bool = False
+    ) -> str | list[str]:
         """Return the symbol of an ID, or of each ID of a list.
 
         Raises:
@@ -219,14 +221,8 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
         return [number for number in ids if number not in special | {self._beyond}]
 
     def _decode(
-        self, token_ids: int | list[int] | None, skip_special_tokens: bool = False, **kwargs: Any
+        self, token_ids: int | list[int], skip_special_tokens: bool = False, **kwargs: object
     ) -> str:
-        if token_ids is None:
-            raise InputError(
-                "token_ids=None: programs that decode eos_token_id need one, and this vocabulary "
-                "has no symbol that ends a text; name one of its symbols, as by AutoTokenizer."
-                "from_pretrained(folder, eos_token='\\n').save_pretrained(folder)"
-            )
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         if skip_special_tokens:
             ids = self._without_special(ids)
@@ -237,7 +233,7 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
         )
 
     def _save_pretrained(
-        self, save_directory: str | os.PathLike, file_names: tuple[str, ...], **kwargs: Any
+        self, save_directory: str | os.PathLike, file_names: tuple[str, ...], **kwargs: object
     ) -> tuple[str, ...]:
         """Write ``vocab.json`` and ``tokenizer.json``, which our own loader also reads."""
         self._vocab.save(Path(save_directory))
@@ -245,8 +241,8 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
         return *file_names, *files
 
 
-def _strings(texts: Any) -> list[str]:
+def _strings(texts: object) -> list[str]:
     """Return all texts of nested lists."""
-    if isinstance(texts, str):
-        return [texts]
-    return [x for part in texts or () for x in _strings(part)]
+    if isinstance(texts, list | tuple):
+        return [x for part in texts for x in _strings(part)]
+    return [texts] if isinstance(texts, str) else []
