@@ -163,7 +163,7 @@ def test_tables_that_lie_are_refused(tmp_path):
         write_index(tmp_path / "m", entries | {b"x": lie})
         try:
             read_tensorflow(tmp_path / "m.index")
-        except CheckpointError:
+        except (CheckpointError, FileNotFoundError):
             continue
         pytest.fail(f"{name} is read")
 

@@ -278,7 +278,7 @@ def test_whatever_settings_say_a_vocabulary_is_read_or_refused(name, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"a" * (33 << 20), "up to 33,554,432"),
+        (b"a" * (33 << 20), "more than 33,554,432"),
         (b"".join(b"%x\n" % i for i in range((1 << 10) + 1)), "1,025 symbols"),
     ],
     ids=["file", "symbols"],

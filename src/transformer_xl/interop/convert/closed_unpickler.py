@@ -27,7 +27,7 @@ import re
 import struct
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -37,6 +37,8 @@ _PROTOCOL = 1001
 _HEADER_SIZE = 30
 _MAX_DEPTH = 200
 _MAX_BITS = 4_096
+
+_ENCODINGS = {"latin1": "latin-1", "latin-1": "latin-1", "utf8": "utf-8", "utf-8": "utf-8"}
 
 # The types of numbers and their sizes in bytes, by their names and those of storages in torch.
 _SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "bool": 1, "uint8": 1}
@@ -62,27 +64,27 @@ class Stored:
     """An object of a class of the old code: its state, without the class."""
 
     kind = ""
-    args: tuple[Any, ...] = ()
-    state: Any = None
+    args: tuple[object, ...] = ()
+    state: object = None
 
-    def __new__(cls, *args: Any) -> "Stored":
+    def __new__(cls, *args: object) -> "Stored":
         """Keep the arguments of the constructor."""
         stored = object.__new__(cls)
         stored.args = args
         return stored
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         # Attributes in slots are stored separately.
         if type(state) is tuple and len(state) == 2 and type(state[1]) is dict:
             state = (state[0] or {}) | state[1]
         self.state = state
 
-    def extend(self, elements: Any) -> None:
+    def extend(self, elements: object) -> None:
         """Drop elements, of a subclass of a list or of a dictionary."""
 
     append = extend
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
         pass
 
 
@@ -91,31 +93,31 @@ class Array(Stored):
 
     kind = "numpy.ndarray"
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         pass
 
 
 class Mapping(dict):
     """A dictionary of any class, without further attributes."""
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: object) -> None:
         # The first argument of a defaultdict is a class.
         super().__init__(*(x for x in args if isinstance(x, dict | list | tuple)))
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         pass
 
 
 class Function:
     """The replacement of a function that a file can call."""
 
-    def __init__(self, make: Callable[..., Any]) -> None:
+    def __init__(self, make: Callable[..., object]) -> None:
         self._make = make
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         raise RefusedError("refused: the file changes something that is not its own object")
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: object) -> object:
         """Return what the replacement makes."""
         return self._make(*args)
 
@@ -138,42 +140,40 @@ class Storage(NamedTuple):
 class Tensor:
     """A tensor on a storage."""
 
-    def __init__(self, storage: Any, offset: Any, size: Any, stride: Any, *others: Any) -> None:
-        if not isinstance(storage, Storage):
-            raise RefusedError("a tensor has no storage")
+    def __init__(
+        self,
+        storage: Storage,
+        offset: object,
+        size: Iterable[object],
+        stride: Iterable[object],
+        *others: object,
+    ) -> None:
         # Only the newest of three formats has the type of its numbers.
         dtype = next((x.name for x in others if isinstance(x, Dtype)), storage.dtype)
         self.parts = storage.key, storage.first, dtype, offset, list(size), list(stride)
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         pass
-
-
-def _encode(text: str, encoding: str) -> bytes:
-    """Return bytes, which Python 3 pickles for Python 2 as a text."""
-    if encoding not in ("latin1", "latin-1", "utf-8", "utf8"):
-        raise RefusedError("a text is encoded in a way that is not supported")
-    return text.encode(encoding)
 
 
 _NUMBERS = {"b1": "?", "i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I"}
 _NUMBERS |= {"u8": "Q", "f2": "e", "f4": "f", "f8": "d"}
 
 
-def _number(dtype: Any, data: Any) -> Any:
+def _number(dtype: Any, data: str | bytes) -> object:
     """Return a number of NumPy as one of Python."""
     content = data.encode("latin-1") if isinstance(data, str) else data
     return struct.unpack(dtype.state[1].replace("|", "<") + _NUMBERS[dtype.args[0]], content)[0]
 
 
-def _nested_file(*_: Any) -> None:
+def _nested_file(*_: object) -> None:
     raise RefusedError(
         "refused: tensors were pickled without torch.save, which nests one file in another; load "
         "the file with the program that wrote it and save it with torch.save"
     )
 
 
-_CLASSES: dict[str, Any] = {
+_CLASSES: dict[str, object] = {
     f"builtins.{kind.__name__}": kind
     for kind in (bool, int, float, str, bytes, bytearray, list, tuple, set, frozenset)
 }
@@ -184,7 +184,8 @@ _CLASSES |= dict.fromkeys(
 )
 _CLASSES |= {
     "numpy.ndarray": Array,
-    "_codecs.encode": Function(_encode),
+    # Bytes, which Python 3 pickles for Python 2 as a text.
+    "_codecs.encode": Function(lambda text, encoding: text.encode(_ENCODINGS[encoding])),
     "copyreg._reconstructor": Function(lambda cls, base, state: cls()),
     "copyreg.__newobj__": Function(lambda cls, *args: cls(*args)),
     "numpy._core.multiarray._reconstruct": Function(lambda *_: Array()),
@@ -232,9 +233,9 @@ class ClosedUnpickler(pickle.Unpickler):
         # Texts of Python 2 can be bytes of any kind.
         super().__init__(file, encoding="latin-1")
         self.storages: dict[str, Storage] = {}
-        self._classes: dict[str, Any] = dict(_CLASSES)
+        self._classes: dict[str, object] = dict(_CLASSES)
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         """Return the stand-in for a name."""
         module = _RENAMED.get(module, module)
         kind = f"{module}.{name}"
@@ -249,7 +250,7 @@ class ClosedUnpickler(pickle.Unpickler):
             self._classes[kind] = type("Class", (Stored,), {"kind": kind})
         return self._classes[kind]
 
-    def persistent_load(self, pid: Any) -> Any:
+    def persistent_load(self, pid: object) -> object:
         """Return what the pickle refers to: a storage, a part of one, or a module."""
         match pid:
             case ("module", module, _, _):
@@ -261,16 +262,15 @@ class ClosedUnpickler(pickle.Unpickler):
                 # Some versions wrote the name of the type instead of the type.
                 dtype = _DTYPES[kind]
             case _:
-                raise RefusedError("its pickle refers to something that is not a storage")
+                key, dtype, numel, view = "", "", -1, []
         storage = self.storages.setdefault(key, Storage(key, dtype, numel))
-        if storage != (key, dtype, numel, 0) or not 0 <= numel < 2**60:
-            raise RefusedError("its pickle gives a storage two sizes or types")
-        match view:
-            case [] | [None]:
-                return storage
-            case [(str(), int(first), int(length))] if 0 <= first <= first + length <= numel:
-                return Storage(key, dtype, numel, first)
-        raise RefusedError("a part of a storage is damaged or out of its bounds")
+        if storage == (key, dtype, numel, 0) and 0 <= numel < 2**60:
+            match view:
+                case [] | [None]:
+                    return storage
+                case [(str(), int(first), int(length))] if 0 <= first <= first + length <= numel:
+                    return Storage(key, dtype, numel, first)
+        raise RefusedError("its pickle refers to no storage, or to one of two sizes or types")
 
 
 class _Encoder:
@@ -279,7 +279,7 @@ class _Encoder:
     def __init__(self, n_bytes: int) -> None:
         self._n_left = (16 << 20) + 20 * n_bytes
 
-    def encode(self, x: Any, depth: int = 0) -> Any:
+    def encode(self, x: object, depth: int = 0) -> object:
         """Return a value as JSON has it."""
         self._n_left -= 16 + (len(x) if isinstance(x, str | bytes | bytearray) else 0)
         is_large = self._n_left < 0 or (isinstance(x, int) and x.bit_length() > _MAX_BITS)
@@ -308,14 +308,14 @@ class _Encoder:
         # A class or function that is only named.
         return {"object": [getattr(x, "kind", type(x).__name__), None]}
 
-    def _each(self, values: Any, depth: int) -> list[Any]:
+    def _each(self, values: Iterable[object], depth: int) -> list[object]:
         return [self.encode(x, depth + 1) for x in values]
 
 
 _Storages = dict[str, tuple[str, int, int]]
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> dict[str, object]:
     """Return the value in a file, and where the numbers of its tensors are."""
     n_bytes = path.stat().st_size
     with path.open("rb") as file:
@@ -332,7 +332,7 @@ def read(path: Path) -> dict[str, Any]:
     return {"value": json.dumps(_Encoder(n_bytes).encode(value)), "storages": storages}
 
 
-def _read_zip(file: BinaryIO, n_bytes: int) -> tuple[Any, _Storages]:
+def _read_zip(file: BinaryIO, n_bytes: int) -> tuple[object, _Storages]:
     try:
         entries = _zip_entries(file, n_bytes)
     except zipfile.BadZipFile as error:
@@ -374,12 +374,10 @@ def _zip_entries(file: BinaryIO, n_bytes: int) -> dict[str, tuple[int, int]]:
         name, offset = printable(info.filename), info.header_offset
         if info.flag_bits & 1 or info.compress_type or info.file_size != info.compress_size:
             raise RefusedError(f"its entry {name} is compressed or encrypted: unpack it first")
-        if info.filename in entries:
-            raise RefusedError(f"its entry {name} occurs twice")
         file.seek(offset + _HEADER_SIZE - 4)
         start = offset + _HEADER_SIZE + sum(struct.unpack("<HH", file.read(4)))
-        if offset < free or start + info.file_size > n_bytes:
-            raise RefusedError(f"its entry {name} overlaps another or is out of bounds")
+        if info.filename in entries or offset < free or start + info.file_size > n_bytes:
+            raise RefusedError(f"its entry {name} is there twice, overlaps another or is cut")
         # Opening compares the header of the entry with the directory, reading its checksum;
         # zero means none (torch.serialization.set_crc32_options).
         with archive.open(info) as content:
@@ -390,24 +388,21 @@ def _zip_entries(file: BinaryIO, n_bytes: int) -> dict[str, tuple[int, int]]:
     return entries
 
 
-def _read_legacy(file: BinaryIO, n_bytes: int) -> tuple[Any, _Storages]:
+def _read_legacy(file: BinaryIO, n_bytes: int) -> tuple[object, _Storages]:
     if ClosedUnpickler(file).load() != _MAGIC or ClosedUnpickler(file).load() != _PROTOCOL:
         raise RefusedError("it is of an unknown version, or damaged")
     _require_little(ClosedUnpickler(file).load()["little_endian"] is True)
     unpickler = ClosedUnpickler(file)
-    value, keys = unpickler.load(), ClosedUnpickler(file).load()
-    if sorted(keys) != sorted(unpickler.storages):
-        raise RefusedError("the list of its storages is not that of its tensors")
+    value = unpickler.load()
     storages = {}
-    for key in keys:
+    for key in ClosedUnpickler(file).load():
         storage = unpickler.storages[key]
-        if int.from_bytes(file.read(8), "little", signed=True) != storage.numel:
-            raise RefusedError(f"storage {printable(key)} has another size than its tensors")
+        numel = int.from_bytes(file.read(8), "little", signed=True)
         start, length = file.tell(), storage.numel * _SIZES[storage.dtype]
-        if start + length > n_bytes:
+        if numel != storage.numel or start + length > n_bytes:
             raise RefusedError(
-                f"numbers up to byte {start + length:,} are expected and the file has "
-                f"{n_bytes:,} bytes: it was not copied completely"
+                f"storage {printable(key)} has another size than its tensors, or the file was not "
+                "copied completely"
             )
         storages[key] = storage.dtype, start, length
         file.seek(start + length)

@@ -17,19 +17,14 @@ punctuation there; this is the only known difference.
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import cast
 
 from tokenizers import AddedToken, Regex, normalizers
 
 from transformer_xl.data import ImportedVocab, Rules
 
-
-class Added(NamedTuple):
-    """A token that Hugging Face's tokenizer matches before it splits the text."""
-
-    content: str
-    number: int
-    options: dict[str, bool]
+# Whitespace of Python.
+_SPACE = r"\s\x1c-\x1f\x85"
 
 
 def imported_vocab(
@@ -38,7 +33,7 @@ def imported_vocab(
     *,
     lower_case: bool,
     dropped: str = "",
-    added: Sequence[Added] | None = None,
+    added: Sequence[AddedToken] | None = None,
     protected: Sequence[str] = (),
 ) -> ImportedVocab:
     """Build a vocabulary from the symbols of an old one and the rules of its program.
@@ -51,7 +46,7 @@ def imported_vocab(
         added: Tokens that are matched first. None: the vocabulary is one of the authors.
         protected: Words that the Moses rules do not split.
     """
-    steps: list[Any] = []
+    steps: list[normalizers.Normalizer] = []
     if lower_case and added is None:
         # Python has another lower-case sigma at the end of a word; Hugging Face has not.
         steps.append(normalizers.Replace(Regex(r"(?<=\p{L})Σ(?!\p{L})"), "ς"))
@@ -63,8 +58,7 @@ def imported_vocab(
         steps.append(_replacements(_line_marks(rules)))
     if dropped:
         steps.append(_replacements([(dropped, "")]))
-    tokens = [AddedToken(x.content, normalized=False, **x.options) for x in added or ()]
-    return ImportedVocab.of(symbols, rules, steps, tokens)
+    return ImportedVocab.of(symbols, rules, steps, added or ())
 
 
 def _line_marks(rules: Rules) -> list[tuple[str, str]]:

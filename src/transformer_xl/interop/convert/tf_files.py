@@ -9,23 +9,22 @@
 """
 
 import math
-import mmap
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from transformer_xl.config import read_small_file
 from transformer_xl.errors import CheckpointError
 from transformer_xl.interop.convert.closed_unpickler import printable
 from transformer_xl.interop.convert.mapped_files import checked_size, map_file, on_file, reading
-from transformer_xl.interop.convert.protobuf import fields, varint
 
 _FOOTER_SIZE = 48
 _MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
 _MAX_INDEX = 1 << 24
-_MAX_SHARDS = 10_000
 
 # TensorFlow's enumeration of numeric types; others, such as strings, are skipped.
 _DTYPES = {1: torch.float32, 2: torch.float64, 3: torch.int32, 4: torch.uint8, 5: torch.int16}
@@ -40,63 +39,52 @@ def read_tensorflow(index: Path) -> dict[str, Tensor]:
     """Read all numeric variables; they are memory-mapped, so the files must not change."""
     with reading(index):
         variables, n_shards = _variables(index)
+        names = [f"{index.stem}.data-{i:05d}-of-{n_shards:05d}" for i, *_ in variables]
     tensors: dict[str, Tensor] = {}
-    shards: dict[int, tuple[mmap.mmap, int]] = {}
+    last, data, free = None, None, 0
     # In the order of the files, to detect overlaps.
-    for shard, start, n_bytes, name, dtype, shape in sorted(variables, key=lambda x: x[:4]):
-        path = index.with_name(f"{index.stem}.data-{shard:05d}-of-{n_shards:05d}")
+    in_order = sorted(zip(variables, names, strict=True), key=lambda x: x[0][:4])
+    for (shard, start, n_bytes, name, dtype, shape), file in in_order:
+        path = index.with_name(file)
         with reading(path):
-            data, free = shards[shard] if shard in shards else (map_file(path), 0)
-            if start < free:
-                raise CheckpointError(f"its variable {printable(name)} overlaps another")
+            if data is None or shard != last:
+                last, data, free = shard, map_file(path), 0
             size = checked_size(shape, n_bytes // dtype.itemsize)
-            if math.prod(size) * dtype.itemsize != n_bytes:
+            if start < free or math.prod(size) * dtype.itemsize != n_bytes:
                 raise CheckpointError(
-                    f"its variable {printable(name)} has {n_bytes:,} bytes, which is not what its "
-                    "shape needs"
+                    f"its variable {printable(name)} overlaps another, or has {n_bytes:,} bytes, "
+                    "which is not what its shape needs"
                 )
             tensors[name] = on_file(data, start, n_bytes, dtype).view(dtype).view(size)
-            shards[shard] = data, start + n_bytes
+            free = start + n_bytes
     return tensors
 
 
 def _variables(index: Path) -> tuple[list[_Variable], int]:
     """Read the table of a checkpoint: its variables, and the number of data files."""
-    data = map_file(index)
-    if len(data) < _FOOTER_SIZE or data[-8:] != _MAGIC:
+    content = read_small_file(index, _MAX_INDEX)
+    if content[-8:] != _MAGIC:
         raise CheckpointError(
             f"{index} is not an index of a TensorFlow checkpoint, or it was not copied completely"
         )
-    if len(data) > _MAX_INDEX:
-        raise CheckpointError(f"{index} has {len(data):,} bytes, too many for an index")
-    content = bytes(data)
-    data.close()
     (_, _, start, size), _ = _varints(content[-_FOOTER_SIZE:], 0, 4)
     entries: dict[bytes, bytes] = {}
-    n_read = n_names = 0
-    for _, handle in _entries(_block(content, start, size)):
+    free = 0
+    for handle in _entries(_block(content, start, size)).values():
         (start, size), _ = _varints(handle, 0, 2)
-        n_read += size
         # A hostile file could list a block any number of times.
-        if n_read > len(content):
+        if start < free:
             raise CheckpointError(f"{index} lists blocks more than once")
-        for name, entry in _entries(_block(content, start, size)):
-            # Prefixes of names are shared, so few bytes can expand to long names.
-            n_names += len(name)
-            if n_names > 50 * len(content):
-                raise CheckpointError(f"{index} has names of absurd length")
-            entries[name] = entry
+        free = start + size
+        entries |= _entries(_block(content, start, size))
     header = dict(fields(entries.pop(b"", b"")))
-    n_shards = header.get(1, 1)
     if header.get(2, 0) != 0:
         raise CheckpointError(f"{index} was written by a big-endian machine: convert it there")
-    if not isinstance(n_shards, int) or not 0 < n_shards <= _MAX_SHARDS:
-        raise CheckpointError(f"{index} claims an absurd number of files")
-    variables = (_variable(key.decode(), value, n_shards) for key, value in entries.items())
-    return [variable for variable in variables if variable is not None], n_shards
+    variables = (_variable(key.decode(), value) for key, value in entries.items())
+    return [variable for variable in variables if variable is not None], header.get(1, 1)
 
 
-def _variable(name: str, entry: bytes, n_shards: int) -> _Variable | None:
+def _variable(name: str, entry: bytes) -> _Variable | None:
     values = dict(fields(entry))
     if 7 in values:
         raise CheckpointError(
@@ -106,18 +94,14 @@ def _variable(name: str, entry: bytes, n_shards: int) -> _Variable | None:
     kind, shard, start, n_bytes = (values.get(number, 0) for number in (1, 3, 4, 5))
     if kind not in _DTYPES:
         return None
-    if shard >= n_shards:
-        raise CheckpointError(f"its variable {printable(name)} is in a file that does not exist")
     dimensions = [value for number, value in fields(values.get(2, b"")) if number == 2]
     # A dimension of size 0 is omitted.
-    shape = tuple(dict(fields(dimension)).get(1, 0) for dimension in dimensions)
+    shape = tuple(dict(fields(x)).get(1, 0) for x in dimensions)
     return shard, start, n_bytes, name, _DTYPES[kind], shape
 
 
 def _block(content: bytes, start: int, size: int) -> bytes:
     end = start + size
-    if end + 5 > len(content):
-        raise CheckpointError("its table reaches beyond its end: it was not copied completely")
     if content[end]:
         raise CheckpointError("its table is compressed, which TensorFlow does not do")
     masked = (int.from_bytes(content[end + 1 : end + 5], "little") - 0xA282EAD8) % 2**32
@@ -126,22 +110,54 @@ def _block(content: bytes, start: int, size: int) -> bytes:
     return content[start:end]
 
 
-def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    n_restarts = int.from_bytes(block[-4:], "little")
-    end = len(block) - 4 - 4 * n_restarts
-    if len(block) < 4 or end < 0:
-        raise CheckpointError("its table is damaged: get a fresh copy")
-    position, key = 0, b""
+def _entries(block: bytes) -> dict[bytes, bytes]:
+    """Return the entries of a block, which has its checksum."""
+    entries: dict[bytes, bytes] = {}
+    end = len(block) - 4 - 4 * int.from_bytes(block[-4:], "little")
+    position, key, n_names = 0, b"", 0
     while position < end:
         (shared, added, length), position = _varints(block, position, 3)
-        if shared > len(key) or position + added + length > end:
-            raise CheckpointError("its table is damaged: get a fresh copy")
         key = key[:shared] + block[position : position + added]
+        # Names share prefixes, so few bytes can expand to long ones.
+        n_names += len(key)
+        if n_names > 50 * len(block):
+            raise CheckpointError("its table has names of absurd length")
         position += added
-        if len(key) > 4096:
-            raise CheckpointError("its table has a name of absurd length")
-        yield key, block[position : position + length]
+        entries[key] = block[position : position + length]
         position += length
+    return entries
+
+
+def fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the value of each field of a message of Protocol Buffers.
+
+    A value is an integer, or the bytes of anything else.
+    """
+    position = 0
+    while position < len(message):
+        key, position = varint(message, position)
+        if key & 7 == 0:
+            value, position = varint(message, position)
+            yield key >> 3, value
+            continue
+        length = {1: 8, 5: 4}.get(key & 7)
+        if length is None:
+            length, position = varint(message, position)
+        if key & 7 not in (1, 2, 5) or position + length > len(message):
+            raise ValueError("this is no message in the protocol-buffer encoding, or it is cut")
+        yield key >> 3, message[position : position + length]
+        position += length
+
+
+def varint(data: bytes, position: int) -> tuple[int, int]:
+    """Read the integer that begins at a position; return it and where it ends."""
+    value = 0
+    for i in range(10):
+        byte = data[position + i]
+        value |= (byte & 0x7F) << 7 * i
+        if byte < 0x80:
+            return value, position + i + 1
+    raise ValueError("a number in the message has no end")
 
 
 def _varints(data: bytes, position: int, n: int) -> tuple[list[int], int]:

@@ -7,10 +7,12 @@ time, and returns JSON. Tensors are made here, on the memory-mapped file.
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -41,13 +43,13 @@ class Instance:
     """Its attributes, usually a dictionary; None if there are none."""
 
 
-def attributes(content: object) -> dict[Any, Any]:
+def attributes(content: object) -> dict[object, Any]:
     """Return the attributes of an instance, or a dictionary itself; else an empty one."""
     state = content.state if isinstance(content, Instance) else content
     return state if isinstance(state, dict) else {}
 
 
-def read_pickled(path: Path | str) -> Any:
+def read_pickled(path: Path | str) -> object:
     """Read a file of ``torch.save``, of either format, or a plain pickle.
 
     Tensors are memory-mapped: the file must not change while they are in use. Those that are not
@@ -61,17 +63,25 @@ def read_pickled(path: Path | str) -> Any:
     with reading(path):
         data = map_file(path)
         content = _content_of(path, len(data))
-        if "error" in content:
-            raise CheckpointError(content["error"])
+        if content.error:
+            raise CheckpointError(content.error)
         storages = {
             key: on_file(data, start, n_bytes, getattr(torch, dtype))
-            for key, (dtype, start, n_bytes) in content["storages"].items()
+            for key, (dtype, start, n_bytes) in content.storages.items()
         }
         # Decoded after the storages are known.
-        return json.loads(content["value"], object_hook=lambda x: _decoded(x, storages))
+        return json.loads(content.value, object_hook=lambda x: _decoded(x, storages))
 
 
-def _content_of(path: Path, n_bytes: int) -> dict[str, Any]:
+class _Content(msgspec.Struct):
+    """What the child process writes."""
+
+    error: str = ""
+    value: str = ""
+    storages: dict[str, tuple[str, int, int]] = {}
+
+
+def _content_of(path: Path, n_bytes: int) -> _Content:
     memory = _MEMORY + _MEMORY_PER_BYTE * n_bytes
     seconds = _SECONDS + n_bytes // _BYTES_PER_SECOND
     program = [sys.executable, "-I", "-S", closed_unpickler.__file__]
@@ -80,15 +90,15 @@ def _content_of(path: Path, n_bytes: int) -> dict[str, Any]:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=4 * seconds
         )
-        return json.loads(done.stdout)
-    except (subprocess.TimeoutExpired, ValueError) as error:
+        return msgspec.json.decode(done.stdout, type=_Content)
+    except (subprocess.TimeoutExpired, msgspec.DecodeError) as error:
         raise CheckpointError(
             f"refused: its pickle takes more than {seconds} s or {memory >> 20:,} MB of memory to "
             "read, which no checkpoint needs, or crashes its reader"
         ) from error
 
 
-def _decoded(coded: dict[str, Any], storages: dict[str, Tensor]) -> Any:
+def _decoded(coded: dict[str, Any], storages: dict[str, Tensor]) -> object:
     """Return the value for an object in the JSON of the child process."""
     ((kind, content),) = coded.items()
     match kind:
@@ -114,17 +124,22 @@ def _tensor(
     kind: torch.dtype = getattr(torch, dtype)
     available = len(numbers) // kind.itemsize
     size = checked_size(size, available)
-    places: list[Any] = [offset, *stride] if isinstance(stride, list) else []
-    if len(places) != 1 + len(size) or not all(type(n) is int and 0 <= n < 2**62 for n in places):
-        raise CheckpointError("a tensor has a damaged offset or stride")
-    first += places[0]
-    steps = [(n - 1) * step for n, step in zip(size, places[1:], strict=True)]
-    if (first if 0 in size else first + sum(steps) + 1) > available:
-        raise CheckpointError(f"a tensor reaches beyond the {available:,} numbers stored")
-    if any(n > 1 and not step for n, step in zip(size, places[1:], strict=True)):
-        raise CheckpointError("a tensor repeats numbers instead of storing them")
+    places = [offset, *stride] if isinstance(stride, list) else []
+    offset, *stride = [n for n in places if type(n) is int and 0 <= n < 2**62] or [0]
+    first += offset
+    steps = [(n - 1) * step for n, step in zip(size, stride, strict=False)]
+    if (
+        not len(stride) + 1 == len(places) == len(size) + 1
+        or (first if 0 in size else first + sum(steps) + 1) > available
+        # Repeated numbers take no room in a file, and much in memory.
+        or any(n > 1 and not step for n, step in zip(size, stride, strict=True))
+    ):
+        raise CheckpointError(
+            f"a tensor has a damaged offset or stride, or reaches beyond the {available:,} numbers "
+            "stored"
+        )
     flat = numbers[: available * kind.itemsize].view(kind)
-    return flat.as_strided(size, places[1:], flat.storage_offset() + first)
+    return flat.as_strided(size, stride, flat.storage_offset() + first)
 
 
 def module_tensors(module: Instance) -> dict[str, Tensor]:
@@ -153,10 +168,10 @@ def module_tensors(module: Instance) -> dict[str, Tensor]:
     return tensors
 
 
-def _named(state: dict, key: str, kind: type[_T]) -> dict[str, _T]:
+def _named(state: Mapping[object, object], key: str, kind: type[_T]) -> dict[str, _T]:
     # Registered names without a value are None.
-    named = attributes(state.get(key))
-    named = {name: x for name, x in named.items() if x is not None}
-    if not all(isinstance(name, str) and isinstance(x, kind) for name, x in named.items()):
+    named = {name: x for name, x in attributes(state.get(key)).items() if x is not None}
+    valid = {name: x for name, x in named.items() if isinstance(name, str) and isinstance(x, kind)}
+    if len(valid) < len(named):
         raise CheckpointError(f"{key} of a module has something other than a {kind.__name__}")
-    return named
+    return valid

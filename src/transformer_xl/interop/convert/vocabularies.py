@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+from tokenizers import AddedToken
 
+from transformer_xl.config import read_small_file
 from transformer_xl.data import ImportedVocab, Rules, Vocab
 from transformer_xl.errors import DataError
-from transformer_xl.interop.convert.cutting import Added, imported_vocab
+from transformer_xl.interop.convert.cutting import imported_vocab
 from transformer_xl.interop.convert.mapped_files import read_json
 from transformer_xl.interop.convert.torch_files import Instance, attributes, read_pickled
 
@@ -87,7 +89,7 @@ class _Settings(msgspec.Struct):
         return [x if isinstance(x, str) else x.content for x in tokens]
 
 
-def _converted(content: Mapping[Any, Any], kind: type[_T], path: Path) -> _T:
+def _converted(content: Mapping[Any, object], kind: type[_T], path: Path) -> _T:
     """Return the attributes or settings of an old program, of the right types."""
     names = (field.name for field in msgspec.structs.fields(kind))
     try:
@@ -178,42 +180,35 @@ def _symbols(stored: _State, path: Path, is_python2: bool) -> list[str]:
         # Words of Python 2 are UTF-8 bytes, which were decoded as Latin-1.
         with suppress(UnicodeError):
             symbols = [symbol.encode("latin-1").decode("utf-8") for symbol in symbols]
-    return _checked(symbols, path)
+    _require_symbols(symbols, path)
+    return symbols
 
 
-def _checked(symbols: list[str], path: Path) -> list[str]:
+def _require_symbols(symbols: list[str], path: Path) -> None:
     if not 0 < len(symbols) <= _MAX_SYMBOLS:
         raise DataError(
             f"{path} is not a vocabulary: it has {len(symbols):,} symbols, and the largest that is "
             f"read has {_MAX_SYMBOLS:,}"
         )
-    if len(set(symbols)) < len(symbols):
-        twin, count = Counter(symbols).most_common(1)[0]
-        raise DataError(f"{path}: the symbol {twin[:80]!r} occurs {count} times")
-    try:
-        "".join(symbols).encode()
-    except UnicodeEncodeError as error:
-        half = error.object[error.start]
-        raise DataError(f"{path}: {half!r} in a symbol is not valid text") from None
-    return symbols
+    for symbol, count in Counter(symbols).items():
+        # Halves of surrogate pairs are replaced.
+        if count > 1 or symbol.encode("utf-8", "replace").decode() != symbol:
+            raise DataError(
+                f"{path}: the symbol {symbol[:80]!r} occurs {count} times, or is not valid text"
+            )
 
 
 def _from_text(path: Path, size: int | None) -> Vocab:
-    n_bytes = path.stat().st_size
-    if n_bytes > _MAX_TEXT_BYTES:
-        raise DataError(
-            f"{path} is not a vocabulary: it has {n_bytes:,} bytes, and a list of words up to "
-            f"{_MAX_TEXT_BYTES:,}"
-        )
     try:
-        with path.open(encoding="utf-8") as file:
-            lines = [line.split(None, 1) for line in file]
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not a vocabulary: it is not UTF-8 ({error})") from error
-    if not all(lines):
-        raise DataError(f"{path}: a line is empty; a vocabulary has one word a line")
-    # A repeated word keeps its first index.
-    symbols = _checked([*dict.fromkeys(line[0] for line in lines)], path)
+        text = read_small_file(path, _MAX_TEXT_BYTES).decode()
+        # A repeated word keeps its first index.
+        words = [line.split(None, 1)[0] for line in text.removesuffix("\n").split("\n")]
+    except (UnicodeDecodeError, IndexError) as error:
+        raise DataError(
+            f"{path} is not a vocabulary of an old tokenizer: it is not UTF-8, or a line is empty"
+        ) from error
+    symbols = [*dict.fromkeys(words)]
+    _require_symbols(symbols, path)
     unk = next((name for name in ("<UNK>", Vocab.UNK) if name in symbols), None)
     if unk is None:
         raise DataError(f"{path} is not a vocabulary of an old tokenizer: it lacks <unk> and <UNK>")
@@ -230,9 +225,7 @@ def _authors(
     path: Path,
     dataset: object,
 ) -> Vocab:
-    dataset = dataset if isinstance(dataset, str) else _recognize(symbols)
-    if dataset is not None and dataset not in _DATASETS:
-        raise DataError(f"dataset={dataset[:20]!r} is unknown; choose one of {_DATASETS}")
+    dataset = dataset if dataset in _DATASETS else _recognize(symbols)
     eos = next((x for x in (Vocab.EOS, _LM1B_EOS) if x in symbols), None)
     dropped = ""
     if dataset == "enwik8" and _BYTES.issuperset(symbols):
@@ -273,11 +266,11 @@ def _huggingface(
     # The settings file takes precedence over the pickle; older releases have only the pickle.
     source = settings if about else stored
     added = _added(symbols, settings, path, size)
-    known = {*symbols, *(x.content for x in added)}
+    known = {*symbols, *(token.content for _, token in added)}
     apart = [
-        content
-        for content, number, _ in added
-        if (number >= len(symbols) if content in additional else content not in (eos, unknown))
+        x.content
+        for number, x in added
+        if (number >= len(symbols) if x.content in additional else x.content not in (eos, unknown))
     ]
     protected = settings.words if settings.never_split is None else settings.never_split
     if not {*protected} <= {*settings.words, *known}:
@@ -293,34 +286,33 @@ def _huggingface(
         symbols,
         rules,
         lower_case=bool(source.lower_case),
-        added=added,
+        added=[AddedToken(normalized=False, **msgspec.structs.asdict(x)) for _, x in added],
         protected=protected,
     )
 
 
 def _added(
     symbols: Sequence[str], settings: _Settings, path: Path, size: int | None
-) -> list[Added]:
+) -> list[tuple[int, _Token]]:
     """Return the tokens that are matched before the text is split, with their indices."""
     numbers = {symbol: number for number, symbol in enumerate(symbols)}
     words = settings.words
     tokens = {x: (numbers[x], _Token(x, special=True)) for x in words if x in numbers}
     tokens |= {x: (n, _Token(x, special=x in words)) for x, n in settings.added_tokens.items()}
     tokens |= {x.content: (int(n), x) for n, x in settings.added_tokens_decoder.items()}
-    added, end = [], len(symbols)
-    for content, (number, token) in sorted(tokens.items(), key=lambda x: x[1][0]):
-        if not content or number != numbers.get(content, end):
+    added, end = sorted(tokens.values(), key=lambda x: x[0]), len(symbols)
+    for number, token in added:
+        expected = numbers.get(token.content, end)
+        if not token.content or number != expected:
             raise DataError(
-                f"{path}: the added token {content[:80]!r} has the number {number}, which must be "
-                f"{numbers.get(content, end)}"
+                f"{path}: the added token {token.content[:80]!r} has the number {number}, which "
+                f"must be {expected}"
             )
-        end += content not in numbers
-        options = msgspec.structs.asdict(token)
-        added.append(Added(options.pop("content"), number, options))
-    return [x for x in added if size is None or x.number < max(size, len(symbols))]
+        end += token.content not in numbers
+    return [(n, x) for n, x in added if size is None or n < max(size, len(symbols))]
 
 
-def _read_settings_beside(path: Path, name: str) -> dict[str, Any]:
+def _read_settings_beside(path: Path, name: str) -> dict[str, object]:
     """Read a settings file in the folder of another file; empty if it does not exist."""
     place = path.with_name(name)
     return read_json(place) if place.is_file() else {}
