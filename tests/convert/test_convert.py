@@ -129,7 +129,7 @@ def spoiled(folder, tmp_path, change):
         (lambda s: s.update({"layers.2.dec_attn.o_net.weight": torch.zeros(24, 23)}), "the shape"),
         (lambda s: s.update({"crit.out_layers.0.weight": torch.zeros(61, 24)}), "not the same as"),
         (lambda s: s.update(r_w_bias=torch.zeros(3, 8, dtype=torch.int64)), "real numbers"),
-        (lambda s: s.clear(), "has no tensors"),
+        (lambda s: s.clear(), "holds no Transformer-XL"),
         (lambda s: s.update(epoch=[3]), "holds 'epoch' of type list"),
     ],
 )

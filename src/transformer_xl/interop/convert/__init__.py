@@ -6,7 +6,6 @@ Nothing in a file is ever executed: a name in a pickle is looked up in a closed 
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +27,7 @@ from transformer_xl.interop.convert.old_settings import (
 )
 from transformer_xl.interop.convert.published import published_evaluation
 from transformer_xl.interop.convert.vocabularies import find_vocab, read_vocab, vocab_from_object
-from transformer_xl.model import ModelFolder, weight_shapes
+from transformer_xl.model import TransformerXL, write_model
 
 __all__ = ["SETTABLE", "convert"]
 
@@ -39,7 +38,7 @@ def convert(
     source: Path | str,
     folder: Path | str,
     *,
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, object] | None = None,
     vocab: Path | str | None = None,
     say: _Say = lambda text: None,
 ) -> Path:
@@ -78,27 +77,9 @@ def convert(
         ['config.json', 'model.safetensors']
     """
     # Absolute, because temporary files beside the folder need its name, also for ".".
-    folder = Path(folder).absolute()
+    folder, source = Path(folder).absolute(), Path(source)
     require_new(folder)
-    if vocab is not None and not Path(vocab).exists():
-        raise FileNotFoundError(f"{vocab} does not exist: give the file with the vocabulary")
-    vocab = None if vocab is None else Path(vocab)
-    config, weights, vocabulary, about = _open(Path(source), dict(settings or {}), vocab, say)
-    if wide := [name for name, x in weights.items() if x.dtype == torch.float64]:
-        weights |= {name: weights[name].float() for name in wide}
-        say("float64 weights are rounded to float32, in which a model folder has them")
-    with new_folder(folder) as unfinished:
-        ModelFolder(unfinished).write(config, weights, about)
-        if vocabulary is not None:
-            vocabulary.save(unfinished)
-    say(f"{folder} is written")
-    return folder
-
-
-def _open(
-    source: Path, settings: dict[str, Any], vocab: Path | None, say: _Say
-) -> tuple[ModelConfig, dict[str, Tensor], Vocab | None, dict[str, Any]]:
-    """Return the settings, weights and vocabulary; and its origin and lengths of evaluation."""
+    settings = dict(settings or {})
     if unknown := sorted(settings.keys() - set(SETTABLE)):
         raise InputError(f"settings has {unknown[0]!r}; there are {', '.join(SETTABLE)}")
     checkpoint = open_checkpoint(source)
@@ -111,32 +92,43 @@ def _open(
         f"{checkpoint.path}: {n_parameters:,} parameters ({n_bytes / 1e6:,.0f} MB) as written by "
         f"{_ORIGINS[checkpoint.origin]}"
     )
+    evaluation = _evaluation(checkpoint, config, settings.get("tgt_len"), say)
     about = {
         "origin": {"format": checkpoint.origin, "settings": checkpoint.settings},
-        "eval": dataclasses.asdict(_evaluation(checkpoint, config, settings.get("tgt_len"), say)),
+        "eval": dataclasses.asdict(evaluation),
     }
     for name, default in DEFAULTS[checkpoint.origin].items():
         if checkpoint.settings.get(name) is None:
             say(f"the checkpoint does not say {name}; taken as {default}, the default there")
-    size, path = config.vocab_size, vocab or find_vocab(checkpoint.path.parent)
-    vocabulary = None
+    vocabulary = _vocabulary(checkpoint, vocab, config.vocab_size, say)
+    if wide := [name for name, x in weights.items() if x.dtype == torch.float64]:
+        weights |= {name: weights[name].float() for name in wide}
+        say("float64 weights are rounded to float32, in which a model folder has them")
+    with new_folder(folder) as unfinished:
+        write_model(config, weights, unfinished, about)
+        if vocabulary is not None:
+            vocabulary.save(unfinished)
+    say(f"{folder} is written")
+    return folder
+
+
+def _vocabulary(
+    checkpoint: Checkpoint, vocab: Path | str | None, size: int, say: _Say
+) -> Vocab | None:
+    """Return the vocabulary of a file, of one beside the checkpoint, or of the checkpoint."""
+    path = find_vocab(checkpoint.path.parent) if vocab is None else Path(vocab)
     if path is not None:
         vocabulary = read_vocab(path, size=size)
     elif checkpoint.vocab is not None:
-        vocabulary = vocab_from_object(checkpoint.vocab, source, size=size)
+        path = checkpoint.path
+        vocabulary = vocab_from_object(checkpoint.vocab, path, size=size)
     else:
         say("no vocabulary in its folder: give it as --vocab FILE to evaluate and to generate")
-    if vocabulary is not None:
-        vocabulary = _fitting(vocabulary, path or source, size, None if vocab else say)
-    return config, weights, vocabulary, about
-
-
-def _fitting(vocab: Vocab, path: Path, size: int, say: _Say | None = None) -> Vocab | None:
-    """Return a vocabulary if it has the size of the model; else report that, or raise an error."""
-    if len(vocab) == size:
-        return vocab
-    problem = f"the vocabulary in {path} has {len(vocab):,} symbols and the model {size:,}"
-    if say is None:
+        return None
+    if len(vocabulary) == size:
+        return vocabulary
+    problem = f"the vocabulary in {path} has {len(vocabulary):,} symbols and the model {size:,}"
+    if vocab is not None:
         raise InputError(f"{problem}: they do not belong together")
     say(f"{problem}: left out")
     return None
@@ -151,7 +143,8 @@ _ORIGINS = {
 
 
 def _weights(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Tensor]:
-    shapes = weight_shapes(config)
+    with torch.device("meta"):
+        shapes = {name: x.shape for name, x in TransformerXL(config).named_parameters()}
     table = entries(
         config,
         clusters="reversed" if checkpoint.origin in ("authors", "nvidia") else "natural",
@@ -175,15 +168,17 @@ def _weights(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Tensor]:
 
 
 def _evaluation(
-    checkpoint: Checkpoint, config: ModelConfig, given_len: int | None, say: _Say
+    checkpoint: Checkpoint, config: ModelConfig, tgt_len: object, say: _Say
 ) -> EvalConfig:
     """Set the lengths of evaluation with which the checkpoint was published, or those given."""
     is_pytorch = checkpoint.origin not in ("tensorflow", "nvidia")
-    if published := published_evaluation(config, is_pytorch=is_pytorch):
-        name, evaluation = published
-        but = "" if given_len is None else f", but segments of {given_len} tokens, as given"
-        say(f"this is {name}: txl eval uses the lengths it was published with{but}")
-        return dataclasses.replace(evaluation, segment_len=given_len or evaluation.segment_len)
-    segment_len = checkpoint.settings.get("tgt_len")
+    published = published_evaluation(config, is_pytorch=is_pytorch)
+    name, evaluation = published or ("", EvalConfig(split="test"))
+    segment_len = tgt_len if published else checkpoint.settings.get("tgt_len")
     is_length = isinstance(segment_len, int) and segment_len > 0
-    return EvalConfig(split="test", segment_len=segment_len if is_length else None)
+    if is_length:
+        evaluation = dataclasses.replace(evaluation, segment_len=segment_len)
+    if name:
+        but = f", but segments of {segment_len} tokens, as given" if is_length else ""
+        say(f"this is {name}: txl eval uses the lengths it was published with{but}")
+    return evaluation

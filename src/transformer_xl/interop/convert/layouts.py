@@ -175,7 +175,15 @@ def read_weights(
         own = own if entry.flip is None else own.flip(entry.flip)
         own = own.reshape(part.shape)
         if entry.is_copy:
-            _require_equal(weights[entry.ours][entry.part], own, entry)
+            ours = weights[entry.ours][entry.part]
+            is_same = ours.data_ptr() == own.data_ptr() and ours.stride() == own.stride()
+            # Bit by bit, so that NaN equals itself.
+            bits = [x.contiguous().view(torch.uint8) for x in (ours, own)]
+            if not is_same and (ours.dtype != own.dtype or not torch.equal(*bits)):
+                raise InputError(
+                    f"{entry.theirs} is not the same as {entry.ours}, with which the settings tie "
+                    "it: they belong to another model"
+                )
         elif part.shape == shape:
             weights[entry.ours] = own
         else:
@@ -183,18 +191,6 @@ def read_weights(
                 weights[entry.ours] = own.new_empty(shape)
             weights[entry.ours][entry.part] = own
     return weights
-
-
-def _require_equal(ours: Tensor, copy: Tensor, entry: Entry) -> None:
-    if ours.data_ptr() == copy.data_ptr() and ours.stride() == copy.stride():
-        return
-    # Bit by bit, so that NaN equals itself.
-    bits = [x.contiguous().view(torch.uint8) for x in (ours, copy)]
-    if ours.dtype != copy.dtype or not torch.equal(*bits):
-        raise InputError(
-            f"{entry.theirs} is not the same as {entry.ours}, with which the settings tie it: "
-            "they belong to another model"
-        )
 
 
 def _listed(names: list[str]) -> str:

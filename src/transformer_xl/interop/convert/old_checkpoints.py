@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from transformer_xl.errors import CheckpointError, InputError
+from transformer_xl.errors import InputError
 from transformer_xl.interop.convert.layouts import INV_FREQ
-from transformer_xl.interop.convert.mapped_files import read_json
+from transformer_xl.interop.convert.mapped_files import read_json, reading
 from transformer_xl.interop.convert.old_settings import Origin
 from transformer_xl.interop.convert.tf_files import read_tensorflow
 from transformer_xl.interop.convert.torch_files import (
@@ -48,7 +47,7 @@ class Checkpoint:
     """The implementation that wrote it."""
     tensors: dict[str, Tensor]
     """Tensors by the authors' names; most are memory-mapped."""
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, object] = field(default_factory=dict)
     """Settings by the authors' names, as far as the checkpoint has them."""
     vocab: object = None
     """The vocabulary, if it is in the same file."""
@@ -70,12 +69,9 @@ def open_checkpoint(source: Path) -> Checkpoint:
     """
     path = find_weights(source)
     if path.suffix == ".safetensors":
-        try:
-            checkpoint = _from_huggingface(path, load_file(path))
-        except SafetensorError as error:
-            raise CheckpointError(
-                f"{path} is damaged or not a safetensors file: {error}"
-            ) from error
+        with reading(path):
+            tensors = load_file(path)
+        checkpoint = _from_huggingface(path, tensors)
     elif path.suffix == ".index":
         tensors, cutoffs = from_tensorflow(read_tensorflow(path))
         checkpoint = Checkpoint(
@@ -150,7 +146,7 @@ def _from_torch(path: Path, content: object) -> Checkpoint:
     raise InputError(f"{path} holds a {type(content).__name__}, not a model")
 
 
-def _named_tensors(path: Path, content: Mapping[Any, Any]) -> dict[str, Tensor]:
+def _named_tensors(path: Path, content: Mapping[Any, object]) -> dict[str, Tensor]:
     """Return the tensors of a state dict, without prefixes of DataParallel.
 
     Raises:
@@ -168,8 +164,6 @@ def _named_tensors(path: Path, content: Mapping[Any, Any]) -> dict[str, Tensor]:
             )
         # DataParallel wraps the model in a module of that name.
         tensors[name.removeprefix("module.")] = value
-    if not tensors:
-        raise InputError(f"{path} has no tensors: it is not a model")
     return tensors
 
 
@@ -217,17 +211,11 @@ def _child(module: Instance, *names: str) -> Instance | None:
     return child if isinstance(child, Instance) else None
 
 
-def _from_nvidia(path: Path, content: dict[Any, Any]) -> Checkpoint:
-    """Return the checkpoint of a file of NVIDIA's implementation.
-
-    Raises:
-        InputError: The content is not a model.
-    """
-    if not isinstance(content["model_state"], dict):
-        raise InputError(f"{path}: its model_state is not a state dict")
+def _from_nvidia(path: Path, content: dict[object, object]) -> Checkpoint:
+    """Return the checkpoint of a file of NVIDIA's implementation."""
     tensors = {
         re.sub(r"^crit\.out_layers_(bias|weight)e?s\.(\d+)$", r"crit.out_layers.\2.\1", name): x
-        for name, x in _named_tensors(path, content["model_state"]).items()
+        for name, x in _named_tensors(path, attributes(content["model_state"])).items()
         # A copy of the projections of the embeddings, whether the softmax uses it or not.
         if not name.startswith("crit.shared_out_projs.")
     }
@@ -313,7 +301,7 @@ _TENSORFLOW_NAMES = (
 )
 
 
-def _read_settings_beside(path: Path) -> dict[str, Any]:
+def _read_settings_beside(path: Path) -> dict[str, object]:
     """Read the settings in the JSON files beside the weights of a checkpoint.
 
     Those of ``config.json`` precede those of ``corpus-info.json``. Of a file that has no settings
@@ -328,7 +316,7 @@ def _read_settings_beside(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: A file is damaged.
     """
-    settings: dict[str, Any] = {}
+    settings: dict[str, object] = {}
     # The later file replaces settings of the earlier one.
     for name in ("corpus-info.json", "config.json"):
         file = path.with_name(name)
@@ -345,7 +333,7 @@ def _read_settings_beside(path: Path) -> dict[str, Any]:
     return settings
 
 
-def _select_plain(settings: Mapping[Any, Any]) -> dict[str, Any]:
+def _select_plain(settings: Mapping[Any, object]) -> dict[str, object]:
     """Return the values that can be settings: numbers, texts, None, and lists of them.
 
     A file can have anything under any name.

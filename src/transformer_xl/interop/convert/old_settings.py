@@ -6,7 +6,7 @@ Names are those of the authors' constructor (``n_token``, ``pre_lnorm``, ``same_
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from torch import Tensor
@@ -32,18 +32,19 @@ DEFAULTS: dict[Origin, dict[str, int]] = {
 """The defaults of each implementation."""
 
 _Count = Annotated[int, msgspec.Meta(le=1 << 24)]
+_Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 _Flag = bool | Literal[0, 1]
 
 
 class OldSettings(msgspec.Struct, omit_defaults=True):
     """The settings of a checkpoint that are used, by the authors' names; None: not given."""
 
-    n_head: _Count | None = None
+    n_head: _Positive | None = None
     mem_len: _Count | None = None
     tgt_len: _Count | None = None
     ext_len: _Count = 0
     clamp_len: _Count | None = None
-    div_val: _Count | None = None
+    div_val: _Positive | None = None
     dropout: float = 0.0
     dropatt: float = 0.0
     init_std: float = 0.02
@@ -57,7 +58,7 @@ class OldSettings(msgspec.Struct, omit_defaults=True):
     tie_projs: list[_Flag] = []
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> "OldSettings":
+    def of(cls, settings: Mapping[str, object]) -> "OldSettings":
         """Convert the settings of a file or of a caller.
 
         Raises:
@@ -71,7 +72,7 @@ class OldSettings(msgspec.Struct, omit_defaults=True):
 
 
 def model_config(
-    origin: Origin, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]
+    origin: Origin, tensors: Mapping[str, Tensor], settings: Mapping[str, object]
 ) -> ModelConfig:
     """Return settings with which an old checkpoint has the same results as before.
 
@@ -91,7 +92,13 @@ def model_config(
         needed["cutoffs"] = f"--cutoffs with {n_tails} NUMBERS"
     if attn_type == 2:
         needed["n_head"] = "--n_head NUMBER"
-    _require(old, needed)
+    if missing := [name for name in needed if getattr(old, name) is None]:
+        python = ", ".join(f"{name!r}: ..." for name in missing)
+        raise SettingsError(
+            f"the checkpoint does not say {', '.join(missing)}, on which the results depend: "
+            f"give {' '.join(needed[x] for x in missing)}, in Python settings={{{python}}}, or "
+            "put it into a config.json beside the checkpoint"
+        )
     old = msgspec.structs.replace(
         old,
         **{name: x for name, x in DEFAULTS[origin].items() if getattr(old, name) is None},
@@ -100,8 +107,11 @@ def model_config(
     if len(tables) > 1:
         cutoffs = tuple(accumulate(len(table) for table in tables[:-1]))
     else:
-        cutoffs = _cutoffs(old.cutoffs or [], n_tails, len(tables[0]))
-    d_model = len(_tensor(tensors, "layers.0.dec_attn.layer_norm.weight", 1))
+        # Some lists include the ends.
+        ends = (0, len(tables[0]))
+        cutoffs = tuple(x for x in old.cutoffs or () if n_tails and x not in ends)
+    norm = "layers.{}.dec_attn.layer_norm.weight"
+    d_model = len(_tensor(tensors, norm.format(0), 1))
     div_val = _div_val(tensors, widths, d_model, old.div_val)
     mem_len, ext_len, norm_first = old.mem_len or 0, old.ext_len, bool(old.pre_lnorm)
     has_all_projections = all(f"word_emb.emb_projs.{i}" in tensors for i in range(len(tables)))
@@ -126,7 +136,7 @@ def model_config(
     norm_eps = 1e-12 if origin == "tensorflow" else 1e-5
     config = {
         "vocab_size": sum(len(table) for table in tables),
-        "n_layer": _n_layer(tensors),
+        "n_layer": sum(norm.format(n) in tensors for n in range(_MOST_LAYERS)),
         "n_head": n_head,
         "d_model": d_model,
         "d_head": d_head,
@@ -166,18 +176,6 @@ def model_config(
     return create_from_stored(ModelConfig, config)
 
 
-def _require(old: OldSettings, needed: Mapping[str, str]) -> None:
-    """Raise one error for all missing settings."""
-    missing = [name for name in needed if getattr(old, name) is None]
-    if missing:
-        python = ", ".join(f"{name!r}: ..." for name in missing)
-        raise SettingsError(
-            f"the checkpoint does not say {', '.join(missing)}, on which the results depend: "
-            f"give {' '.join(needed[x] for x in missing)}, in Python settings={{{python}}}, or "
-            "put it into a config.json beside the checkpoint"
-        )
-
-
 def _attn_type(tensors: Mapping[str, Tensor]) -> int:
     for net, attn_type in (("r_net", 0), ("qkv_net", 1), ("q_net", 3 if "r_emb" in tensors else 2)):
         if f"layers.0.dec_attn.{net}.weight" in tensors:
@@ -189,49 +187,28 @@ def _attn_type(tensors: Mapping[str, Tensor]) -> int:
 
 
 def _tensor(tensors: Mapping[str, Tensor], name: str, ndim: int) -> Tensor:
-    if name not in tensors:
-        raise SettingsError(f"the checkpoint lacks {name}: it is not complete")
-    if tensors[name].ndim != ndim or 0 in tensors[name].shape:
-        raise SettingsError(f"{name} cannot have the shape {tuple(tensors[name].shape)}")
-    return tensors[name]
-
-
-def _n_layer(tensors: Mapping[str, Tensor]) -> int:
-    names = {f"layers.{n}.dec_attn.layer_norm.weight" for n in range(_MOST_LAYERS)}
-    return len(names & tensors.keys())
+    x = tensors.get(name)
+    if x is None or x.ndim != ndim or 0 in x.shape:
+        shape = "" if x is None else f" of another shape than {tuple(x.shape)}"
+        raise SettingsError(f"the checkpoint lacks {name}{shape}: it is not complete")
+    return x
 
 
 def _tables(tensors: Mapping[str, Tensor]) -> list[Tensor]:
-    tables = []
-    while (name := f"word_emb.emb_layers.{len(tables)}.weight") in tensors:
+    tables: list[Tensor] = []
+    while (name := f"word_emb.emb_layers.{len(tables)}.weight") in tensors or not tables:
         tables.append(_tensor(tensors, name, 2))
-    if not tables:
-        raise SettingsError("the checkpoint lacks word_emb.emb_layers.0.weight: it is not complete")
     return tables
 
 
 def _heads(tensors: Mapping[str, Tensor], attn_type: int, n_head: int | None) -> tuple[int, int]:
     if attn_type == 2:
         assert n_head is not None
-        width = len(_tensor(tensors, "layers.0.dec_attn.q_net.weight", 2))
-        if n_head < 1 or width % n_head:
-            raise SettingsError(f"n_head={n_head} must divide the {width} rows of q_net")
-        return n_head, width // n_head
+        return n_head, len(_tensor(tensors, "layers.0.dec_attn.q_net.weight", 2)) // n_head
     name = "r_w_bias" if "r_w_bias" in tensors else "layers.0.dec_attn.r_w_bias"
     name, ndim = {0: (name, 2), 1: (name, 3), 3: ("r_emb", 4)}[attn_type]
     n_head, d_head = _tensor(tensors, name, ndim).shape[-2:]
     return n_head, d_head
-
-
-def _cutoffs(numbers: Sequence[int], n_tails: int, vocab_size: int) -> tuple[int, ...]:
-    """Return the cutoffs of a single table, of which the tensors only determine the number."""
-    # Some lists include the ends.
-    cutoffs = tuple(x for x in numbers if n_tails and x not in (0, vocab_size))
-    if len(cutoffs) != n_tails:
-        raise SettingsError(
-            f"cutoffs={list(numbers)} do not define the {n_tails + 1} clusters of the checkpoint"
-        )
-    return cutoffs
 
 
 def _div_val(
@@ -242,12 +219,10 @@ def _div_val(
         is_divided = widths[0] == d_model and "word_emb.emb_projs.0" in tensors
         return max(setting or 2, 2) if is_divided else 1
     for div_val in range(2, widths[0] + 1) if setting is None else [setting]:
-        if div_val > 1 and all(w == widths[0] // div_val**i for i, w in enumerate(widths)):
+        if all(width == widths[0] // div_val**i for i, width in enumerate(widths)):
             return div_val
-    raise SettingsError(
-        f"the widths of the embeddings, {widths}, do not fall by the factor "
-        + ("of any div_val" if setting is None else f"div_val={setting}")
-    )
+    # The shapes of the tensors are compared with these settings later.
+    return setting or 2
 
 
 def _ties_embeddings(origin: Origin, tensors: Mapping[str, Tensor], old: OldSettings) -> bool:
