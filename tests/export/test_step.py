@@ -58,11 +58,11 @@ def test_what_is_not_seen_may_be_anything(made):
     [
         ({"mem_len": 0}, {}, "mem_len=0: a step has a memory of at least 1"),
         ({}, {"mem_len": -1}, "mem_len=-1"),
-        ({}, {"n_tokens": 0}, "n_tokens=0 must be at least 1"),
+        ({}, {"n_tokens": 0}, "segment_len=0 must be"),
         (
             {"start_memory": "zeros", "norm_first": True},
             {},
-            "with norm_first=True and norm='layer': the keys of zeros are not zeros",
+            "norm='layer', without zeros before a text, whose keys are not zeros",
         ),
     ],
     ids=str,
@@ -74,12 +74,12 @@ def test_what_cannot_be_exported_is_named(made, options, settings, message):
 
 def test_a_model_of_another_kind_or_precision_is_named(made, of_kind):
     config = made().config
-    with pytest.raises(ValueError, match=r"weights in torch\.bfloat16 are for reading"):
+    with pytest.raises(ValueError, match=r"in torch\.bfloat16 cannot be exported"):
         Step(made().bfloat16())
     for model in (
         build_model(of_kind(config, "lstm", mem_len=0)),
         made(attn_type=2),
         made(reset_at=7),
     ):
-        with pytest.raises(ValueError, match="cannot be exported: export a Transformer-XL with"):
+        with pytest.raises(ValueError, match="cannot be exported: export a Transformer-XL in"):
             Step(model)

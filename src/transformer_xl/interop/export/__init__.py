@@ -10,7 +10,7 @@ import json
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -29,7 +29,6 @@ from transformer_xl.model import (
     load_model,
     read,
     read_all,
-    require_token_inputs,
 )
 
 __all__ = ["Exported", "Format", "Step", "compare", "export"]
@@ -53,31 +52,25 @@ class Step(nn.Module):
     ) -> None:
         super().__init__()
         config = model.config
-        require_token_inputs(config)
-        mem_len = Lengths.of(config, mem_len=mem_len).mem_len
-        is_kept = config.attn_type in (0, 1) and not config.input_recurrence
-        if not isinstance(model, TransformerXL) or not is_kept or config.reset_at is not None:
+        self.lengths = Lengths.of(config, segment_len=n_tokens, mem_len=mem_len, ext_len=0)
+        mem_len = self.lengths.mem_len
+        is_relative = config.attn_type in (0, 1) and not config.input_recurrence
+        # Normalization without a bias leaves zeros as they are.
+        fits_zeros = config.start_memory == "empty" or not config.norm_first or config.norm == "rms"
+        is_plain = config.reset_at is None and not config.n_features and fits_zeros
+        is_exact = model.dtype == torch.float32
+        if not (isinstance(model, TransformerXL) and is_relative and is_plain and is_exact):
             raise InputError(
                 f"a model of kind={config.kind!r}, attn_type={config.attn_type}, input_recurrence="
-                f"{config.input_recurrence}, reset_at={config.reset_at} cannot be exported: export "
-                "a Transformer-XL with relative positions (attn_type 0 or 1) and without documents"
+                f"{config.input_recurrence}, reset_at={config.reset_at}, start_memory="
+                f"{config.start_memory!r}, n_features={config.n_features} in {model.dtype} cannot "
+                "be exported: export a Transformer-XL in float32 with relative positions "
+                "(attn_type 0 or 1), of tokens, without documents and, with norm_first=True and "
+                "norm='layer', without zeros before a text, whose keys are not zeros"
             )
         if mem_len < 1:
             raise InputError(f"mem_len={mem_len}: a step has a memory of at least 1")
-        if n_tokens < 1:
-            raise InputError(f"n_tokens={n_tokens} must be at least 1")
-        if model.dtype != torch.float32:
-            raise InputError(
-                f"weights in {model.dtype} are for reading here: export those in float32"
-            )
-        # Normalization without a bias leaves zeros as they are.
-        if config.start_memory == "zeros" and config.norm_first and config.norm == "layer":
-            raise InputError(
-                "start_memory='zeros' with norm_first=True and norm='layer': the keys of zeros are "
-                "not zeros, and a step begins with zeros"
-            )
         self.model, self.mem_len, self.n_tokens = model, mem_len, n_tokens
-        self.lengths = Lengths.of(config, segment_len=n_tokens, mem_len=mem_len, ext_len=0)
         # Projected positions depend only on the weights: they are constants of the program.
         model.positions.project(model, mem_len + n_tokens, self.lengths.clamp_len)
 
@@ -275,17 +268,20 @@ def export(
     return Exported(folder, difference)
 
 
-def _about(step: Step, format: Format) -> dict[str, Any]:
+def _about(step: Step, format: Format) -> dict[str, object]:
     """Describe a program: its inputs, its outputs, its initial state."""
-    config, (keys, _, seen) = step.model.config, step.start(1)
+    keys, _, seen = step.start(1)
     memory = [*keys.shape[:2], "B", *keys.shape[3:]]
-    shapes = {"keys": ("float32", memory), "values": ("float32", memory), "seen": ("int64", ["B"])}
-
-    def described(prefix: str, first: str, dtype: str, *width: int) -> list[dict[str, Any]]:
-        tensors = {first: (dtype, ["B", step.n_tokens, *width])}
-        tensors |= {prefix + name: about for name, about in shapes.items()}
-        return [{"name": x, "dtype": about[0], "shape": about[1]} for x, about in tensors.items()]
-
+    tokens = ["B", step.n_tokens]
+    vocab_size = step.model.config.vocab_size
+    about = {"keys": ("float32", memory), "values": ("float32", memory), "seen": ("int64", ["B"])}
+    inputs = {"tokens": ("int64", tokens)} | about
+    outputs = {"log_probs": ("float32", [*tokens, vocab_size])}
+    outputs |= {f"new_{name}": x for name, x in about.items()}
+    described = [
+        [{"name": name, "dtype": dtype, "shape": shape} for name, (dtype, shape) in each.items()]
+        for each in (inputs, outputs)
+    ]
     return {
         "kind": "transformer-xl-step",
         "format_version": FORMAT_VERSION,
@@ -293,9 +289,9 @@ def _about(step: Step, format: Format) -> dict[str, Any]:
         "program": PROGRAM_FILES[format],
         "mem_len": step.mem_len,
         "n_tokens": step.n_tokens,
-        "vocab_size": config.vocab_size,
-        "inputs": described("", "tokens", "int64"),
-        "outputs": described("new_", "log_probs", "float32", config.vocab_size),
+        "vocab_size": vocab_size,
+        "inputs": described[0],
+        "outputs": described[1],
         # The outputs of a step are the inputs of the next; a text starts with zeros, of which so
         # many are visible.
         "next": {f"new_{name}": name for name in _MEMORY},
