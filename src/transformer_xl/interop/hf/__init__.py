@@ -21,17 +21,25 @@ except ModuleNotFoundError as error:
         "transformer_xl.hf needs transformers 5: pip install 'transformer-xl[hf]'"
     ) from error
 
-from transformer_xl.interop.hf.cache import TransformerXLCache as TransformerXLCache
-from transformer_xl.interop.hf.configuration import TransformerXLConfig as TransformerXLConfig
+from transformer_xl.interop.hf.cache import TransformerXLCache
+from transformer_xl.interop.hf.configuration import TransformerXLConfig
 from transformer_xl.interop.hf.heads import (
-    TransformerXLForSequenceClassification as TransformerXLForSequenceClassification,
+    TransformerXLForSequenceClassification,
+    TransformerXLForTokenClassification,
+    TransformerXLModel,
 )
-from transformer_xl.interop.hf.heads import (
-    TransformerXLForTokenClassification as TransformerXLForTokenClassification,
-)
-from transformer_xl.interop.hf.heads import TransformerXLModel as TransformerXLModel
-from transformer_xl.interop.hf.modeling import TransformerXLForCausalLM as TransformerXLForCausalLM
-from transformer_xl.interop.hf.tokenization import TransformerXLTokenizer as TransformerXLTokenizer
+from transformer_xl.interop.hf.modeling import TransformerXLForCausalLM
+from transformer_xl.interop.hf.tokenization import TransformerXLTokenizer
+
+__all__ = [
+    "TransformerXLCache",
+    "TransformerXLConfig",
+    "TransformerXLForCausalLM",
+    "TransformerXLForSequenceClassification",
+    "TransformerXLForTokenClassification",
+    "TransformerXLModel",
+    "TransformerXLTokenizer",
+]
 
 AutoConfig.register(TransformerXLConfig.model_type, TransformerXLConfig, exist_ok=True)
 for _auto, _model in (
