@@ -227,10 +227,11 @@ def new_folder(folder: Path) -> Iterator[Path]:
     this for the same path; the first one wins.
 
     Raises:
-        FileExistsError: At the end, ``folder`` exists and is not empty.
+        FileExistsError: ``folder`` exists and is not empty.
         OSError: It cannot be written, or belongs to the shipped models.
     """
     require_not_shipped(folder)
+    require_new(folder)
     folder = folder.resolve()
     with _temporary_folder(folder) as temporary:
         yield temporary

@@ -12,18 +12,12 @@ from typing import Any
 
 import torch
 from jaxtyping import Int
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.models.utils import chunks, normalize_gen_kwargs
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-
-try:
-    from lm_eval.api.instance import Instance
-    from lm_eval.api.model import TemplateLM
-    from lm_eval.api.registry import register_model
-    from lm_eval.models.utils import chunks, normalize_gen_kwargs
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "transformer_xl.harness needs lm-evaluation-harness: pip install 'transformer-xl[eval]'"
-    ) from error
 
 from transformer_xl.config import pick_device
 from transformer_xl.data import load_vocab
@@ -34,7 +28,6 @@ from transformer_xl.model import (
     Lengths,
     load_model,
     read,
-    require_token_inputs,
 )
 
 
@@ -77,7 +70,6 @@ class TransformerXLHarness(TemplateLM):
         # cuda:0 is the default of the harness's command line.
         is_missing = str(device).startswith("cuda") and not torch.cuda.is_available()
         self.model = load_model(pretrained)
-        require_token_inputs(self.model.config)
         self.model.to(pick_device() if device is None or is_missing else device)
         self.vocab = load_vocab(pretrained)
         if self.vocab.start_id is None:
@@ -101,7 +93,7 @@ class TransformerXLHarness(TemplateLM):
         return self.vocab.hash
 
     def tok_encode(
-        self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
+        self, string: str, add_special_tokens: bool | None = None, **kwargs: object
     ) -> list[int]:
         """Tokenize a text."""
         return self.vocab.encode(string)
@@ -115,13 +107,7 @@ class TransformerXLHarness(TemplateLM):
             InputError: A continuation has no token: it is empty, or a blank between words.
         """
         texts: list[Any] = [request.args for request in requests]
-        scores = self._loglikelihood_tokens([(x, *self._encode_pair(*x)) for x in texts])
-        self._remember("loglikelihood", requests, scores)
-        return scores
-
-    def _remember(self, kind: str, requests: list[Instance], results: list[Any]) -> None:
-        for request, result in zip(requests, results, strict=True):
-            self.cache_hook.add_partial(kind, request.args, result)
+        return self._loglikelihood_tokens([(x, *self._encode_pair(*x)) for x in texts])
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """Return the tokens of a context, and those that are scored: the rest of the whole.
@@ -148,19 +134,17 @@ class TransformerXLHarness(TemplateLM):
         """Return the log-probability of each document, read once from its first token on."""
         texts: list[str] = [request.args[0] for request in requests]
         pairs = [((text,), [self._prefix], self.tok_encode(text)) for text in texts]
-        totals = [total for total, _ in self._loglikelihood_tokens(pairs)]
-        self._remember("loglikelihood_rolling", requests, totals)
-        return totals
+        return [total for total, _ in self._loglikelihood_tokens(pairs)]
 
     @torch.no_grad()
     def _loglikelihood_tokens(
         self,
         requests: Sequence[tuple[tuple[str, ...], list[int], list[int]]],
-        **kwargs: Any,
+        **kwargs: object,
     ) -> list[tuple[float, bool]]:
         """Score continuations; those of one length of text are read side by side."""
         order = sorted(range(len(requests)), key=lambda n: len(requests[n][1] + requests[n][2]))
-        scores: dict[int, Any] = {}
+        scores: dict[int, tuple[float, bool]] = {}
         for numbers in chunks(order, self.batch_size):
             found = self._score([requests[n][1:] for n in numbers])
             scores |= zip(numbers, found, strict=True)
@@ -190,21 +174,14 @@ class TransformerXLHarness(TemplateLM):
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Continue contexts up to one of the stop strings of the task."""
-        texts = []
+        texts: list[str] = []
         for settings, group in groupby(requests, key=self._settings):
             until, length, sampling = settings
             for batch in chunks([request.args[0] for request in group], self.batch_size):
                 prompts = [self.tok_encode(text) or [self._prefix] for text in batch]
-                written = generate_batch(
-                    self.model,
-                    prompts,
-                    sampling,
-                    length=length,
-                    seed=self._seed,
-                    mem_len=self.mem_len,
-                )
+                how = {"length": length, "seed": self._seed, "mem_len": self.mem_len}
+                written = generate_batch(self.model, prompts, sampling, **how)
                 texts.extend(written.decode(self.vocab, until))
-        self._remember("generate_until", requests, texts)
         return texts
 
     def _settings(self, request: Instance) -> tuple[list[str], int, Sampling]:

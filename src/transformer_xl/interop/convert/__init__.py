@@ -10,12 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transformer_xl.config import (
-    EvalConfig,
-    ModelConfig,
-    new_folder,
-    require_new,
-)
+from transformer_xl.config import EvalConfig, ModelConfig, new_folder
 from transformer_xl.data import Vocab
 from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.interop.convert.layouts import entries, read_weights
@@ -27,7 +22,7 @@ from transformer_xl.interop.convert.old_settings import (
 )
 from transformer_xl.interop.convert.published import published_evaluation
 from transformer_xl.interop.convert.vocabularies import find_vocab, read_vocab, vocab_from_object
-from transformer_xl.model import TransformerXL, write_model
+from transformer_xl.model import ModelFolder, TransformerXL
 
 __all__ = ["SETTABLE", "convert"]
 
@@ -77,9 +72,20 @@ def convert(
         ['config.json', 'model.safetensors']
     """
     # Absolute, because temporary files beside the folder need its name, also for ".".
-    folder, source = Path(folder).absolute(), Path(source)
-    require_new(folder)
-    settings = dict(settings or {})
+    folder = Path(folder).absolute()
+    with new_folder(folder) as unfinished:
+        _convert(Path(source), unfinished, dict(settings or {}), vocab, say)
+    say(f"{folder} is written")
+    return folder
+
+
+def _convert(
+    source: Path,
+    folder: Path,
+    settings: dict[str, object],
+    vocab: Path | str | None,
+    say: _Say,
+) -> None:
     if unknown := sorted(settings.keys() - set(SETTABLE)):
         raise InputError(f"settings has {unknown[0]!r}; there are {', '.join(SETTABLE)}")
     checkpoint = open_checkpoint(source)
@@ -104,12 +110,9 @@ def convert(
     if wide := [name for name, x in weights.items() if x.dtype == torch.float64]:
         weights |= {name: weights[name].float() for name in wide}
         say("float64 weights are rounded to float32, in which a model folder has them")
-    with new_folder(folder) as unfinished:
-        write_model(config, weights, unfinished, about)
-        if vocabulary is not None:
-            vocabulary.save(unfinished)
-    say(f"{folder} is written")
-    return folder
+    ModelFolder(folder).write(config, weights, about)
+    if vocabulary is not None:
+        vocabulary.save(folder)
 
 
 def _vocabulary(

@@ -37,6 +37,10 @@ _PROTOCOL = 1001
 _HEADER_SIZE = 30
 _MAX_DEPTH = 200
 _MAX_BITS = 4_096
+_BIG_ENDIAN = (
+    "its numbers have the byte order of a big-endian machine: load it there, and save the state "
+    "dict with safetensors"
+)
 
 _ENCODINGS = {"latin1": "latin-1", "latin-1": "latin-1", "utf8": "utf-8", "utf-8": "utf-8"}
 
@@ -349,7 +353,8 @@ def _read_zip(file: BinaryIO, n_bytes: int) -> tuple[object, _Storages]:
         )
     if order := entries.get(f"{prefix}byteorder"):
         file.seek(order[0])
-        _require_little(file.read(order[1]) == b"little")
+        if file.read(order[1]) != b"little":
+            raise RefusedError(_BIG_ENDIAN)
     start, length = entries[pickles[0]]
     file.seek(start)
     unpickler = ClosedUnpickler(file)
@@ -391,7 +396,8 @@ def _zip_entries(file: BinaryIO, n_bytes: int) -> dict[str, tuple[int, int]]:
 def _read_legacy(file: BinaryIO, n_bytes: int) -> tuple[object, _Storages]:
     if ClosedUnpickler(file).load() != _MAGIC or ClosedUnpickler(file).load() != _PROTOCOL:
         raise RefusedError("it is of an unknown version, or damaged")
-    _require_little(ClosedUnpickler(file).load()["little_endian"] is True)
+    if ClosedUnpickler(file).load()["little_endian"] is not True:
+        raise RefusedError(_BIG_ENDIAN)
     unpickler = ClosedUnpickler(file)
     value = unpickler.load()
     storages = {}
@@ -407,14 +413,6 @@ def _read_legacy(file: BinaryIO, n_bytes: int) -> tuple[object, _Storages]:
         storages[key] = storage.dtype, start, length
         file.seek(start + length)
     return value, storages
-
-
-def _require_little(is_little: bool) -> None:
-    if not is_little:
-        raise RefusedError(
-            "its numbers have the byte order of a big-endian machine: load it there, and save the "
-            "state dict with safetensors"
-        )
 
 
 def _limit_process(n_bytes: int, seconds: int) -> None:

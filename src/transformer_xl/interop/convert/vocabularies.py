@@ -180,11 +180,6 @@ def _symbols(stored: _State, path: Path, is_python2: bool) -> list[str]:
         # Words of Python 2 are UTF-8 bytes, which were decoded as Latin-1.
         with suppress(UnicodeError):
             symbols = [symbol.encode("latin-1").decode("utf-8") for symbol in symbols]
-    _require_symbols(symbols, path)
-    return symbols
-
-
-def _require_symbols(symbols: list[str], path: Path) -> None:
     if not 0 < len(symbols) <= _MAX_SYMBOLS:
         raise DataError(
             f"{path} is not a vocabulary: it has {len(symbols):,} symbols, and the largest that is "
@@ -196,6 +191,7 @@ def _require_symbols(symbols: list[str], path: Path) -> None:
             raise DataError(
                 f"{path}: the symbol {symbol[:80]!r} occurs {count} times, or is not valid text"
             )
+    return symbols
 
 
 def _from_text(path: Path, size: int | None) -> Vocab:
@@ -207,8 +203,7 @@ def _from_text(path: Path, size: int | None) -> Vocab:
         raise DataError(
             f"{path} is not a vocabulary of an old tokenizer: it is not UTF-8, or a line is empty"
         ) from error
-    symbols = [*dict.fromkeys(words)]
-    _require_symbols(symbols, path)
+    symbols = _symbols(_State(idx2sym=[*dict.fromkeys(words)]), path, is_python2=False)
     unk = next((name for name in ("<UNK>", Vocab.UNK) if name in symbols), None)
     if unk is None:
         raise DataError(f"{path} is not a vocabulary of an old tokenizer: it lacks <unk> and <UNK>")

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transformer_xl.config import FORMAT_VERSION, new_folder, require_new
+from transformer_xl.config import FORMAT_VERSION, new_folder
 from transformer_xl.data import load_vocab
 from transformer_xl.errors import InputError
 from transformer_xl.model import (
@@ -231,7 +231,6 @@ def export(
     model_folder, folder = ModelFolder.find(source), Path(folder).absolute()
     if format not in get_args(Format):
         raise InputError(f"format={format!r} is unknown; choose from {', '.join(get_args(Format))}")
-    require_new(folder)
     if format == "onnx":
         try:
             import onnx  # noqa: F401
@@ -240,10 +239,8 @@ def export(
             raise RuntimeError(
                 f"--format onnx needs {error.name}: pip install 'transformer-xl[onnx]'"
             ) from error
-    step = Step(
-        load_model(model_folder.path).requires_grad_(False), mem_len=mem_len, n_tokens=n_tokens
-    )
     with new_folder(folder) as unfinished:
+        step = Step(load_model(source).requires_grad_(False), mem_len=mem_len, n_tokens=n_tokens)
         path, difference = unfinished / PROGRAM_FILES[format], None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

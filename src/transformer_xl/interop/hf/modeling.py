@@ -224,8 +224,8 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
                 f"the memory has read all of the {input_ids.shape[1]} tokens: give at least one "
                 "more, the last one that was generated"
             )
-        cache = require_cache(kwargs.get("past_key_values"))
-        if cache is not None:
+        cache = kwargs.get("past_key_values")
+        if isinstance(cache, TransformerXLCache):
             # Not the cache that was given to ``generate``: the caller may use it again.
             cache.is_stepped = not getattr(cache, "_is_user_defined", False)
         is_known = input_ids < self.config.vocab_size
