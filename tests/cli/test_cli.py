@@ -197,7 +197,7 @@ def test_a_result_is_a_table_or_json_without_infinities(capsys):
 
 
 def test_no_two_files_of_commands_import_each_other():
-    shared = {"fitting", "given", "loading", "out_files", "printing", "tables"}
+    shared = {"fitting", "flow", "given", "loading", "out_files", "printing", "tables"}
     for path in Path(cli.__file__).parent.glob("*.py"):
         if path.name == "__init__.py":
             continue

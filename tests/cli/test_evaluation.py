@@ -97,7 +97,7 @@ def test_eval_explains_what_cannot_be(txl, trained, text):
         (["--data.path", "x"], "--data.path x has no effect here: --file is the text;"),
         (["--eval.dynamic", "sgd", "--data.path", "x"], "--data.path x has no effect here"),
         (["--eval.split", "test"], "--file and --eval.split exclude each other"),
-        (["--knn.k", 4], "txl eval --knn.k is gone: the distribution is that of the model"),
+        (["--knn.k", 4], "txl eval --knn.k is gone: revision 47b3a2d of transformer_xl"),
     ]:
         ended = txl("eval", trained, "--file", text, *words)
         assert (ended.code, ended.out) == (2, ""), words

@@ -48,6 +48,15 @@ def test_more_than_65536_symbols_take_32_bits(tmp_path):
     assert corpus.split("train").tolist() == [3, 69_998, 0, corpus.vocab.eos_id]
 
 
+def test_names_of_files_may_have_any_bytes(tmp_path):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / os.fsdecode(b"a\xff.txt")).write_text("text " * 100)
+    (folder / "b.txt").write_text("more " * 100)
+    settings = DataConfig(path=str(folder), cache_dir=str(tmp_path / "cache"))
+    assert prepare(settings).checksums == prepare(settings).checksums
+
+
 def test_preparing_twice_is_preparing_once(sample):
     said = []
     first = prepare(DataConfig(**sample), said.append)
@@ -125,8 +134,8 @@ def test_a_damaged_corpus_is_named_with_the_remedy(sample, file, damage):
 
 def test_a_corpus_of_a_newer_version_is_refused(sample):
     folder = prepare(DataConfig(**sample)).folder
-    manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps(manifest | {"format_version": 99}))
+    # Whatever else has changed.
+    (folder / "manifest.json").write_text(json.dumps({"format_version": 99, "dtype": "uint8"}))
     with pytest.raises(DataError, match="update transformer_xl"):
         Corpus(folder)
 

@@ -155,6 +155,13 @@ def test_a_prepared_corpus_is_no_text_and_may_be_anywhere_on_the_disk(tmp_path):
         prepare(DataConfig(**again, name="enwik8"))
 
 
-def test_a_url_is_to_be_downloaded(tmp_path):
-    with pytest.raises(ValueError, match=r"'s3://bucket/texts/' is a URL: download the text first"):
-        find(tmp_path, path="s3://bucket/texts/")
+@pytest.mark.parametrize(
+    "settings", [{"path": "s3://b/texts/"}, {"path": "s3://b/x", "name": "ptb-word"}]
+)
+def test_a_url_is_to_be_downloaded(tmp_path, settings):
+    with pytest.raises(
+        ValueError, match=r"'s3://b/.*' is a URL: give the path of a file or folder"
+    ):
+        find(tmp_path, **settings)
+    with pytest.raises(ValueError, match=r"'s3://b/corpus' is a URL: give the path"):
+        prepare(DataConfig(corpus="s3://b/corpus"))

@@ -82,7 +82,7 @@ def test_integers_come_from_text_and_json_alike(tmp_path):
 
 
 def test_json_may_bring_its_held_out_parts(tmp_path):
-    parts = {"train": [[1, 2]], "valid": [[2, 3]], "test": [[1]]}
+    parts = {"train": [[1, 2]], "valid": [[2, 3]], "test": [[1]], "about": {"of": 3}}
     (tmp_path / "a.json").write_text(json.dumps(parts))
     config = DataConfig(
         path=str(tmp_path / "a.json"), vocab="integers", cache_dir=str(tmp_path / "c")

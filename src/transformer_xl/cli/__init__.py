@@ -119,7 +119,9 @@ def _require_current(argv: list[str]) -> None:
     command = "".join(argv[:1])
     options = [word.partition("=")[0][2:].replace("-", "_") for word in argv if word[:2] == "--"]
     for option in ("", *options):
-        if why := GONE.get(f"{command}.{option}".strip("."), GONE.get(option)):
+        # A setting is an option of every command that takes it.
+        setting = GONE.get(option) if "." in option else None
+        if why := GONE.get(f"{command}.{option}".strip("."), setting):
             raise SettingsError(f"txl {command}{option and f' --{option}'} is gone: {why}")
 
 

@@ -33,7 +33,7 @@ def files_of(paths: Sequence[Path], n_texts: int, *, force: bool) -> list[list[P
     for path in paths:
         require(
             path.suffix.lower() not in (".png", ".svg"),
-            f"--out {path}: piano rolls are gone: write a MIDI file, which other programs show",
+            f"--out {path}: piano rolls are gone: --out writes text, and MIDI files of music",
         )
     # Two names may be those of one file.
     is_once = len({path.resolve() for path in paths}) == len(paths)

@@ -16,11 +16,13 @@ _NAMES = {
     "txl convert writes the lengths with which a model was published into its folder, and the "
     "recipes paper-* have them, for --mem_len, --attn_len and so on; a text that is split into "
     "words, as wiki.test.tokens is, needs --prepared": "eval.preset",
-    "the distribution is that of the model alone": (
+    "revision 47b3a2d of transformer_xl has kNN-LM, and docs/longer-memories.md its figures": (
         "eval.knn.k eval.knn.share eval.knn.temperature eval.knn.window generate.knn.k "
         "generate.knn.share generate.knn.temperature generate.knn.window"
     ),
-    "num_beams of transformers searches with beams": "generate.beam_size generate.length_penalty",
+    "model.generate(..., num_beams=4) of transformers searches with beams": (
+        "generate.beam_size generate.length_penalty"
+    ),
     "repetition_penalty or dry_multiplier is for repetitions": "generate.presence_penalty "
     "generate.frequency_penalty",
     "top_p or min_p limits the tokens": "generate.typical_p",
@@ -32,12 +34,16 @@ _NAMES = {
     "revision 47b3a2d of transformer_xl has it": "model.state_size model.expand model.conv_width "
     "model.weight_dropout",
     "it was in revision 47b3a2d of transformer_xl; `txl recipes` lists the recipes": (
-        "compare-mamba2 compare-rwkv compare-xlnet compare-xlstm compare-lstm-awd digits-raw poems "
-        "polarity sentiment sentiment-language sentiment-tuned translation-de-en translation-en-fr"
+        "recipe.compare-mamba2 recipe.compare-rwkv recipe.compare-xlnet recipe.compare-xlstm "
+        "recipe.compare-lstm-awd recipe.digits-raw recipe.poems recipe.polarity recipe.sentiment "
+        "recipe.sentiment-language recipe.sentiment-tuned recipe.translation-de-en "
+        "recipe.translation-en-fr"
     ),
     "--json has the gains, from which any program draws the curve": "recl.plot",
-    "--recl.step, --recl.longest, --recl.tokens and --recl.top are its settings": "recl.first "
-    "recl.threshold recl.batch_tokens recl.window",
+    "the shortest context is a step long; --recl.step sets both": "recl.first",
+    "a longer context counts from a gain of 0.01, as in the paper": "recl.threshold",
+    "a batch has about 16,384 tokens": "recl.batch_tokens",
+    "a model without memory reads as much as in its training": "recl.window",
     "the test text is read, or valid without one; --file gives another": "recl.split",
     "txl recipes paper-wt103-base --copy FILE copies a training of the paper, and "
     "docs/migration.md has the settings that take the place of the authors' options": (
@@ -69,7 +75,7 @@ _NAMES = {
     ),
 }
 """What replaces them; of an option the name of its command comes first, of a setting that of its
-section."""
+section, of a recipe ``recipe``."""
 GONE = {name: why for why, names in _NAMES.items() for name in names.split()}
 """What replaces each."""
 _WITHOUT_EFFECT: dict[str, dict[str, object]] = {

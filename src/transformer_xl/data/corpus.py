@@ -21,7 +21,7 @@ from transformer_xl.config import FORMAT_VERSION, Say, checksum, replace_file, w
 from transformer_xl.data.locking import LOCK, once
 from transformer_xl.data.text import SPLITS
 from transformer_xl.data.vocab import Vocab
-from transformer_xl.data.vocab_files import load_vocab
+from transformer_xl.data.vocab_files import load_vocab, require_format
 from transformer_xl.errors import DataError, InputError
 
 MANIFEST = "manifest.json"
@@ -55,13 +55,18 @@ class SplitFiles(msgspec.Struct):
     test: SplitFile
 
 
+class VocabHash(msgspec.Struct):
+    """The vocabulary of a corpus, by its hash."""
+
+    hash: str
+
+
 class Manifest(msgspec.Struct):
     """The contents of ``manifest.json``."""
 
     format_version: int
     dtype: Literal["uint16", "uint32"]
-    vocab: dict[str, object]
-    """Kind, size and hash of the vocabulary."""
+    vocab: VocabHash
     splits: SplitFiles
     source: dict[str, str] = {}
     """The name of a known corpus, and what the text is."""
@@ -91,14 +96,15 @@ class Corpus:
         if not path.is_file():
             raise FileNotFoundError(f"{self.folder} holds no corpus: manifest.json is missing")
         try:
-            self.manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
-        except ValueError as error:
+            # By Python's own reader: names of files may have bytes that are not UTF-8.
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
             raise self._damage(path, f"it cannot be read: {error}") from error
-        if (version := self.manifest.format_version) > FORMAT_VERSION:
-            raise DataError(
-                f"{path} has format {version!r}, this version reads up to {FORMAT_VERSION}: "
-                "update transformer_xl"
-            )
+        require_format(path, content)
+        try:
+            self.manifest = msgspec.convert(content, Manifest)
+        except msgspec.ValidationError as error:
+            raise self._damage(path, f"it cannot be read: {error}") from error
         self.dtype = np.dtype(self.manifest.dtype)
         for split in map(self._split_file, SPLITS):
             file, expected = self.folder / split.file, split.tokens * self.dtype.itemsize
@@ -109,7 +115,7 @@ class Corpus:
             self.vocab: Vocab = load_vocab(self.folder)
         except (FileNotFoundError, DataError) as error:
             raise self._damage(self.folder, str(error)) from error
-        if self.vocab.hash != self.manifest.vocab["hash"]:
+        if self.vocab.hash != self.manifest.vocab.hash:
             problem = "it is not the vocabulary in manifest.json"
             raise self._damage(self.folder / "vocab.json", problem)
 

@@ -92,6 +92,8 @@ def find_text(config: DataConfig, downloads: Path, say: Say) -> TextFiles:
 def _require_source(config: DataConfig) -> None:
     """Require that the settings name a source of text, before anything is read."""
     name, paths = config.name, ("path", "valid_path", "test_path")
+    for path in filter(None, (getattr(config, x) for x in paths)):
+        require_path(path)
     empty = next((x for x in paths if getattr(config, x) == ""), None)
     is_known = not name or name.startswith(HUB_PREFIX) or name in KNOWN_CORPORA
     for is_wrong, message in (
@@ -115,6 +117,19 @@ def _require_source(config: DataConfig) -> None:
             raise SettingsError(message)
 
 
+def require_path(path: str) -> None:
+    """Require that a text or corpus is not named by a URL.
+
+    Raises:
+        SettingsError: It is.
+    """
+    if "://" in path and not Path(path).exists():
+        raise SettingsError(
+            f"{path!r} is a URL: give the path of a file or folder; curl -O, aws s3 cp --recursive "
+            "or hf download get what is not on this machine"
+        )
+
+
 def list_texts(path: str, config: DataConfig, say: Say) -> TextFiles:
     """Return the files that ``data.path`` names: a file, folder or pattern, or several.
 
@@ -131,13 +146,9 @@ def list_texts(path: str, config: DataConfig, say: Say) -> TextFiles:
         DataError: A folder has no text.
         FileNotFoundError: There is no such file or folder, or no file matches a pattern.
     """
+    require_path(path)
     # A file whose name has a colon or a star comes first.
     items = [path] if Path(path).exists() else path.split(os.pathsep)
-    if "://" in path and len(items) > 1:
-        raise SettingsError(
-            f"{path!r} is a URL: download the text first, as by curl -O, aws s3 cp --recursive or "
-            "hf download, and give its file or folder"
-        )
     if not all(items):
         raise SettingsError(
             f"{path!r} has an empty path: delete the {os.pathsep!r} beside it, or give . for the "

@@ -32,7 +32,7 @@ from transformer_xl.config import (
 )
 from transformer_xl.data.catalogue import KNOWN_CORPORA
 from transformer_xl.data.corpus import MANIFEST, Corpus, manifest_of
-from transformer_xl.data.finding import HUB_PREFIX, find_text
+from transformer_xl.data.finding import HUB_PREFIX, find_text, require_path
 from transformer_xl.data.imported import ImportedVocab
 from transformer_xl.data.locking import once
 from transformer_xl.data.making_vocab import train_vocab
@@ -152,6 +152,7 @@ def _built(config: DataConfig, cache: Path, say: Say) -> Corpus:
 
 def _opened(config: DataConfig) -> Corpus:
     """Open the corpus that ``data.corpus`` names, if it was made with the same settings."""
+    require_path(config.corpus or "")
     corpus = Corpus(Path(config.corpus or "").expanduser())
     default = dataclasses.asdict(DataConfig())
     # The manifest omits where symbols are counted if that is the training text.

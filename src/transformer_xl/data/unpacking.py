@@ -26,6 +26,16 @@ from transformer_xl.errors import DataError
 
 Unpacking = Literal["", "text", "records", "json"]
 _Integers = list[int | list[int | list[int]]]
+
+
+class _Parts(msgspec.Struct):
+    """The parts of a JSON file of integers; other keys are ignored."""
+
+    train: _Integers | None = None
+    valid: _Integers | None = None
+    test: _Integers | None = None
+
+
 """A sequence of integers or several, whose items may be integers that happen at once."""
 
 _READ_BYTES = 1 << 16
@@ -104,8 +114,7 @@ def first_bytes(path: Path, n: int) -> bytes:
 def parts_within(path: Path) -> tuple[str, ...]:
     """Return which held-out parts a JSON file of integers brings along."""
     content = _integers_in(path)
-    held_out = content if isinstance(content, dict) else {}
-    return tuple(part for part in ("valid", "test") if held_out.get(part))
+    return tuple(part for part in ("valid", "test") if getattr(content, part, None))
 
 
 def text_blocks(
@@ -217,11 +226,11 @@ def texts_of(rows: Iterable[_Record], field: str, where: str) -> Iterator[bytes]
             yield _text_in(row, field, where)
 
 
-def _integers_in(path: Path) -> _Integers | dict[str, _Integers]:
+def _integers_in(path: Path) -> _Integers | _Parts:
     with opened(path) as file:
         content = file.read()
     try:
-        return msgspec.json.decode(content, type=_Integers | dict[str, _Integers])
+        return msgspec.json.decode(content, type=_Integers | _Parts)
     except (ValueError, RecursionError) as error:
         raise DataError(
             f"{path} holds no sequences of integers (a list of lists, or an object with such a "
@@ -231,7 +240,7 @@ def _integers_in(path: Path) -> _Integers | dict[str, _Integers]:
 
 def _json_integers(path: Path, part: str) -> Iterator[bytes]:
     content = _integers_in(path)
-    sequences = content.get(part, []) if isinstance(content, dict) else content
+    sequences = getattr(content, part) or [] if isinstance(content, _Parts) else content
     for sequence in sequences if any(isinstance(x, list) for x in sequences) else [sequences]:
         yield " ".join(map(str, _flat(sequence))).encode() + b"\n"
 

@@ -69,14 +69,14 @@ def load_vocab(name: Path | str) -> Vocab:
             )
     path = folder / VOCAB_FILE
     try:
-        about = msgspec.json.decode(path.read_bytes(), type=_About)
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged ({error}); restore it from a copy") from error
-    if about.format_version > FORMAT_VERSION:
-        raise DataError(
-            f"{path} has format {about.format_version!r}, this version reads up to "
-            f"{FORMAT_VERSION}: update transformer_xl"
-        )
+    require_format(path, content)
+    try:
+        about = msgspec.convert(content, _About)
+    except msgspec.ValidationError as error:
+        raise DataError(f"{path} is damaged ({error}); restore it from a copy") from error
     path = folder / "tokenizer.json"
     definition, rules = path.read_bytes(), about.rules if about.kind == "imported" else None
     if definition_hash(about.kind, definition, rules) != about.hash:
@@ -91,6 +91,20 @@ def load_vocab(name: Path | str) -> Vocab:
         return BroughtVocab(text) if about.kind == "brought" else Vocab(about.kind, text)
     except Exception as error:  # tokenizers has no class of its own.
         raise DataError(f"{path} is damaged ({error}); restore it from a copy") from error
+
+
+def require_format(path: Path, content: object) -> None:
+    """Require that the content of a JSON file is not of a newer version.
+
+    Raises:
+        DataError: It is.
+    """
+    version = content.get("format_version") if isinstance(content, dict) else None
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise DataError(
+            f"{path} has format {version!r}, this version reads up to {FORMAT_VERSION}: "
+            "update transformer_xl"
+        )
 
 
 def is_vocabulary(path: Path) -> bool:

@@ -24,13 +24,15 @@ def recipe_text(name: str) -> str:
     Raises:
         SettingsError: The name is unknown.
     """
-    if name in GONE:
-        raise SettingsError(f"the recipe {name} is gone: {GONE[name]}")
+    if why := GONE.get(f"recipe.{name}"):
+        raise SettingsError(f"the recipe {name} is gone: {why}")
     if name not in (names := recipe_names()):
         folder = Path(name).parent
         files = [str(x) for x in folder.iterdir()] if folder.is_dir() else []
         nearest = near(name, [*names, *files])
         hint = f"did you mean {nearest}? " if nearest else ""
+        if "/" in name and not nearest:
+            hint = "curl -O gets a text at a URL, and hf download a model of the hub; "
         raise SettingsError(
             f"no recipe and no file is called {name!r}; {hint}`txl recipes` lists the recipes"
         )
