@@ -75,8 +75,3 @@ def test_weights_that_would_not_load_again_are_refused(model, tmp_path):
     with pytest.raises(ValueError, match="is float64"):
         model.double().save_pretrained(tmp_path / "wide")
     assert not (tmp_path / "wide").exists()
-
-
-def test_what_replaces_a_folder_with_code_is_named():
-    with pytest.raises(ImportError, match="save_pretrained"):
-        from transformer_xl.hf import save_with_code  # noqa: F401  # pyright: ignore

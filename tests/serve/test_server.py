@@ -236,7 +236,7 @@ def service_of(made, settings, generation=None):
 
 
 def test_more_texts_than_there_is_room_for_are_refused(make_model):
-    message = r"max_batch=1\d+: .*would take.*; lower it"
+    message = r"max_batch=1\d+, .*would take.*: lower --max_batch"
     with pytest.raises(ValueError, match=f"(?s){message}"):
         service_of(make_model(), ServeSettings(max_batch=10**15))
 

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard
+from typing import Any, ClassVar, Protocol, TypeGuard
 
 import torch
 from jaxtyping import Bool, Float, Int, Integer
@@ -18,9 +18,11 @@ from transformer_xl.errors import InputError, SettingsError
 from transformer_xl.model.arguments import explain_unknown, require_tensor, shown
 from transformer_xl.model.building import BUILDERS, build_model, builder, weight_shapes
 from transformer_xl.model.calling import evaluating, unwrapped
+from transformer_xl.model.layer import DecoderLayer
 from transformer_xl.model.limits import require_bytes
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.mixture import Mixture, MixtureHead
+from transformer_xl.model.observing import Observed, observed
 from transformer_xl.model.pretrained import ModelFolder
 from transformer_xl.model.segment import Lengths, Segment, View
 from transformer_xl.model.tokens import (
@@ -33,9 +35,6 @@ from transformer_xl.model.tokens import (
 )
 from transformer_xl.model.variants.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from transformer_xl.ops import IGNORED, dropout
-
-if TYPE_CHECKING:
-    from transformer_xl.model.observing import Observed
 
 
 @dataclass(kw_only=True)
@@ -231,7 +230,7 @@ class LanguageModel(nn.Module, ABC):
             require_bytes("the memory, once full,", needed, self.device, settings, remedy)
 
     def require_trainable(self) -> None:
-        """Require weights that can be trained: those of every model but a compact one."""
+        """Require weights that can learn: those of every model but a compact one."""
 
     def require_mem_len(self, mem_len: object) -> None:
         """Require ``mem_len`` None of a model with a single recurrent state.
@@ -396,11 +395,21 @@ class LanguageModel(nn.Module, ABC):
             self.read(tokens, mems, **options)
         return record.attentions
 
-    def observed(self, *, attentions: bool = False) -> "AbstractContextManager[Observed]":
-        """Record what the layers compute in a ``with`` block; see :func:`observing.observed`."""
-        from transformer_xl.model.observing import observed
+    def observed(self, *, attentions: bool = False) -> AbstractContextManager[Observed]:
+        """Record what the layers compute in a ``with`` block; see :func:`observing.observed`.
 
-        return observed(self, attentions=attentions)
+        Raises:
+            InputError: The model has no layers of this package, or no attention.
+        """
+        layers: Any = getattr(self, "layers", ())
+        if attentions and not self.has_attention:
+            raise InputError(f"a model of kind={self.config.kind!r} has no attention to look at")
+        if not layers or not all(isinstance(layer, DecoderLayer) for layer in layers):
+            raise InputError(
+                f"a model of kind={self.config.kind!r} has no layers whose hidden states could be "
+                "returned: only its last ones are, which transformer_xl.TransformerXL.read returns"
+            )
+        return observed(layers, attentions=attentions)
 
     @property
     def head(self) -> Predictor:

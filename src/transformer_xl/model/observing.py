@@ -1,16 +1,13 @@
 """What layers compute on the way: their hidden states and attention weights, with gradients."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
-from typing import Any
 
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transformer_xl.errors import InputError
-from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.layer import Attention, DecoderLayer
 
 
@@ -36,25 +33,14 @@ class Observed:
 
 
 @contextmanager
-def observed(model: LanguageModel, *, attentions: bool = False) -> Iterator[Observed]:
-    """Record what the layers compute in a ``with`` block, in this thread.
+def observed(layers: Iterable[DecoderLayer], *, attentions: bool = False) -> Iterator[Observed]:
+    """Record what layers compute in a ``with`` block, in this thread.
 
     Args:
-        model: The model.
+        layers: The layers of a model, in order.
         attentions: Also record attention weights. Attention is then computed by the reference, so
             that gradients flow through the weights: slower, and equal up to rounding.
-
-    Raises:
-        InputError: The model has no layers of this package, or no attention.
     """
-    layers: Any = getattr(model, "layers", ())
-    if attentions and not model.has_attention:
-        raise InputError(f"a model of kind={model.config.kind!r} has no attention to look at")
-    if not layers or not all(isinstance(layer, DecoderLayer) for layer in layers):
-        raise InputError(
-            f"a model of kind={model.config.kind!r} has no layers whose hidden states could be "
-            "returned: only its last ones are, which transformer_xl.TransformerXL.read returns"
-        )
     record, thread = Observed(), get_ident()
 
     # Another thread may be reading with the same model.
