@@ -16,7 +16,7 @@ from transformer_xl.config import DataConfig, load_recipe, recipe_names
 
 @dataclass(kw_only=True)
 class Compare(LoadsModels, PrintsResult):
-    """Train models of several kinds on a text at equal cost, and say which is best.
+    """Train models of several kinds on a text at equal cost, and compare their losses.
 
     Each contestant is a recipe of about the same size. Its learning rate is searched with runs of a
     quarter of the time, then it is trained with each seed. Compared are the losses at equal time,
