@@ -252,3 +252,7 @@ def test_wrong_settings_are_refused(harness: Any, folder: Path, tmp_path: Path) 
         harness(str(folder), segment_len=0)
     with pytest.raises(FileNotFoundError):
         harness(str(tmp_path))
+    config = ModelConfig(n_features=2, n_mixtures=3, n_layer=1, n_head=1, d_model=8, d_inner=8)
+    TransformerXL(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="the model reads real vectors"):
+        harness(str(tmp_path))

@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 from dataclasses import replace
 from importlib import import_module
@@ -8,7 +9,7 @@ import torch
 
 import transformer_xl as txl
 from transformer_xl.config import EvalConfig
-from transformer_xl.errors import CheckpointError
+from transformer_xl.errors import CheckpointError, SettingsError
 from transformer_xl.model.pretrained import ModelFolder
 
 
@@ -92,6 +93,7 @@ def test_a_segment_length_that_is_given_is_that_of_the_evaluation(shared, tmp_pa
         ({"tgt_len": "150"}, r"Expected `int.*at `\$\.tgt_len`"),
         ({"same_length": 7}, r"at `\$\.same_length`"),
         ({"n_heads": 3}, "settings has 'n_heads'"),
+        ({"n_head": 0}, "^n_head=0, but the tensors of the checkpoint say 3"),
         ({"n_head": 5}, "n_head=5, but the tensors of the checkpoint say 3"),
         ({"layer_norm_epsilon": "small"}, "Expected `float.*got `str`"),
         ({"mem_len": 0, "same_length": True}, "hides every key"),
@@ -104,12 +106,42 @@ def test_settings_that_cannot_be_are_refused(shared, tmp_path, settings, message
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "changed", "message"),
+    [
+        ("pt_12b_attn2_mem9", {"n_head": 0}, "^n_head=0 must divide the 24 rows of q_net"),
+        ("pt_12b_attn2_mem9", {"n_head": 7}, "^n_head=7 must divide the 24 rows of q_net"),
+        ("pt_03_adaptive_div1", {"cutoffs": [3]}, r"^cutoffs=\[3\] do not define the 3 clusters"),
+    ],
+)
+def test_a_given_setting_that_does_not_fit_is_named(shared, tmp_path, name, changed, message):
+    given = {"mem_len": 9, "pre_lnorm": False} | changed
+    with pytest.raises(SettingsError, match=message):
+        txl.convert(bare(shared, tmp_path, name), tmp_path / "out", settings=given)
+
+
 def test_a_folder_that_holds_something_is_left_alone(shared, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/mine.txt").write_text("mine")
     with pytest.raises(FileExistsError, match="is not empty: choose another folder"):
         txl.convert(shared / "goldens/pt_01_base/model.pt", tmp_path / "out")
     assert [x.name for x in (tmp_path / "out").iterdir()] == ["mine.txt"]
+
+
+def test_a_vocabulary_that_is_no_file_is_refused(shared, tmp_path):
+    source, pipe = shared / "goldens/pt_01_base/model.pt", tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="pipe is a named pipe"):
+        txl.convert(source, tmp_path / "out", vocab=pipe)
+    with pytest.raises(FileNotFoundError, match="none does not exist: give the file with the voc"):
+        txl.convert(tmp_path / "no source", tmp_path / "out", vocab=tmp_path / "none")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_safetensors_says_of_a_damaged_file_is_told(tmp_path):
+    (tmp_path / "x.safetensors").write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match=r"x\.safetensors: .*SafetensorError: .*header"):
+        txl.convert(tmp_path / "x.safetensors", tmp_path / "out")
 
 
 def spoiled(folder, tmp_path, change):

@@ -175,6 +175,13 @@ def test_variables_that_overlap_are_refused(tmp_path):
         read_tensorflow(tmp_path / "m.index")
 
 
+def test_a_place_that_is_no_number_is_refused(tmp_path):
+    entries = write(tmp_path / "m", {"x": one(), "y": one()})
+    write_index(tmp_path / "m", entries | {b"y": entry(one(), 0, 16) + field(4, b"")})
+    with pytest.raises(CheckpointError, match=r"m\.index: damaged .*TypeError"):
+        read_tensorflow(tmp_path / "m.index")
+
+
 def test_what_is_not_supported_is_named(tmp_path):
     entries = write(tmp_path / "m", {"x": one()})
     write_index(tmp_path / "m", entries | {b"x": LYING["slices"]})

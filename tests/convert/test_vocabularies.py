@@ -212,6 +212,12 @@ def test_a_dictionary_that_is_no_vocabulary_is_refused():
             assert "evil.pkl" in said, (name, said)
 
 
+def test_a_data_set_that_is_unknown_is_refused():
+    corpus = {"vocab": old_vocab(WORDS), "dataset": "wt3"}
+    said = refusal(vocab_from_object, corpus, path=Path("cache.pt"))
+    assert said.startswith("cache.pt: dataset='wt3' is unknown; choose one of ptb, wt2, wt103")
+
+
 DAMAGED = [
     ("tokenizer_config.json", "{"),
     ("tokenizer_config.json", "[]"),
@@ -275,15 +281,23 @@ def test_whatever_settings_say_a_vocabulary_is_read_or_refused(name, tmp_path):
     assert n_refused
 
 
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
+def test_lines_of_a_list_end_as_on_any_system(end, tmp_path):
+    (tmp_path / "vocab.txt").write_text(f"<eos>{end}<unk>{end}a b{end}", newline="")
+    assert read_vocab(tmp_path / "vocab.txt").symbols == ["<eos>", "<unk>", "a"]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"a" * (33 << 20), "more than 33,554,432"),
+        (b"a" * (33 << 20), "has 34,603,008 bytes, and a list of words up to 33,554,432"),
+        (b"a\n\xff", "is not UTF-8 .*position 2"),
+        (b"a\n\n<unk>\n", "a line is empty"),
         (b"".join(b"%x\n" % i for i in range((1 << 10) + 1)), "1,025 symbols"),
     ],
-    ids=["file", "symbols"],
+    ids=["file", "bytes", "empty line", "symbols"],
 )
-def test_what_is_too_large_for_a_list_of_words_is_refused(content, message, tmp_path, monkeypatch):
+def test_what_is_no_list_of_words_is_refused(content, message, tmp_path, monkeypatch):
     assert vocabularies._MAX_SYMBOLS == 1 << 20
     monkeypatch.setattr(vocabularies, "_MAX_SYMBOLS", 1 << 10)
     path = tmp_path / "vocab.txt"

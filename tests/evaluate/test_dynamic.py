@@ -213,7 +213,7 @@ def test_a_rule_without_what_it_needs_or_out_of_range_is_named():
 
 def test_what_cannot_learn_or_does_not_fit_is_an_error(model, tiny_config, text, squares):
     settings = Dynamic(rule="sgd", lr=0.1)
-    with pytest.raises(ValueError, match="a compact model cannot be trained"):
+    with pytest.raises(ValueError, match="a compact model cannot learn: use the model"):
         evaluate(compact(model, "bfloat16"), text, settings)
     other = TransformerXL(replace(tiny_config, d_inner=8))
     with pytest.raises(ValueError, match="those of a model with other weights"):

@@ -58,11 +58,12 @@ def test_what_is_not_seen_may_be_anything(made):
     [
         ({"mem_len": 0}, {}, "mem_len=0: a step has a memory of at least 1"),
         ({}, {"mem_len": -1}, "mem_len=-1"),
-        ({}, {"n_tokens": 0}, "segment_len=0 must be"),
+        ({}, {"n_tokens": 0}, "n_tokens=0 must be at least 1"),
         (
             {"start_memory": "zeros", "norm_first": True},
             {},
-            "norm='layer', without zeros before a text, whose keys are not zeros",
+            "with start_memory='zeros', norm_first=True, norm='layer' cannot be exported: a step "
+            "needs no zeros before a text, whose keys are not zeros$",
         ),
     ],
     ids=str,
@@ -74,12 +75,13 @@ def test_what_cannot_be_exported_is_named(made, options, settings, message):
 
 def test_a_model_of_another_kind_or_precision_is_named(made, of_kind):
     config = made().config
-    with pytest.raises(ValueError, match=r"in torch\.bfloat16 cannot be exported"):
+    with pytest.raises(ValueError, match=r"with weights in torch\.bfloat16 cannot be exported"):
         Step(made().bfloat16())
-    for model in (
-        build_model(of_kind(config, "lstm", mem_len=0)),
-        made(attn_type=2),
-        made(reset_at=7),
+    for model, found in (
+        (build_model(of_kind(config, "lstm", mem_len=0)), "kind='lstm'"),
+        (made(attn_type=2), "attn_type=2"),
+        (made(reset_at=7), "reset_at=7"),
+        (made(attn_type=2, reset_at=7), "attn_type=2, reset_at=7"),
     ):
-        with pytest.raises(ValueError, match="cannot be exported: export a Transformer-XL in"):
+        with pytest.raises(ValueError, match=f"^a model with {found} cannot be exported: a step"):
             Step(model)

@@ -8,9 +8,9 @@ from transformer_xl.inference.generate import (
     History,
     Sampler,
     Sampling,
+    TextWriter,
     generate,
     generate_batch,
-    text_pieces,
 )
 from transformer_xl.model import TransformerXL
 
@@ -95,7 +95,7 @@ def test_each_text_ends_at_its_own_stop_string(tiny_config):
     # From where a batch is: what was drawn before is not repeated.
     batch = generate_batch(model, prompts, **settings)
     next(batch)
-    rests = [text_pieces(ids[1:], BYTES, prompt=ids[:1]) for ids in alone]
+    rests = [TextWriter(BYTES, prompt=ids[:1]).pieces(ids[1:]) for ids in alone]
     assert batch.decode(BYTES) == ["".join(pieces) for pieces in rests]
     assert batch.decode(BYTES) == ["", "", ""]
 

@@ -18,12 +18,12 @@ from transformer_xl.inference.generate import (
     History,
     Sampler,
     Sampling,
+    TextWriter,
     breaker_tokens,
     generate,
     generate_batch,
     load_state,
     save_state,
-    text_pieces,
 )
 from transformer_xl.inference.generate.sampler import extended
 from transformer_xl.model import AdaptiveSoftmax, Embedding, Softmax, TransformerXL
@@ -269,7 +269,7 @@ def test_a_session_writes_what_generate_writes_however_it_is_cut(tiny_config, tm
     mems, last = start.state.mems, text[-1:]
     sampling = Sampling(**settings, **breakers)
     whole = [*generate(model, last, sampling, length=30, mems=mems, seed=3, history=text[:-1])]
-    pieces = text_pieces(whole, BYTES, goes_on=True)
+    pieces = TextWriter(BYTES).pieces(whole, goes_on=True)
     assert [*session.generate(30, Sampling(**settings))] == [*pieces]
     session.rewind(start)
     begun = [*session._drawn(10, _sampler(settings), None)]

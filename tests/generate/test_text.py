@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transformer_xl.data.making_vocab import train_vocab
-from transformer_xl.inference.generate import text_pieces
+from transformer_xl.inference.generate import TextWriter
 
 BYTES = train_vocab("bytes", [])
 TEXT = "naïve — 漢字 🙂 end"
@@ -18,7 +18,7 @@ def test_pieces_are_whole_characters_as_soon_as_they_are_known():
             yield token
 
     written = ""
-    for piece in text_pieces(tokens(), BYTES):
+    for piece in TextWriter(BYTES).pieces(tokens()):
         written += piece
         assert TEXT.startswith(written)
         assert written.encode() == bytes(read)
@@ -26,19 +26,19 @@ def test_pieces_are_whole_characters_as_soon_as_they_are_known():
 
 
 def test_an_unfinished_character_ends_as_a_replacement():
-    assert "".join(text_pieces(iter("é".encode()[:1]), BYTES)) == "\N{REPLACEMENT CHARACTER}"
+    assert "".join(TextWriter(BYTES).pieces(iter("é".encode()[:1]))) == "\N{REPLACEMENT CHARACTER}"
 
 
 def test_an_empty_stop_string_is_refused_before_anything_is_drawn():
     with pytest.raises(ValueError, match="a stop string is empty"):
-        text_pieces(iter([]), BYTES, ["x", ""])
+        TextWriter(BYTES, ["x", ""])
 
 
 def test_a_stop_string_may_begin_and_end_inside_of_tokens():
     vocab = train_vocab("bpe", ["hello wonderful world. " * 50], 300)
     ids = vocab.encode("hello wonderful world. hello")
     assert len(ids) < 12
-    assert "".join(text_pieces(iter(ids), vocab, ["ful wor"])) == "hello wonder"
+    assert "".join(TextWriter(vocab, ["ful wor"]).pieces(iter(ids))) == "hello wonder"
 
 
 @given(st.text("ab", max_size=12), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
@@ -58,7 +58,7 @@ def test_what_is_written_is_what_stands_before_the_first_stop(text, stop):
             assert not held or any(s.startswith(held) for s in stop)
             yield token
 
-    for piece in text_pieces(tokens(), BYTES, stop):
+    for piece in TextWriter(BYTES, stop).pieces(tokens()):
         written += piece
         assert expected.startswith(written)
     assert written == expected
@@ -68,9 +68,9 @@ def test_the_prompt_decides_what_stands_before_the_first_word():
     vocab = train_vocab("words", ["one two three\n"])
     two_three = vocab.encode("two three")
     for prompt, expected in (("", "two three"), ("one", " two three"), ("one\n", "two three")):
-        pieces = text_pieces(iter(two_three), vocab, prompt=vocab.encode(prompt))
+        pieces = TextWriter(vocab, prompt=vocab.encode(prompt)).pieces(iter(two_three))
         assert "".join(pieces) == expected
 
 
 def test_one_stop_string_is_not_its_letters():
-    assert "".join(text_pieces(iter(b"one two three"), BYTES, " th")) == "one two"
+    assert "".join(TextWriter(BYTES, " th").pieces(iter(b"one two three"))) == "one two"

@@ -14,7 +14,8 @@ from transformer_xl.interop.hf.configuration import TransformerXLConfig
         ({"attention_dropout": 0.1}, "attention_dropout: .* did you mean attn_dropout"),
         ({"segment_length": 3}, "segment_length: .* did you mean segment_len"),
         ({"segment_len": 4.5}, "segment_len=4.5 must be an integer"),
-        ({"segment_len": 0}, "segment_len=0 must be above 0"),
+        ({"segment_len": 0}, "^segment_len=0 must be above 0"),
+        ({"use_cache": "no"}, "^use_cache='no' must be true or false"),
         ({"d_model": 64, "hidden_size": 32}, "hidden_size=32 contradicts d_model=64"),
     ],
 )
@@ -38,6 +39,13 @@ def test_a_note_of_a_file_is_read_again_even_if_it_resembles_a_setting():
 
 def test_an_alias_may_repeat_its_setting():
     assert TransformerXLConfig(d_model=64, hidden_size=64).d_model == 64
+
+
+def test_none_is_a_call_setting_that_is_not_given():
+    stored = {"segment_len": 9, "use_cache": False}
+    for section, expected in ((None, (512, True)), (stored, (9, False))):
+        config = TransformerXLConfig(segment_len=None, use_cache=None, transformers=section)
+        assert (config.segment_len, config.use_cache) == expected
 
 
 def test_a_value_given_on_load_wins_over_the_stored_one(tmp_path):

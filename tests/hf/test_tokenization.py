@@ -87,6 +87,8 @@ def test_text_is_cut_and_joined_as_by_the_vocabulary(transformers, tmp_path, kin
 
 
 def test_what_cannot_be_is_refused(transformers, tokenizer, tmp_path):
+    with pytest.raises(ValueError, match=r"token_ids=None: .*has no symbol that ends a text"):
+        tokenizer.decode(None)
     with pytest.raises(ValueError, match="'a b': a symbol that is added has a name without blanks"):
         tokenizer.add_tokens(["a b"])
     with pytest.raises(ValueError, match="pad_token='<fill>' is not one of the 15 symbols"):

@@ -33,7 +33,7 @@ def test_fewer_bits_take_less_memory(paper):
 def test_what_a_compact_model_cannot_do_is_explained(paper, weights, tmp_path):
     made = compact(paper, weights)
     for attempt, message in (
-        (made.train, "a compact model cannot be trained: use the model it was made from"),
+        (made.train, "a compact model cannot learn: use the model it was made from"),
         (lambda: made.save_pretrained(tmp_path), "a compact model cannot be saved"),
         (made.float, "a compact model stays where and as it is"),
         (lambda: compact(made, weights), "the model is compact already"),

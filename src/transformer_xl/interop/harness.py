@@ -28,6 +28,7 @@ from transformer_xl.model import (
     Lengths,
     load_model,
     read,
+    require_token_inputs,
 )
 
 
@@ -70,6 +71,7 @@ class TransformerXLHarness(TemplateLM):
         # cuda:0 is the default of the harness's command line.
         is_missing = str(device).startswith("cuda") and not torch.cuda.is_available()
         self.model = load_model(pretrained)
+        require_token_inputs(self.model.config)
         self.model.to(pick_device() if device is None or is_missing else device)
         self.vocab = load_vocab(pretrained)
         if self.vocab.start_id is None:

@@ -85,12 +85,10 @@ class ModelFolder:
         """Return the folder of a model: a model folder, or the best or last model of a run folder.
 
         Args:
-            name: The path of one, the name of a shipped model, or ``OWNER/NAME`` of the hub.
+            name: The path of one, or the name of a shipped model.
 
         Raises:
             FileNotFoundError: There is none.
-            OSError: The hub cannot be reached.
-            CheckpointError: The model on the hub is none of this package.
         """
         path = locate(name).path
         for folder in cls.candidates(path):
@@ -231,8 +229,8 @@ def load_model(name: Path | str) -> "LanguageModel":
     """Load a model of any kind in float32, in evaluation mode.
 
     Args:
-        name: A model folder, a run folder, of which the best model is loaded, the name of a shipped
-            model, or ``OWNER/NAME`` of the Hugging Face hub.
+        name: A model folder, a run folder, of which the best model is loaded, or the name of a
+            shipped model.
 
     Raises:
         FileNotFoundError: There is no such model, or the folder holds none.

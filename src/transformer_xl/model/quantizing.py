@@ -36,7 +36,7 @@ class CompactTransformerXL(TransformerXL):
 
     def require_trainable(self) -> None:
         """Raise InputError: the weights are rounded."""
-        raise InputError(f"a compact model cannot be trained: {_REMEDY}")
+        raise InputError("a compact model cannot learn: use the model it was made from")
 
     def save_pretrained(self, folder: Path | str, vocab: SavesItself | None = None) -> None:
         """Refuse to save, as the weights are rounded.

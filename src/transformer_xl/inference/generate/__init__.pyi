@@ -5,7 +5,7 @@ from .sampler import Sampler
 from .sampling import Sampling, breaker_tokens
 from .session import Mark, Session, from_pretrained
 from .state import State, load_state, save_state
-from .text_writer import TextWriter, prompt_for, text_pieces
+from .text_writer import TextWriter, prompt_for
 
 __all__ = [
     "PROMPT_SEGMENT",
@@ -26,6 +26,5 @@ __all__ = [
     "prompt_for",
     "save_state",
     "seed_of",
-    "text_pieces",
     "text_start",
 ]

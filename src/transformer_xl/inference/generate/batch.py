@@ -278,7 +278,7 @@ class Generation(Iterator[int]):
         return next(self._batch)[0]
 
     def decode(self, vocab: Vocab, stop: str | Sequence[str] = ()) -> str:
-        """Return the text, as :meth:`GenerationBatch.decode` does; `text_pieces` streams it."""
+        """Return the text, as :meth:`GenerationBatch.decode` does; `TextWriter` streams it."""
         return self._batch.decode(vocab, stop)[0]
 
     @property

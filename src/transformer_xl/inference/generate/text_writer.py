@@ -78,19 +78,6 @@ class TextWriter:
         return "" if self.has_stopped else self._waiting
 
 
-def text_pieces(
-    tokens: Iterable[int],
-    vocab: Vocab,
-    stop: str | Sequence[str] = (),
-    prompt: Iterable[int] = (),
-    before: Tokens = (),
-    *,
-    goes_on: bool = False,
-) -> Iterator[str]:
-    """Stream tokens as pieces of text, as :class:`TextWriter` decodes them, until it stops."""
-    return TextWriter(vocab, stop, prompt, before).pieces(tokens, goes_on=goes_on)
-
-
 def _overlap(text: str, stop: str) -> int:
     """Return the length of the longest suffix of ``text`` that is a proper prefix of ``stop``."""
     lengths = range(min(len(text), len(stop) - 1), 0, -1)

@@ -56,7 +56,7 @@ def convert(
         The folder.
 
     Raises:
-        FileNotFoundError: There is no source.
+        FileNotFoundError: There is no source, or no vocabulary that is given.
         FileExistsError: The folder is not empty.
         CheckpointError: The source is damaged or hostile.
         InputError: The source is not a Transformer-XL or lacks settings.
@@ -73,6 +73,8 @@ def convert(
     """
     # Absolute, because temporary files beside the folder need its name, also for ".".
     folder = Path(folder).absolute()
+    if vocab is not None and not Path(vocab).exists():
+        raise FileNotFoundError(f"{vocab} does not exist: give the file with the vocabulary")
     with new_folder(folder) as unfinished:
         _convert(Path(source), unfinished, dict(settings or {}), vocab, say)
     say(f"{folder} is written")

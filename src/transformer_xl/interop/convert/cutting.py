@@ -23,9 +23,6 @@ from tokenizers import AddedToken, Regex, normalizers
 
 from transformer_xl.data import ImportedVocab, Rules
 
-# Whitespace of Python.
-_SPACE = r"\s\x1c-\x1f\x85"
-
 
 def imported_vocab(
     symbols: Sequence[str],

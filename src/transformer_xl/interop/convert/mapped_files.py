@@ -2,12 +2,14 @@
 
 import math
 import mmap
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from transformer_xl.config import open_regular, read_small_file
@@ -25,7 +27,9 @@ def reading(path: Path) -> Iterator[None]:
     except OSError:
         raise
     except Exception as error:
-        text = f"damaged or of another kind ({type(error).__name__}): get a fresh copy of it"
+        kind = type(error).__name__
+        reason = f"{kind}: {error}" if isinstance(error, SafetensorError) else kind
+        text = f"damaged or of another kind ({reason}): get a fresh copy of it"
         text = str(error) if isinstance(error, CheckpointError) else text
         raise CheckpointError(text if str(path) in text else f"{path}: {text}") from error
 
@@ -33,6 +37,8 @@ def reading(path: Path) -> Iterator[None]:
 def map_file(path: Path) -> mmap.mmap:
     """Memory-map a file copy-on-write, as tensors need writable memory."""
     with open_regular(path) as file:
+        if not os.fstat(file.fileno()).st_size:
+            raise CheckpointError(f"{path} is empty: get a fresh copy of it")
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
 

@@ -39,7 +39,7 @@ _Flag = bool | Literal[0, 1]
 class OldSettings(msgspec.Struct, omit_defaults=True):
     """The settings of a checkpoint that are used, by the authors' names; None: not given."""
 
-    n_head: _Positive | None = None
+    n_head: _Count | None = None
     mem_len: _Count | None = None
     tgt_len: _Count | None = None
     ext_len: _Count = 0
@@ -68,7 +68,9 @@ class OldSettings(msgspec.Struct, omit_defaults=True):
         try:
             return msgspec.convert({k: x for k, x in names.items() if x is not None}, cls)
         except (msgspec.ValidationError, UnicodeEncodeError) as error:
-            raise SettingsError(f"the settings of the checkpoint cannot be: {error}") from error
+            raise SettingsError(
+                f"the settings, of the checkpoint or given, cannot be: {error}"
+            ) from error
 
 
 def model_config(
@@ -107,9 +109,7 @@ def model_config(
     if len(tables) > 1:
         cutoffs = tuple(accumulate(len(table) for table in tables[:-1]))
     else:
-        # Some lists include the ends.
-        ends = (0, len(tables[0]))
-        cutoffs = tuple(x for x in old.cutoffs or () if n_tails and x not in ends)
+        cutoffs = _cutoffs(old.cutoffs or [], n_tails, len(tables[0]))
     norm = "layers.{}.dec_attn.layer_norm.weight"
     d_model = len(_tensor(tensors, norm.format(0), 1))
     div_val = _div_val(tensors, widths, d_model, old.div_val)
@@ -204,11 +204,25 @@ def _tables(tensors: Mapping[str, Tensor]) -> list[Tensor]:
 def _heads(tensors: Mapping[str, Tensor], attn_type: int, n_head: int | None) -> tuple[int, int]:
     if attn_type == 2:
         assert n_head is not None
-        return n_head, len(_tensor(tensors, "layers.0.dec_attn.q_net.weight", 2)) // n_head
+        width = len(_tensor(tensors, "layers.0.dec_attn.q_net.weight", 2))
+        if n_head < 1 or width % n_head:
+            raise SettingsError(f"n_head={n_head} must divide the {width} rows of q_net")
+        return n_head, width // n_head
     name = "r_w_bias" if "r_w_bias" in tensors else "layers.0.dec_attn.r_w_bias"
     name, ndim = {0: (name, 2), 1: (name, 3), 3: ("r_emb", 4)}[attn_type]
     n_head, d_head = _tensor(tensors, name, ndim).shape[-2:]
     return n_head, d_head
+
+
+def _cutoffs(numbers: Sequence[int], n_tails: int, vocab_size: int) -> tuple[int, ...]:
+    """Return the cutoffs of a single table, of which the tensors only determine the number."""
+    # Some lists include the ends.
+    cutoffs = tuple(x for x in numbers if n_tails and x not in (0, vocab_size))
+    if len(cutoffs) != n_tails:
+        raise SettingsError(
+            f"cutoffs={[*numbers]} do not define the {n_tails + 1} clusters of the checkpoint"
+        )
+    return cutoffs
 
 
 def _div_val(

@@ -40,10 +40,10 @@ def read_tensorflow(index: Path) -> dict[str, Tensor]:
     with reading(index):
         variables, n_shards = _variables(index)
         names = [f"{index.stem}.data-{i:05d}-of-{n_shards:05d}" for i, *_ in variables]
+        # In the order of the files, to detect overlaps.
+        in_order = sorted(zip(variables, names, strict=True), key=lambda x: x[0][:4])
     tensors: dict[str, Tensor] = {}
     last, data, free = None, None, 0
-    # In the order of the files, to detect overlaps.
-    in_order = sorted(zip(variables, names, strict=True), key=lambda x: x[0][:4])
     for (shard, start, n_bytes, name, dtype, shape), file in in_order:
         path = index.with_name(file)
         with reading(path):

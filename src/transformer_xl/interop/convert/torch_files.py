@@ -125,18 +125,19 @@ def _tensor(
     available = len(numbers) // kind.itemsize
     size = checked_size(size, available)
     places = [offset, *stride] if isinstance(stride, list) else []
-    offset, *stride = [n for n in places if type(n) is int and 0 <= n < 2**62] or [0]
+    valid = [n for n in places if type(n) is int and 0 <= n < 2**62]
+    if not len(valid) == len(places) == len(size) + 1:
+        raise CheckpointError("a tensor has a damaged offset or stride")
+    offset, *stride = valid
     first += offset
-    steps = [(n - 1) * step for n, step in zip(size, stride, strict=False)]
+    steps = [(n - 1) * step for n, step in zip(size, stride, strict=True)]
     if (
-        not len(stride) + 1 == len(places) == len(size) + 1
-        or (first if 0 in size else first + sum(steps) + 1) > available
+        (first if 0 in size else first + sum(steps) + 1) > available
         # Repeated numbers take no room in a file, and much in memory.
         or any(n > 1 and not step for n, step in zip(size, stride, strict=True))
     ):
         raise CheckpointError(
-            f"a tensor has a damaged offset or stride, or reaches beyond the {available:,} numbers "
-            "stored"
+            f"a tensor repeats numbers, or reaches beyond the {available:,} numbers stored"
         )
     flat = numbers[: available * kind.itemsize].view(kind)
     return flat.as_strided(size, stride, flat.storage_offset() + first)

@@ -14,6 +14,7 @@ for the space; neither has a symbol for a line break.
 Up to 1,048,576 symbols are read, and lists of words up to 32 MB.
 """
 
+import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -23,7 +24,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from tokenizers import AddedToken
 
-from transformer_xl.config import read_small_file
+from transformer_xl.config import open_regular, read_small_file
 from transformer_xl.data import ImportedVocab, Rules, Vocab
 from transformer_xl.errors import DataError
 from transformer_xl.interop.convert.cutting import imported_vocab
@@ -113,11 +114,12 @@ def read_vocab(path: Path | str, *, size: int | None = None) -> Vocab:
 
     Raises:
         FileNotFoundError: There is no such file.
+        NotRegularError: It is a folder, a pipe or a device.
         DataError: The file has no vocabulary, or one that cannot be represented.
         CheckpointError: The file, or one beside it, is damaged.
     """
     path = Path(path)
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         head = file.read(len(_TORCH))
     if head.startswith((_ZIP, _TORCH)):
         return vocab_from_object(read_pickled(path), path, size=size)
@@ -195,15 +197,23 @@ def _symbols(stored: _State, path: Path, is_python2: bool) -> list[str]:
 
 
 def _from_text(path: Path, size: int | None) -> Vocab:
+    n_bytes = path.stat().st_size
+    if n_bytes > _MAX_TEXT_BYTES:
+        raise DataError(
+            f"{path} is not a vocabulary: it has {n_bytes:,} bytes, and a list of words up to "
+            f"{_MAX_TEXT_BYTES:,}"
+        )
     try:
         text = read_small_file(path, _MAX_TEXT_BYTES).decode()
-        # A repeated word keeps its first index.
-        words = [line.split(None, 1)[0] for line in text.removesuffix("\n").split("\n")]
-    except (UnicodeDecodeError, IndexError) as error:
-        raise DataError(
-            f"{path} is not a vocabulary of an old tokenizer: it is not UTF-8, or a line is empty"
-        ) from error
-    symbols = _symbols(_State(idx2sym=[*dict.fromkeys(words)]), path, is_python2=False)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not a vocabulary: it is not UTF-8 ({error})") from error
+    # Lines end with \n, \r or both.
+    lines = [line.split(None, 1) for line in io.StringIO(text, newline=None)]
+    if not all(lines):
+        raise DataError(f"{path}: a line is empty; a vocabulary has one word a line")
+    # A repeated word keeps its first index.
+    words = [*dict.fromkeys(line[0] for line in lines)]
+    symbols = _symbols(_State(idx2sym=words), path, is_python2=False)
     unk = next((name for name in ("<UNK>", Vocab.UNK) if name in symbols), None)
     if unk is None:
         raise DataError(f"{path} is not a vocabulary of an old tokenizer: it lacks <unk> and <UNK>")
@@ -220,7 +230,11 @@ def _authors(
     path: Path,
     dataset: object,
 ) -> Vocab:
-    dataset = dataset if dataset in _DATASETS else _recognize(symbols)
+    dataset = dataset if isinstance(dataset, str) else _recognize(symbols)
+    if dataset is not None and dataset not in _DATASETS:
+        raise DataError(
+            f"{path}: dataset={dataset[:20]!r} is unknown; choose one of {', '.join(_DATASETS)}"
+        )
     eos = next((x for x in (Vocab.EOS, _LM1B_EOS) if x in symbols), None)
     dropped = ""
     if dataset == "enwik8" and _BYTES.issuperset(symbols):

@@ -29,6 +29,7 @@ from transformer_xl.model import (
     load_model,
     read,
     read_all,
+    whole,
 )
 
 __all__ = ["Exported", "Format", "Step", "compare", "export"]
@@ -52,22 +53,25 @@ class Step(nn.Module):
     ) -> None:
         super().__init__()
         config = model.config
+        n_tokens = whole("n_tokens", n_tokens, 1)
         self.lengths = Lengths.of(config, segment_len=n_tokens, mem_len=mem_len, ext_len=0)
         mem_len = self.lengths.mem_len
-        is_relative = config.attn_type in (0, 1) and not config.input_recurrence
         # Normalization without a bias leaves zeros as they are.
         fits_zeros = config.start_memory == "empty" or not config.norm_first or config.norm == "rms"
-        is_plain = config.reset_at is None and not config.n_features and fits_zeros
-        is_exact = model.dtype == torch.float32
-        if not (isinstance(model, TransformerXL) and is_relative and is_plain and is_exact):
-            raise InputError(
-                f"a model of kind={config.kind!r}, attn_type={config.attn_type}, input_recurrence="
-                f"{config.input_recurrence}, reset_at={config.reset_at}, start_memory="
-                f"{config.start_memory!r}, n_features={config.n_features} in {model.dtype} cannot "
-                "be exported: export a Transformer-XL in float32 with relative positions "
-                "(attn_type 0 or 1), of tokens, without documents and, with norm_first=True and "
-                "norm='layer', without zeros before a text, whose keys are not zeros"
-            )
+        zeros = "start_memory='zeros', norm_first=True, norm='layer'"
+        needed = (
+            (isinstance(model, TransformerXL), f"kind={config.kind!r}", "a Transformer-XL"),
+            (config.attn_type in (0, 1), f"attn_type={config.attn_type}", "attn_type 0 or 1"),
+            (not config.input_recurrence, "input_recurrence=True", "no input recurrence"),
+            (config.reset_at is None, f"reset_at={config.reset_at}", "no documents"),
+            (not config.n_features, f"n_features={config.n_features}", "tokens, not vectors"),
+            (fits_zeros, zeros, "no zeros before a text, whose keys are not zeros"),
+            (model.dtype == torch.float32, f"weights in {model.dtype}", "weights in float32"),
+        )
+        if failed := [(found, wanted) for is_met, found, wanted in needed if not is_met]:
+            found, wanted = (", ".join(texts) for texts in zip(*failed, strict=True))
+            raise InputError(f"a model with {found} cannot be exported: a step needs {wanted}")
+        assert isinstance(model, TransformerXL)
         if mem_len < 1:
             raise InputError(f"mem_len={mem_len}: a step has a memory of at least 1")
         self.model, self.mem_len, self.n_tokens = model, mem_len, n_tokens

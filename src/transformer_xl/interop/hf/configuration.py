@@ -11,12 +11,13 @@ from transformers import PreTrainedConfig
 from transformer_xl.config import (
     FORMAT_VERSION,
     MODEL_TYPE,
-    EvalConfig,
+    Count,
     ModelConfig,
     create_from_stored,
     fields_of,
     locate_here,
     near,
+    validate_settings,
 )
 from transformer_xl.errors import SettingsError
 
@@ -30,10 +31,17 @@ def path_of(name: str | os.PathLike) -> str | os.PathLike:
     return name if location is None or location.is_path else location.path
 
 
+@dataclasses.dataclass
+class _Calls:
+    """Settings of calls, which only transformers has."""
+
+    segment_len: Count = 512
+    use_cache: bool = True
+
+
 _SETTINGS = tuple(fields_of(ModelConfig))
 _OTHERS = vars(PreTrainedConfig()).keys()
-# Settings of calls, which only transformers has, and its own.
-_CALLS = {"segment_len": 512, "use_cache": True}
+_CALLS = dataclasses.asdict(_Calls())
 _DEFAULTS = {**_CALLS, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
@@ -98,9 +106,12 @@ class TransformerXLConfig(PreTrainedConfig):
             # The stored names belong to another number of labels.
             section.pop("id2label", None)
             section.pop("label2id", None)
+        # None of these is not given.
+        keywords = {k: x for k, x in keywords.items() if x is not None or k not in _CALLS}
         values = {**_DEFAULTS, **section, **keywords}
-        self.segment_len = EvalConfig(segment_len=values["segment_len"]).segment_len or 512
-        self.use_cache = bool(values["use_cache"])
+        calls = {name: values[name] for name in _CALLS if values[name] is not None}
+        for name, value in (_CALLS | validate_settings(_Calls, calls)).items():
+            setattr(self, name, value)
         # Validated, and completed with defaults.
         model_values = {name: values[name] for name in _SETTINGS if name in values}
         if values.get("format_version") is None:

@@ -221,8 +221,14 @@ class TransformerXLTokenizer(PreTrainedTokenizerFast):
         return [number for number in ids if number not in special | {self._beyond}]
 
     def _decode(
-        self, token_ids: int | list[int], skip_special_tokens: bool = False, **kwargs: object
+        self, token_ids: int | list[int] | None, skip_special_tokens: bool = False, **kwargs: object
     ) -> str:
+        if token_ids is None:
+            raise InputError(
+                "token_ids=None: programs that decode eos_token_id need one, and this vocabulary "
+                "has no symbol that ends a text; name one of its symbols, as by AutoTokenizer."
+                "from_pretrained(folder, eos_token='\\n').save_pretrained(folder)"
+            )
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         if skip_special_tokens:
             ids = self._without_special(ids)
