@@ -27,7 +27,7 @@ from transformer_xl import GenerateConfig, from_pretrained, load_vocab
 from transformer_xl.config.device import pick_device
 from transformer_xl.config.files import replace_file
 from transformer_xl.inference.answers import losses
-from transformer_xl.inference.generate import Sampling, for_tokens, generate_batch, seed_of
+from transformer_xl.inference.generate import Sampling, generate_batch, seed_of
 from transformer_xl.model.pretrained import ModelFolder
 from transformer_xl.model.segment import Lengths
 
@@ -139,7 +139,7 @@ class Worker:
         batch = generate_batch(
             self._model,
             texts,
-            Sampling(**for_tokens(settings.sampling, self._vocab)),
+            Sampling.of(settings, self._vocab),
             length=settings.length,
             seed=seeds,
             mem_len=self._work.mem_len,
@@ -190,7 +190,7 @@ def note(work: Work, digest: str, out: Path) -> Path | None:
     about = {
         "work": settings,
         "weights": folder.weights.checksum,
-        "vocab": load_vocab(folder).hash,
+        "vocab": load_vocab(folder.path).hash,
         "source": digest,
     }
     content = json.dumps(about, indent=2, default=list).encode()

@@ -168,7 +168,7 @@ def background(name: str, run: Path, recipe: Config) -> Figures:
     Raises:
         FileNotFoundError: A file of the run or of its text is missing.
     """
-    about = RunFolder(run).environment()
+    about = json.loads((run / "environment.json").read_text(encoding="utf-8"))
     state = RunFolder(run).last_state()
     found = {x: about[x] for x in ("processor", "threads", "python")} | {
         "command": shown_command(about["command"]),

@@ -111,3 +111,10 @@ def test_what_cannot_be_measured_is_refused(toy_text):
     with pytest.raises(ValueError, match="no test split"):
         baselines(_corpus(toy_text, test_fraction=0.0))
     assert BASELINES[:3] == ("uniform", "unigram", "n-gram")
+
+
+def test_what_is_left_out_is_said(toy_text, monkeypatch):
+    monkeypatch.setattr(measuring, "find_spec", lambda name: None)
+    with pytest.warns(UserWarning, match="PPMd is left out: it needs the package pyppmd"):
+        rows = baselines(_corpus(toy_text), names=("uniform", "PPMd"))
+    assert [row.name for row in rows] == ["uniform"]

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
+from transformer_xl.errors import InputError
 from transformer_xl.studies.baselines import KneserNey, unigram_nll
 from transformer_xl.studies.baselines.kneser_ney import discounts_of
 
@@ -124,3 +125,13 @@ def test_a_text_shorter_than_the_order():
 def test_a_text_without_tokens_is_refused():
     with pytest.raises(ValueError, match="a training text of 0 tokens"):
         KneserNey(np.array([], dtype=int), 3)
+
+
+def test_tokens_outside_the_vocabulary_are_refused():
+    model = KneserNey(np.array([1, 2, 0]), 3, order=2)
+    for token in (3, -1):
+        message = f"token {token} is not in the vocabulary of 3"
+        with pytest.raises(InputError, match=message):
+            model.nll(np.array([0, token]))
+        with pytest.raises(InputError, match=message):
+            KneserNey(np.array([token]), 3)

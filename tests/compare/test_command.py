@@ -43,6 +43,7 @@ def test_a_text_of_ones_own_is_read_by_bytes(tmp_path, text, made, capsys):
     assert (out / "comparison.svg").exists()
 
 
+@pytest.mark.filterwarnings("ignore:PPMd is left out")
 def test_baselines_stand_beside_the_models(tmp_path, text):
     pytest.importorskip("pyppmd")
     assert call(text, tmp_path / "out", "--models", "lstm", "--rates", "1") == 0

@@ -3,6 +3,7 @@
 import lzma
 import random
 import shutil
+import sys
 from dataclasses import replace
 
 import pytest
@@ -41,6 +42,12 @@ def test_the_model_that_needs_the_fewest_bits_is_chosen(shipped):
     assert len(found.content) < len(
         compress(drawn(TOY), *from_pretrained("notes"), Settings()).content
     )
+
+
+def test_a_missing_library_is_named_before_models_are_loaded(monkeypatch):
+    monkeypatch.setitem(sys.modules, "constriction", None)
+    with pytest.raises(RuntimeError, match="needs the library constriction"):
+        compress_best(b"")
 
 
 def test_a_model_that_cannot_represent_all_of_it_is_ruled_out(shipped, monkeypatch):

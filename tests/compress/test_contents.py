@@ -1,6 +1,7 @@
 """Compressed and restored: the same bytes, in as many bits as the model says."""
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -109,6 +110,14 @@ def test_a_vocabulary_of_text_takes_what_it_restores(tiny, kind):
     if kind == "chars":
         with pytest.raises(ValueError, match=r"cannot represent this file.*'Z'"):
             compress(b"Z", model, vocab)
+
+
+def test_a_missing_library_is_named_before_a_model_is_loaded(model, vocab, surprising, monkeypatch):
+    archive = compress(surprising, model, vocab).content
+    monkeypatch.setitem(sys.modules, "constriction", None)
+    for act in (lambda: compress(b"", model, vocab), lambda: decompress(archive)):
+        with pytest.raises(RuntimeError, match="needs the library constriction"):
+            act()
 
 
 def test_what_cannot_be_coded_is_refused(model, vocab, tiny):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from transformer_xl.apps.compress.arithmetic import MARGIN, STEPS
-from transformer_xl.apps.compress.predicting import Predictor, fingerprint
+from transformer_xl.apps.compress.predicting import Predictor, fingerprint, reproducible
 from transformer_xl.config import ModelConfig
 from transformer_xl.model import TransformerXL, load_model
 
@@ -67,3 +67,13 @@ def test_an_archive_knows_a_model_that_was_stored_with_a_setting_that_changes_no
     found = load_model(tmp_path)
     assert fingerprint(found, "v").hex() == "a6c0ebce8956ee0a0517c507f1221bf6"
     assert fingerprint(model, "v") != fingerprint(found, "v")
+
+
+def test_memory_is_not_filled_and_settings_are_restored():
+    details = torch.utils.deterministic
+    before = details.fill_uninitialized_memory, torch.are_deterministic_algorithms_enabled()
+    with reproducible(1):
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not details.fill_uninitialized_memory
+    after = details.fill_uninitialized_memory, torch.are_deterministic_algorithms_enabled()
+    assert after == before

@@ -107,6 +107,7 @@ def test_a_model_in_training_is_left_in_training(given):
 def test_what_does_not_fit_is_named(given):
     for change, message in (
         ({"history": np.zeros((2, 9, 2))}, r"history of shape \(2, 9, 2\) must be \(series"),
+        ({"history": np.zeros((2, 9))}, r"history of shape \(2, 9\) must be \(series"),
         ({"history": np.zeros((2, 0, F))}, "must be"),
         ({"known": None}, r"known of shape \(2, 5, 0\) must be \(2, 5, 2\)"),
         ({"offsets": np.zeros((2, 4))}, r"offsets of shape \(2, 4\) must be \(2, 5\)"),

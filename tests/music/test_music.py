@@ -147,11 +147,14 @@ def test_steps_that_are_none_are_refused():
         ([], "0 voices"),
         ([()], "0 voices"),
         ([(60, 60), (60,)], "shorter"),
-        ([(60, 200)], "data byte must be in range"),
+        ([(60, 60), (60, 200)], "step 1 has the pitch 200"),
+        ([(60, -2)], "step 0 has the pitch -2"),
         ([(60,) * 16], "16 voices"),
     ):
         with pytest.raises(ValueError, match=reason):
             midi(steps)
+    with pytest.raises(TypeError, match="integer"):
+        midi([(60.5,)])
 
 
 def test_only_a_vocabulary_of_pitches_is_music():

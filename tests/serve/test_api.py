@@ -45,6 +45,24 @@ def test_a_session_goes_on_and_reads_only_what_is_new(client, made, http):
     assert http.get("/v1/sessions/tale").status_code == 404
 
 
+def test_a_session_remembers_what_is_read_without_tokens_to_draw(client, http):
+    for prompt, texts in (("abc", "abc"), ("de", "abcde")):
+        complete(client, prompt, max_tokens=0, extra_body={"session": "read"})
+        assert "".join(http.get("/v1/sessions/read").json()["texts"]) == texts
+    error = http.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 10**7}).json()["error"]
+    assert (error["code"], error["param"]) == ("too_long", "max_tokens")
+
+
+def test_tokens_are_placed_behind_the_text_that_they_have_there(make_model, run_server):
+    made = make_model(vocab="words")
+    ids = made.vocab.encode("., .,")
+    with run_server(made) as server:
+        for length in (len("., .,"), len(" ., .,")):
+            body = {"prompt": ids, "max_tokens": 2, "seed": 1, "session": "words", "logprobs": 0}
+            found = httpx.post(server.address + COMPLETIONS, json=body).json()["choices"][0]
+            assert found["logprobs"]["text_offset"][0] == length
+
+
 def test_a_session_handles_one_request_at_a_time(server, http):
     body = {"prompt": "a", "max_tokens": 10**6, "session": "busy", "stream": True}
     with http.stream("POST", COMPLETIONS, json=body) as answer:

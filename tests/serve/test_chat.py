@@ -126,6 +126,9 @@ def test_the_template_of_the_server_is_used_and_no_session(run_server, made):
         answer = httpx.post(url, json=body).json()
         error = httpx.post(url, json=body, headers={"X-Session": "tale"}).json()["error"]
         assert error["message"].endswith("leave X-Session out")
+        refused = httpx.post(url, json=body, headers={"Idempotency-Key": "tale"})
+        assert refused.status_code == 400
+        assert "Idempotency-Key is gone: send session_turn" in refused.text
     assert answer["chat_template"] == "setting"
     text, stop, _ = made.alone("so the cat. so", 9, seed=3).partition(".")
     assert answer["choices"][0]["message"]["content"] == text

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from transformer_xl.apps.serve.errors import NotStartedError
-from transformer_xl.inference.generate import Sampling, generate
+from transformer_xl.inference.generate import Sampler, Sampling, generate
 
 SETTINGS = ({}, {"temperature": 0}, {"top_k": 7}, {"top_p": 0.8, "temperature": 1.5})
 
@@ -161,3 +161,43 @@ def test_a_step_that_fails_takes_no_text_that_comes_after_it(made, start, ask, m
     engine.submit([second.text])
     assert second.tokens == list(generate(made.model, [1, 2], length=6, seed=1))
     assert "the memory of the device is full" in caplog.text
+
+
+@pytest.mark.parametrize("place", [0, 3])
+def test_a_token_that_cannot_be_drawn_ends_its_own_text_alone(
+    made, start, ask, monkeypatch, caplog, place
+):
+    original, generator = Sampler.__call__, torch.Generator().manual_seed(13)
+    fatal = [torch.rand((), dtype=torch.float64, generator=generator).item() for _ in range(4)]
+
+    def breaks(self, softmax, hidden, numbers, histories=()):
+        if fatal[place] in numbers.tolist():
+            raise RuntimeError("the model's probabilities are not finite")
+        return original(self, softmax, hidden, numbers)
+
+    monkeypatch.setattr(Sampler, "__call__", breaks)
+    drawings = [{}, {"top_k": 7}, {}, {"temperature": 0}]
+    asked = [ask(made, [1, 2], 6, seed=n, drawing=x) for n, x in enumerate(drawings)]
+    # Drawn in one go with two of the others.
+    failing = ask(made, [1, 2], 6, seed=13, keeps_state=True)
+    start().submit([each.text for each in (*asked, failing)])
+    for n, (each, drawing) in enumerate(zip(asked, drawings, strict=True)):
+        alone = generate(made.model, [1, 2], Sampling(**drawing), length=6, seed=n)
+        assert each.tokens == list(alone)
+    ended = failing.end()
+    assert (ended.reason, ended.state, len(failing.tokens)) == ("failed", None, place)
+    assert "the model's probabilities are not finite" in caplog.text
+
+
+def test_a_token_that_cannot_be_decoded_ends_its_own_text_alone(
+    made, start, ask, monkeypatch, caplog
+):
+    def breaks(token):
+        raise Exception("Invalid prefix")
+
+    one, failing = ask(made, [1, 2], 6), ask(made, [1, 2], 6, seed=13)
+    monkeypatch.setattr(failing.text._writer, "push", breaks)
+    start().submit([one.text, failing.text])
+    assert one.tokens == list(generate(made.model, [1, 2], length=6, seed=1))
+    assert (failing.end().reason, failing.tokens) == ("failed", [])
+    assert "Invalid prefix" in caplog.text

@@ -69,6 +69,11 @@ WRONG = {
         r"train.tar.gz, train/1_a_5.wav: a WAV file of .* 16000 Hz",
     ),
     "no WAV": ("digits", digits(**{"1_a_5": b"text"}), r"train/1_a_5.wav: no WAV file"),
+    "half a sample": (
+        "digits",
+        digits(**{"1_a_5": wav()[:-1]}),
+        r"train.tar.gz, train/1_a_5.wav: a WAV file that ends within a sample",
+    ),
     "no samples": ("digits", digits(**{"1_a_5": wav(0)}), r"1_a_5.wav has 0 samples"),
     "nothing held out": ("digits", digits(DIGITS[:1]), r"the split valid is empty: .* 20 "),
     "nothing else": ("digits", digits(DIGITS[1:]), r"the split train is empty"),

@@ -1,4 +1,4 @@
-"""The result of a comparison: a table at equal time, tokens and FLOPs, a plot, and a verdict."""
+"""The result of a comparison: a table at equal time, tokens and FLOPs, and a plot."""
 
 import math
 import statistics

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from transformer_xl.apps.compress.arithmetic import coder_library
 from transformer_xl.apps.compress.coding import Progress
 from transformer_xl.apps.compress.contents import Compressed, UnrestorableError, compress, store
 from transformer_xl.apps.compress.header import unpack
@@ -62,6 +63,7 @@ def compress_best(
         RuntimeError: The library for arithmetic coding is missing.
         InputError: No model is shipped, or the settings say that it learns.
     """
+    coder_library()
     settings = settings or Settings()
     if settings.learn:
         raise InputError("learn=True without a model starts an untrained one: use compress")

@@ -86,6 +86,7 @@ def compress(
         CheckpointError: The model's numbers are not finite.
         ValueError: The vocabulary cannot represent the bytes, or settings are invalid.
     """
+    arithmetic.coder_library()
     settings = settings or Settings()
     if model is None and not settings.learn:
         raise InputError("without a model an untrained one must learn: set settings.learn")
@@ -162,6 +163,7 @@ def decompress(
         if header.coding == XZ:
             data = _unpack_xz(data, header.size, ram)
         elif coding is not None:
+            arithmetic.coder_library()
             model = _model_of(header, coding, model, vocab)
             check_possible(header, coding, len(data), model.config, is_of_bytes, ram)
             with _rounds(model, coding, progress) as rounds:

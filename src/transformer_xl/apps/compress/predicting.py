@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float64, Int
@@ -98,13 +99,17 @@ def reproducible(threads: int) -> Iterator[None]:
     """
     # cuBLAS reads it before its first product.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    n_threads = torch.get_num_threads()
+    n_threads, details = torch.get_num_threads(), cast(Any, torch.utils.deterministic)
     was_deterministic = torch.are_deterministic_algorithms_enabled()
+    was_filling = details.fill_uninitialized_memory
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
+    # No uninitialized memory is read here, and filling it takes time.
+    details.fill_uninitialized_memory = False
     try:
         yield
     finally:
+        details.fill_uninitialized_memory = was_filling
         torch.use_deterministic_algorithms(was_deterministic)
         torch.set_num_threads(n_threads)
 

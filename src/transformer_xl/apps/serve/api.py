@@ -71,12 +71,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         If `session_turn` is not the number of answers that the session has given, the request fails
         with status 409 and nothing is appended.
         """
-        if "Idempotency-Key" in request.headers:
-            message = (
-                "Idempotency-Key is gone: send session_turn, with which a request is appended "
-            )
-            message += "once; GET /v1/sessions/NAME has the turns and the tokens"
-            raise ApiError(400, message, "unsupported_parameter", "Idempotency-Key")
+        _require_no_key(request)
         if x_session is not None:
             if body.session not in (None, x_session):
                 message = f"X-Session is {x_session!r} and session {body.session!r}: give one"
@@ -91,6 +86,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         The messages are formatted as one prompt with the template of the server, or with a plain
         template if it has none. The field `chat_template` of the response names which was used.
         """
+        _require_no_key(request)
         if "X-Session" in request.headers:
             message = (
                 "a chat has no session, as each request has all its messages: leave X-Session "
@@ -98,6 +94,14 @@ def _add_completions(app: FastAPI, service: Service) -> None:
             raise ApiError(400, f"{message}out", "unsupported_parameter", "X-Session")
         completion = _completion_request(body, service)
         return await complete(service, completion, request, ChatForm(service.chat_template))
+
+
+def _require_no_key(request: Request) -> None:
+    """Require that a request has no header of earlier versions, which would have no effect."""
+    if "Idempotency-Key" in request.headers:
+        message = "Idempotency-Key is gone: send session_turn, with which a request is appended "
+        message += "once; GET /v1/sessions/NAME has the turns and the tokens"
+        raise ApiError(400, message, "unsupported_parameter", "Idempotency-Key")
 
 
 def _completion_request(body: schemas.ChatRequest, service: Service) -> schemas.CompletionRequest:

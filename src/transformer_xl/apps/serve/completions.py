@@ -23,7 +23,7 @@ from transformer_xl.apps.serve.schemas import SAMPLING, CompletionRequest
 from transformer_xl.apps.serve.service import Service
 from transformer_xl.apps.serve.sessions import turns_of
 from transformer_xl.apps.serve.texts import Part, Text
-from transformer_xl.inference.generate import State
+from transformer_xl.inference.generate import State, TextWriter
 
 log = logging.getLogger("transformer_xl.serve")
 
@@ -129,8 +129,6 @@ class Answer:
             "echo": body.echo
             and "echo and scores of prompts are gone: txl score scores a text, and "
             "transformer_xl.harness has the model type transformer-xl of lm-evaluation-harness",
-            "max_tokens": self._max_tokens > most
-            and f"max_tokens={body.max_tokens} must be at most {most}",
             "session_turn": body.session_turn is not None
             and not body.session
             and "session_turn is for sessions: name one, or leave it out",
@@ -139,6 +137,9 @@ class Answer:
             message = f"there is no model {body.model!r}: this server has {service.name!r}"
             raise ApiError(404, message, "model_not_found", "model")
         _raise_first(problems, "unsupported")
+        if self._max_tokens > most:
+            message = f"max_tokens={body.max_tokens} must be at most {most}"
+            raise ApiError(400, message, "too_long", "max_tokens")
 
     def _prompts(self) -> Sequence[str | list[int]]:
         """Return the prompts of the request, each as a text or as tokens.
@@ -198,9 +199,6 @@ class Answer:
             if warning:
                 warnings.append(warning)
                 self._about["warnings"] = warnings
-            # As at OpenAI, characters are counted behind those of the prompt.
-            decoder = service.vocab.stream_decoder()
-            offset = len(prompt if isinstance(prompt, str) else "".join(map(decoder.push, ids)))
             context = unread
             if not (unread or ids):
                 if service.vocab.start_id is None:
@@ -208,6 +206,11 @@ class Answer:
                     message += "beginning of a text: give at least one token to continue"
                     raise ApiError(400, message, "empty_prompt", "prompt")
                 context = (service.vocab.start_id,)
+            # As at OpenAI, characters are counted behind those of the prompt.
+            offset = len(prompt)
+            if body.logprobs is not None and not isinstance(prompt, str):
+                decoder = TextWriter(service.vocab, (), context, before).decoder
+                offset = sum(len(decoder.push(token)) for token in ids)
             self._n_prompt += len(context) + len(ids) - len(unread)
             for _ in range(body.n or 1):
                 number = len(self._texts)

@@ -270,40 +270,54 @@ class Engine:
         kinds: dict[tuple[object, ...], list[int]] = {}
         for row, text in enumerate(texts):
             kinds.setdefault(text.sampler.kind, []).append(row)
-        tokens = [0] * len(texts)
+        tokens: dict[int, int] = {}
         for rows in kinds.values():
             drawn = self._sample([texts[row] for row in rows], hidden[rows], numbers[rows])
-            for row, token in zip(rows, drawn, strict=True):
-                tokens[row] = token
+            tokens |= {row: x for row, x in zip(rows, drawn, strict=True) if x is not None}
         scores = self._scores(texts, hidden, tokens)
-        for row, (text, token) in enumerate(zip(texts, tokens, strict=True)):
-            part = text.add(token, scores.get(row))
+        reasons: list[Reason | None] = ["failed"] * len(texts)
+        for row, token in sorted(tokens.items()):
+            text = texts[row]
+            try:
+                part = text.add(token, scores.get(row))
+            except Exception:
+                log.exception("a token cannot be decoded; its text is given up")
+                continue
             if part.tokens:
                 self._parts.append((text, part))
-        return [text.reason_to_end for text in texts]
+            reasons[row] = text.reason_to_end
+        return reasons
 
     def _sample(
         self, texts: Sequence[Text], hidden: Float[Tensor, "B D"], numbers: Float[Tensor, " B"]
-    ) -> Sequence[int]:
-        """Sample tokens of texts with the same sampler."""
+    ) -> list[int | None]:
+        """Sample tokens of texts with the same sampler; None for each that fails."""
         sampler = texts[0].sampler
         histories = [text.history for text in texts] if sampler.needs_history else []
-        return sampler(self._model.head, hidden, numbers, histories)
+        try:
+            return [*sampler(self._model.head, hidden, numbers, histories)]
+        except Exception:
+            if len(texts) == 1:
+                log.exception("a token cannot be drawn; its text is given up")
+                return [None]
+        # One row may be the cause: sampled one by one, the others do not fail with it.
+        rows = zip(texts, hidden.split(1), numbers.split(1), strict=True)
+        return [self._sample([text], *row)[0] for text, *row in rows]
 
     def _scores(
-        self, texts: Sequence[Text], hidden: Float[Tensor, "B D"], tokens: Sequence[int]
+        self, texts: Sequence[Text], hidden: Float[Tensor, "B D"], tokens: dict[int, int]
     ) -> dict[int, Scored]:
         """Return the scores of the texts that ask for them, computed in a batch.
 
         Args:
             texts: The texts of the batch.
             hidden: The hidden states from which their tokens were sampled.
-            tokens: The sampled tokens.
+            tokens: The sampled token by row; none where sampling failed.
 
         Returns:
             The score of the token, and the most probable tokens with theirs, by row.
         """
-        n_top = {row: x.logprobs for row, x in enumerate(texts) if x.logprobs is not None}
+        n_top = {row: n for row in tokens if (n := texts[row].logprobs) is not None}
         if not n_top:
             return {}
         log_probs = self._model.head.log_probs(hidden[[*n_top]]).clamp(min=_MIN_LOG_PROB)

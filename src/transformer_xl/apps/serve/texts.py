@@ -184,7 +184,7 @@ class Text:
             return part._replace(reason=reason)
         # At most what is remembered, and what penalties can see.
         most = max(len(mems), GenerateConfig.MAX_HISTORY)
-        read = [*self.before[-most:], *self.prompt[-most:], *self.written[:-1]]
+        read = [*self.before[-most:], *self.prompt[-most - 1 :], *self.written][:-1]
         known = torch.tensor(read[-most:], dtype=torch.int32)
         state = State(mems, self.last_token, self.generator.get_state(), read=known)
         return part._replace(reason=reason, state=state)

@@ -80,7 +80,7 @@ class KneserNey:
         vocab_size: The number of tokens, V.
 
     Raises:
-        InputError: The text is empty.
+        InputError: The text is empty, or a token is not in the vocabulary.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class KneserNey:
     ) -> None:
         """Count the sequences of a training text."""
         self.vocab_size = vocab_size
-        text = np.asarray(ids).astype(np.int64)
+        text = self._checked(ids)
         if not len(text):
             raise InputError("a training text of 0 tokens gives no counts: it needs at least 1")
         # A sequence is no longer than the text.
@@ -115,6 +115,15 @@ class KneserNey:
             before = contexts, n_contexts
             index, n_contexts = inverse, len(unique)
 
+    def _checked(self, ids: Integer[np.ndarray, " length"]) -> np.ndarray:
+        text = np.asarray(ids).astype(np.int64)
+        if wrong := text[(text < 0) | (text >= self.vocab_size)][:1].tolist():
+            raise InputError(
+                f"token {wrong[0]} is not in the vocabulary of {self.vocab_size:,}: encode the "
+                "text with the vocabulary of the training text"
+            )
+        return text
+
     def nll(
         self, ids: Integer[np.ndarray, " length"], *, order: int | None = None
     ) -> Float[np.ndarray, " length"]:
@@ -131,7 +140,7 @@ class KneserNey:
         return min(losses, key=lambda order: losses[order].sum())
 
     def _nll_by_order(self, ids: np.ndarray, most: int) -> dict[int, np.ndarray]:
-        text = np.asarray(ids).astype(np.int64)
+        text = self._checked(ids)
         shorter = np.full(len(text), 1 / self.vocab_size)
         contexts = np.zeros(len(text), dtype=np.int64)
         losses = {}

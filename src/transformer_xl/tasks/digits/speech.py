@@ -166,6 +166,8 @@ def recordings_in(path: Path) -> Iterator[tuple[str, Float[np.ndarray, " samples
                         f"bytes a sample and {about[2]} Hz: mono files of 2 bytes and {RATE} Hz "
                         "are read"
                     )
+                if len(data) % 2:
+                    raise DataError(f"{path}, {member.name}: a WAV file that ends within a sample")
                 yield Path(member.name).stem, np.frombuffer(data, "<i2").astype(np.float64) / 2**15
     except tarfile.TarError as error:
         raise DataError(f"{path} is no tar archive: {error}") from error

@@ -26,7 +26,6 @@ from transformer_xl.tasks.task import Measured, Task, Trained
 VOICES = 4
 ROUNDS = 16
 """Times that the training text has each chorale, each time in another key."""
-_SPLITS = ("train", "valid", "test")
 _SOURCE = "Jsb16thSeparated.json"
 _DATA = "music.json"
 _Pitch = Annotated[int, Meta(ge=REST, le=HIGHEST)]

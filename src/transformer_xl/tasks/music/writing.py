@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from io import BytesIO
 from itertools import groupby
+from operator import index
 from pathlib import Path
 
 import numpy as np
@@ -188,6 +189,12 @@ def midi(steps: Steps, settings: MusicConfig | None = None) -> bytes:
     """
     mido = mido_package()
     settings = settings or MusicConfig()
+    for n, step in enumerate(steps):
+        if wrong := [pitch for pitch in step if not REST <= index(pitch) <= HIGHEST]:
+            raise InputError(
+                f"step {n} has the pitch {wrong[0]}: pitches are 0 to {HIGHEST}, and {REST} is a "
+                "rest"
+            )
     voices = [*zip(*steps, strict=True)]
     channels = [n for n in range(16) if n != DRUMS]
     if not 0 < len(voices) <= len(channels):
@@ -202,7 +209,7 @@ def midi(steps: Steps, settings: MusicConfig | None = None) -> bytes:
         track, silence = mido.MidiTrack(), 0
         track.append(mido.MetaMessage("track_name", name=name))
         track.append(mido.Message("program_change", channel=channel, program=settings.program - 1))
-        for pitch, held in groupby(map(int, voice)):
+        for pitch, held in groupby(map(index, voice)):
             length = _TICKS * sum(1 for _ in held)
             if pitch == REST:
                 silence = length

@@ -57,7 +57,10 @@ def forecast(
     Raises:
         InputError: The model has no mixture, or a shape or length does not fit.
     """
-    config, (B, L, _) = model.config, history.shape
+    config, must = model.config, f"must be (series, length, {model.config.n_features})"
+    if history.ndim != 3:
+        raise InputError(f"history of shape {history.shape} {must}")
+    B, L, n_features = history.shape
     known = np.zeros((B, horizon, 0)) if known is None else known
     offsets = np.zeros((B, horizon)) if offsets is None else offsets
     for holds, rule in (
@@ -67,10 +70,7 @@ def forecast(
             "predicts symbols",
         ),
         (min(L, horizon, paths) > 0, f"{L=}, {horizon=} and {paths=} must be at least 1"),
-        (
-            history.shape[2] == config.n_features,
-            f"history of shape {history.shape} must be (series, length, {config.n_features})",
-        ),
+        (n_features == config.n_features, f"history of shape {history.shape} {must}"),
         *(
             (x.shape == shape, f"{name} of shape {x.shape} must be {shape}")
             for name, x, shape in (
