@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeGuard
+from typing import Any, ClassVar, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int, Integer
@@ -81,6 +81,7 @@ def counted_targets(targets: Tensor) -> Bool[Tensor, "*batch"]:
     return ~targets.isnan() if targets.is_floating_point() else targets != IGNORED
 
 
+@runtime_checkable
 class SavesItself(Protocol):
     """The interface of a vocabulary that a model folder needs."""
 
