@@ -286,8 +286,7 @@ def _sampler(settings):
 
 
 WRONG = [
-    ({"temperature": "1"}, "^temperature='1' must be"),
-    ({"temperature": None}, "^temperature=None must be"),
+    ({"temperature": -1.0}, "^temperature=-1.0 must be"),
     ({"top_k": 0}, "^top_k=0 must be above 0"),
     ({"loop_min_length": 40}, "^loop_min_length=40 has no effect with on_loop='continue'"),
     ({"dry_allowed_length": 3}, "^dry_allowed_length=3 has no effect with dry_multiplier=0"),

@@ -34,7 +34,7 @@ def write(memory, T, mem_len):
     new = torch.randn(2, N, memory.batch_size, T, H, K)
     for n in range(N):
         roomy.join(n, new[0, n], new[1, n])
-    return roomy.extend([None] * N, mem_len, T), new.permute(0, 1, 4, 2, 3, 5)
+    return roomy.extend([torch.empty(0)] * N, mem_len, T), new.permute(0, 1, 4, 2, 3, 5)
 
 
 def contents(memory):

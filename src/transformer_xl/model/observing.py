@@ -44,7 +44,7 @@ def observed(layers: Iterable[DecoderLayer], *, attentions: bool = False) -> Ite
     record, thread = Observed(), get_ident()
 
     # Another thread may be reading with the same model.
-    def remember(layer: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
+    def remember(layer: nn.Module, inputs: tuple, out: Tensor) -> None:
         if get_ident() == thread:
             record.hidden += [out] if record.hidden else [inputs[0], out]
 
