@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,11 @@ def serve(words: Sequence[str], prepare: Prepare) -> None:
         step = ceiling.reading(read_bytes(job.shape, job.precision), job.device)
     else:
         step = prepare(build(way, job), job)
+    # As the commands do, for models of all kinds; revisions from before there was that have none.
+    with suppress(ImportError):
+        from transformer_xl.config.openmp import adapt_spinning_to_load
+
+        adapt_spinning_to_load()
     work(step, repeats=int(repeats), device=job.device)
 
 

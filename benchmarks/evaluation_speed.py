@@ -22,7 +22,7 @@ from turns import circumstances
 
 from transformer_xl.apps.timing import median_and_range, timed
 from transformer_xl.config import ModelConfig
-from transformer_xl.config.device import Precision, keep_freed_memory, pick_device
+from transformer_xl.config.device import Precision, pick_device, prepare_process
 from transformer_xl.model import Memory, TransformerXL
 from transformer_xl.model.reading import read
 from transformer_xl.model.segment import Lengths
@@ -112,7 +112,7 @@ def main() -> None:
     arguments = parser.parse_args()
     sizes = {name: getattr(arguments, name) for name in ("n_layer", "d_model", "n_head", "d_inner")}
     model = replace(ENWIK8, **sizes)
-    keep_freed_memory()
+    prepare_process()
     device = pick_device()
     result = circumstances(device.type) | sizes
     result |= {"dtype": Precision(arguments.precision, device).name, "rows": []}

@@ -39,7 +39,7 @@ def test_both_methods_are_timed_in_turns_at_each_length(
     words += ["--batch_size", "3", "--rounds", "1", "--json", str(path)]
     words += ["--n_layer", "2", "--d_model", "16", "--n_head", "2", "--d_inner", "16"]
     monkeypatch.setattr(sys, "argv", ["evaluation_speed.py", *words])
-    monkeypatch.setattr(program, "keep_freed_memory", lambda: None)
+    monkeypatch.setattr(program, "prepare_process", lambda: None)
     program.main()
     turn = [*[("memory_step", 3)] * 5, ("window_step", 1), ("window_step", 2)]
     assert order == ([("memory_step", 3)] * 2 + turn * 2) * 2

@@ -52,12 +52,12 @@ class Compare(LoadsModels, PrintsResult):
 
     def run(self) -> None:
         """Search, train, measure, print."""
-        from transformer_xl.config import keep_freed_memory
+        from transformer_xl.config import prepare_process
         from transformer_xl.studies import compare as study
         from transformer_xl.studies import standings
         from transformer_xl.studies.baselines import baselines
 
-        keep_freed_memory()
+        prepare_process()
         names = [x for words in self.models for x in words.split(",") if x]
         plan = study.Plan(
             data=self._data(),

@@ -106,11 +106,11 @@ class Compress(_ArchiveCommand):
         out = self._checked_out(Path(f"{self.file}{_SUFFIX}"))
         # Slow imports come after all checks of the arguments.
         from transformer_xl.apps import compress as compression
-        from transformer_xl.config import keep_freed_memory, pick_device
+        from transformer_xl.config import pick_device, prepare_process
 
         names = ("streams", "segment_len", "mem_len", "learn", "lr", "ram")
         settings = compression.Settings(**{name: getattr(self, name) for name in names})
-        keep_freed_memory()
+        prepare_process()
         if self.learn:
             say(
                 "--learn: the archive can be decompressed only on this kind of processor with this "
@@ -162,7 +162,7 @@ class Decompress(_ArchiveCommand):
         is_named = self.file.suffix == _SUFFIX
         out = self._checked_out(self.file.with_suffix("") if is_named else None)
         from transformer_xl.apps.compress import decompress, find, needs_model
-        from transformer_xl.config import keep_freed_memory, pick_device
+        from transformer_xl.config import pick_device, prepare_process
 
         content, coder = read_bytes(self.file), (None, None)
         started = time.perf_counter()
@@ -174,7 +174,7 @@ class Decompress(_ArchiveCommand):
             if self.model:
                 coder = load(self.model)
             else:
-                keep_freed_memory()
+                prepare_process()
                 with _name_in_errors(self.file):
                     choice = find(content, pick_device(), say)
                 coder = (choice.model, choice.vocab)

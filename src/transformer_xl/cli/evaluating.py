@@ -159,11 +159,11 @@ class Eval(ReadsModel, PrintsResult):
     def _opened(self) -> tuple["LanguageModel", "Vocab | None", Any, int]:
         """Return the model, its vocabulary, and the text or recordings with the bytes of a text."""
         if self.text.vocab == "features":
-            from transformer_xl.config import keep_freed_memory, pick_device
+            from transformer_xl.config import pick_device, prepare_process
             from transformer_xl.data import open_corpus
             from transformer_xl.model import load_model
 
-            keep_freed_memory()
+            prepare_process()
             model = load_model(self.dir).to(pick_device())
             return model, None, open_corpus(self.text).split(self.settings.split), 0
         model, vocab = load(self.dir, self.weights)

@@ -50,10 +50,10 @@ def evaluation_of(folder: Path | str, recipe: Config | None) -> EvalConfig:
 
 def load(folder: Path | str, weights: Weights = "float32") -> tuple["LanguageModel", "Vocab"]:
     """Load the model of a folder, or the best one of a run, with its vocabulary."""
-    from transformer_xl.config import keep_freed_memory, pick_device
+    from transformer_xl.config import pick_device, prepare_process
     from transformer_xl.inference.generate import from_pretrained
 
-    keep_freed_memory()
+    prepare_process()
     return from_pretrained(folder, pick_device(), weights)
 
 

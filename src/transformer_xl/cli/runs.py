@@ -197,10 +197,10 @@ class Train(FittedRecipe):
 
     def run(self) -> None:
         """Train, evaluate, report."""
-        from transformer_xl.config import Stalled, World, keep_freed_memory
+        from transformer_xl.config import Stalled, World, prepare_process
         from transformer_xl.train import RunFolder, train
 
-        keep_freed_memory()
+        prepare_process()
         models = [self.recipe] if is_model(self.recipe) else []
         if (model := self.train.get("init_from")) is not None:
             models.append(model)

@@ -207,10 +207,10 @@ class Ablate(FittedRecipe):
         refuse_others(self.eval, "eval.", ("batch_size",), why)
         from msgspec import to_builtins
 
-        from transformer_xl.config import keep_freed_memory
+        from transformer_xl.config import prepare_process
         from transformer_xl.studies import ablate as study
 
-        keep_freed_memory()
+        prepare_process()
         names = ("seeds", "attn_lens", "split", "tokens")
         options = {name: getattr(self, name) for name in names}
         chosen = tuple(study.rows_of(self.table, self.rows))

@@ -48,10 +48,10 @@ class Task(LoadsModels, PrintsResult):
                  as_json=self.json)  # fmt: skip
             return
         task = load_task(self.name)
-        from transformer_xl.config import keep_freed_memory
+        from transformer_xl.config import prepare_process
         from transformer_xl.tasks.run import run_task
 
-        keep_freed_memory()
+        prepare_process()
         self.out = self.out or Path("runs") / "tasks" / self.name
         results = run_task(
             task, self.source, self.out, models=self.models, seeds=self.seeds, say=say

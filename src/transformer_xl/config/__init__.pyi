@@ -22,8 +22,8 @@ from .data import (
 from .device import (
     Precision,
     describe_machine,
-    keep_freed_memory,
     pick_device,
+    prepare_process,
     total_memory,
 )
 from .distributed import (
@@ -118,7 +118,6 @@ __all__ = [
     "fields_of",
     "generation_of",
     "is_disk_full",
-    "keep_freed_memory",
     "load_recipe",
     "locate",
     "locate_here",
@@ -127,6 +126,7 @@ __all__ = [
     "new_folder",
     "open_regular",
     "pick_device",
+    "prepare_process",
     "read_settings",
     "read_small_file",
     "recipe_names",

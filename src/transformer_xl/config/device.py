@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from transformer_xl.config.openmp import adapt_spinning_to_load
+
 
 def pick_device() -> torch.device:
     """Return the CUDA device if there is one, else the CPU."""
@@ -45,6 +47,12 @@ def describe_machine() -> dict[str, str | int | None]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
+
+
+def prepare_process() -> None:
+    """Prepare for large tensors on a machine that may be shared, as the commands do."""
+    keep_freed_memory()
+    adapt_spinning_to_load()
 
 
 def keep_freed_memory() -> None:
