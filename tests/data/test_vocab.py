@@ -183,6 +183,7 @@ def test_a_vocabulary_is_whole_where_its_second_file_is(tmp_path, monkeypatch, n
         (lambda about: about | {"format_version": 99}, "update transformer_xl"),
         (lambda about: about | {"kind": "tokens"}, "Invalid enum value .tokens."),
         (lambda about: about | {"hash": "0"}, "does not match the hash"),
+        (lambda about: about | {"hash": "\ud800"}, "is damaged"),
         (lambda about: {}, "is damaged"),
         (lambda about: 3, "is damaged"),
     ],

@@ -69,7 +69,7 @@ def load_vocab(name: Path | str) -> Vocab:
             )
     path = folder / VOCAB_FILE
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = msgspec.json.decode(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged ({error}); restore it from a copy") from error
     require_format(path, content)
