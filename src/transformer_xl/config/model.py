@@ -143,10 +143,10 @@ class ModelConfig(metaclass=_ByKind):
         Raises:
             InputError: ``kind`` is one of this package, or ``settings_of`` is none.
         """
-        own = {name for name, x in KINDS.items() if fields_of(x)["kind"].default == name}
-        if kind in own:
+        built_in = {name for name, x in KINDS.items() if fields_of(x)["kind"].default == name}
+        if kind in built_in:
             raise InputError(f"kind={kind!r} is one of this package: choose another name")
-        if settings_of not in own:
+        if settings_of not in built_in:
             raise InputError(f"settings_of={settings_of!r} is no kind of this package")
         KINDS[kind] = KINDS[settings_of]
 
