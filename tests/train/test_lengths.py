@@ -1,5 +1,6 @@
 """Lengths that change: every token of every stream is still read once, in its order."""
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from transformer_xl.config import TrainConfig
 from transformer_xl.data import Segments
 from transformer_xl.train.state import longest_segment, random_segment_len, stage_at
+from transformer_xl.train.step import random_mem_len
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 STAGES = ((0.0, 3, 5), (0.25, 6, 12), (0.6, 8, 8))
@@ -77,7 +79,9 @@ def test_contradictory_settings_are_errors(toy_recipe):
         ({"stages": ((0.0, 8, 8), (0.5, 16, 8))}, "must end with segment_len=8"),
         ({"stages": ((0.0, 4, 8), (0.6, 8, 8)), **COOLDOWN}, "start before the cooldown"),
         ({"random_segment_len": True, "compile": True}, "choose one"),
+        ({"random_mem_len": 4, "compile": True}, "random_mem_len=4 with compile=true .* choose"),
         ({"roll": True, "seed": -1}, "seed=-1 with roll=true must be at least 0"),
+        ({"random_mem_len": 4, "seed": -1}, "seed=-1 with random_mem_len=4 must be at least 0"),
         ({"reset_memory": 0.1, "seed": -1}, "seed=-1 with reset_memory=0.1 must be at least 0"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -85,8 +89,46 @@ def test_contradictory_settings_are_errors(toy_recipe):
     for model, settings, message in (
         ({"mem_len": 6}, {"stages": STAGES}, r"the lengths of the model, model\.mem_len=6"),
         ({"mem_len": 0}, {"reset_memory": 0.1}, "no effect with model.mem_len=0"),
+        ({"mem_len": 0}, {"random_mem_len": 4}, "no effect with model.mem_len=0"),
+        ({"ext_len": 2}, {"random_mem_len": 4}, "needs model.start_memory='empty' and model.ext_l"),
         ({"ext_len": 2}, {"reset_memory": 0.1}, "needs model.start_memory='empty' and model.ext_l"),
         ({"start_memory": "zeros"}, {"reset_memory": 0.1}, "needs model.start_memory='empty'"),
     ):
         with pytest.raises(ValueError, match=message):
             toy_recipe(model=model, train=settings)
+
+
+def test_memory_lengths_are_drawn_by_halving():
+    settings = TrainConfig(random_mem_len=8)
+    drawn = [random_mem_len(settings, 64, step) for step in range(4000)]
+    lengths, counts = np.unique(drawn, return_counts=True)
+    assert lengths.tolist() == [8, 16, 32, 64]
+    assert counts == pytest.approx(1000, rel=0.1)
+    assert drawn[:9] == [random_mem_len(settings, 64, step) for step in range(9)]
+    assert {random_mem_len(settings, 40, step) for step in range(99)} == {10, 20, 40}
+    for mem_len in (0, 5, 8):
+        assert random_mem_len(settings, mem_len, 1) == mem_len
+
+
+def test_a_part_of_the_memory_is_read_and_all_of_it_kept(begun, toy_recipe):
+    """Each step equals the model called with the newest part, and its states are appended."""
+    model = {"mem_len": 24, "dropout": 0.0, "attn_dropout": 0.0}
+    train = {"random_mem_len": 3, "segment_len": 6, "accumulate": 1}
+    recipe = toy_recipe(model=model, train=train)
+    training, read = begun(recipe), []
+    state = training.state
+    kept: list = []
+    for _ in range(14):
+        before, length = state.mems[0], random_mem_len(recipe.train, 24, state.step)
+        model = copy.deepcopy(state.model)
+        tokens, _ = copy.deepcopy(state.segments).next_segment()
+        past = None if before is None else before.last(length)
+        expected = model(tokens, past, mem_len=length + 6).mems.last(6)
+        training.step()
+        after = state.mems[0]
+        kept.append(expected)
+        for layer, states in enumerate(after.states):
+            whole = torch.cat([x.states[layer] for x in kept], 1)[:, -24:]
+            assert torch.equal(states, whole)
+        read.append(length)
+    assert len({*read}) > 2

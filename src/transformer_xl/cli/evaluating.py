@@ -39,13 +39,15 @@ class Eval(ReadsModel, PrintsResult):
     --eval.dynamic evaluates dynamically: a gradient step on each segment after it was scored; the
     stored model does not change. --eval.window evaluates with a sliding window and no memory.
     --eval.mem_lens evaluates with each of these memory lengths as well; those of the recipe apply
-    to the end of its training only.
+    to the end of its training only. --eval.ngram_cache mixes the predictions with counts of the
+    text read so far.
 
     Examples:
       txl eval runs/demo --eval.split test
       txl eval runs/demo --mem_len 1024 --json
       txl eval runs/demo --eval.mem_lens 0 64 256 1024
       txl eval runs/demo notes.txt
+      txl eval runs/demo --eval.split test --eval.ngram_cache
       txl eval models/wt103 --file wiki.test.tokens --prepared
       txl eval runs/demo --weights int8
       txl eval runs/demo --eval.dynamic rms --eval.dynamic_lr 1e-4 --eval.dynamic_decay 0.001
@@ -153,6 +155,7 @@ class Eval(ReadsModel, PrintsResult):
         require(bool(file) or not self.prepared, "--prepared describes the text of --file")
         if self.text.vocab == "features":
             of_text = {"file": file, "eval.window": window, "eval.dynamic": dynamic}
+            of_text["eval.ngram_cache"] = settings.ngram_cache
             for name, value in (of_text | {"weights": self.weights != "float32"}).items():
                 require(not value, f"--{name} is for text: {self.dir} was trained on recordings")
 

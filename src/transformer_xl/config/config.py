@@ -70,14 +70,15 @@ class Config:
             self.train,
             compile=True,
         )
-        require(
-            not self.train.reset_memory
-            or (self.model.start_memory == "empty" and not self.model.ext_len),
-            f"train.reset_memory={self.train.reset_memory} needs model.start_memory='empty' and "
-            "model.ext_len=0: only then is a reset memory that of the beginning of a text",
-            self.train,
-            reset_memory=0.0,
-        )
+        for name, off in (("reset_memory", 0.0), ("random_mem_len", None)):
+            value = getattr(self.train, name)
+            require(
+                not value or (self.model.start_memory == "empty" and not self.model.ext_len),
+                f"train.{name}={value} needs model.start_memory='empty' and model.ext_len=0: only "
+                "then is a reset or shorter memory that of a text which begins later",
+                self.train,
+                **{name: off},
+            )
         has_features = self.data.vocab == "features"
         require(
             has_features == (self.model.n_features > 0),
@@ -92,7 +93,8 @@ class Config:
             yield self.train, Unused("recompute", f"{about} keep what they computed")
             yield self.train, Unused("compile", f"{about} run as their library wrote them")
         elif not self.model.mem_len:
-            yield self.train, Unused("reset_memory", "model.mem_len=0: no memory")
+            for name in ("reset_memory", "random_mem_len"):
+                yield self.train, Unused(name, "model.mem_len=0: no memory")
         if self.data.completion_at is None and self.model.completion_at is None:
             about = "data.completion_at=None: no token is outside of a completion"
             yield self.train, Unused("prompt_loss_weight", about)

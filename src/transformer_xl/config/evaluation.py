@@ -26,8 +26,8 @@ class EvalConfig:
 
     The lengths, ``batch_size``, ``max_steps`` and ``window`` hold for the validations of a
     training, for the table at its end and for ``txl eval``. Validation uses the configured memory
-    alone: ``mem_lens`` adds to that table and to ``txl eval``; ``dynamic`` and ``split`` are for
-    ``txl eval``.
+    and the model alone: ``mem_lens`` and ``ngram_cache`` add to that table and to ``txl eval``;
+    ``dynamic`` and ``split`` are for ``txl eval``.
 
     Example:
         >>> EvalConfig(mem_len=256).lengths_after(64)["segment_len"]  # as in training
@@ -72,6 +72,9 @@ class EvalConfig:
     """For rms: epsilon added to the RMS of the gradients, as a multiple of their mean."""
     dynamic_tokens: Count = 50_000
     """For rms: tokens of the training text from which the RMS of the gradients is estimated."""
+    ngram_cache: bool = False
+    """Mix the predictions with counts of what followed the same tokens before, in the text read so
+    far; the loss without it is reported, too."""
 
     def __post_init__(self) -> None:
         check(self, "eval")

@@ -60,6 +60,10 @@ class TrainConfig:
     """Draw the length of each segment at random: normal around segment_len with standard deviation
     5, one in twenty around half of it; the learning rate is scaled with it (Merity et al., arXiv
     1708.02182)."""
+    random_mem_len: Count | None = None
+    """Read only the newest part of the memory, of a random length in each step: mem_len, its half,
+    quarter and so on down to this number, each as often. All of it is kept. Models trained so gain
+    from a longer memory (SWAX, arXiv 2509.24552, draws windows instead). None: all is read."""
     roll: bool = False
     """In each epoch, rotate the text of each stream by a random offset, so that segment boundaries
     differ (NVIDIA's --roll). Without it, a stream that is at its end goes on with the next one's
@@ -180,14 +184,16 @@ class TrainConfig:
             self,
             warmup_steps=self.steps // 10,
         )
-        require(
-            not (self.random_segment_len and self.compile),
-            f"random_segment_len=true with compile={str(self.compile).lower()} would compile the "
-            "model for each length: choose one",
-            self,
-            compile=False,
-        )
-        for name in ("roll", "reset_memory"):
+        for name in ("random_segment_len", "random_mem_len"):
+            value = str(getattr(self, name)).lower()
+            require(
+                not (getattr(self, name) and self.compile),
+                f"{name}={value} with compile={str(self.compile).lower()} would compile the "
+                "model for each length: choose one",
+                self,
+                compile=False,
+            )
+        for name in ("roll", "reset_memory", "random_mem_len"):
             value = getattr(self, name)
             require(
                 not value or self.seed >= 0,

@@ -37,8 +37,8 @@ def activation_penalty(config: TrainConfig, out: Output, predicted: int) -> Tens
     return penalty
 
 
-_RESET = 0x7265736574
-"""The first number of the seed of resets; random numbers for other uses have none."""
+_RESET, _MEM_LEN = 0x7265736574, 0x6D656D
+"""The first numbers of the seeds of resets and of memory lengths; other seeds have none."""
 
 
 class Update(NamedTuple):
@@ -83,8 +83,14 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
         ignored = torch.nan if targets.is_floating_point() else IGNORED
         targets = targets.masked_fill(weights == 0, ignored)
     lengths = {"mem_len": mem_len, "context": tokens.shape[1] - targets.shape[1]}
+    memories = _partly_reset(state, settings)
+    read_len = random_mem_len(settings, mem_len, state.step)
+    if read_len < mem_len:
+        # All of the segment is remembered, whatever is read.
+        lengths["mem_len"] = read_len + tokens.shape[1]
     loss, mems = torch.zeros((), device=device), []
-    segments = tokens.chunk(parts), _partly_reset(state, settings), targets.chunk(parts)
+    read = [memory if memory is None else memory.last(read_len) for memory in memories]
+    segments = tokens.chunk(parts), read, targets.chunk(parts)
     for i, segment in enumerate(zip(*segments, strict=True)):
         with network.running(*segment, starts=starts[i], **lengths, is_last=i == parts - 1) as out:
             assert out.nll is not None
@@ -96,7 +102,11 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
             if state.loss_scale != 1:
                 objective = objective * state.loss_scale
             objective.backward()
-        mems.append(out.mems)
+        whole = memories[i]
+        if read_len < mem_len and whole is not None:
+            mems.append(whole.extend(out.mems.last(tokens.shape[1]).states, mem_len))
+        else:
+            mems.append(out.mems)
         loss += part_loss.detach()
 
     trained = [p for p in state.model.parameters() if p.grad is not None]
@@ -149,6 +159,16 @@ def _loss_weights(state: TrainState, settings: TrainConfig) -> tuple[Tensor | No
     weights = completed.float().clamp(min=settings.prompt_loss_weight)
     (mean,) = state.world.mean([float(weights.mean())])
     return _moved(weights / mean if mean else weights, state.model.device), mean > 0
+
+
+def random_mem_len(settings: TrainConfig, mem_len: int, step: int) -> int:
+    """Return how much of the memory a step reads: a function of seed and step."""
+    shortest = settings.random_mem_len
+    if shortest is None or mem_len <= shortest:
+        return mem_len
+    draw = np.random.default_rng([_MEM_LEN, settings.seed, step])
+    n_halvings = int(math.log2(mem_len / shortest))
+    return mem_len >> int(draw.integers(n_halvings + 1))
 
 
 def _partly_reset(state: TrainState, settings: TrainConfig) -> list[Memory | None]:

@@ -23,6 +23,7 @@ TRAIN = {
     "segment_len": ({}, 6, "numbers"),
     "stages": ({"segment_len": 8}, ((0.0, 4, 4), (0.5, 8, 8)), "numbers"),
     "random_segment_len": ({}, True, "numbers"),
+    "random_mem_len": ({}, 1, "numbers"),
     "roll": ({}, True, "numbers"),
     "accumulate": ({}, 2, "calls"),
     "loss": ({}, "half", "numbers"),

@@ -15,6 +15,7 @@ from transformer_xl.config import EvalConfig
 from transformer_xl.data import Recordings, Vocab
 from transformer_xl.errors import InputError
 from transformer_xl.inference.evaluate.dynamic import Dynamic
+from transformer_xl.inference.evaluate.ngram_cache import cached_nll
 from transformer_xl.inference.evaluate.strategies import SlidingWindow, Strategy, WithMemory
 from transformer_xl.inference.evaluate.streams import Passage
 from transformer_xl.model import (
@@ -68,6 +69,8 @@ class Result:
     dynamic_lr: float | None = None
     dynamic_decay: float | None = None
     dynamic_eps: float | None = None
+    nll_without_cache: float | None = None
+    """With an n-gram cache: nats per token of the model alone."""
 
     def __repr__(self) -> str:
         known = {name: x for name, x in asdict(self).items() if x is not None}
@@ -84,6 +87,8 @@ class Result:
         """Write a :meth:`row`, of whatever memory, in a line."""
         name = f"window {row['window']:>5,}" if "window" in row else f"memory {row['mem_len']:>5,}"
         line = f"{name}: {row['nll']:.4f} nats, perplexity {row['ppl']:,.2f}"
+        if "nll_without_cache" in row:
+            line += f" ({row['nll_without_cache']:.4f} nats without the n-gram cache)"
         if "bits_per_byte" in row:
             line += f", {row['bits_per_byte']:.4f} bits per byte"
         return line + f"   ({row['tokens']:,} tokens, {row['tokens_per_second']:,.0f} a second)"
@@ -108,7 +113,9 @@ def evaluate(
         model: The model, which is not modified; its mode is restored afterwards.
         ids: The text in tokens, or recordings.
         how: What each token is predicted from: :class:`WithMemory`, :class:`SlidingWindow` or
-            :class:`Dynamic`. Recordings are read with memory. None: ``WithMemory()``.
+            :class:`Dynamic`. Recordings are read with memory. None: ``WithMemory()``. With its
+            ``ngram_cache``, predictions are mixed with what followed the same tokens before, in
+            the text from its beginning, whatever the ``batch_size``.
         token_bytes: The bytes of text of each token, for ``bits_per_byte``; 0: unknown, as of
             ``<unk>``. :func:`token_bytes_in` computes them.
         per_character: Whether the tokens are characters, for ``bpc``.
@@ -138,8 +145,10 @@ def evaluate(
         )
     lengths = how.lengths(config)
     is_text = not isinstance(ids, Recordings)
-    if not is_text and (token_bytes is not None or not isinstance(how, WithMemory)):
+    with_others = token_bytes is not None or how.ngram_cache
+    if not is_text and (with_others or not isinstance(how, WithMemory)):
         wrong = "token_bytes" if token_bytes is not None else type(how).__name__
+        wrong = "ngram_cache" if how.ngram_cache else wrong
         raise InputError(f"{wrong} is for text: leave it out where recordings are evaluated")
     if token_bytes is not None and np.shape(token_bytes) != (config.vocab_size,):
         raise InputError(
@@ -161,6 +170,7 @@ def evaluate(
     # Accumulated on the device, which is synchronized once at the end.
     nats, n_read, n_counted = torch.zeros((), dtype=torch.float64, device=model.device), 0, 0
     counted: list[Tensor] = []
+    cached = torch.full((n,), math.nan, dtype=torch.float64) if how.ngram_cache else None
     began = time.perf_counter()
     with evaluating(model), torch.no_grad():
         for nll, places in how.losses(model, passage, lengths._replace(mem_len=longest)):
@@ -170,7 +180,11 @@ def evaluate(
             n_counted += int(is_counted.sum())
             if token_bytes is not None:
                 counted.append(places[is_counted])
-    total = float(nats)
+            if cached is not None:
+                cached[places[is_counted]] = nll.double().cpu()[is_counted]
+    total = without_cache = float(nats)
+    if cached is not None and passage.text is not None:
+        total = float(np.nansum(cached_nll(passage.text.numpy(), cached.numpy())))
     seconds = time.perf_counter() - began
     if not n_counted:
         what = "completion" if is_text else "target"
@@ -190,6 +204,7 @@ def evaluate(
         batch_size=rows,
         seconds=seconds,
         tokens_per_second=n_read / seconds,
+        nll_without_cache=without_cache / n_counted if how.ngram_cache else None,
     )
     return replace(result, **how.reported())
 
@@ -247,10 +262,11 @@ def evaluate_by(
     """
     strategy: Strategy | None = how
     if strategy is None and settings.window is not None:
-        names = ("window", "attn_len", "clamp_len", "batch_size")
+        names = ("window", "attn_len", "clamp_len", "batch_size", "ngram_cache")
         strategy = SlidingWindow(**{name: getattr(settings, name) for name in names})
     elif strategy is None:
-        sizes = {"batch_size": settings.batch_size, "max_steps": settings.max_steps}
+        names = ("batch_size", "max_steps", "ngram_cache")
+        sizes = {name: getattr(settings, name) for name in names}
         strategy = WithMemory(**settings.lengths_after(segment_len), **sizes)
     token_bytes = None
     if vocab is not None and not isinstance(ids, Recordings):

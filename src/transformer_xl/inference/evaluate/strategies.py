@@ -32,6 +32,8 @@ class Strategy(ABC):
     """Keys a query sees, counting its own. None: as configured."""
     clamp_len: Length | None = None
     """Distances above it count as it. None: as configured."""
+    ngram_cache: bool = False
+    """Mix the predictions with an n-gram cache of the text read so far."""
     batch_size: int = field(default=1, init=False, repr=False)
     max_steps: int | None = field(default=None, init=False, repr=False)
 

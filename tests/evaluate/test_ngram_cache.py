@@ -1,0 +1,129 @@
+"""An n-gram cache gives probabilities, of the counts in the text before, whatever is batched."""
+
+import copy
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from transformer_xl.data import Recordings
+from transformer_xl.errors import InputError
+from transformer_xl.inference.evaluate import Dynamic, SlidingWindow, WithMemory, evaluate
+from transformer_xl.inference.evaluate.ngram_cache import (
+    CONTEXT_LENGTHS,
+    FIRST_WEIGHT,
+    NGramCache,
+    cached_nll,
+)
+from transformer_xl.model import build_model
+
+V = 5
+
+
+@pytest.fixture(scope="module")
+def repetitive():
+    """A text in which contexts of every length occur once, several times and often."""
+    draw = np.random.default_rng(3)
+    passages = [draw.integers(V, size=40) for _ in range(3)]
+    return np.concatenate([passages[i] for i in draw.integers(3, size=25)] + [np.zeros(60, int)])
+
+
+def test_probabilities_of_all_tokens_sum_to_one(repetitive):
+    cache, draw = NGramCache(), np.random.default_rng(0)
+    for i, token in enumerate(repetitive[:400].tolist()):
+        p = draw.dirichlet(np.ones(V)).tolist()
+        if i % 20 == 0:
+            assert sum(copy.deepcopy(cache).read(w, p[w]) for w in range(V)) == pytest.approx(1)
+        cache.read(token, p[token])
+
+
+def test_it_mixes_the_counts_of_the_text_before(repetitive):
+    """The formula of the module, with counts by search, and weights by their definition."""
+    text, p = repetitive[:300].tolist(), 0.2
+    cache, weights = NGramCache(), {}
+    for t, token in enumerate(text):
+        expected = p
+        for n in [n for n in CONTEXT_LENGTHS if n <= t]:
+            context = text[t - n : t]
+            followers = [text[i + n] for i in range(t - n) if text[i : i + n] == context]
+            if not followers:
+                break
+            total, different = len(followers), len(set(followers))
+            size = total if total < 4 else 2 + math.floor(math.log2(total) + 1)
+            kind = n, size, min(different, 4)
+            weight, examples = weights.get(kind, (FIRST_WEIGHT, 20))
+            share = weight * followers.count(token) / total
+            expected = (1 - weight) * expected + share
+            weight += (share / expected - weight) / examples
+            weights[kind] = min(max(weight, 1 / 4096), 1 - 1 / 4096), min(examples + 1, 512)
+        assert cache.read(token, p) == pytest.approx(expected)
+
+
+def test_what_is_read_again_costs_little():
+    passage = np.random.default_rng(1).integers(1000, size=200)
+    nll = np.full(999, math.log(1000))
+    mixed = cached_nll(np.tile(passage, 5), nll)
+    assert mixed[:150] == pytest.approx(nll[:150], rel=0.1)
+    assert mixed[-200:].mean() < 0.2
+
+
+def test_what_the_model_excludes_stays_possible():
+    assert np.isfinite(cached_nll(np.arange(30) % 3, np.full(29, 1e6))).all()
+
+
+def test_tokens_without_a_score_are_counted():
+    passage = np.arange(30)
+    nll = np.full(59, 3.0)
+    nll[:30] = math.nan
+    mixed = cached_nll(np.tile(passage, 2), nll)
+    assert np.isnan(mixed[:30]).all()
+    assert mixed[40:].mean() < 2
+
+
+@pytest.mark.parametrize("lengths", [{"segment_len": 7}, {"batch_size": 4}])
+def test_segments_and_batches_do_not_change_what_it_has_read(model, text, lengths):
+    text, model = text % 3, model.double()
+    whole = evaluate(model, text, WithMemory(ngram_cache=True, mem_len=len(text)))
+    parts = evaluate(model, text, WithMemory(ngram_cache=True, mem_len=len(text), **lengths))
+    assert parts.nll == pytest.approx(whole.nll, rel=1e-9)
+    assert whole.nll < whole.nll_without_cache
+
+
+WAYS = [
+    WithMemory(segment_len=8),
+    SlidingWindow(window=5),
+    Dynamic(rule="sgd", lr=0.1, segment_len=8),
+]
+
+
+@pytest.mark.parametrize("how", WAYS, ids=lambda how: type(how).__name__)
+def test_the_loss_of_the_model_alone_is_reported_beside_it(model, text, how):
+    alone = evaluate(model, text, how)
+    mixed = evaluate(model, text, replace(how, ngram_cache=True))
+    assert alone.nll_without_cache is None
+    assert mixed.nll_without_cache == pytest.approx(alone.nll, rel=1e-6)
+    assert mixed.nll != alone.nll
+    assert mixed.ppl == pytest.approx(math.exp(mixed.nll))
+
+
+def test_completions_alone_count(tiny_config, text):
+    torch.manual_seed(0)
+    config = replace(tiny_config, completion_at=1, reset_at=2)
+    model = build_model(config).eval()
+    text = np.array(text.tolist()[:60])
+    text[[5, 30]], text[[15, 45]] = 1, 2
+    alone, mixed = (
+        evaluate(model, text, WithMemory(ngram_cache=on, segment_len=60)) for on in (False, True)
+    )
+    assert mixed.tokens == alone.tokens < 59
+    assert mixed.nll_without_cache == pytest.approx(alone.nll)
+
+
+def test_recordings_have_none(tiny_config):
+    config = replace(tiny_config, vocab_size=3, n_features=2)
+    inputs, targets = np.zeros((4, 2), np.float32), np.zeros(4, np.int64)
+    recordings = Recordings(inputs, targets, np.zeros(4, bool))
+    with pytest.raises(InputError, match="ngram_cache is for text"):
+        evaluate(build_model(config), recordings, WithMemory(ngram_cache=True))
