@@ -151,6 +151,18 @@ def test_a_model_folder_loads(run, model, vocab):
     assert "1 layers, d_model 4" in (folder / "README.md").read_text()
 
 
+def test_the_card_has_what_was_measured(run, model, vocab):
+    run.save_model("best", model.config, model.named_weights(), vocab)
+    card = run.path / "model" / "best" / "README.md"
+    assert "Measured" not in card.read_text()
+    rows = [{"split": "test", "mem_len": n, "nll": 2.0 - n / 4096} for n in (0, 1024)]
+    run.write_card("best", model.config, vocab, 99, rows)
+    assert "test text" in card.read_text()
+    assert "| 0 | 2.0000 |\n| 1,024 | 1.7500 |\n" in card.read_text()
+    run.write_card("best", model.config, vocab, 99, [row | {"bits_per_byte": 1.5} for row in rows])
+    assert "| 1,024 | 1.7500 | 1.5000 |\n" in card.read_text()
+
+
 def test_the_lock_ends_with_the_run(run, toy_recipe):
     config = toy_recipe(model={"vocab_size": 30})
     other = RunFolder(run.path)

@@ -102,3 +102,34 @@ def test_eval_explains_what_cannot_be(txl, trained, text):
         ended = txl("eval", trained, "--file", text, *words)
         assert (ended.code, ended.out) == (2, ""), words
         assert message in " ".join(ended.err.replace("│", " ").split()), words
+
+
+def test_a_memory_longer_than_was_measured_is_said_to_be(txl, trained, text, tmp_path):
+    """After its training, the run was measured with its own memory of 8 alone."""
+    note = "was measured with memories of up to 8"
+    archive = tmp_path / "text.txl"
+    for words in (
+        ["eval", trained, text],
+        ["eval", trained, text, "--eval.window", 20],
+        ["compress", text, archive, "--model", trained, "--mem_len", 8],
+    ):
+        assert note not in txl(*words).err
+    archive.unlink()
+    for words in (
+        ["eval", trained, text, "--eval.mem_lens", 4, 9],
+        ["compress", text, archive, "--model", trained, "--mem_len", 9],
+    ):
+        err = txl(*words).err
+        assert "memory 9: " in err
+        assert note in err
+
+
+def test_eval_with_an_ngram_cache_says_what_the_model_alone_takes(txl, trained, text):
+    words = ["eval", trained, text, "--eval.segment_len", 16]
+    alone, mixed = (
+        txl(*words, *more, "--json").json for more in ([], ["--eval.ngram_cache", True])
+    )
+    assert mixed["nll_without_cache"] == pytest.approx(alone["nll"])
+    assert mixed["nll"] < alone["nll"]  # the text repeats a sentence
+    lines = txl(*words, "--eval.ngram_cache", True, "--eval.mem_lens", 4).out
+    assert lines.count("nats without the n-gram cache") == 2

@@ -11,7 +11,14 @@ from typing import Annotated
 import tyro
 
 from transformer_xl.cli.given import LoadsModels, PrintsResult
-from transformer_xl.cli.loading import load, name_of, read_bytes, require_model, require_readable
+from transformer_xl.cli.loading import (
+    load,
+    name_of,
+    read_bytes,
+    require_model,
+    require_readable,
+    say_if_unmeasured,
+)
 from transformer_xl.cli.printing import say, show
 from transformer_xl.config import replace_file, require, require_new_file
 from transformer_xl.errors import DataError
@@ -117,6 +124,8 @@ class Compress(_ArchiveCommand):
                 "version of PyTorch; without --learn, on any"
             )
         coder = load(self.model) if self.model else (None, None)
+        if self.model and coder[0] is not None:
+            say_if_unmeasured(self.model, coder[0], self.mem_len or 0)
         data, started = read_bytes(self.file), time.perf_counter()
         with _progress("compressing") as progress, _name_in_errors(self.file):
             if self.model or self.learn:

@@ -22,6 +22,7 @@ from transformer_xl.cli.loading import (
     name_of,
     read_text,
     require_readable,
+    say_if_unmeasured,
     tokenize,
 )
 from transformer_xl.cli.printing import exclude, show
@@ -47,7 +48,7 @@ class Eval(ReadsModel, PrintsResult):
       txl eval runs/demo --mem_len 1024 --json
       txl eval runs/demo --eval.mem_lens 0 64 256 1024
       txl eval runs/demo notes.txt
-      txl eval runs/demo --eval.split test --eval.ngram_cache
+      txl eval runs/demo --eval.split test --eval.ngram_cache True
       txl eval models/wt103 --file wiki.test.tokens --prepared
       txl eval runs/demo --weights int8
       txl eval runs/demo --eval.dynamic rms --eval.dynamic_lr 1e-4 --eval.dynamic_decay 0.001
@@ -112,6 +113,7 @@ class Eval(ReadsModel, PrintsResult):
         lengths = self.settings.lengths_after(segment_len)
         configured = Lengths.of(model.config, **lengths).mem_len
         mem_lens = sorted({*self.settings.mem_lens, configured})
+        say_if_unmeasured(self.dir, model, 0 if self.settings.window else mem_lens[-1])
         # Quantized weights determine the precision of the computation.
         precision = recipe.train.precision if recipe and self.weights == "float32" else "float32"
         rows = {}

@@ -16,6 +16,7 @@ from transformer_xl.config import (
     DataConfig,
     EvalConfig,
     locate,
+    recipe_of,
     require_new_file,
 )
 from transformer_xl.errors import DataError, InputError
@@ -46,6 +47,18 @@ def evaluation_of(folder: Path | str, recipe: Config | None) -> EvalConfig:
     from transformer_xl.model import ModelFolder
 
     return ModelFolder.find(folder).read_eval_config() or EvalConfig()
+
+
+def say_if_unmeasured(folder: Path | str, model: "LanguageModel", mem_len: int) -> None:
+    """Say so where a memory is longer than all that the model was measured with after training."""
+    settings = evaluation_of(folder, recipe_of(folder))
+    longest = max(model.config.mem_len, settings.mem_len or 0, *settings.mem_lens, 0)
+    if mem_len > longest:
+        say(
+            f"memory {mem_len:,}: {folder} was measured with memories of up to {longest:,} after "
+            "its training; a longer one may predict worse. To compare: txl eval with "
+            f"--eval.mem_lens {longest} {mem_len}"
+        )
 
 
 def load(folder: Path | str, weights: Weights = "float32") -> tuple["LanguageModel", "Vocab"]:

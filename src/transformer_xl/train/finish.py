@@ -84,6 +84,10 @@ def finish(
     mem_lens = {*settings.mem_lens, config.model.mem_len, chosen} if chosen is not None else {None}
     rows = {mem_len: measure(mem_len) for mem_len in sorted(mem_lens, key=lambda n: n or 0)}
     results = Results(**origin, test=rows[chosen], memory_curve=[*rows.values()])
+    if len(rows) > 1:
+        n_parameters = sum(p.numel() for p in model.parameters())
+        curve = [rows[mem_len] for mem_len in sorted(rows, key=lambda n: n or 0)]
+        folder.write_card("best", config.model, vocab, n_parameters, curve)
     # Compressors store all of the text, prompts included.
     is_all_counted = model.config.completion_at is None
     if isinstance(corpus, Corpus) and is_all_counted and corpus.vocab.token_bytes is not None:

@@ -18,12 +18,13 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Template
 from torch import Tensor
@@ -228,11 +229,31 @@ class RunFolder:
         # Written last, so that it marks a complete vocabulary.
         if vocab is not None and not is_vocabulary(folder):
             vocab.save(folder)
-        template = Template(_CARD.read_text(), trim_blocks=True, keep_trailing_newline=True)
         n_parameters = sum(x.numel() for x in weights.values())
-        card = template.render(name=name, config=config, vocab=vocab, n_parameters=n_parameters)
-        replace_file(folder / "README.md", card.encode())
+        self.write_card(name, config, vocab, n_parameters)
         ModelFolder(folder).write(config, weights)
+
+    def write_card(
+        self,
+        name: str,
+        config: ModelConfig,
+        vocab: Vocab | None,
+        n_parameters: int,
+        measured: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Write the card of the model ``best`` or ``last``.
+
+        Args:
+            name: Which of them.
+            config: Its settings.
+            vocab: Its vocabulary; None without text.
+            n_parameters: The number of its weights.
+            measured: Rows of evaluations with several memory lengths.
+        """
+        template = Template(_CARD.read_text(), trim_blocks=True, keep_trailing_newline=True)
+        about = {"name": name, "config": config, "vocab": vocab, "n_parameters": n_parameters}
+        card = template.render(**about, measured=measured)
+        replace_file(self.path / "model" / name / "README.md", card.encode())
 
     def write_json(self, name: str, values: Mapping[str, object]) -> None:
         """Write a JSON file of the folder."""
