@@ -131,5 +131,5 @@ def test_eval_with_an_ngram_cache_says_what_the_model_alone_takes(txl, trained, 
     )
     assert mixed["nll_without_cache"] == pytest.approx(alone["nll"])
     assert mixed["nll"] < alone["nll"]  # the text repeats a sentence
-    lines = txl(*words, "--eval.ngram_cache", True, "--eval.mem_lens", 4).out
+    lines = txl(*cached, "--eval.mem_lens", 4).out
     assert lines.count("nats without the n-gram cache") == 2

@@ -31,6 +31,20 @@ def test_learning_rates_are_searched_in_a_quarter_of_the_time_and_the_best_is_tr
     assert {(x.run.minutes, x.config.train.steps) for x in final} == {(8.0, 960)}
 
 
+@pytest.mark.parametrize("factors", [(0.25, 0.5), (8.0, 16.0), (0.5, 1.0, 2.0)])
+def test_the_search_goes_on_beyond_its_edges(tmp_path, models, made, factors):
+    """The loss is lowest at a factor of 2."""
+    comparison = Comparison(plan({"txl": models["txl"]}, factors=factors), tmp_path)
+    comparison.go()
+    *search, final = made
+    assert {1.0, 2.0, 4.0} <= {x.run.factor for x in search}
+    assert len(search) == len({x.run.factor for x in search} | {*factors})
+    assert final.run.factor == comparison.factor("txl") == 2.0
+    n = len(made)
+    Comparison(comparison.plan, tmp_path).go()
+    assert len(made) == n
+
+
 def test_runs_that_have_ended_are_not_made_again(tmp_path, models, made):
     Comparison(plan(models), tmp_path).go()
     n = len(made)

@@ -97,7 +97,8 @@ class Plan:
     """Training time of each run."""
     seeds: tuple[int, ...] = (1,)
     factors: tuple[float, ...] = FACTORS
-    """Factors of the learning rates to search; one factor alone is not searched."""
+    """Factors of the learning rates to search, and beyond them while the lowest or highest is the
+    best; one factor alone is not searched."""
     search_minutes: float | None = None
     """Training time of a run of the search; None: a quarter of ``minutes``."""
     eval_tokens: int | None = None
@@ -204,18 +205,41 @@ class Comparison:
             # What another process has made meanwhile.
             self.runs = self._read()
             self._measure_paces()
-            self._make(self.search())
+            made: list[Task] = []
+            while tasks := [task for task in self.search() if task not in made]:
+                self._make(tasks)
+                made += tasks
             self._make([*self.final()])
 
     def search(self) -> list[Task]:
-        """Return the runs of the search, the rates of the recipes first."""
+        """Return the runs of the search, the rates of the recipes first.
+
+        While the best of a contestant is the lowest or highest that was tried, the next one beyond
+        it, by a factor of two, is searched, too.
+        """
         factors = sorted(self.plan.factors, key=lambda factor: abs(math.log(factor)))
         if len(factors) == 1:
             return []
-        seed = self.plan.seeds[0]
-        return [
-            self._task(x, "search", factor, seed) for factor in factors for x in self.plan.models
-        ]
+        models = self.plan.models
+        tasks = [self._searched(model, factor) for factor in factors for model in models]
+        for model in models:
+            tried = list(factors)
+            while runs := self._done([self._searched(model, factor) for factor in tried]):
+                best = min(runs, key=_valid_nll)
+                is_lowest, is_highest = best.factor == min(tried), best.factor == max(tried)
+                if "valid" not in best.found or not (is_lowest or is_highest):
+                    break
+                tried.append(best.factor / 2 if is_lowest else best.factor * 2)
+                tasks.append(self._searched(model, tried[-1]))
+        return tasks
+
+    def _searched(self, model: str, factor: float) -> Task:
+        return self._task(model, "search", factor, self.plan.seeds[0])
+
+    def _done(self, tasks: Sequence[Task]) -> list[Run]:
+        """Return what was measured of runs; nothing if one has not ended."""
+        runs = [run for task in tasks if (run := self.done(task))]
+        return runs if len(runs) == len(tasks) else []
 
     def final(self) -> Iterator[Task]:
         """Yield the runs with the chosen learning rates; a search must have ended."""
@@ -231,9 +255,9 @@ class Comparison:
         """
         if len(self.plan.factors) == 1:
             return self.plan.factors[0]
-        runs = [self.done(task) for task in self.search() if task.run.model == model]
-        best = min(runs, key=_valid_nll)
-        return best.factor if all(runs) and best and "valid" in best.found else None
+        runs = self._done([task for task in self.search() if task.run.model == model])
+        best = min(runs, key=_valid_nll, default=None)
+        return best.factor if best and "valid" in best.found else None
 
     def done(self, task: Task) -> Run | None:
         """Return what was measured of a run, if it has ended."""
@@ -347,9 +371,9 @@ class Comparison:
             self._say(f"{task.folder.relative_to(self.folder)}: {line}")
 
 
-def _valid_nll(run: Run | None) -> float:
-    """Return the loss on the validation text; infinite without a run, or if it failed."""
-    return run.found["valid"]["nll"] if run and "valid" in run.found else math.inf
+def _valid_nll(run: Run) -> float:
+    """Return the loss on the validation text; infinite if the run failed."""
+    return run.found["valid"]["nll"] if "valid" in run.found else math.inf
 
 
 def plan_training(
