@@ -61,6 +61,16 @@ VARIANTS = {
         "norm_first": True,
         "final_norm": True,
     },
+    "key offset, input recurrence, normalized queries and keys": {
+        "key_offset": True,
+        "input_recurrence": True,
+        "embedding_residual": True,
+        "norm_first": True,
+        "final_norm": True,
+        "qk_norm": True,
+    },
+    "key offset, limited attention": {"key_offset": True, "attn_len": 4, "clamp_len": 3},
+    "key offset, memory lengths by layer": {"key_offset": True, "layer_attn_lens": (3, 6)},
     "gates, clamped distances": {"norm_first": True, "gate": "gru", "clamp_len": 3},
     "gates, learned distances of normalized queries and keys": {
         "norm_first": True,
@@ -70,6 +80,7 @@ VARIANTS = {
         "n_positions": 9,
     },
     "gpt with a cache": {"kind": "gpt"},
+    "gpt with key offset": {"kind": "gpt", "key_offset": True},
     "gpt with limited attention": {"kind": "gpt", "attn_len": 4, "qk_norm": True, "norm": "rms"},
 }
 # What each layer put out is remembered, so that it shows where segments begin.

@@ -45,7 +45,8 @@ def test_every_token_but_the_first_is_counted_once(paper, text):
 
 
 def test_one_stream_does_not_depend_on_the_segments(model, text):
-    for lengths in ({"mem_len": 8, "attn_len": 9}, {"mem_len": 31}):
+    # With a key offset, a key has a part of the position before it.
+    for lengths in ({"mem_len": 8 + model.config.key_offset, "attn_len": 9}, {"mem_len": 31}):
         if model.config.start_memory == "zeros" and "attn_len" not in lengths:
             # How many zeros a token sees depends on where its segment begins.
             continue
@@ -68,9 +69,11 @@ def test_streams_warmed_by_all_that_matters_say_what_one_stream_says(model, text
     if model.config.input_recurrence:
         pytest.skip("the recurrence of the inputs has no limit")
     for n_layer in (1, 3):
-        # Each layer hands on attn_len - 1 = 3 positions; what is warmed up holds all of them.
+        # Each layer hands on attn_len - 1 = 3 positions, or 4 with a key offset; what is warmed up
+        # holds all of them.
         deep = with_layers(model, n_layer)
-        lengths = {"segment_len": 6, "mem_len": 3 * n_layer, "attn_len": 4}
+        mem_len = (3 + deep.config.key_offset) * n_layer
+        lengths = {"segment_len": 6, "mem_len": mem_len, "attn_len": 4}
         one = evaluate(deep, text, WithMemory(**lengths)).nll
         several = evaluate(deep, text, WithMemory(**lengths, batch_size=3)).nll
         assert several == pytest.approx(one, rel=1e-12), n_layer

@@ -53,13 +53,15 @@ def test_segments_are_invisible(any_model):
 @torch.no_grad()
 def test_memory_beyond_the_attention_length_is_unused(model):
     text, start = some_text(), model.start_memory(2, mem_len=9)
+    # With a key offset, a key has a part of the position before it.
+    needed = 3 + model.config.key_offset
 
     def hidden(mem_len, T):
         found, *_ = read(model, text, cut(10, T), start.last(mem_len), mem_len=mem_len, attn_len=4)
         return found
 
     for T in (1, 3):
-        torch.testing.assert_close(hidden(3, T), hidden(100, T), **EXACT)
+        torch.testing.assert_close(hidden(needed, T), hidden(100, T), **EXACT)
     assert (hidden(2, 3) - hidden(3, 3)).abs().max() > 1e-3
 
 
@@ -67,13 +69,15 @@ def test_memory_beyond_the_attention_length_is_unused(model):
 def test_positions_are_relative(model):
     if model.config.input_recurrence:
         pytest.skip("the recurrence of the inputs has no limit")
-    # Two layers that see two tokens back know four; what is before them may be anything.
+    # Two layers that see two tokens back know four, and six with a key offset; what is before them
+    # may be anything.
     body = some_text(length=9)
-    texts = [torch.cat([some_text(length=n), body], 1) for n in (0, 5, 11)]
-    first, *others = (model(text, attn_len=3).hidden[:, -5:] for text in texts)
+    n = 3 if model.config.key_offset else 5
+    texts = [torch.cat([some_text(length=before), body], 1) for before in (0, 5, 11)]
+    first, *others = (model(text, attn_len=3).hidden[:, -n:] for text in texts)
     for other in others:
         torch.testing.assert_close(other, first, **EXACT)
-    one, other = (model(text).hidden[:, -5:] for text in texts[1:])
+    one, other = (model(text).hidden[:, -n:] for text in texts[1:])
     assert (one - other).abs().max() > 1e-3 or model.config.attn_len
 
 

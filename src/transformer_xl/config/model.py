@@ -282,6 +282,9 @@ class _WithHeads(ModelConfig):
     qk_norm: bool = False
     """Normalize the queries and keys of each head before the biases u and v are added; not the keys
     of positions."""
+    key_offset: bool = False
+    """Partial key offset: the second half of each key is that of the token before, so that one
+    layer finds what followed a token (modded-nanogpt)."""
     attn_dropout: Fraction = 0.0
     """Dropout on the attention weights."""
     ff_dropout: Fraction | None = None

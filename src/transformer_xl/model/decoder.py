@@ -178,7 +178,9 @@ class RingDecoder(Ring, Decoder):  # pyright: ignore[reportIncompatibleMethodOve
         memory = model.keep(memory)
         assert isinstance(memory, KeysAndValues)
         model.bind_adapters(memory)
-        super().__init__(memory, lengths.mem_len, is_fixed=step.is_fixed)
+        # As offset_keys splits them.
+        n_offset = -(-model.config.head_width // 2) if model.config.key_offset else 0
+        super().__init__(memory, lengths.mem_len, n_offset=n_offset, is_fixed=step.is_fixed)
         self._model, self._clamp_len, self._make_step = model, lengths.clamp_len, step
         # How many keys a token sees at most, its own included.
         self._limit = min(lengths.attn_len or lengths.mem_len + 1, lengths.mem_len + 1)

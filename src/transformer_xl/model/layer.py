@@ -13,10 +13,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.parts import NOT_MIXED, FirstLayer, PostNorm, PreNorm
+from transformer_xl.model.parts import NOT_MIXED, FirstLayer, PostNorm, PreNorm, own_keys
 from transformer_xl.model.positions import LayerPositions, Positions
 from transformer_xl.model.segment import NO_LIMITS, View
 from transformer_xl.model.variants.gates import GATE_BIAS, GatedPreNorm, GRUGate
+from transformer_xl.model.variants.key_offset import offset_keys
 from transformer_xl.model.variants.norms import RMSNorm, make_norm
 from transformer_xl.ops import (
     Linear,
@@ -263,6 +264,7 @@ class DecoderLayer(nn.Module):
         if config.gate == "gru":
             self.attention_gate, self.feed_forward_gate = GRUGate(config), GRUGate(config)
             self.residual = GatedPreNorm()
+        self.arrange = offset_keys if config.key_offset else own_keys
         self.dropout = config.dropout
         self.is_locked = config.variational_dropout
 
@@ -291,7 +293,7 @@ class DecoderLayer(nn.Module):
         """
         q, k, v = self.project(x, past)
         k, v = view.joined(self.number, k, mixes.values(self.number, v))
-        return self.finish(x, self.attention(q, k, v, positions, view))
+        return self.finish(x, self.attention(q, self.arrange(k, view), v, positions, view))
 
     def project(
         self, x: Float[Tensor, "B T D"], past: Float[Tensor, "B M D"]

@@ -69,6 +69,11 @@ def whole_memory(
     return zip(pasts, positions, [view] * len(pasts), strict=True)
 
 
+def own_keys(k: Float[Tensor, "B S H K"], view: View) -> Float[Tensor, "B S H K"]:
+    """Return the keys as they were projected, each from its own position."""
+    return k
+
+
 def keep_input(
     layer: nn.Module, x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"], view: View
 ) -> Float[Tensor, "B T D"]:

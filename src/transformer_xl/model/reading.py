@@ -187,7 +187,8 @@ class Reader:
     def most_positions(self) -> int:
         """Maximum length of the memory, reached one token before a segment boundary."""
         lengths = self.lengths
-        return lengths.mem_len + (0 if lengths.is_windowed else lengths.segment_len - 1)
+        is_windowed = lengths.is_windowed(self.model.config)
+        return lengths.mem_len + (0 if is_windowed else lengths.segment_len - 1)
 
     @property
     def remaining(self) -> int:
@@ -225,7 +226,7 @@ class Reader:
         assert last_token is not None
         offset = (offset + len(targets)) % self.lengths.segment_len
         lengths = self.lengths
-        if not lengths.is_windowed:
+        if not lengths.is_windowed(self.model.config):
             # The memory holds all of an incomplete segment.
             lengths = lengths._replace(mem_len=lengths.mem_len + offset)
         tokens = torch.tensor([[last_token, *targets[:-1]]])

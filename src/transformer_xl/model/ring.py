@@ -23,9 +23,13 @@ class Ring:
     order of the keys, so nothing is moved while streams go on. The capacity is ``mem_len + 1``, or
     less while all streams are shorter: then the ring grows with them.
 
+    With ``n_offset``, keys are as :func:`~transformer_xl.model.variants.key_offset.offset_keys`
+    arranges them: the last features of a position are in the slot of the next one.
+
     Args:
         memory: Keys and values to start with. They are copied.
         mem_len: How many positions a stream remembers.
+        n_offset: How many features of a key are those of the position before.
         is_fixed: Whether the ring has its full capacity from the start, so that its addresses stay
             the same.
 
@@ -41,15 +45,17 @@ class Ring:
 
     tensors: tuple[list[Tensor], ...]
 
-    def __init__(self, memory: KeysAndValues, mem_len: int, *, is_fixed: bool = False) -> None:
+    def __init__(
+        self, memory: KeysAndValues, mem_len: int, *, n_offset: int = 0, is_fixed: bool = False
+    ) -> None:
         last = memory.last(mem_len)
         tensors = last.by_name()
-        self.mem_len, self.is_fixed = mem_len, is_fixed
+        self.mem_len, self.n_offset, self.is_fixed = mem_len, n_offset, is_fixed
         self.first = torch.zeros(last.batch_size, dtype=torch.int64, device=tensors[0][0].device)
         if last.forgotten is not None:
             self.first += last.forgotten
         self.position = len(last)
-        self._lay_out(tensors, slice(None), self.position, self._capacity_for(self.position + 1))
+        self._lay_out(tensors, self.position, self._capacity_for(self.position + 1))
 
     @property
     def batch_size(self) -> int:
@@ -94,8 +100,7 @@ class Ring:
         span = max(M, longest) + 1
         capacity = self._capacity_for(span)
         if span > self.capacity or (self.next_slot == 0 and capacity < self.capacity):
-            slots = self._slots(self.position - longest, self.position)
-            self._lay_out(self.tensors, slots, longest, capacity)
+            self._lay_out(self._newest(longest), longest, capacity)
 
     @torch.no_grad()
     def memory(self, rows: Rows | None = None) -> KeysAndValues:
@@ -103,8 +108,7 @@ class Ring:
         if rows is not None:
             return self.select(rows).memory()
         M = self._longest()
-        slots = self._slots(self.position - M, self.position)
-        cached = ([x.index_select(2, slots) for x in layers] for layers in self.tensors)
+        cached = self._newest(M)
         forgotten = (self.first - (self.position - M)).clamp(min=0)
         # Each step requires that the model has no adapters.
         mask = forgotten if forgotten.any() else None
@@ -140,11 +144,9 @@ class Ring:
             self.first += shift
         self.first[row] = self.position
         self.make_room(M)
-        slots = self._slots(self.position - M, self.position)
-        for layers, of_row in zip(self.tensors, memory.by_name(), strict=True):
-            for x, new in zip(layers, of_row, strict=True):
-                x[:, row : row + 1, slots] = new.to(x.dtype)
         self.first[row] = self.position - M
+        slots = self._slots(self.position - M, self.position + 1)
+        self._write(self.tensors, memory.by_name(), slots, slice(row, row + 1))
 
     def reset(self, rows: Rows) -> None:
         """Have some streams begin with the next position."""
@@ -168,17 +170,50 @@ class Ring:
         position = torch.arange(start, stop, device=self.first.device)
         return (position - self._origin) % self.capacity
 
-    def _lay_out(
-        self, tensors: Sequence[Sequence[Tensor]], slots: slice | Tensor, M: int, capacity: int
-    ) -> None:
-        """Copy the newest ``M`` positions, which are at ``slots``, in order into new buffers."""
+    def _newest(self, M: int) -> tuple[list[Tensor], ...]:
+        """Return copies of the newest ``M`` positions, each of its own token, oldest first."""
+        slots = self._slots(self.position - M, self.position)
+        tensors = tuple([x.index_select(2, slots) for x in layers] for layers in self.tensors)
+        if self.n_offset:
+            after = self._slots(self.position - M + 1, self.position + 1)
+            for x, ring in zip(tensors[0], self.keys, strict=True):
+                x[..., -self.n_offset :] = ring.index_select(2, after)[..., -self.n_offset :]
+        return tensors
 
-        def laid(x: Float[Tensor, "H B slots K"]) -> Float[Tensor, "H B capacity K"]:
-            # Zeros, as masked positions are multiplied by zero and must be finite.
-            ring = x.new_zeros(*x.shape[:2], capacity, x.shape[3])
-            ring[:, :, :M] = x[:, :, slots]
-            return ring
-
-        new = tuple([laid(x) for x in layers] for layers in tensors)
+    def _lay_out(self, tensors: Sequence[Sequence[Tensor]], M: int, capacity: int) -> None:
+        """Copy the newest ``M`` positions into new buffers."""
+        slots = torch.arange(M + 1, device=self.first.device) % capacity
+        # Zeros, as masked positions are multiplied by zero and must be finite.
+        new = tuple(
+            [x.new_zeros(*x.shape[:2], capacity, x.shape[3]) for x in layers] for layers in tensors
+        )
+        self._write(new, tensors, slots, slice(None))
         # In one assignment, so that an interrupt leaves a consistent ring.
         self.tensors, self.capacity, self._origin = new, capacity, self.position - M
+
+    def _write(
+        self,
+        ring: Sequence[Sequence[Tensor]],
+        tensors: Sequence[Sequence[Tensor]],
+        slots: Int[Tensor, " positions"],
+        rows: slice,
+    ) -> None:
+        """Write the newest positions of some streams, each of its own token.
+
+        Args:
+            ring: The buffers of the ring.
+            tensors: The positions, oldest first.
+            slots: Their slots, and that of the next one.
+            rows: Which streams.
+        """
+        for layers, of_layers in zip(ring, tensors, strict=True):
+            for x, new in zip(layers, of_layers, strict=True):
+                x[:, rows, slots[:-1]] = new.to(x.dtype)
+        if not self.n_offset or len(slots) == 1:
+            return
+        position = torch.arange(len(slots) - 1, device=slots.device) + self.position - len(slots) + 2
+        is_first = (position == self.first[rows, None])[None, :, :, None]
+        for x, new in zip(ring[0], tensors[0], strict=True):
+            last = x[:, rows, :, -self.n_offset :]
+            last[:, :, slots[0]] = 0
+            last[:, :, slots[1:]] = new[..., -self.n_offset :].to(x.dtype).masked_fill(is_first, 0)

@@ -70,14 +70,21 @@ class Lengths(NamedTuple):
         del arguments["segment_len"]
         return arguments
 
-    @property
-    def is_windowed(self) -> bool:
-        """Whether every token sees the same number of positions, whatever the segmentation."""
-        return self.attn_len is not None and self.attn_len <= self.mem_len + 1
+    def window(self, config: ModelConfig) -> int:
+        """Return how many keys, its own included, every query has, whatever the segmentation.
 
-    def windowed(self) -> "Lengths":
-        """Return lengths with which every token sees ``mem_len`` positions and itself."""
-        return self if self.is_windowed else self._replace(attn_len=self.mem_len + 1)
+        With ``key_offset`` the oldest position of the memory is but a part of the next key.
+        """
+        return max(self.mem_len + 1 - config.key_offset, 1)
+
+    def is_windowed(self, config: ModelConfig) -> bool:
+        """Whether every token sees the same number of positions, whatever the segmentation."""
+        return self.attn_len is not None and self.attn_len <= self.window(config)
+
+    def windowed(self, config: ModelConfig) -> "Lengths":
+        """Return lengths with which that is so, and every token sees as many as it can."""
+        is_windowed = self.is_windowed(config)
+        return self if is_windowed else self._replace(attn_len=self.window(config))
 
 
 class Segment(NamedTuple):

@@ -174,12 +174,23 @@ class CapturedStep(Step):
         """Write the keys and values, (B, 1, H, K), into the ring of layer ``n``; attend to it."""
         keys, values, position = self._ring.keys[n], self._ring.values[n], self._positions[n]
         q, k, v, r = (x.to(keys.dtype) for x in (q, k, v, position.r))
-        return triton.attend_step(
+        after, n_offset, own = (self._newest + 1) % self._ring.capacity, self._ring.n_offset, k
+        if n_offset:
+            # The first of a document has no token before it, nor has the oldest.
+            before = keys[..., -n_offset:].index_select(2, self._newest).permute(1, 2, 0, 3)
+            before = before.masked_fill((n_seen == 1)[:, None, None, None], 0)
+            k = torch.cat([k[..., :-n_offset], before], -1)
+            keys[..., -n_offset:].index_fill_(2, after, 0)
+        attended = triton.attend_step(
             *(q, k, v, keys, values, r, position.content_bias, position.position_bias),
             distance_bias=position.distance_bias,
             newest=self._newest,
             n_seen=n_seen,
         )
+        if n_offset:
+            last = own[..., -n_offset:].permute(2, 0, 1, 3)
+            keys[..., -n_offset:].index_copy_(2, after, last)
+        return attended
 
 
 def recurrent(

@@ -110,7 +110,8 @@ class TransformerXL(LanguageModel):
         self.input_stage = InputRecurrence() if config.input_recurrence else InputStage()
         self.spans: Callable[..., Seen] = whole_memory
         if spans := config.layer_attn_lens:
-            self.spans = AttentionSpans(spans, cuts=not config.value_residual)
+            cuts, n_before = not config.value_residual, int(config.key_offset)
+            self.spans = AttentionSpans(spans, cuts=cuts, n_before=n_before)
         self.memory_state = keep_output if config.enhanced_recurrence else keep_input
         stores, swaps = (x in config.quirks for x in ("stored_positions", "swapped_ext_len"))
         self.remember: Callable[..., Memory] = remember

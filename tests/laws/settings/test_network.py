@@ -52,6 +52,7 @@ MODEL = {
     "gate": ({"norm_first": True}, "gru"),
     "norm": ({}, "rms"),
     "qk_norm": ({}, True),
+    "key_offset": ({}, True),
     "value_residual": ({}, True),
     "embedding_residual": ({}, True),
     "input_recurrence": ({}, True),

@@ -165,7 +165,8 @@ def lengths(model: LanguageModel, mem_len: int) -> Lengths:
     """
     ends_with_segment = model.config.input_recurrence and not mem_len
     at_once = 1 if model.depends_on_segments or ends_with_segment else AT_ONCE
-    return Lengths.of(model.config, segment_len=at_once, mem_len=mem_len, ext_len=0).windowed()
+    read = Lengths.of(model.config, segment_len=at_once, mem_len=mem_len, ext_len=0)
+    return read.windowed(model.config)
 
 
 def start_symbol(model: LanguageModel) -> int:

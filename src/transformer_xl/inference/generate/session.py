@@ -140,7 +140,8 @@ class Session:
         self._chosen, self._weights = mem_len, ""
         # A model that cannot limit what a token sees of its segment reads one token at a time.
         one = lengths._replace(segment_len=1)
-        self._reader = Reader(model, lengths.windowed() if model.limits_attention else one)
+        windowed = lengths.windowed(model.config)
+        self._reader = Reader(model, windowed if model.limits_attention else one)
         self._random: Tensor = random_numbers(seed).get_state()
         self._history = History()
         # The current generation, and whether it is ahead of the reader.
