@@ -52,7 +52,6 @@ MODEL = {
     "gate": ({"norm_first": True}, "gru"),
     "norm": ({}, "rms"),
     "qk_norm": ({}, True),
-    "value_residual": ({}, True),
     "embedding_residual": ({}, True),
     "input_recurrence": ({}, True),
     "enhanced_recurrence": ({}, True),

@@ -13,11 +13,11 @@ class AttentionSpans:
     """Limits what each layer sees (``layer_attn_lens``), the lowest layer first.
 
     Positions of the memory that are out of reach of a layer are not projected, unless keys and
-    values are cached already, or the values of all layers are mixed with those of the first.
+    values are cached already.
     """
 
-    def __init__(self, spans: Sequence[int], *, cuts: bool) -> None:
-        self._spans, self._cuts = tuple(spans), cuts
+    def __init__(self, spans: Sequence[int]) -> None:
+        self._spans = tuple(spans)
 
     def __call__(
         self, pasts: Sequence[Tensor], positions: Sequence[LayerPositions], view: View
@@ -27,7 +27,7 @@ class AttentionSpans:
             attn_len = span if view.attn_len is None else min(span, view.attn_len)
             layer_view = view._replace(attn_len=attn_len)
             cut = max(past.shape[1] + 1 - attn_len, 0)
-            if not self._cuts or view.join is not None or not cut:
+            if view.join is not None or not cut:
                 yield past, position, layer_view
                 continue
             first_key = view.first_key
