@@ -18,7 +18,7 @@ KINDS = {
     "learned-absolute": {"attn_type": 3, "n_positions": 12},
     "enhanced": {"enhanced_recurrence": True},
     "adaptive": {"cutoffs": (20, 90), "div_val": 2},
-    "value-residual": {"norm_first": True, "value_residual": True},
+    "embedding-residual": {"norm_first": True, "embedding_residual": True},
     "recurrence-without-memory": {"input_recurrence": True, "mem_len": 0},
     "gpt": {"kind": "gpt"},
     "lstm": {"kind": "lstm", "n_head": 8, "d_inner": 2048, "mem_len": 0, "n_layer": 2},

@@ -26,7 +26,6 @@ OPTIONS = {
     "norm": "layer",
     "activation": "relu",
     "qk_norm": False,
-    "value_residual": False,
     "input_recurrence": False,
     "embedding_residual": False,
     "layer_attn_lens": (),
@@ -90,6 +89,7 @@ def test_an_unknown_kind_is_named_before_settings_of_a_kind(kind):
 
 def test_what_belonged_to_kinds_that_are_gone_is_ignored_or_named():
     stored = {"state_size": 128, "expand": 2, "conv_width": 4, "weight_dropout": 0.0}
+    stored |= {"value_residual": False}
     for config in (read_settings(ModelConfig, stored, "f", "model"), ModelConfig(**stored)):
         assert config == ModelConfig()
     with pytest.raises(SettingsError, match=r"model\.expand=3 is gone: revision 47b3a2d"):
@@ -100,6 +100,26 @@ def test_what_belonged_to_kinds_that_are_gone_is_ignored_or_named():
             read_settings(ModelConfig, stored | {"kind": kind}, "f", "model")
         with pytest.raises(SettingsError, match=f"recipe compare-{kind} is gone: .* 47b3a2d"):
             load_recipe(f"compare-{kind}")
+
+
+def test_value_residuals_are_gone_wherever_a_model_is_described(tmp_path):
+    gone, off = {"value_residual": True}, {"value_residual": False}
+    message = r"model\.value_residual=True is gone: revision 47b3a2d of transformer_xl has it"
+    with pytest.raises(SettingsError, match=message):
+        ModelConfig(**gone)
+    recipe, settings = tmp_path / "recipe.toml", tmp_path / "config.json"
+    about = {"model_type": "transformer-xl", "format_version": 1, "vocab_size": 9}
+    recipe.write_text('[data]\npath = "a"\n[model]\nvalue_residual = true\n')
+    settings.write_text(json.dumps(about | gone))
+    for is_stored in (False, True):
+        with pytest.raises(SettingsError, match=f"{recipe}: {message}"):
+            load_recipe(recipe, is_stored=is_stored)
+    with pytest.raises(SettingsError, match=f"{settings}: {message}"):
+        ModelFolder(tmp_path).read_config()
+    recipe.write_text(recipe.read_text().replace("true", "false"))
+    settings.write_text(json.dumps(about | off))
+    assert load_recipe(recipe).model == ModelConfig()
+    assert ModelFolder(tmp_path).read_config() == ModelConfig(vocab_size=9)
 
 
 def test_settings_of_another_kind_may_be_arrays():

@@ -25,7 +25,6 @@ MODELS = {
     "raw queries": {"norm_first": True, "quirks": ("raw_queries",)},
     "gates": {"norm_first": True, "gate": "gru"},
     "enhanced recurrence": {"enhanced_recurrence": True},
-    "value residuals": {"value_residual": True, "norm_first": True},
     "embedding residuals": {"embedding_residual": True},
     "input recurrence": {"input_recurrence": True, "norm_first": True},
     "gated units": {"activation": "swiglu", "qk_norm": True},

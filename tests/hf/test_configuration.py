@@ -17,6 +17,7 @@ from transformer_xl.interop.hf.configuration import TransformerXLConfig
         ({"segment_len": 0}, "^segment_len=0 must be above 0"),
         ({"use_cache": "no"}, "^use_cache='no' must be true or false"),
         ({"d_model": 64, "hidden_size": 32}, "hidden_size=32 contradicts d_model=64"),
+        ({"format_version": 1, "value_residual": True}, "value_residual=True is gone: .* 47b3a2d"),
     ],
 )
 def test_what_is_misspelt_or_wrong_is_refused(settings, message):
@@ -35,6 +36,10 @@ def test_a_note_of_a_file_is_read_again_even_if_it_resembles_a_setting():
     config.max_position_embeddings = 512
     again = TransformerXLConfig.from_dict(json.loads(config.to_json_string()))
     assert again.max_position_embeddings == 512
+
+
+def test_a_setting_that_is_gone_and_had_no_effect_is_left_out():
+    assert not hasattr(TransformerXLConfig(value_residual=False, expand=2), "value_residual")
 
 
 def test_an_alias_may_repeat_its_setting():

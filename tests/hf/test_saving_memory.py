@@ -8,7 +8,6 @@ import torch
 KINDS: dict[str, dict[str, Any]] = {
     "the paper's": {},
     "dropout": {"dropout": 0.3, "attn_dropout": 0.2},
-    "value residuals": {"value_residual": True},
     "embedding residuals": {"embedding_residual": True},
     "input recurrence": {"input_recurrence": True},
     "GPT": {"kind": "gpt"},

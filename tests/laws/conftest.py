@@ -23,10 +23,9 @@ CONFIG = ModelConfig(
 )
 VARIANTS = {
     "post-norm": {},
-    "value residuals, SwiGLU, a pair of biases for each layer": {
+    "SwiGLU, a pair of biases for each layer": {
         "norm_first": True,
         "activation": "swiglu",
-        "value_residual": True,
         "tie_biases": False,
     },
     "modern": {

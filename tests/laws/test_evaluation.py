@@ -19,11 +19,10 @@ def text():
 
 
 def with_layers(model, n_layer):
-    # One layer alone has no other one's values.
-    names = ("value_residual", "embedding_residual")
-    mixes = {name: getattr(model.config, name) and n_layer > 1 for name in names}
     own = (*model.config.layer_attn_lens, 5)[:n_layer] if model.config.layer_attn_lens else ()
-    layers = {"n_layer": n_layer, **mixes, "layer_attn_lens": own}
+    layers = {"n_layer": n_layer, "layer_attn_lens": own}
+    # Of one layer, there is no other to mix the embedding into.
+    layers["embedding_residual"] = model.config.embedding_residual and n_layer > 1
     return build_model(replace(model.config, **layers)).double().eval()
 
 

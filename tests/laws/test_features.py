@@ -25,7 +25,7 @@ BODY = ModelConfig(
 )
 KINDS = {
     "post-norm": {},
-    "pre-norm": {"norm_first": True, "final_norm": True, "value_residual": True},
+    "pre-norm": {"norm_first": True, "final_norm": True, "embedding_residual": True},
     "gpt": {"kind": "gpt"},
     "lstm": {"kind": "lstm", "n_head": 8, "d_inner": 2048},
 }

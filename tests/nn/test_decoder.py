@@ -25,7 +25,6 @@ VARIANTS = {
     "attention limited to the memory": {"attn_len": 6},
     "no memory": {"mem_len": 0},
     "learned distances": {"attn_type": 1, "n_positions": 9},
-    "value residuals": {"norm_first": True, "value_residual": True},
     "embedding residuals": {"embedding_residual": True},
     "input recurrence": {"input_recurrence": True, "mem_len": 5},
     "input recurrence, no memory": {"input_recurrence": True, "mem_len": 0},

@@ -17,7 +17,6 @@ NETWORKS = {
     "sinusoids of positions": {"attn_type": 2},
     "positions stored": {"attn_type": 2, "quirks": ("stored_positions",)},
     "learned positions": {"attn_type": 3, "n_positions": 12},
-    "value residuals": {"value_residual": True},
     "states of the layer itself": {"enhanced_recurrence": True},
 }
 

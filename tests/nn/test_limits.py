@@ -26,7 +26,7 @@ KINDS = [
     replace(TINY, d_model=64, d_head=48, d_embed=16, vocab_size=500, tie_embeddings=False),
     replace(TINY, n_layer=4, d_model=64, cutoffs=(20, 60), div_val=2, vocab_size=500),
     replace(TINY, attn_type=1, n_positions=200, layer_attn_lens=(3, 4)),
-    replace(TINY, norm_first=True, gate="gru", norm="rms", value_residual=True),
+    replace(TINY, norm_first=True, gate="gru", norm="rms", embedding_residual=True),
     ModelConfig(kind="lstm", n_layer=2, d_model=64, vocab_size=500, mem_len=0),
     ModelConfig(kind="gpt", n_layer=5, n_head=2, d_model=8, d_inner=12, vocab_size=11),
 ]

@@ -41,7 +41,7 @@ VARIANTS = {
     "normalized queries and keys": {"qk_norm": True},
     "widths that fill no vector": {"d_model": 82, "d_head": 41, "n_head": 2, "d_inner": 91},
     "documents": {"reset_at": 5},
-    "residuals": {"norm_first": True, "embedding_residual": True, "value_residual": True},
+    "embedding residuals": {"norm_first": True, "embedding_residual": True},
 }
 
 

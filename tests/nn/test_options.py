@@ -68,7 +68,6 @@ def test_enhanced_recurrence_reaches_back_without_limit(is_enhanced):
 
 
 NEUTRAL = {
-    "value_residual": {"value_own": 1.0, "value_first": 0.0},
     "embedding_residual": {"embedding_own": 1.0, "embedding_first": 0.0},
     "input_recurrence": {"input_decay": 0.0},
 }

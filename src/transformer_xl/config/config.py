@@ -59,13 +59,9 @@ class Config:
         )
         require(
             self.train.compile != "layers"
-            or (
-                isinstance(self.model, TransformerXLConfig)
-                and not (self.model.value_residual or self.model.layer_attn_lens)
-            ),
+            or (isinstance(self.model, TransformerXLConfig) and not self.model.layer_attn_lens),
             "train.compile='layers' needs layers that are alike: those of kind='transformer_xl' "
-            f"with value_residual=false and layer_attn_lens=[]. model.kind={self.model.kind!r}, "
-            f"model.value_residual={self.model.value_residual}, model.layer_attn_lens="
+            f"with layer_attn_lens=[]. model.kind={self.model.kind!r}, model.layer_attn_lens="
             f"{list(self.model.layer_attn_lens)}: set train.compile=true",
             self.train,
             compile=True,

@@ -32,7 +32,7 @@ _NAMES = {
     "a loop repeats at most 256 tokens, at least 4 times": "generate.loop_max_period "
     "generate.loop_min_count",
     "revision 47b3a2d of transformer_xl has it": "model.state_size model.expand model.conv_width "
-    "model.weight_dropout",
+    "model.weight_dropout model.value_residual",
     "it was in revision 47b3a2d of transformer_xl; `txl recipes` lists the recipes": (
         "recipe.compare-mamba2 recipe.compare-rwkv recipe.compare-xlnet recipe.compare-xlstm "
         "recipe.compare-lstm-awd recipe.digits-raw recipe.poems recipe.polarity recipe.sentiment "
@@ -79,7 +79,13 @@ section, of a recipe ``recipe``."""
 GONE = {name: why for why, names in _NAMES.items() for name in names.split()}
 """What replaces each."""
 _WITHOUT_EFFECT: dict[str, dict[str, object]] = {
-    "model": {"state_size": 128, "expand": 2, "conv_width": 4, "weight_dropout": 0.0},
+    "model": {
+        "state_size": 128,
+        "expand": 2,
+        "conv_width": 4,
+        "weight_dropout": 0.0,
+        "value_residual": False,
+    },
     "train": {"loss_scale": None, "skip_norm": 0, "decay_rate": ..., "patience": ..., "spike": ...},
     "generate": {
         "beam_size": None,

@@ -324,9 +324,6 @@ class TransformerXLConfig(_WithHeads):
     """Normalize the output of the last layer, for pre-norm; the authors' pre-norm does not."""
     tie_biases: bool = True
     """Share the attention biases u and v across layers (the paper)."""
-    value_residual: bool = False
-    """Value residuals: the values of every layer but the first are a learned mix of its own and
-    those of the first layer, which keep what the token itself says (ResFormer)."""
     embedding_residual: bool = False
     """Embedding residuals: the input of every layer but the first is a learned mix of the output
     of the layer before it and the normalized input of the first layer."""
@@ -362,11 +359,11 @@ class TransformerXLConfig(_WithHeads):
             f"enhanced_recurrence=True with attn_type={self.attn_type}: absolute positions would "
             "be added to states that hold older ones; use attn_type 0 or 1",
         )
-        for name in ("value_residual", "embedding_residual"):
-            require(
-                not getattr(self, name) or self.n_layer > 1,
-                f"{name}=True with n_layer={self.n_layer}: there is no layer behind the first",
-            )
+        require(
+            not self.embedding_residual or self.n_layer > 1,
+            f"embedding_residual=True with n_layer={self.n_layer}: there is no layer behind the "
+            "first",
+        )
         require(
             not (self.input_recurrence and self.enhanced_recurrence),
             "input_recurrence=True with enhanced_recurrence=True: the memory of the first layer "
@@ -376,11 +373,6 @@ class TransformerXLConfig(_WithHeads):
             not (self.input_recurrence and "stored_positions" in self.quirks),
             "input_recurrence=True with the quirk stored_positions: the memory of the first layer "
             "holds inputs with positions added to them; choose one",
-        )
-        require(
-            not (self.value_residual and self.enhanced_recurrence),
-            "value_residual=True with enhanced_recurrence=True: the memory of the first layer "
-            "holds its outputs, not what its values are made from; choose one",
         )
 
     def unused(self) -> Iterator[Unused]:

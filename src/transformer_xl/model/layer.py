@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.parts import NOT_MIXED, FirstLayer, PostNorm, PreNorm, own_keys
+from transformer_xl.model.parts import PostNorm, PreNorm, own_keys
 from transformer_xl.model.positions import LayerPositions, Positions
 from transformer_xl.model.segment import NO_LIMITS, View
 from transformer_xl.model.variants.gates import GATE_BIAS, GatedPreNorm, GRUGate
@@ -280,7 +280,6 @@ class DecoderLayer(nn.Module):
         past: Float[Tensor, "B M D"],
         positions: LayerPositions,
         view: View = NO_LIMITS,
-        mixes: FirstLayer = NOT_MIXED,
     ) -> Float[Tensor, "B T D"]:
         """Transform the hidden states of a segment.
 
@@ -289,10 +288,9 @@ class DecoderLayer(nn.Module):
             past: The memory of this layer; empty if its keys and values are cached.
             positions: The positions of memory and segment.
             view: What the queries may see.
-            mixes: What is mixed in of the first layer.
         """
         q, k, v = self.project(x, past)
-        k, v = view.joined(self.number, k, mixes.values(self.number, v))
+        k, v = view.joined(self.number, k, v)
         return self.finish(x, self.attention(q, self.arrange(k, view), v, positions, view))
 
     def project(
@@ -342,7 +340,6 @@ def draw_weights(parameters: Iterable[tuple[str, Tensor]], config: ModelConfig) 
         (("embedding.weight",), 0.0, std, of_words),
         (("content_bias", "position_bias"), 0.0, std, limit),
         (("embedding_first", "input_decay"), 0.0, std, limit),
-        (("value_own", "value_first"), 0.5, 0.0, None),
         (("embedding_own",), 1.0, 0.0, None),
         (("distance_embedding", "position_embedding"), 0.0, std, limit),
     )

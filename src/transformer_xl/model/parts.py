@@ -1,7 +1,7 @@
 """The paper's components. A variant replaces one of them."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -13,36 +13,19 @@ from transformer_xl.model.segment import View
 if TYPE_CHECKING:
     from transformer_xl.model.transformer_xl import TransformerXL
 
-Mix = Callable[[int, Tensor], Tensor]
-"""Mixes a tensor of a layer, given its number, with that of the first layer."""
-
-
-def unmixed(layer: int, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Return a tensor as it is."""
-    return x
-
-
-class FirstLayer(NamedTuple):
-    """What layers mix in of the first one, in one forward pass."""
-
-    inputs: Mix = unmixed
-    """Mixes the input of a layer."""
-    values: Mix = unmixed
-    """Mixes its projected values."""
-
-
-NOT_MIXED = FirstLayer()
+LayerInput = Callable[[int, Tensor], Tensor]
+"""Returns the input of layer n, counted from 0, given the output of the layer before."""
 
 
 class Residuals:
-    """Residual connections to the first layer: none."""
+    """Residual connections from the input of the first layer to the other layers: none."""
 
     def add_parameters(self, model: "TransformerXL") -> None:
         """Register parameters on the model, under the names that they have in files."""
 
-    def __call__(self, model: "TransformerXL") -> FirstLayer:
-        """Return what is mixed in one forward pass."""
-        return NOT_MIXED
+    def __call__(self, model: "TransformerXL", x: Float[Tensor, "B T D"]) -> LayerInput:
+        """Return what makes the inputs of the layers, given that of the first one."""
+        return lambda n, output: output
 
 
 class InputStage:

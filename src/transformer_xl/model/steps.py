@@ -18,7 +18,6 @@ from transformer_xl.model.positions import Positions
 from transformer_xl.model.ring import Ring
 from transformer_xl.model.tokens import embedded
 from transformer_xl.model.variants.adaptive import AdaptiveEmbedding
-from transformer_xl.model.variants.residuals import factors
 from transformer_xl.ops import native, triton
 
 if TYPE_CHECKING:
@@ -150,11 +149,11 @@ class CapturedStep(Step):
             ring.inputs.index_copy_(1, self._newest, exact[:, None])
             x = exact.to(x.dtype)[:, None]
         n_seen = (self._position + 1 - ring.first).clamp(max=self._limit)
-        mixes, nothing = model.residuals(model), x[:, :0]
+        layer_input, nothing = model.residuals(model, x), x[:, :0]
         for n, layer in enumerate(model.layers):
-            x = mixes.inputs(n, x)
+            x = layer_input(n, x)
             q, k, v = layer.project(x, nothing)
-            attended = self._attended(n, q, k, mixes.values(n, v), n_seen)
+            attended = self._attended(n, q, k, v, n_seen)
             x = layer.finish(x, layer.attention.merged(attended))
             if model.config.enhanced_recurrence:
                 present = layer.keys_and_values(x)
@@ -221,8 +220,10 @@ def _described(model: "TransformerXL", ring: Ring, positions: Sequence[Positions
     """Describe the layers of a model and their rings for the compiled library."""
     config = model.config
     final = model.final_norm
-    of_values = factors(model.value_own, model.value_first, config.n_layer)
-    of_embedding = factors(model.embedding_own, model.embedding_first, config.n_layer)
+    factors = [(1.0, 0.0)] * config.n_layer
+    if model.embedding_own is not None and model.embedding_first is not None:
+        others = model.embedding_own.tolist(), model.embedding_first.tolist()
+        factors[1:] = zip(*others, strict=True)
     layers = []
     for n, layer in enumerate(model.layers):
         tensors: dict[str, object] = {"keys": ring.keys[n], "values": ring.values[n]}
@@ -235,8 +236,7 @@ def _described(model: "TransformerXL", ring: Ring, positions: Sequence[Positions
         for name in ("q_norm", "k_norm"):
             norm = getattr(layer.attention, name)
             tensors[name] = None if norm is None else norm.weight
-        tensors["value_own"], tensors["value_first"] = of_values[n]
-        tensors["embedding_own"], tensors["embedding_first"] = of_embedding[n]
+        tensors["embedding_own"], tensors["embedding_first"] = factors[n]
         layers.append(tensors)
     return native.Layers(
         layers,

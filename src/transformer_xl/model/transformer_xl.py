@@ -34,7 +34,7 @@ from transformer_xl.model.variants.positions import (
     ShawTable,
 )
 from transformer_xl.model.variants.quirks import AuthorsMemory, RawQueryLayer
-from transformer_xl.model.variants.residuals import FirstLayerResiduals
+from transformer_xl.model.variants.residuals import EmbeddingResiduals
 
 _SCHEMES = RelativeSinusoids, ShawTable, AbsoluteSinusoids, AbsoluteTable
 """The schemes of positions by ``attn_type``."""
@@ -82,8 +82,6 @@ class TransformerXL(LanguageModel):
     distance_embedding: nn.Parameter
     distance_bias: nn.Parameter
     position_embedding: nn.Parameter
-    value_own: nn.Parameter | None
-    value_first: nn.Parameter | None
     embedding_own: nn.Parameter | None
     embedding_first: nn.Parameter | None
     input_decay: nn.Parameter | None
@@ -105,13 +103,11 @@ class TransformerXL(LanguageModel):
             layer(config, n, attention()) for n in range(config.n_layer)
         )
         self.positions = scheme
-        mixes = config.value_residual or config.embedding_residual
-        self.residuals = FirstLayerResiduals() if mixes else Residuals()
+        self.residuals = EmbeddingResiduals() if config.embedding_residual else Residuals()
         self.input_stage = InputRecurrence() if config.input_recurrence else InputStage()
         self.spans: Callable[..., Seen] = whole_memory
         if spans := config.layer_attn_lens:
-            cuts, n_before = not config.value_residual, int(config.key_offset)
-            self.spans = AttentionSpans(spans, cuts=cuts, n_before=n_before)
+            self.spans = AttentionSpans(spans, n_before=int(config.key_offset))
         self.memory_state = keep_output if config.enhanced_recurrence else keep_input
         stores, swaps = (x in config.quirks for x in ("stored_positions", "swapped_ext_len"))
         self.remember: Callable[..., Memory] = remember
@@ -119,8 +115,7 @@ class TransformerXL(LanguageModel):
             self.remember = AuthorsMemory(stores=stores, swaps=swaps)
         if "exact_frequencies" in config.quirks:
             self.frequency_precision = torch.float64
-        self.value_own = self.value_first = self.embedding_own = self.embedding_first = None
-        self.input_decay = None
+        self.embedding_own = self.embedding_first = self.input_decay = None
         for part in (self.positions, self.residuals, self.input_stage):
             # Under the names that these parameters have had in files from the first version on.
             part.add_parameters(self)
@@ -136,13 +131,13 @@ class TransformerXL(LanguageModel):
         T = x.shape[1]
         x = self.input_stage(self, x, memory, view)
         positions = self.positions.encode(self, memory.length + T, T, view)
-        mixes, states = self.residuals(self), []
+        layer_input, states = self.residuals(self, x), []
         of_layers = self.spans(memory.pasts(x), positions, view)
         for layer, (past, position, layer_view) in zip(self.layers, of_layers, strict=True):
             # The input of the layer: x itself, in the paper.
-            h = mixes.inputs(layer.number, x)
+            h = layer_input(layer.number, x)
             past, placed = position.placed(past, h)
-            x = self._through(layer.number, layer, placed, past, position, layer_view, mixes)
+            x = self._through(layer.number, layer, placed, past, position, layer_view)
             states.append(self.memory_state(layer, h, x, layer_view))
         return self.final_norm(x), self.remember(memory, states, positions, view)
 
@@ -199,16 +194,12 @@ class TransformerXL(LanguageModel):
         """
         if memory.has_keys or self.positions.is_absolute:
             return memory
-        if self.value_own is not None and self.value_own.is_meta:
-            # Offloaded by accelerate, and loaded during a forward pass only.
-            return memory
-        keys, values, mixes = [], [], self.residuals(self)
+        keys, values = [], []
         with evaluating(self):
             if not torch.compiler.is_compiling():
                 self.positions.renew(self)
             for layer, state in zip(self.layers, memory.states, strict=True):
                 k, v = layer.keys_and_values(state)
-                v = mixes.values(layer.number, v)
                 keys.append(k.permute(2, 0, 1, 3).contiguous())
                 values.append(v.permute(2, 0, 1, 3).contiguous())
         inputs = []

@@ -34,7 +34,7 @@
 
 namespace {
 
-constexpr int VERSION = 4;  // of the structures below and of what they mean
+constexpr int VERSION = 5;  // of the structures below and of what they mean
 
 enum Activation : int32_t { RELU = 0, RELU_SQUARED = 1, GELU = 2, GEGLU = 3, SWIGLU = 4 };
 
@@ -51,7 +51,6 @@ struct Layer {
     const void *distance_bias;                // of the rows of r, or null
     void *keys, *values;                      // the ring: (H, B, capacity, K)
     int64_t r_row, r_head, bias_row, bias_head;  // strides
-    double value_own, value_first;            // factors of the own values, and of the first layer's
     double embedding_own, embedding_first;    // factors of the input, and of the normalized embedding
 };
 
@@ -321,11 +320,6 @@ void attend(const Step &s, Buffers<R> &buffers, Private<R> &own, int layer, int 
         }
         const int64_t base = (int64_t(h) * s.B + b) * s.capacity * K;
         C *keys = static_cast<C *>(l.keys) + base, *values = static_cast<C *>(l.values) + base;
-        if (l.value_first != 0 || l.value_own != 1) {
-            // The first layer has put its values of this token into its ring.
-            const C *first = static_cast<const C *>(s.layers[0].values) + base + s.newest * K;
-            for (int e = 0; e < K; ++e) value[e] = R(l.value_own) * value[e] + R(l.value_first) * as_real(first[e]);
-        }
         for (int e = 0; e < K; ++e) {
             put(keys + s.newest * K + e, k[e]);
             put(values + s.newest * K + e, value[e]);

@@ -41,7 +41,7 @@ _VECTORS = (
     *("attention_norm", "attention_norm_bias", "feed_forward_norm", "feed_forward_norm_bias"),
     *("q_norm", "k_norm", "content_bias", "position_bias"),
 )
-_FACTORS = ("value_own", "value_first", "embedding_own", "embedding_first")
+_FACTORS = ("embedding_own", "embedding_first")
 
 
 class _Matrix(ctypes.Structure):
@@ -73,7 +73,7 @@ class _Step(ctypes.Structure):
 
 
 _NO_MEMORY = 2
-_VERSION = 4
+_VERSION = 5
 _LAYOUT = _VERSION << 32 | ctypes.sizeof(_Step) << 16 | ctypes.sizeof(_Layer)
 """What the library returns if it was built from the same version of ``native.cpp``."""
 
@@ -189,7 +189,7 @@ class Layers:
             ``attention_norm_bias``, ``feed_forward_norm_bias``, ``q_norm`` and ``k_norm``; the keys
             of the distances ``r``, (capacity, H, K), and ``distance_bias``, (capacity, H), farthest
             first; the rings ``keys`` and ``values``, (H, B, capacity, K); and the factors of
-            residuals, ``value_own``, ``value_first``, ``embedding_own`` and ``embedding_first``.
+            residuals, ``embedding_own`` and ``embedding_first``.
         final_norm: Weight and bias of a normalization of the output, or None.
         activation: That of the feed-forward layers: relu, relu_squared, gelu, geglu or swiglu.
         norm_first: Pre-norm.

@@ -53,7 +53,6 @@ MODEL = {
     "norm": ({}, "rms"),
     "qk_norm": ({}, True),
     "key_offset": ({}, True),
-    "value_residual": ({}, True),
     "embedding_residual": ({}, True),
     "input_recurrence": ({}, True),
     "enhanced_recurrence": ({}, True),

@@ -83,6 +83,6 @@ def test_a_setting_that_changes_nothing_is_refused_and_left_out_of_what_is_store
 
 
 def test_layers_that_differ_are_not_compiled_as_one():
-    model, train = ModelConfig(value_residual=True), TrainConfig(compile="layers")
+    model, train = ModelConfig(n_layer=2, layer_attn_lens=(3, 9)), TrainConfig(compile="layers")
     with pytest.raises(ValueError, match="compile='layers' needs layers that are alike"):
         Config(model=model, data=DataConfig(), train=train)

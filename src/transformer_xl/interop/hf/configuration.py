@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig
 
 from transformer_xl.config import (
     FORMAT_VERSION,
+    GONE,
     MODEL_TYPE,
     Count,
     ModelConfig,
@@ -40,6 +41,8 @@ class _Calls:
 
 
 _SETTINGS = tuple(fields_of(ModelConfig))
+# Of earlier versions: ignored at their defaults, and named where they had an effect.
+_GONE = tuple(name.removeprefix("model.") for name in GONE if name.startswith("model."))
 _OTHERS = vars(PreTrainedConfig()).keys()
 _CALLS = dataclasses.asdict(_Calls())
 _DEFAULTS = {**_CALLS, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -113,7 +116,7 @@ class TransformerXLConfig(PreTrainedConfig):
         for name, value in (_CALLS | validate_settings(_Calls, calls)).items():
             setattr(self, name, value)
         # Validated, and completed with defaults.
-        model_values = {name: values[name] for name in _SETTINGS if name in values}
+        model_values = {name: values[name] for name in (*_SETTINGS, *_GONE) if name in values}
         if values.get("format_version") is None:
             model = ModelConfig(**model_values)
         else:
@@ -123,7 +126,7 @@ class TransformerXLConfig(PreTrainedConfig):
             setattr(self, name, getattr(model, name))
         self.preface = preface
 
-        set_here = {*_CALLS, *_SETTINGS, "format_version", "model_type"}
+        set_here = {*_CALLS, *_SETTINGS, *_GONE, "format_version", "model_type"}
         others = {name: value for name, value in values.items() if name not in set_here}
         # Other unknown names are left to transformers, which keeps them, as are those of a file.
         for name in others.keys() - section.keys() - {*dir(PreTrainedConfig), *_OTHERS}:

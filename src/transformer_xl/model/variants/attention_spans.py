@@ -13,16 +13,15 @@ class AttentionSpans:
     """Limits what each layer sees (``layer_attn_lens``), the lowest layer first.
 
     Positions of the memory that are out of reach of a layer are not projected, unless keys and
-    values are cached already, or the values of all layers are mixed with those of the first.
+    values are cached already.
 
     Args:
         spans: The attention lengths.
-        cuts: Whether positions out of reach are left out.
         n_before: How many positions before the first key that a query sees are a part of it.
     """
 
-    def __init__(self, spans: Sequence[int], *, cuts: bool, n_before: int = 0) -> None:
-        self._spans, self._cuts, self._n_before = tuple(spans), cuts, n_before
+    def __init__(self, spans: Sequence[int], n_before: int = 0) -> None:
+        self._spans, self._n_before = tuple(spans), n_before
 
     def __call__(
         self, pasts: Sequence[Tensor], positions: Sequence[LayerPositions], view: View
@@ -32,7 +31,7 @@ class AttentionSpans:
             attn_len = span if view.attn_len is None else min(span, view.attn_len)
             layer_view = view._replace(attn_len=attn_len)
             cut = max(past.shape[1] + 1 - attn_len - self._n_before, 0)
-            if not self._cuts or view.join is not None or not cut:
+            if view.join is not None or not cut:
                 yield past, position, layer_view
                 continue
             first_key = view.first_key
