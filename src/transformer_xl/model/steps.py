@@ -245,4 +245,5 @@ def _described(model: "TransformerXL", ring: Ring, positions: Sequence[Positions
         norm_first=config.norm_first,
         is_rms=config.norm == "rms",
         eps=config.norm_eps,
+        n_offset=ring.n_offset,
     )

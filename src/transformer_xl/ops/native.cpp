@@ -34,7 +34,7 @@
 
 namespace {
 
-constexpr int VERSION = 5;  // of the structures below and of what they mean
+constexpr int VERSION = 6;  // of the structures below and of what they mean
 
 enum Activation : int32_t { RELU = 0, RELU_SQUARED = 1, GELU = 2, GEGLU = 3, SWIGLU = 4 };
 
@@ -65,6 +65,7 @@ struct Step {
     int32_t n_layer, B, D, H, K, F;
     int32_t kind, cache_kind;                  // of the computation; of ring and position keys
     int32_t activation, norm_first, is_rms, n_threads;
+    int32_t n_offset;                          // how many features of a key are those of the position before
 };
 }
 
@@ -320,10 +321,16 @@ void attend(const Step &s, Buffers<R> &buffers, Private<R> &own, int layer, int 
         }
         const int64_t base = (int64_t(h) * s.B + b) * s.capacity * K;
         C *keys = static_cast<C *>(l.keys) + base, *values = static_cast<C *>(l.values) + base;
+        // Features with an offset are put into the slot of the next position once this one has been attended to;
+        // until then those of that slot, which the oldest position may have, are zero.
+        const int own_features = K - s.n_offset;
+        C *newest = keys + s.newest * K, *next = keys + (s.newest + 1) % s.capacity * K;
         for (int e = 0; e < K; ++e) {
-            put(keys + s.newest * K + e, k[e]);
+            if (e < own_features || s.seen[b] == 1) put(newest + e, e < own_features ? k[e] : R(0));
             put(values + s.newest * K + e, value[e]);
         }
+        if (next != newest)
+            for (int e = own_features; e < K; ++e) put(next + e, R(0));
         // The keys in order of age: at most two runs of slots.
         const int64_t seen = s.seen[b], start = s.newest + 1 - seen;
         const int64_t wrapped = start < 0 ? -start : 0;
@@ -342,6 +349,7 @@ void attend(const Step &s, Buffers<R> &buffers, Private<R> &own, int layer, int 
         std::fill(out, out + K, R(0));
         for (int64_t run = 0, done = 0; run < 2; done += counts[run++])
             add_values(score + done, values + starts[run] * K, K, counts[run], out);
+        for (int e = own_features; e < K; ++e) put(next + e, k[e]);
         for (int e = 0; e < K; ++e) buffers.attended[buffers.place(b, h * K + e, width)] = out[e] / total;
     }
 }

@@ -68,12 +68,12 @@ class _Step(ctypes.Structure):
         ("eps", c_double),
         *((name, c_int32) for name in ("n_layer", "B", "D", "H", "K", "F")),
         *((name, c_int32) for name in ("kind", "cache_kind", "activation", "norm_first")),
-        *((name, c_int32) for name in ("is_rms", "n_threads")),
+        *((name, c_int32) for name in ("is_rms", "n_threads", "n_offset")),
     )
 
 
 _NO_MEMORY = 2
-_VERSION = 5
+_VERSION = 6
 _LAYOUT = _VERSION << 32 | ctypes.sizeof(_Step) << 16 | ctypes.sizeof(_Layer)
 """What the library returns if it was built from the same version of ``native.cpp``."""
 
@@ -195,6 +195,7 @@ class Layers:
         norm_first: Pre-norm.
         is_rms: RMS normalization, without the mean.
         eps: Epsilon of the normalization.
+        n_offset: How many features of a key, the last ones, are those of the position before.
 
     Raises:
         InputError: The step cannot read the tensors in their precision.
@@ -209,6 +210,7 @@ class Layers:
         norm_first: bool,
         is_rms: bool,
         eps: float,
+        n_offset: int = 0,
     ) -> None:
         first = layers[0]
         H, B, capacity, K = first["keys"].shape
@@ -239,6 +241,7 @@ class Layers:
             activation=_ACTIVATIONS.index(activation),
             norm_first=norm_first,
             is_rms=is_rms,
+            n_offset=n_offset,
         )
         size = library().txl_scratch_size(ctypes.byref(self._step))
         scratch = torch.empty(size, dtype=torch.uint8)
