@@ -26,6 +26,7 @@ OPTIONS = {
     "norm": "layer",
     "activation": "relu",
     "qk_norm": False,
+    "key_offset": False,
     "input_recurrence": False,
     "embedding_residual": False,
     "layer_attn_lens": (),

@@ -42,6 +42,8 @@ VARIANTS = {
     "widths that fill no vector": {"d_model": 82, "d_head": 41, "n_head": 2, "d_inner": 91},
     "documents": {"reset_at": 5},
     "embedding residuals": {"norm_first": True, "embedding_residual": True},
+    "key offset": {"key_offset": True, "qk_norm": True, "reset_at": 5},
+    "key offset in heads of odd width": {"key_offset": True, "d_head": 7},
 }
 
 

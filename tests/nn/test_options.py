@@ -6,7 +6,10 @@ import pytest
 import torch
 from tests.laws.conftest import VARIANTS, made
 
+from transformer_xl.config import ModelConfig
 from transformer_xl.model import TransformerXL
+from transformer_xl.model.segment import View
+from transformer_xl.model.variants.key_offset import offset_keys
 
 EXACT = {"rtol": 0, "atol": 1e-12}
 V = 23
@@ -65,6 +68,55 @@ def test_enhanced_recurrence_reaches_back_without_limit(is_enhanced):
     has_changed = (one != two).any(-1)[0]
     assert has_changed[: 3 * 2].all()
     assert has_changed[3 * 3 :].any() == is_enhanced
+
+
+@torch.no_grad()
+def test_the_second_half_of_a_key_is_that_of_the_token_before():
+    k = torch.randn(2, 6, 3, 5)
+    offset = offset_keys(k, View())
+    assert torch.equal(offset[..., :2], k[..., :2])
+    assert torch.equal(offset[:, 1:, :, 2:], k[:, :-1, :, 2:])
+    assert not offset[:, 0, :, 2:].any()
+    # The first position that each stream, or each query, sees begins a document.
+    for first in (torch.tensor([0, 3]), torch.tensor([[0, 0, 0], [3, 3, 5]])):
+        other = offset_keys(k, View(first_key=first))
+        begins = torch.zeros(2, 6, dtype=torch.bool).scatter(1, first.view(2, -1), True)
+        assert not other[begins][..., 2:].any()
+        assert torch.equal(other[~begins], offset[~begins])
+
+
+@torch.no_grad()
+def test_with_a_key_offset_one_layer_finds_what_followed_a_token():
+    """Queries are the token itself, keys the token before, values the token of the key."""
+    V, config = (
+        12,
+        ModelConfig(
+            vocab_size=12,
+            n_layer=1,
+            n_head=1,
+            d_model=12,
+            d_head=24,
+            d_inner=1,
+            mem_len=40,
+            attn_type=1,
+            n_positions=1,
+            dropout=0.0,
+            norm_first=True,
+            key_offset=True,
+        ),
+    )
+    model = TransformerXL(config).double().eval()
+    for parameter in model.parameters():
+        parameter.zero_()
+    one = torch.eye(V, dtype=torch.float64)
+    model.embedding.weight.copy_(one)
+    attention = model.layers[0].attention
+    model.layers[0].attention_norm.weight.fill_(1)
+    q, k, v = attention.qkv_proj.weight.view(3, 24, V)
+    q[V:], k[V:], v[:V], attention.o_proj.weight[:, :V] = 30 * one, 30 * one, one, 9 * one
+    text = torch.randperm(V)[:11].repeat(3)[None]
+    predicted = model(text).log_probs[0].argmax(-1)
+    assert torch.equal(predicted[11:-1], text[0, 12:])
 
 
 NEUTRAL = {

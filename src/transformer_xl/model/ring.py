@@ -211,7 +211,9 @@ class Ring:
                 x[:, rows, slots[:-1]] = new.to(x.dtype)
         if not self.n_offset or len(slots) == 1:
             return
-        position = torch.arange(len(slots) - 1, device=slots.device) + self.position - len(slots) + 2
+        position = (
+            torch.arange(len(slots) - 1, device=slots.device) + self.position - len(slots) + 2
+        )
         is_first = (position == self.first[rows, None])[None, :, :, None]
         for x, new in zip(ring[0], tensors[0], strict=True):
             last = x[:, rows, :, -self.n_offset :]
