@@ -134,10 +134,19 @@ def read(decoder, tokens):
     return torch.stack([decoder(token) for token in tokens.T])
 
 
+def without_forgotten(x, forgotten):
+    """With a key offset, a ring has lost a part of the last position before a document."""
+    if forgotten is None:
+        return x
+    is_forgotten = torch.arange(x.shape[-2], device=x.device) < forgotten[:, None]
+    return x.masked_fill(is_forgotten[..., None], 0)
+
+
 def assert_same_memory(one, other):
     one, other = one.state_dict(), other.state_dict()
     for name in ("keys", "values"):
-        torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-12)
+        seen, also_seen = (without_forgotten(x[name], x["forgotten"]) for x in (one, other))
+        torch.testing.assert_close(seen, also_seen, rtol=0, atol=1e-12)
     forgotten = [
         None if x is None or not x.any() else x for x in (one["forgotten"], other["forgotten"])
     ]
