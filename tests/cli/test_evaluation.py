@@ -126,9 +126,13 @@ def test_a_memory_longer_than_was_measured_is_said_to_be(txl, trained, text, tmp
 
 def test_eval_with_an_ngram_cache_says_what_the_model_alone_takes(txl, trained, text):
     words = ["eval", trained, text, "--eval.segment_len", 16]
-    cached = [*words, "--eval.ngram_cache", True]
+    cached = [*words, "--eval.ngram_cache", "read"]
     alone, mixed = (txl(*each, "--json").json for each in (words, cached))
     assert mixed["nll_without_cache"] == pytest.approx(alone["nll"])
     assert mixed["nll"] < alone["nll"]  # the text repeats a sentence
+    counted = txl(
+        "eval", trained, text, *words[3:], "--eval.ngram_cache", "training", "--json"
+    ).json
+    assert counted["nll"] < mixed["nll"]  # the run was trained on it
     lines = txl(*cached, "--eval.mem_lens", 4).out
     assert lines.count("nats without the n-gram cache") == 2

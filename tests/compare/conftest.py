@@ -24,6 +24,7 @@ def found(nll, *, tokens=1000, mflop=2.0, seconds=60.0, **more):
         "training": training,
         "valid": losses,
         "test": losses | split,
+        "with_counts": losses | {"nll": nll / 2, "bits_per_byte": bits / 2},
         "machine": machine,
         **more,
     }

@@ -8,13 +8,21 @@ import numpy as np
 import pytest
 import torch
 
+from transformer_xl.config import EvalConfig
 from transformer_xl.data import Recordings
 from transformer_xl.errors import InputError
-from transformer_xl.inference.evaluate import Dynamic, SlidingWindow, WithMemory, evaluate
+from transformer_xl.inference.evaluate import (
+    Dynamic,
+    SlidingWindow,
+    WithMemory,
+    evaluate,
+    plan_ngram_cache,
+)
 from transformer_xl.inference.evaluate.ngram_cache import (
     CONTEXT_LENGTHS,
     FIRST_WEIGHT,
     NGramCache,
+    SortedContexts,
     cached_nll,
 )
 from transformer_xl.model import build_model
@@ -57,8 +65,48 @@ def test_it_mixes_the_counts_of_the_text_before(repetitive):
             share = weight * followers.count(token) / total
             expected = (1 - weight) * expected + share
             weight += (share / expected - weight) / examples
-            weights[kind] = min(max(weight, 1 / 4096), 1 - 1 / 4096), min(examples + 1, 512)
+            weights[kind] = min(max(weight, 1 / 4096), 1 - 1 / 4096), min(examples + 1, 128)
         assert cache.read(token, p) == pytest.approx(expected)
+
+
+def test_counts_of_another_text_are_those_of_a_search(repetitive):
+    other, text = repetitive, np.concatenate([repetitive[300:420], np.arange(50) % V])
+    found = SortedContexts(other).counts(text)
+    for t in range(len(text)):
+        for column, n in enumerate(CONTEXT_LENGTHS):
+            context = text[t - n : t].tolist()
+            followers = [
+                other[i + n] for i in range(len(other) - n) if other[i : i + n].tolist() == context
+            ]
+            expected = (followers.count(text[t]), len(followers)) if n <= t else (0, 0)
+            assert tuple(found[t, column]) == expected, (t, n)
+
+
+def test_probabilities_with_the_counts_of_another_text_sum_to_one(repetitive):
+    cache, other = NGramCache(), SortedContexts(repetitive[:500])
+    text = repetitive[300:420]
+    for t, token in enumerate(text.tolist()):
+        if t % 10 == 0:
+            total = 0.0
+            for w in range(V):
+                elsewhere = other.counts(np.append(text[:t], w))[-1].tolist()
+                total += copy.deepcopy(cache).read(w, 1 / V, elsewhere)
+            assert total == pytest.approx(1)
+        cache.read(token, 1 / V, other.counts(text[: t + 1])[-1].tolist())
+
+
+def test_a_text_of_the_training_costs_less_with_its_counts(repetitive):
+    nll = np.full(len(repetitive) - 1, math.log(V))
+    assert (
+        cached_nll(repetitive, nll, SortedContexts(repetitive)).sum()
+        < 0.8 * cached_nll(repetitive, nll).sum()
+    )
+
+
+def test_a_text_without_a_context_has_no_counts():
+    for text in ([1], [1, 2]):
+        found = SortedContexts(np.array(text, np.int64)).counts(np.array([1, 2, 3]))
+        assert not found.any()
 
 
 def test_what_is_read_again_costs_little():
@@ -119,6 +167,17 @@ def test_completions_alone_count(tiny_config, text):
     )
     assert mixed.tokens == alone.tokens < 59
     assert mixed.nll_without_cache == pytest.approx(alone.nll)
+
+
+def test_counts_of_the_training_text_are_mixed_in_by_any_strategy(model, text):
+    read = evaluate(model, text, WithMemory(ngram_cache=True))
+    both = evaluate(model, text, WithMemory(ngram_cache=SortedContexts(text)))
+    assert both.nll < read.nll
+    assert both.nll_without_cache == read.nll_without_cache
+    assert plan_ngram_cache(EvalConfig(), lambda: text) is False
+    assert plan_ngram_cache(EvalConfig(ngram_cache="read"), lambda: text) is True
+    planned = plan_ngram_cache(EvalConfig(ngram_cache="training"), lambda: text)
+    assert isinstance(planned, SortedContexts)
 
 
 def test_recordings_have_none(tiny_config):

@@ -32,7 +32,7 @@ CHANGED = {
     "dynamic_decay": {"dynamic": "sgd", "dynamic_decay": 0.5},
     "dynamic_eps": {"dynamic": "rms", "dynamic_tokens": 40, "dynamic_eps": 0.5},
     "dynamic_tokens": {"dynamic": "rms", "dynamic_eps": 0.1, "dynamic_tokens": 40},
-    "ngram_cache": {"ngram_cache": True},
+    "ngram_cache": {"ngram_cache": "training"},
 }
 """For each setting, the last one of its line, what changes it: several where it needs another."""
 LENGTHS = ("segment_len", "mem_len", "attn_len", "clamp_len", "ext_len", "batch_size")

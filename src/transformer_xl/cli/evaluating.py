@@ -41,14 +41,14 @@ class Eval(ReadsModel, PrintsResult):
     stored model does not change. --eval.window evaluates with a sliding window and no memory.
     --eval.mem_lens evaluates with each of these memory lengths as well; those of the recipe apply
     to the end of its training only. --eval.ngram_cache mixes the predictions with counts of the
-    text read so far.
+    text read so far, and of the training text.
 
     Examples:
       txl eval runs/demo --eval.split test
       txl eval runs/demo --mem_len 1024 --json
       txl eval runs/demo --eval.mem_lens 0 64 256 1024
       txl eval runs/demo notes.txt
-      txl eval runs/demo --eval.split test --eval.ngram_cache True
+      txl eval runs/demo --eval.split test --eval.ngram_cache training
       txl eval models/wt103 --file wiki.test.tokens --prepared
       txl eval runs/demo --weights int8
       txl eval runs/demo --eval.dynamic rms --eval.dynamic_lr 1e-4 --eval.dynamic_decay 0.001
@@ -103,7 +103,12 @@ class Eval(ReadsModel, PrintsResult):
         """Evaluate and print."""
         self._check()
         from transformer_xl.config import Precision
-        from transformer_xl.inference.evaluate import Result, evaluate_by, plan_dynamic
+        from transformer_xl.inference.evaluate import (
+            Result,
+            evaluate_by,
+            plan_dynamic,
+            plan_ngram_cache,
+        )
         from transformer_xl.model import SEGMENT_LEN, Lengths
         from transformer_xl.train import Progress
 
@@ -116,15 +121,16 @@ class Eval(ReadsModel, PrintsResult):
         say_if_unmeasured(self.dir, model, 0 if self.settings.window else mem_lens[-1])
         # Quantized weights determine the precision of the computation.
         precision = recipe.train.precision if recipe and self.weights == "float32" else "float32"
-        rows = {}
+        rows, training = {}, partial(lambda of: self._corpus(of).split("train"), vocab)
+        ngram_cache = plan_ngram_cache(self.settings, training)
         for mem_len in mem_lens:
             settings, name, how = self.settings, "a window", None
             if settings.window is None:
                 settings, name = replace(settings, mem_len=mem_len), f"memory {mem_len:,}"
             sizes: dict[str, Any] = {"n_bytes": n_bytes, "segment_len": segment_len}
+            sizes["ngram_cache"] = ngram_cache
             with Precision(precision, model.device).autocast():
                 if vocab is not None:
-                    training = partial(lambda of: self._corpus(of).split("train"), vocab)
                     how = plan_dynamic(settings, model, training, segment_len=segment_len)
                 with Progress.reading(model, len(ids) - 1, f"evaluating, {name}"):
                     result = evaluate_by(settings, model, ids, vocab=vocab, how=how, **sizes)
@@ -151,8 +157,11 @@ class Eval(ReadsModel, PrintsResult):
         exclude(eval__dynamic=dynamic, eval__batch_size=settings.batch_size != 1)
         if file:
             require_readable(file)
-            if dynamic != "rms":
-                why = "--file is the text; --eval.dynamic rms alone reads the training text, too"
+            if dynamic != "rms" and settings.ngram_cache != "training":
+                why = (
+                    "--file is the text; --eval.dynamic rms and --eval.ngram_cache training alone "
+                    "read the training text, too"
+                )
                 refuse_others(self.data, "data.", ("raw",), why)
         require(bool(file) or not self.prepared, "--prepared describes the text of --file")
         if self.text.vocab == "features":

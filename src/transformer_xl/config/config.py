@@ -96,7 +96,8 @@ class Config:
             yield self.train, Unused("prompt_loss_weight", about)
         if self.data.vocab == "features":
             about = "data.vocab='features': there is no text"
-            yield from ((self.eval, Unused(name, about)) for name in ("window", "dynamic"))
+            of_text = ("window", "dynamic", "ngram_cache")
+            yield from ((self.eval, Unused(name, about)) for name in of_text)
             yield from ((self.generate, Unused(x.name, about)) for x in fields(self.generate))
         lengths = ("attn_len", "clamp_len", "ext_len")
         yield from ((self.eval, x) for x in self.model.unused() if x.name in lengths)

@@ -72,9 +72,9 @@ class EvalConfig:
     """For rms: epsilon added to the RMS of the gradients, as a multiple of their mean."""
     dynamic_tokens: Count = 50_000
     """For rms: tokens of the training text from which the RMS of the gradients is estimated."""
-    ngram_cache: bool = False
-    """Mix the predictions with counts of what followed the same tokens before, in the text read so
-    far; the loss without it is reported, too."""
+    ngram_cache: Literal["read", "training"] | None = None
+    """Mix the predictions with counts of what followed the same tokens before: in the text read so
+    far, or also in the training text. The loss without them is reported, too."""
 
     def __post_init__(self) -> None:
         check(self, "eval")

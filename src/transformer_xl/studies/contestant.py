@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from transformer_xl.config import Config, GenerateConfig, Precision, describe_machine, pick_device
 from transformer_xl.data import prepare
-from transformer_xl.inference.evaluate import Result, evaluate_by
+from transformer_xl.inference.evaluate import Result, SortedContexts, evaluate_by
 from transformer_xl.inference.generate import prompt_for
 from transformer_xl.model import LanguageModel, build_model, load_model
 from transformer_xl.train import Optimizer, RunFolder, train
@@ -38,8 +39,9 @@ def measured(config: Config, folder: Path, *, n_tokens: int | None = None) -> Fo
         n_tokens: Evaluate on this many tokens from the start of each split. None: on all.
 
     Returns:
-        ``training``: tokens, seconds, steps and FLOPs; ``valid`` and ``test``: the
-        losses, with the memory length that is best on the validation text; and the machine.
+        ``training``: tokens, seconds, steps and FLOPs; ``valid`` and ``test``: the losses, with the
+        memory length that is best on the validation text; ``with_counts``: that of the test text
+        with an n-gram cache and the counts of the training text; and the machine.
     """
     corpus = prepare(config.data, lambda _: None)
     # Required, although no sample is written.
@@ -52,7 +54,12 @@ def measured(config: Config, folder: Path, *, n_tokens: int | None = None) -> Fo
     result: Found = {"training": _trained(config, model, folder)}
     split, segment_len = corpus.held_out, config.train.segment_len
 
-    def losses(split: str, mem_len: int | None, n_tokens: int | None = n_tokens) -> Result:
+    def losses(
+        split: str,
+        mem_len: int | None,
+        n_tokens: int | None = n_tokens,
+        ngram_cache: bool | SortedContexts = False,
+    ) -> Result:
         ids = corpus.split(split)[: n_tokens and n_tokens + 1]
         share = len(ids) / max(corpus.n_tokens(split), 1)
         return evaluate_by(
@@ -62,6 +69,7 @@ def measured(config: Config, folder: Path, *, n_tokens: int | None = None) -> Fo
             vocab=corpus.vocab,
             n_bytes=round(corpus.n_bytes(split) * share),
             segment_len=segment_len,
+            ngram_cache=ngram_cache,
         )
 
     with Precision(config.train.precision, device).autocast():
@@ -71,7 +79,10 @@ def measured(config: Config, folder: Path, *, n_tokens: int | None = None) -> Fo
             mem_lens = [factor * config.model.mem_len for factor in MEM_LENS]
             best = min(mem_lens, key=lambda mem_len: losses("valid", mem_len, n).nll)
         result["valid"] = _figures(losses("valid", best))
-        result["test"] = _figures(losses(split, best)) | {"split": split}
+        counts = SortedContexts(np.asarray(corpus.split("train")))
+        tested = losses(split, best, ngram_cache=counts)
+        result["test"] = _figures(tested) | {"split": split}
+        result["with_counts"] = _figures(tested, alone=False)
     return result | {"machine": machine | {"torch": str(torch.__version__)}}
 
 
@@ -165,6 +176,12 @@ def _linear_flop(x_shape: Shape, w_shape: Shape, *_: object, **__: object) -> in
     return 2 * math.prod(x_shape) * w_shape[0]
 
 
-def _figures(result: Result) -> dict[str, object]:
-    names = ("nll", "ppl", "bits_per_token", "bits_per_byte", "tokens", "mem_len", "ext_len")
-    return {name: getattr(result, name) for name in names}
+def _figures(result: Result, *, alone: bool = True) -> dict[str, object]:
+    """Return what is stored of an evaluation: of the model alone, or with an n-gram cache."""
+    nll, share = result.nll, 1.0
+    if alone and result.nll_without_cache is not None:
+        nll, share = result.nll_without_cache, result.nll_without_cache / result.nll
+    bits = result.bits_per_byte
+    figures = {"nll": nll, "ppl": math.exp(nll), "bits_per_token": nll / math.log(2)}
+    figures["bits_per_byte"] = None if bits is None else share * bits
+    return figures | {name: getattr(result, name) for name in ("tokens", "mem_len", "ext_len")}

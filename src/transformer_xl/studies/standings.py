@@ -105,6 +105,7 @@ def _row(long_runs: Runs, runs: Runs, unit: str) -> Found:
         "mean": statistics.fmean(losses),
         "std": statistics.stdev(losses) if len(losses) > 1 else None,
         "valid": statistics.fmean(bits(run, unit, "valid") for run in long_runs),
+        "with_counts": statistics.fmean(bits(run, unit, "with_counts") for run in long_runs),
         "mem_len": first.found["test"]["mem_len"],
         **{x: trained[0][x] for x in ("parameters", "inside", "mflop_per_token")},
         "dtype": " and ".join(sorted({each["dtype"] for each in trained})),
@@ -146,7 +147,7 @@ def markdown(result: Found, baselines: Sequence[Found] = ()) -> str:
         baselines: Rows with ``name``, ``trained`` and ``bits``, of what needs no gradient.
     """
     heads = [
-        *("model", f"{result['unit']} at equal time", "seeds"),
+        *("model", f"{result['unit']} at equal time", "with counts", "seeds"),
         *(f"at the tokens of {result['reference'] or 'the first'}", "at its FLOPs"),
         *("learning rate x", "non-embedding parameters", "tokens"),
         *("tokens per second of training", "MFLOP per token", "precision"),
@@ -155,6 +156,7 @@ def markdown(result: Found, baselines: Sequence[Found] = ()) -> str:
         [
             row["model"],
             _number(row["mean"], ".4f") + ("" if row["std"] is None else f" ± {row['std']:.4f}"),
+            _number(row["with_counts"], ".4f"),
             f"{len(row['seeds'])}",
             *(_number(row[x], ".4f") for x in ("at_tokens", "at_flops")),
             f"{row['factor']:g}" + " (edge)" * row["at_edge"],
@@ -169,7 +171,7 @@ def markdown(result: Found, baselines: Sequence[Found] = ()) -> str:
     lines = [markdown_table(heads, cells)]
     for row in sorted(baselines, key=lambda row: row["bits"]):
         name = row["name"] + ", given the training text" * row["trained"]
-        lines.append(f"| {name} | {row['bits']:.4f} |" + " |" * 9)
+        lines.append(f"| {name} | {row['bits']:.4f} |" + " |" * 10)
     parts = ["\n".join(lines)]
     if any(row["at_edge"] for row in result["models"]):
         parts.append(

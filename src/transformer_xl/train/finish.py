@@ -12,7 +12,7 @@ import torch
 
 from transformer_xl.config import Config, Precision
 from transformer_xl.data import Corpus, FeatureCorpus
-from transformer_xl.inference.evaluate import Result, evaluate_by
+from transformer_xl.inference.evaluate import Result, evaluate_by, plan_ngram_cache
 from transformer_xl.inference.generate import Sampling, TextWriter, generate
 from transformer_xl.model import LanguageModel, Lengths, any_size, load_model
 from transformer_xl.train.checkpoint.run_folder import RESULTS_FILE, SAMPLE_FILE, RunFolder
@@ -68,15 +68,17 @@ def finish(
     part = "all" if settings.max_steps is None else f"{settings.max_steps:,} segments"
     say(f"evaluating the best model on {part} of the {split} text")
     vocab, n_bytes = corpus.vocab, corpus.n_bytes(split)
+    ngram_cache = False
+    if isinstance(corpus, Corpus):
+        ngram_cache = plan_ngram_cache(settings, lambda: corpus.split("train"))
+    more = {"segment_len": segment_len, "ngram_cache": ngram_cache}
 
     def measure(mem_len: int | None) -> dict[str, Any]:
         evaluation = settings if mem_len is None else replace(settings, mem_len=mem_len)
         name = "a window" if mem_len is None else f"memory {mem_len:,}"
         progress = Progress.reading(model, len(ids) - 1, f"evaluating, {name}", quiet=quiet)
         with Precision(config.train.precision, device).autocast(), progress:
-            result = evaluate_by(
-                evaluation, model, ids, vocab=vocab, n_bytes=n_bytes, segment_len=segment_len
-            )
+            result = evaluate_by(evaluation, model, ids, vocab=vocab, n_bytes=n_bytes, **more)
         return result.row(split)
 
     lengths = Lengths.of(config.model, **settings.lengths_after(segment_len))

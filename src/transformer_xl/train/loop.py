@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -366,8 +366,7 @@ def _every(n: int, step: int) -> bool:
 def _validate(config: Config, corpus: Corpus | FeatureCorpus, model: LanguageModel) -> Result:
     with Precision(config.train.precision, model.device).autocast():
         return evaluate_by(
-            # Validation is of what is trained.
-            replace(config.eval, ngram_cache=False),
+            config.eval,
             model,
             corpus.split("valid"),
             vocab=corpus.vocab,

@@ -1,5 +1,6 @@
 from .dynamic import Dynamic, gradient_squares, plan_dynamic
 from .measuring import Result, bytes_of, evaluate, evaluate_by, token_bytes_in
+from .ngram_cache import SortedContexts, plan_ngram_cache
 from .strategies import SlidingWindow, Strategy, WithMemory
 from .streams import Passage, require_recordings, score
 
@@ -8,6 +9,7 @@ __all__ = [
     "Passage",
     "Result",
     "SlidingWindow",
+    "SortedContexts",
     "Strategy",
     "WithMemory",
     "bytes_of",
@@ -15,6 +17,7 @@ __all__ = [
     "evaluate_by",
     "gradient_squares",
     "plan_dynamic",
+    "plan_ngram_cache",
     "require_recordings",
     "score",
     "token_bytes_in",

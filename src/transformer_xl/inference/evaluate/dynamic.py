@@ -177,7 +177,6 @@ def plan_dynamic(
         eps=settings.dynamic_eps,
         squares=squares,
         max_steps=settings.max_steps,
-        ngram_cache=settings.ngram_cache,
         **lengths,
     )
 

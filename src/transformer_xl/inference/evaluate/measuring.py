@@ -15,7 +15,7 @@ from transformer_xl.config import EvalConfig
 from transformer_xl.data import Recordings, Vocab
 from transformer_xl.errors import InputError
 from transformer_xl.inference.evaluate.dynamic import Dynamic
-from transformer_xl.inference.evaluate.ngram_cache import cached_nll
+from transformer_xl.inference.evaluate.ngram_cache import SortedContexts, cached_nll
 from transformer_xl.inference.evaluate.strategies import SlidingWindow, Strategy, WithMemory
 from transformer_xl.inference.evaluate.streams import Passage
 from transformer_xl.model import (
@@ -145,10 +145,10 @@ def evaluate(
         )
     lengths = how.lengths(config)
     is_text = not isinstance(ids, Recordings)
-    with_others = token_bytes is not None or how.ngram_cache
-    if not is_text and (with_others or not isinstance(how, WithMemory)):
-        wrong = "token_bytes" if token_bytes is not None else type(how).__name__
-        wrong = "ngram_cache" if how.ngram_cache else wrong
+    of_text = {"token_bytes": token_bytes is not None, "ngram_cache": how.ngram_cache is not False}
+    of_text[type(how).__name__] = not isinstance(how, WithMemory)
+    if not is_text and any(of_text.values()):
+        wrong = next(name for name, is_given in of_text.items() if is_given)
         raise InputError(f"{wrong} is for text: leave it out where recordings are evaluated")
     if token_bytes is not None and np.shape(token_bytes) != (config.vocab_size,):
         raise InputError(
@@ -170,7 +170,8 @@ def evaluate(
     # Accumulated on the device, which is synchronized once at the end.
     nats, n_read, n_counted = torch.zeros((), dtype=torch.float64, device=model.device), 0, 0
     counted: list[Tensor] = []
-    cached = torch.full((n,), math.nan, dtype=torch.float64) if how.ngram_cache else None
+    has_cache = how.ngram_cache is not False
+    cached = torch.full((n,), math.nan, dtype=torch.float64) if has_cache else None
     began = time.perf_counter()
     with evaluating(model), torch.no_grad():
         for nll, places in how.losses(model, passage, lengths._replace(mem_len=longest)):
@@ -184,7 +185,8 @@ def evaluate(
                 cached[places[is_counted]] = nll.double().cpu()[is_counted]
     total = without_cache = float(nats)
     if cached is not None and passage.text is not None:
-        total = float(np.nansum(cached_nll(passage.text.numpy(), cached.numpy())))
+        other = None if how.ngram_cache is True else how.ngram_cache or None
+        total = float(np.nansum(cached_nll(passage.text.numpy(), cached.numpy(), other)))
     seconds = time.perf_counter() - began
     if not n_counted:
         what = "completion" if is_text else "target"
@@ -204,7 +206,7 @@ def evaluate(
         batch_size=rows,
         seconds=seconds,
         tokens_per_second=n_read / seconds,
-        nll_without_cache=without_cache / n_counted if how.ngram_cache else None,
+        nll_without_cache=without_cache / n_counted if has_cache else None,
     )
     return replace(result, **how.reported())
 
@@ -247,11 +249,13 @@ def evaluate_by(
     n_bytes: int,
     segment_len: int,
     how: Dynamic | None = None,
+    ngram_cache: bool | SortedContexts = False,
 ) -> Result:
     """Call :func:`evaluate` with the strategy that settings imply.
 
     Args:
-        settings: The settings. ``split``, ``mem_lens`` and ``dynamic`` are up to the caller.
+        settings: The settings. ``split``, ``mem_lens``, ``dynamic`` and ``ngram_cache`` are up to
+            the caller.
         model: The model.
         ids: The text in tokens, or recordings.
         vocab: The vocabulary; None for recordings.
@@ -259,15 +263,16 @@ def evaluate_by(
         segment_len: Default segment length, as in training.
         how: Strategy in place of the one with memory, or by windows, that the settings imply;
             :func:`plan_dynamic` makes one.
+        ngram_cache: That of the strategy; :func:`plan_ngram_cache` makes one.
     """
     strategy: Strategy | None = how
     if strategy is None and settings.window is not None:
-        names = ("window", "attn_len", "clamp_len", "batch_size", "ngram_cache")
+        names = ("window", "attn_len", "clamp_len", "batch_size")
         strategy = SlidingWindow(**{name: getattr(settings, name) for name in names})
     elif strategy is None:
-        names = ("batch_size", "max_steps", "ngram_cache")
-        sizes = {name: getattr(settings, name) for name in names}
+        sizes = {"batch_size": settings.batch_size, "max_steps": settings.max_steps}
         strategy = WithMemory(**settings.lengths_after(segment_len), **sizes)
+    strategy = replace(strategy, ngram_cache=ngram_cache)
     token_bytes = None
     if vocab is not None and not isinstance(ids, Recordings):
         token_bytes = token_bytes_in(vocab, ids, n_bytes)

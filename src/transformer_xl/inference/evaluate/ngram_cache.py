@@ -3,33 +3,41 @@ r"""An n-gram cache: what followed the same tokens before, in the text read so f
 A cache of what was read goes back to Kuhn and De Mori (1990); counting after contexts of several
 lengths, of which a longer one has the last word, to prediction by partial matching (PPM; Cleary and
 Witten, 1984). Here the model stands where PPM has its shortest context. Its probability $p$ of the
-token $w$ is mixed with the counts $c$ in the text so far, from the shortest context $h$ to the
-longest one that has occurred before:
+token $w$ is mixed with counts $c$, from the shortest context $h$ to the longest one that has
+occurred before:
 
 $$p \leftarrow (1 - \lambda)\, p + \lambda\, \frac{c(hw)}{c(h)}$$
 
-The weight $\lambda$ depends on the length of the context, on its count, and on how many different
-tokens have followed it. It is learned from the text itself by online expectation maximization: it
-moves towards the probability that the token came from the counts, $\lambda\, c(hw) / (c(h)\, p)$
-with the $p$ on the left. Nothing is trained or stored beforehand.
+The counts are those of the text read so far, and may be those of another text, too, such as that of
+the training. The weight $\lambda$ depends on the text, on the length of the context, on its count,
+and on how many different tokens have followed it in the text read so far. It is learned from that
+text, too, by online expectation maximization: it moves towards the probability that the token came
+from the counts, $\lambda\, c(hw) / (c(h)\, p)$ with the $p$ on the left.
 """
 
 import math
 from array import array
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
 
-CONTEXT_LENGTHS = (2, 4, 7, 12, 24)
+from transformer_xl.config import EvalConfig
+
+CONTEXT_LENGTHS = (2, 3, 4, 5, 6, 8, 12, 24)
 """Lengths of the contexts that are counted, in tokens."""
-FIRST_WEIGHT = 0.3
-_FIRST_EXAMPLES, _MOST_EXAMPLES = 20, 512
+FIRST_WEIGHT = 0.1
+_FIRST_EXAMPLES, _MOST_EXAMPLES = 20, 128
 """A weight moves by 1 / examples: as if it had seen the first number at its beginning, and never
 more than the second."""
 _LEAST_WEIGHT = 1 / 4096
 """Weights are at least this, and at most one minus it."""
 _LEAST_PROBABILITY = 1e-300
+MOST_TOKENS = 8_000_000
+"""The counts of another text are those of its last tokens: they take 40 bytes for each."""
 
+Count = tuple[int, int]
+"""How often a token followed a context, and how often the context occurred."""
 Followers = dict[int, int]
 """Counts of the tokens that followed a context."""
 
@@ -41,9 +49,9 @@ class NGramCache:
 
     Example:
         >>> cache = NGramCache()
-        >>> p = [cache.read(token, 0.1) for token in [1, 2, 3, 4] * 4]
-        >>> p[5], round(p[6], 2), p[-1] > 0.7  # before p[6], two tokens occur again
-        (0.1, 0.37, True)
+        >>> p = [cache.read(token, 0.1) for token in [1, 2, 3, 4] * 9]
+        >>> p[5], round(p[6], 2), p[-1] > 0.8  # before p[6], two tokens occur again
+        (0.1, 0.19, True)
     """
 
     def __init__(self) -> None:
@@ -51,32 +59,28 @@ class NGramCache:
         # A context that occurred once has the token alone: most long ones do.
         self._followers: tuple[dict[bytes, int | Followers], ...]
         self._followers = tuple({} for _ in CONTEXT_LENGTHS)
-        # By length, count and number of different tokens: a weight, and its examples.
-        self._weights: dict[tuple[int, int, int], tuple[float, int]] = {}
+        # By text, length, count and number of different tokens: a weight, and its examples.
+        self._weights: dict[tuple[bool, int, int, int], tuple[float, int]] = {}
 
-    def read(self, token: int, p: float) -> float:
-        """Return the probability of the next token given that of the model, and count the token."""
-        p = max(p, _LEAST_PROBABILITY)
-        for length, context, followers in zip(
-            CONTEXT_LENGTHS, self._contexts(), self._followers, strict=False
-        ):
-            followed = followers.get(context)
-            if followed is None:
-                break
+    def read(self, token: int, p: float, elsewhere: Sequence[Count] = ()) -> float:
+        """Return the probability of the next token, and count the token.
+
+        Args:
+            token: The token.
+            p: Its probability by the model.
+            elsewhere: Its counts in another text after contexts of :data:`CONTEXT_LENGTHS`, as
+                :class:`SortedContexts` finds them.
+        """
+        p, contexts = max(p, _LEAST_PROBABILITY), self._contexts()
+        for i, length in enumerate(CONTEXT_LENGTHS):
+            if elsewhere and elsewhere[i][1]:
+                p = self._mixed(p, elsewhere[i], (False, length), 0)
+            followed = self._followers[i].get(contexts[i]) if i < len(contexts) else None
             if isinstance(followed, int):
-                count, total, n_different = int(followed == token), 1, 1
-            else:
-                count, total = followed.get(token, 0), followed[_TOTAL]
-                n_different = len(followed) - 1
-            # Larger counts share their weights by powers of two.
-            size = total if total < 4 else 2 + total.bit_length()
-            kind = length, size, min(n_different, 4)
-            weight, examples = self._weights.get(kind, (FIRST_WEIGHT, _FIRST_EXAMPLES))
-            from_counts = weight * count / total
-            p = (1 - weight) * p + from_counts
-            weight += (from_counts / p - weight) / examples
-            weight = min(max(weight, _LEAST_WEIGHT), 1 - _LEAST_WEIGHT)
-            self._weights[kind] = weight, min(examples + 1, _MOST_EXAMPLES)
+                p = self._mixed(p, (int(followed == token), 1), (True, length), 1)
+            elif followed is not None:
+                count = followed.get(token, 0), followed[_TOTAL]
+                p = self._mixed(p, count, (True, length), min(len(followed) - 1, 4))
         self.count(token)
         return p
 
@@ -101,13 +105,108 @@ class NGramCache:
         n = len(self._recent)
         return [self._recent[n - k :].tobytes() for k in CONTEXT_LENGTHS if k <= n]
 
+    def _mixed(self, p: float, counts: Count, of: tuple[bool, int], n_different: int) -> float:
+        """Mix a probability with counts, and learn the weight."""
+        count, total = counts
+        # Larger counts share their weights by powers of two.
+        kind = *of, total if total < 4 else 2 + total.bit_length(), n_different
+        weight, examples = self._weights.get(kind, (FIRST_WEIGHT, _FIRST_EXAMPLES))
+        from_counts = weight * count / total
+        p = (1 - weight) * p + from_counts
+        weight += (from_counts / p - weight) / examples
+        weight = min(max(weight, _LEAST_WEIGHT), 1 - _LEAST_WEIGHT)
+        self._weights[kind] = weight, min(examples + 1, _MOST_EXAMPLES)
+        return p
+
 
 _TOTAL = -1
 """The key of a context's own count among those of tokens."""
 
 
+class SortedContexts:
+    """The places of a text, sorted by the tokens before them: how often did one follow another?
+
+    The places behind a context are neighbours, as the text is sorted from the last token before a
+    place to the first (the suffix array of the reversed text; Manber and Myers, 1993), so their
+    number is the difference of two binary searches.
+
+    Args:
+        text: The text, of which the last :data:`MOST_TOKENS` tokens count.
+    """
+
+    def __init__(self, text: Int[np.ndarray, " length"]) -> None:
+        reverse = text[-MOST_TOKENS:][::-1].astype(np.int64) + 1
+        rank, n_sorted, places = reverse, 1, np.empty(0)
+        # Twice as many tokens are a pair of ranks. 0 is the beginning of the text.
+        while n_sorted <= CONTEXT_LENGTHS[-1]:
+            behind = np.concatenate([rank[n_sorted:], np.zeros(min(n_sorted, len(rank)), np.int64)])
+            keys = rank * (rank.max(initial=0) + 1) + behind
+            places = np.argsort(keys, kind="stable")
+            keys = keys[places]
+            rank[places] = np.cumsum(np.append(1, keys[1:] != keys[:-1]))
+            n_sorted *= 2
+        self._places = places.astype(np.int32)
+        self._tokens = np.append(text[-MOST_TOKENS:][::-1] + 1, 0).astype(np.int32)
+        # That of the whole text, which nothing follows.
+        self._last = int(np.flatnonzero(places == 0)[0])
+
+    def counts(self, text: Int[np.ndarray, " length"]) -> Int[np.ndarray, "length lengths 2"]:
+        """Return, for each token of another text and each of its contexts, a :data:`Count`."""
+        counts = np.zeros((len(text), len(CONTEXT_LENGTHS), 2), dtype=np.int64)
+        # Of the contexts before each token, and behind the last one: which places.
+        start, stop = np.zeros((2, len(text) + 1), dtype=np.int64)
+        stop[:] = len(self._places)
+        for n in range(CONTEXT_LENGTHS[-1] + 1):
+            column = CONTEXT_LENGTHS.index(n) if n in CONTEXT_LENGTHS else None
+            if column is not None:
+                has_last = (start <= self._last) & (self._last < stop)
+                counts[:, column, 1] = (stop - start - has_last)[:-1]
+            # Those with one token more.
+            longer = np.flatnonzero((start < stop) & (np.arange(len(stop)) > n))
+            token = text[longer - n - 1].astype(np.int64) + 1
+            edges = [self._first(start[longer], stop[longer], n, token + i) for i in range(2)]
+            start[:], stop[:] = 0, 0
+            start[longer], stop[longer] = edges
+            if column is not None:
+                counts[:, column, 0] = (stop - start)[1:]
+        return counts
+
+    def _first(
+        self,
+        start: Int[np.ndarray, " n"],
+        stop: Int[np.ndarray, " n"],
+        depth: int,
+        token: Int[np.ndarray, " n"],
+    ) -> Int[np.ndarray, " n"]:
+        """Return the first place of each range whose token at a depth is not below another one."""
+        start, stop = start.copy(), stop.copy()
+        while len(open_ := np.flatnonzero(start < stop)):
+            middle = (start[open_] + stop[open_]) // 2
+            at_depth = np.minimum(self._places[middle] + depth, len(self._places))
+            is_below = self._tokens[at_depth] < token[open_]
+            start[open_[is_below]] = middle[is_below] + 1
+            stop[open_[~is_below]] = middle[~is_below]
+        return start
+
+
+def plan_ngram_cache(
+    settings: EvalConfig, training_text: Callable[[], Int[np.ndarray, " length"]]
+) -> bool | SortedContexts:
+    """Return the n-gram cache that settings ask for; False: none.
+
+    Args:
+        settings: The evaluation settings.
+        training_text: Returns the training text; only called for ``ngram_cache="training"``.
+    """
+    if settings.ngram_cache == "training":
+        return SortedContexts(np.asarray(training_text()))
+    return settings.ngram_cache is not None
+
+
 def cached_nll(
-    text: Int[np.ndarray, " length"], nll: Float[np.ndarray, " n"]
+    text: Int[np.ndarray, " length"],
+    nll: Float[np.ndarray, " n"],
+    other: SortedContexts | None = None,
 ) -> Float[np.ndarray, " n"]:
     """Return -log p with a cache that reads a text from its beginning, in nats.
 
@@ -115,14 +214,17 @@ def cached_nll(
         text: The tokens.
         nll: -log p of the model for each token but the first; NaN: the token is read, not scored.
             The text may go on after the last one.
+        other: Another text whose counts are mixed in, too.
     """
-    cache = NGramCache()
-    first, *others = text.tolist()
+    cache, mixed = NGramCache(), nll.astype(np.float64)
+    first, *tokens = text[: len(nll) + 1].tolist()
     cache.count(first)
-    mixed = nll.astype(np.float64)
-    for i, (token, x) in enumerate(zip(others, mixed.tolist(), strict=False)):
+    elsewhere: list[list[Count]] = [[]] * len(tokens)
+    if other is not None:
+        elsewhere = other.counts(text[: len(nll) + 1])[1:].tolist()
+    for i, (token, x) in enumerate(zip(tokens, mixed.tolist(), strict=True)):
         if math.isnan(x):
             cache.count(token)
         else:
-            mixed[i] = -math.log(cache.read(token, math.exp(-x)))
+            mixed[i] = -math.log(cache.read(token, math.exp(-x), elsewhere[i]))
     return mixed
