@@ -67,8 +67,15 @@ VARIANTS = {
         "norm_first": True,
         "final_norm": True,
         "qk_norm": True,
+        "scalable_softmax": True,
     },
-    "key offset, limited attention": {"key_offset": True, "attn_len": 4, "clamp_len": 3},
+    "scalable softmax": {"scalable_softmax": True},
+    "key offset, limited attention": {
+        "key_offset": True,
+        "scalable_softmax": True,
+        "attn_len": 4,
+        "clamp_len": 3,
+    },
     "key offset, memory lengths by layer": {"key_offset": True, "layer_attn_lens": (3, 6)},
     "gates, clamped distances": {"norm_first": True, "gate": "gru", "clamp_len": 3},
     "gates, learned distances of normalized queries and keys": {

@@ -27,6 +27,7 @@ VARIANTS = {
     "learned distances": {"attn_type": 1, "n_positions": 9},
     "embedding residuals": {"embedding_residual": True},
     "key offset": {"key_offset": True, "mem_len": 5},
+    "scalable softmax, limited attention": {"scalable_softmax": True, "attn_len": 5},
     "key offset, no memory": {"key_offset": True, "mem_len": 0},
     "key offset, documents, limited attention": {"key_offset": True, "reset_at": 5, "attn_len": 4},
     "input recurrence": {"input_recurrence": True, "mem_len": 5},

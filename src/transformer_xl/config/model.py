@@ -285,6 +285,9 @@ class _WithHeads(ModelConfig):
     key_offset: bool = False
     """Partial key offset: the second half of each key is that of the token before, so that one
     layer finds what followed a token (modded-nanogpt)."""
+    scalable_softmax: bool = False
+    """Scale queries with the logarithm of how many keys they see, for each head by a learned
+    factor, so that more keys do not make attention more diffuse (Nakanishi, 2025)."""
     attn_dropout: Fraction = 0.0
     """Dropout on the attention weights."""
     ff_dropout: Fraction | None = None

@@ -153,6 +153,7 @@ class CapturedStep(Step):
         for n, layer in enumerate(model.layers):
             x = layer_input(n, x)
             q, k, v = layer.project(x, nothing)
+            q = layer.scale.scaled(q, n_seen[:, None])
             attended = self._attended(n, q, k, v, n_seen)
             x = layer.finish(x, layer.attention.merged(attended))
             if model.config.enhanced_recurrence:
@@ -236,6 +237,7 @@ def _described(model: "TransformerXL", ring: Ring, positions: Sequence[Positions
         for name in ("q_norm", "k_norm"):
             norm = getattr(layer.attention, name)
             tensors[name] = None if norm is None else norm.weight
+        tensors["query_growth"] = layer.scale.growth
         tensors["embedding_own"], tensors["embedding_first"] = factors[n]
         layers.append(tensors)
     return native.Layers(

@@ -34,7 +34,7 @@
 
 namespace {
 
-constexpr int VERSION = 6;  // of the structures below and of what they mean
+constexpr int VERSION = 7;  // of the structures below and of what they mean
 
 enum Activation : int32_t { RELU = 0, RELU_SQUARED = 1, GELU = 2, GEGLU = 3, SWIGLU = 4 };
 
@@ -46,6 +46,7 @@ struct Layer {
     Matrix qkv, o, inner, outer;
     const void *attention_norm, *attention_norm_bias, *feed_forward_norm, *feed_forward_norm_bias;
     const void *q_norm, *k_norm;              // or null
+    const void *query_growth;                 // (H): queries grow with the number of keys; or null
     const void *content_bias, *position_bias; // (H, K)
     const void *r;                            // position keys, the farthest first, or null
     const void *distance_bias;                // of the rows of r, or null
@@ -314,6 +315,11 @@ void attend(const Step &s, Buffers<R> &buffers, Private<R> &own, int layer, int 
         if (l.q_norm) {
             normalize(q, q, K, l.q_norm, nullptr, s.eps, true);
             normalize(k, k, K, l.k_norm, nullptr, s.eps, true);
+        }
+        if (l.query_growth) {
+            const R growth = static_cast<const R *>(l.query_growth)[h];
+            const R factor = 1 + growth * std::log(R(s.seen[b]) / R(256));
+            for (int e = 0; e < K; ++e) q[e] *= factor;
         }
         for (int e = 0; e < K; ++e) {
             q_content[e] = (q[e] + u[e]) * scale;

@@ -39,7 +39,7 @@ _MATRICES = ("qkv", "o", "inner", "outer")
 
 _VECTORS = (
     *("attention_norm", "attention_norm_bias", "feed_forward_norm", "feed_forward_norm_bias"),
-    *("q_norm", "k_norm", "content_bias", "position_bias"),
+    *("q_norm", "k_norm", "query_growth", "content_bias", "position_bias"),
 )
 _FACTORS = ("embedding_own", "embedding_first")
 
@@ -73,7 +73,7 @@ class _Step(ctypes.Structure):
 
 
 _NO_MEMORY = 2
-_VERSION = 6
+_VERSION = 7
 _LAYOUT = _VERSION << 32 | ctypes.sizeof(_Step) << 16 | ctypes.sizeof(_Layer)
 """What the library returns if it was built from the same version of ``native.cpp``."""
 
@@ -186,7 +186,8 @@ class Layers:
         layers: For each layer its matrices ``qkv``, ``o``, ``inner`` and ``outer``, tensors or
             :class:`Int8Weight`; the vectors ``inner_bias``, ``outer_bias``, ``attention_norm``,
             ``feed_forward_norm``, ``content_bias`` and ``position_bias``, and if it has them
-            ``attention_norm_bias``, ``feed_forward_norm_bias``, ``q_norm`` and ``k_norm``; the keys
+            ``attention_norm_bias``, ``feed_forward_norm_bias``, ``q_norm``, ``k_norm`` and
+            ``query_growth``, a number for each head; the keys
             of the distances ``r``, (capacity, H, K), and ``distance_bias``, (capacity, H), farthest
             first; the rings ``keys`` and ``values``, (H, B, capacity, K); and the factors of
             residuals, ``embedding_own`` and ``embedding_first``.

@@ -53,6 +53,7 @@ MODEL = {
     "norm": ({}, "rms"),
     "qk_norm": ({}, True),
     "key_offset": ({}, True),
+    "scalable_softmax": ({}, True),
     "embedding_residual": ({}, True),
     "input_recurrence": ({}, True),
     "enhanced_recurrence": ({}, True),
