@@ -202,6 +202,13 @@ class TrainConfig:
         self._check_stages()
         refuse_unused(self, self.unused())
 
+    def mem_lens(self, mem_len: int) -> tuple[int, ...]:
+        """Return the memory lengths that steps read, given that of the stage."""
+        n = 1
+        while self.random_mem_len and mem_len >> n >= self.random_mem_len:
+            n += 1
+        return tuple(mem_len >> i for i in range(n))
+
     def fitted_stages(self, segment_len: int, mem_len: int | None = None) -> tuple[Stage, ...]:
         """Return the stages so that they end with these lengths and have none above them.
 

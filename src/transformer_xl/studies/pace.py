@@ -23,7 +23,7 @@ ROUNDS = 10
 _LEAST_ROUNDS = 3
 """Its turns at least, where there is little time."""
 _STEPS = 2
-"""Steps in a turn."""
+"""Steps in a turn, or as many as have memories of different lengths."""
 
 
 def stages_of(config: Config) -> tuple[tuple[float, int, int], ...]:
@@ -44,13 +44,14 @@ def paces(configs: Mapping[str, Config], seconds: float = math.inf) -> dict[str,
     """
     device = pick_device()
     corpora = {name: prepare(config.data, lambda _: None) for name, config in configs.items()}
-    steps = {
-        (name, n): stepper(_in_stage(config, stage, corpora[name]), corpora[name], device)
-        for name, config in configs.items()
-        for n, stage in enumerate(stages_of(config))
-    }
-    for step in steps.values():
-        for _ in range(_STEPS):
+    steps, n_steps = {}, {}
+    for name, config in configs.items():
+        for n, stage in enumerate(stages_of(config)):
+            in_stage = _in_stage(config, stage, corpora[name])
+            steps[name, n] = stepper(in_stage, corpora[name], device)
+            n_steps[name, n] = max(_STEPS, len(config.train.mem_lens(stage[2])))
+    for key, step in steps.items():
+        for _ in range(n_steps[key]):
             step()
     taken: dict[tuple[str, int], list[float]] = {key: [] for key in steps}
     first_began = time.perf_counter()
@@ -59,11 +60,11 @@ def paces(configs: Mapping[str, Config], seconds: float = math.inf) -> dict[str,
             break
         for key, step in steps.items():
             began = time.perf_counter()
-            for _ in range(_STEPS):
+            for _ in range(n_steps[key]):
                 step()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            taken[key].append((time.perf_counter() - began) / _STEPS)
+            taken[key].append((time.perf_counter() - began) / n_steps[key])
     return {
         name: [float(f"{median(taken[name, n]):.5g}") for n in range(len(stages_of(config)))]
         for name, config in configs.items()

@@ -162,13 +162,16 @@ def _loss_weights(state: TrainState, settings: TrainConfig) -> tuple[Tensor | No
 
 
 def random_mem_len(settings: TrainConfig, mem_len: int, step: int) -> int:
-    """Return how much of the memory a step reads: a function of seed and step."""
-    shortest = settings.random_mem_len
-    if shortest is None or mem_len <= shortest:
+    """Return how much of the memory a step reads: a function of seed and step.
+
+    As many steps as there are lengths read each of them once, in random order.
+    """
+    lengths = settings.mem_lens(mem_len)
+    if len(lengths) == 1:
         return mem_len
-    draw = np.random.default_rng([_MEM_LEN, settings.seed, step])
-    n_halvings = int(math.log2(mem_len / shortest))
-    return mem_len >> int(draw.integers(n_halvings + 1))
+    around, place = divmod(step, len(lengths))
+    draw = np.random.default_rng([_MEM_LEN, settings.seed, around])
+    return lengths[draw.permutation(len(lengths))[place]]
 
 
 def _partly_reset(state: TrainState, settings: TrainConfig) -> list[Memory | None]:
