@@ -25,6 +25,7 @@ VARIANTS = {
     "post-norm": {},
     "SwiGLU, a pair of biases for each layer": {
         "norm_first": True,
+        "final_norm": True,
         "activation": "swiglu",
         "tie_biases": False,
     },
