@@ -87,7 +87,13 @@ VARIANTS = {
         "n_positions": 9,
     },
     "gpt with a cache": {"kind": "gpt"},
-    "gpt with key offset": {"kind": "gpt", "key_offset": True},
+    "gpt, modern": {
+        "kind": "gpt",
+        "key_offset": True,
+        "scalable_softmax": True,
+        "embedding_residual": True,
+        "qk_norm": True,
+    },
     "gpt with limited attention": {"kind": "gpt", "attn_len": 4, "qk_norm": True, "norm": "rms"},
 }
 # What each layer put out is remembered, so that it shows where segments begin.

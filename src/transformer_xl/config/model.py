@@ -288,6 +288,9 @@ class _WithHeads(ModelConfig):
     scalable_softmax: bool = False
     """Scale queries with the logarithm of how many keys they see, for each head by a learned
     factor, so that more keys do not make attention more diffuse (Nakanishi, 2025)."""
+    embedding_residual: bool = False
+    """Embedding residuals: the input of every layer but the first is a learned mix of the output
+    of the layer before it and the normalized input of the first layer."""
     attn_dropout: Fraction = 0.0
     """Dropout on the attention weights."""
     ff_dropout: Fraction | None = None
@@ -300,6 +303,11 @@ class _WithHeads(ModelConfig):
             self.d_head is not None or self.d_model % self.n_head == 0,
             f"n_head={self.n_head} must divide d_model={self.d_model}; "
             "change one of them or set d_head",
+        )
+        require(
+            not self.embedding_residual or self.n_layer > 1,
+            f"embedding_residual=True with n_layer={self.n_layer}: there is no layer behind the "
+            "first",
         )
 
 
@@ -327,9 +335,6 @@ class TransformerXLConfig(_WithHeads):
     """Normalize the output of the last layer, for pre-norm; the authors' pre-norm does not."""
     tie_biases: bool = True
     """Share the attention biases u and v across layers (the paper)."""
-    embedding_residual: bool = False
-    """Embedding residuals: the input of every layer but the first is a learned mix of the output
-    of the layer before it and the normalized input of the first layer."""
     input_recurrence: bool = False
     """Add to the embedding of each token the input of the token before it, times a learned factor
     for each feature: a linear recurrence, which the memory carries across segments."""
@@ -361,11 +366,6 @@ class TransformerXLConfig(_WithHeads):
             not (self.enhanced_recurrence and self.attn_type in (2, 3)),
             f"enhanced_recurrence=True with attn_type={self.attn_type}: absolute positions would "
             "be added to states that hold older ones; use attn_type 0 or 1",
-        )
-        require(
-            not self.embedding_residual or self.n_layer > 1,
-            f"embedding_residual=True with n_layer={self.n_layer}: there is no layer behind the "
-            "first",
         )
         require(
             not (self.input_recurrence and self.enhanced_recurrence),

@@ -176,12 +176,12 @@ def _linear_flop(x_shape: Shape, w_shape: Shape, *_: object, **__: object) -> in
     return 2 * math.prod(x_shape) * w_shape[0]
 
 
-def _figures(result: Result, *, alone: bool = True) -> dict[str, object]:
+def _figures(result: Result, *, alone: bool = True) -> Found:
     """Return what is stored of an evaluation: of the model alone, or with an n-gram cache."""
     nll, share = result.nll, 1.0
     if alone and result.nll_without_cache is not None:
         nll, share = result.nll_without_cache, result.nll_without_cache / result.nll
     bits = result.bits_per_byte
-    figures = {"nll": nll, "ppl": math.exp(nll), "bits_per_token": nll / math.log(2)}
+    figures: Found = {"nll": nll, "ppl": math.exp(nll), "bits_per_token": nll / math.log(2)}
     figures["bits_per_byte"] = None if bits is None else share * bits
     return figures | {name: getattr(result, name) for name in ("tokens", "mem_len", "ext_len")}
