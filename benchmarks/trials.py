@@ -1,0 +1,160 @@
+"""What each component of a recipe brings: trainings at equal time without it, or with another one.
+
+    python benchmarks/trials.py python-stdlib --minutes 5 --seeds 1 2 3 --json results/trials.json
+    python benchmarks/trials.py ptb-char --minutes 5 --seeds 1 2 3 --json results/trials.json
+
+A trial is the recipe modern-xl with some settings changed. As in `txl compare`, it makes as many
+steps as take the time, which was measured for all in turns. Losses are those of the validation
+text, in bits per token, of the model alone. p is that of Welch's t-test (two-sided) of the seeds of
+a trial against those of the recipe. A component is kept if the recipe without it is worse, and
+another one is adopted if the recipe with it is better, at p < 0.05.
+"""
+
+import argparse
+import statistics
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from result_file import rounded, write_result_file
+from scipy.stats import ttest_ind
+from turns import circumstances
+
+from transformer_xl.config import Config, DataConfig, load_recipe
+from transformer_xl.studies import markdown_table
+from transformer_xl.studies.compare import Comparison, Plan
+
+RECIPE = "modern-xl"
+SHORT = {
+    "model.mem_len": 128,
+    "train.random_mem_len": None,
+    "train.stages": ((0.0, 32, 32), (0.15, 64, 64), (0.3, 128, 128)),
+}
+TRIALS: dict[str, dict[str, Any]] = {
+    RECIPE: {},
+    "without key_offset": {"model.key_offset": False},
+    "without scalable_softmax": {"model.scalable_softmax": False},
+    "without clamp_len": {"model.clamp_len": None},
+    "a memory of 128, not random": SHORT,
+    "memories up to 4,096": {
+        "model.mem_len": 4096,
+        "train.stages": ((0.0, 32, 32), (0.15, 64, 64), (0.3, 128, 128), (0.45, 128, 4096)),
+    },
+    "without embedding_residual": {"model.embedding_residual": False},
+    "without input_recurrence": {"model.input_recurrence": False},
+    "without qk_norm": {"model.qk_norm": False},
+    "RMSNorm": {"model.norm": "rms"},
+    "squared ReLU": {"model.activation": "relu_squared"},
+    "SwiGLU, as many weights": {"model.activation": "swiglu", "model.d_inner": 683},
+    "weight decay 0.1": {"train.weight_decay": 0.1},
+    "half the streams": {"train.batch_size": 8},
+    "half the learning rates": {"train.lr": 1.5e-3, "train.muon_lr": 0.005},
+}
+"""By name: the settings that a trial changes."""
+CORPORA = {
+    "python-stdlib": DataConfig(name="python-stdlib", split_by="file", vocab="bytes"),
+    "ptb-char": DataConfig(
+        vocab="words",
+        path="../shared/data/ptb/ptb.char.train.txt",
+        valid_path="../shared/data/ptb/ptb.char.valid.txt",
+        test_path="../shared/data/ptb/ptb.char.test.txt",
+    ),
+}
+LEVEL = 0.05
+
+
+def changed(recipe: Config, settings: Mapping[str, Any]) -> Config:
+    """Return the recipe with other settings, by section and name."""
+    sections = {"model": recipe.model, "train": recipe.train}
+    for section, values in sections.items():
+        own = {
+            name.partition(".")[2]: x for name, x in settings.items() if name.startswith(section)
+        }
+        sections[section] = replace(values, **own)
+    return replace(recipe, **sections)
+
+
+def rows_of(losses: Mapping[str, list[float]]) -> list[dict[str, Any]]:
+    """Return a row for each trial: mean, standard deviation, difference to the recipe, and p."""
+    base, rows = losses[RECIPE], []
+    for name, values in losses.items():
+        row = {"trial": name, "seeds": len(values), "mean": statistics.fmean(values)}
+        row["std"] = statistics.stdev(values) if len(values) > 1 else None
+        row["difference"] = row["mean"] - statistics.fmean(base)
+        row["p"] = None
+        if name != RECIPE and min(len(values), len(base)) > 1:
+            row["p"] = float(ttest_ind(values, base, equal_var=False).pvalue)
+        rows.append(row)
+    return rows
+
+
+def verdict(row: Mapping[str, Any]) -> str:
+    """Return what a row says about the recipe."""
+    if row["p"] is None:
+        return ""
+    if row["p"] >= LEVEL:
+        return "within the spread"
+    return "better" if row["difference"] < 0 else "worse"
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Format rows as Markdown, the best first."""
+    heads = ["trial", "bits per token", "difference", "p", ""]
+    cells = [
+        [
+            row["trial"],
+            f"{row['mean']:.4f}" + ("" if row["std"] is None else f" ± {row['std']:.4f}"),
+            f"{row['difference']:+.4f}",
+            "" if row["p"] is None else f"{row['p']:.3f}",
+            verdict(row),
+        ]
+        for row in sorted(rows, key=lambda row: row["mean"])
+    ]
+    return markdown_table(heads, cells)
+
+
+def main() -> None:
+    """Make the trials that have not been made, and print their table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("corpus", choices=CORPORA)
+    parser.add_argument("--trials", nargs="+", choices=TRIALS, default=list(TRIALS))
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--tokens", type=int, help="of the validation text, from its start")
+    parser.add_argument("--out", type=Path, default=Path("runs/trials"))
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    given = parser.parse_args()
+    recipe = load_recipe(RECIPE)
+    models = {
+        name: changed(recipe, TRIALS[name]) for name in {RECIPE: 0, **dict.fromkeys(given.trials)}
+    }
+    plan = Plan(
+        data=CORPORA[given.corpus],
+        models=models,
+        minutes=given.minutes,
+        seeds=tuple(given.seeds),
+        factors=(1.0,),
+        eval_tokens=given.tokens,
+    )
+    comparison = Comparison(plan, given.out / given.corpus, print)
+    comparison.go()
+    losses = {
+        name: [
+            run.found["valid"]["bits_per_token"]
+            for run in comparison.planned()
+            if (run.model, run.phase) == (name, "run") and "valid" in run.found
+        ]
+        for name in models
+    }
+    rows = rows_of({name: x for name, x in losses.items() if x})
+    print(table(rows))
+    if given.json:
+        about = circumstances() | {"corpus": given.corpus, "minutes": given.minutes}
+        write_result_file(given.json, rounded(about | {"rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
