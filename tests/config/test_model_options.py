@@ -46,6 +46,10 @@ OPTIONS = {
     [
         ({"embedding_residual": True, "n_layer": 1}, "embedding_residual=True with n_layer=1"),
         (
+            {"key_offset": True, "enhanced_recurrence": True},
+            "key_offset=True with enhanced_recurrence=True: .*; choose one",
+        ),
+        (
             {"input_recurrence": True, "enhanced_recurrence": True},
             "input_recurrence=True with enhanced_recurrence=True: .*; choose one",
         ),

@@ -16,6 +16,7 @@ from transformer_xl.inference.evaluate import (
     SlidingWindow,
     WithMemory,
     evaluate,
+    ngram_cache,
     plan_ngram_cache,
 )
 from transformer_xl.inference.evaluate.ngram_cache import (
@@ -23,9 +24,9 @@ from transformer_xl.inference.evaluate.ngram_cache import (
     FIRST_WEIGHT,
     NGramCache,
     SortedContexts,
-    cached_nll,
+    cached_nats,
 )
-from transformer_xl.model import build_model
+from transformer_xl.model import MemoryLimitError, build_model
 
 V = 5
 
@@ -95,39 +96,67 @@ def test_probabilities_with_the_counts_of_another_text_sum_to_one(repetitive):
         cache.read(token, 1 / V, other.counts(text[: t + 1])[-1].tolist())
 
 
+def nats(text, nll, other=None, scored=None):
+    nll = np.full(len(text) - 1, nll)
+    is_scored = np.ones(len(nll), bool) if scored is None else scored
+    return cached_nats(np.asarray(text), nll, is_scored, other)
+
+
 def test_a_text_of_the_training_costs_less_with_its_counts(repetitive):
-    nll = np.full(len(repetitive) - 1, math.log(V))
-    assert (
-        cached_nll(repetitive, nll, SortedContexts(repetitive)).sum()
-        < 0.8 * cached_nll(repetitive, nll).sum()
-    )
+    other = SortedContexts(repetitive)
+    assert nats(repetitive, math.log(V), other) < 0.8 * nats(repetitive, math.log(V))
+
+
+def test_counts_of_blocks_are_those_of_the_whole(repetitive, monkeypatch):
+    other, text = SortedContexts(repetitive[:500]), repetitive[300:]
+    whole = nats(text, math.log(V), other)
+    monkeypatch.setattr(ngram_cache, "_BLOCK", 37)
+    assert nats(text, math.log(V), other) == pytest.approx(whole, rel=1e-12)
 
 
 def test_a_text_without_a_context_has_no_counts():
     for text in ([1], [1, 2]):
         found = SortedContexts(np.array(text, np.int64)).counts(np.array([1, 2, 3]))
         assert not found.any()
+    with pytest.raises(InputError, match="at least 1"):
+        SortedContexts(np.array([], np.int64))
+
+
+def test_tokens_at_the_end_of_their_type_are_counted():
+    """Corpora store tokens in the smallest type that holds them."""
+    text = [65535, 3, 65535, 3, 65535, 3, 5]
+    expected = SortedContexts(np.array(text, np.int64)).counts(np.array(text, np.int64))
+    assert expected.any()
+    small = np.array(text, np.uint16)
+    assert np.array_equal(SortedContexts(small).counts(small), expected)
 
 
 def test_what_is_read_again_costs_little():
     passage = np.random.default_rng(1).integers(1000, size=200)
-    nll = np.full(999, math.log(1000))
-    mixed = cached_nll(np.tile(passage, 5), nll)
-    assert mixed[:150] == pytest.approx(nll[:150], rel=0.1)
-    assert mixed[-200:].mean() < 0.2
+    once, again = (nats(np.tile(passage, n), math.log(1000)) for n in (4, 5))
+    assert (again - once) / 200 < 0.2
 
 
 def test_what_the_model_excludes_stays_possible():
-    assert np.isfinite(cached_nll(np.arange(30) % 3, np.full(29, 1e6))).all()
+    assert np.isfinite(nats(np.arange(30) % 3, 1e6))
 
 
-def test_tokens_without_a_score_are_counted():
-    passage = np.arange(30)
-    nll = np.full(59, 3.0)
-    nll[:30] = math.nan
-    mixed = cached_nll(np.tile(passage, 2), nll)
-    assert np.isnan(mixed[:30]).all()
-    assert mixed[40:].mean() < 2
+def test_a_loss_that_is_no_number_stays_one():
+    assert np.isnan(nats(np.arange(30) % 3, math.nan))
+
+
+def test_tokens_that_do_not_count_are_read_up_to_the_last_that_does():
+    passage = np.tile(np.arange(30), 2)
+    second = np.arange(59) >= 40
+    assert nats(passage, 3.0, scored=second) < 2 * second.sum()
+    first = np.arange(59) < 7
+    assert nats(passage, 3.0, scored=first) == nats(passage[:8], 3.0)
+
+
+def test_a_text_whose_counts_exceed_the_memory_is_an_error(monkeypatch):
+    monkeypatch.setattr(ngram_cache, "BYTES", 1 << 60)
+    with pytest.raises(MemoryLimitError, match="the n-gram cache"):
+        nats(np.arange(30) % 3, 1.0)
 
 
 @pytest.mark.parametrize("lengths", [{"segment_len": 7}, {"batch_size": 4}])
@@ -135,8 +164,8 @@ def test_segments_and_batches_do_not_change_what_it_has_read(model, text, length
     text, model = text % 3, model.double()
     whole = evaluate(model, text, WithMemory(ngram_cache=True, mem_len=len(text)))
     parts = evaluate(model, text, WithMemory(ngram_cache=True, mem_len=len(text), **lengths))
-    assert parts.nll == pytest.approx(whole.nll, rel=1e-9)
-    assert whole.nll < whole.nll_without_cache
+    assert parts.nll_with_cache == pytest.approx(whole.nll_with_cache, rel=1e-9)
+    assert whole.nll_with_cache < whole.nll
 
 
 WAYS = [
@@ -150,10 +179,9 @@ WAYS = [
 def test_the_loss_of_the_model_alone_is_reported_beside_it(model, text, how):
     alone = evaluate(model, text, how)
     mixed = evaluate(model, text, replace(how, ngram_cache=True))
-    assert alone.nll_without_cache is None
-    assert mixed.nll_without_cache == pytest.approx(alone.nll, rel=1e-6)
-    assert mixed.nll != alone.nll
-    assert mixed.ppl == pytest.approx(math.exp(mixed.nll))
+    assert alone.nll_with_cache is None
+    assert mixed.nll == pytest.approx(alone.nll, rel=1e-6)
+    assert mixed.nll_with_cache != mixed.nll
 
 
 def test_completions_alone_count(tiny_config, text):
@@ -166,14 +194,15 @@ def test_completions_alone_count(tiny_config, text):
         evaluate(model, text, WithMemory(ngram_cache=on, segment_len=60)) for on in (False, True)
     )
     assert mixed.tokens == alone.tokens < 59
-    assert mixed.nll_without_cache == pytest.approx(alone.nll)
+    assert mixed.nll == pytest.approx(alone.nll)
+    assert mixed.nll_with_cache > 0
 
 
 def test_counts_of_the_training_text_are_mixed_in_by_any_strategy(model, text):
     read = evaluate(model, text, WithMemory(ngram_cache=True))
     both = evaluate(model, text, WithMemory(ngram_cache=SortedContexts(text)))
-    assert both.nll < read.nll
-    assert both.nll_without_cache == read.nll_without_cache
+    assert both.nll_with_cache < read.nll_with_cache
+    assert both.nll == read.nll
     assert plan_ngram_cache(EvalConfig(), lambda: text) is False
     assert plan_ngram_cache(EvalConfig(ngram_cache="read"), lambda: text) is True
     planned = plan_ngram_cache(EvalConfig(ngram_cache="training"), lambda: text)

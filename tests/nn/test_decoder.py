@@ -29,6 +29,7 @@ VARIANTS = {
     "key offset": {"key_offset": True, "mem_len": 5},
     "scalable softmax, limited attention": {"scalable_softmax": True, "attn_len": 5},
     "key offset, no memory": {"key_offset": True, "mem_len": 0},
+    "key offset, its own key alone": {"key_offset": True, "attn_len": 1},
     "key offset, documents, limited attention": {"key_offset": True, "reset_at": 5, "attn_len": 4},
     "input recurrence": {"input_recurrence": True, "mem_len": 5},
     "input recurrence, no memory": {"input_recurrence": True, "mem_len": 0},

@@ -131,3 +131,30 @@ def test_a_part_of_the_memory_is_read_and_all_of_it_kept(begun, toy_recipe):
             assert torch.equal(states, whole)
         read.append(length)
     assert len({*read}) > 2
+
+
+def test_what_is_not_read_is_forgotten_where_a_document_begins(begun, toy_recipe):
+    """A step with all of the memory and one with a part leave the same positions visible."""
+    model = {"mem_len": 24, "dropout": 0.0, "attn_dropout": 0.0}
+    settings = {"segment_len": 6, "accumulate": 2, "reset_memory": 0.2}
+    data = replace(toy_recipe().data, reset_at="e")
+    masks = []
+    for random in (None, 3):
+        recipe = toy_recipe(model=model, train=settings | {"random_mem_len": random})
+        training, found = begun(replace(recipe, data=data)), []
+        for _ in range(12):
+            training.step()
+            mems = training.state.mems
+            found.append(torch.cat([len(x) - x.forgotten for x in mems]))
+        masks.append(torch.stack(found))
+    assert torch.equal(*masks)
+    assert len(masks[0].unique()) > 6
+
+
+def test_a_recurrent_state_is_carried_from_step_to_step(begun, toy_recipe):
+    lstm = {"kind": "lstm", "n_head": 8, "d_inner": 2048, "mem_len": 0, "attn_dropout": 0.0}
+    training, read = begun(toy_recipe(model=lstm)), []
+    training.state.model.register_forward_pre_hook(lambda _, given: read.append(given[1]))
+    for _ in range(2):
+        training.step()
+    assert [None if x is None else len(x) for x in read] == [None, None, 1, 1]

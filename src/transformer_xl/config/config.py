@@ -88,6 +88,7 @@ class Config:
             about = f"model.kind={self.model.kind!r}: its layers"
             yield self.train, Unused("recompute", f"{about} keep what they computed")
             yield self.train, Unused("compile", f"{about} run as their library wrote them")
+            yield self.train, Unused("random_mem_len", f"{about} have a state, not positions")
         elif not self.model.mem_len:
             for name in ("reset_memory", "random_mem_len"):
                 yield self.train, Unused(name, "model.mem_len=0: no memory")

@@ -368,6 +368,11 @@ class TransformerXLConfig(_WithHeads):
             "be added to states that hold older ones; use attn_type 0 or 1",
         )
         require(
+            not (self.key_offset and self.enhanced_recurrence),
+            "key_offset=True with enhanced_recurrence=True: a key has a part of the input of the "
+            "position before, and the memory holds outputs; choose one",
+        )
+        require(
             not (self.input_recurrence and self.enhanced_recurrence),
             "input_recurrence=True with enhanced_recurrence=True: the memory of the first layer "
             "holds its outputs, not the input that the recurrence continues; choose one",

@@ -146,7 +146,8 @@ class Ring:
         self.make_room(M)
         self.first[row] = self.position - M
         slots = self._slots(self.position - M, self.position + 1)
-        self._write(self.tensors, memory.by_name(), slots, slice(row, row + 1))
+        begins = torch.zeros_like(self.first[row : row + 1])
+        self._write(self.tensors, memory.by_name(), slots, slice(row, row + 1), begins)
 
     def reset(self, rows: Rows) -> None:
         """Have some streams begin with the next position."""
@@ -187,7 +188,7 @@ class Ring:
         new = tuple(
             [x.new_zeros(*x.shape[:2], capacity, x.shape[3]) for x in layers] for layers in tensors
         )
-        self._write(new, tensors, slots, slice(None))
+        self._write(new, tensors, slots, slice(None), self.first - (self.position - M))
         # In one assignment, so that an interrupt leaves a consistent ring.
         self.tensors, self.capacity, self._origin = new, capacity, self.position - M
 
@@ -197,6 +198,7 @@ class Ring:
         tensors: Sequence[Sequence[Tensor]],
         slots: Int[Tensor, " positions"],
         rows: slice,
+        begins: Int[Tensor, " rows"],
     ) -> None:
         """Write the newest positions of some streams, each of its own token.
 
@@ -205,16 +207,15 @@ class Ring:
             tensors: The positions, oldest first.
             slots: Their slots, and that of the next one.
             rows: Which streams.
+            begins: Which of the positions is the first of each stream.
         """
         for layers, of_layers in zip(ring, tensors, strict=True):
             for x, new in zip(layers, of_layers, strict=True):
                 x[:, rows, slots[:-1]] = new.to(x.dtype)
         if not self.n_offset or len(slots) == 1:
             return
-        position = (
-            torch.arange(len(slots) - 1, device=slots.device) + self.position - len(slots) + 2
-        )
-        is_first = (position == self.first[rows, None])[None, :, :, None]
+        place = torch.arange(1, len(slots), device=slots.device)
+        is_first = (place == begins[:, None])[None, :, :, None]
         for x, new in zip(ring[0], tensors[0], strict=True):
             last = x[:, rows, :, -self.n_offset :]
             last[:, :, slots[0]] = 0

@@ -96,6 +96,10 @@ class CompiledStep(Step):
             ring.first[tokens == reset_at] = ring.position
         n_seen = (ring.position + 1 - ring.first).clamp_(max=self._limit)
         newest = ring.next_slot
+        if ring.n_offset and (begins := ring.first == ring.position).any():
+            # The first key of a document has nothing of the token before.
+            for keys in ring.keys:
+                keys[:, begins, newest, -ring.n_offset :] = 0
         if self._is_recurrent:
             x = recurrent(model, ring, x, ring.position, (newest - 1) % ring.capacity)
             ring.inputs[:, newest] = x
@@ -178,7 +182,8 @@ class CapturedStep(Step):
         if n_offset:
             # The first of a document has no token before it, nor has the oldest.
             before = keys[..., -n_offset:].index_select(2, self._newest).permute(1, 2, 0, 3)
-            before = before.masked_fill((n_seen == 1)[:, None, None, None], 0)
+            begins = self._ring.first == self._position
+            before = before.masked_fill(begins[:, None, None, None], 0)
             k = torch.cat([k[..., :-n_offset], before], -1)
             keys[..., -n_offset:].index_fill_(2, after, 0)
         attended = triton.attend_step(

@@ -332,7 +332,7 @@ void attend(const Step &s, Buffers<R> &buffers, Private<R> &own, int layer, int 
         const int own_features = K - s.n_offset;
         C *newest = keys + s.newest * K, *next = keys + (s.newest + 1) % s.capacity * K;
         for (int e = 0; e < K; ++e) {
-            if (e < own_features || s.seen[b] == 1) put(newest + e, e < own_features ? k[e] : R(0));
+            if (e < own_features) put(newest + e, k[e]);
             put(values + s.newest * K + e, value[e]);
         }
         if (next != newest)

@@ -49,8 +49,12 @@ FACTORS = (0.5, 1.0, 2.0, 4.0)
 """Factors of the learning rates of a recipe that are searched."""
 _PACE_SHARE = 0.1
 """Share of the time of a run that measuring the pace of a contestant takes, about, at most."""
-_NOT_DYNAMIC = {x.name: x.default for x in fields(EvalConfig) if x.name.startswith("dynamic")}
-"""Defaults of the settings of dynamic evaluation, by name."""
+_ALONE = {
+    x.name: x.default
+    for x in fields(EvalConfig)
+    if x.name.startswith("dynamic") or x.name == "ngram_cache"
+}
+"""Defaults of the settings of dynamic evaluation and of the n-gram cache, by name."""
 
 
 def contestants() -> list[str]:
@@ -352,7 +356,8 @@ class Comparison:
             self._say(f"{len(tasks) - len(left)} of {len(tasks)} runs have been made before")
         for task in left:
             try:
-                found = measured(task.config, task.folder, n_tokens=self.plan.eval_tokens)
+                is_final, n_tokens = task.run.phase == "run", self.plan.eval_tokens
+                found = measured(task.config, task.folder, n_tokens=n_tokens, counts=is_final)
                 trained = found["training"]
                 line = (
                     f"{found['valid']['nll']:.4f} nats on the validation text, "
@@ -381,8 +386,8 @@ def plan_training(
 ) -> Config:
     """Return a contestant's recipe with the corpus, steps, learning rate and seed of one run.
 
-    The run is evaluated at its end only, without dynamic evaluation and with the memory length of
-    the recipe. The warmup is at most a tenth of the steps.
+    The run is evaluated at its end only, without dynamic evaluation and an n-gram cache, and with
+    the memory length of the recipe. The warmup is at most a tenth of the steps.
 
     Args:
         recipe: The recipe of the contestant. It is not modified.
@@ -409,5 +414,5 @@ def plan_training(
         recipe,
         data=data,
         train=training,
-        eval=replace(recipe.eval, mem_lens=(), **_NOT_DYNAMIC),
+        eval=replace(recipe.eval, mem_lens=(), **_ALONE),
     )

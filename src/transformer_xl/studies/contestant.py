@@ -30,18 +30,21 @@ _OF_MACHINE = ("processor", "instructions", "gpu", "threads")
 """What is recorded of the machine of a run."""
 
 
-def measured(config: Config, folder: Path, *, n_tokens: int | None = None) -> Found:
+def measured(
+    config: Config, folder: Path, *, n_tokens: int | None = None, counts: bool = False
+) -> Found:
     """Train a contestant, or resume it, and measure it.
 
     Args:
         config: Its recipe.
         folder: Its run folder.
         n_tokens: Evaluate on this many tokens from the start of each split. None: on all.
+        counts: Measure it with an n-gram cache and the counts of the training text, too.
 
     Returns:
         ``training``: tokens, seconds, steps and FLOPs; ``valid`` and ``test``: the losses, with the
-        memory length that is best on the validation text; ``with_counts``: that of the test text
-        with an n-gram cache and the counts of the training text; and the machine.
+        memory length that is best on the validation text; ``with_counts``: with ``counts``,
+        that of the test text; and the machine.
     """
     corpus = prepare(config.data, lambda _: None)
     # Required, although no sample is written.
@@ -79,10 +82,12 @@ def measured(config: Config, folder: Path, *, n_tokens: int | None = None) -> Fo
             mem_lens = [factor * config.model.mem_len for factor in MEM_LENS]
             best = min(mem_lens, key=lambda mem_len: losses("valid", mem_len, n).nll)
         result["valid"] = _figures(losses("valid", best))
-        counts = SortedContexts(np.asarray(corpus.split("train")))
-        tested = losses(split, best, ngram_cache=counts)
+        contexts = SortedContexts(np.asarray(corpus.split("train"))) if counts else False
+        tested = losses(split, best, ngram_cache=contexts)
         result["test"] = _figures(tested) | {"split": split}
-        result["with_counts"] = _figures(tested, alone=False)
+        if tested.nll_with_cache is not None:
+            bits = {"bits_per_token": tested.nll_with_cache / math.log(2)}
+            result["with_counts"] = bits | {"bits_per_byte": tested.bits_per_byte_with_cache}
     return result | {"machine": machine | {"torch": str(torch.__version__)}}
 
 
@@ -176,12 +181,6 @@ def _linear_flop(x_shape: Shape, w_shape: Shape, *_: object, **__: object) -> in
     return 2 * math.prod(x_shape) * w_shape[0]
 
 
-def _figures(result: Result, *, alone: bool = True) -> Found:
-    """Return what is stored of an evaluation: of the model alone, or with an n-gram cache."""
-    nll, share = result.nll, 1.0
-    if alone and result.nll_without_cache is not None:
-        nll, share = result.nll_without_cache, result.nll_without_cache / result.nll
-    bits = result.bits_per_byte
-    figures: Found = {"nll": nll, "ppl": math.exp(nll), "bits_per_token": nll / math.log(2)}
-    figures["bits_per_byte"] = None if bits is None else share * bits
-    return figures | {name: getattr(result, name) for name in ("tokens", "mem_len", "ext_len")}
+def _figures(result: Result) -> Found:
+    names = ("nll", "ppl", "bits_per_token", "bits_per_byte", "tokens", "mem_len", "ext_len")
+    return {name: getattr(result, name) for name in names}

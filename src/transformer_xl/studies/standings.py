@@ -105,7 +105,10 @@ def _row(long_runs: Runs, runs: Runs, unit: str) -> Found:
         "mean": statistics.fmean(losses),
         "std": statistics.stdev(losses) if len(losses) > 1 else None,
         "valid": statistics.fmean(bits(run, unit, "valid") for run in long_runs),
-        "with_counts": statistics.fmean(bits(run, unit, "with_counts") for run in long_runs),
+        # Runs of earlier versions do not have it.
+        "with_counts": statistics.fmean(bits(run, unit, "with_counts") for run in long_runs)
+        if all("with_counts" in run.found for run in long_runs)
+        else None,
         "mem_len": first.found["test"]["mem_len"],
         **{x: trained[0][x] for x in ("parameters", "inside", "mflop_per_token")},
         "dtype": " and ".join(sorted({each["dtype"] for each in trained})),

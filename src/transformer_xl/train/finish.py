@@ -71,14 +71,15 @@ def finish(
     ngram_cache = False
     if isinstance(corpus, Corpus):
         ngram_cache = plan_ngram_cache(settings, lambda: corpus.split("train"))
-    more = {"segment_len": segment_len, "ngram_cache": ngram_cache}
+    more = {"vocab": vocab, "n_bytes": n_bytes, "segment_len": segment_len}
 
     def measure(mem_len: int | None) -> dict[str, Any]:
         evaluation = settings if mem_len is None else replace(settings, mem_len=mem_len)
         name = "a window" if mem_len is None else f"memory {mem_len:,}"
         progress = Progress.reading(model, len(ids) - 1, f"evaluating, {name}", quiet=quiet)
         with Precision(config.train.precision, device).autocast(), progress:
-            result = evaluate_by(evaluation, model, ids, vocab=vocab, n_bytes=n_bytes, **more)
+            cache = ngram_cache if mem_len == chosen else False
+            result = evaluate_by(evaluation, model, ids, ngram_cache=cache, **more)
         return result.row(split)
 
     lengths = Lengths.of(config.model, **settings.lengths_after(segment_len))
@@ -88,8 +89,7 @@ def finish(
     results = Results(**origin, test=rows[chosen], memory_curve=[*rows.values()])
     if len(rows) > 1:
         n_parameters = sum(p.numel() for p in model.parameters())
-        curve = [rows[mem_len] for mem_len in sorted(rows, key=lambda n: n or 0)]
-        folder.write_card("best", config.model, vocab, n_parameters, curve)
+        folder.write_card("best", config.model, vocab, n_parameters, [*rows.values()])
     # Compressors store all of the text, prompts included.
     is_all_counted = model.config.completion_at is None
     if isinstance(corpus, Corpus) and is_all_counted and corpus.vocab.token_bytes is not None:

@@ -83,13 +83,13 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
         ignored = torch.nan if targets.is_floating_point() else IGNORED
         targets = targets.masked_fill(weights == 0, ignored)
     lengths = {"mem_len": mem_len, "context": tokens.shape[1] - targets.shape[1]}
-    memories = _partly_reset(state, settings)
+    memories = read = _partly_reset(state, settings)
     read_len = random_mem_len(settings, mem_len, state.step)
-    if read_len < mem_len:
+    if is_part := read_len < mem_len:
         # All of the segment is remembered, whatever is read.
         lengths["mem_len"] = read_len + tokens.shape[1]
+        read = [memory and memory.last(read_len) for memory in memories]
     loss, mems = torch.zeros((), device=device), []
-    read = [memory if memory is None else memory.last(read_len) for memory in memories]
     segments = tokens.chunk(parts), read, targets.chunk(parts)
     for i, segment in enumerate(zip(*segments, strict=True)):
         with network.running(*segment, starts=starts[i], **lengths, is_last=i == parts - 1) as out:
@@ -102,11 +102,10 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
             if state.loss_scale != 1:
                 objective = objective * state.loss_scale
             objective.backward()
-        whole = memories[i]
-        if read_len < mem_len and whole is not None:
-            mems.append(whole.extend(out.mems.last(tokens.shape[1]).states, mem_len))
-        else:
-            mems.append(out.mems)
+        whole, after = memories[i], out.mems
+        if is_part and whole is not None:
+            after = _appended(whole, after, tokens.shape[1], mem_len)
+        mems.append(after.last(mem_len) if is_part else after)
         loss += part_loss.detach()
 
     trained = [p for p in state.model.parameters() if p.grad is not None]
@@ -172,6 +171,17 @@ def random_mem_len(settings: TrainConfig, mem_len: int, step: int) -> int:
     around, place = divmod(step, len(lengths))
     draw = np.random.default_rng([_MEM_LEN, settings.seed, around])
     return lengths[draw.permutation(len(lengths))[place]]
+
+
+def _appended(whole: Memory, after: Memory, T: int, mem_len: int) -> Memory:
+    """Return a memory with a segment of T positions, given the memory after it of what was read."""
+    appended = whole.extend(after.last(T).states, mem_len)
+    if after.forgotten is None:
+        return appended
+    n_visible = len(after) - after.forgotten
+    before = torch.zeros_like(n_visible) if appended.forgotten is None else appended.forgotten
+    # Where a document began in the segment, what was not read is forgotten, too.
+    return appended.forgetting(torch.where(n_visible <= T, len(appended) - n_visible, before))
 
 
 def _partly_reset(state: TrainState, settings: TrainConfig) -> list[Memory | None]:

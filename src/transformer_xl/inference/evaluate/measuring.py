@@ -15,7 +15,7 @@ from transformer_xl.config import EvalConfig
 from transformer_xl.data import Recordings, Vocab
 from transformer_xl.errors import InputError
 from transformer_xl.inference.evaluate.dynamic import Dynamic
-from transformer_xl.inference.evaluate.ngram_cache import SortedContexts, cached_nll
+from transformer_xl.inference.evaluate.ngram_cache import SortedContexts, cached_nats
 from transformer_xl.inference.evaluate.strategies import SlidingWindow, Strategy, WithMemory
 from transformer_xl.inference.evaluate.streams import Passage
 from transformer_xl.model import (
@@ -69,8 +69,9 @@ class Result:
     dynamic_lr: float | None = None
     dynamic_decay: float | None = None
     dynamic_eps: float | None = None
-    nll_without_cache: float | None = None
-    """With an n-gram cache: nats per token of the model alone."""
+    nll_with_cache: float | None = None
+    """Nats per token with an n-gram cache; the others are those of the model alone."""
+    bits_per_byte_with_cache: float | None = None
 
     def __repr__(self) -> str:
         known = {name: x for name, x in asdict(self).items() if x is not None}
@@ -87,10 +88,10 @@ class Result:
         """Write a :meth:`row`, of whatever memory, in a line."""
         name = f"window {row['window']:>5,}" if "window" in row else f"memory {row['mem_len']:>5,}"
         line = f"{name}: {row['nll']:.4f} nats, perplexity {row['ppl']:,.2f}"
-        if "nll_without_cache" in row:
-            line += f" ({row['nll_without_cache']:.4f} nats without the n-gram cache)"
         if "bits_per_byte" in row:
             line += f", {row['bits_per_byte']:.4f} bits per byte"
+        if "nll_with_cache" in row:
+            line += f"; with an n-gram cache {row['nll_with_cache']:.4f} nats"
         return line + f"   ({row['tokens']:,} tokens, {row['tokens_per_second']:,.0f} a second)"
 
 
@@ -114,8 +115,9 @@ def evaluate(
         ids: The text in tokens, or recordings.
         how: What each token is predicted from: :class:`WithMemory`, :class:`SlidingWindow` or
             :class:`Dynamic`. Recordings are read with memory. None: ``WithMemory()``. With its
-            ``ngram_cache``, predictions are mixed with what followed the same tokens before, in
-            the text from its beginning, whatever the ``batch_size``.
+            ``ngram_cache``, predictions are also mixed with what followed the same tokens before,
+            in the text from its beginning, whatever the ``batch_size``; with ``max_steps``, up to
+            the last token that is predicted, also between parts.
         token_bytes: The bytes of text of each token, for ``bits_per_byte``; 0: unknown, as of
             ``<unk>``. :func:`token_bytes_in` computes them.
         per_character: Whether the tokens are characters, for ``bpc``.
@@ -145,7 +147,8 @@ def evaluate(
         )
     lengths = how.lengths(config)
     is_text = not isinstance(ids, Recordings)
-    of_text = {"token_bytes": token_bytes is not None, "ngram_cache": how.ngram_cache is not False}
+    has_cache = how.ngram_cache is not False
+    of_text = {"token_bytes": token_bytes is not None, "ngram_cache": has_cache}
     of_text[type(how).__name__] = not isinstance(how, WithMemory)
     if not is_text and any(of_text.values()):
         wrong = next(name for name, is_given in of_text.items() if is_given)
@@ -170,8 +173,8 @@ def evaluate(
     # Accumulated on the device, which is synchronized once at the end.
     nats, n_read, n_counted = torch.zeros((), dtype=torch.float64, device=model.device), 0, 0
     counted: list[Tensor] = []
-    has_cache = how.ngram_cache is not False
-    cached = torch.full((n,), math.nan, dtype=torch.float64) if has_cache else None
+    # -log p of each target, and whether it was predicted and counts.
+    each, is_scored = np.zeros((2, n if has_cache else 0))
     began = time.perf_counter()
     with evaluating(model), torch.no_grad():
         for nll, places in how.losses(model, passage, lengths._replace(mem_len=longest)):
@@ -181,12 +184,10 @@ def evaluate(
             n_counted += int(is_counted.sum())
             if token_bytes is not None:
                 counted.append(places[is_counted])
-            if cached is not None:
-                cached[places[is_counted]] = nll.double().cpu()[is_counted]
-    total = without_cache = float(nats)
-    if cached is not None and passage.text is not None:
-        other = None if how.ngram_cache is True else how.ngram_cache or None
-        total = float(np.nansum(cached_nll(passage.text.numpy(), cached.numpy(), other)))
+            if has_cache:
+                each[places[is_counted]] = nll.double().cpu()[is_counted]
+                is_scored[places[is_counted]] = True
+    total = float(nats)
     seconds = time.perf_counter() - began
     if not n_counted:
         what = "completion" if is_text else "target"
@@ -206,8 +207,13 @@ def evaluate(
         batch_size=rows,
         seconds=seconds,
         tokens_per_second=n_read / seconds,
-        nll_without_cache=without_cache / n_counted if has_cache else None,
     )
+    if has_cache and passage.text is not None:
+        other = how.ngram_cache if isinstance(how.ngram_cache, SortedContexts) else None
+        with_cache = cached_nats(passage.text.numpy(), each, is_scored > 0, other) / n_counted
+        per_byte = None if n_bytes is None else with_cache / math.log(2) * n_counted / n_bytes
+        more = {"nll_with_cache": with_cache, "bits_per_byte_with_cache": per_byte}
+        result = replace(result, **more)
     return replace(result, **how.reported())
 
 

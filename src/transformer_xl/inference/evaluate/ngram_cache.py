@@ -8,11 +8,12 @@ occurred before:
 
 $$p \leftarrow (1 - \lambda)\, p + \lambda\, \frac{c(hw)}{c(h)}$$
 
-The counts are those of the text read so far, and may be those of another text, too, such as that of
-the training. The weight $\lambda$ depends on the text, on the length of the context, on its count,
-and on how many different tokens have followed it in the text read so far. It is learned from that
-text, too, by online expectation maximization: it moves towards the probability that the token came
-from the counts, $\lambda\, c(hw) / (c(h)\, p)$ with the $p$ on the left.
+The counts are those of the text read so far. Those of another text, such as that of the training,
+may be mixed in, too: for each context before those of the text itself. The weight $\lambda$ depends
+on the text, on the length of the context, on its count, and on how many different tokens have
+followed it in the text read so far. It is learned from that text by online expectation
+maximization: it moves towards the probability that the token came from the counts,
+$\lambda\, c(hw) / (c(h)\, p)$ with the $p$ on the left.
 """
 
 import math
@@ -20,9 +21,12 @@ from array import array
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from jaxtyping import Float, Int
+import torch
+from jaxtyping import Bool, Float, Int
 
 from transformer_xl.config import EvalConfig
+from transformer_xl.errors import InputError
+from transformer_xl.model import require_bytes
 
 CONTEXT_LENGTHS = (2, 3, 4, 5, 6, 8, 12, 24)
 """Lengths of the contexts that are counted, in tokens."""
@@ -33,8 +37,13 @@ more than the second."""
 _LEAST_WEIGHT = 1 / 4096
 """Weights are at least this, and at most one minus it."""
 _LEAST_PROBABILITY = 1e-300
+BYTES = 1_500
+"""Memory for each token that is read, at most, where hardly a context occurs twice."""
 MOST_TOKENS = 8_000_000
-"""The counts of another text are those of its last tokens: they take 40 bytes for each."""
+"""The counts of another text are those of its last tokens, which take 45 bytes each while they are
+sorted."""
+_BLOCK = 1 << 16
+"""Tokens that are counted in another text at once."""
 
 Count = tuple[int, int]
 """How often a token followed a context, and how often the context occurred."""
@@ -45,7 +54,7 @@ Followers = dict[int, int]
 class NGramCache:
     """Mixes the probabilities of a model with what followed the same tokens before.
 
-    It takes up to 1 kB of memory for each token that it has read.
+    It takes up to :data:`BYTES` of memory for each token that it has read.
 
     Example:
         >>> cache = NGramCache()
@@ -132,11 +141,16 @@ class SortedContexts:
 
     Args:
         text: The text, of which the last :data:`MOST_TOKENS` tokens count.
+
+    Raises:
+        InputError: It is empty.
     """
 
     def __init__(self, text: Int[np.ndarray, " length"]) -> None:
-        reverse = text[-MOST_TOKENS:][::-1].astype(np.int64) + 1
-        rank, n_sorted, places = reverse, 1, np.empty(0)
+        if not len(text):
+            raise InputError("a text of 0 tokens has no counts: it needs at least 1")
+        rank = text[-MOST_TOKENS:][::-1].astype(np.int64) + 1
+        self._tokens, n_sorted, places = np.append(rank, 0), 1, np.empty(0)
         # Twice as many tokens are a pair of ranks. 0 is the beginning of the text.
         while n_sorted <= CONTEXT_LENGTHS[-1]:
             behind = np.concatenate([rank[n_sorted:], np.zeros(min(n_sorted, len(rank)), np.int64)])
@@ -146,7 +160,6 @@ class SortedContexts:
             rank[places] = np.cumsum(np.append(1, keys[1:] != keys[:-1]))
             n_sorted *= 2
         self._places = places.astype(np.int32)
-        self._tokens = np.append(text[-MOST_TOKENS:][::-1] + 1, 0).astype(np.int32)
         # That of the whole text, which nothing follows.
         self._last = int(np.flatnonzero(places == 0)[0])
 
@@ -203,28 +216,40 @@ def plan_ngram_cache(
     return settings.ngram_cache is not None
 
 
-def cached_nll(
+def cached_nats(
     text: Int[np.ndarray, " length"],
     nll: Float[np.ndarray, " n"],
+    is_scored: Bool[np.ndarray, " n"],
     other: SortedContexts | None = None,
-) -> Float[np.ndarray, " n"]:
-    """Return -log p with a cache that reads a text from its beginning, in nats.
+) -> float:
+    """Return the sum of -log p with a cache that reads a text from its beginning, in nats.
 
     Args:
         text: The tokens.
-        nll: -log p of the model for each token but the first; NaN: the token is read, not scored.
-            The text may go on after the last one.
+        nll: -log p of the model for each token but the first.
+        is_scored: Which of them count. The others are read alone, up to the last one that counts.
         other: Another text whose counts are mixed in, too.
+
+    Raises:
+        MemoryLimitError: The cache does not fit into memory.
     """
-    cache, mixed = NGramCache(), nll.astype(np.float64)
-    first, *tokens = text[: len(nll) + 1].tolist()
-    cache.count(first)
-    elsewhere: list[list[Count]] = [[]] * len(tokens)
-    if other is not None:
-        elsewhere = other.counts(text[: len(nll) + 1])[1:].tolist()
-    for i, (token, x) in enumerate(zip(tokens, mixed.tolist(), strict=True)):
-        if math.isnan(x):
-            cache.count(token)
-        else:
-            mixed[i] = -math.log(cache.read(token, math.exp(-x), elsewhere[i]))
-    return mixed
+    n = int(np.flatnonzero(is_scored)[-1]) + 1
+    remedy = "read a part of the text, or leave out the cache"
+    require_bytes("the n-gram cache", BYTES * n, torch.device("cpu"), {"tokens": n}, remedy)
+    cache, total = NGramCache(), 0.0
+    cache.count(int(text[0]))
+    for start in range(0, n, _BLOCK):
+        places = slice(start, min(start + _BLOCK, n))
+        tokens = text[start + 1 : places.stop + 1]
+        elsewhere: list[list[Count]] = [[]] * len(tokens)
+        if other is not None:
+            before = max(start + 1 - CONTEXT_LENGTHS[-1], 0)
+            counts = other.counts(text[before : places.stop + 1])
+            elsewhere = counts[start + 1 - before :].tolist()
+        values = tokens.tolist(), nll[places].tolist(), is_scored[places].tolist(), elsewhere
+        for token, x, is_counted, found in zip(*values, strict=True):
+            if is_counted:
+                total -= math.log(cache.read(token, math.exp(-x), found))
+            else:
+                cache.count(token)
+    return total
