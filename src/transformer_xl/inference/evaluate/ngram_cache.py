@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Integer
 
 from transformer_xl.config import EvalConfig
 from transformer_xl.errors import InputError
@@ -45,8 +45,8 @@ sorted."""
 _BLOCK = 1 << 16
 """Tokens that are counted in another text at once."""
 
-Count = tuple[int, int]
-"""How often a token followed a context, and how often the context occurred."""
+Count = Sequence[int]
+"""Two numbers: how often a token followed a context, and how often the context occurred."""
 Followers = dict[int, int]
 """Counts of the tokens that followed a context."""
 
@@ -146,7 +146,7 @@ class SortedContexts:
         InputError: It is empty.
     """
 
-    def __init__(self, text: Int[np.ndarray, " length"]) -> None:
+    def __init__(self, text: Integer[np.ndarray, " length"]) -> None:
         if not len(text):
             raise InputError("a text of 0 tokens has no counts: it needs at least 1")
         rank = text[-MOST_TOKENS:][::-1].astype(np.int64) + 1
@@ -163,7 +163,7 @@ class SortedContexts:
         # That of the whole text, which nothing follows.
         self._last = int(np.flatnonzero(places == 0)[0])
 
-    def counts(self, text: Int[np.ndarray, " length"]) -> Int[np.ndarray, "length lengths 2"]:
+    def counts(self, text: Integer[np.ndarray, " length"]) -> Int[np.ndarray, "length lengths 2"]:
         """Return, for each token of another text and each of its contexts, a :data:`Count`."""
         counts = np.zeros((len(text), len(CONTEXT_LENGTHS), 2), dtype=np.int64)
         # Of the contexts before each token, and behind the last one: which places.
@@ -203,7 +203,7 @@ class SortedContexts:
 
 
 def plan_ngram_cache(
-    settings: EvalConfig, training_text: Callable[[], Int[np.ndarray, " length"]]
+    settings: EvalConfig, training_text: Callable[[], Integer[np.ndarray, " length"]]
 ) -> bool | SortedContexts:
     """Return the n-gram cache that settings ask for; False: none.
 
@@ -217,7 +217,7 @@ def plan_ngram_cache(
 
 
 def cached_nats(
-    text: Int[np.ndarray, " length"],
+    text: Integer[np.ndarray, " length"],
     nll: Float[np.ndarray, " n"],
     is_scored: Bool[np.ndarray, " n"],
     other: SortedContexts | None = None,
