@@ -30,9 +30,12 @@ PROGRAMS = {
         "clamp_len": 4,
         "attn_len": 5,
         "tie_biases": False,
+        "key_offset": True,
+        "scalable_softmax": True,
+        "embedding_residual": True,
     },
     "onnx, learned": {"attn_type": 1, "n_positions": 6, "enhanced_recurrence": True},
-    "torch": {},
+    "torch": {"key_offset": True, "scalable_softmax": True},
 }
 
 

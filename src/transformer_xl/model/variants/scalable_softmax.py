@@ -40,7 +40,8 @@ class ScalableSoftmax(nn.Module):
             n_seen = (n_seen - (first if first.ndim == 2 else first[:, None])).clamp(min=1)
         if view.attn_len is not None:
             n_seen = n_seen.clamp(max=view.attn_len)
-        return self.scaled(q, n_seen.expand(len(q), T))
+        # Not len(q), which is a number in a traced program.
+        return self.scaled(q, n_seen.expand(q.shape[0], T))
 
     def scaled(
         self, q: Float[Tensor, "B T H K"], n_seen: Int[Tensor, "B T"]
