@@ -174,7 +174,8 @@ def evaluate(
     nats, n_read, n_counted = torch.zeros((), dtype=torch.float64, device=model.device), 0, 0
     counted: list[Tensor] = []
     # -log p of each target, and whether it was predicted and counts.
-    each, is_scored = np.zeros((2, n if has_cache else 0))
+    each = np.zeros(n if has_cache else 0)
+    is_scored = np.zeros(len(each), bool)
     began = time.perf_counter()
     with evaluating(model), torch.no_grad():
         for nll, places in how.losses(model, passage, lengths._replace(mem_len=longest)):
@@ -210,7 +211,7 @@ def evaluate(
     )
     if has_cache and passage.text is not None:
         other = how.ngram_cache if isinstance(how.ngram_cache, SortedContexts) else None
-        with_cache = cached_nats(passage.text.numpy(), each, is_scored > 0, other) / n_counted
+        with_cache = cached_nats(passage.text.numpy(), each, is_scored, other) / n_counted
         per_byte = None if n_bytes is None else with_cache / math.log(2) * n_counted / n_bytes
         more = {"nll_with_cache": with_cache, "bits_per_byte_with_cache": per_byte}
         result = replace(result, **more)

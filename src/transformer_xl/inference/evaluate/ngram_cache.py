@@ -90,12 +90,15 @@ class NGramCache:
             elif followed is not None:
                 count = followed.get(token, 0), followed[_TOTAL]
                 p = self._mixed(p, count, (True, length), min(len(followed) - 1, 4))
-        self.count(token)
+        self._count(token, contexts)
         return p
 
     def count(self, token: int) -> None:
         """Count the next token, without a probability of it."""
-        for context, followers in zip(self._contexts(), self._followers, strict=False):
+        self._count(token, self._contexts())
+
+    def _count(self, token: int, contexts: list[bytes]) -> None:
+        for context, followers in zip(contexts, self._followers, strict=False):
             followed = followers.get(context)
             if followed is None:
                 followers[context] = token
@@ -154,7 +157,7 @@ class SortedContexts:
         # Twice as many tokens are a pair of ranks. 0 is the beginning of the text.
         while n_sorted <= CONTEXT_LENGTHS[-1]:
             behind = np.concatenate([rank[n_sorted:], np.zeros(min(n_sorted, len(rank)), np.int64)])
-            keys = rank * (rank.max(initial=0) + 1) + behind
+            keys = rank * (rank.max() + 1) + behind
             places = np.argsort(keys, kind="stable")
             keys = keys[places]
             rank[places] = np.cumsum(np.append(1, keys[1:] != keys[:-1]))
