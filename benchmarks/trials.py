@@ -49,7 +49,6 @@ TRIALS: dict[str, dict[str, Any]] = {
     "SwiGLU, as many weights": {"model.activation": "swiglu", "model.d_inner": 683},
     "weight decay 0.1": {"train.weight_decay": 0.1},
     "half the streams": {"train.batch_size": 8},
-    "half the learning rates": {"train.lr": 1.5e-3, "train.muon_lr": 0.005},
 }
 """By name: the settings that a trial changes."""
 CORPORA = {
@@ -138,6 +137,7 @@ def main() -> None:
         seeds=tuple(given.seeds),
         factors=(1.0,),
         eval_tokens=given.tokens,
+        counts=False,
     )
     comparison = Comparison(plan, given.out / given.corpus, print)
     comparison.go()

@@ -43,6 +43,15 @@ def test_a_text_of_ones_own_is_read_by_bytes(tmp_path, text, made, capsys):
     assert (out / "comparison.svg").exists()
 
 
+def test_settings_of_the_command_line_are_those_of_all_contestants(tmp_path, text, made):
+    words = ("--models", "txl", "lstm", "--rates", "1", "--no_baselines")
+    call(text, tmp_path / "out", *words, "--model.dropout", "0.3", "--train.batch_size", "4")
+    assert [(x.model.kind, x.model.dropout, x.train.batch_size) for _, x, _ in made] == [
+        ("transformer_xl", 0.3, 4),
+        ("lstm", 0.3, 4),
+    ]
+
+
 @pytest.mark.filterwarnings("ignore:PPMd is left out")
 def test_baselines_stand_beside_the_models(tmp_path, text):
     pytest.importorskip("pyppmd")
@@ -78,6 +87,8 @@ def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path, text, made,
         (("--minutes", "0"), "minutes=0"),
         (("--search_minutes", "-1"), "search_minutes=-1.0 must be above 0"),
         (("--tokens", "0"), "tokens=0 must be at least 2"),
+        (("--train.steps", "9"), "--train.steps 9 has no effect here"),
+        (("--model.dropout", "2"), "model.dropout=2.0"),
         (("--tokens", "-5"), "tokens=-5 must be at least 2"),
     ):
         assert main(["compare", str(text), "--out", str(tmp_path / "out"), *words]) == 2, words

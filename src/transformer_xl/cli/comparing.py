@@ -8,10 +8,25 @@ from typing import Annotated, Any
 import tyro
 
 from transformer_xl.cli.fitting import text_settings
-from transformer_xl.cli.given import Given, LoadsModels, PrintsResult, nothing
+from transformer_xl.cli.given import (
+    Given,
+    LoadsModels,
+    PrintsResult,
+    nothing,
+    refuse_others,
+)
 from transformer_xl.cli.printing import say, show
 from transformer_xl.cli.tables import can_plot, write_results
-from transformer_xl.config import DataConfig, load_recipe, recipe_names
+from transformer_xl.config import (
+    DataConfig,
+    ModelConfig,
+    TrainConfig,
+    load_recipe,
+    recipe_names,
+)
+
+_OF_THE_PLAN = ("steps", "minutes", "seed", "eval_every")
+"""Settings of the training that a comparison chooses."""
 
 
 @dataclass(kw_only=True)
@@ -26,6 +41,7 @@ class Compare(LoadsModels, PrintsResult):
     Examples:
       txl compare mine.txt --models txl gpt lstm --minutes 20 --out runs/compare
       txl compare ptb-char-cpu --models txl lstm mine.toml --seeds 1 2 3
+      txl compare words.txt --data.vocab words --model.dropout 0.2 --train.weight_decay 0.1
     """
 
     corpus: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CORPUS")]
@@ -49,6 +65,10 @@ class Compare(LoadsModels, PrintsResult):
     out: Path = Path("runs/compare")
     """Folder of the runs and of comparison.json, comparison.md and comparison.svg."""
     data: Given[DataConfig] = field(default_factory=nothing)
+    model: Given[ModelConfig] = field(default_factory=nothing)
+    """Settings of all contestants, in place of their own."""
+    train: Given[TrainConfig] = field(default_factory=nothing)
+    """The same for those of the training."""
 
     def run(self) -> None:
         """Search, train, measure, print."""
@@ -58,10 +78,16 @@ class Compare(LoadsModels, PrintsResult):
         from transformer_xl.studies.baselines import baselines
 
         prepare_process()
+        taken = [x for x in TrainConfig.__dataclass_fields__ if x not in _OF_THE_PLAN]
+        why = "--minutes and --seeds hold for all, and each is evaluated at its end"
+        refuse_others(self.train, "train.", tuple(taken), why)
         names = [x for words in self.models for x in words.split(",") if x]
         plan = study.Plan(
             data=self._data(),
-            models=study.load_contestants(names),
+            models={
+                name: recipe.changed({"model": self.model, "train": self.train}, say)
+                for name, recipe in study.load_contestants(names).items()
+            },
             minutes=self.minutes,
             seeds=self.seeds,
             factors=self.rates,

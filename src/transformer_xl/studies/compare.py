@@ -107,6 +107,8 @@ class Plan:
     """Training time of a run of the search; None: a quarter of ``minutes``."""
     eval_tokens: int | None = None
     """Evaluate on this many tokens from the start of each split; None: on all."""
+    counts: bool = True
+    """Also measure runs, but not those of the search, with the counts of the training text."""
 
     def __post_init__(self) -> None:
         once = "must be different, and at least one"
@@ -334,7 +336,10 @@ class Comparison:
             trained.append(used)
         # Earlier versions measured more of the first seed.
         is_first = phase == "run" and seed == plan.seeds[0]
-        digest = _digest([trained, plan.eval_tokens, _changed(config.eval), is_first])
+        parts = [trained, plan.eval_tokens, _changed(config.eval), is_first]
+        # As in earlier versions with the counts.
+        parts += ["without counts"] * (phase == "run" and not plan.counts)
+        digest = _digest(parts)
         name = f"search_{factor:g}" if phase == "search" else f"seed_{seed}"
         return Task(
             Run(
@@ -356,8 +361,9 @@ class Comparison:
             self._say(f"{len(tasks) - len(left)} of {len(tasks)} runs have been made before")
         for task in left:
             try:
-                is_final, n_tokens = task.run.phase == "run", self.plan.eval_tokens
-                found = measured(task.config, task.folder, n_tokens=n_tokens, counts=is_final)
+                counts = task.run.phase == "run" and self.plan.counts
+                n_tokens = self.plan.eval_tokens
+                found = measured(task.config, task.folder, n_tokens=n_tokens, counts=counts)
                 trained = found["training"]
                 line = (
                     f"{found['valid']['nll']:.4f} nats on the validation text, "
