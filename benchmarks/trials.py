@@ -13,7 +13,6 @@ another one is adopted if the recipe with it is better, at p < 0.05.
 import argparse
 import statistics
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,36 +20,36 @@ from result_file import rounded, write_result_file
 from scipy.stats import ttest_ind
 from turns import circumstances
 
-from transformer_xl.config import Config, DataConfig, load_recipe
+from transformer_xl.config import DataConfig, load_recipe
 from transformer_xl.studies import markdown_table
 from transformer_xl.studies.compare import Comparison, Plan
 
 RECIPE = "modern-xl"
-SHORT = {
-    "model.mem_len": 128,
-    "train.random_mem_len": None,
-    "train.stages": ((0.0, 32, 32), (0.15, 64, 64), (0.3, 128, 128)),
-}
-TRIALS: dict[str, dict[str, Any]] = {
+SHORT = ((0.0, 32, 32), (0.15, 64, 64), (0.3, 128, 128))
+"""Lengths of segments and memories, to which `modern-xl` adds a last stage."""
+TRIALS: dict[str, dict[str, dict[str, Any]]] = {
     RECIPE: {},
-    "without key_offset": {"model.key_offset": False},
-    "without scalable_softmax": {"model.scalable_softmax": False},
-    "without clamp_len": {"model.clamp_len": None},
-    "a memory of 128, not random": SHORT,
-    "memories up to 4,096": {
-        "model.mem_len": 4096,
-        "train.stages": ((0.0, 32, 32), (0.15, 64, 64), (0.3, 128, 128), (0.45, 128, 4096)),
+    "without key_offset": {"model": {"key_offset": False}},
+    "without scalable_softmax": {"model": {"scalable_softmax": False}},
+    "without clamp_len": {"model": {"clamp_len": None}},
+    "a memory of 128, not random": {
+        "model": {"mem_len": 128},
+        "train": {"stages": SHORT, "random_mem_len": None},
     },
-    "without embedding_residual": {"model.embedding_residual": False},
-    "without input_recurrence": {"model.input_recurrence": False},
-    "without qk_norm": {"model.qk_norm": False},
-    "RMSNorm": {"model.norm": "rms"},
-    "squared ReLU": {"model.activation": "relu_squared"},
-    "SwiGLU, as many weights": {"model.activation": "swiglu", "model.d_inner": 683},
-    "weight decay 0.1": {"train.weight_decay": 0.1},
-    "half the streams": {"train.batch_size": 8},
+    "memories up to 4,096": {
+        "model": {"mem_len": 4096},
+        "train": {"stages": (*SHORT, (0.45, 128, 4096))},
+    },
+    "without embedding_residual": {"model": {"embedding_residual": False}},
+    "without input_recurrence": {"model": {"input_recurrence": False}},
+    "without qk_norm": {"model": {"qk_norm": False}},
+    "RMSNorm": {"model": {"norm": "rms"}},
+    "squared ReLU": {"model": {"activation": "relu_squared"}},
+    "SwiGLU, as many weights": {"model": {"activation": "swiglu", "d_inner": 683}},
+    "weight decay 0.1": {"train": {"weight_decay": 0.1}},
+    "half the streams": {"train": {"batch_size": 8}},
 }
-"""By name: the settings that a trial changes."""
+"""By name: the settings that a trial changes, by section."""
 CORPORA = {
     "python-stdlib": DataConfig(name="python-stdlib", split_by="file", vocab="bytes"),
     "ptb-char": DataConfig(
@@ -61,17 +60,6 @@ CORPORA = {
     ),
 }
 LEVEL = 0.05
-
-
-def changed(recipe: Config, settings: Mapping[str, Any]) -> Config:
-    """Return the recipe with other settings, by section and name."""
-    sections = {"model": recipe.model, "train": recipe.train}
-    for section, values in sections.items():
-        own = {
-            name.partition(".")[2]: x for name, x in settings.items() if name.startswith(section)
-        }
-        sections[section] = replace(values, **own)
-    return replace(recipe, **sections)
 
 
 def rows_of(losses: Mapping[str, list[float]]) -> list[dict[str, Any]]:
@@ -128,7 +116,8 @@ def main() -> None:
     given = parser.parse_args()
     recipe = load_recipe(RECIPE)
     models = {
-        name: changed(recipe, TRIALS[name]) for name in {RECIPE: 0, **dict.fromkeys(given.trials)}
+        name: recipe.changed(TRIALS[name], print)
+        for name in {RECIPE: 0, **dict.fromkeys(given.trials)}
     }
     plan = Plan(
         data=CORPORA[given.corpus],
