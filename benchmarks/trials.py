@@ -30,7 +30,7 @@ SHORT = ((0.0, 32, 32), (0.15, 64, 64), (0.3, 128, 128))
 TRIALS: dict[str, dict[str, dict[str, Any]]] = {
     RECIPE: {},
     "without key_offset": {"model": {"key_offset": False}},
-    "without scalable_softmax": {"model": {"scalable_softmax": False}},
+    "without scalable_softmax": {"model": {"scalable_softmax": None}},
     "without clamp_len": {"model": {"clamp_len": None}},
     "a memory of 128, not random": {
         "model": {"mem_len": 128},

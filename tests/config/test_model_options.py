@@ -27,7 +27,7 @@ OPTIONS = {
     "activation": "relu",
     "qk_norm": False,
     "key_offset": False,
-    "scalable_softmax": False,
+    "scalable_softmax": None,
     "input_recurrence": False,
     "embedding_residual": False,
     "layer_attn_lens": (),

@@ -15,7 +15,7 @@ OPTIONS = {
     "pre-norm": {"norm_first": True, "final_norm": True, "tie_biases": False},
     "rms": {"norm": "rms", "qk_norm": True, "activation": "swiglu"},
     "rms, zeros": {"norm": "rms", "norm_first": True, "start_memory": "zeros"},
-    "key offset, scalable softmax": {"key_offset": True, "scalable_softmax": True},
+    "key offset, scalable softmax": {"key_offset": True, "scalable_softmax": 3},
     "enhanced": {"enhanced_recurrence": True, "norm_first": True},
     "adaptive": {"cutoffs": (8, 20), "div_val": 2, "d_embed": 8},
     "clusters": {"cutoffs": (8, 20), "tie_embeddings": False},

@@ -31,11 +31,11 @@ PROGRAMS = {
         "attn_len": 5,
         "tie_biases": False,
         "key_offset": True,
-        "scalable_softmax": True,
+        "scalable_softmax": 3,
         "embedding_residual": True,
     },
     "onnx, learned": {"attn_type": 1, "n_positions": 6, "enhanced_recurrence": True},
-    "torch": {"key_offset": True, "scalable_softmax": True},
+    "torch": {"key_offset": True, "scalable_softmax": 3},
 }
 
 

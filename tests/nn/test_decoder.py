@@ -27,7 +27,7 @@ VARIANTS = {
     "learned distances": {"attn_type": 1, "n_positions": 9},
     "embedding residuals": {"embedding_residual": True},
     "key offset": {"key_offset": True, "mem_len": 5},
-    "scalable softmax, limited attention": {"scalable_softmax": True, "attn_len": 5},
+    "scalable softmax, limited attention": {"scalable_softmax": 3, "attn_len": 5},
     "key offset, no memory": {"key_offset": True, "mem_len": 0},
     "key offset, its own key alone": {"key_offset": True, "attn_len": 1},
     "key offset, documents, limited attention": {"key_offset": True, "reset_at": 5, "attn_len": 4},

@@ -43,7 +43,7 @@ VARIANTS = {
     "documents": {"reset_at": 5},
     "embedding residuals": {"norm_first": True, "embedding_residual": True},
     "key offset": {"key_offset": True, "qk_norm": True, "reset_at": 5},
-    "scalable softmax": {"scalable_softmax": True, "qk_norm": True, "attn_len": 9},
+    "scalable softmax": {"scalable_softmax": 4, "qk_norm": True, "attn_len": 9},
     "key offset in heads of odd width": {"key_offset": True, "d_head": 7},
 }
 

@@ -285,9 +285,9 @@ class _WithHeads(ModelConfig):
     key_offset: bool = False
     """Partial key offset: the second half of each key is that of the token before, so that one
     layer finds what followed a token (modded-nanogpt)."""
-    scalable_softmax: bool = False
-    """Scale queries with the logarithm of how many keys they see, for each head by a learned
-    factor, so that more keys do not make attention more diffuse (Nakanishi, 2025)."""
+    scalable_softmax: Annotated[int, Range(ge=2)] | None = None
+    """Scale queries that see more keys than this with the logarithm of how many, for each head by a
+    learned factor, so that more keys do not make attention more diffuse (Nakanishi, 2025)."""
     embedding_residual: bool = False
     """Embedding residuals: the input of every layer but the first is a learned mix of the output
     of the layer before it and the normalized input of the first layer."""

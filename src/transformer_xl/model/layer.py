@@ -19,11 +19,7 @@ from transformer_xl.model.segment import NO_LIMITS, View
 from transformer_xl.model.variants.gates import GATE_BIAS, GatedPreNorm, GRUGate
 from transformer_xl.model.variants.key_offset import offset_keys
 from transformer_xl.model.variants.norms import RMSNorm, make_norm
-from transformer_xl.model.variants.scalable_softmax import (
-    INITIAL_GROWTH,
-    PlainSoftmax,
-    ScalableSoftmax,
-)
+from transformer_xl.model.variants.scalable_softmax import initial_growth, make_scale
 from transformer_xl.ops import (
     Linear,
     dropout,
@@ -270,7 +266,7 @@ class DecoderLayer(nn.Module):
             self.attention_gate, self.feed_forward_gate = GRUGate(config), GRUGate(config)
             self.residual = GatedPreNorm()
         self.arrange = offset_keys if config.key_offset else own_keys
-        self.scale = ScalableSoftmax(config.n_head) if config.scalable_softmax else PlainSoftmax()
+        self.scale = make_scale(config)
         self.dropout = config.dropout
         self.is_locked = config.variational_dropout
 
@@ -348,7 +344,7 @@ def draw_weights(parameters: Iterable[tuple[str, Tensor]], config: ModelConfig) 
         (("content_bias", "position_bias"), 0.0, std, limit),
         (("embedding_first", "input_decay"), 0.0, std, limit),
         (("embedding_own",), 1.0, 0.0, None),
-        (("scale.growth",), INITIAL_GROWTH, 0.0, None),
+        (("scale.growth",), initial_growth(config), 0.0, None),
         (("distance_embedding", "position_embedding"), 0.0, std, limit),
     )
     for name, parameter in parameters:

@@ -242,7 +242,7 @@ def _described(model: "TransformerXL", ring: Ring, positions: Sequence[Positions
         for name in ("q_norm", "k_norm"):
             norm = getattr(layer.attention, name)
             tensors[name] = None if norm is None else norm.weight
-        tensors["query_growth"] = layer.scale.growth
+        tensors |= {"query_growth": layer.scale.growth, "growth_from": layer.scale.n_keys}
         tensors["embedding_own"], tensors["embedding_first"] = factors[n]
         layers.append(tensors)
     return native.Layers(

@@ -34,7 +34,7 @@
 
 namespace {
 
-constexpr int VERSION = 7;  // of the structures below and of what they mean
+constexpr int VERSION = 8;  // of the structures below and of what they mean
 
 enum Activation : int32_t { RELU = 0, RELU_SQUARED = 1, GELU = 2, GEGLU = 3, SWIGLU = 4 };
 
@@ -53,6 +53,7 @@ struct Layer {
     void *keys, *values;                      // the ring: (H, B, capacity, K)
     int64_t r_row, r_head, bias_row, bias_head;  // strides
     double embedding_own, embedding_first;    // factors of the input, and of the normalized embedding
+    double growth_from;                       // queries that see more keys grow
 };
 
 struct Step {
@@ -318,7 +319,7 @@ void attend(const Step &s, Buffers<R> &buffers, Private<R> &own, int layer, int 
         }
         if (l.query_growth) {
             const R growth = static_cast<const R *>(l.query_growth)[h];
-            const R factor = 1 + growth * std::log(R(s.seen[b]) / R(256));
+            const R factor = 1 + growth * std::log(std::max(R(1), R(s.seen[b]) / R(l.growth_from)));
             for (int e = 0; e < K; ++e) q[e] *= factor;
         }
         for (int e = 0; e < K; ++e) {

@@ -41,7 +41,7 @@ _VECTORS = (
     *("attention_norm", "attention_norm_bias", "feed_forward_norm", "feed_forward_norm_bias"),
     *("q_norm", "k_norm", "query_growth", "content_bias", "position_bias"),
 )
-_FACTORS = ("embedding_own", "embedding_first")
+_FACTORS = ("embedding_own", "embedding_first", "growth_from")
 
 
 class _Matrix(ctypes.Structure):
@@ -73,7 +73,7 @@ class _Step(ctypes.Structure):
 
 
 _NO_MEMORY = 2
-_VERSION = 7
+_VERSION = 8
 _LAYOUT = _VERSION << 32 | ctypes.sizeof(_Step) << 16 | ctypes.sizeof(_Layer)
 """What the library returns if it was built from the same version of ``native.cpp``."""
 
@@ -187,9 +187,9 @@ class Layers:
             :class:`Int8Weight`; the vectors ``inner_bias``, ``outer_bias``, ``attention_norm``,
             ``feed_forward_norm``, ``content_bias`` and ``position_bias``, and if it has them
             ``attention_norm_bias``, ``feed_forward_norm_bias``, ``q_norm``, ``k_norm`` and
-            ``query_growth``, a number for each head; the keys
-            of the distances ``r``, (capacity, H, K), and ``distance_bias``, (capacity, H), farthest
-            first; the rings ``keys`` and ``values``, (H, B, capacity, K); and the factors of
+            ``query_growth``, a number for each head, for queries that see more than ``growth_from``
+            keys; the keys of the distances ``r``, (capacity, H, K), and ``distance_bias``,
+            (capacity, H), farthest first; the rings ``keys`` and ``values``, (H, B, capacity, K); and the factors of
             residuals, ``embedding_own`` and ``embedding_first``.
         final_norm: Weight and bias of a normalization of the output, or None.
         activation: That of the feed-forward layers: relu, relu_squared, gelu, geglu or swiglu.

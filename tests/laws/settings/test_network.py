@@ -53,7 +53,7 @@ MODEL = {
     "norm": ({}, "rms"),
     "qk_norm": ({}, True),
     "key_offset": ({}, True),
-    "scalable_softmax": ({}, True),
+    "scalable_softmax": ({}, 2),
     "embedding_residual": ({}, True),
     "input_recurrence": ({}, True),
     "enhanced_recurrence": ({}, True),

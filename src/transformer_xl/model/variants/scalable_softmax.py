@@ -6,27 +6,30 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from transformer_xl.config import ModelConfig
 from transformer_xl.model.segment import View
-
-REFERENCE = 256
-"""A number of keys with which nothing is scaled."""
-INITIAL_GROWTH = 1 / math.log(REFERENCE)
-"""With it, queries are scaled by log(n) / log(256)."""
 
 
 class ScalableSoftmax(nn.Module):
-    r"""Scales queries with the logarithm of how many keys they see.
+    r"""Scales queries that see many keys with the logarithm of how many.
 
-    The more keys, the smaller the weight of each. With a query that sees n keys and a learned g of
-    each head (Nakanishi, 2025, arXiv 2501.19399, of which this is the form with a bias),
+    The more keys, the smaller the weight of each. With a query that sees n keys, more than N, and a
+    learned g of each head,
 
-    $$q \leftarrow (1 + g \log(n / 256))\, q$$
+    $$q \leftarrow (1 + g \log(n / N))\, q$$
 
-    before u and v are added.
+    before u and v are added (Nakanishi, 2025, arXiv 2501.19399, of which this is the form with a
+    bias). Queries that see N keys or fewer stay as they are: scaled down, with the short memories
+    with which a training begins, they would not learn as fast.
+
+    Args:
+        n_head: Number of heads.
+        n_keys: The number N.
     """
 
-    def __init__(self, n_head: int) -> None:
+    def __init__(self, n_head: int, n_keys: int) -> None:
         super().__init__()
+        self.n_keys = n_keys
         self.growth = nn.Parameter(torch.empty(n_head))
 
     def forward(
@@ -36,8 +39,7 @@ class ScalableSoftmax(nn.Module):
         T = q.shape[1]
         n_seen = torch.arange(n_keys - T + 1, n_keys + 1, device=q.device)
         if (first := view.first_key) is not None:
-            # Padding sees nothing, and nobody reads what it gets.
-            n_seen = (n_seen - (first if first.ndim == 2 else first[:, None])).clamp(min=1)
+            n_seen = n_seen - (first if first.ndim == 2 else first[:, None])
         if view.attn_len is not None:
             n_seen = n_seen.clamp(max=view.attn_len)
         # Not len(q), which is a number in a traced program.
@@ -48,14 +50,15 @@ class ScalableSoftmax(nn.Module):
     ) -> Float[Tensor, "B T H K"]:
         """Scale queries, given how many keys each of them sees."""
         growth = self.growth.to(torch.promote_types(self.growth.dtype, torch.float32))
-        size = n_seen.to(growth.dtype).log() - math.log(REFERENCE)
+        # Padding sees less than one key, and nobody reads what it gets.
+        size = (n_seen.clamp(min=self.n_keys).to(growth.dtype) / self.n_keys).log()
         return q * (1 + growth * size[..., None])[..., None].to(q.dtype)
 
 
 class PlainSoftmax(nn.Module):
     """The softmax of the paper: queries are as they are."""
 
-    growth = None
+    growth, n_keys = None, 0
 
     def forward(
         self, q: Float[Tensor, "B T H K"], n_keys: int, view: View
@@ -68,3 +71,15 @@ class PlainSoftmax(nn.Module):
     ) -> Float[Tensor, "B T H K"]:
         """Return the queries."""
         return q
+
+
+def make_scale(config: ModelConfig) -> ScalableSoftmax | PlainSoftmax:
+    """Return what a model scales its queries with."""
+    n_keys = config.scalable_softmax
+    return PlainSoftmax() if n_keys is None else ScalableSoftmax(config.n_head, n_keys)
+
+
+def initial_growth(config: ModelConfig) -> float:
+    """Return the first g: queries are scaled by log(n) / log(N)."""
+    n_keys = config.scalable_softmax
+    return 0.0 if n_keys is None else 1 / math.log(n_keys)
