@@ -31,7 +31,7 @@ TRIALS: dict[str, dict[str, dict[str, Any]]] = {
     RECIPE: {},
     "without key_offset": {"model": {"key_offset": False}},
     "without scalable_softmax": {"model": {"scalable_softmax": None}},
-    "without clamp_len": {"model": {"clamp_len": None}},
+    "clamp_len 128": {"model": {"clamp_len": 128}},
     "a memory of 128, not random": {
         "model": {"mem_len": 128},
         "train": {"stages": SHORT, "random_mem_len": None},
