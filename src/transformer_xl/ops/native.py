@@ -189,7 +189,8 @@ class Layers:
             ``attention_norm_bias``, ``feed_forward_norm_bias``, ``q_norm``, ``k_norm`` and
             ``query_growth``, a number for each head, for queries that see more than ``growth_from``
             keys; the keys of the distances ``r``, (capacity, H, K), and ``distance_bias``,
-            (capacity, H), farthest first; the rings ``keys`` and ``values``, (H, B, capacity, K); and the factors of
+            (capacity, H), farthest first; the rings ``keys`` and ``values``, (H, B, capacity, K);
+            and the factors of
             residuals, ``embedding_own`` and ``embedding_first``.
         final_norm: Weight and bias of a normalization of the output, or None.
         activation: That of the feed-forward layers: relu, relu_squared, gelu, geglu or swiglu.
