@@ -25,6 +25,7 @@ from writing_rows import writing_rows
 from transformer_xl.config.files import replace_file
 from transformer_xl.config.recipes import recipe_of
 from transformer_xl.data import prepare
+from transformer_xl.studies.contestant import tokens_read
 from transformer_xl.train import RunFolder
 from transformer_xl.train.figures import SIZE, draw_loss, draw_memory, rendered
 from transformer_xl.train.report import Run
@@ -75,6 +76,12 @@ def printed(log: str) -> str:
     return "\n".join(["```", kept[0], first, "...", *kept[1:], "```"])
 
 
+def with_counts(result: dict[str, Any]) -> str:
+    """Return the bits per byte with the counts of an n-gram cache, if they were measured."""
+    bits = result.get("bits_per_byte_with_cache")
+    return "" if bits is None else f"{bits:.4f}"
+
+
 def figures(run: Path) -> str:
     """Return the section of docs/results.md: machine, losses by memory length, what it writes."""
     about = json.loads((run / "environment.json").read_text(encoding="utf-8"))
@@ -83,21 +90,23 @@ def figures(run: Path) -> str:
     recipe = recipe_of(run)
     assert recipe is not None
     precision = re.search(r" on \w+ in (\w+)", (run / LOG).read_text(encoding="utf-8"))
-    tokens = state["step"] * recipe.train.batch_size * recipe.train.segment_len
     curve = {x["mem_len"]: x for x in [*found["memory_curve"], found["test"]]}
     real, own = writing_rows(run, prepare(recipe.data), "--python")
     about_run = (
         f"{state['seconds'] / 60:.1f} minutes of training, {state['step']:,} steps, "
-        f"{tokens / 1e6:.1f} M tokens; {about['processor']}, {about['threads']} threads, "
-        f"{precision[1] if precision else ''}, torch {about['packages']['torch']}, revision "
-        f"{about['revision']}. Source code of the standard library of Python "
+        f"{tokens_read(state) / 1e6:.1f} M tokens; {about['processor']}, "
+        f"{about['threads']} threads, {precision[1] if precision else ''}, torch "
+        f"{about['packages']['torch']}, revision {about['revision']}. "
+        "Source code of the standard library of Python "
         f"{about['python']}; the test text is whole files that were held out."
     )
     losses = [
-        row(n, f"{x['nll']:.4f}", f"{x['bits_per_byte']:.4f}") for n, x in sorted(curve.items())
+        row(n, f"{x['nll']:.4f}", f"{x['bits_per_byte']:.4f}", with_counts(x))
+        for n, x in sorted(curve.items())
     ]
     for name in ("gzip -9", "xz -9e"):
-        losses.append(row(f"`{name}`", "", f"{found[f'{name.split()[0]}_bits_per_byte']:.4f}"))
+        bits = f"{found[f'{name.split()[0]}_bits_per_byte']:.4f}"
+        losses.append(row(f"`{name}`", "", bits, ""))
     written = [
         row(name, *(f"{x[y]:.1%}" for y in ("repeated_4grams", "adjacent_equal")),
             f"{x['longest_repeat']:.0f}", f"{x['parses']:.0%}")
@@ -107,7 +116,7 @@ def figures(run: Path) -> str:
     return "\n\n".join(
         [
             about_run,
-            table("memory|nats per token|bits per byte", losses, n_texts=3),
+            table("memory|nats per token|bits per byte|with counts", losses, n_texts=4),
             "What it writes: 20 prompts from the test text, 2,000 tokens each.",
             table(figures_of, written, n_texts=5),
         ]

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -94,10 +94,7 @@ def measured(
 def _trained(config: Config, model: LanguageModel, folder: Path) -> dict[str, object]:
     """Return what the training cost."""
     state = RunFolder(folder).last_state()
-    read, seconds = state["segments"], state["seconds"]
-    # Where all segments have one length, the position is not stored.
-    position = read.get("position", read["segments_read"] * read["segment_len"])
-    tokens = position * read["batch_size"]
+    tokens = tokens_read(state)
     parameters = sum(p.numel() for p in model.parameters())
     of_model, of_update = training_flops(config, model)
     # A table that embedding and softmax share counts once.
@@ -105,12 +102,20 @@ def _trained(config: Config, model: LanguageModel, folder: Path) -> dict[str, ob
     return {
         "steps": state["step"],
         "tokens": tokens,
-        "seconds": seconds,
+        "seconds": state["seconds"],
         "parameters": parameters,
         "inside": parameters - sum(p.numel() for p in outside),
         "dtype": Precision(config.train.precision, model.device).name,
         "mflop_per_token": (of_model + of_update * state["step"] / tokens) / 1e6,
     }
+
+
+def tokens_read(state: Mapping[str, Any]) -> int:
+    """Return how many tokens a training has read, given its state."""
+    read = state["segments"]
+    # Where all segments have one length, the position is not stored.
+    position = read.get("position", read["segments_read"] * read["segment_len"])
+    return position * read["batch_size"]
 
 
 def training_flops(config: Config, model: LanguageModel) -> tuple[float, float]:
