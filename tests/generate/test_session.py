@@ -12,9 +12,11 @@ from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.inference.generate import Sampling, generate
 from transformer_xl.inference.generate.history import History
+from transformer_xl.inference.generate.sampler import Sampler
 from transformer_xl.model import TransformerXL, build_model
 from transformer_xl.model.quantizing import compact
 from transformer_xl.model.reading import Reader
+from transformer_xl.model.segment import Lengths
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -24,6 +26,7 @@ KINDS = {
     "relative": {},
     "learned": {"attn_type": 1, "n_positions": 9},
     "narrow": {"attn_len": 3},
+    "key offset": {"key_offset": True, "scalable_softmax": 3, "input_recurrence": True},
     "zeros": {"start_memory": "zeros"},
     "absolute": {"attn_type": 2},
     "lstm": {"kind": "lstm", "n_head": 8, "d_inner": 2048, "mem_len": 0},
@@ -60,7 +63,7 @@ def short_segments(monkeypatch):
 
 
 @pytest.mark.usefixtures("short_segments")
-@pytest.mark.parametrize("kind", ["relative", "learned", "narrow", "zeros", "lstm"])
+@pytest.mark.parametrize("kind", ["relative", "learned", "narrow", "key offset", "zeros", "lstm"])
 def test_every_token_sees_the_same_however_the_text_came(tiny_config, kind):
     model = made(tiny_config, **KINDS[kind]).double()
     whole = Session(model, BYTES).write(TEXT * 3, scored=True)
@@ -71,10 +74,20 @@ def test_every_token_sees_the_same_however_the_text_came(tiny_config, kind):
             rest = rest[size:]
         assert found[1:] == pytest.approx(whole[1:], abs=1e-10)
     # Of as many keys as a session remembers; an LSTM has none.
-    attn_len = None if kind == "lstm" else min(6, model.config.attn_len or 6)
+    attn_len = None if kind == "lstm" else Lengths.of(model.config).windowed(model.config).attn_len
     how = WithMemory(segment_len=50, attn_len=attn_len)
     nll = evaluate(model, list((TEXT * 3).encode()), how).nll
     assert -sum(whole[1:]) / len(whole[1:]) == pytest.approx(nll, abs=1e-10)
+
+
+@pytest.mark.usefixtures("short_segments")
+@pytest.mark.parametrize("kind", ["relative", "learned", "narrow", "key offset", "zeros", "lstm"])
+def test_what_is_generated_counts_as_what_is_read(tiny_config, kind):
+    session = Session(made(tiny_config, **KINDS[kind]).double(), BYTES, seed=2)
+    session.write(TEXT)
+    reader = session.fork()
+    reader.write([*session._drawn(40, Sampler(None, 256, BYTES), None)])
+    assert session.score(TEXT) == pytest.approx(reader.score(TEXT), abs=1e-10)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -153,8 +153,8 @@ class Reader:
     Segment boundaries do not depend on the pieces. If a piece ends inside a segment, the memory
     grows beyond ``mem_len`` until the segment is complete, so each token sees the same positions
     however the text was split, and its log-probability is the same up to rounding. With
-    ``attn_len`` of at most ``mem_len + 1`` boundaries have no effect, and the memory never exceeds
-    ``mem_len`` positions.
+    ``attn_len`` of at most ``mem_len + 1`` (with ``key_offset``, ``mem_len``) boundaries have no
+    effect, and the memory never exceeds ``mem_len`` positions.
 
     Models with ``depends_on_segments`` must be given complete segments: ``remaining`` is the
     number of tokens to the next boundary.

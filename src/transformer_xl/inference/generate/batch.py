@@ -21,6 +21,7 @@ from transformer_xl.inference.generate.text_writer import TextWriter
 from transformer_xl.model import (
     Decoder,
     LanguageModel,
+    Lengths,
     Memory,
     as_tokens,
     evaluating,
@@ -107,6 +108,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
         seeds: Random seed of each text, as for :func:`random_numbers`.
         mem_len: Memory length. None: as configured.
         before: The last tokens in the memory, for penalties and for decoding.
+        lengths: The lengths, in place of ``mem_len``.
     """
 
     def __init__(
@@ -119,11 +121,14 @@ class GenerationBatch(Iterator[dict[int, int]]):
         seeds: Sequence[SupportsIndex | Tensor | None],
         mem_len: SupportsIndex | None,
         before: object = (),
+        lengths: Lengths | None = None,
     ) -> None:
         self._length: int | None = whole("length", length)
         decoder = mems if isinstance(mems, Decoder) else None
         start = None if isinstance(mems, Decoder) else mems
-        self._prompts = Prompts(model, prompts, start, mem_len, length=self._length)
+        self._prompts = Prompts(
+            model, prompts, start, mem_len, length=self._length, lengths=lengths
+        )
         self._model, self._sampler, self._modules = model, sampler, [*model.modules()]
         known = as_tokens(before, model.config, "the history").tolist()
         tokens = self._prompts.tokens

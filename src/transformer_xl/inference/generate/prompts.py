@@ -39,7 +39,7 @@ class Prompts:
         mems: The memory to start with. None: start of a text, after the preface of the model.
         mem_len: Memory length. None: as configured.
         length: Number of tokens to generate for each. None: any.
-        copies: Number of texts that are generated for each prompt.
+        lengths: The lengths, in place of ``mem_len``.
 
     Raises:
         ValueError: A prompt is empty or has a token outside the vocabulary, or the memory does not
@@ -54,6 +54,7 @@ class Prompts:
         mem_len: SupportsIndex | None,
         *,
         length: int | None = None,
+        lengths: Lengths | None = None,
     ) -> None:
         if isinstance(prompts, str) or not len(prompts):
             raise InputError(f"prompts={shown(prompts)}: give a list of prompts, one at least")
@@ -61,7 +62,7 @@ class Prompts:
         self._model, self._start = model, mems
         # ext_len=0, as nothing is read again.
         sizes = {"segment_len": PROMPT_SEGMENT, "mem_len": mem_len, "ext_len": 0}
-        self.lengths = Lengths.of(model.config, **sizes)
+        self.lengths = lengths or Lengths.of(model.config, **sizes)
         tokens = [as_tokens(prompt, model.config, "the prompt").tolist() for prompt in prompts]
         if not all(tokens):
             raise InputError("the prompt is empty: give at least one token to continue")

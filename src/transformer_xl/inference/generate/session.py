@@ -100,10 +100,10 @@ class Session:
     """A text of unbounded length, read and generated in turns.
 
     Its state has a constant size (``nbytes``), and can be saved, resumed in another process, forked
-    and rewound. Every layer attends to exactly ``mem_len`` positions and the token itself
-    (``attn_len = mem_len + 1`` in :func:`~transformer_xl.evaluate`), so results do not depend on
-    how the text was split, up to rounding. Exceptions are absolute positions, enhanced recurrence
-    and, with ``mem_len`` 0, input recurrence, where results depend on the segmentation.
+    and rewound. Every layer attends to ``mem_len`` positions, with ``key_offset`` one fewer, and
+    the token itself (as with ``attn_len`` in :func:`~transformer_xl.evaluate`), so results do not
+    depend on how the text was split, up to rounding. Exceptions are absolute positions, enhanced
+    recurrence and, with ``mem_len`` 0, input recurrence, where results depend on the segmentation.
 
     Args:
         model: The model, with fixed weights; its mode is restored after each call.
@@ -304,8 +304,10 @@ class Session:
             writing.decoder() if is_ahead and writing else self._reader.state.mems,
             sampler,
             [self._random if seed is None else seed],
-            self._chosen,
+            None,
             known[:-1],
+            # As the text was read.
+            self._reader.lengths,
         )
 
         def tokens() -> Iterator[int]:
