@@ -16,6 +16,7 @@ from transformer_xl.inference.evaluate import (
     SlidingWindow,
     WithMemory,
     evaluate,
+    measuring,
     ngram_cache,
     plan_ngram_cache,
 )
@@ -153,10 +154,11 @@ def test_tokens_that_do_not_count_are_read_up_to_the_last_that_does():
     assert nats(passage, 3.0, scored=first) == nats(passage[:8], 3.0)
 
 
-def test_a_text_whose_counts_exceed_the_memory_is_an_error(monkeypatch):
-    monkeypatch.setattr(ngram_cache, "BYTES", 1 << 60)
-    with pytest.raises(MemoryLimitError, match="the n-gram cache"):
-        nats(np.arange(30) % 3, 1.0)
+def test_a_text_whose_counts_exceed_the_memory_is_an_error_before_it_is_read(monkeypatch, model):
+    monkeypatch.setattr(measuring, "BYTES", 1 << 60)
+    monkeypatch.setattr(type(model), "forward", None)
+    with pytest.raises(MemoryLimitError, match=r"the n-gram cache .* evaluate a shorter text"):
+        evaluate(model, np.arange(30) % 3, WithMemory(ngram_cache=True))
 
 
 @pytest.mark.parametrize("lengths", [{"segment_len": 7}, {"batch_size": 4}])

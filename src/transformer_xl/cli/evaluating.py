@@ -76,13 +76,16 @@ class Eval(ReadsModel, PrintsResult):
     def settings(self) -> EvalConfig:
         """Settings of the evaluation: those of the command line, else those of the recipe.
 
-        The ``mem_lens`` of the recipe are for the end of its training. For windows and dynamic
-        evaluation, settings of the recipe that would have no effect are dropped.
+        The ``mem_lens`` of the recipe are for the end of its training, its ``ngram_cache`` is for
+        its own text. For windows and dynamic evaluation, settings of the recipe without effect
+        are dropped.
         """
         settings = evaluation_of(self.dir, self.recipe)
         window, dynamic = (self.eval.get(x, getattr(settings, x)) for x in ("window", "dynamic"))
         without_effect = {
             ("mem_lens",): True,
+            # The training text says nothing of another one, and may be gone.
+            ("ngram_cache",): self.file is not None,
             ("segment_len", "mem_len", "ext_len", "max_steps"): window is not None,
             ("batch_size",): dynamic is not None,
             ("ext_len",): dynamic is not None,

@@ -74,7 +74,8 @@ class EvalConfig:
     """For rms: tokens of the training text from which the RMS of the gradients is estimated."""
     ngram_cache: Literal["read", "training"] | None = None
     """Mix the predictions with counts of what followed the same tokens before: in the text read so
-    far, or also in the training text. The loss without them is reported, too."""
+    far, or also in the training text, the last 8 million tokens of it. The loss without them is
+    reported, too."""
 
     def __post_init__(self) -> None:
         check(self, "eval")

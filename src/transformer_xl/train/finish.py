@@ -14,7 +14,7 @@ from transformer_xl.config import Config, Precision
 from transformer_xl.data import Corpus, FeatureCorpus
 from transformer_xl.inference.evaluate import Result, evaluate_by, plan_ngram_cache
 from transformer_xl.inference.generate import Sampling, TextWriter, generate
-from transformer_xl.model import LanguageModel, Lengths, any_size, load_model
+from transformer_xl.model import LanguageModel, Lengths, MemoryLimitError, any_size, load_model
 from transformer_xl.train.checkpoint.run_folder import RESULTS_FILE, SAMPLE_FILE, RunFolder
 from transformer_xl.train.metrics import Progress
 
@@ -79,7 +79,13 @@ def finish(
         progress = Progress.reading(model, len(ids) - 1, f"evaluating, {name}", quiet=quiet)
         with Precision(config.train.precision, device).autocast(), progress:
             cache = ngram_cache if mem_len == chosen else False
-            result = evaluate_by(evaluation, model, ids, ngram_cache=cache, **more)
+            try:
+                result = evaluate_by(evaluation, model, ids, ngram_cache=cache, **more)
+            except MemoryLimitError as error:
+                if cache is False:
+                    raise
+                say(f"without the n-gram cache: {error}")
+                result = evaluate_by(evaluation, model, ids, **more)
         return result.row(split)
 
     lengths = Lengths.of(config.model, **settings.lengths_after(segment_len))

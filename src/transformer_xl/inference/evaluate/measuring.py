@@ -15,7 +15,7 @@ from transformer_xl.config import EvalConfig
 from transformer_xl.data import Recordings, Vocab
 from transformer_xl.errors import InputError
 from transformer_xl.inference.evaluate.dynamic import Dynamic
-from transformer_xl.inference.evaluate.ngram_cache import SortedContexts, cached_nats
+from transformer_xl.inference.evaluate.ngram_cache import BYTES, SortedContexts, cached_nats
 from transformer_xl.inference.evaluate.strategies import SlidingWindow, Strategy, WithMemory
 from transformer_xl.inference.evaluate.streams import Passage
 from transformer_xl.model import (
@@ -92,6 +92,8 @@ class Result:
             line += f", {row['bits_per_byte']:.4f} bits per byte"
         if "nll_with_cache" in row:
             line += f"; with an n-gram cache {row['nll_with_cache']:.4f} nats"
+        if "bits_per_byte_with_cache" in row:
+            line += f", {row['bits_per_byte_with_cache']:.4f} bits per byte"
         return line + f"   ({row['tokens']:,} tokens, {row['tokens_per_second']:,.0f} a second)"
 
 
@@ -129,7 +131,8 @@ def evaluate(
     Raises:
         TypeError: There is no such setting, or there are both ``how`` and settings.
         ValueError: The text has fewer than two tokens, or one outside the vocabulary; a length
-            has no effect in the model.
+            has no effect in the model; or the memory, or the cache, is larger than that of the
+            machine.
 
     Example:
         >>> from transformer_xl import from_pretrained
@@ -170,6 +173,9 @@ def evaluate(
         {"mem_len": longest, "batch_size": rows},
         "shorten the memory, or lower the batch size",
     )
+    if has_cache:
+        remedy = "evaluate a shorter text, or leave out ngram_cache"
+        require_bytes("the n-gram cache", BYTES * n, torch.device("cpu"), {"tokens": n}, remedy)
     # Accumulated on the device, which is synchronized once at the end.
     nats, n_read, n_counted = torch.zeros((), dtype=torch.float64, device=model.device), 0, 0
     counted: list[Tensor] = []

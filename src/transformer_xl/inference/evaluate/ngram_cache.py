@@ -21,12 +21,10 @@ from array import array
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float, Int, Integer
 
 from transformer_xl.config import EvalConfig
 from transformer_xl.errors import InputError
-from transformer_xl.model import require_bytes
 
 CONTEXT_LENGTHS = (2, 3, 4, 5, 6, 8, 12, 24)
 """Lengths of the contexts that are counted, in tokens."""
@@ -40,7 +38,7 @@ _LEAST_PROBABILITY = 1e-300
 BYTES = 1_500
 """Memory for each token that is read, at most, where hardly a context occurs twice."""
 MOST_TOKENS = 8_000_000
-"""The counts of another text are those of its last tokens, which take 45 bytes each while they are
+"""The counts of another text are those of its last tokens, which take 56 bytes each while they are
 sorted."""
 _BLOCK = 1 << 16
 """Tokens that are counted in another text at once."""
@@ -233,12 +231,8 @@ def cached_nats(
         is_scored: Which of them count. The others are read alone, up to the last one that counts.
         other: Another text whose counts are mixed in, too.
 
-    Raises:
-        MemoryLimitError: The cache does not fit into memory.
     """
     n = int(np.flatnonzero(is_scored)[-1]) + 1
-    remedy = "read a part of the text, or leave out the cache"
-    require_bytes("the n-gram cache", BYTES * n, torch.device("cpu"), {"tokens": n}, remedy)
     cache, total = NGramCache(), 0.0
     cache.count(int(text[0]))
     for start in range(0, n, _BLOCK):
