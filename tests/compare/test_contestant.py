@@ -108,6 +108,15 @@ def test_flops_of_a_transformer_xl_include_its_memory_and_the_positions(sized):
     assert of_token == pytest.approx(6 * inside + scores + memory + positions, rel=0.001)
 
 
+def test_flops_with_random_memory_lengths_are_their_mean(sized):
+    def of_token(mem_len, least=None):
+        recipe = sized("transformer_xl", mem_len=mem_len)
+        recipe = replace(recipe, train=replace(recipe.train, random_mem_len=least))
+        return contestant.training_flops(recipe, build_model(recipe.model))[0]
+
+    assert of_token(64, 16) == pytest.approx(sum(map(of_token, (64, 32, 16))) / 3)
+
+
 def test_flops_of_muon_count_for_each_update(models):
     recipe = models["gpt"]
     muon = replace(recipe, train=replace(recipe.train, optimizer="muon"))

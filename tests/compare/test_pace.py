@@ -39,6 +39,12 @@ def test_every_stage_has_a_pace_and_text_and_memory_of_its_lengths(monkeypatch, 
     assert read[-12:] == turn * 2
 
 
+def test_a_stage_too_short_for_random_memory_lengths_has_a_pace_without_them(monkeypatch, staged):
+    monkeypatch.setattr(pace, "ROUNDS", 1)
+    train = replace(staged.train, random_mem_len=staged.model.mem_len // 2)
+    assert len(pace.paces({"staged": replace(staged, train=train)})["staged"]) == 2
+
+
 def test_learning_rates_do_not_fall_below_zero_while_the_pace_is_measured(monkeypatch, models):
     monkeypatch.setattr(pace, "ROUNDS", 2)
     scales, train_step = [], stepping.train_step

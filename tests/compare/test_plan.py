@@ -1,6 +1,6 @@
 """Which runs a comparison makes, with which settings, and that none is made twice."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -163,7 +163,7 @@ def test_a_plan_that_cannot_be_is_refused(models):
 
 def test_every_contestant_has_a_recipe_with_as_many_weights():
     models = load_contestants(compare.contestants())
-    assert {"txl", "txl-paper", "gpt", "gpt-cache", "lstm"} <= models.keys()
+    assert {"txl", "txl-paper", "gpt", "gpt-modern", "lstm"} <= models.keys()
     Plan(data=models["txl"].data, models=models)
     for name, config in models.items():
         tables = config.model.vocab_size * config.model.d_model * (2 - config.model.tie_embeddings)
@@ -171,12 +171,22 @@ def test_every_contestant_has_a_recipe_with_as_many_weights():
         assert 1.4e6 < inside < 1.9e6, name
 
 
+def test_a_gpt_has_the_settings_of_modern_xl_that_it_can_have():
+    gpt, ours = (asdict(x) for x in load_contestants(["gpt-modern", "modern-xl"]).values())
+    others = {"kind", "input_recurrence", "norm_first", "final_norm"}
+    for section, own in {"model": others, "train": set()}.items():
+        names = gpt[section].keys() & ours[section].keys() - own
+        assert {x: gpt[section][x] for x in names} == {x: ours[section][x] for x in names}
+
+
 def test_contestants_are_found_by_their_names_or_files(tmp_path):
     own = tmp_path / "mine.toml"
     own.write_text(recipe_text("compare-gpt"))
     assert [*load_contestants(["gpt", str(own)])] == ["gpt", "mine"]
-    with pytest.raises(ValueError, match=r"'gpr'.*contestants are modern-xl, gpt, gpt-cache"):
+    with pytest.raises(ValueError, match=r"'gpr'.*contestants are modern-xl, gpt, gpt-modern"):
         load_contestants(["gpr"])
+    with pytest.raises(ValueError, match=r"^lstm: key_offset=True has no effect"):
+        load_contestants(["gpt", "lstm"], {"model": {"key_offset": True}})
     with pytest.raises(ValueError, match="gpt is given twice"):
         load_contestants(["gpt", "gpt"])
 

@@ -96,14 +96,6 @@ def test_a_picture_is_drawn_of_whatever_was_measured(run, power_law, tmp_path):
     assert (tmp_path / "found.svg").read_text().startswith("<?xml")
 
 
-def test_a_rate_beyond_which_the_training_diverged_is_not_at_the_edge(run):
-    runs = [run("a", 2.0, factor=2.0)]
-    runs += [run("a", 3.0, phase="search", factor=factor) for factor in (1.0, 2.0)]
-    assert standings(runs)["models"][0]["at_edge"]
-    runs.append(run("a", None, phase="search", factor=4.0))
-    assert not standings(runs)["models"][0]["at_edge"]
-
-
 def test_a_search_counts_with_the_chosen_learning_rate_only(run, power_law):
     own, other = power_law("a", 10.0), run("b", 3.0, tokens=2000.0)
     bent = run("a", 99.0, phase="search", factor=4.0, tokens=1000.0)

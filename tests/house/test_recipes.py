@@ -89,6 +89,7 @@ def _tiny(config: Config, folder: Path) -> Config:
             batch_size=2 * train.accumulate,
             segment_len=length,
             stages=tuple((start, length, min(M, length)) for start, _, M in train.stages),
+            random_mem_len=train.random_mem_len and length // 2,
             warmup_steps=min(train.warmup_steps, 1),
             # A minute for each recipe; tests of compiled code are in tests/nn.
             compile=False,

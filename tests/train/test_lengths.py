@@ -90,6 +90,7 @@ def test_contradictory_settings_are_errors(toy_recipe):
         ({"mem_len": 6}, {"stages": STAGES}, r"the lengths of the model, model\.mem_len=6"),
         ({"mem_len": 0}, {"reset_memory": 0.1}, "no effect with model.mem_len=0"),
         ({"mem_len": 0}, {"random_mem_len": 4}, "no effect with model.mem_len=0"),
+        ({"mem_len": 7}, {"random_mem_len": 4}, "mem_len=7: it must be at least twice as long"),
         ({"ext_len": 2}, {"random_mem_len": 4}, "needs model.start_memory='empty' and model.ext_l"),
         ({"ext_len": 2}, {"reset_memory": 0.1}, "needs model.start_memory='empty' and model.ext_l"),
         ({"start_memory": "zeros"}, {"reset_memory": 0.1}, "needs model.start_memory='empty'"),

@@ -46,7 +46,7 @@ class Compare(LoadsModels, PrintsResult):
 
     corpus: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CORPUS")]
     """A file or folder of text, or a recipe, whose text and vocabulary are taken."""
-    models: tuple[str, ...] = ("modern-xl", "txl", "gpt", "gpt-cache", "lstm")
+    models: tuple[str, ...] = ("modern-xl", "txl", "gpt-modern", "gpt", "lstm")
     """Contestants, separated by spaces or commas: modern-xl, those that `txl recipes` lists as
     compare-NAME, other recipes, or recipe files."""
     minutes: float = 20.0
@@ -55,7 +55,8 @@ class Compare(LoadsModels, PrintsResult):
     """Seeds; each contestant is trained once with each, and learning rates are searched with the
     first."""
     rates: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
-    """Factors of the recipes' learning rates to search; a single one is taken without a search."""
+    """Factors of the recipes' learning rates to search, and beyond them while the lowest or highest
+    is the best; a single one is taken without a search."""
     search_minutes: float | None = None
     """Training time of a run of the search; None: a quarter of the minutes."""
     tokens: int | None = None
@@ -68,7 +69,7 @@ class Compare(LoadsModels, PrintsResult):
     model: Given[ModelConfig] = field(default_factory=nothing)
     """Settings of all contestants, in place of their own."""
     train: Given[TrainConfig] = field(default_factory=nothing)
-    """The same for those of the training."""
+    """The same for those of the training. A warmup is at most a tenth of the steps."""
 
     def run(self) -> None:
         """Search, train, measure, print."""
@@ -81,13 +82,13 @@ class Compare(LoadsModels, PrintsResult):
         taken = [x for x in TrainConfig.__dataclass_fields__ if x not in _OF_THE_PLAN]
         why = "--minutes and --seeds hold for all, and each is evaluated at its end"
         refuse_others(self.train, "train.", tuple(taken), why)
+        taken = [x for x in ModelConfig.__dataclass_fields__ if x != "kind"]
+        refuse_others(self.model, "model.", tuple(taken), "--models names the contestants")
         names = [x for words in self.models for x in words.split(",") if x]
+        changes = {"model": self.model, "train": self.train}
         plan = study.Plan(
             data=self._data(),
-            models={
-                name: recipe.changed({"model": self.model, "train": self.train}, say)
-                for name, recipe in study.load_contestants(names).items()
-            },
+            models=study.load_contestants(names, changes, say),
             minutes=self.minutes,
             seeds=self.seeds,
             factors=self.rates,

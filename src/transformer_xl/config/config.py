@@ -92,6 +92,9 @@ class Config:
         elif not self.model.mem_len:
             for name in ("reset_memory", "random_mem_len"):
                 yield self.train, Unused(name, "model.mem_len=0: no memory")
+        elif len(self.train.mem_lens(self.model.mem_len)) == 1:
+            about = f"model.mem_len={self.model.mem_len}: it must be at least twice as long"
+            yield self.train, Unused("random_mem_len", about)
         if self.data.completion_at is None and self.model.completion_at is None:
             about = "data.completion_at=None: no token is outside of a completion"
             yield self.train, Unused("prompt_loss_weight", about)

@@ -62,11 +62,17 @@ def contestants() -> list[str]:
     return [*_OTHERS, *(x.removeprefix(PREFIX) for x in recipe_names() if x.startswith(PREFIX))]
 
 
-def load_contestants(names: Sequence[str]) -> dict[str, Config]:
+def load_contestants(
+    names: Sequence[str],
+    changes: Mapping[str, Mapping[str, object]] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, Config]:
     """Return the recipes of contestants.
 
     Args:
         names: Names of :func:`contestants`, of recipes, or recipe files, which go by their stems.
+        changes: Settings of all, by section, in place of their own.
+        say: Is told what else they change.
 
     Raises:
         FileNotFoundError: A recipe file does not exist.
@@ -82,6 +88,10 @@ def load_contestants(names: Sequence[str]) -> dict[str, Config]:
             recipes[stem] = load_recipe(recipe)
         except ValueError as error:
             raise SettingsError(f"{error}; contestants are {', '.join(contestants())}") from error
+        try:
+            recipes[stem] = recipes[stem].changed(changes or {}, say)
+        except SettingsError as error:
+            raise SettingsError(f"{stem}: {error}") from error
     return recipes
 
 

@@ -121,8 +121,8 @@ def tokens_read(state: Mapping[str, Any]) -> int:
 def training_flops(config: Config, model: LanguageModel) -> tuple[float, float]:
     """Count the FLOPs of a training, in matrix products.
 
-    Counted by PyTorch, as computed: masked scores count, elementwise operations do not. The memory
-    is full, and segments have the length of the last stage.
+    Counted by PyTorch, as computed: masked scores count, elementwise operations do not. Segments
+    and memories have the lengths of the last stage; of random memory lengths it is the mean.
 
     Returns:
         Those of a token, forward and backward, and those of an update of the weights.
@@ -141,11 +141,14 @@ def training_flops(config: Config, model: LanguageModel) -> tuple[float, float]:
         # On the CPU, fused attention and LSTM kernels are not counted; the same products without
         # them are.
         with sdpa_kernel(SDPBackend.MATH), torch.backends.mkldnn.flags(enabled=False):
+            mem_lens = config.train.mem_lens(model.config.mem_len)
             with _flop_counter() as counter:
-                loss = counted(tokens[:, :-1], mems, tokens[:, 1:]).loss
-                assert loss is not None
-                loss.backward()
-            of_model = counter.get_total_flops() / (B * T)
+                for mem_len in mem_lens:
+                    past = mems.last(mem_len) if model.remembers_positions and mems else mems
+                    loss = counted(tokens[:, :-1], past, tokens[:, 1:]).loss
+                    assert loss is not None
+                    loss.backward()
+            of_model = counter.get_total_flops() / (B * T * len(mem_lens))
             with _flop_counter() as counter:
                 optimizer.step(1.0)
     return of_model, float(counter.get_total_flops())

@@ -102,9 +102,11 @@ def steps_in(minutes: float, config: Config, seconds: list[float]) -> int:
 
 def _in_stage(config: Config, stage: tuple[float, int, int], corpus: Corpus) -> Config:
     _, segment_len, mem_len = stage
+    is_random = len(config.train.mem_lens(mem_len)) > 1
+    least = config.train.random_mem_len if is_random else None
     return replace(
         config,
-        train=replace(config.train, stages=(), segment_len=segment_len),
+        train=replace(config.train, stages=(), segment_len=segment_len, random_mem_len=least),
         model=replace(config.model, mem_len=mem_len),
         # Required, although no sample is written.
         generate=GenerateConfig(prompt=prompt_for(corpus.vocab)),

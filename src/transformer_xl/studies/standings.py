@@ -62,7 +62,7 @@ def standings(runs: Runs) -> Found:
     for long_runs in by_name.values():
         curve = [*_chosen_search(runs, long_runs), *long_runs]
         n_tokens, n_flops = means[str(reference)]
-        row = _row(long_runs, runs, unit)
+        row = _row(long_runs, unit)
         row["at_tokens"] = loss_at(n_tokens, curve, tokens, unit)
         row["at_flops"] = loss_at(n_flops, curve, flops, unit)
         rows.append(row)
@@ -89,19 +89,16 @@ def _long_runs(runs: Runs) -> dict[str, list["Run"]]:
     return by_name
 
 
-def _row(long_runs: Runs, runs: Runs, unit: str) -> Found:
+def _row(long_runs: Runs, unit: str) -> Found:
     """Sum up the long runs of a contestant."""
     losses = [bits(run, unit) for run in long_runs]
     first, trained = long_runs[0], [run.found["training"] for run in long_runs]
-    factors = {x.factor for x in runs if x.phase == "search" and x.model == first.model}
     # Not by the seconds that it took: the machine may have been busy.
     seconds = 60 * statistics.fmean(run.minutes for run in long_runs)
     return {
         "model": first.model,
         "seeds": [run.seed for run in long_runs],
         "factor": first.factor,
-        # A rate beyond those that were searched may be better.
-        "at_edge": len(factors) > 1 and first.factor in (min(factors), max(factors)),
         "mean": statistics.fmean(losses),
         "std": statistics.stdev(losses) if len(losses) > 1 else None,
         "valid": statistics.fmean(bits(run, unit, "valid") for run in long_runs),
@@ -162,7 +159,7 @@ def markdown(result: Found, baselines: Sequence[Found] = ()) -> str:
             _number(row["with_counts"], ".4f"),
             f"{len(row['seeds'])}",
             *(_number(row[x], ".4f") for x in ("at_tokens", "at_flops")),
-            f"{row['factor']:g}" + " (edge)" * row["at_edge"],
+            f"{row['factor']:g}",
             f"{row['inside'] / 1e6:.2f} M",
             f"{row['tokens'] / 1e6:.2f} M",
             f"{row['tokens_per_second']:,.0f}",
@@ -176,11 +173,6 @@ def markdown(result: Found, baselines: Sequence[Found] = ()) -> str:
         name = row["name"] + ", given the training text" * row["trained"]
         lines.append(f"| {name} | {row['bits']:.4f} |" + " |" * 10)
     parts = ["\n".join(lines)]
-    if any(row["at_edge"] for row in result["models"]):
-        parts.append(
-            "(edge): the lowest or highest learning rate of the search was the best one; a rate "
-            "beyond it may be better."
-        )
     for row in result["failed"]:
         which = f"seed {row['seed']}"
         if row["phase"] == "search":
