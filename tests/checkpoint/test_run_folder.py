@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 from transformer_xl.config import FORMAT_VERSION, ModelConfig
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data import load_vocab, train_vocab
-from transformer_xl.model import TransformerXL
+from transformer_xl.model import ModelFolder, TransformerXL
 from transformer_xl.train import RunFolder
 from transformer_xl.train.checkpoint import run_folder
 
@@ -143,16 +144,19 @@ def test_a_folder_that_was_killed_while_it_was_made_is_completed(tmp_path, toy_r
     run.close()
 
 
-def test_a_model_folder_loads(run, model, vocab):
-    run.save_model("best", model.config, model.named_weights(), vocab)
+def test_a_model_folder_loads(run, model, vocab, toy_recipe):
+    config = replace(toy_recipe(eval={"mem_len": 7}), model=model.config)
+    run.save_model("best", config, model.named_weights(), vocab)
     folder = run.path / "model" / "best"
+    assert ModelFolder(folder).read_eval_config() == config.eval
     assert torch.equal(TransformerXL.from_pretrained(folder).content_bias, model.content_bias)
     assert load_vocab(folder).hash == vocab.hash
     assert "1 layers, d_model 4" in (folder / "README.md").read_text()
 
 
 def test_the_card_has_what_was_measured(run, model, vocab):
-    run.save_model("best", model.config, model.named_weights(), vocab)
+    (run.path / "model" / "best").mkdir(parents=True)
+    run.write_card("best", model.config, vocab, 99)
     card = run.path / "model" / "best" / "README.md"
     assert "Measured" not in card.read_text()
     rows = [{"split": "test", "mem_len": n, "nll": 2.0 - n / 4096} for n in (0, 1024)]

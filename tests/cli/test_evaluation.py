@@ -1,5 +1,7 @@
 """eval by other ways than a plain reading, as a user types them."""
 
+import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -106,7 +108,7 @@ def test_eval_explains_what_cannot_be(txl, trained, text):
 
 def test_a_memory_longer_than_was_measured_is_said_to_be(txl, trained, text, tmp_path):
     """The recipe measures its own memory of 8 alone."""
-    note = "measures memories of up to 8;"
+    note = "is measured with memories of up to 8;"
     archive = tmp_path / "text.txl"
     for words in (
         ["eval", trained, text],
@@ -122,6 +124,20 @@ def test_a_memory_longer_than_was_measured_is_said_to_be(txl, trained, text, tmp
         err = txl(*words).err
         assert "memory 9: " in err
         assert note in err
+
+
+def test_another_text_is_evaluated_without_the_training_text(txl, trained, text, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    recipe = (run / "recipe.toml").read_text()
+    moved = re.sub(r"(?m)^path = .*$", 'path = "gone"', recipe)
+    assert moved != recipe
+    (run / "recipe.toml").write_text(moved.replace("[eval]", '[eval]\nngram_cache = "training"'))
+    ended = txl("eval", run, text, "--json")
+    assert ended.code == 0
+    assert "nll_with_cache" not in ended.json
+    ended = txl("eval", run, text, "--eval.ngram_cache", "training")
+    assert "gone" in ended.err
 
 
 def test_eval_with_an_ngram_cache_says_what_both_take(txl, trained, text):

@@ -67,7 +67,9 @@ def run(config, corpus, model, tmp_path_factory):
     """The folder of a run that has not ended yet."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     folder.mkdir()
-    RunFolder(folder).save_model("best", model.config, model.named_weights(), corpus.vocab)
+    RunFolder(folder).save_model(
+        "best", replace(config, model=model.config), model.named_weights(), corpus.vocab
+    )
     (folder / "recipe.toml").write_text(config.to_toml())
     return folder
 

@@ -135,6 +135,8 @@ class Compress(_ArchiveCommand):
                 result, choice = compression.compress_best(data, settings, device, **options)
                 if choice is not None:
                     coder = (choice.model, choice.vocab)
+                    name = choice.shipped.full_name
+                    say_if_unmeasured(name, choice.model, self.mem_len or 0)
         report = result.report() | {"seconds": time.perf_counter() - started}
         if self.verify:
             decoder = coder if compression.needs_model(result.content) else (None, None)

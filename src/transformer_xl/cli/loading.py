@@ -50,12 +50,12 @@ def evaluation_of(folder: Path | str, recipe: Config | None) -> EvalConfig:
 
 
 def say_if_unmeasured(folder: Path | str, model: "LanguageModel", mem_len: int) -> None:
-    """Say so where a memory is longer than all that the recipe of a model measures."""
+    """Say so where a memory is longer than all that the evaluation settings of a model measure."""
     settings = evaluation_of(folder, recipe_of(folder))
     longest = max(model.config.mem_len, settings.mem_len or 0, *settings.mem_lens, 0)
     if mem_len > longest:
         say(
-            f"memory {mem_len:,}: the recipe of {folder} measures memories of up to {longest:,}; a "
+            f"memory {mem_len:,}: {folder} is measured with memories of up to {longest:,}; a "
             "longer one may predict worse. To compare: txl eval with "
             f"--eval.mem_lens {longest} {mem_len}"
         )

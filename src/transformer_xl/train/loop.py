@@ -345,7 +345,7 @@ class _Run:
 
     def _save_model(self, name: str, weights: dict[str, Tensor]) -> None:
         """Write a model folder of the run, with the vocabulary."""
-        self.folder.save_model(name, self.config.model, weights, self.corpus.vocab)
+        self.folder.save_model(name, self.config, weights, self.corpus.vocab)
 
     def _require_finite_weights(self) -> None:
         """Require finite weights in all processes. Collective.

@@ -20,7 +20,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -221,7 +221,7 @@ class RunFolder:
         self._lock.close()
 
     def save_model(
-        self, name: str, config: ModelConfig, weights: Mapping[str, Tensor], vocab: Vocab | None
+        self, name: str, config: Config, weights: Mapping[str, Tensor], vocab: Vocab | None
     ) -> None:
         """Write the model folder ``model/best`` or ``model/last``, weights last."""
         folder = self.path / "model" / name
@@ -230,8 +230,8 @@ class RunFolder:
         if vocab is not None and not is_vocabulary(folder):
             vocab.save(folder)
         n_parameters = sum(x.numel() for x in weights.values())
-        self.write_card(name, config, vocab, n_parameters)
-        ModelFolder(folder).write(config, weights)
+        self.write_card(name, config.model, vocab, n_parameters)
+        ModelFolder(folder).write(config.model, weights, {"eval": asdict(config.eval)})
 
     def write_card(
         self,
