@@ -19,7 +19,7 @@ def test_a_text_is_paragraphs_of_words_without_tags_and_a_mark(program: ModuleTy
     tokens = [*program.tokens_of(TAGGED)]
     assert tokens == [
         *("The", "jury", "said", "``", "1/2", "''", ".", "\n"),
-        *("Of", "it", "all", "\n", "<text>"),
+        *("Of", "it", "all", "\n", "<text>", "\n"),
     ]
     assert program.line_text(tokens) == "The jury said `` 1/2 '' .\nOf it all\n<text>\n"
 
@@ -34,7 +34,7 @@ def test_words_that_occur_up_to_three_times_in_all_texts_are_unknown(
         genre, number = divmod(n, 90)
         (tmp_path / f"c{'abcdef'[genre]}{number:02}").write_text(words)
     tokens = program.tokens_in(tmp_path)
-    assert tokens[:4] == ["the", "four", "\n", "<text>"]
-    assert tokens[16:20] == ["the", "<unk>", "\n", "<text>"]
+    assert tokens[:5] == ["the", "four", "\n", "<text>", "\n"]
+    assert tokens[20:25] == ["the", "<unk>", "\n", "<text>", "\n"]
     assert tokens.count("<unk>") == 3
-    assert len(tokens) == 3 * 493 + 4 * 7
+    assert len(tokens) == 4 * 493 + 5 * 7

@@ -20,6 +20,7 @@ KINDS = {
     "adaptive": {"cutoffs": (20, 90), "div_val": 2},
     "embedding-residual": {"norm_first": True, "embedding_residual": True},
     "recurrence-without-memory": {"input_recurrence": True, "mem_len": 0},
+    "key-offset": {"key_offset": True, "scalable_softmax": 3, "qk_norm": True},
     "gpt": {"kind": "gpt"},
     "lstm": {"kind": "lstm", "n_head": 8, "d_inner": 2048, "mem_len": 0, "n_layer": 2},
 }

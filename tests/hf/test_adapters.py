@@ -27,6 +27,7 @@ MODELS = {
     "enhanced recurrence": {"enhanced_recurrence": True},
     "embedding residuals": {"embedding_residual": True},
     "input recurrence": {"input_recurrence": True, "norm_first": True},
+    "key offset": {"key_offset": True, "scalable_softmax": 3},
     "gated units": {"activation": "swiglu", "qk_norm": True},
     "narrow embedding": {"d_embed": 8},
     "narrow embedding tied": {"d_embed": 8, "tie_projections": True},

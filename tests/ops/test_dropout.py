@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from transformer_xl.ops import dropout, relu_dropout, relu_squared_dropout
+from transformer_xl.ops import dropout, relu_dropout
 from transformer_xl.ops.dropout import rounded
 
 
@@ -38,7 +38,7 @@ def test_outside_of_training_nothing_is_dropped(p):
     assert torch.equal(relu_dropout(x.clone(), 0.0, True), x.relu())
 
 
-@pytest.mark.parametrize("function", [dropout, relu_dropout, relu_squared_dropout])
+@pytest.mark.parametrize("function", [dropout, relu_dropout])
 @pytest.mark.parametrize(("p", "locked"), [(0.0, False), (0.4, False), (0.4, True)])
 def test_gradients_are_those_of_what_was_computed(function, p, locked):
     x = torch.randn(3, 7, 5, dtype=torch.float64, requires_grad=True)
@@ -51,20 +51,7 @@ def test_gradients_are_those_of_what_was_computed(function, p, locked):
     assert p == 0 or (repeated(x) == 0).any()
 
 
-@pytest.mark.parametrize("p", [0.0, 0.4])
-@pytest.mark.parametrize("has_gradients", [False, True])
-@pytest.mark.parametrize("training", [False, True])
-def test_a_squared_relu_is_what_it_says(p, has_gradients, training):
-    x = torch.randn(40, 50, dtype=torch.float64, requires_grad=has_gradients)
-    torch.manual_seed(1)
-    kept = dropout(torch.ones_like(x), p, training)
-    torch.manual_seed(1)
-    found = relu_squared_dropout(x.clone(), p, training)
-    torch.testing.assert_close(found, x.relu().square() * kept)
-    assert found.requires_grad == has_gradients
-
-
-@pytest.mark.parametrize("function", [dropout, relu_dropout, relu_squared_dropout])
+@pytest.mark.parametrize("function", [dropout, relu_dropout])
 def test_locked_dropout_drops_the_same_at_all_positions(function):
     x = torch.ones(6, 9, 500)
     out = function(x.clone(), 0.3, True, True)

@@ -51,6 +51,7 @@ SECTIONS = {
     ),
     "fsdp, bfloat16, computed again": ({**FSDP, "precision": "bfloat16", "recompute": True},),
     "fsdp, sgd": ({**FSDP, **SGD},),
+    "ddp, random memory lengths": ({"random_mem_len": 2},),
     # In some steps one process has no completion, in some none has one.
     "ddp, completions": (PROMPTS, {}, {"reset_at": "\n", "completion_at": "."}),
     "fsdp, resets, lengths": ({**FSDP, "random_segment_len": True}, {}, {"reset_at": "\n"}),

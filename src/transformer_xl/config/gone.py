@@ -35,9 +35,9 @@ _NAMES = {
     "model.weight_dropout model.value_residual",
     "it was in revision 47b3a2d of transformer_xl; `txl recipes` lists the recipes": (
         "recipe.compare-mamba2 recipe.compare-rwkv recipe.compare-xlnet recipe.compare-xlstm "
-        "recipe.compare-lstm-awd recipe.digits-raw recipe.poems recipe.polarity recipe.sentiment "
-        "recipe.sentiment-language recipe.sentiment-tuned recipe.translation-de-en "
-        "recipe.translation-en-fr"
+        "recipe.compare-lstm-awd recipe.compare-gpt-cache recipe.digits-raw recipe.poems "
+        "recipe.polarity recipe.sentiment recipe.sentiment-language recipe.sentiment-tuned "
+        "recipe.translation-de-en recipe.translation-en-fr"
     ),
     "--json has the gains, from which any program draws the curve": "recl.plot",
     "the shortest context is a step long; --recl.step sets both": "recl.first",

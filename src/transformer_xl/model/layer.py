@@ -26,7 +26,6 @@ from transformer_xl.ops import (
     reference,
     rel_attention,
     relu_dropout,
-    relu_squared_dropout,
 )
 
 
@@ -209,7 +208,7 @@ def _gated(unit: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 
 _ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
     "relu": relu_dropout,
-    "relu_squared": relu_squared_dropout,
+    "relu_squared": _dropped(lambda inner: F.relu(inner).square()),
     "gelu": _dropped(F.gelu),
     "geglu": _gated(F.gelu),
     "swiglu": _gated(F.silu),

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformer_xl.errors import InputError
 from transformer_xl.ops import native, reference, skew, triton
 from transformer_xl.ops.constants import cached
-from transformer_xl.ops.dropout import dropout, relu_dropout, relu_squared_dropout
+from transformer_xl.ops.dropout import dropout, relu_dropout
 from transformer_xl.ops.nll import IGNORED, linear_nll
 from transformer_xl.ops.packed import Int8Weight
 from transformer_xl.ops.products import (
@@ -47,7 +47,6 @@ __all__ = [
     "reference",
     "rel_attention",
     "relu_dropout",
-    "relu_squared_dropout",
     "rms_norm",
     "triton",
     "use_backend",

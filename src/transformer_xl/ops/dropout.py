@@ -47,15 +47,6 @@ def relu_dropout(
     return cast(Tensor, _ReLUDropout.apply(x, p, new_seed()))
 
 
-def relu_squared_dropout(
-    x: Float[Tensor, "*shape"], p: float, training: bool, locked: bool = False
-) -> Float[Tensor, "*shape"]:
-    """Return ``dropout(relu(x) ** 2)``; only the derivative is saved."""
-    if not training or p == 0 or locked or not _has_masks(x):
-        return dropout(torch.relu(x).square(), p, training, locked)
-    return cast(Tensor, _ReLUSquaredDropout.apply(x, p, new_seed()))
-
-
 def _has_masks(x: Tensor) -> bool:
     """Whether masks are drawn here for a tensor, and not by torch."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
@@ -85,8 +76,8 @@ def draw_kept(
     return torch.ge(bits, least, out=kept)
 
 
-def _dropped(x: Tensor, p: float, seed: int, scale: float = 1.0) -> Tensor:
-    """Apply the dropout mask of a seed, and an additional factor ``scale``."""
+def _dropped(x: Tensor, p: float, seed: int) -> Tensor:
+    """Apply the dropout mask of a seed."""
     generator = torch.Generator().manual_seed(seed)
     if x.element_size() == 2:
         # A bitwise mask is faster than multiplication in half precision.
@@ -95,7 +86,7 @@ def _dropped(x: Tensor, p: float, seed: int, scale: float = 1.0) -> Tensor:
     else:
         kept = draw_kept(x, p, generator)
         kept = torch.mul(kept, x, out=kept)
-    return kept.mul_(scale / (1 - rounded(p)))
+    return kept.mul_(1 / (1 - rounded(p)))
 
 
 class _Dropout(torch.autograd.Function):
@@ -129,20 +120,3 @@ class _ReLUDropout(torch.autograd.Function):
         (y,), (p,) = ctx.saved_tensors, ctx.settings
         dx = torch.ops.aten.threshold_backward(grad_outputs[0], y, 0)
         return dx.mul_(1 / (1 - rounded(p))), None, None
-
-
-class _ReLUSquaredDropout(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Context, x: Tensor, p: float, seed: int) -> Tensor:
-        positive = torch.relu(x)
-        slope = _dropped(positive, p, seed, scale=2.0)
-        ctx.save_for_backward(slope)
-        return positive.mul_(slope).mul_(0.5)
-
-    @staticmethod
-    @once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Context, *grad_outputs: Tensor
-    ) -> tuple[Tensor | None, ...]:
-        (slope,) = ctx.saved_tensors
-        return grad_outputs[0] * slope, None, None

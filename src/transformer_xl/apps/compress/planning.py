@@ -62,6 +62,8 @@ def too_much(config: ModelConfig, coding: Coding, gigabytes: float) -> str | Non
     # logits, steps and weights over the vocabulary.
     cached = 4 * N * B * S * H * config.head_width
     layer = B * T * (4 * D + 2 * config.d_inner) + 3 * B * H * T * S
+    # Keys whose halves are offset are copies.
+    layer += 2 * B * S * H * config.head_width * config.key_offset
     needed = _DOUBLE * (cached + layer + 4 * B * T * V)
     if coding.learning is not None:
         # Activations of all layers for the backward pass.
