@@ -38,7 +38,7 @@ def tokens_of(text: str) -> Iterator[str]:
         if words := [tagged.rpartition("/")[0] for tagged in paragraph.split()]:
             yield from words
             yield EOS
-    yield END_OF_TEXT
+    yield from (END_OF_TEXT, EOS)
 
 
 def tokens_in(package: Path) -> list[str]:

@@ -1,7 +1,7 @@
 """What each component of a recipe brings: trainings at equal time without it, or with another one.
 
-    python benchmarks/trials.py python-stdlib --minutes 5 --seeds 1 2 3 --json results/trials.json
-    python benchmarks/trials.py ptb-char --minutes 5 --seeds 1 2 3 --json results/trials.json
+    python benchmarks/trials.py python-stdlib --minutes 3 --json trials_python-stdlib.json
+    python benchmarks/trials.py ptb-char --minutes 3 --json trials_ptb-char.json
 
 A trial is the recipe modern-xl with some settings changed. As in `txl compare`, it makes as many
 steps as take the time, which was measured for all in turns. Losses are those of the validation
@@ -20,13 +20,13 @@ from result_file import rounded, write_result_file
 from scipy.stats import ttest_ind
 from turns import circumstances
 
-from transformer_xl.config import DataConfig, load_recipe
+from transformer_xl.config import load_recipe
 from transformer_xl.studies import markdown_table
 from transformer_xl.studies.compare import Comparison, Plan
 
 RECIPE = "modern-xl"
-SHORT = ((0.0, 32, 32), (0.15, 64, 64), (0.3, 128, 128))
-"""Lengths of segments and memories, to which `modern-xl` adds a last stage."""
+SHORT = load_recipe(RECIPE).train.stages[:-1]
+"""Lengths of segments and memories, without those of the last stage."""
 TRIALS: dict[str, dict[str, dict[str, Any]]] = {
     RECIPE: {},
     "without key_offset": {"model": {"key_offset": False}},
@@ -35,6 +35,14 @@ TRIALS: dict[str, dict[str, dict[str, Any]]] = {
     "a memory of 128, not random": {
         "model": {"mem_len": 128},
         "train": {"stages": SHORT, "random_mem_len": None},
+    },
+    "memories up to 256": {
+        "model": {"mem_len": 256},
+        "train": {"stages": (*SHORT, (0.45, 128, 256))},
+    },
+    "memories up to 512": {
+        "model": {"mem_len": 512},
+        "train": {"stages": (*SHORT, (0.45, 128, 512))},
     },
     "memories up to 4,096": {
         "model": {"mem_len": 4096},
@@ -50,15 +58,8 @@ TRIALS: dict[str, dict[str, dict[str, Any]]] = {
     "half the streams": {"train": {"batch_size": 8}},
 }
 """By name: the settings that a trial changes, by section."""
-CORPORA = {
-    "python-stdlib": DataConfig(name="python-stdlib", split_by="file", vocab="bytes"),
-    "ptb-char": DataConfig(
-        vocab="words",
-        path="../shared/data/ptb/ptb.char.train.txt",
-        valid_path="../shared/data/ptb/ptb.char.valid.txt",
-        test_path="../shared/data/ptb/ptb.char.test.txt",
-    ),
-}
+CORPORA = {"python-stdlib": RECIPE, "ptb-char": "ptb-char-cpu"}
+"""By name: the recipe whose text and vocabulary they are."""
 LEVEL = 0.05
 
 
@@ -87,10 +88,11 @@ def verdict(row: Mapping[str, Any]) -> str:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Format rows as Markdown, the best first."""
-    heads = ["trial", "bits per token", "difference", "p", ""]
+    heads = ["trial", "seeds", "bits per token", "difference", "p", ""]
     cells = [
         [
             row["trial"],
+            f"{row['seeds']}",
             f"{row['mean']:.4f}" + ("" if row["std"] is None else f" ± {row['std']:.4f}"),
             f"{row['difference']:+.4f}",
             "" if row["p"] is None else f"{row['p']:.3f}",
@@ -120,7 +122,7 @@ def main() -> None:
         for name in {RECIPE: 0, **dict.fromkeys(given.trials)}
     }
     plan = Plan(
-        data=CORPORA[given.corpus],
+        data=load_recipe(CORPORA[given.corpus]).data,
         models=models,
         minutes=given.minutes,
         seeds=tuple(given.seeds),
