@@ -1,29 +1,36 @@
 """What each component of a recipe brings: trainings at equal time without it, or with another one.
 
-    python benchmarks/trials.py python-stdlib --minutes 3 --json trials_python-stdlib.json
-    python benchmarks/trials.py ptb-char --minutes 3 --json trials_ptb-char.json
+    python benchmarks/trials.py python-stdlib --minutes 3
+    python benchmarks/trials.py ptb-char --minutes 3
 
 A trial is the recipe modern-xl with some settings changed. As in `txl compare`, it makes as many
 steps as take the time, which was measured for all in turns. Losses are those of the validation
 text, in bits per token, of the model alone. p is that of Welch's t-test (two-sided) of the seeds of
 a trial against those of the recipe. A component is kept if the recipe without it is worse, and
 another one is adopted if the recipe with it is better, at p < 0.05.
+
+Writes `results/trials_CORPUS.json`, and the table of docs/experiments.md.
 """
 
 import argparse
+import json
 import statistics
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from marked_tables import page
 from result_file import rounded, write_result_file
 from scipy.stats import ttest_ind
 from turns import circumstances
 
-from transformer_xl.config import load_recipe
+from transformer_xl.config import load_recipe, replace_file
 from transformer_xl.studies import markdown_table
 from transformer_xl.studies.compare import Comparison, Plan
 
+ROOT = Path(__file__).parents[1]
+RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "experiments.md"
 RECIPE = "modern-xl"
 SHORT = load_recipe(RECIPE).train.stages[:-1]
 """Lengths of segments and memories, without those of the last stage."""
@@ -86,21 +93,26 @@ def verdict(row: Mapping[str, Any]) -> str:
     return "better" if row["difference"] < 0 else "worse"
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Format rows as Markdown, the best first."""
-    heads = ["trial", "seeds", "bits per token", "difference", "p", ""]
-    cells = [
-        [
-            row["trial"],
-            f"{row['seeds']}",
-            f"{row['mean']:.4f}" + ("" if row["std"] is None else f" ± {row['std']:.4f}"),
-            f"{row['difference']:+.4f}",
-            "" if row["p"] is None else f"{row['p']:.3f}",
-            verdict(row),
-        ]
-        for row in sorted(rows, key=lambda row: row["mean"])
-    ]
-    return markdown_table(heads, cells)
+def table(found: Mapping[str, list[dict[str, Any]]]) -> str:
+    """Format the rows of each corpus as one table in Markdown, in the order of the first."""
+    heads, by_trial = ["trial"], {}
+    for corpus, rows in found.items():
+        heads += [f"{corpus}: seeds", "bits per token", "difference", "p", ""]
+        for row in sorted(rows, key=lambda row: row["mean"]):
+            by_trial.setdefault(row["trial"], {})[corpus] = [
+                f"{row['seeds']}",
+                f"{row['mean']:.4f}" + ("" if row["std"] is None else f" ± {row['std']:.4f}"),
+                f"{row['difference']:+.4f}",
+                "" if row["p"] is None else f"{row['p']:.3f}",
+                verdict(row),
+            ]
+    return markdown_table(
+        heads,
+        (
+            [name, *(cell for corpus in found for cell in own.get(corpus, [""] * 5))]
+            for name, own in by_trial.items()
+        ),
+    )
 
 
 def main() -> None:
@@ -109,12 +121,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("corpus", choices=CORPORA)
+    parser.add_argument("--path", help="files of the corpus, where they cannot be downloaded")
     parser.add_argument("--trials", nargs="+", choices=TRIALS, default=list(TRIALS))
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--tokens", type=int, help="of the validation text, from its start")
     parser.add_argument("--out", type=Path, default=Path("runs/trials"))
-    parser.add_argument("--json", type=Path, help="also write the rows to this file")
     given = parser.parse_args()
     recipe = load_recipe(RECIPE)
     models = {
@@ -122,7 +134,7 @@ def main() -> None:
         for name in {RECIPE: 0, **dict.fromkeys(given.trials)}
     }
     plan = Plan(
-        data=load_recipe(CORPORA[given.corpus]).data,
+        data=replace(load_recipe(CORPORA[given.corpus]).data, path=given.path),
         models=models,
         minutes=given.minutes,
         seeds=tuple(given.seeds),
@@ -141,10 +153,14 @@ def main() -> None:
         for name in models
     }
     rows = rows_of({name: x for name, x in losses.items() if x})
-    print(table(rows))
-    if given.json:
-        about = circumstances() | {"corpus": given.corpus, "minutes": given.minutes}
-        write_result_file(given.json, rounded(about | {"rows": rows}))
+    print(table({given.corpus: rows}))
+    about = circumstances() | {"corpus": given.corpus, "minutes": given.minutes}
+    write_result_file(RESULTS / f"trials_{given.corpus}.json", rounded(about | {"rows": rows}))
+    files = [RESULTS / f"trials_{corpus}.json" for corpus in CORPORA]
+    found = {
+        x["corpus"]: x["rows"] for x in (json.loads(y.read_text()) for y in files if y.exists())
+    }
+    replace_file(PAGE, page(PAGE.read_text("utf-8"), {"trials": table(found)}).encode())
 
 
 if __name__ == "__main__":

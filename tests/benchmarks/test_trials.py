@@ -46,7 +46,7 @@ def test_a_row_says_whether_the_seeds_differ(trials: ModuleType) -> None:
         "alike": "within the spread",
         "once": "",
     }
-    lines = trials.table([*rows.values()]).splitlines()
+    lines = trials.table({"a": [*rows.values()], "b": [rows["higher"]]}).splitlines()
     assert [line.split("|")[1].strip() for line in lines[2:]] == [
         *("once", "lower", trials.RECIPE, "alike", "higher"),
     ]
