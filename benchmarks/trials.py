@@ -55,7 +55,7 @@ TRIALS: dict[str, dict[str, dict[str, Any]]] = {
         "model": {"mem_len": 4096},
         "train": {"stages": (*SHORT, (0.45, 128, 4096))},
     },
-    "without embedding_residual": {"model": {"embedding_residual": False}},
+    "with embedding_residual": {"model": {"embedding_residual": True}},
     "without input_recurrence": {"model": {"input_recurrence": False}},
     "without qk_norm": {"model": {"qk_norm": False}},
     "RMSNorm": {"model": {"norm": "rms"}},

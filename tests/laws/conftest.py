@@ -91,7 +91,6 @@ VARIANTS = {
         "kind": "gpt",
         "key_offset": True,
         "scalable_softmax": 2,
-        "embedding_residual": True,
         "qk_norm": True,
     },
     "gpt with limited attention": {"kind": "gpt", "attn_len": 4, "qk_norm": True, "norm": "rms"},

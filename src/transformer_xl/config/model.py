@@ -288,9 +288,6 @@ class _WithHeads(ModelConfig):
     scalable_softmax: Annotated[int, Range(ge=2)] | None = None
     """Scale queries that see more keys than this with the logarithm of how many, for each head by a
     learned factor, so that more keys do not make attention more diffuse (Nakanishi, 2025)."""
-    embedding_residual: bool = False
-    """Embedding residuals: the input of every layer but the first is a learned mix of the output
-    of the layer before it and the normalized input of the first layer."""
     attn_dropout: Fraction = 0.0
     """Dropout on the attention weights."""
     ff_dropout: Fraction | None = None
@@ -303,11 +300,6 @@ class _WithHeads(ModelConfig):
             self.d_head is not None or self.d_model % self.n_head == 0,
             f"n_head={self.n_head} must divide d_model={self.d_model}; "
             "change one of them or set d_head",
-        )
-        require(
-            not self.embedding_residual or self.n_layer > 1,
-            f"embedding_residual=True with n_layer={self.n_layer}: there is no layer behind the "
-            "first",
         )
 
 
@@ -335,6 +327,9 @@ class TransformerXLConfig(_WithHeads):
     """Normalize the output of the last layer, for pre-norm; the authors' pre-norm does not."""
     tie_biases: bool = True
     """Share the attention biases u and v across layers (the paper)."""
+    embedding_residual: bool = False
+    """Embedding residuals: the input of every layer but the first is a learned mix of the output
+    of the layer before it and the normalized input of the first layer."""
     input_recurrence: bool = False
     """Add to the embedding of each token the input of the token before it, times a learned factor
     for each feature: a linear recurrence, which the memory carries across segments."""
@@ -371,6 +366,11 @@ class TransformerXLConfig(_WithHeads):
             not (self.key_offset and self.enhanced_recurrence),
             "key_offset=True with enhanced_recurrence=True: a key has a part of the input of the "
             "position before, and the memory holds outputs; choose one",
+        )
+        require(
+            not self.embedding_residual or self.n_layer > 1,
+            f"embedding_residual=True with n_layer={self.n_layer}: there is no layer behind the "
+            "first",
         )
         require(
             not (self.input_recurrence and self.enhanced_recurrence),

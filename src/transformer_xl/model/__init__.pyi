@@ -9,7 +9,6 @@ from .layer import DecoderLayer, FeedForward, RelAttention, draw_weights
 from .limits import MemoryLimitError, any_size, least_weights, require_bytes, require_loading
 from .memory import Memory
 from .mixture import MixtureHead
-from .parts import Residuals
 from .positions import Positions, PositionScheme, frequencies, relative_positions, sinusoids
 from .pretrained import ModelFolder, WeightsFiles, load_model, read_tensors, write_tensors
 from .quantizing import Weights, compact
@@ -21,7 +20,6 @@ from .variants.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from .variants.gates import GRUGate
 from .variants.norms import make_norm
 from .variants.positions import ContentAttention
-from .variants.residuals import EmbeddingResiduals
 
 __all__ = [
     "NO_LIMITS",
@@ -33,7 +31,6 @@ __all__ = [
     "DecoderLayer",
     "EagerDecoder",
     "Embedding",
-    "EmbeddingResiduals",
     "FeedForward",
     "GRUGate",
     "KeysAndValues",
@@ -51,7 +48,6 @@ __all__ = [
     "Reader",
     "ReaderState",
     "RelAttention",
-    "Residuals",
     "Segment",
     "Softmax",
     "Text",

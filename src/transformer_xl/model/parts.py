@@ -11,7 +11,6 @@ from transformer_xl.model.positions import LayerPositions
 from transformer_xl.model.segment import View
 
 if TYPE_CHECKING:
-    from transformer_xl.model.language_model import LanguageModel
     from transformer_xl.model.transformer_xl import TransformerXL
 
 LayerInput = Callable[[int, Tensor], Tensor]
@@ -21,10 +20,10 @@ LayerInput = Callable[[int, Tensor], Tensor]
 class Residuals:
     """Residual connections from the input of the first layer to the other layers: none."""
 
-    def add_parameters(self, model: "LanguageModel") -> None:
+    def add_parameters(self, model: "TransformerXL") -> None:
         """Register parameters on the model, under the names that they have in files."""
 
-    def __call__(self, model: "LanguageModel", x: Float[Tensor, "B T D"]) -> LayerInput:
+    def __call__(self, model: "TransformerXL", x: Float[Tensor, "B T D"]) -> LayerInput:
         """Return what makes the inputs of the layers, given that of the first one."""
         return lambda n, output: output
 

@@ -1,12 +1,16 @@
 """Residual connections of all layers to the embedding."""
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.parts import LayerInput, Residuals
+
+if TYPE_CHECKING:
+    from transformer_xl.model.transformer_xl import TransformerXL
 
 
 class EmbeddingResiduals(Residuals):
@@ -17,16 +21,18 @@ class EmbeddingResiduals(Residuals):
     $$h^{n-1} = \mu^n_1 \hat h^{n-1} + \mu^n_2 \mathrm{RMSNorm}(h^0)$$
     """
 
-    def add_parameters(self, model: LanguageModel) -> None:
+    def add_parameters(self, model: "TransformerXL") -> None:
         """Register both factors of all layers but the first."""
         n_others = model.config.n_layer - 1
-        for name in ("embedding_own", "embedding_first"):
-            setattr(model, name, nn.Parameter(torch.empty(n_others)))
+        model.embedding_own = nn.Parameter(torch.empty(n_others))
+        model.embedding_first = nn.Parameter(torch.empty(n_others))
 
-    def __call__(self, model: LanguageModel, x: Float[Tensor, "B T D"]) -> LayerInput:
+    def __call__(self, model: "TransformerXL", x: Float[Tensor, "B T D"]) -> LayerInput:
         """See :class:`Residuals`."""
         normalized = F.rms_norm(x, x.shape[-1:], eps=model.config.norm_eps)
-        own, first = (model.get_parameter(f"embedding_{name}") for name in ("own", "first"))
+        own, first = model.embedding_own, model.embedding_first
+        assert own is not None
+        assert first is not None
 
         def layer_input(n: int, output: Tensor) -> Tensor:
             if n == 0:

@@ -19,10 +19,8 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.model import (
     ContentAttention,
     DecoderLayer,
-    EmbeddingResiduals,
     LanguageModel,
     Memory,
-    Residuals,
     View,
     draw_weights,
     make_norm,
@@ -57,8 +55,6 @@ class GPT(LanguageModel):
             DecoderLayer(layer_config, n, RotaryAttention(layer_config))
             for n in range(config.n_layer)
         )
-        self.residuals = EmbeddingResiduals() if config.embedding_residual else Residuals()
-        self.residuals.add_parameters(self)
         self.final_norm = make_norm(config)
 
     def init_weights(self) -> None:
@@ -80,9 +76,9 @@ class GPT(LanguageModel):
         S, width, precision = memory.length + T, self.config.head_width, self.frequency_precision
         positions = RotaryPositions(*rotary(S, width, self.dtype, self.device, precision))
         cache, nothing = _KeysAndValues(memory), x[:, :0]
-        view, layer_input = view._replace(join=cache.join), self.residuals(self, x)
+        view = view._replace(join=cache.join)
         for n, layer in enumerate(self.layers):
-            x = self._through(n, layer, layer_input(n, x), nothing, positions, view)
+            x = self._through(n, layer, x, nothing, positions, view)
         return self.final_norm(x), view.remember(memory, cache.states)
 
 
